@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# ./test.sh [pytest arguments]   sets up, then runs every test (without arguments: the whole suite)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+. ./setup.sh
+set_up requirements-dev.txt
+
+find_browser() {
+    local name
+    for name in "${CHROMIUM:-}" chromium chromium-browser google-chrome google-chrome-stable \
+        "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"; do
+        if [ -n "$name" ] && command -v "$name" >/dev/null 2>&1; then
+            command -v "$name"
+            return 0
+        fi
+    done
+    .venv/bin/python - <<'PYTHON' 2>/dev/null
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+with sync_playwright() as p:
+    path = p.chromium.executable_path
+raise SystemExit(0 if Path(path).exists() and not print(path) else 1)
+PYTHON
+}
+
+if ! CHROMIUM=$(find_browser); then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        echo "Hangproof: installing Chromium from the distribution's packages for the browser tests …" >&2
+        (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium) >/dev/null 2>&1 || true
+    fi
+    CHROMIUM=$(find_browser) || echo "no browser found (Chromium, Chrome or Playwright's): the browser tests do not run" >&2
+fi
+export CHROMIUM
+
+.venv/bin/ruff check . >&2
+.venv/bin/ruff format --check --quiet . >&2 || {
+    echo "ruff format would change files: run .venv/bin/ruff format ." >&2
+    exit 1
+}
+exec .venv/bin/python -m pytest -m "not long" "$@"
