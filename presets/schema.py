@@ -1,0 +1,291 @@
+"""Flags, types, choices, defaults and help of a trainer's own parser, read from its source without importing it.
+
+Importing sd-scripts' parser takes torch, five seconds and its whole environment; the page has none of these. Its parsers
+are plain `add_argument` calls in functions that call each other, so the syntax tree holds all of it: starting at the
+script's `setup_parser`, every call that passes the parser on is followed into the module it was imported from. Branches on
+a function's own parameters (`if support_dreambooth:`) are decided from the literal arguments of the call. What cannot be
+read (a default that is computed) is left out by name rather than guessed. The result is cached by the checkout's commit.
+"""
+
+import ast
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from presets.tables import PresetError
+
+UNKNOWN = object()
+TYPES = {"int": "int", "float": "float", "str": "str", "Path": "str", "int_or_float": "float", "int_or_ratio": "float"}
+ADDERS = ("add_argument",)
+
+
+def sd_scripts(checkout: Path, script: str = "flux_train_network.py") -> dict[str, dict]:
+    """The flags of a script of an sd-scripts checkout, by name without dashes, in the parser's order.
+
+    Each: {type: bool|int|float|str, nargs, choices, default, required, help, group}; `group` is the function that adds it.
+
+    Raises:
+        PresetError: no such script, or it has no `setup_parser`.
+    """
+    path = checkout / script
+    if not path.is_file():
+        raise PresetError(f"{path} does not exist; run ./start.sh sd-scripts, or set SD_SCRIPTS_DIR")
+    cached = _cache_file(checkout, script)
+    if cached and (known := _read_cache(cached)) is not None:
+        return known
+    flags = _read_script(checkout, path)
+    if cached:
+        _write_cache(cached, flags)
+    return flags
+
+
+@functools.lru_cache(maxsize=8)
+def _trainer(path: Path, stamp: tuple[int, int]) -> dict[str, dict]:
+    reader = _Reader(path.parent.parent)
+    module = reader.module(path)
+    makers = [name for name, node in module.functions.items() if _makes_parser(node)]
+    if not makers:
+        raise PresetError(f"{path}: no function there makes an ArgumentParser")
+    for name in makers:
+        reader.run(module, name, [], {})
+    return reader.flags
+
+
+def trainer(path: Path) -> dict[str, dict]:
+    """The flags of the embedded trainer, from its `arguments.py`; same shape as `sd_scripts`.
+
+    Raises:
+        PresetError: the file is missing or makes no parser.
+    """
+    try:
+        stat = path.stat()
+    except FileNotFoundError as error:
+        raise PresetError(f"{path} does not exist; the project is incomplete, clone it again") from error
+    return json.loads(json.dumps(_trainer(path, (stat.st_mtime_ns, stat.st_size))))
+
+
+def _read_script(checkout: Path, path: Path) -> dict[str, dict]:
+    reader = _Reader(checkout)
+    module = reader.module(path)
+    if "setup_parser" not in module.functions:
+        raise PresetError(f"{path}: no function setup_parser; this version of sd-scripts cannot be read")
+    reader.run(module, "setup_parser", [], {})
+    return reader.flags
+
+
+def commit(checkout: Path) -> str | None:
+    """The commit a git checkout stands at, read from its files; None when it is no git checkout or has been packed oddly."""
+    try:
+        head = (checkout / ".git" / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref: "):
+            return head or None
+        name = head.removeprefix("ref: ")
+        loose = checkout / ".git" / name
+        if loose.is_file():
+            return loose.read_text(encoding="utf-8").strip() or None
+        for line in (checkout / ".git" / "packed-refs").read_text(encoding="utf-8").splitlines():
+            if line.endswith(f" {name}"):
+                return line.split()[0]
+    except OSError:
+        return None
+    return None
+
+
+def _cache_file(checkout: Path, script: str) -> Path | None:
+    """Where the flags of a script are cached: by commit, this reader's own source and the script's time of change."""
+    stands_at = commit(checkout)
+    if not stands_at:
+        return None
+    key = hashlib.sha256(
+        "\0".join(
+            [stands_at, script, str((checkout / script).stat().st_mtime_ns), Path(__file__).read_text(encoding="utf-8")]
+        ).encode()
+    ).hexdigest()[:16]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "hangproof" / f"schema-{Path(script).stem}-{key}.json"
+
+
+def _read_cache(path: Path) -> dict[str, dict] | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # absent, or another process was killed while writing it: it is made anew
+
+
+def _write_cache(path: Path, flags: dict[str, dict]) -> None:
+    """Keep the result; a home that cannot be written only costs the time of reading again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(flags, file, ensure_ascii=False)
+        os.replace(name, path)
+    except OSError:
+        return
+
+
+def _makes_parser(node: ast.FunctionDef) -> bool:
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and _tail(call.func) in ("ArgumentParser", "Parser"):
+            return True
+    return False
+
+
+def _tail(node: ast.expr) -> str:
+    """The last name of `a.b.c`, or ""."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+class _Module:
+    """One source file: its functions, its constants, and where its names come from."""
+
+    def __init__(self, path: Path):
+        self.tree = ast.parse(path.read_bytes(), filename=str(path))
+        self.functions: dict[str, ast.FunctionDef] = {}
+        self.constants: dict[str, Any] = {}
+        self.imports: dict[str, tuple[str, str | None]] = {}  # local name: (module, name in it or None)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    self.imports[alias.asname or alias.name] = (node.module, alias.name)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    self.imports[alias.asname or alias.name.split(".")[0]] = (alias.name, None)
+        for node in self.tree.body:
+            if isinstance(node, ast.FunctionDef):
+                self.functions[node.name] = node
+            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                value = literal(node.value, self.constants)
+                if value is not UNKNOWN:
+                    self.constants[node.targets[0].id] = value
+
+
+class _Reader:
+    """Follows a parser through the functions that add to it, collecting its flags."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.modules: dict[Path, _Module] = {}
+        self.flags: dict[str, dict] = {}
+
+    def module(self, path: Path) -> _Module:
+        if path not in self.modules:
+            try:
+                self.modules[path] = _Module(path)
+            except (OSError, SyntaxError, ValueError) as error:
+                raise PresetError(f"{path} cannot be read as Python ({error}); check the checkout out again") from error
+        return self.modules[path]
+
+    def run(self, module: _Module, name: str, args: list[Any], keywords: dict[str, Any]) -> None:
+        """Go through a function's body, knowing what its parameters are where that is known."""
+        function = module.functions[name]
+        names = [a.arg for a in function.args.args]
+        known = dict(zip(reversed(names), map(literal, reversed(function.args.defaults)), strict=False))
+        known |= dict(zip(names, args, strict=False)) | keywords
+        aliases = set(ADDERS)
+        self._block(module, function.body, known, name, aliases)
+
+    def _block(self, module: _Module, body: list[ast.stmt], known: dict, group: str, aliases: set[str]) -> None:
+        for node in body:
+            if isinstance(node, ast.If):
+                value = literal(node.test, known)
+                for branch, wanted in ((node.body, True), (node.orelse, False)):
+                    if value is UNKNOWN or bool(value) is wanted:
+                        self._block(module, branch, known, group, aliases)
+            elif isinstance(node, ast.For | ast.With | ast.Try):
+                self._block(module, node.body, known, group, aliases)
+            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                if isinstance(node.value, ast.Attribute) and node.value.attr in ADDERS:
+                    aliases.add(node.targets[0].id)
+                elif isinstance(node.value, ast.Call):
+                    self._call(module, node.value, known, group, aliases)
+            elif isinstance(node, ast.Expr | ast.Return) and isinstance(node.value, ast.Call):
+                self._call(module, node.value, known, group, aliases)
+
+    def _call(self, module: _Module, call: ast.Call, known: dict, group: str, aliases: set[str]) -> None:
+        if _tail(call.func) in aliases:
+            self._add(call, {**module.constants, **known}, group)
+            return
+        target = self._find(module, call.func)
+        if target is not None:
+            other, name = target
+            args = [literal(a, {**module.constants, **known}) for a in call.args]
+            keywords = {k.arg: literal(k.value, {**module.constants, **known}) for k in call.keywords if k.arg}
+            self.run(other, name, args, keywords)
+
+    def _find(self, module: _Module, func: ast.expr) -> tuple[_Module, str] | None:
+        """The function that is called, where it is one of this checkout that has to do with parsers."""
+        if isinstance(func, ast.Name):
+            if func.id in module.functions:
+                return module, func.id
+            source, name = module.imports.get(func.id, (None, None))
+            dotted = source
+        elif isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
+            source, inner = module.imports.get(func.value.id, (None, None))
+            dotted, name = (f"{source}.{inner}" if inner else source), func.attr
+        else:
+            return None
+        if not dotted or not name:
+            return None
+        path = self.root.joinpath(*dotted.split("."))
+        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+            if candidate.is_file():
+                other = self.module(candidate)
+                return (other, name) if name in other.functions else None
+        return None
+
+    def _add(self, call: ast.Call, known: dict, group: str) -> None:
+        names = [value for arg in call.args if isinstance(value := literal(arg, known), str)]
+        long = [name for name in names if name.startswith("--")]
+        if not long:
+            return
+        options = {k.arg: k.value for k in call.keywords if k.arg}
+        action = literal(options["action"], known) if "action" in options else "store"
+        kind = _tail(options["type"]) if "type" in options else "str"
+        switch = action in ("store_true", "store_false")
+        default = literal(options["default"], known) if "default" in options else (False if switch else None)
+        choices = literal(options["choices"], known) if "choices" in options else None
+        text = literal(options["help"], known) if "help" in options else ""
+        nargs = literal(options["nargs"], known) if "nargs" in options else None
+        entry = {
+            "type": "bool" if switch else TYPES.get(kind, "str"),
+            "nargs": None if nargs is UNKNOWN else nargs,
+            "choices": None if choices in (UNKNOWN, None) else [c for c in choices if c is not None],
+            "default": None if default is UNKNOWN else default,
+            "required": "required" in options and literal(options["required"], known) is True,
+            "help": "" if text is UNKNOWN else text,
+            "group": group,
+        }
+        if default is UNKNOWN:
+            entry["default_is_computed"] = True
+        self.flags[long[0].removeprefix("--")] = entry
+
+
+def literal(node: ast.expr, known: dict[str, Any] | None = None) -> Any:
+    """The value of an expression of literals and known names; UNKNOWN when it cannot be told without running it."""
+    known = known or {}
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return known.get(node.id, UNKNOWN)
+    if isinstance(node, ast.List | ast.Tuple):
+        values = [literal(element, known) for element in node.elts]
+        return UNKNOWN if UNKNOWN in values else values
+    if isinstance(node, ast.UnaryOp):
+        value = literal(node.operand, known)
+        if value is UNKNOWN:
+            return UNKNOWN
+        if isinstance(node.op, ast.Not):
+            return not value
+        return -value if isinstance(node.op, ast.USub) else UNKNOWN
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = literal(node.left, known), literal(node.right, known)
+        return UNKNOWN if UNKNOWN in (left, right) or type(left) is not type(right) else left + right
+    if isinstance(node, ast.JoinedStr):
+        parts = [literal(part, known) for part in node.values]
+        return "".join(parts) if all(isinstance(part, str) for part in parts) else UNKNOWN
+    return UNKNOWN
