@@ -1,0 +1,101 @@
+"""A process that has failed leaves, and can say where it stood.
+
+Decision: an uncaught error ends the process with `os._exit` once it has been printed. The interpreter's own exit joins
+every pool thread and every loader worker, and a stuck one is joined for ever (sd-scripts, measured: a traceback on the
+screen and the process alive all night). Stacks come from faulthandler on a signal: its handler is C code that runs while
+the GIL is held elsewhere, when no Python handler would.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from guards.heartbeat import Heartbeat
+
+EXIT_FAILED = 1
+EXIT_STOPPED = 3
+EXIT_DEADLINE = 75  # EX_TEMPFAIL of sysexits.h: try again
+
+_stacks_file = None  # faulthandler keeps the descriptor, so the file object must live as long as the process
+
+
+def stacks_path(folder: str | os.PathLike, pid: int) -> Path:
+    """Where process `pid` writes its stacks. The file exists once its handler is registered, not before."""
+    return Path(folder) / f"stacks-{pid}.txt"
+
+
+def enable_stacks(folder: str | os.PathLike | None = None) -> Path | None:
+    """Write every thread's stack to a file on SIGUSR2, and on a fatal signal.
+
+    folder: default `$HANGPROOF_HEARTBEAT`; without one, or without SIGUSR2 (Windows), only fatal signals are handled.
+    Safe to call again: after a fork the child gets its own file.
+    """
+    global _stacks_file
+    folder = folder or os.environ.get("HANGPROOF_HEARTBEAT")
+    if not folder:
+        faulthandler.enable()
+        return None
+    path = stacks_path(folder, os.getpid())
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - see _stacks_file
+    faulthandler.enable(file=file)
+    if hasattr(signal, "SIGUSR2"):
+        faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
+    _stacks_file = file
+    return path
+
+
+def leave(code: int, grace_s: float = 5.0) -> None:
+    """Flush what can be flushed within `grace_s` seconds and end this process now with `code`, whatever still runs."""
+    flushed = threading.Event()
+
+    def flush() -> None:
+        try:
+            logging.shutdown()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
+        except (OSError, ValueError):  # a closed or full stream: nothing more can be said on it
+            pass
+        flushed.set()
+
+    threading.Thread(target=flush, name="hangproof-flush", daemon=True).start()
+    flushed.wait(grace_s)
+    os._exit(code)
+
+
+def install(heartbeat: Heartbeat | None = None, grace_s: float = 5.0) -> None:
+    """Stacks on a signal, and an end for a process whose main thread died of an uncaught error.
+
+    The error is printed as ever, the heartbeat gets its last words, and the process ends with code 1 within `grace_s`
+    seconds even when another thread is stuck. SystemExit is left alone.
+    """
+    enable_stacks()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_enable_in_child)
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, error, trace)
+        code = 130 if issubclass(kind, KeyboardInterrupt) else EXIT_FAILED
+        if heartbeat is not None:
+            last = "".join(traceback.format_exception_only(kind, error)).strip()
+            heartbeat.end("failed", last)
+        leave(code, grace_s)
+
+    sys.excepthook = hook
+
+
+def _enable_in_child() -> None:
+    try:
+        enable_stacks()
+    except OSError as error:  # the folder is gone: the child still works, only without a file for its stacks
+        print(f"hangproof: no file for this worker's stacks: {error}", file=sys.stderr)

@@ -1,0 +1,62 @@
+"""One line a step in `metrics.jsonl`: what the loss chart and the run's history are drawn from.
+
+Decision: the training process appends itself, whole lines in one write with O_APPEND, so that no line is lost between
+two looks of the monitor and several writers (the monitor adds GPU samples) never mix. After a restart steps repeat; a
+reader keeps the last line of a step. The file is a record for people, not for resuming, so it is not fsynced.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+
+
+def utc_now() -> str:
+    """The time for people: UTC, ISO 8601, milliseconds."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def append_line(path: str | os.PathLike, record: dict) -> None:
+    """Append one JSON line in a single write. Numbers that JSON has no word for (NaN, infinity) become null."""
+    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    line = (json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+class Metrics:
+    """Appends step lines; without a path it does nothing."""
+
+    def __init__(self, path: Path | None, attempt: int = 1):
+        self.path = path
+        self.attempt = attempt
+
+    @classmethod
+    def from_env(cls) -> Metrics:
+        """`$HANGPROOF_RUN/metrics.jsonl`, attempt `$HANGPROOF_ATTEMPT`; no run folder: nothing is written."""
+        run = os.environ.get("HANGPROOF_RUN")
+        return cls(Path(run) / "metrics.jsonl" if run else None, int(os.environ.get("HANGPROOF_ATTEMPT", "1")))
+
+    def step(self, step: int, epoch: int, loss: float, lr: float, step_s: float) -> None:
+        """Optimizer step `step` took `step_s` seconds at learning rate `lr` with loss `loss`."""
+        if self.path is None:
+            return
+        append_line(
+            self.path,
+            {
+                "kind": "step",
+                "t": utc_now(),
+                "attempt": self.attempt,
+                "step": step,
+                "epoch": epoch,
+                "loss": loss,
+                "lr": lr,
+                "step_s": round(step_s, 6),
+            },
+        )
