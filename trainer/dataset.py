@@ -1,0 +1,220 @@
+"""The data set on disk: `dataset.toml` in sd-scripts' format, images and captions, as a list of `Image`s.
+
+Everything wrong is said before the first model is loaded: a data set with a bad image must fail in the first second,
+not after ten minutes of encoding. Unknown keys are refused by name, keys that would change images or captions from step
+to step too (they are cached once).
+"""
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+from trainer.buckets import Rules, Size, place
+from trainer.errors import TrainError
+
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+DATASET_KEYS = {
+    "resolution": (int, list),
+    "batch_size": (int,),
+    "enable_bucket": (bool,),
+    "min_bucket_reso": (int,),
+    "max_bucket_reso": (int,),
+    "bucket_reso_steps": (int,),
+    "bucket_no_upscale": (bool,),
+}
+SUBSET_KEYS = {
+    "image_dir": (str,),
+    "num_repeats": (int,),
+    "class_tokens": (str,),
+    "caption_extension": (str,),
+    "caption_prefix": (str,),
+    "caption_suffix": (str,),
+    "keep_tokens": (int,),
+}
+# known to sd-scripts; accepted when they change nothing (false, 0, "")
+NEUTRAL_KEYS = (
+    "shuffle_caption",
+    "flip_aug",
+    "color_aug",
+    "random_crop",
+    "face_crop_aug_range",
+    "is_reg",
+    "alpha_mask",
+    "enable_wildcard",
+    "cache_info",
+    "caption_dropout_rate",
+    "caption_dropout_every_n_epochs",
+    "caption_tag_dropout_rate",
+    "token_warmup_step",
+    "validation_split",
+    "debug_dataset",
+)
+# known to sd-scripts; without shuffling they change nothing, whatever they say
+IDLE_KEYS = ("caption_separator", "keep_tokens_separator", "secondary_separator", "token_warmup_min", "validation_seed")
+SIZE_MULTIPLE = 16  # VAE (8) times the 2x2 patches of the transformer
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image to train on: file, caption, repeats an epoch, its bucket, and the size before the crop (pixels)."""
+
+    path: Path
+    caption: str
+    repeats: int
+    bucket: Size
+    resized: Size
+    dataset: int
+    batch_size: int
+
+
+def read(config: Path, args) -> list[Image]:
+    """All images of a dataset.toml; the command line gives the defaults of what the file leaves out.
+
+    Raises: TrainError naming the file, the key or the image that is wrong.
+    """
+    try:
+        text = config.read_text(encoding="utf-8")
+    except OSError as problem:
+        raise TrainError(f"--dataset_config {config}: {problem.strerror}") from problem
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise TrainError(f"{config}: not valid TOML: {problem}") from problem
+    check_keys(config, "the file", table, {"general": (dict,), "datasets": (list,)})
+    general = table.get("general", {})
+    check_keys(config, "[general]", general, DATASET_KEYS | SUBSET_KEYS)
+    images: list[Image] = []
+    for number, dataset in enumerate(table.get("datasets", [])):
+        check_keys(config, "[[datasets]]", dataset, DATASET_KEYS | SUBSET_KEYS | {"subsets": (list,)})
+        for subset in dataset.get("subsets", []):
+            check_keys(config, "[[datasets.subsets]]", subset, SUBSET_KEYS)
+            images += read_subset(config, {**general, **dataset, **subset}, args, number)
+    if not images:
+        raise TrainError(f"{config}: no images: add [[datasets]] with [[datasets.subsets]] and an image_dir")
+    return images
+
+
+def check_keys(config: Path, where: str, table: dict, known: dict[str, tuple[type, ...]]) -> None:
+    for key, value in table.items():
+        if key in IDLE_KEYS:
+            continue
+        if key in NEUTRAL_KEYS:
+            if value:
+                raise TrainError(f"{config}: {where} {key} = {value!r}: not supported here; remove it")
+            continue
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=3)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise TrainError(f"{config}: {where} has an unknown key {key!r}{hint}")
+        if not isinstance(value, known[key]) or (isinstance(value, bool) and bool not in known[key]):
+            kinds = " or ".join(kind.__name__ for kind in known[key])
+            raise TrainError(f"{config}: {where} {key} = {value!r}: expected {kinds}")
+
+
+def rules_of(config: Path, table: dict, args) -> Rules:
+    resolution = table.get("resolution", args.resolution)
+    if resolution is None:
+        raise TrainError(f"{config}: no resolution; add `resolution = 512` under [[datasets]]")
+    if isinstance(resolution, str):
+        try:
+            resolution = [int(part) for part in resolution.split(",")]
+        except ValueError as problem:
+            raise TrainError(f"--resolution {resolution!r}: expected 'size' or 'width,height'") from problem
+    sizes = [resolution] if isinstance(resolution, int) else resolution
+    width, height = sizes[0], sizes[-1]
+    get = lambda key: table.get(key, getattr(args, key))  # noqa: E731
+    rules = Rules(
+        resolution=(width, height),
+        enable_bucket=get("enable_bucket"),
+        min_bucket_reso=min(get("min_bucket_reso"), width, height),
+        max_bucket_reso=max(get("max_bucket_reso"), width, height),
+        bucket_reso_steps=get("bucket_reso_steps"),
+        bucket_no_upscale=get("bucket_no_upscale"),
+    )
+    sides = (rules.bucket_reso_steps,) if rules.enable_bucket else (width, height)
+    wrong = [n for n in (*sides, width, height) if n < SIZE_MULTIPLE] + [n for n in sides if n % SIZE_MULTIPLE]
+    if wrong:
+        raise TrainError(f"{config}: {wrong[0]} pixels: FLUX.1 needs sizes that are multiples of {SIZE_MULTIPLE}")
+    return rules
+
+
+def read_subset(config: Path, table: dict, args, number: int) -> list[Image]:
+    rules = rules_of(config, table, args)
+    if "image_dir" not in table:
+        raise TrainError(f"{config}: a [[datasets.subsets]] has no image_dir")
+    folder = Path(table["image_dir"])
+    if not folder.is_dir():
+        raise TrainError(f"{config}: image_dir '{folder}' does not exist; create it or fix the path")
+    paths = sorted(p for p in folder.iterdir() if p.suffix.lower() in EXTENSIONS and not p.name.startswith("."))
+    if not paths:
+        raise TrainError(f"{config}: image_dir '{folder}' holds no {', '.join(EXTENSIONS)}; put images there")
+    repeats, batch_size = table.get("num_repeats", 1), table.get("batch_size", args.train_batch_size)
+    if repeats < 1 or batch_size < 1:
+        raise TrainError(f"{config}: num_repeats {repeats}, batch_size {batch_size}: both at least 1")
+    out = []
+    for path in paths:
+        bucket, resized = place(rules, size_of(path))
+        out.append(Image(path, caption_of(path, table, args), repeats, bucket, resized, number, batch_size))
+    return out
+
+
+def size_of(path: Path) -> Size:
+    """Width and height as seen (EXIF orientation applied); reads the header only."""
+    from PIL import Image as Pillow
+    from PIL import UnidentifiedImageError
+
+    try:
+        with Pillow.open(path) as image:
+            width, height = image.size
+            if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # Orientation: turned by a quarter
+                width, height = height, width
+    except UnidentifiedImageError as problem:
+        raise TrainError(f"{path}: not an image; remove it or save it as PNG or JPEG") from problem
+    except (OSError, Pillow.DecompressionBombError) as problem:
+        raise TrainError(f"{path}: cannot be read as an image: {problem}") from problem
+    return width, height
+
+
+def caption_of(path: Path, table: dict, args) -> str:
+    """First line of the caption file, else class_tokens; prefix and suffix added, as sd-scripts does."""
+    file = path.with_suffix(table.get("caption_extension", args.caption_extension))
+    if file.is_file():
+        try:
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError as problem:
+            raise TrainError(f"{file}: not UTF-8 text; save the caption as UTF-8") from problem
+        caption = lines[0].strip() if lines else ""
+    elif "class_tokens" in table:
+        caption = table["class_tokens"]
+    else:
+        raise TrainError(f"{path}: no caption: write {file.name} beside it, or set class_tokens in dataset.toml")
+    parts = (
+        table.get("caption_prefix", args.caption_prefix),
+        caption,
+        table.get("caption_suffix", args.caption_suffix),
+    )
+    return " ".join(part for part in parts if part)
+
+
+def pixels(image: Image):
+    """The image as it is trained on: uint8 array [height, width, 3] of its bucket's size."""
+    import numpy as np
+    from PIL import Image as Pillow
+    from PIL import ImageOps
+
+    try:
+        with Pillow.open(image.path) as opened:
+            picture = ImageOps.exif_transpose(opened)
+            if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+                picture = picture.convert("RGBA")
+                picture = Pillow.alpha_composite(Pillow.new("RGBA", picture.size, "white"), picture)
+            picture = picture.convert("RGB")
+    except (OSError, Pillow.DecompressionBombError) as problem:
+        raise TrainError(f"{image.path}: cannot be read as an image: {problem}") from problem
+    if picture.size != image.resized:
+        smaller = picture.width > image.resized[0]
+        picture = picture.resize(image.resized, Pillow.Resampling.BOX if smaller else Pillow.Resampling.LANCZOS)
+    left, top = (image.resized[0] - image.bucket[0]) // 2, (image.resized[1] - image.bucket[1]) // 2
+    return np.asarray(picture.crop((left, top, left + image.bucket[0], top + image.bucket[1])))

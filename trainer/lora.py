@@ -1,0 +1,154 @@
+"""The LoRA: peft layers on the Linears of the blocks, and the file that other programs load.
+
+Layers: every Linear of the double blocks, of the single blocks or of both, which is what sd-scripts' `lora_flux` trains
+(its fused qkv counts three times here, as with its split_qkv). Initial weights are a function of (seed, layer name).
+
+File: diffusers' own names (`transformer.….lora_A.weight`). `FluxPipeline.load_lora_weights` reads them with no
+conversion, and so does ComfyUI. kohya's names were the alternative: diffusers converts them with FLUX.1-dev's sizes
+written into the code, so that no other size loads, and fused matrices grow three- or fourfold in rank. (For sd-scripts
+itself, its `networks/convert_flux_lora.py --src ai-toolkit --dst sd-scripts` makes a file of ours its own.) alpha/rank is
+multiplied into lora_B, since not every reader knows where an alpha would stand. The bytes are a function of weights and
+metadata (sorted, no clock in them), so equal runs give equal files.
+"""
+
+import json
+import math
+import struct
+
+from trainer.imports import HIDDEN, hidden
+from trainer.order import seed_of
+
+BLOCKS = {
+    "all": ("transformer_blocks.", "single_transformer_blocks."),
+    "double": ("transformer_blocks.",),
+    "single": ("single_transformer_blocks.",),
+}
+PREFIX = "transformer."
+DTYPES = {"float": "F32", "fp16": "F16", "bf16": "BF16"}
+
+
+def add(transformer, *, rank: int, alpha: float, blocks: str, dropout: float, seed: int, cast_inputs: bool) -> dict:
+    """Puts LoRA layers into the transformer; returns its trainable parameters, float32, by name.
+
+    cast_inputs: True where no autocast is on. Under autocast the products choose their precision themselves, and
+    raising each input to float32 first would only cost memory traffic.
+    """
+    import torch
+    from peft import LoraConfig, inject_adapter_in_model
+    from torch import nn
+
+    targets = [
+        name
+        for name, module in transformer.named_modules()
+        if isinstance(module, nn.Linear) and name.startswith(BLOCKS[blocks])
+    ]
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, init_lora_weights=True)
+    with hidden(*HIDDEN):  # peft looks for bitsandbytes' layers, which are not used
+        inject_adapter_in_model(config, transformer)
+    parameters = {}
+    for name, parameter in transformer.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if not parameter.requires_grad:
+            continue
+        plain = name.replace(".default.", ".")
+        fresh = torch.zeros(parameter.shape, dtype=torch.float32)
+        if ".lora_A." in name:
+            bound = math.sqrt(1.0 / parameter.shape[1])  # kaiming_uniform with a = sqrt(5), as in sd-scripts
+            fresh.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed_of(seed, "lora", plain)))
+        parameter.data = fresh.to(parameter.device)
+        parameters[plain] = parameter
+    for module in transformer.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = cast_inputs
+    if len(parameters) != 2 * len(targets):
+        raise RuntimeError(f"{len(targets)} layers were to get a LoRA, {len(parameters)} parameters were found")
+    return parameters
+
+
+def to_file(parameters: dict, scale: float, precision: str | None, metadata: dict[str, str]) -> bytes:
+    """The bytes of the safetensors file. precision: 'float', 'fp16', 'bf16' or None (float)."""
+    import torch
+
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision or "float", torch.float32)
+    tensors = {}
+    for name, parameter in parameters.items():
+        value = parameter.detach().to("cpu", torch.float32)
+        tensors[PREFIX + name] = (value * scale if ".lora_B." in name else value).to(dtype)
+    return serialize(tensors, DTYPES[precision or "float"], metadata)
+
+
+def serialize(tensors: dict, kind: str, metadata: dict[str, str]) -> bytes:
+    """Safetensors with everything in sorted order. The library's own writer leaves the metadata in random order."""
+    import torch
+
+    header: dict[str, object] = {"__metadata__": {key: metadata[key] for key in sorted(metadata)}} if metadata else {}
+    blobs, at = [], 0
+    for name in sorted(tensors):
+        blob = tensors[name].contiguous().view(torch.uint8).numpy().tobytes()
+        header[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [at, at + len(blob)]}
+        blobs.append(blob)
+        at += len(blob)
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(blobs)
+
+
+def describe(
+    args, *, guided: bool, epoch: int, step: int, images: list, batches: int, epochs: int, steps: int
+) -> dict[str, str]:
+    """The metadata of a LoRA file: sd-scripts' ss_* names, modelspec.*, and ours. Holds no time and no path.
+
+    guided: the model embeds a guidance scale, as dev does and schnell does not.
+    """
+    minimum = {
+        "ss_base_model_version": "flux1",
+        "ss_network_module": args.network_module,
+        "ss_network_dim": args.network_dim,
+        "ss_network_alpha": args.network_alpha,
+        "ss_network_args": json.dumps({"train_blocks": args.train_blocks}),
+    }
+    full = minimum | {
+        "ss_output_name": args.output_name,
+        "ss_sd_model_name": args.pretrained_model_name_or_path.rstrip("/\\").replace("\\", "/").split("/")[-1],
+        "ss_epoch": epoch,
+        "ss_steps": step,
+        "ss_num_epochs": epochs,
+        "ss_max_train_steps": steps,
+        "ss_num_train_images": sum(image.repeats for image in images),
+        "ss_num_batches_per_epoch": batches,
+        "ss_gradient_accumulation_steps": args.gradient_accumulation_steps,
+        "ss_gradient_checkpointing": args.gradient_checkpointing,
+        "ss_learning_rate": args.learning_rate,
+        "ss_unet_lr": args.unet_lr,
+        "ss_lr_scheduler": args.lr_scheduler,
+        "ss_lr_warmup_steps": args.lr_warmup_steps,
+        "ss_optimizer": args.optimizer_type + json.dumps(args.optimizer_options, sort_keys=True),
+        "ss_max_grad_norm": args.max_grad_norm,
+        "ss_mixed_precision": args.mixed_precision,
+        "ss_fp8_base": args.fp8_base,
+        "ss_seed": args.seed,
+        "ss_loss_type": args.loss_type,
+        "ss_timestep_sampling": args.timestep_sampling,
+        "ss_discrete_flow_shift": args.discrete_flow_shift,
+        "ss_sigmoid_scale": args.sigmoid_scale,
+        "ss_model_prediction_type": args.model_prediction_type,
+        "ss_weighting_scheme": args.weighting_scheme,
+        "ss_guidance_scale": args.guidance_scale,
+        "ss_apply_t5_attn_mask": args.apply_t5_attn_mask,
+        "ss_training_comment": args.training_comment,
+        "modelspec.sai_model_spec": "1.0.0",
+        "modelspec.architecture": "flux-1-dev/lora" if guided else "flux-1-schnell/lora",
+        "modelspec.implementation": "diffusers",
+        "modelspec.title": args.metadata_title or args.output_name,
+        "modelspec.author": args.metadata_author,
+        "modelspec.description": args.metadata_description,
+        "modelspec.license": args.metadata_license,
+        "modelspec.tags": args.metadata_tags,
+        "modelspec.usage_hint": args.metadata_usage_hint,
+        "modelspec.trigger_phrase": args.metadata_trigger_phrase,
+        "hangproof.backend": "diffusers",
+        "hangproof.split_mode": args.split_mode,
+        "hangproof.scale_in_lora_B": args.network_alpha / args.network_dim,
+    }
+    kept = minimum if args.no_metadata else full
+    return {key: str(value) for key, value in kept.items() if value is not None}

@@ -1,0 +1,222 @@
+"""Sample images while training, through the real FluxPipeline denoising path, from cached prompts.
+
+A sample is a favour, never a reason for a run to end: each image has a time budget that is checked between denoising
+steps; one that is late or fails is reported and skipped. Only a step that never returns is left to the outside, and
+`Deadline` names it. Noise is drawn on the CPU from a fixed seed, so the pictures of two steps can be compared.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from guards import checkpoint
+from guards.deadline import Deadline
+from trainer import cache, models
+from trainer.errors import TrainError
+
+BUDGET_S = 120.0  # the least an image is given
+BUDGET_STEPS = 20.0  # times the usual training step, for each denoising step
+GRACE_S = 300.0  # on top of the budget, before the process is ended from inside
+PATTERNS = {
+    "w": (r"w (\d+)", "width", int),
+    "h": (r"h (\d+)", "height", int),
+    "d": (r"d (\d+)", "seed", int),
+    "s": (r"s (\d+)", "steps", lambda text: max(1, min(1000, int(text)))),
+    "l": (r"l ([\d.]+)", "cfg", float),
+    "g": (r"g ([\d.]+)", "guidance", float),
+    "n": (r"n (.+)", "negative", str),
+}
+
+
+class SampleError(Exception):
+    """An image that is given up, with the reason."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One line of the prompt file, numbered from 0. Sizes in pixels."""
+
+    number: int
+    prompt: str
+    seed: int
+    width: int = 512
+    height: int = 512
+    steps: int = 20
+    guidance: float = 3.5
+    cfg: float = 1.0
+    negative: str = ""
+
+
+def read(file: Path, seed: int, say: Callable[[str], None]) -> list[Prompt]:
+    """The prompts of a .txt file, one a line, `#` for comments, with sd-scripts' ` --w --h --s --d --g --l --n`.
+
+    A line without --d gets the seed of the run plus its number: samples are made to be compared.
+    """
+    if file.suffix.lower() != ".txt":
+        raise TrainError(f"--sample_prompts {file}: a .txt file with a prompt a line is needed")
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise TrainError(f"--sample_prompts {file}: {problem}") from problem
+    out = []
+    for line in (line.strip() for line in lines if line.strip() and not line.startswith("#")):
+        text, *options = line.split(" --")
+        found: dict = {"seed": seed + len(out)}
+        for option in options:
+            pattern, name, kind = PATTERNS.get(option.split(" ")[0].lower(), ("(?!)", "", str))
+            match = re.match(pattern, option.strip(), re.IGNORECASE)
+            if match:
+                found[name] = kind(match[1])
+            else:
+                say(f"{file}: '--{option}' is not an option of this trainer's samples and has no effect")
+        for side in ("width", "height"):
+            if side in found:
+                found[side] = max(64, found[side] - found[side] % 16)
+        out.append(Prompt(len(out), text, **found))
+    if not out:
+        say(f"{file}: no prompt in it, so there will be no samples")
+    return out
+
+
+def texts(prompts: list[Prompt]) -> list[str]:
+    """Everything that has to be encoded for the prompts."""
+    return sorted({p.prompt for p in prompts} | {p.negative for p in prompts if p.cfg != 1.0})
+
+
+def file_name(output_name: str, epoch: int | None, step: int, prompt: Prompt) -> str:
+    """As sd-scripts names them: `{name}_{e000001|000500}_{number}_{time}_{seed}.png`."""
+    when = f"e{epoch:06d}" if epoch is not None else f"{step:06d}"
+    return f"{output_name}_{when}_{prompt.number:02d}_{time.strftime('%Y%m%d%H%M%S')}_{prompt.seed}.png"
+
+
+class Sampler:
+    """Makes the images of all prompts; the pipeline and its VAE are built at the first use and kept on the CPU."""
+
+    def __init__(self, prompts: list[Prompt], paths: cache.Paths, model: Path, args, device, dtypes: tuple, say):
+        self.prompts, self.paths, self.model, self.args = prompts, paths, model, args
+        self.device, self.dtypes, self.say = device, dtypes, say
+        self.pipeline = None
+
+    def due(self, step: int, epoch_done: int | None) -> bool:
+        """sd-scripts' rule: by epochs when they are asked for, else by steps."""
+        if not self.prompts:
+            return False
+        if step == 0:
+            return self.args.sample_at_first
+        if self.args.sample_every_n_epochs:
+            return epoch_done is not None and epoch_done % self.args.sample_every_n_epochs == 0
+        return (
+            bool(self.args.sample_every_n_steps) and epoch_done is None and step % self.args.sample_every_n_steps == 0
+        )
+
+    def make(self, transformer, epoch: int | None, step: int, usual_step_s: float, hb, autocast) -> list[Path]:
+        """All images for one moment; returns those that were written."""
+        import torch
+
+        self.say(f"generating sample images at step: {step}")
+        folder = Path(self.args.output_dir) / "sample"
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        recompute, transformer.gradient_checkpointing = transformer.gradient_checkpointing, False
+        training = transformer.training
+        transformer.eval()
+        try:
+            for prompt in self.prompts:
+                hb.phase("sample", total=prompt.steps, note=prompt.prompt)
+                budget_s = max(BUDGET_S, BUDGET_STEPS * usual_step_s * prompt.steps)
+                try:
+                    with Deadline(budget_s + GRACE_S, f"sample image {prompt.number + 1}"), torch.no_grad(), autocast():
+                        image = self.image(transformer, prompt, budget_s, hb)
+                    path = folder / file_name(self.args.output_name, epoch, step, prompt)
+                    with checkpoint.writing_file(path) as unfinished:
+                        image.save(unfinished, format="PNG")
+                    written.append(path)
+                except (SampleError, TimeoutError, ValueError, RuntimeError, OSError) as problem:
+                    self.say(f"sample image {prompt.number + 1} is skipped: {type(problem).__name__}: {problem}")
+        finally:
+            transformer.gradient_checkpointing = recompute
+            transformer.train(training)
+        return written
+
+    def image(self, transformer, prompt: Prompt, budget_s: float, hb):
+        """One image. Raises: SampleError when the budget is spent."""
+        import torch
+
+        pipe = self.pipeline or self.build(transformer)
+        started = time.monotonic()
+
+        def between(_pipe, done, _timestep, values):
+            hb.item(done + 1, prompt.prompt)
+            if time.monotonic() - started > budget_s:
+                raise SampleError(f"{done + 1} of {prompt.steps} steps took longer than its budget of {budget_s:.0f} s")
+            return values
+
+        text = self.embeddings(prompt.prompt)
+        extra = {}
+        if prompt.cfg != 1.0:
+            negative = self.embeddings(prompt.negative)
+            extra = {
+                "true_cfg_scale": prompt.cfg,
+                "negative_prompt_embeds": negative["t5"],
+                "negative_pooled_prompt_embeds": negative["clip"],
+            }
+        if self.args.apply_t5_attn_mask:
+            from trainer.flow import attention_mask
+
+            tokens = (prompt.height // 16) * (prompt.width // 16)
+            extra["joint_attention_kwargs"] = {"attention_mask": attention_mask(text["mask"], tokens)}
+        latents = pipe(
+            prompt_embeds=text["t5"],
+            pooled_prompt_embeds=text["clip"],
+            height=prompt.height,
+            width=prompt.width,
+            num_inference_steps=prompt.steps,
+            guidance_scale=prompt.guidance,
+            generator=torch.Generator().manual_seed(prompt.seed),
+            callback_on_step_end=between,
+            output_type="latent",
+            return_dict=False,
+            **extra,
+        )[0]
+        return self.decode(pipe, latents, prompt)
+
+    def decode(self, pipe, latents, prompt: Prompt):
+        import torch
+
+        vae = pipe.vae.to(self.device)
+        with torch.autocast(self.device.type, enabled=False):
+            spread = pipe._unpack_latents(latents, prompt.height, prompt.width, pipe.vae_scale_factor)
+            spread = spread / vae.config.scaling_factor + vae.config.shift_factor
+            picture = vae.decode(spread.to(self.dtypes[0]), return_dict=False)[0]
+        vae.to("cpu")
+        if not torch.isfinite(picture).all():
+            raise SampleError("the picture holds numbers that are not finite")
+        return pipe.image_processor.postprocess(picture.float().cpu(), output_type="pil")[0]
+
+    def embeddings(self, text: str) -> dict:
+        cached = cache.load_text(self.paths.prompts[text])
+        out = {key: cached[key][None].to(self.device, self.dtypes[1]) for key in ("t5", "clip")}
+        return {**out, "mask": cached["mask"][None].to(self.device)}
+
+    def build(self, transformer):
+        from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
+        from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+
+        class Pipeline(FluxPipeline):
+            _execution_device = self.device  # the VAE rests on the CPU, and in split mode half the transformer does
+
+        self.pipeline = Pipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler.from_config(
+                models.config(self.model, "scheduler", "scheduler_config.json")
+            ),
+            vae=models.load_part(self.model, "vae", self.dtypes[0], "cpu"),
+            text_encoder=None,
+            tokenizer=None,
+            text_encoder_2=None,
+            tokenizer_2=None,
+            transformer=transformer,
+        )
+        self.pipeline.set_progress_bar_config(disable=True)
+        return self.pipeline

@@ -1,0 +1,224 @@
+"""Everything before the first step: device, data, caches, model, LoRA, optimizer, as one `Training`.
+
+The order keeps the memory low and the errors early: what can be checked without a model is checked first; text
+encoders and VAE are loaded one after the other, only when something is not cached, and gone before the transformer comes.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from guards import checkpoint, deadline
+from trainer import cache, dataset, imports, lora, models, optimizers, samples, split, states
+from trainer.errors import TrainError
+from trainer.order import Order
+
+TRACKER_S = 60.0
+WAIT_MINUTES = 30
+
+
+@dataclass
+class Training:
+    """What the loop works with. `per_epoch` counts optimizer steps, `micros` micro-batches of one process an epoch."""
+
+    args: Any
+    hb: Any
+    say: Callable[[str], None]
+    accelerator: Any
+    dtype: Any
+    images: list
+    model: Path
+    order: Order
+    loader: Any
+    transformer: Any
+    parameters: dict
+    optimizer: Any
+    sampler: samples.Sampler
+    belongs: dict
+    micros: int
+    per_epoch: int
+    epochs: int
+    total: int
+
+    @property
+    def main(self) -> bool:
+        return self.accelerator.is_main_process
+
+
+def build(args, hb) -> Training:
+    """Raises: TrainError for whatever the user can mend."""
+    output = Path(args.output_dir)
+    make_folder(output)
+    if args.resume:
+        states.check(Path(args.resume))
+    images = dataset.read(Path(args.dataset_config), args)
+    hb.phase("import")
+    imports.heavy()
+    import torch
+
+    accelerator = make_accelerator(args)
+    rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
+
+    def say(text: str) -> None:
+        if rank == 0:
+            print(text, flush=True)
+
+    if rank == 0:
+        for folder in (output, output / "sample"):
+            checkpoint.sweep(folder)
+    prompts = samples.read(Path(args.sample_prompts), args.seed, say) if args.sample_prompts else []
+    hb.phase("load", note="finding the model")
+    model = models.locate(args.pretrained_model_name_or_path, lambda done, total: hb.item(done))
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision, torch.float32)
+    half_vae = args.mixed_precision == "bf16" and device.type != "cpu" and not args.no_half_vae
+    dtypes = (torch.bfloat16 if half_vae else torch.float32, dtype)
+    paths = fill_caches(args, hb, say, accelerator, images, prompts, model, output, dtypes)
+
+    hb.phase("load", note="transformer")
+    home = torch.device("cpu") if args.split_mode else device
+    transformer = models.load_transformer(model, dtype, home, args.fp8_base, lambda done, total: hb.item(done))
+    parameters = lora.add(
+        transformer,
+        rank=args.network_dim,
+        alpha=args.network_alpha,
+        blocks=args.train_blocks,
+        dropout=args.network_dropout or 0.0,
+        seed=args.seed,
+        cast_inputs=args.mixed_precision == "no",
+    )
+    transformer.train()
+    if args.gradient_checkpointing:
+        transformer.enable_gradient_checkpointing()
+    if args.split_mode:
+        split.install(transformer, device)
+    rate = args.unet_lr if args.unet_lr is not None else args.learning_rate
+    optimizer = optimizers.build(args.optimizer_type, args.optimizer_options, rate, list(parameters.values()))
+    optimizer = accelerator.prepare(optimizer)
+
+    order = Order(images, args.seed, rank, world)
+    micros = len(order)
+    per_epoch = -(-micros // args.gradient_accumulation_steps)
+    total = args.max_train_epochs * per_epoch if args.max_train_epochs else args.max_train_steps
+    hb.plan(total)
+    belongs = {
+        "network_dim": args.network_dim,
+        "network_alpha": args.network_alpha,
+        "train_blocks": args.train_blocks,
+        "optimizer_type": args.optimizer_type,
+        "model": models.fingerprint(model, "transformer"),
+        "seed": args.seed,
+        "data": cache.name_of(*((image.repeats, image.batch_size) for image in images), *names(paths)),
+        "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        "world": world,
+    }
+    return Training(
+        args=args,
+        hb=hb,
+        say=say,
+        accelerator=accelerator,
+        dtype=dtype,
+        images=images,
+        model=model,
+        order=order,
+        loader=make_loader(args, order, paths, device),
+        transformer=transformer,
+        parameters=parameters,
+        optimizer=optimizer,
+        sampler=samples.Sampler(prompts, paths, model, args, device, dtypes, say),
+        belongs=belongs,
+        micros=micros,
+        per_epoch=per_epoch,
+        epochs=-(-total // per_epoch),
+        total=total,
+    )
+
+
+def names(paths: cache.Paths) -> list[str]:
+    return [path.name for path in (*paths.latents, *paths.texts)]
+
+
+def make_folder(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise TrainError(f"--output_dir {output}: cannot be made: {problem.strerror}") from problem
+    if not os.access(output, os.W_OK):
+        raise TrainError(f"--output_dir {output}: no permission to write; choose another or change its owner")
+
+
+def make_accelerator(args):
+    from accelerate import Accelerator, InitProcessGroupKwargs
+
+    waiting = InitProcessGroupKwargs(timeout=timedelta(minutes=args.ddp_timeout or WAIT_MINUTES))
+    try:
+        accelerator = Accelerator(
+            mixed_precision=args.mixed_precision,
+            kwargs_handlers=[waiting],
+            log_with=args.log_with,
+            project_dir=args.logging_dir,
+        )
+    except (ValueError, ImportError) as problem:
+        raise TrainError(f"--mixed_precision {args.mixed_precision} --log_with {args.log_with}: {problem}") from problem
+    if args.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise TrainError("--mixed_precision fp16 needs a GPU; on a CPU use bf16 or no")
+    if args.log_with and not accelerator.log_with:  # accelerate leaves out what it cannot import, without a word
+        raise TrainError(
+            f"--log_with {args.log_with}: it is not installed here: pip install {args.log_with}, or leave it out"
+        )
+    if args.log_with and accelerator.is_main_process:
+        config = {k: v for k, v in vars(args).items() if isinstance(v, (int, float, str, bool))}
+        names = {"wandb": {"name": args.wandb_run_name}} if args.wandb_run_name else {}
+        start = lambda: accelerator.init_trackers(args.log_tracker_name or "network_train", config, names)  # noqa: E731
+        try:
+            deadline.call(start, seconds=TRACKER_S, what=f"starting the tracker {args.log_with}")
+        except TimeoutError as problem:
+            print(f"{problem}: training goes on without it", file=sys.stderr, flush=True)
+    return accelerator
+
+
+def fill_caches(args, hb, say, accelerator, images, prompts, model, output, dtypes) -> cache.Paths:
+    """Encodes what is not cached; each process its share, then all wait for each other."""
+    rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
+    paths = cache.plan(images, samples.texts(prompts), model, output, args, dtypes, hb, say)
+    texts = cache.missing_texts(images, paths)[rank::world]
+    latents = cache.missing_latents(images, paths)[rank::world]
+    if latents:
+        say("caching latents...")
+        cache.encode_latents(latents, model, dtypes[0], device, hb)
+    if texts:
+        say("caching Text Encoder outputs...")
+        cache.encode_texts(texts, model, args, dtypes[1], device, hb)
+    if (texts or latents) and device.type == "cuda" and not args.highvram:
+        import gc
+
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
+    accelerator.wait_for_everyone()
+    return paths
+
+
+def make_loader(args, order: Order, paths: cache.Paths, device):
+    import torch
+    from torch.utils.data import DataLoader
+
+    from guards import loader
+
+    workers = min(args.max_data_loader_n_workers, os.cpu_count() or 1, len(order))
+    settings = loader.rules(
+        num_workers=workers,
+        persistent_workers=args.persistent_data_loader_workers,
+        prefetch_factor=2 if workers else None,
+        timeout=0,
+        pin_memory=False,
+        platform=sys.platform,
+        cuda=device.type == "cuda",
+    )
+    return DataLoader(
+        cache.Batches(paths), batch_size=None, sampler=order, generator=torch.Generator().manual_seed(0), **settings
+    )

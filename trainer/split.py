@@ -1,0 +1,132 @@
+"""--split_mode: a FLUX transformer of which one half is on the device at a time.
+
+Upper half: embeddings and double blocks, run without gradients. Lower half: single blocks and the output layer, trained.
+Every forward pass moves the upper half in and out, then the lower half in, whole and synchronously, in the calling
+thread. Swapping single blocks in the background while others compute (sd-scripts' --blocks_to_swap) needs less traffic,
+but its worker thread waits on the device, and that wait is where such runs hang. LoRA weights and their gradients
+stay on the device throughout, so optimizers never see anything move.
+
+The two halves repeat what `FluxTransformer2DModel.forward` does, in its order; a test holds them equal to it.
+"""
+
+from types import MethodType
+
+import torch
+
+LOWER = ("single_transformer_blocks", "norm_out", "proj_out")
+
+
+def install(transformer, device: torch.device) -> None:
+    """From now on the transformer runs in halves on `device`; its frozen weights rest on the CPU in between."""
+    transformer.halves = Halves(transformer, device)
+    transformer.forward = MethodType(forward, transformer)
+
+
+class Halves:
+    """Which half is on the device."""
+
+    def __init__(self, transformer, device: torch.device):
+        self.device, self.present = device, None
+        lower = {id(p) for name in LOWER for p in getattr(transformer, name).parameters()}
+        frozen = [p for p in transformer.parameters() if not p.requires_grad]
+        self.parts = {
+            "upper": [p for p in frozen if id(p) not in lower],
+            "lower": [p for p in frozen if id(p) in lower],
+        }
+        for half in self.parts:
+            self.move(half, torch.device("cpu"))
+        for p in transformer.parameters():
+            if p.requires_grad:
+                p.data = p.data.to(device)
+
+    def move(self, half: str, device: torch.device) -> None:
+        for p in self.parts[half]:
+            p.data = p.data.to(device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
+    def bring(self, half: str) -> None:
+        """Puts the other half away, then this one on the device."""
+        if self.present == half:
+            return
+        if self.present is not None:
+            self.move(self.present, torch.device("cpu"))
+        self.move(half, self.device)
+        self.present = half
+
+
+def forward(
+    self,
+    hidden_states,
+    encoder_hidden_states=None,
+    pooled_projections=None,
+    timestep=None,
+    img_ids=None,
+    txt_ids=None,
+    guidance=None,
+    joint_attention_kwargs=None,
+    return_dict=True,
+    **unsupported,
+):
+    """`FluxTransformer2DModel.forward` in halves. The arguments are moved to the device themselves."""
+    if any(value is not None and value is not False for value in unsupported.values()):
+        raise TypeError(f"split mode has no {', '.join(unsupported)}")
+    self.halves.bring("upper")
+    with torch.no_grad():
+        state = upper_half(
+            self,
+            hidden_states,
+            encoder_hidden_states,
+            pooled_projections,
+            timestep,
+            img_ids,
+            txt_ids,
+            guidance,
+            joint_attention_kwargs,
+        )
+    self.halves.bring("lower")
+    output = lower_half(self, *state, joint_attention_kwargs)
+    if not return_dict:
+        return (output,)
+    from diffusers.models.modeling_outputs import Transformer2DModelOutput
+
+    return Transformer2DModelOutput(sample=output)
+
+
+def upper_half(self, image, text, pooled, timestep, img_ids, txt_ids, guidance, attention):
+    """Embeddings and double blocks → image tokens, text tokens, modulation vector, rotary positions."""
+    image = self.x_embedder(image)
+    timestep = timestep.to(image.dtype) * 1000
+    if guidance is None:
+        vector = self.time_text_embed(timestep, pooled)
+    else:
+        vector = self.time_text_embed(timestep, guidance.to(image.dtype) * 1000, pooled)
+    text = self.context_embedder(text)
+    rotary = self.pos_embed(torch.cat((txt_ids, img_ids), dim=0))
+    for block in self.transformer_blocks:
+        text, image = block(
+            hidden_states=image,
+            encoder_hidden_states=text,
+            temb=vector,
+            image_rotary_emb=rotary,
+            joint_attention_kwargs=attention,
+        )
+    return image, text, vector, rotary
+
+
+def lower_half(self, image, text, vector, rotary, attention):
+    """Single blocks and output layer, with gradients where they are on."""
+    recompute = torch.is_grad_enabled() and self.gradient_checkpointing
+    for block in self.single_transformer_blocks:
+        if recompute:
+            text, image = self._gradient_checkpointing_func(block, image, text, vector, rotary, attention)
+        else:
+            text, image = block(
+                hidden_states=image,
+                encoder_hidden_states=text,
+                temb=vector,
+                image_rotary_emb=rotary,
+                joint_attention_kwargs=attention,
+            )
+    return self.proj_out(self.norm_out(image, vector))

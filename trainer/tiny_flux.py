@@ -1,0 +1,185 @@
+"""`python -m trainer.tiny_flux DIR`: a tiny random FLUX in diffusers' folder layout, tokenizers included.
+
+It takes the real code paths (VAE, CLIP, T5, transformer, scheduler, tokenizers) in a second on a CPU and downloads
+nothing, so that a bare machine can train, hang, recover and resume. Weights are the same on every machine with the same
+torch. The folder is built beside its place and renamed, under a lock: two runs that start at once make it once.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+NAME = "tiny-flux"
+LOCK_TIMEOUT_S = 300.0
+CLIP_TOKENS = 1000
+T5_MAX_TOKENS = 64
+TRANSFORMER = {
+    "patch_size": 1,
+    "in_channels": 64,
+    "num_layers": 2,
+    "num_single_layers": 4,
+    "attention_head_dim": 32,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 64,
+    "pooled_projection_dim": 32,
+    "guidance_embeds": True,
+    "axes_dims_rope": (8, 12, 12),
+}
+VAE = {
+    "in_channels": 3,
+    "out_channels": 3,
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "block_out_channels": (8, 8, 16, 16),
+    "layers_per_block": 1,
+    "latent_channels": 16,
+    "norm_num_groups": 4,
+    "sample_size": 512,
+    "scaling_factor": 0.3611,
+    "shift_factor": 0.1159,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}
+SCHEDULER = {
+    "num_train_timesteps": 1000,
+    "shift": 3.0,
+    "use_dynamic_shifting": True,
+    "base_shift": 0.5,
+    "max_shift": 1.15,
+    "base_image_seq_len": 256,
+    "max_image_seq_len": 4096,
+}
+
+
+def ensure(folder: Path) -> Path:
+    """Makes the model in `folder` unless it is there. Safe against another process that makes the same.
+
+    Raises: filelock.Timeout when another maker holds the lock for LOCK_TIMEOUT_S.
+    """
+    from filelock import FileLock
+
+    if (folder / "model_index.json").is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock", timeout=LOCK_TIMEOUT_S):
+        if (folder / "model_index.json").is_file():
+            return folder
+        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            make(building)
+            building.chmod(0o755)
+            if folder.exists():  # half a model, from a maker that did not build beside it
+                shutil.rmtree(folder)
+            os.rename(building, folder)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def make(folder: Path) -> None:
+    """Writes every part of the model under `folder`. The process's random state is left as it was."""
+    from trainer import imports
+
+    imports.heavy()
+    import torch
+    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+    from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
+    from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+    from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+
+    clip = CLIPTextConfig(
+        vocab_size=CLIP_TOKENS,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=77,
+        projection_dim=32,
+        bos_token_id=CLIP_TOKENS - 2,
+        eos_token_id=CLIP_TOKENS - 1,
+        pad_token_id=CLIP_TOKENS - 1,
+    )
+    t5 = T5Config(
+        vocab_size=256,
+        d_model=64,
+        d_ff=64,
+        d_kv=16,
+        num_heads=4,
+        num_layers=2,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        is_encoder_decoder=False,
+        use_cache=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        for seed, (part, build) in enumerate(
+            {
+                "transformer": lambda: FluxTransformer2DModel(**TRANSFORMER),
+                "vae": lambda: AutoencoderKL(**VAE),
+                "text_encoder": lambda: CLIPTextModel(clip),
+                "text_encoder_2": lambda: T5EncoderModel(t5),
+            }.items()
+        ):
+            torch.manual_seed(seed)
+            build().eval().save_pretrained(folder / part)
+    FlowMatchEulerDiscreteScheduler(**SCHEDULER).save_pretrained(folder / "scheduler")
+    write_clip_tokenizer(folder / "tokenizer")
+    write_t5_tokenizer(folder / "tokenizer_2")
+    index = {
+        "_class_name": "FluxPipeline",
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+        "text_encoder": ["transformers", "CLIPTextModel"],
+        "text_encoder_2": ["transformers", "T5EncoderModel"],
+        "tokenizer": ["transformers", "CLIPTokenizer"],
+        "tokenizer_2": ["transformers", "T5TokenizerFast"],
+        "transformer": ["diffusers", "FluxTransformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    }
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def byte_letters() -> list[str]:
+    """The 256 printable stand-ins for bytes of a byte-level BPE (GPT-2's table, rebuilt)."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    moved = [chr(256 + i) for i in range(256 - len(plain))]
+    return [chr(b) for b in plain] + moved
+
+
+def write_clip_tokenizer(folder: Path) -> None:
+    from transformers import CLIPTokenizer
+
+    letters = byte_letters()
+    vocab: dict[str, int] = {}
+    for token in letters + [letter + "</w>" for letter in letters]:
+        vocab.setdefault(token, len(vocab))
+    while len(vocab) < CLIP_TOKENS - 2:
+        vocab[f"<x{len(vocab)}>"] = len(vocab)
+    vocab["<|startoftext|>"], vocab["<|endoftext|>"] = CLIP_TOKENS - 2, CLIP_TOKENS - 1
+    CLIPTokenizer(vocab=vocab, merges=[], model_max_length=77).save_pretrained(folder)
+    # older readers want the two files of the slow tokenizer
+    (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+
+
+def write_t5_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import T5TokenizerFast
+
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((chr(i), -3.0) for i in range(33, 127))]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    T5TokenizerFast(tokenizer_object=tokenizer, extra_ids=0, model_max_length=T5_MAX_TOKENS).save_pretrained(folder)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("folder", type=Path, metavar="DIR")
+    print(ensure(p.parse_args().folder.absolute()))
+
+
+if __name__ == "__main__":
+    main()
