@@ -1,0 +1,175 @@
+// The table of a trainer's flags. Runs as the body of gr.HTML's js_on_load.
+//
+// Built with textContent only. What is set lives in the "Further flags" box: the table changes the one line of a flag
+// there and leaves every other character as it was typed.
+const make = (tag, cls, text) => {
+  const node = document.createElement(tag);
+  if (cls) node.className = cls;
+  if (text !== undefined) node.textContent = text;
+  return node;
+};
+const button = (text, cls, act) => {
+  const node = make("button", "hp-button " + cls, text);
+  node.type = "button";
+  node.addEventListener("click", act);
+  return node;
+};
+const search = make("input", "hp-search");
+search.type = "search";
+search.placeholder = "Search by name or by what it does";
+search.setAttribute("aria-label", "Search the flags");
+const count = make("span", "hp-flag-count");
+count.setAttribute("role", "status");
+const top = make("div", "hp-flag-top");
+top.append(search, count);
+const list = make("div", "hp-flag-list");
+element.replaceChildren(top, list);
+
+// The box -----------------------------------------------------------------------------------------------------------
+const box = () => document.querySelector("#flags textarea");
+const keyOf = (line) => (line.includes("=") ? line.split("=")[0].trim().replace(/^--/, "").replaceAll("-", "_") : "");
+const valueOf = (line) => line.slice(line.indexOf("=") + 1);
+const typed = () => {
+  const found = new Map();
+  for (const line of (box() ? box().value : "").split("\n")) if (keyOf(line)) found.set(keyOf(line), valueOf(line));
+  return found;
+};
+function write(name, value) {
+  const area = box();
+  const lines = area.value.split("\n");
+  const last = lines.map(keyOf).lastIndexOf(name); // the last line counts
+  if (value === null) area.value = lines.filter((line) => keyOf(line) !== name).join("\n");
+  else if (last >= 0) area.value = lines.map((line, at) => (at === last ? `${name}=${value}` : line)).join("\n");
+  else area.value += (area.value && !area.value.endsWith("\n") ? "\n" : "") + `${name}=${value}`;
+  area.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+// Rows --------------------------------------------------------------------------------------------------------------
+const state = () => props.value || { flags: [], label: "", problem: "", backend: "", model: "" };
+let rows = new Map();
+async function judge(name, value) {
+  try {
+    return (await server.judge_flag({ backend: state().backend, model: state().model, name, value })).faults;
+  } catch (error) {
+    return ["The server does not answer; nothing was set."];
+  }
+}
+function control(flag, now) {
+  const options = flag.switch ? ["true", "false"] : flag.choices;
+  const node = make(options.length && !flag.type.startsWith("list of") ? "select" : "input");
+  if (node.tagName === "SELECT") for (const one of options) node.append(new Option(one, one));
+  const start = now ?? (flag.value || (flag.switch ? "true" : ""));
+  if (node.tagName === "INPUT") {
+    node.placeholder = flag.default || flag.type;
+    node.spellcheck = false;
+    node.value = start;
+  } else {
+    if (now !== undefined && !options.includes(now)) node.prepend(new Option(now, now));
+    node.value = start || options[0];
+  }
+  node.setAttribute("aria-label", "Value of " + flag.name);
+  return node;
+}
+function editor(flag) {
+  const line = make("div", "hp-flag-edit");
+  const said = make("div", "hp-flag-said");
+  said.setAttribute("role", "alert");
+  const value = control(flag, typed().get(flag.name));
+  let timer = null;
+  const tell = (faults) => {
+    said.replaceChildren(...faults.map((one) => make("p", "", one)));
+    value.setAttribute("aria-invalid", faults.length ? "true" : "false");
+  };
+  const look = async () => {
+    clearTimeout(timer);
+    const text = value.value;
+    const faults = text.trim() ? await judge(flag.name, text) : [];
+    if (text === value.value) tell(faults);
+    return faults;
+  };
+  value.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(look, 350);
+  });
+  value.addEventListener("blur", look);
+  const put = async () => {
+    if (!value.value.trim()) return tell([`${flag.name}: type a value first`]);
+    if (!(await look()).length) write(flag.name, value.value);
+  };
+  value.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") put();
+  });
+  const gone = button("Take out", "hp-quiet hp-flag-out", () => write(flag.name, null));
+  line.append(value, button("Set", "hp-set", put), gone);
+  return [line, said];
+}
+function body(flag) {
+  const inside = make("div", "hp-flag-body");
+  inside.append(make("p", "", flag.help || "The trainer says nothing about it."));
+  const facts = [`Type: ${flag.type}`];
+  if (flag.choices.length) facts.push(`One of: ${flag.choices.join(", ")}`);
+  facts.push(`Trainer's default: ${flag.default || "none"}`);
+  if (flag.value) facts.push(`Set by ${flag.by} to: ${flag.value}`);
+  inside.append(make("p", "hp-flag-facts", facts.join(" · ")));
+  if (flag.locked) inside.append(make("p", "hp-flag-facts", `It follows from: ${flag.by}. Change it there.`));
+  else inside.append(...editor(flag));
+  return inside;
+}
+function rowOf(flag) {
+  const row = make("div", "hp-flag");
+  row.dataset.flag = flag.name;
+  const head = make("button", "hp-flag-head");
+  head.type = "button";
+  head.setAttribute("aria-expanded", "false");
+  const mark = make("span", "hp-flag-mark");
+  head.append(make("code", "", flag.name), mark, make("span", "hp-flag-type", flag.type), make("span", "hp-flag-help", flag.brief));
+  head.addEventListener("click", () => {
+    const open = row.children.length > 1;
+    head.setAttribute("aria-expanded", String(!open));
+    if (open) row.lastChild.remove();
+    else row.append(body(flag));
+  });
+  row.append(head);
+  return { flag, row, mark, words: `${flag.name} ${flag.name.replaceAll("_", " ")} ${flag.help}`.toLowerCase() };
+}
+function marks() {
+  const set = typed();
+  for (const { flag, row, mark } of rows.values()) {
+    const mine = set.get(flag.name);
+    row.classList.toggle("hp-mine", mine !== undefined);
+    row.classList.toggle("hp-locked", flag.locked);
+    if (mine !== undefined) mark.textContent = `yours: ${mine}`;
+    else if (flag.by) mark.textContent = flag.value ? `${flag.by}: ${flag.value}` : flag.by;
+    else mark.textContent = "";
+  }
+}
+let asked = 0;
+async function filter() {
+  const turn = ++asked;
+  const query = search.value.trim().toLowerCase().replace(/^--/, "");
+  const wanted = query.split(/\s+/).filter(Boolean);
+  const hits = [...rows.values()].filter((one) => wanted.every((word) => one.words.includes(word)));
+  const rank = ({ flag }) => (flag.name === query ? 0 : flag.name.startsWith(query) ? 1 : flag.name.includes(query) ? 2 : 3);
+  if (query) hits.sort((a, b) => rank(a) - rank(b));
+  list.replaceChildren(...hits.map((one) => one.row));
+  list.scrollTop = 0;
+  count.textContent = query ? `${hits.length} of ${rows.size}` : `${rows.size} flags of: ${state().label}`;
+  if (hits.length || !query) return;
+  const name = query.replaceAll("-", "_");
+  const said = /^\w+$/.test(name) ? await judge(name, "") : [];
+  if (turn === asked) list.replaceChildren(make("p", "hp-none", said.join(" ") || "No flag's name or help has these words."));
+}
+function draw() {
+  const { flags, problem } = state();
+  rows = new Map(flags.map((flag) => [flag.name, rowOf(flag)]));
+  top.hidden = !flags.length;
+  marks();
+  filter();
+  if (!flags.length) list.replaceChildren(make("p", "hp-none", problem || "Reading the trainer's flags…"));
+}
+search.addEventListener("input", filter);
+document.addEventListener("input", (event) => {
+  if (event.target === box()) marks();
+});
+watch("value", draw);
+draw();
