@@ -1,0 +1,27 @@
+"""`python -m benchmarks NAME …`: the module `benchmarks.NAME` and its `main(argv)`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+NAMES = {
+    "faults": "every fault a run can meet, put in on purpose, and what must come of it",
+    "goodput": "a run under faults: ours, torchrun, nvidia-resiliency-ext",
+    "overhead": "what the guards cost: a heartbeat, and all patches in the real loop",
+    "ui": "how soon the page answers, and in how much memory",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Exit code of the named benchmark; 2 when there is none of that name."""
+    if argv and argv[0] in NAMES:
+        return importlib.import_module(f"benchmarks.{argv[0]}").main(argv[1:])
+    lines = "\n".join(f"  {name:<10} {what}" for name, what in NAMES.items())
+    wanted = argv and argv[0] in ("-h", "--help")
+    print(f"python -m benchmarks NAME [--help | arguments]\n{lines}", file=sys.stdout if wanted else sys.stderr)
+    return 0 if wanted else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

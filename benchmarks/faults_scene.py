@@ -1,0 +1,252 @@
+"""One fault's stage: a data root of its own, a run in it, its monitor, and what can be seen of both from outside.
+
+Everything that a scene starts carries `HANGPROOF_SCENE=<token>` in its environment, so that at the end it can be told
+whether anything was left behind, by whoever and in whatever session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import faults_reference as ref
+from monitor import system
+from runs.paths import ROOT
+
+SCENE = "HANGPROOF_SCENE"
+PACE_S = 0.05
+FINAL = ("completed", "failed", "stopped", "preempted", "unkillable")
+
+
+class Wrong(AssertionError):
+    """The scene did not go as its row says; the message tells what was seen."""
+
+
+class Scene:
+    """Made by `stage`. `row` is the fault's row of the table, `codes` the exit codes of the monitors that have ended."""
+
+    @classmethod
+    def undisturbed(cls, row: dict, seed: int) -> ref.Reference:
+        """The run that this one must equal."""
+        return ref.reference(seed, row.get("spec", {}))
+
+    def __init__(self, row: dict, seed: int, root: Path, made: ref.Reference, disk: Path | None = None):
+        self.row, self.seed, self.root, self.reference = row, seed, root, made
+        self.disk = disk
+        self.data = disk or root / "data"
+        self.token = secrets.token_hex(8)
+        self.codes: list[int] = []
+        self.monitors: list[subprocess.Popen] = []
+        self.bystanders: set[int] = set()
+        self.folder = self.new_run(self.data)
+        self.environment = self.prepare_environment()
+
+    def new_run(self, data: Path) -> Path:
+        """A run as the row wants it, in data root `data`; its folder."""
+        data.mkdir(exist_ok=True)
+        folder = ref.create(data, self.seed, self.row.get("spec", {}))
+        ref.furnish(data, self.reference, cached=not self.row.get("cold", False))
+        return folder
+
+    def prepare_environment(self) -> dict[str, str]:
+        """What the monitor is started with: the injector, what it is to do, tighter limits where the row has some."""
+        more = {
+            SCENE: self.token,
+            "HANGPROOF_INJECT": "benchmarks.injector:fire",
+            "HANGPROOF_PACE_S": str(PACE_S),
+            **{name: str(value).replace("{root}", str(self.root)) for name, value in self.row.get("env", {}).items()},
+        }
+        inject = self.row.get("inject", {})
+        if inject:
+            more["HANGPROOF_FAULT"] = inject["fault"]
+            more["HANGPROOF_FAULT_STEP"] = str(strikes_at(self.row, self.seed))
+            more["HANGPROOF_FAULT_PHASE"] = inject.get("phase", "step")
+            more["HANGPROOF_FAULT_EVERY"] = "1" if inject.get("every") else "0"
+            more["HANGPROOF_FAULT_ARG"] = str(inject.get("arg", self.seed)).replace("{root}", str(self.root))
+        if "limits" in self.row:
+            path = self.root / "limits.toml"
+            lines = [
+                f"[{section}]\n" + "".join(f"{k} = {v}\n" for k, v in values.items())
+                for section, values in _flat(self.row["limits"])
+            ]
+            path.write_text("\n".join(lines), encoding="utf-8")
+            more["HANGPROOF_LIMITS"] = str(path)
+        return ref.environment(self.data, **more)
+
+    # ---- doing ----
+
+    def monitor(
+        self, *words: str, folder: Path | None = None, python: str = sys.executable, **more
+    ) -> subprocess.Popen:
+        """Start `python -m monitor WORDS FOLDER`; its output goes to monitor-N.txt. `more` is for Popen."""
+        command = [python, "-m", "monitor", *(words or ("run",)), str(folder or self.folder)]
+        environment = more.pop("env", self.environment)
+        with open(self.root / f"monitor-{len(self.monitors) + 1}.txt", "wb") as out:
+            more = {"stdout": out, "stderr": out, **more}
+            popen = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True, **more
+            )
+        self.monitors.append(popen)
+        return popen
+
+    def finish(self, popen: subprocess.Popen, patience_s: float | None = None) -> int:
+        """Wait for a monitor to end by itself; its exit code."""
+        patience_s = patience_s or self.row.get("patience_s", 180.0)
+        try:
+            code = popen.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            status = self.status()
+            raise Wrong(
+                f"the monitor was not done after {patience_s:.0f} s: state {status.get('state')}, step {status.get('step')}, "
+                f"{status.get('message')!r}"
+            ) from None
+        self.codes.append(code)
+        return code
+
+    def until(self, what: str, met: Callable[[], object], patience_s: float = 60.0) -> object:
+        """Wait until `met()` is true; its value. `what` completes the sentence "waited … for"."""
+        deadline = time.monotonic() + patience_s
+        while not (value := met()):
+            if time.monotonic() > deadline:
+                raise Wrong(f"waited {patience_s:.0f} s for {what}; the run is {self.status().get('state')}")
+            time.sleep(0.05)
+        return value
+
+    def until_step(self, step: int) -> None:
+        """Wait until that step is complete (in metrics.jsonl, which the trainer itself writes)."""
+        self.until(f"step {step}", lambda: self.steps() and self.steps()[-1]["step"] >= step)
+
+    # ---- seeing ----
+
+    def compare(self) -> list[str]:
+        """What else of this kind of scene is not as it should be."""
+        return []
+
+    def status(self) -> dict:
+        return _json(self.folder / "status.json") or {}
+
+    def events(self, kind: str | None = None) -> list[dict]:
+        found = _lines(self.folder / "events.jsonl")
+        return [event for event in found if kind in (None, event["kind"])]
+
+    def steps(self) -> list[dict]:
+        return [line for line in _lines(self.folder / "metrics.jsonl") if line["kind"] == "step"]
+
+    def incidents(self) -> list[dict]:
+        return [i for p in sorted(self.folder.glob("incidents/*/incident.json")) if (i := _json(p)) is not None]
+
+    def reports(self) -> list[str]:
+        return [p.read_text(encoding="utf-8") for p in sorted(self.folder.glob("incidents/*/report.md"))]
+
+    def ours(self) -> dict[int, str]:
+        """Living processes of this scene: number → command line."""
+        needle, found = f"{SCENE}={self.token}".encode(), {}
+        for pid, process in system.scan().items():
+            if not process.dead and pid not in self.bystanders and needle in system.environ_of(pid).split(b"\0"):
+                found[pid] = system.command_of(pid)
+        return found
+
+    def asked(self, stand_in: str) -> bool:
+        """Was this stand-in (of NVML, of py-spy) asked? It leaves a file."""
+        return (self.root / f"{stand_in}-asked").exists()
+
+    def trainers(self) -> list[int]:
+        """Living training processes, launcher left out: `python -m trainer` and what it forked."""
+        return [pid for pid, line in self.ours().items() if " trainer " in f"{line} " and "launch" not in line]
+
+    def strike(self, limit: int = 3) -> None:
+        """End everything of this scene."""
+        for _ in range(limit):
+            left = self.ours()
+            for pid in left:
+                found = system.proc(pid)
+                if found is not None:
+                    system.send(pid, found.start, signal.SIGKILL)
+            for popen in self.monitors:
+                popen.poll()
+            if not left:
+                return
+            time.sleep(0.1)
+
+
+def strikes_at(row: dict, seed: int) -> int:
+    """The step at which the row's fault strikes, drawn from the row's range by its name and the seed."""
+    return random.Random(f"{row['name']}/{seed}").randint(*row["inject"]["step"])
+
+
+def _flat(table: dict, prefix: str = "") -> list[tuple[str, dict]]:
+    """Sections of a nested table whose leaves are numbers, as TOML writes them."""
+    out, leaves = [], {k: v for k, v in table.items() if not isinstance(v, dict)}
+    if leaves:
+        out.append((prefix, leaves))
+    for name, value in table.items():
+        if isinstance(value, dict):
+            out += _flat(value, f"{prefix}.{name}" if prefix else name)
+    return out
+
+
+def _json(path: Path) -> dict | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _lines(path: Path) -> list[dict]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n")]
+
+
+@contextlib.contextmanager
+def stage(row: dict, seed: int, keep: bool = False, kind: type[Scene] = Scene):
+    """A scene for this row; afterwards everything it started is ended and, unless `keep`, its folder is gone."""
+    made = kind.undisturbed(row, seed)
+    with contextlib.ExitStack() as after:  # what is put on it last is undone first
+        root = Path(tempfile.mkdtemp(prefix=f"fault-{row['name']}-"))
+        after.callback(print, f"kept: {root}", file=sys.stderr) if keep else after.callback(shutil.rmtree, root, True)
+        disk = None
+        if "tmpfs" in row:
+            disk = _mounted(root / "disk", ["-t", "tmpfs", "-o", f"size={row['tmpfs']}", "tmpfs"], after)
+        if row.get("frozen"):
+            image = root / "image"
+            with open(image, "wb") as file:
+                file.truncate(16 << 20)
+            _run("mkfs.ext4", "-q", str(image))
+            _mounted(root / "frozen", ["-o", "loop", str(image)], after)
+        scene = kind(row, seed, root, made, disk)
+        after.callback(scene.strike)
+        if row.get("frozen"):
+            after.callback(thaw, root / "frozen")
+        yield scene
+
+
+def _mounted(at: Path, what: list[str], after: contextlib.ExitStack) -> Path:
+    at.mkdir()
+    _run("mount", *what, str(at))
+    after.callback(_run, "umount", "--lazy", str(at), check=False)
+    return at
+
+
+def thaw(frozen: Path) -> None:
+    """Let a frozen file system take writes again; nothing when it is not frozen."""
+    _run("fsfreeze", "--unfreeze", str(frozen), check=False)
+
+
+def _run(*command: str, check: bool = True) -> None:
+    subprocess.run(command, check=check, capture_output=True, timeout=60)
+
+
+def is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0

@@ -1,0 +1,238 @@
+"""Goodput under faults: the same loop, the same faults at the same steps, three supervisors.
+
+    python -m benchmarks goodput [--json] [--repeats 3] [--steps 240] [--contenders ours,torchrun,ft_launcher] [--no-torch]
+
+Decision: nobody is asked how it did. The loop keeps a ledger; every figure but one is computed from it alike for every
+contender. The exception is *detection* (fault → hang declared), which only the contender can tell: from its own events
+or log. Contenders take turns, so that a slow minute of the machine hits all.
+
+What a contender cannot see would last for ever. After `--limit` seconds the benchmark ends such a fault by SIGKILL, as an
+operator would who happens to look, counts it as `unseen`, and gives null for detection and recovery: the goodput of that
+contender is then an upper bound that depends on the limit.
+
+Every loop imports torch at its start, as trainers do and as ft_launcher's client must; `--no-torch` leaves it out where
+the contender allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import toy_loop
+from benchmarks.goodput_contenders import CONTENDERS, Contender, NotMeasured, begin, finish
+from monitor import system
+
+STEP_S = 0.05
+EVERY = 20
+FAULTS = ("step_sleeps@47", "sigkill@88", "sigstop@131", "raises@167", "gil_held@212")
+HANGS = ("step_sleeps", "sigstop", "gil_held", "busy_loop", "lock_deadlock")
+WALL_S = 600.0
+"""A run that is not over by then counts as not finished."""
+
+
+def read_ledger(path: Path) -> list[dict]:
+    """What happened, in order; a last line that is still being written is left out."""
+    if not path.exists():
+        return []
+    return [
+        json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
+    ]
+
+
+def one_run(contender: Contender, steps: int, faults: tuple[str, ...], limit_s: float, torch: bool) -> dict:
+    """Run a contender once, from its start to its end, and score it."""
+    work = Path(tempfile.mkdtemp(prefix=f"goodput-{contender.name}-"))
+    try:
+        job = contender.start(work, steps, EVERY)
+        token, ledger = secrets.token_hex(8), work / "ledger.jsonl"
+        (work / "struck").mkdir()
+        environment = {
+            "TOY_RUN": token,
+            "TOY_LEDGER": str(ledger),
+            "TOY_FAULTS": ",".join(faults),
+            "TOY_FAULTS_DONE": str(work / "struck"),
+            "TOY_STEP_S": str(STEP_S),
+            "TOY_TORCH": "1" if torch else "0",
+        }
+        begun_s = time.monotonic()
+        process = begin(job, environment)
+        try:
+            unseen, ended = watch(process, ledger, limit_s, begun_s)
+        finally:
+            finish(process, token)
+        wall_s = (ended or time.monotonic()) - begun_s
+        loras = list(job.folder.glob("toy.safetensors"))
+        return {
+            **score(read_ledger(ledger), contender.noticed(job), steps, unseen, wall_s),
+            "exit_code": process.returncode if ended else None,
+            "finished": ended is not None and bool(loras),
+            "right": bool(loras) and loras[0].read_bytes() == toy_loop.expected(steps),
+        }
+    finally:
+        if not os.environ.get("GOODPUT_KEEP"):
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def watch(process, ledger: Path, limit_s: float, begun_s: float) -> tuple[list[int], float | None]:
+    """Wait for the end; returns the steps of the faults that had to be ended here, and when the contender was done."""
+    unseen: list[int] = []
+    while process.poll() is None:
+        if time.monotonic() - begun_s > WALL_S:
+            return unseen, None
+        time.sleep(0.05)
+        lines = read_ledger(ledger)
+        last = lines[-1] if lines else None
+        if last and last["what"] in HANGS and time.monotonic() - last["t"] > limit_s and last["step"] not in unseen:
+            unseen.append(last["step"])
+            found = system.proc(last["pid"])
+            if found is not None:
+                system.send(last["pid"], found.start, signal.SIGKILL)
+    return unseen, time.monotonic()
+
+
+def score(lines: list[dict], noticed: list[float], steps: int, unseen: list[int], wall_s: float) -> dict:
+    """Figures of one run from its ledger. `noticed`: wall-clock seconds at which the contender declared hangs."""
+    done = [line for line in lines if line["what"] == "step"]
+    faults = [line for line in lines if line["what"] not in ("start", "resume", "step", "done")]
+    detection, hang_to_step, crash_to_step = [], [], []
+    for fault in faults:
+        later = [line["t"] for line in done if line["t"] > fault["t"] and line["step"] > fault["step"]]
+        hang = fault["what"] in HANGS
+        if fault["step"] in unseen or not later:
+            continue
+        (hang_to_step if hang else crash_to_step).append(min(later) - fault["t"])
+        until = fault["wall"] + min(later) - fault["t"]
+        told = [t - fault["wall"] for t in noticed if fault["wall"] - 0.01 <= t <= until]
+        if hang and told:
+            detection.append(max(0.0, min(told)))
+    return {
+        "faults": len(faults),
+        "hangs": sum(f["what"] in HANGS for f in faults),
+        "unseen": len(unseen),
+        "detection_s": detection,
+        "hang_to_step_s": hang_to_step,
+        "crash_to_step_s": crash_to_step,
+        "repeated": len(done) - len({line["step"] for line in done}),
+        "useful_s": STEP_S * len({line["step"] for line in done}),
+        "wall_s": wall_s,
+        "steps": len({line["step"] for line in done}),
+    }
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """The value that `share` of them do not exceed (nearest rank), rounded to ms; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return round(ordered[max(0, -(-int(share * 100 * len(ordered)) // 100) - 1)], 3)
+
+
+def spread(values: list[float]) -> dict | None:
+    """p50, p95 and how many; None where there was nothing to measure."""
+    return {"p50": percentile(values, 0.5), "p95": percentile(values, 0.95), "n": len(values)} if values else None
+
+
+def summarize(contender: Contender, runs: list[dict]) -> dict:
+    """One contender's figures over all its runs."""
+
+    def together(key: str) -> list[float]:
+        return [value for run in runs for value in run[key]]
+
+    unseen = sum(r["unseen"] for r in runs)
+    return {
+        "version": contender.version(),
+        "tuning": contender.tuning,
+        "runs": len(runs),
+        "finished": sum(r["finished"] for r in runs),
+        "right_result": sum(r["right"] for r in runs),
+        "hangs": sum(r["hangs"] for r in runs),
+        "unseen": unseen,
+        "detection_s": spread(together("detection_s")),
+        "hang_to_step_s": spread(together("hang_to_step_s")),
+        "crash_to_step_s": spread(together("crash_to_step_s")),
+        "repeated_steps": round(statistics.mean(r["repeated"] for r in runs), 1),
+        "wall_s": round(statistics.mean(r["wall_s"] for r in runs), 2),
+        "goodput": round(sum(r["useful_s"] for r in runs) / sum(r["wall_s"] for r in runs), 4),
+        "goodput_depends_on_limit": unseen > 0,
+    }
+
+
+def say(text: str) -> None:
+    """A line for the person watching; on standard error, so that standard output can end in JSON."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(results: dict) -> str:
+    """The figures as lines for people."""
+
+    def pair(value: dict | None) -> str:
+        return f"{value['p50']:.2f} / {value['p95']:.2f}" if value else "–"
+
+    lines = [f"{'':<12}{'detection':>14}{'hang → step':>14}{'crash → step':>14}{'repeated':>10}{'goodput':>9}  unseen"]
+    for name, figures in results.items():
+        if "not_measured" in figures:
+            lines.append(f"{name:<12}not measured: {figures['not_measured']}")
+            continue
+        mark = "≤" if figures["goodput_depends_on_limit"] else " "
+        lines.append(
+            f"{name:<12}{pair(figures['detection_s']):>14}{pair(figures['hang_to_step_s']):>14}"
+            f"{pair(figures['crash_to_step_s']):>14}{figures['repeated_steps']:>10}"
+            f"{mark:>3}{figures['goodput']:.3f}  {figures['unseen']} of {figures['hangs']}"
+        )
+    return "\n".join(lines) + "\n(seconds: p50 / p95)"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 0 when every contender that could be measured finished every run with the right result."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks goodput", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--faults", default=",".join(FAULTS), help="fault@step,… (names of benchmarks.injector)")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--limit", type=float, default=30.0, help="seconds after which a fault nobody sees is ended")
+    parser.add_argument("--no-torch", action="store_true", help="a loop that does not import torch")
+    arguments = parser.parse_args(argv)
+    names = arguments.contenders.split(",")
+    unknown = [name for name in names if name not in CONTENDERS]
+    if unknown:
+        parser.error(f"no contender {unknown[0]!r}; there are: {', '.join(CONTENDERS)}")
+    faults = tuple(filter(None, arguments.faults.split(",")))
+    measured: dict[str, list[dict]] = {name: [] for name in names}
+    results: dict[str, dict] = {}
+    for number in range(arguments.repeats):
+        for name in names if number % 2 == 0 else reversed(names):
+            if name in results:
+                continue
+            try:
+                run = one_run(CONTENDERS[name], arguments.steps, faults, arguments.limit, not arguments.no_torch)
+            except NotMeasured as reason:
+                results[name] = {"not_measured": str(reason)}
+                continue
+            measured[name].append(run)
+            say(f"{number + 1}/{arguments.repeats} {name}: {json.dumps(run)}")
+    for name in names:
+        if measured[name]:
+            results[name] = summarize(CONTENDERS[name], measured[name])
+    results = {name: results[name] for name in names}
+    say(table(results))
+    setting = {"step_s": STEP_S, "steps": arguments.steps, "checkpoint_every": EVERY, "faults": list(faults)}
+    setting |= {"limit_s": arguments.limit, "torch": not arguments.no_torch, "repeats": arguments.repeats}
+    if arguments.json:
+        print(json.dumps({"setting": setting, "contenders": results}), flush=True)
+    good = all(f.get("runs") == f.get("right_result") for f in results.values())
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

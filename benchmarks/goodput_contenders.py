@@ -1,0 +1,230 @@
+"""How each contender of the goodput benchmark is started, and when it says that it noticed a hang.
+
+Decision: every contender runs `toy_loop.py` by its own public command line, with its own way to a restart. Ours gets no
+tuning at all; nvidia-resiliency-ext's ft_launcher, whose defaults notice a hang after 45 minutes, gets the timeouts of
+this loop by hand; torchrun has nothing to tune, because it only sees processes end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks import cache
+from runs.paths import ROOT
+
+LOOP = ROOT / "benchmarks" / "toy_loop.py"
+NVRX = "nvidia-resiliency-ext==0.4.1"
+NVRX_NEEDS = ("defusedxml", "psutil", "pyyaml", "packaging", "nvidia-ml-py", "pynvml")
+NVRX_TIMEOUT_S = 2.0
+NVRX_CHECK_S = 0.5
+RESTARTS = 100
+INSTALL_S = 600.0
+
+
+class NotMeasured(RuntimeError):
+    """A contender that cannot run here; the message says why."""
+
+
+@dataclass
+class Job:
+    """A contender's command, its extra environment, and where its words go."""
+
+    command: list[str]
+    log: Path
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`start(work, steps, every)` prepares a run; `noticed(job)` returns the wall-clock seconds at which hangs were declared."""
+
+    name: str
+    tuning: str
+    start: Callable[[Path, int, int], Job]
+    noticed: Callable[[Job], list[float]]
+    version: Callable[[], str]
+
+
+def _arguments(output: Path, steps: int, every: int) -> list[str]:
+    return [
+        *("--output_dir", str(output), "--output_name", "toy"),
+        *("--max_train_steps", str(steps), "--save_every_n_steps", str(every)),
+    ]
+
+
+def ours(work: Path, steps: int, every: int) -> Job:
+    """A run made as a user makes one; only its trainer is the toy, by `$ACCELERATE`."""
+    from PIL import Image
+
+    import runs
+
+    os.environ["HANGPROOF_DATA"] = str(work)
+    photos = work / "photos"
+    photos.mkdir()
+    Image.new("RGB", (64, 64)).save(photos / "0.png")
+    spec = runs.make(
+        {
+            **{
+                "name": "toy",
+                "trigger": "toy",
+                "model": "tiny-flux",
+                "backend": "diffusers",
+                "tier": "16G",
+                "repeats": 1,
+            },
+            **{"max_train_steps": steps, "save_every_n_steps": every, "save_every_n_epochs": 0, "workers": 0},
+        }
+    )
+    folder = runs.create(spec, photos)
+    launcher = work / "accelerate"
+    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{LOOP}" "$@"\n', encoding="utf-8")
+    launcher.chmod(0o755)
+    environment = {"ACCELERATE": str(launcher), "HANGPROOF_DATA": str(work)}
+    return Job([sys.executable, "-m", "monitor", "run", str(folder)], work / "contender.log", folder, environment)
+
+
+def _ours_noticed(job: Job) -> list[float]:
+    found = []
+    for line in (job.folder / "events.jsonl").read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        if event["kind"] == "hang":
+            found.append(datetime.fromisoformat(event["t"]).timestamp())
+    return found
+
+
+def torchrun(work: Path, steps: int, every: int) -> Job:
+    """torch's own launcher: exit codes only."""
+    command = [sys.executable, "-m", "torch.distributed.run", *_elastic(), str(LOOP)]
+    return Job(command + _arguments(work / "output", steps, every), work / "contender.log", work / "output")
+
+
+def _elastic() -> list[str]:
+    return [
+        *("--nnodes=1", "--nproc-per-node=1", f"--max-restarts={RESTARTS}"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+    ]
+
+
+def ft_launcher(work: Path, steps: int, every: int) -> Job:
+    """nvidia-resiliency-ext, its timeouts set by hand for a loop of 50 ms steps."""
+    python = nvrx_python()
+    command = [str(python), "-m", "nvidia_resiliency_ext.fault_tolerance.launcher", *_elastic()]
+    command += [
+        f"--ft-rank-heartbeat-timeout={NVRX_TIMEOUT_S}",
+        f"--ft-workload-check-interval={NVRX_CHECK_S}",
+        "--ft-initial-rank-heartbeat-timeout=60",
+        "--ft-enable-nic-monitor=False",
+        "--ignore-missing-fault-tol-cfg",
+        str(LOOP),
+    ]
+    arguments = _arguments(work / "output", steps, every)
+    return Job(command + arguments, work / "contender.log", work / "output", {"TOY_CLIENT": "nvrx"})
+
+
+def _nvrx_noticed(job: Job) -> list[float]:
+    found = []
+    for line in job.log.read_text(encoding="utf-8", errors="replace").splitlines():
+        match = re.match(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})\].*FT timeout elapsed", line)
+        if match:
+            found.append(datetime.fromisoformat(match[1]).timestamp() + int(match[2]) / 1000)
+    return found
+
+
+def nvrx_folder() -> Path:
+    """Where its environment is kept."""
+    return cache.folder(f"goodput-{NVRX.replace('==', '-')}-py{sys.version_info[0]}{sys.version_info[1]}")
+
+
+def nvrx_python() -> Path:
+    """The interpreter of its environment, made on first use; torch is the project's own, so that both run the same.
+
+    Raises NotMeasured where it cannot be installed (it has wheels for Linux and a few Pythons only).
+    """
+    folder = nvrx_folder()
+    python = folder / "bin" / "python"
+    if not (folder / ".whole").exists():
+        print(f"goodput: installing {NVRX} into {folder} …", file=sys.stderr, flush=True)
+        _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+        _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", NVRX, *NVRX_NEEDS])
+        import torch
+
+        site = next(folder.glob("lib/python*/site-packages"))
+        (site / "project.pth").write_text(f"{Path(torch.__file__).parent.parent}\n", encoding="utf-8")
+        _run([str(python), "-c", "import nvidia_resiliency_ext.fault_tolerance.launcher"])
+        (folder / ".whole").touch()
+    return python
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotMeasured(f"{NVRX} could not be installed: {error}") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise NotMeasured(f"{NVRX} could not be installed: {last}")
+
+
+def _torch_version() -> str:
+    from importlib.metadata import version
+
+    return f"torch {version('torch')}"
+
+
+CONTENDERS = {
+    c.name: c
+    for c in (
+        Contender("ours", "none", ours, _ours_noticed, lambda: "this checkout"),
+        Contender("torchrun", "none: it sees processes end, not hang", torchrun, lambda _: [], _torch_version),
+        Contender(
+            "ft_launcher",
+            f"by hand: heartbeat timeout {NVRX_TIMEOUT_S:g} s, checked every {NVRX_CHECK_S:g} s (its default: 2,700 s)",
+            ft_launcher,
+            _nvrx_noticed,
+            lambda: NVRX,
+        ),
+    )
+}
+
+
+def begin(job: Job, environment: dict[str, str]) -> subprocess.Popen:
+    """Start the contender in a session of its own, its words in its log."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HANGPROOF_", "TOY_"))}
+    with open(job.log, "ab") as log:
+        return subprocess.Popen(
+            job.command,
+            cwd=ROOT if "monitor" in job.command else job.folder.parent,
+            env={**clean, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **environment, **job.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def finish(process: subprocess.Popen, token: str) -> None:
+    """End what is left of a contender: by its process group, then by the token in the environment of its descendants."""
+    import contextlib
+    import signal
+
+    from monitor import system
+
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+    needle = f"TOY_RUN={token}".encode()
+    for pid, found in system.scan().items():
+        if pid != os.getpid() and needle in system.environ_of(pid).split(b"\0"):
+            system.send(pid, found.start, signal.SIGKILL)
+    time.sleep(0.1)

@@ -1,0 +1,260 @@
+"""Faults put into a training process from inside, at a known step: `HANGPROOF_INJECT=benchmarks.injector:fire`.
+
+Decision: the trainers know nothing of faults. They beat; the heartbeat calls the injector that the environment names; the
+injector makes the process misbehave the way real ones do. So the code under test is the code that ships. Nothing in the
+log says which fault it is: a monitor that reads logs for causes must not be told the answer.
+
+    HANGPROOF_FAULT       one of FAULTS, or nothing
+    HANGPROOF_FAULT_STEP  the completed step at which it strikes (default 1)
+    HANGPROOF_FAULT_PHASE strike in this phase instead ("save", "sample", "cache_latents", "load", "end"…)
+    HANGPROOF_FAULT_EVERY 1: on every attempt (default: only on attempt 1)
+    HANGPROOF_FAULT_ARG   what the fault needs to know: seconds, a path, a list
+    HANGPROOF_PACE_S      a step takes at least this many seconds, so that tiny models last as long as real ones
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from benchmarks import injector_files
+from guards.heartbeat import Heartbeat
+
+STRUCK = "a fault is put in here"
+FOREVER_S = 24 * 3600.0
+_CLONE_VM, _CLONE_VFORK = 0x100, 0x4000  # linux/sched.h
+
+
+def step_sleeps(_: Heartbeat) -> None:
+    """The main thread sleeps for good, as in a wait for a worker that never answers."""
+    time.sleep(FOREVER_S)
+
+
+def gil_held(_: Heartbeat) -> None:
+    """C code that locks a mutex twice while it holds the GIL: no Python thread or handler of this process runs again."""
+    libc, mutex = (
+        ctypes.PyDLL(None),
+        ctypes.create_string_buffer(256),
+    )  # PyDLL keeps the GIL; zeros are an unlocked mutex
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+
+def busy_loop(heartbeat: Heartbeat) -> None:
+    """A loop that burns CPU while another thread keeps beating: liveness without progress."""
+
+    def beat() -> None:
+        while True:
+            heartbeat.item(0)
+            time.sleep(0.05)
+
+    heartbeat._inject = None
+    threading.Thread(target=beat, daemon=True).start()
+    while True:
+        pass
+
+
+def lock_deadlock(_: Heartbeat) -> None:
+    """Two threads, two locks, each waits for the other's."""
+    first, second = threading.Lock(), threading.Lock()
+    first.acquire()
+
+    def other() -> None:
+        with second, first:
+            pass
+
+    threading.Thread(target=other, daemon=True).start()
+    time.sleep(0.1)
+    second.acquire()
+
+
+def raises(_: Heartbeat) -> None:
+    """An ordinary exception in the training loop."""
+    raise RuntimeError("injected: the step failed")
+
+
+def exit_zero(_: Heartbeat) -> None:
+    """The process ends in the middle with exit code 0 and says nothing."""
+    os._exit(0)
+
+
+def exit_hangs(_: Heartbeat) -> None:
+    """From now on the process trains to its end, says so, and then does not leave."""
+    from guards import crash
+
+    def leave(code: int, grace_s: float = 0.0) -> None:
+        time.sleep(FOREVER_S)
+
+    crash.leave = leave
+
+
+def slow(_: Heartbeat) -> None:
+    """Everything of the phase takes so many seconds longer (`HANGPROOF_FAULT_ARG`)."""
+    time.sleep(float(argument()))
+
+
+def vfork(_: Heartbeat) -> None:
+    """The main thread waits in the kernel, state D, for a child made by vfork that never execs."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    stack = mmap.mmap(-1, 1 << 16)
+    top = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + (1 << 16)
+    # The child runs libc's pause() on a stack of its own: no Python in it, nothing of ours is touched.
+    flags = _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD
+    libc.clone(ctypes.cast(libc.pause, ctypes.c_void_p), ctypes.c_void_p(top - 64), flags, None)
+
+
+def deaf_child(_: Heartbeat) -> None:
+    """A child that ignores SIGTERM is left running, and the main thread sleeps."""
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(86400)"
+    child = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    time.sleep(FOREVER_S)
+
+
+def session_grandchild(_: Heartbeat) -> None:
+    """A grandchild in a session of its own, whose parent is gone, and the main thread sleeps."""
+    subprocess.run(["sh", "-c", "setsid sleep 86400 >/dev/null 2>&1 </dev/null &"], check=True)
+    time.sleep(FOREVER_S)
+
+
+def orphaned(_: Heartbeat) -> None:
+    """The launcher is killed; this process trains on with nobody waiting for it."""
+    os.kill(os.getppid(), signal.SIGKILL)
+
+
+def zombie(_: Heartbeat) -> None:
+    """The launcher is stopped, then this process is killed: nobody collects it."""
+    os.kill(os.getppid(), signal.SIGSTOP)
+    _signal_self(signal.SIGKILL)
+
+
+def shouts(_: Heartbeat) -> None:
+    """8 MB on standard error at once: far more than any pipe holds."""
+    for number in range(80_000):
+        sys.stderr.write(
+            f"a warning that nobody reads, number {number:06d}, which is long enough to fill a line of a log\n"
+        )
+    sys.stderr.flush()
+
+
+_workers_sleep: mmap.mmap | None = None
+
+
+def prepare_worker_sleeps(_: Heartbeat) -> None:
+    """Before the workers are forked: a flag they share, looked at whenever one reads a cache file."""
+    global _workers_sleep
+    from guards import npz
+
+    flag, main, load = mmap.mmap(-1, 1), os.getpid(), npz.load
+
+    def sleepy(*args: object, **kwargs: object) -> object:
+        if flag[0] and os.getpid() != main:
+            time.sleep(FOREVER_S)
+        return load(*args, **kwargs)
+
+    npz.load, _workers_sleep = sleepy, flag
+
+
+def worker_sleeps(_: Heartbeat) -> None:
+    """The workers of the data loader fall asleep in the middle of a read."""
+    _workers_sleep[0] = 1
+
+
+def loader_workers() -> list[int]:
+    """The DataLoader's processes: our children that run this very program."""
+    with open(f"/proc/{os.getpid()}/task/{os.getpid()}/children", encoding="ascii") as file:
+        children = [int(pid) for pid in file.read().split()]
+    mine = os.readlink("/proc/self/exe")
+    return [pid for pid in children if os.readlink(f"/proc/{pid}/exe") == mine]
+
+
+def _signal_worker(number: signal.Signals) -> Callable[[Heartbeat], None]:
+    def fault(_: Heartbeat) -> None:
+        for pid in loader_workers()[:1]:  # none: the run has been changed to do without, and nothing can happen to them
+            os.kill(pid, number)
+
+    fault.__doc__ = f"A worker of the data loader gets {number.name}."
+    return fault
+
+
+def _signal_self(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(1)
+
+
+def _kill(number: signal.Signals) -> Callable[[Heartbeat], None]:
+    def fault(_: Heartbeat) -> None:
+        _signal_self(number)
+
+    fault.__doc__ = f"This process gets {number.name}."
+    return fault
+
+
+FAULTS: dict[str, Callable[[Heartbeat], None]] = {
+    "step_sleeps": step_sleeps,
+    "gil_held": gil_held,
+    "busy_loop": busy_loop,
+    "lock_deadlock": lock_deadlock,
+    "raises": raises,
+    "exit_zero": exit_zero,
+    "exit_hangs": exit_hangs,
+    "slow": slow,
+    "slow_once": slow,
+    "vfork": vfork,
+    "deaf_child": deaf_child,
+    "session_grandchild": session_grandchild,
+    "orphaned": orphaned,
+    "zombie": zombie,
+    "shouts": shouts,
+    "worker_sleeps": worker_sleeps,
+    "sigstop": _kill(signal.SIGSTOP),
+    "sigkill": _kill(signal.SIGKILL),
+    "segv": _kill(signal.SIGSEGV),
+    "abort": _kill(signal.SIGABRT),
+    "worker_stopped": _signal_worker(signal.SIGSTOP),
+    "worker_killed": _signal_worker(signal.SIGKILL),
+    **injector_files.FAULTS,
+}
+PREPARE: dict[str, Callable[[Heartbeat], None]] = {"worker_sleeps": prepare_worker_sleeps, **injector_files.PREPARE}
+"""What has to be in place before the first step, so before the loader's workers exist."""
+REPEATING = ("slow",)
+
+_last_step = [0.0, -1]  # when the last step ended (monotonic seconds), its number
+_state = {"prepared": False, "struck": False}
+
+
+def argument() -> str:
+    """`HANGPROOF_FAULT_ARG`."""
+    return os.environ["HANGPROOF_FAULT_ARG"]
+
+
+def fire(phase: str, step: int, heartbeat: Heartbeat) -> None:
+    """Called at each beat: pace the steps, and strike once the moment has come."""
+    pace_s = float(os.environ.get("HANGPROOF_PACE_S", "0"))
+    if phase == "step" and step != _last_step[1]:
+        wait_s = _last_step[0] + pace_s - time.monotonic()
+        if wait_s > 0:
+            time.sleep(wait_s)
+        _last_step[:] = time.monotonic(), step
+    name = os.environ.get("HANGPROOF_FAULT")
+    if not name or (_state["struck"] and name not in REPEATING):
+        return
+    if os.environ.get("HANGPROOF_ATTEMPT", "1") != "1" and os.environ.get("HANGPROOF_FAULT_EVERY") != "1":
+        return
+    if phase == "first_step" and name in PREPARE and not _state["prepared"]:
+        _state["prepared"] = True
+        PREPARE[name](heartbeat)
+    in_phase = os.environ.get("HANGPROOF_FAULT_PHASE", "step")
+    if phase != in_phase or step < int(os.environ.get("HANGPROOF_FAULT_STEP", "1")):
+        return
+    if not _state["struck"]:
+        _state["struck"] = True
+        print(f"{STRUCK} (phase {phase}, step {step})", file=sys.stderr, flush=True)
+    FAULTS[name](heartbeat)

@@ -1,0 +1,159 @@
+"""Faults of files: checkpoints that are cut, zeroed or poisoned, caches that rot, disks that fill or freeze, kills in mid-save.
+
+Each leaves the disk as the real thing does: what a power cut, a full volume or a bad sector leaves, not a neat error.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from guards import checkpoint
+from guards.heartbeat import Heartbeat
+
+WEIGHTS = "model.safetensors"
+
+
+def _run() -> Path:
+    return Path(os.environ["HANGPROOF_RUN"])
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1)
+
+
+def cut(state: Path) -> None:
+    """The weights end in the middle."""
+    path = state / WEIGHTS
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def zero(state: Path) -> None:
+    """The weights have their size, and nothing in them after the header: blocks that never reached the disk."""
+    path = state / WEIGHTS
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    path.write_bytes(data[:header] + bytes(len(data) - header))
+
+
+def poison(state: Path) -> None:
+    """One weight is NaN, and the guard file agrees: the training itself wrote it so."""
+    path = state / WEIGHTS
+    data = bytearray(path.read_bytes())
+    data[-4:] = b"\x00\x00\xc0\x7f"  # float32 NaN, little-endian
+    path.write_bytes(data)
+    guard = json.loads((state / checkpoint.GUARD).read_text(encoding="utf-8"))
+    guard["files"][WEIGHTS]["sha256"] = hashlib.sha256(data).hexdigest()
+    checkpoint.atomic_write(state / checkpoint.GUARD, json.dumps(guard))
+
+
+def _damage(how: Callable[[Path], None], every: bool = False) -> Callable[[Heartbeat], None]:
+    def fault(_: Heartbeat) -> None:
+        states = checkpoint.states(_run())
+        if len(states) < 2:
+            raise AssertionError(f"this fault needs two states in {_run()}, and there are {len(states)}")
+        for state in states if every else states[:1]:
+            how(state)
+        _die()
+
+    fault.__doc__ = f"Newest checkpoint: {how.__doc__} Then SIGKILL."
+    return fault
+
+
+def corrupt_npz(_: Heartbeat) -> None:
+    """Some bytes in the middle of a cached latent are others than were written; either trainer's cache."""
+    images = _run().parent.parent / "datasets" / _run().name
+    caches = sorted((images / ".hangproof-cache").glob("latents-*.npz")) or sorted(images.glob("*_flux.npz"))
+    path = random.Random(os.environ.get("HANGPROOF_FAULT_ARG", "0")).choice(caches)
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 16] = bytes(255 - b for b in data[middle : middle + 16])
+    path.write_bytes(data)
+
+
+def disk_fills(_: Heartbeat) -> None:
+    """Another program fills the disk of the run, to the last block."""
+    with open(_run().parent.parent / "ballast", "wb") as file:
+        try:
+            for size in (1 << 20, 1 << 12):
+                while True:
+                    file.write(bytes(size))
+                    file.flush()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
+
+def disk_freezes(_: Heartbeat) -> None:
+    """A file system (`HANGPROOF_FAULT_ARG`) stops taking writes, and the main thread writes to it: uninterruptible sleep."""
+    frozen = os.environ["HANGPROOF_FAULT_ARG"]
+    subprocess.run(["fsfreeze", "--freeze", frozen], check=True)
+    with open(Path(frozen) / "log", "w", encoding="utf-8") as file:
+        file.write("this never arrives")
+
+
+class _SaveKiller:
+    """Counts what a save does to the disk and kills the process at a given operation."""
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        every, _, offsets = os.environ["HANGPROOF_FAULT_ARG"].partition(":")
+        attempt = int(os.environ.get("HANGPROOF_ATTEMPT", "1"))
+        listed = [int(n) for n in offsets.split(",")]
+        self.target = listed[attempt - 1] if attempt <= len(listed) else None
+        # One save further with each attempt: the killed one may not count, and the run must still come forward.
+        self.from_step = int(every) * (attempt + 1)
+        self.heartbeat = heartbeat
+        self.done = 0
+
+    def install(self) -> None:
+        sys.addaudithook(self.heard)
+        fsync = os.fsync
+
+        def counted(descriptor: int) -> None:
+            self.count()
+            fsync(descriptor)
+
+        os.fsync = counted
+
+    def heard(self, event: str, args: tuple) -> None:
+        writes = event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+")
+        if writes or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir"):
+            self.count()
+
+    def count(self) -> None:
+        if self.heartbeat.current_phase == "save" and self.heartbeat._step >= self.from_step:
+            self.done += 1
+            if self.done == self.target:
+                _die()
+
+
+def prepare_kill_in_save(heartbeat: Heartbeat) -> None:
+    """Hooks into the file operations of this process; from then on the fault strikes by itself."""
+    _SaveKiller(heartbeat).install()
+
+
+def kill_in_save(_: Heartbeat) -> None:
+    """SIGKILL at the n-th file operation of a save; `HANGPROOF_FAULT_ARG` = `EVERY:n,n,…`, one n for each attempt."""
+
+
+FAULTS: dict[str, Callable[[Heartbeat], None]] = {
+    "truncated_checkpoint": _damage(cut),
+    "zeroed_checkpoint": _damage(zero),
+    "nan_checkpoint": _damage(poison),
+    "all_checkpoints_bad": _damage(cut, every=True),
+    "corrupt_npz": corrupt_npz,
+    "disk_fills": disk_fills,
+    "disk_freezes": disk_freezes,
+    "kill_in_save": kill_in_save,
+}
+PREPARE: dict[str, Callable[[Heartbeat], None]] = {"kill_in_save": prepare_kill_in_save}

@@ -1,0 +1,211 @@
+"""What the guards cost: a heartbeat in microseconds, all patches in a share of a training step.
+
+Two real sd-scripts trainings, one plain and one with every patch, take their steps in turns, one step each, on the same
+machine and the same seed: whatever else the machine does meets both alike, which two runs one after the other would not
+give. The overhead is the median of the differences between neighbouring steps, in wall time and in processor time of the
+process (all its threads), with a 95 % bootstrap interval; also as a share of a 100 ms step, the shortest that people train
+FLUX with. A second round swaps who goes first. On a busy machine the wall time's interval may be too wide to judge by:
+then it says so, and the processor time decides. Without sd-scripts only the parts are measured.
+
+`python -m benchmarks overhead [--steps 200] [--json]`; exit code 1 where a limit is exceeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STEP_MS = 100.0
+STEP_SHARE_LIMIT = 0.01
+HEARTBEAT_LIMIT_US = 2.0
+WARM_UP = 10  # steps of each run that are not counted: first batches, lazy imports
+
+TURNS = """
+import os, time
+real, steps = module.LossRecorder.add, int(os.environ["TURNS_STEPS"])
+mine, others = (os.open(os.environ[name], os.O_RDWR) for name in ("TURNS_MINE", "TURNS_OTHERS"))
+record = open(os.environ["TURNS_RECORD"], "w")
+done, begun, cpu = 0, 0.0, 0.0
+def add(self, *, epoch, step, loss):
+    global done, begun, cpu
+    real(self, epoch=epoch, step=step, loss=loss)
+    if begun:
+        record.write(f"{time.perf_counter() - begun} {time.process_time() - cpu}\\n")
+        record.flush()
+    done += 1
+    if done > 1 or os.environ["TURNS_FIRST"] == "1":
+        os.write(others, b".")
+    if done < steps:
+        os.read(mine, 1)
+    begun, cpu = time.perf_counter(), time.process_time()
+module.LossRecorder.add = add
+"""
+
+
+def microseconds(function: Callable[[], object], times: int = 20000, rounds: int = 7) -> float:
+    """The best of several rounds: the cost itself, not what the machine adds to it."""
+    best = float("inf")
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        for _ in range(times):
+            function()
+        best = min(best, time.perf_counter() - begun)
+    return best / times * 1e6
+
+
+def parts(folder: Path) -> dict[str, float]:
+    """Microseconds of each thing that happens once a step."""
+    from guards.bounded import bounded
+    from guards.deadline import Deadline
+    from guards.heartbeat import Heartbeat
+    from guards.metrics import Metrics
+
+    beat, metrics = Heartbeat(folder / "rank-0.hb"), Metrics(folder / "metrics.jsonl")
+
+    def deadline() -> None:
+        with Deadline(60, "nothing"):
+            pass
+
+    return {
+        "heartbeat_step": microseconds(lambda: beat.step(7, epoch=1, loss=0.5, lr=1e-4)),
+        "heartbeat_item": microseconds(lambda: beat.item(3)),
+        "deadline": microseconds(deadline, 2000),
+        "metrics_line": microseconds(lambda: metrics.step(step=7, epoch=1, loss=0.5, lr=1e-4, step_s=0.1), 1000),
+        "bounded_read": microseconds(lambda: bounded(int, 30, "nothing"), 2000),
+    }
+
+
+def take_turns(work: Path, folder: Path, steps: int, first_patched: bool) -> dict[bool, list[tuple[float, ...]]]:
+    """(wall, processor) seconds of each step, plain (False) and patched (True), from two trainings that alternate."""
+    from tests import tiny_sd_scripts as tiny
+
+    folder.mkdir()
+    (folder / "turns.py").write_text(TURNS, encoding="utf-8")
+    images = folder / "images" / f"{-(-steps // 10)}_thing"  # ten images, repeated so that one epoch is enough
+    shutil.copytree(work / "images" / "1_thing", images)
+    for name in ("plain", "patched"):
+        os.mkfifo(folder / f"{name}.turn")
+    running = []
+    for patched, name, other in ((False, "plain", "patched"), (True, "patched", "plain")):
+        (folder / name).mkdir()
+        env = tiny.environment(
+            work,
+            TINY_FAULTS=f"library.train_util={folder / 'turns.py'}",
+            TURNS_STEPS=str(steps),
+            TURNS_MINE=str(folder / f"{name}.turn"),
+            TURNS_OTHERS=str(folder / f"{other}.turn"),
+            TURNS_RECORD=str(folder / f"{name}.txt"),
+            TURNS_FIRST=str(int(patched == first_patched)),
+            HANGPROOF_HEARTBEAT=str(folder / name / "hb"),
+            HANGPROOF_RUN=str(folder / name),
+        )
+        args = tiny.arguments(
+            work,
+            folder / name,
+            train_data_dir=str(images.parent),
+            max_train_steps=str(steps),
+            max_data_loader_n_workers="1",
+        )
+        log = open(folder / f"{name}.log", "w", encoding="utf-8")  # noqa: SIM115 - the child's, closed at once below
+        running.append(
+            subprocess.Popen(
+                tiny.command(*args, patched=patched), env=env, cwd=tiny.checkout(), stdout=log, stderr=subprocess.STDOUT
+            )
+        )
+        log.close()
+    try:
+        limit = time.monotonic() + 120 + steps * 2.0
+        for process in running:
+            process.wait(max(1.0, limit - time.monotonic()))
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    for process, name in zip(running, ("plain", "patched"), strict=True):
+        if process.returncode:
+            tail = (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")[-2000:]
+            raise RuntimeError(f"the {name} training ended with code {process.returncode}:\n{tail}")
+    seconds = {}
+    for patched, name in ((False, "plain"), (True, "patched")):
+        lines = (folder / f"{name}.txt").read_text().splitlines()[WARM_UP:]
+        seconds[patched] = [tuple(map(float, line.split())) for line in lines]
+    return seconds
+
+
+def compare(plain: list[float], patched: list[float]) -> dict[str, float]:
+    """Medians and the median paired difference, in milliseconds, with its 95 % interval and share of a 100 ms step."""
+    differences = [(b - a) * 1e3 for a, b in zip(plain, patched, strict=True)]
+    draw = random.Random(0)
+    redrawn = sorted(statistics.median(draw.choices(differences, k=len(differences))) for _ in range(2000))
+    made = statistics.median(differences)
+    return {
+        "plain_ms": round(statistics.median(plain) * 1e3, 3),
+        "patched_ms": round(statistics.median(patched) * 1e3, 3),
+        "difference_ms": round(made, 3),
+        "low_ms": round(redrawn[50], 3),
+        "high_ms": round(redrawn[-51], 3),
+        "share_of_100_ms": round(made / STEP_MS, 5),
+    }
+
+
+def real_loop(steps: int) -> dict[str, object]:
+    """Two rounds of turns on the tiny FLUX, or {"skipped": why}."""
+    from tests import tiny_sd_scripts as tiny
+
+    missing = tiny.why_not() or ("" if hasattr(os, "mkfifo") else "no FIFOs on this platform")
+    if missing:
+        return {"skipped": missing}
+    work = tiny.workdir()
+    plain, patched = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for first_patched in (False, True):
+            seconds = take_turns(work, Path(folder) / str(first_patched), steps, first_patched)
+            plain += seconds[False]
+            patched += seconds[True]
+    wall, cpu = (compare([x[i] for x in plain], [x[i] for x in patched]) for i in (0, 1))
+    noisy = wall["high_ms"] - wall["low_ms"] > STEP_SHARE_LIMIT * STEP_MS
+    judged_by = "processor" if noisy else "wall"
+    return {"pairs": len(plain), "wall": wall, "processor": cpu, "judged_by": judged_by}
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print, and judge against the limits."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks overhead", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--steps", type=int, default=200, help="steps of each training, in each of two rounds (default 200)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON value on the last line")
+    args = parser.parse_args(argv)
+    if args.steps <= 2 * WARM_UP:
+        parser.error(f"--steps must be more than {2 * WARM_UP}")
+    with tempfile.TemporaryDirectory() as folder:
+        costs = {name: round(value, 3) for name, value in parts(Path(folder)).items()}
+    loop = real_loop(args.steps)
+    exceeded = []
+    if costs["heartbeat_step"] > HEARTBEAT_LIMIT_US:
+        exceeded.append(f"a heartbeat costs {costs['heartbeat_step']} µs, the limit is {HEARTBEAT_LIMIT_US:g}")
+    share = loop[loop["judged_by"]]["share_of_100_ms"] if "judged_by" in loop else 0.0
+    if share > STEP_SHARE_LIMIT:
+        exceeded.append(f"all patches cost {share:.2%} of a 100 ms step, the limit is {STEP_SHARE_LIMIT:.0%}")
+    result = {"microseconds": costs, "loop": loop, "ok": not exceeded, "exceeded": exceeded}
+    if args.json:
+        print(json.dumps(result))
+    else:
+        for name, value in costs.items():
+            print(f"{name:<16}{value:9.2f} µs")
+        for name, value in loop.items():
+            print(f"{name:<16}{value}")
+    for line in exceeded:
+        print(f"benchmarks overhead: {line}", file=sys.stderr)
+    return 1 if exceeded else 0
