@@ -1,0 +1,114 @@
+"""Scenes of the fault matrix on the real sd-scripts: tiny weights, the rendered script, the guarded launcher, the monitor.
+
+The undisturbed run is what a person gets from `bash train.sh`; a disturbed one must end with its steps, its learning rates
+and its file names. (sd-scripts draws its noise from generators that no state keeps, so its bytes are not compared here.)
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import tiny_sd_scripts
+
+from benchmarks import faults_reference as ref
+from benchmarks.faults_scene import Scene
+
+STEPS = 36
+RUN_S = 300
+SPEC = {
+    **ref.SPEC,
+    "model": "flux-dev",
+    "backend": "sd-scripts",
+    "tier": "20G",
+    "max_train_steps": STEPS,
+    "workers": 2,
+}
+FILES = {
+    "flux1-dev.safetensors": "flux",
+    "clip_l.safetensors": "clip_l",
+    "t5xxl_fp16.safetensors": "t5xxl",
+    "ae.safetensors": "ae",
+}
+
+
+def environment(data: Path, **more: str) -> dict[str, str]:
+    """The environment of a process of such a scene."""
+    tiny = tiny_sd_scripts.environment(tiny_sd_scripts.workdir(images=4))
+    taken = {name: tiny[name] for name in ("PYTHONPATH", "SD_SCRIPTS_DIR")}
+    return {**ref.environment(data), **taken, "SD_SCRIPTS_VENV": str(tiny_sd_scripts.python().parent.parent), **more}
+
+
+def create(data: Path, changed: dict) -> Path:
+    """A run of sd-scripts in data root `data`; its folder."""
+    import runs
+
+    work = tiny_sd_scripts.workdir(images=4)
+    extra = {"tokenizer_cache_dir": str(work / "tokenizers"), "t5xxl_max_token_length": 32, "optimizer_type": "AdamW"}
+    (data / "models").mkdir(parents=True, exist_ok=True)
+    for name, source in FILES.items():
+        (data / "models" / name).symlink_to(work / f"{source}.safetensors")
+    with ref.data_root(data), tempfile.TemporaryDirectory() as pictures:
+        return runs.create(runs.make({**SPEC, "extra": extra, **changed}), ref.photos(Path(pictures)))
+
+
+def outcome(folder: Path) -> dict:
+    """What is compared: learning rate by step (the last of each), and the names of what is left."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    names = {p.name for p in folder.iterdir() if p.suffix == ".safetensors" or p.name.endswith("-state")}
+    return {"lr": {line["step"]: line["lr"] for line in lines if line["kind"] == "step"}, "names": sorted(names)}
+
+
+@functools.lru_cache(maxsize=1)
+def undisturbed() -> dict:
+    """The outcome of a run that nothing happens to."""
+    data = Path(tempfile.mkdtemp(prefix="sd-undisturbed-"))
+    try:
+        folder = create(data, {})
+        heart = data / "heart"
+        env = environment(data, HANGPROOF_RUN=str(folder), HANGPROOF_HEARTBEAT=str(heart))
+        done = subprocess.run(
+            ["bash", str(folder / "train.sh")], env=env, capture_output=True, text=True, timeout=RUN_S, check=False
+        )
+        assert done.returncode == 0, f"the undisturbed run failed:\n{(done.stdout + done.stderr)[-4000:]}"
+        found = outcome(folder)
+        assert sorted(found["lr"]) == list(range(1, STEPS + 1))
+        return found
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+
+
+class SdScripts(Scene):
+    """A scene whose trainer is sd-scripts."""
+
+    @classmethod
+    def undisturbed(cls, row: dict, seed: int) -> ref.Reference:
+        undisturbed()
+        return ref.Reference(Path(), "", STEPS)
+
+    def new_run(self, data: Path) -> Path:
+        return create(data, self.row.get("spec", {}))
+
+    def prepare_environment(self) -> dict[str, str]:
+        return {**super().prepare_environment(), **environment(self.data)}
+
+    def compare(self) -> list[str]:
+        """Steps, learning rates and names are those of the undisturbed run; the report reads as one."""
+        want, found, wrong = undisturbed(), outcome(self.folder), []
+        if found["lr"] != want["lr"]:
+            other = [s for s in want["lr"] if found["lr"].get(s) != want["lr"][s]]
+            wrong.append(f"other learning rates than undisturbed at steps {other}, {len(found['lr'])} steps in all")
+        if found["names"] != want["names"]:
+            wrong.append(f"files: {found['names']}, undisturbed: {want['names']}")
+        for incident, report in zip(self.incidents(), self.reports(), strict=True):
+            for words in (f"step {incident['step']} of {STEPS}", "## What it cost", "## Why, most likely"):
+                if words not in report:
+                    wrong.append(f"report.md does not say {words!r}:\n{report[:1500]}")
+            back = incident["resumed_from"]
+            if back and f"checkpoint of step {back}" not in report:
+                wrong.append(f"report.md does not say that the run went on from step {back}:\n{report[:1500]}")
+        return wrong

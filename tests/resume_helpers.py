@@ -1,0 +1,99 @@
+"""Train, kill, resume; and compare what two runs of sd-scripts left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import signal
+from pathlib import Path
+
+import patches_helpers as helpers
+import tiny_sd_scripts as tiny
+
+from guards import checkpoint
+
+DIE = """
+import os, signal
+left, add = [int(os.environ["DIE_AFTER"])], module.LossRecorder.add
+def recorded(self, *, epoch, step, loss):
+    add(self, epoch=epoch, step=step, loss=loss)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+module.LossRecorder.add = recorded
+"""
+"""SIGKILL from inside, at once, after that many micro-batches: the moment is the test's, nothing gets to clean up."""
+
+
+def train(
+    work: Path,
+    out: Path,
+    *more: str,
+    die_after: int = 0,
+    faults: str = "",
+    timeout_s: float = 120,
+    env=(),
+    **changed: str,
+):
+    """One process. Output, losses and metrics gather in `out`, across attempts. Returns helpers.Ended."""
+    out.mkdir(exist_ok=True)
+    settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **dict(env)}
+    if die_after:
+        (out / "die.py").write_text(DIE)
+        settings["DIE_AFTER"] = str(die_after)
+        faults = f"library.train_util={out / 'die.py'};{faults}"
+    return helpers.train(
+        work, tiny.arguments(work, out / "made", *more, **changed), timeout_s=timeout_s, TINY_FAULTS=faults, **settings
+    )
+
+
+def killed_and_resumed(work: Path, out: Path, *more: str, kills: int, seed: int, **changed: str) -> int:
+    """Kill a run with SIGKILL after a random number of micro-batches, `kills` times, resuming each time from the newest
+    state; then let it finish. Returns how often it was killed."""
+    rng, killed, resume = random.Random(seed), 0, []
+    while True:
+        ended = train(work, out, *more, *resume, die_after=rng.randint(4, 9) if killed < kills else 0, **changed)
+        if ended.code == 0:
+            return killed
+        assert ended.code == -signal.SIGKILL, ended.log[-3000:]
+        killed += 1
+        newest = checkpoint.newest_valid(out / "made")
+        resume = ["--resume", str(newest)] if newest else []
+
+
+def tensors(path: Path) -> dict[str, str]:
+    """Digest of each tensor of a safetensors file: its metadata holds times and session numbers."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header.pop("__metadata__", None)
+    body = data[8 + length :]
+    return {name: hashlib.sha256(body[slice(*entry["data_offsets"])]).hexdigest() for name, entry in header.items()}
+
+
+def names(out: Path) -> list[str]:
+    """States and LoRAs that a run made."""
+    return sorted(path.name for path in (out / "made").iterdir())
+
+
+def state_json(out: Path, state: str, name: str) -> dict:
+    return json.loads((out / "made" / state / name).read_text())
+
+
+def learning_rates(out: Path) -> dict[int, float]:
+    """Step → LR, the last word on each."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["lr"] for line in lines if line["kind"] == "step"}
+
+
+def stripped(state: Path, folder: Path, **train_state: int) -> Path:
+    """A copy of a state as sd-scripts alone leaves it: no guard, no place; `train_state` replaces what its JSON says."""
+    import shutil
+
+    copy = Path(shutil.copytree(state, folder / state.name))
+    (copy / checkpoint.GUARD).unlink()
+    (copy / "hangproof_resume.json").unlink()
+    if train_state:
+        (copy / "train_state.json").write_text(json.dumps(train_state))
+    return copy

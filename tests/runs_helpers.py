@@ -1,0 +1,89 @@
+"""What the tests of runs share: a data root of their own, pictures, a launcher that only tells its arguments."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import runs
+
+PROJECT = Path(__file__).resolve().parent.parent
+STUB = """#!/bin/sh
+for word in "$@"; do printf '%s\\0' "$word"; done
+"""
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch) -> Path:
+    """An empty data root."""
+    root = tmp_path / "data"
+    root.mkdir()
+    monkeypatch.setenv("HANGPROOF_DATA", str(root))
+    return root
+
+
+def picture(path: Path, size=(96, 64), mode="RGB", **save) -> Path:
+    """A picture with four quarters of different colours, so that turning it is seen."""
+    image = Image.new("RGB", size, "red")
+    w, h = size
+    image.paste("lime", (w // 2, 0, w, h // 2))
+    image.paste("blue", (0, h // 2, w // 2, h))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.convert(mode).save(path, **save)
+    return path
+
+
+def pictures(folder: Path, count: int = 3) -> Path:
+    """A folder with pictures and no captions."""
+    for i in range(count):
+        picture(folder / f"{i}.png")
+    return folder
+
+
+def spec(**fields) -> "runs.RunSpec":
+    """A valid spec; fields can be given."""
+    return runs.make({"name": "my lora", "trigger": "ohwx", "model": "flux-dev", "backend": "diffusers", **fields})
+
+
+def stub(folder: Path) -> Path:
+    """A launcher that writes its arguments to standard output, each ended by NUL."""
+    path = folder / "accelerate stub"
+    path.write_text(STUB)
+    path.chmod(0o755)
+    return path
+
+
+def encode(text: str) -> bytes:
+    """Text as an argument's bytes; a path's undecodable bytes come out as they were."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def run_script(script: str | Path, launcher: Path | None, **env: str) -> subprocess.CompletedProcess:
+    """Run a script by bash; `launcher` as $ACCELERATE."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("ACCELERATE", "PYTHONPATH")} | env
+    timeout_s = float(environment.pop("TIMEOUT_S", "60"))
+    if launcher:
+        environment["ACCELERATE"] = str(launcher)
+    return subprocess.run(["bash", str(script)], capture_output=True, timeout=timeout_s, env=environment, check=False)
+
+
+def told(result: subprocess.CompletedProcess) -> list[bytes]:
+    """The arguments that the stub told."""
+    assert result.returncode == 0, result.stderr.decode(errors="replace")
+    return result.stdout.split(b"\0")[:-1]
+
+
+def python(*words: str, cwd: Path = PROJECT, timeout: float = 60, **env: str) -> subprocess.CompletedProcess:
+    """Run a command of ours as a user would."""
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=timeout,
+        env=os.environ | env,
+        check=False,
+    )

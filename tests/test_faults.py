@@ -1,0 +1,263 @@
+"""The fault matrix: it covers every fault that was promised, says no when things go otherwise, and a quick part of it is played.
+
+The whole of it is in test_faults_full.py (`pytest -m long tests/test_faults_full.py`), a quarter of an hour.
+"""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import faults, injector, injector_files
+from benchmarks.faults_acts import ACTS
+from benchmarks.faults_reference import Reference, sha256
+from benchmarks.faults_scene import strikes_at
+from guards import checkpoint
+from guards.heartbeat import PHASES
+from monitor.folder import FINAL
+from runs.paths import ROOT
+
+ROWS = faults.table()
+PROMISED = {
+    "step sleeps": "step_sleeps",
+    "deadlock holding the GIL": "gil_deadlock",
+    "busy loop with a live heartbeat thread": "busy_loop",
+    "SIGSTOP trainer": "sigstop_trainer",
+    "SIGSTOP worker": "sigstop_worker",
+    "SIGKILL": "sigkill",
+    "SEGV": "segv",
+    "ABRT": "abort",
+    "exception once": "exception_once",
+    "the same exception always": "exception_always",
+    "exit hang": "exit_hang",
+    "worker asleep": "worker_asleep",
+    "worker killed": "worker_killed",
+    "child ignoring TERM": "child_ignores_term",
+    "setsid grandchild": "setsid_grandchild",
+    "orphan": "orphan",
+    "D state, vfork": "d_state_vfork",
+    "D state, fsfreeze": "d_state_disk",
+    "PID reuse": "pid_reuse",
+    "zombie": "zombie",
+    "wall clock + 1 h": "clock_forward",
+    "wall clock - 1 h": "clock_back",
+    "suspend": "suspend",
+    "undrained stderr": "undrained_stderr",
+    "slow cache": "slow_cache",
+    "slow save": "slow_save",
+    "slow sample": "slow_sample",
+    "slow compile": "slow_compile",
+    "one step 20x slower": "one_slow_step",
+    "kill in mid-save at 20 offsets": "kill_in_save",
+    "truncated checkpoint": "truncated_checkpoint",
+    "zeroed checkpoint": "zeroed_checkpoint",
+    "NaN checkpoint": "nan_checkpoint",
+    "corrupt npz": "corrupt_npz",
+    "ENOSPC": "disk_full",
+    "second monitor": "second_monitor",
+    "SIGKILL monitor": "sigkill_monitor",
+    "NVML failing": "nvml_failing",
+    "py-spy missing": "py_spy_missing",
+    "py-spy denied": "py_spy_denied",
+    "py-spy hung": "py_spy_hung",
+    "SIGTERM machine": "sigterm_machine",
+    "no checkpoint yet": "no_checkpoint_yet",
+    "all checkpoints bad": "all_checkpoints_bad",
+    "exit 0": "exit_zero",
+    "user stop in backoff": "stop_in_backoff",
+    "two runs, one GPU": "two_runs_one_gpu",
+}
+QUICK = (
+    "gil_deadlock",
+    "busy_loop",
+    "sigstop_worker",
+    "setsid_grandchild",
+    "truncated_checkpoint",
+    "corrupt_npz",
+    "sigkill_monitor",
+    "sigterm_machine",
+    "exit_zero",
+)
+
+
+def command(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", "faults", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_every_promised_fault_is_in_the_table():
+    assert len(PROMISED) >= 36
+    assert set(PROMISED.values()) <= set(ROWS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_names_only_what_exists(name):
+    row = ROWS[name]
+    known = {
+        "name",
+        "fault",
+        "inject",
+        "act",
+        "spec",
+        "limits",
+        "env",
+        "cold",
+        "needs",
+        "expect",
+        "patience_s",
+        "tmpfs",
+        "frozen",
+    }
+    assert set(row) <= known
+    assert row.get("act", "watch") in ACTS
+    assert row.get("inject") or row.get("act"), "nothing is done to the run"
+    if "inject" in row:
+        assert row["inject"]["fault"] in injector.FAULTS
+        assert row["inject"].get("phase", "step") in PHASES
+        assert row["inject"]["step"][0] <= row["inject"]["step"][1]
+    assert row["expect"]["state"] in FINAL
+    assert row["expect"]["lora"] in ("same", "none")
+    assert (row["expect"]["state"] == "completed") == (row["expect"]["lora"] == "same"), (
+        "what finishes equals the undisturbed"
+    )
+
+
+def test_the_causes_that_rows_expect_are_in_the_monitors_table():
+    import tomllib
+
+    causes = {c["name"] for c in tomllib.loads((ROOT / "monitor" / "causes.toml").read_text(encoding="utf-8"))["cause"]}
+    for row in ROWS.values():
+        incidents = row["expect"].get("incidents", [])
+        for names in incidents if isinstance(incidents, list) else []:
+            assert set(names) <= causes, row["name"]
+
+
+def test_a_seed_decides_where_a_fault_strikes():
+    struck = [row for row in ROWS.values() if row.get("inject", {}).get("step", [0, 0])[1] > 0]
+    assert len(struck) > 25
+    for row in struck:
+        low, high = row["inject"]["step"]
+        assert strikes_at(row, 7) == strikes_at(row, 7)
+        assert low <= strikes_at(row, 7) <= high
+    assert len({tuple(strikes_at(row, seed) for row in struck) for seed in range(5)}) == 5
+
+
+def test_the_list_ends_with_the_names_as_json():
+    done = command("--list", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == list(ROWS)
+    assert "a busy loop with a live heartbeat thread" in done.stdout
+
+
+def test_an_unknown_fault_is_a_usage_error_that_lists_those_there_are():
+    done = command("--run", "step_sleep")
+    assert done.returncode == 2
+    assert "no fault 'step_sleep'" in done.stderr and "step_sleeps" in done.stderr
+
+
+def test_what_a_machine_cannot_do_is_said(monkeypatch):
+    monkeypatch.setattr(faults, "is_root", lambda: False)
+    assert faults.missing({"needs": ["root"]}) == "only root may mount a file system"
+    assert faults.missing({"needs": ["no-such-program"]}) == "no-such-program is not installed"
+    assert faults.missing({"needs": []}) == ""
+    result = faults.run({"name": "x", "fault": "y", "needs": ["no-such-program"]})
+    assert result["ok"] and "no-such-program" in result["skipped"]
+
+
+def as_told(folder, **changed):
+    """A scene that went as its row says, except for what is changed."""
+    (folder / "fault.safetensors").write_bytes(b"weights")
+    incident = {
+        "id": "0001",
+        "cause": "stuck",
+        "kind": "hang",
+        "title": "It stands",
+        "detect_s": 1.5,
+        "evidence": {"budget_s": 1.2},
+    }
+    wants = {"state": "completed", "code": 0, "restarts": 1, "incidents": [["stuck"]], "lora": "same", "detect_s": 4}
+    (folder / "training.log").write_text(changed.pop("struck", injector.STRUCK))
+    facts = {
+        "state": "completed",
+        "codes": [0],
+        "restarts": 1,
+        "incidents": [incident],
+        "reports": ["# It stands\n"],
+        "left": {},
+        "steps": range(1, 6),
+        "sha": sha256(folder / "fault.safetensors"),
+        **changed,
+    }
+    return SimpleNamespace(
+        row={"name": "x", "expect": wants, "inject": {}},
+        folder=folder,
+        codes=facts["codes"],
+        reference=Reference(folder, facts["sha"], 5),
+        status=lambda: {"state": facts["state"], "restarts": facts["restarts"]},
+        incidents=lambda: facts["incidents"],
+        reports=lambda: facts["reports"],
+        events=lambda kind=None: [],
+        steps=lambda: [{"step": step} for step in facts["steps"]],
+        ours=lambda: facts["left"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, ""),
+        ({"state": "failed"}, "state: 'failed', expected 'completed'"),
+        ({"codes": [4]}, "exit code: 4, expected 0"),
+        ({"restarts": 2}, "restarts: 2, expected 1"),
+        ({"incidents": []}, "incidents: [], expected"),
+        ({"reports": ["nothing"]}, "does not say 'It stands'"),
+        ({"reports": []}, "1 incidents, but 0 reports"),
+        ({"left": {7: "sleep"}}, "left running: {7: 'sleep'}"),
+        ({"steps": [1, 2, 3, 5]}, "steps trained: 4 of 5"),
+        ({"struck": ""}, "the fault never struck"),
+        ({"sha": "another"}, "not that of the undisturbed run, bit for bit"),
+    ],
+)
+def test_a_run_that_went_otherwise_is_told_with_what_was_expected_and_seen(tmp_path, changed, said):
+    wrong = faults.compare(as_told(tmp_path, **changed))
+    assert bool(wrong) == bool(said) and (not said or any(said in problem for problem in wrong)), wrong
+
+
+def test_another_cause_or_a_late_word_is_wrong(tmp_path):
+    scene = as_told(tmp_path)
+    scene.incidents()[0].update(cause="killed", detect_s=9.0)
+    wrong = faults.compare(scene)
+    assert len(wrong) == 2
+    assert "['killed'], expected [['stuck']]" in wrong[0]
+    assert "declared after 9.0 s, expected within 4.4" in wrong[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "deep", "said"),
+    [
+        (injector_files.cut, False, "truncated"),
+        (injector_files.zero, False, "not those that were written"),
+        (injector_files.poison, True, "NaN"),
+    ],
+)
+def test_the_injector_damages_a_checkpoint_as_it_says(tmp_path, how, deep, said):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]}}).encode()
+    with checkpoint.writing(tmp_path / "x-step00000010-state", 10, 1) as folder:
+        data = len(header).to_bytes(8, "little") + header + b"\x00\x00\x80\x3f" * 64
+        (folder / "model.safetensors").write_bytes(data)
+    state = tmp_path / "x-step00000010-state"
+    assert checkpoint.problems(state, deep=True) == []
+    how(state)
+    assert not checkpoint.problems(state) if deep else True, "this damage is meant to pass the hashes"
+    assert said in " ".join(checkpoint.problems(state, deep=deep))
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_fault_ends_as_the_table_says(name):
+    result = faults.run(ROWS[name])
+    if result["skipped"]:
+        pytest.skip(result["skipped"])
+    assert result["ok"], faults.tell(ROWS[name], result)

@@ -1,0 +1,118 @@
+"""The goodput benchmark counts right, its loop resumes right, and ours finishes it with every hang seen in time."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import goodput, goodput_contenders, toy_loop
+from runs.paths import ROOT
+
+
+def line(what, step, t):
+    return {"what": what, "step": step, "t": t, "wall": 1000.0 + t, "pid": 1}
+
+
+LEDGER = [
+    line("start", 0, 0.0),
+    *(line("step", n, 0.1 * n) for n in range(1, 11)),
+    line("step_sleeps", 10, 1.0),
+    line("start", 0, 3.0),
+    line("resume", 8, 3.1),
+    line("step", 9, 3.2),
+    line("step", 10, 3.3),
+    line("step", 11, 3.5),
+    line("sigkill", 11, 3.5),
+    line("start", 0, 4.0),
+    line("resume", 8, 4.1),
+    *(line("step", n, 4.1 + 0.1 * (n - 8)) for n in range(9, 13)),
+]
+
+
+def test_the_ledger_is_scored_the_same_for_everybody():
+    scored = goodput.score(LEDGER, noticed=[1002.2], steps=12, unseen=[], wall_s=6.0)
+    assert scored["detection_s"] == pytest.approx([1.2])
+    assert scored["hang_to_step_s"] == pytest.approx([2.5])  # not 9 and 10, which had been trained before
+    assert scored["crash_to_step_s"] == pytest.approx([1.0])
+    assert scored["repeated"] == 5
+    assert scored["useful_s"] == pytest.approx(12 * goodput.STEP_S)
+
+
+def test_a_hang_that_nobody_saw_has_no_figures():
+    scored = goodput.score(LEDGER, noticed=[], steps=12, unseen=[10], wall_s=6.0)
+    assert scored["detection_s"] == [] and scored["hang_to_step_s"] == [] and scored["unseen"] == 1
+    figures = goodput.summarize(
+        goodput_contenders.CONTENDERS["torchrun"], [{**scored, "exit_code": 0, "finished": True, "right": True}]
+    )
+    assert figures["detection_s"] is None and figures["hang_to_step_s"] is None
+    assert figures["goodput_depends_on_limit"] is True
+    assert "≤" in goodput.table({"torchrun": figures})
+
+
+def test_percentiles_are_nearest_ranks():
+    values = [float(n) for n in range(1, 21)]
+    assert goodput.percentile(values, 0.5) == 10.0
+    assert goodput.percentile(values, 0.95) == 19.0
+    assert goodput.percentile([3.0], 0.95) == 3.0
+    assert goodput.percentile([], 0.5) is None
+
+
+def toy(folder, *words, **environment):
+    command = [sys.executable, str(toy_loop.__file__), "--output_dir", str(folder), "--output_name", "toy"]
+    command += ["--max_train_steps", "30", "--save_every_n_steps", "10", *words]
+    return subprocess.run(command, env={**os.environ, "TOY_STEP_S": "0.001", **environment}, timeout=30)
+
+
+def test_the_loop_ends_with_the_same_file_however_often_it_is_killed(tmp_path):
+    struck = {"TOY_FAULTS": "sigkill@7,sigkill@15,raises@28", "TOY_FAULTS_DONE": str(tmp_path)}
+    codes = [toy(tmp_path / "out", "--an_unknown_flag", "1", **struck).returncode for _ in range(4)]
+    assert codes == [-9, -9, 1, 0]
+    assert (tmp_path / "out" / "toy.safetensors").read_bytes() == toy_loop.expected(30)
+
+
+def test_a_contender_that_cannot_be_installed_is_reported_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(
+        goodput_contenders.NotMeasured, match=r"nvidia-resiliency-ext==0\.4\.1 could not be installed: "
+    ):
+        goodput_contenders.nvrx_python()
+
+
+def measure(*words, timeout_s):
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "goodput", "--json", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_ours_sees_every_hang_and_ends_with_the_right_file():
+    words = ("--contenders", "ours", "--repeats", "1", "--steps", "110", "--no-torch")
+    said = measure(*words, "--faults", "gil_held@47,sigkill@65,sigstop@92", timeout_s=120)
+    ours = said["contenders"]["ours"]
+    assert ours["right_result"] == 1 and ours["unseen"] == 0 and ours["hangs"] == 2
+    assert ours["detection_s"]["n"] == 2
+    assert ours["detection_s"]["p95"] <= 3.0
+    assert ours["tuning"] == "none"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_ours_untuned_is_ahead_of_both_others():
+    figures = measure("--repeats", "3", timeout_s=1100)["contenders"]
+    ours, torchrun, tuned = figures["ours"], figures["torchrun"], figures["ft_launcher"]
+    assert ours["detection_s"]["p95"] <= 3.0
+    assert ours["goodput"] > torchrun["goodput"]
+    assert torchrun["detection_s"] is None and torchrun["unseen"] == torchrun["hangs"]
+    if "not_measured" in tuned:
+        pytest.skip(tuned["not_measured"])
+    assert ours["goodput"] > tuned["goodput"]
+    assert ours["hang_to_step_s"]["p50"] <= tuned["hang_to_step_s"]["p50"]
+    assert ours["hang_to_step_s"]["p95"] <= tuned["hang_to_step_s"]["p95"]

@@ -1,0 +1,48 @@
+"""DataLoader settings that cannot hang: a pure table."""
+
+import itertools
+
+import pytest
+
+from guards.loader import rules
+
+
+def test_workers_imply_a_timeout():
+    assert rules(2, platform="linux")["timeout"] == 60
+    assert rules(2, timeout=5, platform="linux")["timeout"] == 5
+
+
+def test_no_workers_drop_persistence_prefetch_and_timeout_together():
+    made = rules(0, persistent_workers=True, prefetch_factor=4, timeout=60, platform="linux")
+    assert made == {
+        "num_workers": 0,
+        "persistent_workers": False,
+        "prefetch_factor": None,
+        "timeout": 0.0,
+        "pin_memory": False,
+    }
+
+
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_platforms_that_spawn_get_no_workers(platform):
+    assert rules(8, persistent_workers=True, platform=platform)["num_workers"] == 0
+
+
+def test_memory_is_pinned_only_for_cuda():
+    assert rules(2, platform="linux", cuda=True)["pin_memory"] is True
+    assert rules(2, platform="linux", cuda=False)["pin_memory"] is False
+
+
+def test_negative_numbers_are_refused():
+    with pytest.raises(ValueError, match="num_workers=-1"):
+        rules(-1)
+    with pytest.raises(ValueError, match="timeout=-3"):
+        rules(1, timeout=-3)
+
+
+def test_torch_accepts_every_combination():
+    torch = pytest.importorskip("torch")
+    choices = itertools.product([0, 2], [False, True], [None, 3], [0, 7], ["linux", "win32", "darwin"])
+    for workers, persistent, prefetch, timeout, platform in choices:
+        made = rules(workers, persistent, prefetch, timeout, platform=platform)
+        torch.utils.data.DataLoader([1, 2, 3], **made)  # raises ValueError for settings that contradict each other

@@ -1,0 +1,173 @@
+"""Restarts that change something: the real specs and scripts of `runs`, a toy trainer behind `$ACCELERATE`."""
+
+import json
+import os
+import sys
+
+import pytest
+from monitor_helpers import ROOT, environment, events, finish, incidents, monitor, report, status, step_of, wait_for
+from PIL import Image
+
+from monitor import book
+from monitor.folder import RunFiles
+
+# What accelerate would start: it takes the trainer's arguments and fails as the flags say it must.
+TRAINER = f"""
+import argparse, json, os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from guards import checkpoint, crash
+from guards.heartbeat import Heartbeat, REQUEST_STOP
+parser = argparse.ArgumentParser(allow_abbrev=False)
+parser.add_argument("--output_dir", type=Path)
+parser.add_argument("--output_name")
+parser.add_argument("--resume", type=Path)
+parser.add_argument("--max_data_loader_n_workers", type=int, default=0)
+parser.add_argument("--optimizer_type", default="")
+args, rest = parser.parse_known_args()
+hb = Heartbeat.from_env()
+crash.install(hb)
+hb.phase("load")
+step = checkpoint.guard_of(args.resume)["step"] if args.resume else 0
+hb.plan(40)
+hb.phase("first_step")
+while step < 40:
+    time.sleep(0.02)
+    step += 1
+    hb.step(step)
+    if step % 10 == 0:
+        hb.phase("save")
+        with checkpoint.writing(args.output_dir / f"{{args.output_name}}-step{{step:08d}}-state", step, 1) as folder:
+            (folder / "optimizer.txt").write_text(args.optimizer_type)
+        hb.phase("step")
+    if hb.request == REQUEST_STOP:
+        hb.end("stopped")
+        crash.leave(3)
+    if step == 25:
+        exec(os.environ.get("TOY_FAULT", ""))
+checkpoint.atomic_write(args.output_dir / f"{{args.output_name}}.safetensors", args.optimizer_type)
+hb.end("done")
+crash.leave(0)
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Make a run of the tiny model, start its monitor; returns (folder, exit code)."""
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    program = tmp_path / "accelerate"
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/trainer.py "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "photos" / "red.png")
+    import runs
+
+    def made(fault: str, **spec) -> tuple:
+        values = {
+            "name": "Ladder 1",
+            "trigger": "t",
+            "model": "tiny-flux",
+            "backend": "diffusers",
+            "max_train_steps": 40,
+        }
+        monkeypatch.setenv("ACCELERATE", str(program))
+        folder = runs.create(runs.make({**values, **spec}), tmp_path / "photos")
+        (tmp_path / "limits.toml").write_text("[restart]\nbackoff_first = 0.1\n[phases.step]\nfloor = 30\n")
+        env = {"HANGPROOF_DATA": str(tmp_path), "ACCELERATE": str(program), "TOY_FAULT": fault}
+        env["HANGPROOF_LIMITS"] = str(tmp_path / "limits.toml")
+        return folder, finish(monitor(folder, **env), 90)[0]
+
+    return made
+
+
+FORK = """
+if args.max_data_loader_n_workers:
+    raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, use spawn")
+"""
+OOM = """
+if "adafactor" not in args.optimizer_type.lower():
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+"""
+
+
+def test_a_certain_cause_is_changed_at_the_first_restart_and_the_spec_stays_the_users(run):
+    folder, code = run(FORK, workers=2)
+    assert code == 0
+    now = status(folder)
+    assert (now["state"], now["restarts"], now["name"]) == ("completed", 1, "Ladder 1")
+    (incident,) = incidents(folder)
+    assert incident["cause"] == "cuda_after_fork" and incident["resumed_from"] == 20
+    assert len(incident["changed"]) == 1 and "worker processes" in incident["changed"][0]
+    assert now["changes"] == incident["changed"] and events(folder, "mitigated")[0]["change"] == "workers_0"
+    assert "Changed: images are loaded by the trainer itself" in report(folder)
+    assert "workers = 2" in (folder / "run.toml").read_text(), "the original is kept"
+    first, second = (folder / "train.sh").read_text(), (folder / "train.attempt-2.sh").read_text()
+    assert "--max_data_loader_n_workers 2" in first and "--max_data_loader_n_workers 0" in second
+    assert "step00000020-state" in second and "--resume" not in first
+
+
+def test_a_change_that_old_checkpoints_do_not_fit_keeps_them_aside_and_begins_again(run):
+    folder, code = run(OOM, tier="20G", batch_size=1)
+    assert code == 0
+    changes = [e["change"] for e in events(folder, "mitigated")]
+    assert changes[-1] == "tier_down"
+    assert (folder / "Ladder-1.safetensors").read_text().lower() == "adafactor"
+    last = incidents(folder)[-1]
+    assert last["resumed_from"] == 0 and any("begins again" in sentence for sentence in last["changed"])
+    assert list(folder.glob("*-step00000020-state.bad")), "kept aside, not lost"
+
+
+def test_an_unchanged_restart_uses_the_script_that_was_rendered_ahead(run):
+    slow = "time.sleep(3)\nif not args.resume: os.kill(os.getpid(), 9)"
+    folder, code = run(slow)
+    assert code == 0 and status(folder)["restarts"] == 1
+    import runs
+
+    state = folder / "Ladder-1-step00000020-state"
+    assert (folder / "train.attempt-2.sh").read_text() == runs.script(runs.load(folder), folder, state)
+    assert os.access(folder / "train.attempt-2.sh", os.X_OK)
+
+
+def test_a_run_that_lacks_something_is_refused_at_once_by_name(run, tmp_path):
+    folder, _ = run("")
+    env = {"HANGPROOF_DATA": str(tmp_path), "ACCELERATE": str(tmp_path / "nothing-here")}
+    for name in ("status.json", "monitor.json"):
+        (folder / name).unlink()
+    code, _, err = finish(monitor(folder, "start", **env))
+    assert code == 1 and "cannot be started: no accelerate" in err
+    code, _, _ = finish(monitor(folder, **env))
+    assert code == 1 and "no accelerate" in status(folder)["reason"]
+    assert not events(folder, "crash")
+
+
+def test_a_training_that_nobody_watches_is_listed_and_can_be_stopped(tmp_path):
+    from monitor_helpers import toy_run, trainers
+
+    folder = toy_run(tmp_path / "outputs" / "toy", steps=2000, pace=0.03, every=1000)
+    env = {"HANGPROOF_DATA": str(tmp_path)}
+    process = monitor(folder, **env)
+    wait_for(lambda: step_of(folder) > 10)
+    process.kill()
+    finish(process)
+    import subprocess
+
+    command = [sys.executable, "-m", "monitor", "status"]
+    shown = subprocess.run(
+        command, cwd=ROOT, env=environment(folder, **env), capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    assert "unwatched" in shown and str(folder) in shown and "not watched: start it again" in shown
+    assert finish(monitor(folder, "stop", "--wait", "20", **env))[0] == 0
+    now = status(folder)
+    assert now["state"] == "stopped" and now["checkpoint"]["step"] == now["step"]
+    assert trainers(folder) == []
+
+
+def test_what_a_completed_run_taught_is_kept_for_the_next_of_its_kind(run, tmp_path):
+    folder, code = run("")
+    assert code == 0
+    table = json.loads((tmp_path / "outputs" / ".learned.json").read_text())
+    (key,) = table
+    assert key == book.learned_key(RunFiles(folder).spec, "") and "tiny-flux" in key
+    assert table[key]["step"]["n"] >= 30 and 0.01 < table[key]["step"]["median"] < 1
+    assert book.learned(tmp_path / "outputs" / ".learned.json", "another") == {}

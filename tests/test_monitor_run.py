@@ -1,0 +1,392 @@
+"""The monitor on real processes: a toy trainer of 30 ms steps that hangs, dies or is stopped in every way it can."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from monitor_helpers import (
+    ROOT,
+    environment,
+    events,
+    fault_at,
+    finish,
+    incidents,
+    limits_file,
+    monitor,
+    report,
+    status,
+    step_of,
+    supervise,
+    toy_run,
+    trainers,
+    undisturbed,
+    wait_for,
+    weight,
+)
+
+from guards import checkpoint
+
+LINUX = sys.platform.startswith("linux")
+SHORT = dict(steps=50, pace=0.03, every=10)
+AT = 34  # well known by then, and between two checkpoints
+
+
+@pytest.fixture
+def folder(tmp_path):
+    yield tmp_path / "toy"
+    for pid in trainers(tmp_path / "toy"):  # a test that failed must leave nothing behind
+        psutil.Process(pid).kill()
+
+
+def completed(folder, restarts, steps=SHORT["steps"]):
+    """Assert that the run completed with the result of an undisturbed one, and left no process."""
+    now = status(folder)
+    assert (now["state"], now["restarts"], now["step"]) == ("completed", restarts, steps), now
+    assert weight(folder) == undisturbed(steps)
+    assert trainers(folder) == []
+    return now
+
+
+def test_an_undisturbed_run_completes_with_exit_code_0_and_no_incident(folder):
+    toy_run(folder, **SHORT)
+    code, _, _ = supervise(folder)
+    assert code == 0
+    now = completed(folder, restarts=0)
+    assert now["planned_steps"] == 50 and now["checkpoint"]["step"] == 50 and now["incidents"] == 0
+    assert now["lora"] == str(folder / "toy.safetensors")
+    assert incidents(folder) == []
+    assert events(folder)[0]["kind"] == "started"
+    assert not list((folder.parent / "tmp").glob("hangproof-*/toy-*")), "heartbeats are removed at the end"
+
+
+HANGS = {
+    "sleeps": "time.sleep(3600)",
+    "holds the GIL": (
+        "import ctypes\n"
+        "lock, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)\n"
+        "libc.pthread_mutex_lock(lock); libc.pthread_mutex_lock(lock)"
+    ),
+    "is stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "deadlocks": "import threading; l = threading.Lock(); l.acquire(); l.acquire()",
+    "spins beside a ticking heartbeat": (
+        "import threading\n"
+        "def tick():\n    while True:\n        hb.item(0); time.sleep(0.02)\n"
+        "threading.Thread(target=tick, daemon=True).start()\n"
+        "while True: pass"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HANGS)
+def test_a_step_that(what, folder):
+    """… is found within three seconds, ended, and resumed from the last checkpoint, with the result of a calm run."""
+    toy_run(folder, fault_at(AT, HANGS[what]), **SHORT)
+    code, _, _ = supervise(folder)
+    assert code == 0
+    completed(folder, restarts=1)
+    (incident,) = incidents(folder)
+    assert incident["kind"] == "hang" and incident["phase"] == "step" and incident["step"] == AT
+    assert incident["resumed_from"] == 30 and incident["steps_repeated"] == AT - 30
+    assert incident["detect_s"] <= 4.0, "three seconds, and a loaded test machine"
+    assert incident["recover_s"] <= 8.0
+    text = report(folder)
+    assert f"step {AT} of 50" in text and "checkpoint of step 30" in text and "What it cost" in text
+    if what != "is stopped":
+        assert "fault" in (folder / "incidents/0001/stacks.txt").read_text()
+    assert incident["cause"] == ("trainer_stopped" if what == "is stopped" else "stuck")
+
+
+DEATHS = {
+    "SIGKILL": ("os.kill(os.getpid(), 9)", "killed"),
+    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed_in_c"),
+    "an exception": ("raise RuntimeError('the loss machine broke')", "exception"),
+    "out of memory": ("raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')", "cuda_out_of_memory"),
+    "exit code 0 without a last word": ("os._exit(0)", "no_last_word"),
+}
+
+
+@pytest.mark.parametrize("what", DEATHS)
+def test_a_death_by(what, folder):
+    code_of_fault, cause = DEATHS[what]
+    toy_run(folder, fault_at(AT, code_of_fault), **SHORT)
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, ""))}
+    code, _, _ = supervise(folder, **env)
+    assert code == 0
+    completed(folder, restarts=1)
+    (incident,) = incidents(folder)
+    assert (incident["kind"], incident["cause"]) == ("crash", cause)
+    if what == "an exception":
+        assert "the loss machine broke" in report(folder)
+
+
+def test_the_same_exception_three_times_without_a_new_step_ends_the_run_with_code_4_and_the_report(folder):
+    toy_run(folder, fault_at(24, "raise ValueError('always here')", "True"), **SHORT)
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[restart]\nbackoff_first = 0.2\n"))}
+    code, _, _ = supervise(folder, **env)
+    assert code == 4
+    now = status(folder)
+    assert now["state"] == "failed" and now["restarts"] == 2
+    assert "always here" in now["reason"] and "incidents/0003/report.md" in now["reason"]
+    assert len(incidents(folder)) == 3
+    assert checkpoint.newest_valid(folder).name == "toy-step00000020-state", "nothing is lost"
+    assert "given up" in report(folder, 3)
+
+
+def test_a_process_that_does_not_leave_after_its_last_word_does_not_keep_the_run_from_completing(folder):
+    toy_run(folder, **SHORT)
+    text = (folder / "toy.py").read_text()
+    (folder / "toy.py").write_text(text.replace('hb.end("done")', 'hb.end("done"); time.sleep(3600)'))
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nexit = 2\n"))}
+    code, _, _ = supervise(folder, **env)
+    assert code == 0
+    completed(folder, restarts=0)
+    assert [i["cause"] for i in incidents(folder)] == ["exit"]
+
+
+@pytest.mark.skipif(not LINUX, reason="sessions and SIGTERM are POSIX")
+def test_the_whole_tree_is_ended_deaf_children_and_other_sessions_included(folder):
+    spawn = """
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+subprocess.Popen([sys.executable, "-c", deaf, "toy-leftover"])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", "toy-leftover"], start_new_session=True)
+subprocess.run(["bash", "-c", "(setsid sleep 3617 toy-leftover || setsid sleep 3617) & disown"])
+time.sleep(0.3)
+time.sleep(3600)
+"""
+    toy_run(folder, fault_at(AT, spawn), launcher="child", **SHORT)
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[end]\ngrace = 0.5\n"))}
+    code, _, _ = supervise(folder, **env)
+    assert code == 0
+    completed(folder, restarts=1)
+    left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
+    assert not [c for c in left if "toy-leftover" in c or "3617" in c]
+
+
+@pytest.mark.skipif(not LINUX, reason="os.getppid of an orphan")
+def test_an_orphaned_trainer_is_watched_to_its_end_not_doubled(folder):
+    toy_run(folder, fault_at(12, "os.kill(os.getppid(), 9)"), launcher="child", **SHORT)
+    code, _, _ = supervise(folder)
+    assert code == 0
+    completed(folder, restarts=0)
+
+
+def test_a_dead_trainer_below_a_living_launcher_is_a_crash(folder):
+    toy_run(folder, fault_at(AT, "os.kill(os.getpid(), 9)"), **SHORT)
+    (folder / "train.sh").write_text(f"cd {folder}\n{sys.executable} toy.py || sleep 3600\n")
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nlauncher = 1\n"))}
+    code, _, _ = supervise(folder, **env)
+    assert code == 0
+    completed(folder, restarts=1)
+    assert incidents(folder)[0]["kind"] == "crash"
+
+
+def test_a_users_stop_saves_first_and_the_next_start_goes_on_from_there(folder):
+    toy_run(folder, steps=300, pace=0.03, every=1000)
+    process = monitor(folder)
+    wait_for(lambda: step_of(folder) > 15)
+    code, out, _ = finish(monitor(folder, "stop", "--wait", "20"))
+    assert code == 0 and "asked to stop" in out
+    assert finish(process)[0] == 3
+    now = status(folder)
+    assert now["state"] == "stopped" and now["checkpoint"]["step"] == now["step"] < 300
+    assert trainers(folder) == []
+    assert supervise(folder)[0] == 0
+    assert completed(folder, restarts=0, steps=300)["attempt"] == 2
+    assert f"from step {now['step']}" in events(folder, "started")[1]["message"]
+
+
+def test_a_pre_emption_saves_ends_within_25_s_and_is_resumed_by_resume_all(tmp_path):
+    folder = toy_run(tmp_path / "outputs" / "toy", steps=120, pace=0.03, every=50)
+    env = {"HANGPROOF_DATA": str(tmp_path)}
+    process = monitor(folder, **env)
+    wait_for(lambda: step_of(folder) > 15)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 5
+    assert time.monotonic() - began < 25
+    now = status(folder)
+    assert now["state"] == "preempted" and now["checkpoint"]["step"] == now["step"]
+    command = [sys.executable, "-m", "monitor", "resume-all", "--json"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(folder, **env), capture_output=True, text=True, timeout=30, check=True
+    )
+    (started,) = json.loads(done.stdout.splitlines()[-1])
+    assert started["folder"] == str(folder)
+    wait_for(lambda: status(folder)["state"] == "completed", 30)
+    wait_for(lambda: not psutil.pid_exists(started["pid"]))
+    completed(folder, restarts=0, steps=120)
+
+
+@pytest.mark.skipif(not LINUX, reason="SIGTERM handlers of a trainer are POSIX")
+def test_a_pre_emption_of_a_trainer_that_cannot_save_any_more_still_ends_in_time(folder):
+    toy_run(folder, fault_at(AT, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(3600)"), **SHORT)
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[phases.step]\nfloor = 60\n[end]\npreempt_save = 4\n"))}
+    process = monitor(folder, **env)
+    wait_for(lambda: step_of(folder) == AT)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 5
+    assert time.monotonic() - began < 14  # 25 s by the table's own times: see test_monitor_parts
+    assert trainers(folder) == []
+    assert checkpoint.newest_valid(folder).name == "toy-step00000030-state"
+
+
+def test_a_killed_monitor_is_followed_by_one_that_takes_the_living_training_over(folder):
+    toy_run(folder, fault_at(110, "time.sleep(3600)"), steps=150, pace=0.03, every=10)
+    process = monitor(folder)
+    wait_for(lambda: step_of(folder) > 15)
+    process.kill()
+    finish(process)
+    (trainer,) = trainers(folder)
+    assert status(folder)["state"] == "running", "left alone, and the status does not know"
+    code, out, _ = finish(monitor(folder, "start", "--json"))
+    assert code == 0
+    started = json.loads(out.splitlines()[-1])
+    assert not started["already"]
+    assert trainers(folder) == [trainer], "taken over, not doubled"
+    again = json.loads(finish(monitor(folder, "start", "--json"))[1].splitlines()[-1])
+    assert again["already"] and again["pid"] == started["pid"]
+    wait_for(lambda: status(folder)["state"] == "completed", 40)
+    completed(folder, restarts=1, steps=150)  # and the hang after it was seen by the second monitor
+    wait_for(lambda: not psutil.pid_exists(started["pid"]))
+
+
+def test_a_training_that_ended_while_nobody_watched_is_judged_by_its_last_words(folder):
+    toy_run(folder, **SHORT)
+    process = monitor(folder)
+    wait_for(lambda: step_of(folder) > 5)
+    process.kill()
+    finish(process)
+    wait_for(lambda: trainers(folder) == [])
+    assert supervise(folder)[0] == 0
+    assert completed(folder, restarts=0)["attempt"] == 1
+
+
+def test_a_second_monitor_is_refused_and_says_why(folder):
+    toy_run(folder, steps=2000, pace=0.05)
+    first = monitor(folder)
+    wait_for(lambda: step_of(folder) > 3)
+    code, _, err = supervise(folder)
+    assert code == 1 and "another monitor watches this run" in err
+    assert len(trainers(folder)) == 1
+    finish(monitor(folder, "stop", "--now"))
+    assert finish(first)[0] == 3
+
+
+def test_bad_checkpoints_are_set_aside_and_named_and_the_run_goes_on_from_the_last_good_one(folder):
+    spoil = """
+newest, second = state(step - step % 10), state(step - step % 10 - 10)
+(newest / "weight.json").write_text('"x"')
+(second / "hangproof.json").unlink()
+os.kill(os.getpid(), 9)
+"""
+    toy_run(folder, fault_at(AT, spoil), **SHORT)
+    assert supervise(folder)[0] == 0
+    completed(folder, restarts=1)
+    assert incidents(folder)[0]["resumed_from"] == 10
+    bad = events(folder, "checkpoint_bad")
+    assert len(bad) == 2 and any("guard" in e["message"] for e in bad)
+    assert (folder / "toy-step00000030-state.bad").is_dir()
+    assert "set aside" in report(folder)
+
+
+def test_when_all_checkpoints_are_bad_the_run_begins_again(folder):
+    spoil = "for s in run.glob('*-state'): (s / 'weight.json').write_bytes(b'')\nos.kill(os.getpid(), 9)"
+    toy_run(folder, fault_at(AT, spoil), **SHORT)
+    assert supervise(folder)[0] == 0
+    completed(folder, restarts=1)
+    assert incidents(folder)[0]["resumed_from"] == 0
+
+
+def test_a_script_without_heartbeats_is_watched_by_its_log(folder):
+    folder.mkdir()
+    (folder / "train.sh").write_text(
+        'for i in 1 2 3; do echo "line $i of attempt $HANGPROOF_ATTEMPT"; sleep 0.3; done\n'
+        '[ "$HANGPROOF_ATTEMPT" = 1 ] && sleep 3600\necho done\n'
+    )
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nlog_silence = 2\n"))}
+    code, _, _ = supervise(folder, **env)
+    assert code == 0
+    now = status(folder)
+    assert now["state"] == "completed" and now["restarts"] == 1
+    (incident,) = incidents(folder)
+    assert incident["kind"] == "hang" and 2 <= incident["detect_s"] <= 6
+    assert "line 3 of attempt 1" in (folder / "incidents/0001/log_tail.txt").read_text()
+
+
+def test_a_script_that_fails_at_once_is_tried_three_times_and_the_reason_is_its_own(folder):
+    folder.mkdir()
+    (folder / "train.sh").write_text("echo 'FileNotFoundError: no such model: flux.safetensors' >&2\nexit 1\n")
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[restart]\nbackoff_first = 0.1\n"))}
+    code, _, _ = supervise(folder, **env)
+    assert code == 4
+    assert "no such model: flux.safetensors" in status(folder)["reason"]
+
+
+@pytest.mark.skipif(not LINUX, reason="/proc/PID/environ")
+def test_strays_of_a_dead_attempt_are_named_and_ended_before_a_new_one_starts(folder):
+    toy_run(folder, **SHORT)
+    stray = subprocess.Popen(["sleep", "3618"], env={**os.environ, "HANGPROOF_RUN": str(folder)})
+    assert supervise(folder)[0] == 0
+    assert stray.wait(5) == -signal.SIGTERM
+    assert str(stray.pid) in events(folder, "killed")[0]["message"]
+
+
+def test_two_runs_on_one_gpu_train_one_after_the_other_in_the_order_they_asked(tmp_path):
+    folders = [toy_run(tmp_path / name, steps=100, pace=0.03) for name in ("first", "second", "third")]
+    processes = []
+    for folder in folders:
+        processes.append(monitor(folder, HANGPROOF_GPUS="0"))
+        wait_for(lambda f=folder: status(f)["state"])
+    wait_for(lambda: "GPU 0" in status(folders[2])["message"])
+    assert status(folders[2])["state"] == "queued"
+    assert [finish(p)[0] for p in processes] == [0, 0, 0]
+    starts = [events(f, "started")[0]["t"] for f in folders]
+    ends = [events(f, "completed")[0]["t"] for f in folders]
+    assert starts[0] < ends[0] <= starts[1] < ends[1] <= starts[2]
+
+
+def test_a_driver_that_fails_changes_nothing_but_the_report(folder):
+    (folder.parent / "broken_nvml.py").write_text(
+        "class NVMLError(Exception): pass\ndef nvmlInit(): raise NVMLError('Driver/library version mismatch')\n"
+    )
+    toy_run(folder, fault_at(AT, "time.sleep(3600)"), **SHORT)
+    env = {"HANGPROOF_NVML": "broken_nvml", "PYTHONPATH": str(folder.parent)}
+    assert supervise(folder, **env)[0] == 0
+    completed(folder, restarts=1)
+    assert "version mismatch" in report(folder)
+
+
+def test_a_stop_while_it_waits_to_restart_starts_nothing_more(folder):
+    toy_run(folder, fault_at(5, "raise ValueError('again')", "True"), **SHORT)
+    process = monitor(folder)
+    wait_for(lambda: status(folder)["state"] == "backoff" and status(folder)["restarts"] == 2)
+    finish(monitor(folder, "stop"))
+    assert finish(process)[0] == 3
+    assert status(folder)["state"] == "stopped" and len(incidents(folder)) == 2
+
+
+@pytest.mark.skipif(not LINUX, reason="/proc/PID/schedstat")
+def test_the_monitor_costs_under_40_mb_and_half_a_percent_of_a_core_at_20_steps_a_second(folder):
+    toy_run(folder, steps=2000, pace=0.05, every=100)
+    process = monitor(folder)
+    wait_for(lambda: step_of(folder) > 40)
+
+    def cpu_s():
+        with open(f"/proc/{process.pid}/schedstat") as file:
+            return int(file.read().split()[0]) / 1e9
+
+    before, began = cpu_s(), time.monotonic()
+    time.sleep(12)
+    share = (cpu_s() - before) / (time.monotonic() - began)
+    memory = psutil.Process(process.pid).memory_info().rss
+    finish(monitor(folder, "stop", "--now"))
+    finish(process)
+    print(f"monitor: {share:.2%} of a core, {memory / 1e6:.0f} MB")
+    assert memory < 40e6
+    assert share < 0.005

@@ -1,0 +1,31 @@
+"""The guards' price, measured by the benchmark that is shipped. The loop takes two minutes: `-m long`."""
+
+import json
+
+import pytest
+import tiny_sd_scripts as tiny
+
+from benchmarks import overhead
+
+
+def test_a_heartbeat_costs_two_microseconds_at_most(tmp_path):
+    costs = overhead.parts(tmp_path)
+    assert costs["heartbeat_step"] <= overhead.HEARTBEAT_LIMIT_US, costs
+    assert sum(costs.values()) < 1000  # microseconds: all parts together, 1 % of a 100 ms step
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_all_patches_cost_one_percent_of_a_step_at_most(capsys):
+    tiny.need()
+    code = overhead.main(["--steps", "120", "--json"])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == 0 and result["ok"], result
+    assert result["loop"]["pairs"] == 2 * (120 - 1 - overhead.WARM_UP)
+
+
+def test_the_comparison_finds_a_known_difference():
+    plain = [0.1 + 0.01 * ((i * 7) % 5) for i in range(200)]
+    made = overhead.compare(plain, [x + 0.002 for x in plain])
+    assert made["difference_ms"] == pytest.approx(2.0, abs=1e-6) and made["share_of_100_ms"] == pytest.approx(0.02)
+    assert made["low_ms"] <= made["difference_ms"] <= made["high_ms"]

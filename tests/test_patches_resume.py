@@ -1,0 +1,357 @@
+"""A run of the real FLUX trainer, killed and resumed, is the undisturbed one: steps, losses, LR, names, weights."""
+
+import argparse
+import ast
+import json
+import logging
+import math
+import random
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import resume_helpers as helpers
+import tiny_sd_scripts as tiny
+
+from guards import checkpoint
+from sd_scripts_patches import place as places
+from sd_scripts_patches import reckoning, resume
+from sd_scripts_patches.patch import DoesNotFit
+
+real = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
+pytestmark = pytest.mark.timeout(900)  # the first test waits for fourteen training processes
+KILLS, INTERVAL, IMAGES = 5, 3, 10
+EPOCHS = {1: 3, 2: 4}  # by gradient accumulation: 30 and 20 steps
+SAVES = ["--save_state", "--save_every_n_steps", str(INTERVAL), "--save_every_n_epochs", "1"]
+WORKERS = {1: "0", 2: "2"}
+LOADING = {1: ["--flip_aug"], 2: ["--persistent_data_loader_workers"]}  # the second is what the presets use
+
+
+def arguments(accumulation):
+    steps = ["--max_train_epochs", str(EPOCHS[accumulation]), "--gradient_accumulation_steps", str(accumulation)]
+    return [*SAVES, *steps, *LOADING[accumulation]]
+
+
+@pytest.fixture(scope="module")
+def work():
+    return tiny.workdir()
+
+
+@pytest.fixture(scope="module")
+def runs(work, tmp_path_factory):
+    """For accumulation 1 (no workers) and 2 (two that stay): an undisturbed run, and one killed five times at random."""
+    base = tmp_path_factory.mktemp("resume")
+
+    def undisturbed(accumulation):
+        out = base / f"undisturbed-{accumulation}"
+        ended = helpers.train(work, out, *arguments(accumulation), max_data_loader_n_workers=WORKERS[accumulation])
+        assert ended.code == 0, ended.log[-3000:]
+        return out
+
+    def disturbed(accumulation):
+        out = base / f"killed-{accumulation}"
+        killed = helpers.killed_and_resumed(
+            work, out, *arguments(accumulation), kills=KILLS, seed=accumulation, max_data_loader_n_workers=WORKERS[accumulation]
+        )  # fmt: skip
+        assert killed == KILLS
+        return out
+
+    with ThreadPoolExecutor(2) as pool:
+        killed = pool.map(disturbed, (1, 2))
+        return {a: pair for a, pair in zip((1, 2), zip(map(undisturbed, (1, 2)), killed, strict=True), strict=True)}
+
+
+@real
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_five_kills_repeat_at_most_what_was_not_yet_saved(runs, accumulation):
+    plain, killed = (tiny.losses(out / "losses") for out in runs[accumulation])
+    planned = IMAGES * EPOCHS[accumulation]
+    assert len(plain) == planned
+    assert 0 < len(killed) - planned <= KILLS * INTERVAL * accumulation
+
+
+@real
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_every_loss_is_the_undisturbed_ones_to_the_digit(runs, accumulation):
+    plain, killed = (tiny.losses(out / "losses") for out in runs[accumulation])
+    expected = {(epoch, step): loss for epoch, step, loss in plain}
+    assert [entry for entry in killed if expected[entry[0], entry[1]] != entry[2]] == []
+    assert {(e, s) for e, s, _ in killed} == set(expected)
+
+
+@real
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_every_step_has_the_undisturbed_ones_learning_rate(runs, accumulation):
+    plain, killed = (helpers.learning_rates(out) for out in runs[accumulation])
+    assert len(plain) == math.ceil(IMAGES / accumulation) * EPOCHS[accumulation]
+    assert killed == plain
+
+
+@real
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_states_and_loras_have_the_same_names_and_the_same_weights(runs, accumulation):
+    plain, killed = runs[accumulation]
+    assert helpers.names(killed) == helpers.names(plain)
+    for name in helpers.names(plain):
+        if name.endswith(".safetensors"):
+            assert helpers.tensors(killed / "made" / name) == helpers.tensors(plain / "made" / name), name
+
+
+@real
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_each_state_tells_the_same_place(runs, accumulation):
+    """Counts, averages, generators, order: the whole of it, so that a third and a tenth resume go on alike."""
+    plain, killed = runs[accumulation]
+    states = [name for name in helpers.names(plain) if name.endswith("-state")]
+    assert len(states) > 8
+    for state in states:
+        for file in ("train_state.json", places.FILE):
+            assert helpers.state_json(killed, state, file) == helpers.state_json(plain, state, file), (state, file)
+        assert checkpoint.problems(killed / "made" / state, deep=True) == []
+        if "-step" in state:
+            assert helpers.state_json(plain, state, "train_state.json")["current_step"] == int(state[9:17])
+
+
+@real
+def test_a_stop_saves_this_step_and_the_rest_is_as_if_it_had_not_been(work, runs, tmp_path):
+    plain, _ = runs[1]
+    asked = {"HANGPROOF_HEARTBEAT": str(tmp_path / "hb"), "HANGPROOF_INJECT": "tests.patches_tell:stop_at_four"}
+    stopped = helpers.train(work, tmp_path / "out", *arguments(1), env=asked)
+    assert stopped.code == 3, stopped.log[-2000:]
+    state = checkpoint.newest_valid(tmp_path / "out" / "made")
+    assert state.name == "tiny-step00000004-state"
+    ended = helpers.train(work, tmp_path / "out", *arguments(1), "--resume", str(state))
+    assert ended.code == 0, ended.log[-2000:]
+    assert helpers.names(tmp_path / "out") == sorted([*helpers.names(plain), state.name])
+    last = [helpers.tensors(out / "made/tiny.safetensors") for out in (plain, tmp_path / "out")]
+    assert last[0] == last[1]
+
+
+@real
+def test_a_state_of_plain_sd_scripts_goes_on_at_its_true_step(work, runs, tmp_path):
+    """Its JSON is what a second plain resume leaves: too low. The LR scheduler knows better, and the log says so."""
+    plain, _ = runs[1]
+    state = helpers.stripped(plain / "made/tiny-step00000012-state", tmp_path, current_epoch=2, current_step=2)
+    ended = helpers.train(work, tmp_path / "out", *arguments(1), "--resume", str(state))
+    assert ended.code == 0, ended.log[-2000:]
+    rest = {step: lr for step, lr in helpers.learning_rates(plain).items() if step > 12}
+    assert helpers.learning_rates(tmp_path / "out") == rest
+    assert "tiny-step00000015-state" in helpers.names(tmp_path / "out")
+    told = next(line for line in ended.log.splitlines() if "was saved without hangproof" in line)
+    assert "train_state.json says 2, the LR scheduler 12; 12 is taken" in told and "order of the images" in told
+
+
+@real
+def test_an_epoch_state_of_plain_sd_scripts_gives_the_undisturbed_losses(work, runs, tmp_path):
+    plain, _ = runs[1]
+    state = helpers.stripped(plain / "made/tiny-000002-state", tmp_path)
+    ended = helpers.train(work, tmp_path / "out", *arguments(1), "--resume", str(state))
+    assert ended.code == 0, ended.log[-2000:]
+    assert tiny.losses(tmp_path / "out/losses") == [line for line in tiny.losses(plain / "losses") if line[0] == 2]
+
+
+@real
+def test_a_finished_run_that_is_resumed_trains_nothing_and_ends_well(work, runs, tmp_path):
+    plain, _ = runs[2]
+    state = plain / "made/tiny-state"
+    ended = helpers.train(work, tmp_path / "out", *arguments(2), "--resume", str(state), max_data_loader_n_workers="2")
+    assert ended.code == 0, ended.log[-2000:]
+    assert not (tmp_path / "out/losses").exists()
+    last = [helpers.tensors(out / "made/tiny.safetensors") for out in (plain, tmp_path / "out")]
+    assert last[0] == last[1]
+
+
+@real
+def test_a_state_without_its_json_is_refused_before_anything_is_loaded(work, runs, tmp_path):
+    state = helpers.stripped(runs[1][0] / "made/tiny-step00000003-state", tmp_path)
+    (state / "train_state.json").unlink()
+    ended = helpers.train(work, tmp_path / "out", *arguments(1), "--resume", str(state))
+    assert ended.code == 1
+    assert f"{state}/train_state.json is missing: the state does not say at which step it was saved" in ended.log
+    assert "--initial_step N" in ended.log and "Building Flux" not in ended.log and "prepare images" not in ended.log
+
+
+@real
+@pytest.mark.long
+def test_workers_that_start_anew_each_epoch_flip_the_same_images(work, tmp_path):
+    args = [
+        *SAVES,
+        "--max_train_epochs",
+        "3",
+        "--gradient_accumulation_steps",
+        "3",
+        "--flip_aug",
+        "--validation_split",
+        "0.2",
+    ]
+    plain, killed = tmp_path / "plain", tmp_path / "killed"
+    assert helpers.train(work, plain, *args, max_data_loader_n_workers="2").code == 0
+    assert helpers.killed_and_resumed(work, killed, *args, kills=3, seed=3, max_data_loader_n_workers="2") == 3
+    assert helpers.names(killed) == helpers.names(plain)
+    for name in helpers.names(plain):
+        if name.endswith(".safetensors"):
+            assert helpers.tensors(killed / "made" / name) == helpers.tensors(plain / "made" / name), name
+
+
+# Without a run: what is refused, and where an epoch's place is.
+
+
+def state(folder, **train_state):
+    made = folder / "tiny-step00000012-state"
+    made.mkdir()
+    (made / "train_state.json").write_text(json.dumps(train_state))
+    return made
+
+
+def test_a_plain_state_is_accepted(tmp_path):
+    reckoning.check(state(tmp_path, current_epoch=2, current_step=12))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"current_epoch": 1}', '{"current_epoch": 1, "current_step": -3}', '{"current_epoch": 1, "current_step": "12"}']
+)  # fmt: skip
+def test_a_damaged_json_is_refused_unless_the_user_knows_the_step(tmp_path, text):
+    made = state(tmp_path)
+    (made / "train_state.json").write_text(text)
+    with pytest.raises(places.ResumeError, match=r"train_state\.json is damaged .*--initial_step"):
+        reckoning.check(made)
+    reckoning.check(made, step_is_given=True)
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(places.ResumeError, match="there is no such folder"):
+        reckoning.check(tmp_path / "nowhere")
+
+
+def test_a_guarded_state_that_was_damaged_is_refused_with_the_file(tmp_path):
+    with checkpoint.writing(tmp_path / "tiny-step00000012-state", 12, 1) as folder:
+        (folder / "train_state.json").write_text(json.dumps({"current_epoch": 2, "current_step": 12}))
+        (folder / "optimizer.bin").write_bytes(b"x" * 100)
+    made = tmp_path / "tiny-step00000012-state"
+    reckoning.check(made)
+    (made / "optimizer.bin").write_bytes(b"x" * 50)
+    with pytest.raises(places.ResumeError, match=r"optimizer\.bin: 50 bytes where 100 were written"):
+        reckoning.check(made)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"version": 9}', '{"version": 1, "steps": 3}'])
+def test_a_damaged_place_is_refused(tmp_path, content):
+    made = state(tmp_path, current_epoch=2, current_step=12)
+    (made / places.FILE).write_text(content)
+    with pytest.raises(places.ResumeError, match=places.FILE):
+        reckoning.check(made)
+
+
+@pytest.mark.parametrize(
+    ("step", "batches", "accumulation", "epoch", "batch"),
+    [
+        *[
+            (0, 10, 1, 1, 0),
+            (1, 10, 1, 1, 1),
+            (10, 10, 1, 1, 10),
+            (15, 10, 1, 2, 5),
+            (3, 10, 2, 1, 6),
+            (5, 10, 2, 1, 10),
+        ],
+        *[(7, 10, 3, 2, 9), (4, 10, 3, 1, 10), (8, 10, 3, 2, 10), (3, 5, 4, 2, 4), (2, 5, 4, 1, 5), (6, 3, 8, 6, 3)],
+    ],
+)
+def test_where_an_epoch_is_after_so_many_steps(step, batches, accumulation, epoch, batch):
+    found = reckoning.locate(step, (batches, accumulation, 1), over=True, now=None, losses={})
+    assert (found.epoch, found.batch) == (epoch, batch)
+    assert found.epoch_over == (batch == batches)
+
+
+def loaded(tmp_path, caplog=None, shape=(10, 1, 1), place=None, told=None, scheduler=None, **args):
+    """`Run.loaded` on an accelerator that has only what it looks at."""
+    given = {
+        "resume": str(tmp_path / "x-step00000012-state"),
+        "initial_step": None,
+        "initial_epoch": None,
+        "resume_from_huggingface": False,
+    }
+    args = argparse.Namespace(**{**given, "gradient_accumulation_steps": shape[1], **args})
+    count = SimpleNamespace(state_dict=lambda: {"last_epoch": scheduler}, split_batches=False)
+    run = resume.Run()
+    run.accelerator = SimpleNamespace(num_processes=shape[2], _schedulers=[count] if scheduler is not None else [])
+    run.found = place
+    assert run.loaded(args, told, range(shape[0])) is None
+    assert args.initial_step is args.initial_epoch is None and not args.sample_at_first
+    return run.resumed
+
+
+def known(step=12, **changed):
+    return places.Place(
+        **{
+            "step": step,
+            "epoch": 2,
+            "batch": 2,
+            "epoch_over": False,
+            "batches": 10,
+            "accumulation": 1,
+            "processes": 1,
+            "workers": 0,
+            **changed,
+        }
+    )
+
+
+def test_a_step_given_that_the_state_contradicts_is_refused(tmp_path):
+    with pytest.raises(places.ResumeError, match="after step 12, but --initial_step or --initial_epoch says 10"):
+        loaded(tmp_path, place=known(), initial_epoch=2)
+    assert loaded(tmp_path, place=known(10), initial_epoch=2).step == 10
+
+
+def test_another_shape_keeps_the_step_and_says_what_changed(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        found = loaded(tmp_path, place=known(), shape=(10, 2, 1))
+    assert (found.step, found.epoch, found.batch) == (12, 3, 4)
+    assert "gradient accumulation 1, now 2" in caplog.text and "batches an epoch" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("told", "scheduler", "step"), [(12, 12, 12), (2, 12, 12), (12, 11, 12), (12, None, 12), (None, None, 0)]
+)
+def test_of_two_counts_the_higher_one_is_right(tmp_path, told, scheduler, step):
+    assert loaded(tmp_path, told=told, scheduler=scheduler).step == step
+
+
+def test_the_generators_come_back_from_json():
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+
+    def draw():
+        return [random.random(), random.gauss(0, 1), float(numpy.random.normal()), float(torch.randn(()))]
+
+    random.seed(1), numpy.random.seed(2), torch.manual_seed(3)
+    draw()  # a gauss has its second half waiting
+    state = json.loads(json.dumps(places.to_json(places.generators())))
+    expected = draw()
+    assert draw() != expected
+    assert places.restore(places.from_json(state)) == []
+    assert draw() == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("enumerate(skipped_dataloader or train_dataloader)", "enumerate(train_dataloader)"),
+        ("global_step += 1", "global_step = global_step + 1"),
+        ("for epoch in range(epoch_to_start, num_train_epochs)", "for epoch in range(num_train_epochs)"),
+        ("steps_from_state = None\n", "steps_of_state = None\n"),
+        ("loss_recorder.add(", "loss_recorder.put("),
+        ("train_util.resume_from_local_or_hf_if_specified(accelerator, args)", "train_util.resume(accelerator, args)"),
+    ],
+)
+def test_a_train_loop_that_has_moved_on_is_refused(old, new):
+    tiny.need(run=False)
+    source = (tiny.checkout() / "train_network.py").read_text(encoding="utf-8")
+    resume.rewrite(ast.parse(source))
+    assert old in source
+    with pytest.raises(DoesNotFit):
+        resume.rewrite(
+            ast.parse(
+                source.replace(old, new).replace("steps_from_state", "steps_of_state")
+                if "steps_of" in new
+                else source.replace(old, new)
+            )
+        )

@@ -1,0 +1,209 @@
+"""What the real FLUX trainer has saved is whole, whenever it was killed; what must not be saved is refused."""
+
+import ast
+import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import resume_helpers as helpers
+import tiny_sd_scripts as tiny
+
+from guards import checkpoint
+from sd_scripts_patches import save
+from sd_scripts_patches.patch import DoesNotFit, find_function
+
+real = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
+SAVES = ["--save_state", "--save_every_n_steps", "2", "--save_last_n_steps_state", "2", "--max_train_steps", "10"]
+
+KILLED_IN_A_FILE = """
+import os, signal
+write, left = module.NAME, [NUMBER]
+def half(value, path, *args, **kwargs):
+    left[0] -= 1
+    if left[0]:
+        return write(value, path, *args, **kwargs)
+    with open(path, "wb") as file:
+        file.write(b"half of what it was to be")
+    os.kill(os.getpid(), signal.SIGKILL)
+module.NAME = half
+"""
+
+NAN_AT_EPOCH_TWO = """
+epochs, begin = [0], module.LoRANetwork.on_epoch_start
+def on_epoch_start(self, *args):
+    begin(self, *args)
+    epochs[0] += 1
+    if epochs[0] == 2:
+        next(iter(self.parameters())).data.view(-1)[0] = float("nan")
+module.LoRANetwork.on_epoch_start = on_epoch_start
+"""
+
+TRACKER_LOOKS = """
+import os
+def finish(self):
+    with open(os.environ["SEEN"], "w") as file:
+        file.write("\\n".join(sorted(os.listdir(os.environ["MADE"]))))
+module.TensorBoardTracker.finish = finish
+"""
+
+
+@pytest.fixture(scope="module")
+def work():
+    return tiny.workdir()
+
+
+def fault(folder, module, source):
+    path = folder / "fault.py"
+    path.write_text(source)
+    return f"{module}={path}"
+
+
+@pytest.fixture(scope="module")
+def killed(work, tmp_path_factory):
+    """Two runs that save each second step and keep two states. One is killed while it writes the optimizer into the state
+    of step 6, the other while it writes the LoRA of step 6."""
+    base = tmp_path_factory.mktemp("killed")
+
+    def run(name, module, function, number):
+        out = base / name
+        out.mkdir()
+        faults = fault(out, module, KILLED_IN_A_FILE.replace("NAME", function).replace("NUMBER", str(number)))
+        ended = helpers.train(work, out, *SAVES, faults=faults)
+        assert ended.code == -signal.SIGKILL, ended.log[-2000:]
+        return out
+
+    with ThreadPoolExecutor(2) as pool:
+        state = pool.submit(run, "state", "accelerate.checkpointing", "save", 8)  # three calls a state
+        lora = pool.submit(run, "lora", "safetensors.torch", "save_file", 5)  # LoRA and state, each time
+        return {"state": state.result(), "lora": lora.result()}
+
+
+@real
+@pytest.mark.parametrize("what", ["state", "lora"])
+def test_a_kill_in_mid_save_leaves_only_what_is_whole(killed, what):
+    made = killed[what] / "made"
+    assert [path.name for path in checkpoint.states(made)] == ["tiny-step00000004-state", "tiny-step00000002-state"]
+    assert all(checkpoint.problems(path, deep=True) == [] for path in checkpoint.states(made))
+    loras = ["tiny-step00000002.safetensors", "tiny-step00000004.safetensors"]
+    loras += ["tiny-step00000006.safetensors"] if what == "state" else []
+    assert sorted(path.name for path in made.glob("[!.]*.safetensors")) == loras
+    assert all(checkpoint.non_finite(made / name) is None for name in loras)
+    halves = [path for path in made.rglob("*") if path.is_file() and path.read_bytes().startswith(b"half of")]
+    assert len(halves) == 1  # the kill did come in the middle
+    assert any(part.startswith(".") and ".tmp" in part for part in halves[0].relative_to(made).parts)
+
+
+@real
+def test_the_run_goes_on_from_there_and_old_states_go_once_new_ones_stand(work, killed):
+    out = killed["state"]
+    newest = checkpoint.newest_valid(out / "made")
+    ended = helpers.train(work, out, *SAVES, "--resume", str(newest))
+    assert ended.code == 0, ended.log[-2000:]
+    states = [path.name for path in checkpoint.states(out / "made")]
+    assert sorted(states) == ["tiny-state", "tiny-step00000008-state", "tiny-step00000010-state"]
+    assert len(checkpoint.sweep(out / "made")) == 1  # what the kill left
+    assert not list((out / "made").glob(".*"))
+
+
+@real
+def test_the_last_state_and_the_lora_are_there_before_the_trackers_end(work, tmp_path):
+    """So a tracker that hangs in its end loses nothing. sd-scripts ends them first."""
+    made = tmp_path / "out" / "made"
+    logs = (
+        "--log_with",
+        "tensorboard",
+        "--logging_dir",
+        str(tmp_path / "logs"),
+        "--save_state",
+        "--max_train_steps",
+        "3",
+    )
+    env = {"SEEN": str(tmp_path / "seen"), "MADE": str(made)}
+    ended = helpers.train(
+        work, tmp_path / "out", *logs, faults=fault(tmp_path, "accelerate.tracking", TRACKER_LOOKS), env=env
+    )
+    assert ended.code == 0, ended.log[-2000:]
+    assert (tmp_path / "seen").read_text().split() == ["tiny-state", "tiny.safetensors"]
+
+
+@real
+def test_weights_with_nan_are_refused_and_the_run_ends(work, tmp_path):
+    args = ("--save_state", "--save_every_n_epochs", "1", "--max_train_epochs", "3")
+    ended = helpers.train(work, tmp_path / "out", *args, faults=fault(tmp_path, "networks.lora_flux", NAN_AT_EPOCH_TWO))
+    assert ended.code == 1
+    assert "tiny-000002.safetensors is not saved" in ended.log and "hold NaN or infinity" in ended.log, ended.log[
+        -2000:
+    ]
+    assert helpers.names(tmp_path / "out") == ["tiny-000001-state", "tiny-000001.safetensors"]
+    assert checkpoint.problems(tmp_path / "out/made/tiny-000001-state", deep=True) == []
+
+
+# Without a run.
+
+
+def test_a_finite_network_passes_and_the_bad_tensor_is_named():
+    torch = pytest.importorskip("torch")
+    good = {"a": torch.ones(2), "b": torch.zeros(3, dtype=torch.bfloat16)}
+    save.refuse_nan(good, "x")
+    save.refuse_nan({}, "x")
+    with pytest.raises(save.NotSaved, match=r"x is not saved: 1 of 3 trained tensors .*\(c first\)"):
+        save.refuse_nan({**good, "c": torch.tensor([1.0, float("inf")])}, "x")
+
+
+def test_a_lora_is_replaced_whole_or_not_at_all(tmp_path):
+    torch = pytest.importorskip("torch")
+    network, path = torch.nn.Linear(2, 2), tmp_path / "x.safetensors"
+
+    def write(file, dtype, metadata):
+        assert file.endswith(".safetensors") and file != str(path)
+        with open(file, "w") as handle:
+            handle.write(text)
+            if text == "worse":
+                raise OSError("no space left on device")
+
+    network.save_weights, text = write, "good"
+    save.save_weights(network, str(path), None, {})
+    text = "worse"
+    with pytest.raises(OSError, match="no space"):
+        save.save_weights(network, str(path), None, {})
+    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"] and path.read_text() == "good"
+
+
+def test_a_folder_that_cannot_be_deleted_does_not_end_the_run(tmp_path, caplog, monkeypatch):
+    old = tmp_path / "tiny-step00000002-state"
+    old.mkdir()
+    save.Pruning().rmtree(str(old))
+    assert not list(tmp_path.iterdir())
+    save.Pruning().rmtree(str(old))
+    assert "was not deleted" in caplog.text
+    assert save.Pruning().copyfile is shutil.copyfile
+
+
+def test_a_state_of_another_trainer_takes_its_numbers_from_its_name():
+    assert save._numbers(Path("out/x-step00000012-state")) == (12, 0)
+    assert save._numbers(Path("out/x-000003-state")) == (0, 3)
+    assert save._numbers(Path("out/x-state")) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("accelerator.end_training()", "accelerator.finish()"),
+        ("train_util.save_state_on_train_end(args, accelerator)", "train_util.save_state(args, accelerator)"),
+        ("unwrapped_nw.save_weights(ckpt_file, save_dtype, metadata_to_save)", "unwrapped_nw.save(ckpt_file)"),
+        (
+            "        accelerator.end_training()\n",
+            "        if is_main_process:\n            accelerator.end_training()\n",
+        ),
+    ],
+)
+def test_a_train_loop_that_has_moved_on_is_refused(old, new):
+    tiny.need(run=False)
+    source = (tiny.checkout() / "train_network.py").read_text(encoding="utf-8")
+    body = find_function(save.rewrite(ast.parse(source)), "NetworkTrainer.train").body
+    assert ast.unparse(body[-1]) == "accelerator.end_training()"
+    assert old in source
+    with pytest.raises(DoesNotFit):
+        save.rewrite(ast.parse(source.replace(old, new)))

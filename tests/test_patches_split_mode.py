@@ -1,0 +1,252 @@
+"""`--split_mode` on the real FLUX trainer: the same LoRA as plain training, half of the model on the device at a time."""
+
+import argparse
+import ast
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import resume_helpers as helpers
+import tiny_sd_scripts as tiny
+
+from sd_scripts_patches import split_mode
+
+real = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
+NO_OFFLOADER = """
+def refuse(self, *args, **kwargs):
+    raise AssertionError("an Offloader was made")
+module.Offloader.__init__ = refuse
+"""
+ONLY_SINGLE = ("--network_args", "train_blocks=single")
+LARGEST_SHARE = 0.6
+
+
+@pytest.fixture(scope="module")
+def work():
+    return tiny.workdir()
+
+
+@pytest.fixture(scope="module")
+def pairs(work, tmp_path_factory):
+    """Plain training of the single blocks and the same in split mode: 20 steps in fp32; 4 in bf16 on an fp8 model, with
+    caches on disk, samples and gradient checkpointing."""
+    base = tmp_path_factory.mktemp("split")
+    cases = {
+        "fp32": ["--max_train_steps", "20"],
+        "fp8": ["--max_train_steps", "4", "--fp8_base", "--gradient_checkpointing"],
+    }
+    cases["fp8"] += ["--cache_latents_to_disk", "--cache_text_encoder_outputs_to_disk"]
+    cases["fp8"] += ["--sample_every_n_steps", "2", "--sample_prompts", str(work / "prompts.txt")]
+
+    def run(name, more):
+        out = base / f"{name}-{'split' if more else 'plain'}"
+        out.mkdir()
+        (out / "fault.py").write_text(NO_OFFLOADER)
+        changed = {"mixed_precision": "bf16", "train_data_dir": str(tiny.copy_of(work, out))} if name == "fp8" else {}
+        faults = f"library.custom_offloading_utils={out / 'fault.py'}"
+        ended = helpers.train(work, out, *cases[name], *ONLY_SINGLE, *more, faults=faults, **changed)
+        assert ended.code == 0, ended.log[-3000:]
+        return out, ended.log
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = {name: [pool.submit(run, name, more) for more in ([], ["--split_mode"])] for name in cases}
+        return {name: [job.result() for job in pair] for name, pair in jobs.items()}
+
+
+@real
+@pytest.mark.parametrize(("case", "steps"), [("fp32", 20), ("fp8", 4)])
+def test_losses_and_lora_are_those_of_plain_training(pairs, case, steps):
+    """To 1e-6 was asked; the arithmetic is the same, so they are the same to the bit."""
+    (plain, _), (split, _) = pairs[case]
+    assert len(tiny.losses(plain / "losses")) == steps
+    assert tiny.losses(split / "losses") == tiny.losses(plain / "losses")
+    weights = helpers.tensors(plain / "made/tiny.safetensors")
+    assert len(weights) == 3 * 12 and all("single_blocks" in name for name in weights)
+    assert helpers.tensors(split / "made/tiny.safetensors") == weights
+
+
+@real
+@pytest.mark.parametrize("case", ["fp32", "fp8"])
+def test_at_most_three_fifths_of_the_parameters_are_on_the_device(pairs, case):
+    log = pairs[case][1][1]
+    peak, whole = map(int, re.search(r"parameters on cpu at once: (\d+) of (\d+) bytes", log).groups())
+    assert 0.3 < peak / whole <= LARGEST_SHARE
+    assert "split_mode" not in pairs[case][0][1]
+
+
+@real
+def test_samples_are_those_of_plain_training(pairs):
+    pictures = [sorted(p.read_bytes() for p in (out / "made/sample").glob("*.png")) for out, _ in pairs["fp8"]]
+    assert len(pictures[0]) == 2 and pictures[0] == pictures[1]
+
+
+@real
+def test_of_flux_itself_the_larger_half_is_less_than_three_fifths(work):
+    """FLUX.1-dev at its real size, without weights: 19 double blocks, 38 single blocks."""
+    source = (
+        f"import sys\nsys.path[:0] = [{str(tiny.ROOT)!r}, {str(work / 'site')!r}]\n"  # a stand-in for torchvision
+        "import torch\nfrom library import flux_models\nfrom sd_scripts_patches.split_mode import Halves\n"
+        "with torch.device('meta'):\n    model = flux_models.Flux(flux_models.configs['dev'].params)\n"
+        "halves = Halves(model, torch.device('cpu'))\n"
+        "print(halves.bytes['first'] // 4, halves.bytes['second'] // 4)\n"
+    )
+    env = {**tiny.environment(work), "PYTHONPATH": ""}
+    done = subprocess.run(
+        [str(tiny.python()), "-c", source], env=env, cwd=tiny.checkout(), check=True, stdout=subprocess.PIPE, text=True, timeout=90
+    )  # fmt: skip
+    first, second = map(int, done.stdout.split()[-2:])
+    assert 11.8e9 < first + second < 12.0e9
+    assert max(first, second) / (first + second) <= LARGEST_SHARE
+    assert 6.4e9 < first < 6.6e9
+
+
+@real
+def test_what_cannot_go_together_stops_before_a_model_is_loaded(work, tmp_path):
+    args = ("--split_mode", "--max_train_steps", "2", "--blocks_to_swap", "2", "--cpu_offload_checkpointing")
+    ended = helpers.train(work, tmp_path / "out", *args, "--network_args", "train_blocks=double", "in_dims=4,4,4,4,4")
+    assert ended.code == 1 and "Building Flux" not in ended.log
+    for name in ("--blocks_to_swap", "--cpu_offload_checkpointing", "train_blocks=double", "in_dims"):
+        assert re.search(rf"^ +{name}", ended.log, re.M), name
+
+
+# Without a run.
+
+FINE = {
+    "blocks_to_swap": None,
+    "cpu_offload_checkpointing": False,
+    "network_args": ["train_blocks=single"],
+    "network_train_unet_only": True,
+    "model_type": "flux",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"blocks_to_swap": 18}, "--blocks_to_swap"),
+        ({"cpu_offload_checkpointing": True}, "--cpu_offload_checkpointing"),
+        ({"network_args": None}, "no train_blocks"),
+        ({"network_args": ["train_blocks=all"]}, "train_blocks=all"),
+        ({"network_args": ["train_blocks=double"]}, "train_blocks=double"),
+        ({"network_args": ["train_blocks=single", "in_dims=[4,0,0,0,0]"]}, "in_dims"),
+        ({"network_train_unet_only": False}, "the text encoders"),
+        ({"model_type": "chroma"}, "--model_type chroma"),
+        ({"deepspeed": True}, "--deepspeed"),
+        ({"torch_compile": True}, "--torch_compile"),
+    ],
+)
+def test_each_refusal_names_its_flag(changed, named):
+    (line,) = split_mode.refusals(argparse.Namespace(**{**FINE, **changed}))
+    assert line.startswith(named)
+
+
+def test_the_flags_that_belong_to_it_are_accepted():
+    assert split_mode.refusals(argparse.Namespace(**FINE)) == []
+    assert split_mode.refusals(argparse.Namespace(**{**FINE, "blocks_to_swap": 0})) == []
+
+
+@pytest.fixture
+def toy():
+    """A model with Flux's parts in Flux's order, and a LoRA-like adapter on its single block; (model, adapter, input)."""
+    torch = pytest.importorskip("torch")
+
+    class Toy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.img_in = torch.nn.Linear(4, 8)
+            self.double_blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+            self.single_blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+            self.final_layer = torch.nn.Linear(8, 4)
+
+        def forward(self, x):
+            x = self.img_in(x)
+            for block in [*self.double_blocks, *self.single_blocks]:
+                x = torch.tanh(block(x))
+            return self.final_layer(x)
+
+    torch.manual_seed(0)
+    model = Toy().requires_grad_(False)
+    adapter = torch.nn.Linear(8, 8, bias=False)
+    plain = model.single_blocks[0].forward
+    model.single_blocks[0].forward = lambda x: plain(x) + adapter(x)
+    return model, adapter, torch.randn(3, 4)
+
+
+def pretend(monkeypatch):
+    """A device that is not the CPU, whose tensors are copies: what moves really moves."""
+    original = split_mode.Halves.__init__
+
+    def __init__(self, model, device, names=split_mode.LATER):
+        original(self, model, device, names, upload=lambda home: home.clone())
+
+    monkeypatch.setattr(split_mode.Halves, "__init__", __init__)
+    return SimpleNamespace(type="pretend")
+
+
+def test_the_halves_take_turns_and_the_gradients_are_right(toy, monkeypatch):
+    import torch
+
+    model, adapter, x = toy
+    model(x).square().sum().backward()
+    expected, adapter.weight.grad = adapter.weight.grad, None
+    homes = [p.data_ptr() for p in model.parameters()]
+    halves = split_mode.split(model, pretend(monkeypatch))
+    seen = []
+    model.double_blocks[1].register_forward_pre_hook(
+        lambda *_: seen.append((halves.present, halves.on_device(), torch.is_grad_enabled()))
+    )
+    model.single_blocks[1].register_forward_pre_hook(
+        lambda *_: seen.append((halves.present, halves.on_device(), torch.is_grad_enabled()))
+    )
+    for _ in range(3):
+        model(x).square().sum().backward()
+        assert torch.equal(adapter.weight.grad, expected)
+        adapter.weight.grad = None
+    assert seen == [("first", halves.bytes["first"], False), ("second", halves.bytes["second"], True)] * 3
+    assert halves.peak_bytes == max(halves.bytes.values()) < halves.whole_bytes == sum(halves.bytes.values())
+    moved = [p.data_ptr() != home for p, home in zip(model.parameters(), homes, strict=True)]
+    names = [name.split(".")[0] in split_mode.LATER for name, _ in model.named_parameters()]
+    assert moved == names  # the single blocks wait on the device for the next step, the rest is back in its place
+
+
+def test_gradients_are_on_again_after_an_error_and_off_stays_off(toy, monkeypatch):
+    import torch
+
+    model, _, x = toy
+    split_mode.split(model, pretend(monkeypatch))
+    with pytest.raises(RuntimeError):
+        model(torch.randn(3, 5))
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        assert not model(x).requires_grad
+    assert torch.is_grad_enabled() and model(x).requires_grad
+
+
+def test_a_lora_in_the_first_half_is_refused(toy, monkeypatch):
+    model, _, _ = toy
+    model.img_in.forward = model.img_in.forward
+    with pytest.raises(split_mode.SplitModeError, match="1 layers of the half that runs without gradients .*img_in"):
+        split_mode.split(model, pretend(monkeypatch))
+
+
+def test_a_model_without_these_halves_is_refused(monkeypatch):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(split_mode.SplitModeError, match="does not come apart"):
+        split_mode.Halves(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.device("cpu"))
+
+
+def test_a_forward_in_another_order_does_not_fit():
+    tiny.need(run=False)
+    source = (tiny.checkout() / "library/flux_models.py").read_text(encoding="utf-8")
+    assert split_mode._halves_in_order(ast.parse(source)) is None
+    swapped = (
+        source.replace("self.double_blocks)", "self.X)")
+        .replace("self.single_blocks)", "self.double_blocks)")
+        .replace("self.X)", "self.single_blocks)")
+    )
+    assert "in this order" in split_mode._halves_in_order(ast.parse(swapped))
+    assert "no longer uses final_layer" in split_mode._halves_in_order(
+        ast.parse(source.replace("self.final_layer", "self.last"))
+    )

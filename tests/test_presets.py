@@ -1,0 +1,224 @@
+"""The tables and what is read from trainers' sources."""
+
+import argparse
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import tiny_sd_scripts
+from runs_helpers import PROJECT, python
+
+import presets
+from presets import schema
+
+ASKED = {"workers": 4, "persistent_workers": True, "prefetch_factor": 2, "start_method": None, "env": {"A": "1"}}
+
+
+def test_windows_and_macos_get_no_workers():
+    for platform in ("win32", "darwin", "darwin23"):
+        rules = presets.platform_rules(platform, ASKED)
+        assert (rules["workers"], rules["persistent_workers"], rules["prefetch_factor"]) == (0, False, None)
+        assert rules["start_method"] == "spawn" and rules["env"]["A"] == "1"
+    threads = presets.platform_rules("darwin", ASKED)["env"]
+    assert {k for k, v in threads.items() if v == "1"} >= {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
+    assert set(presets.platform_rules("win32", ASKED)["env"]) == {"A"}
+
+
+def test_linux_keeps_what_was_asked_and_nobodys_settings_are_changed():
+    before = json.dumps(ASKED)
+    assert presets.platform_rules("linux", ASKED) == ASKED and json.dumps(ASKED) == before
+
+
+def test_no_workers_means_nothing_that_only_workers_have():
+    for platform in ("linux", "win32", "darwin", "freebsd14"):
+        rules = presets.platform_rules(platform, {**ASKED, "workers": 0})
+        assert (rules["persistent_workers"], rules["prefetch_factor"]) == (False, None)
+    assert presets.loader_settings(0) == {
+        **presets.loader_settings(2),
+        "workers": 0,
+        "persistent_workers": False,
+        "prefetch_factor": None,
+    }
+
+
+def test_a_caller_cannot_change_the_tables():
+    presets.tiers()["12G"]["flags"]["blocks_to_swap"] = 18
+    presets.models()["flux-dev"]["files"].clear()
+    assert "blocks_to_swap" not in presets.tiers()["12G"]["flags"] and presets.models()["flux-dev"]["files"]
+
+
+def test_every_model_file_can_be_had_or_is_generated():
+    for model in presets.models().values():
+        needs = presets.families()[model["family"]]["needs"]
+        if "sd-scripts" in model["backends"]:
+            assert set(model["files"]) == set(needs)
+        if not model["generated"]:
+            assert set(model["files"].values()) <= set(presets.tables.downloads())
+        assert model["licence"] and model["name"]
+
+
+def test_the_users_models_are_read_again_when_they_change(tmp_path):
+    file = tmp_path / "models.toml"
+    assert "mine" not in presets.models(file)
+    file.write_text('[models.mine]\nrepo = "me/mine"\n')
+    assert presets.models(file)["mine"]["repo"] == "me/mine"
+    time.sleep(0.01)
+    file.write_text('[models.mine]\nrepo = "me/other"\n[models.flux-dev]\nrepo = "me/dev"\n')
+    assert presets.models(file)["mine"]["repo"] == "me/other" and presets.models(file)["flux-dev"]["repo"] == "me/dev"
+
+
+def test_list_prints_tiers_and_models():
+    done = python("-m", "presets", "list", "--json")
+    value = json.loads(done.stdout.splitlines()[-1])
+    assert list(value["tiers"]) == ["12G", "16G", "20G"] and "tiny-flux" in value["models"]
+    assert "FLUX.1-dev" in python("-m", "presets", "list").stdout
+
+
+def of_argparse(parser: argparse.ArgumentParser) -> dict[str, dict]:
+    """A live parser as presets.schema shows one."""
+    out = {}
+    for action in parser._actions:
+        names = [n for n in action.option_strings if n.startswith("--")]
+        if not names or names[0] == "--help":
+            continue
+        switch = isinstance(action, argparse._StoreTrueAction | argparse._StoreFalseAction)
+        kind = getattr(action.type, "__name__", "str")
+        out[names[0].removeprefix("--")] = {
+            "type": "bool" if switch else {"int": "int", "float": "float"}.get(kind, kind),
+            "nargs": None if switch else action.nargs,
+            "choices": [c for c in action.choices if c is not None] if action.choices else None,
+            "default": action.default,
+            "required": action.required,
+            "help": action.help or "",
+        }
+    return out
+
+
+LIVE = """
+import argparse, importlib, json, sys
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+import inspect
+exec(sys.stdin.read())
+out = {name: of_argparse(importlib.import_module(name).setup_parser()) for name in sys.argv[3].split(",")}
+print(json.dumps(out))
+"""
+COUNTS = {"flux_train_network": 215, "train_network": 193, "sdxl_train_network": 196, "sd3_train_network": 218}
+
+
+def need_checkout() -> Path:
+    tiny_sd_scripts.need(run=False)
+    return tiny_sd_scripts.checkout()
+
+
+def test_the_static_read_is_what_sd_scripts_own_parsers_say(tmp_path):
+    import inspect
+
+    tiny_sd_scripts.need()
+    tiny_sd_scripts.write_site(tmp_path)
+    checkout = need_checkout()
+    done = subprocess.run(
+        [tiny_sd_scripts.python(), "-c", LIVE, str(checkout), str(tmp_path), ",".join(COUNTS)],
+        input=inspect.getsource(of_argparse), capture_output=True, text=True, timeout=180, cwd=checkout, check=False,
+        env=tiny_sd_scripts.environment(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    live = json.loads(done.stdout.splitlines()[-1])
+    for name in COUNTS:
+        read = schema.sd_scripts(checkout, f"{name}.py")
+        assert list(read) == list(live[name]), "the flags, in the parser's order"
+        for flag, entry in live[name].items():
+            entry["type"] = {"Path": "str", "int_or_float": "float"}.get(entry["type"], entry["type"])
+            shown = {k: read[flag][k] for k in entry}
+            assert shown == entry, flag
+
+
+@pytest.mark.parametrize(("script", "count"), COUNTS.items())
+def test_the_pinned_sd_scripts_has_as_many_flags_as_were_counted(script, count):
+    checkout = need_checkout()
+    if schema.commit(checkout) != "48d368fa557731ad0488c07304dfeba8c07910eb":
+        pytest.skip("another commit of sd-scripts: its flags were not counted")
+    assert len(schema.sd_scripts(checkout, f"{script}.py")) == count
+
+
+def test_the_embedded_trainers_flags_are_what_its_parser_says():
+    from trainer.arguments import parser
+
+    read = schema.trainer(PROJECT / "trainer/arguments.py")
+    live = of_argparse(parser())
+    assert list(read) == list(live)
+    for flag, entry in live.items():
+        entry["type"] = {"int_or_ratio": "float"}.get(entry["type"], entry["type"])
+        assert {k: read[flag][k] for k in entry} == entry, flag
+
+
+def small_checkout(folder: Path) -> Path:
+    """A checkout with a parser in two files, at a commit."""
+    (folder / "library").mkdir(parents=True)
+    (folder / "library/args.py").write_text(
+        "import argparse\n"
+        "LIST = ['a', 'b']\n"
+        "def add_more(parser: argparse.ArgumentParser, wide: bool, deep: bool = False):\n"
+        "    parser.add_argument('--pick', choices=LIST, default=LIST, help='one' + ' of')\n"
+        "    if wide:\n"
+        "        parser.add_argument('--width', type=int, default=-1)\n"
+        "    if not deep:\n"
+        "        parser.add_argument('-s', '--shallow', action='store_true')\n"
+        "    else:\n"
+        "        parser.add_argument('--depth', type=float, nargs='*')\n"
+        "    parser.add_argument('--made', default=1 + len(LIST))\n",
+        encoding="utf-8",
+    )
+    (folder / "train.py").write_text(
+        "from library import args as more\n"
+        "def setup_parser():\n"
+        "    import argparse\n"
+        "    parser = argparse.ArgumentParser()\n"
+        "    more.add_more(parser, False, deep=True)\n"
+        "    return parser\n",
+        encoding="utf-8",
+    )
+    git = folder / ".git"
+    git.mkdir()
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    (git / "packed-refs").write_text("# pack-refs\n" + "a" * 40 + " refs/heads/main\n")
+    return folder
+
+
+def test_branches_and_constants_are_followed_and_nothing_is_guessed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    flags = schema.sd_scripts(small_checkout(tmp_path / "c"), "train.py")
+    assert list(flags) == ["pick", "depth", "made"]
+    assert flags["pick"]["choices"] == ["a", "b"] and flags["pick"]["help"] == "one of"
+    assert flags["depth"]["type"] == "float" and flags["depth"]["nargs"] == "*"
+    assert flags["made"]["default"] is None and flags["made"]["default_is_computed"]
+
+
+def test_the_read_is_cached_by_commit(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checkout = small_checkout(tmp_path / "c")
+    first = schema.sd_scripts(checkout, "train.py")
+    (kept,) = (tmp_path / "cache/hangproof").iterdir()
+    (checkout / "library/args.py").write_text("def add_more(parser, *a, **k): pass\n")
+    assert schema.sd_scripts(checkout, "train.py") == first, "same commit: from the cache"
+    (checkout / ".git/packed-refs").write_text("b" * 40 + " refs/heads/main\n")
+    assert schema.sd_scripts(checkout, "train.py") == {}
+    kept.write_text("{ half a fi")
+    (checkout / ".git/packed-refs").write_text("a" * 40 + " refs/heads/main\n")
+    assert schema.sd_scripts(checkout, "train.py") == {}, "a damaged cache is made anew"
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    assert schema.sd_scripts(checkout, "train.py") == {}
+
+
+def test_a_missing_or_unreadable_checkout_is_told(tmp_path):
+    with pytest.raises(presets.PresetError, match=r"start\.sh sd-scripts"):
+        schema.sd_scripts(tmp_path)
+    (tmp_path / "flux_train_network.py").write_text("def setup_parser(: pass")
+    with pytest.raises(presets.PresetError, match="cannot be read as Python"):
+        schema.sd_scripts(tmp_path)
+    (tmp_path / "flux_train_network.py").write_text("pass")
+    with pytest.raises(presets.PresetError, match="no function setup_parser"):
+        schema.sd_scripts(tmp_path)

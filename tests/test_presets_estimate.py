@@ -1,0 +1,84 @@
+"""The memory estimate: its shapes are the real model's, and it moves the right way."""
+
+import json
+import subprocess
+
+import pytest
+import tiny_sd_scripts
+from runs_helpers import data, pictures, python, spec  # noqa: F401
+
+import presets
+import runs
+from presets.estimate import estimate
+
+SHAPE = """
+import dataclasses, json, sys
+sys.path[:0] = [sys.argv[1]]
+import torch
+from library import flux_models
+with torch.device("meta"):
+    flux = flux_models.Flux(flux_models.FluxParams(
+        in_channels=64, vec_in_dim=768, context_in_dim=4096, hidden_size=3072, mlp_ratio=4.0, num_heads=24, depth=19,
+        depth_single_blocks=38, axes_dim=[16, 56, 56], theta=10_000, qkv_bias=True, guidance_embed=True))
+def count(module): return sum(p.numel() for p in module.parameters())
+def sides(module): return sum(m.in_features + m.out_features for m in module.modules() if isinstance(m, torch.nn.Linear))
+d, s = flux.double_blocks[0], flux.single_blocks[0]
+print(json.dumps({"double_parameters": count(d), "single_parameters": count(s), "double_lora_sides": sides(d),
+    "single_lora_sides": sides(s), "other_parameters": count(flux) - 19 * count(d) - 38 * count(s)}))
+"""
+
+
+def test_the_shape_is_that_of_the_real_model(tmp_path):
+    tiny_sd_scripts.need()
+    tiny_sd_scripts.write_site(tmp_path)
+    environment = tiny_sd_scripts.environment(tmp_path, TINY_BLOCKS="2,4")
+    done = subprocess.run(
+        [tiny_sd_scripts.python(), "-c", SHAPE, str(tiny_sd_scripts.checkout())], capture_output=True, text=True, timeout=120,
+        env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
+    table = presets.families()["flux"]["shape"]
+    for name, real in json.loads(done.stdout.splitlines()[-1]).items():
+        assert table[name] == pytest.approx(real, rel=0.02), name
+
+
+def peak(**fields) -> float:
+    return estimate(fields)["peak_gb"]
+
+
+def test_each_tier_fits_the_gpu_that_it_is_named_for():
+    for name, tier in presets.tiers().items():
+        result = estimate({"tier": name})
+        assert result["fits"][name] and result["peak_gb"] <= tier["vram_gb"]
+    assert not estimate({"tier": "16G"})["fits"]["12G"]
+
+
+def test_what_needs_more_memory_is_estimated_higher():
+    def training(**fields) -> float:
+        return estimate(fields)["stages_gb"]["training"]
+
+    base = training(tier="20G")
+    for more in (
+        {"resolution": 1024}, {"batch_size": 4}, {"rank": 128}, {"mixed_precision": "no"}, {"extra": {"fp8_base": False}},
+        {"extra": {"gradient_checkpointing": False}}, {"extra": {"optimizer_type": "AdamW"}, "rank": 64},
+        {"extra": {"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False}},
+    ):  # fmt: skip
+        assert training(tier="20G", **more) > base, more
+    assert training(tier="12G") < training(tier="16G") < base + 0.1
+    assert training(tier="20G", extra={"blocks_to_swap": 18}) < base
+    parts = estimate({"tier": "20G"})
+    assert sum(parts["parts_gb"].values()) == pytest.approx(parts["stages_gb"]["training"], abs=0.1)
+
+
+def test_the_tiny_model_needs_nearly_nothing():
+    assert peak(model="tiny-flux") < 1.5
+
+
+def test_the_command_reads_a_run_by_name_folder_or_file(tmp_path, data):  # noqa: F811
+    folder = runs.create(spec(name="my run", tier="12G"), pictures(tmp_path / "in"))
+    for name in ("my-run", str(folder), str(folder / "run.toml")):
+        done = python("-m", "presets", "estimate", name, "--json")
+        assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["peak_stage"] == "text"
+    assert "an estimate" in done.stdout
+    wrong = python("-m", "presets", "estimate", "nothing")
+    assert wrong.returncode == 1 and "no run 'nothing'" in wrong.stderr

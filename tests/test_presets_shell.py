@@ -1,0 +1,154 @@
+"""Scripts are read as bash reads them; what cannot be known is not guessed."""
+
+import shlex
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from presets.shell import commands, dialect
+
+PIECES = [
+    "plain", "--flag", "--flag=value", "a b", "it's", 'say "x"', "back\\slash", "$HOME", "`id`", "$(id)", "*", "#", "", "é🦊",
+    "new\nline", "tab\t", "!", "~", "{a,b}", "&", ";", "|", "<", ">", "(", ")", "=", "x=1", "-1", "\\", "'", '"', "\\\n", "$",
+]  # fmt: skip
+
+
+def double(value: str) -> str:
+    for c in '\\"$`':
+        value = value.replace(c, f"\\{c}")
+    return f'"{value}"'
+
+
+def ansi(value: str) -> str:
+    return "$'" + "".join(f"\\x{b:02x}" if b < 128 else chr(b) for b in value.encode("ascii", "ignore")) + "'"
+
+
+values = st.one_of(
+    st.sampled_from(PIECES), st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=6)
+)
+spelled = values.flatmap(
+    lambda v: st.sampled_from([shlex.quote(v), double(v)] + ([ansi(v)] if v.isascii() else [])).map(lambda s: (v, s))
+)
+gaps = st.sampled_from([" ", "  ", "\t", " \\\n", " \\\n    ", "\\\n "])
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    words=st.lists(st.tuples(spelled, gaps), min_size=1, max_size=6),
+    end=st.sampled_from(["\n", "", " # note\n", " ; true\n"]),
+)
+def test_words_and_their_places_are_what_was_written(words, end):
+    source = "program"
+    for (_, written), gap in words:
+        source += gap + written
+    found = commands(source + end, "sh")[0]
+    assert [w.value for w in found.words] == ["program", *(value for (value, _), _ in words)]
+    assert [source[w.start : w.end] for w in found.words] == ["program", *(written for (_, written), _ in words)]
+
+
+SCRIPT = r"""#!/bin/bash
+# a comment 'with an open quote
+set -e
+NAME="my lora"; OUT=/out
+export CUDA_VISIBLE_DEVICES=0
+args=( --one "$NAME"   # a comment
+  --two=2 'th ree' )
+args+=(--four)
+cat <<'EOF' > /dev/null
+program in a here-document --not 'this
+EOF
+if true; then program "${args[@]}" --out $OUT"/x" "${OUT}/y" 2>&1 | cat; fi
+program a\
+b --price "5\$" $'t\tab\'' "" < /dev/null >"/dev/null" 2>/dev/null && program second || true
+for i in 1; do program in-a-loop; done
+(program in-a-subshell)
+X=1 program with-assignment &
+wait
+"""
+
+
+def test_a_script_is_read_as_bash_runs_it(tmp_path):
+    stub = tmp_path / "program"
+    stub.write_text('#!/bin/sh\n{ for w in "$@"; do printf "%s\\0" "$w"; done; printf "\\n\\0"; } >> "$TOLD"\n')
+    stub.chmod(0o755)
+    told = tmp_path / "told"
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TOLD": str(told)}
+    subprocess.run(["bash"], input=SCRIPT, text=True, env=env, check=True, timeout=30, capture_output=True)
+    runs, now = [], []
+    for word in told.read_text().split("\0")[:-1]:
+        if word == "\n":
+            runs.append(now)
+            now = []
+        else:
+            now.append(word)
+    ours = []
+    for command in commands(SCRIPT, "sh"):
+        names = [w.value for w in command.words]
+        if "program" in names:
+            assert not command.opaque
+            ours.append(names[names.index("program") + 1 :])
+    assert ours == runs and len(ours) == 6
+    assert ours[0] == ["--one", "my lora", "--two=2", "th ree", "--four", "--out", "/out/x", "/out/y"]
+
+
+@pytest.mark.parametrize(
+    "written", ["$UNKNOWN", '"$@"', "$@", '"${rest[@]}"', "$(cat flags)", "`cat flags`", "${X:-a b}"]
+)
+def test_words_that_cannot_be_counted_make_a_command_opaque(written):
+    (command,) = commands(f"program --a {written} --b\n", "sh")
+    assert command.opaque and [w.value for w in command.words] == ["program", "--a", None, "--b"]
+
+
+@pytest.mark.parametrize("written", ['"$UNKNOWN"', '"$(id)"', '"a${X}b"', '"`id`"'])
+def test_an_unknown_value_is_one_word_without_a_value(written):
+    (command,) = commands(f"program --a {written} --b", "sh")
+    assert not command.opaque and [w.value for w in command.words] == ["program", "--a", None, "--b"]
+
+
+def test_an_open_quote_does_not_hang_or_fail():
+    for text in (
+        "program 'open",
+        'program "open',
+        "program $(open",
+        "program ${open",
+        "program `open",
+        "cat <<EOF\nprogram",
+        "\\",
+    ):
+        commands(text, "sh")
+        commands(text, "cmd")
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    text=st.text(st.sampled_from("ab \\'\"$(){}`\n;&|<>#=^%!"), max_size=25), language=st.sampled_from(["sh", "cmd"])
+)
+def test_any_text_is_read_to_its_end(text, language):
+    for command in commands(text, language):
+        assert all(0 <= w.start < w.end <= len(text) for w in command.words)
+
+
+BATCH = """@echo off\r
+rem program --not this\r
+set MODEL=C:\\models\\flux.sft\r
+set "NAME=my lora"\r
+call program --model %MODEL% --name "%NAME%" ^\r
+  --args "a b" c=1 --gone %GONE% --percent 50%% ^\r
+  --quoted "C:\\out dir\\x" > log.txt 2>&1\r
+if exist x (program second) & program third\r
+"""
+
+
+def test_batch_files_are_read():
+    assert dialect("train.bat", "") == dialect("x", BATCH) == "cmd" and dialect("train.sh", "program") == "sh"
+    found = [[w.value for w in c.words] for c in commands(BATCH, "cmd")]
+    first = next(words for words in found if words[0] == "call")
+    assert first[1:] == [
+        "program", "--model", "C:\\models\\flux.sft", "--name", "my lora", "--args", "a b", "c=1", "--gone", None,
+        "--percent", "50%", "--quoted", "C:\\out dir\\x",
+    ]  # fmt: skip
+    assert ["program", "second"] in found and ["program", "third"] in found
+    places = next(c for c in commands(BATCH, "cmd") if c.words[0].value == "call").words
+    assert BATCH[places[5].start : places[5].end] == '"%NAME%"'

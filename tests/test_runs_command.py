@@ -1,0 +1,348 @@
+"""What a spec becomes: the tiers' flags exactly, flags that the real parsers take, files that the trainers read."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import tiny_sd_scripts
+import tomllib
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs_helpers import data, spec  # noqa: F401
+
+import presets
+import runs
+from presets import schema
+from runs.paths import ROOT, backend_venv, sd_scripts_dir
+
+ADAFACTOR = [
+    "--optimizer_type",
+    "adafactor",
+    "--optimizer_args",
+    "relative_step=False",
+    "scale_parameter=False",
+    "warmup_init=False",
+]
+WARMUP = ["--lr_scheduler", "constant_with_warmup", "--max_grad_norm", "0.0"]
+OF_A_TIER = {"optimizer_type", "optimizer_args", "split_mode", "network_args", "lr_scheduler", "max_grad_norm"}
+TIERS = {
+    "12G": [*ADAFACTOR, "--split_mode", "--network_args", "train_blocks=single", *WARMUP],
+    "16G": [*ADAFACTOR, *WARMUP],
+    "20G": ["--optimizer_type", "adamw8bit"],
+}
+ALL = {
+    "mixed_precision": ["bf16"], "sdpa": [], "gradient_checkpointing": [], "fp8_base": [], "cache_latents_to_disk": [],
+    "cache_text_encoder_outputs_to_disk": [], "seed": ["42"], "max_data_loader_n_workers": ["2"], "save_state": [],
+    "persistent_data_loader_workers": [], "highvram": [], "network_dim": ["4"], "learning_rate": ["0.0008"],
+    "timestep_sampling": ["shift"], "discrete_flow_shift": ["3.1582"], "model_prediction_type": ["raw"],
+    "guidance_scale": ["1.0"], "loss_type": ["l2"], "save_precision": ["bf16"], "max_train_epochs": ["16"],
+    "save_every_n_epochs": ["4"], "network_train_unet_only": [],
+}  # fmt: skip
+
+
+def by_flag(words: list[str]) -> dict[str, list[str]]:
+    """A command line as flag → values."""
+    out: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            flag, equals, value = word.removeprefix("--").partition("=")
+            assert flag not in out, f"--{flag} stands twice"
+            out[flag] = [value] if equals else []
+            last = flag
+        else:
+            out[last].append(word)
+    return out
+
+
+def words_of(made, folder=Path("/out"), **more) -> dict[str, list[str]]:
+    return by_flag(runs.arguments(made, folder, platform="linux", **more))
+
+
+@pytest.mark.parametrize("backend", ["sd-scripts", "diffusers"])
+@pytest.mark.parametrize("tier", list(TIERS))
+def test_a_tier_has_exactly_its_flags_and_none_swaps_blocks(tier, backend):
+    words = words_of(spec(tier=tier, backend=backend))
+    assert {k: v for k, v in words.items() if k in OF_A_TIER} == by_flag(TIERS[tier])
+    assert {k: words.get(k) for k in ALL} == ALL
+    assert not {"blocks_to_swap", "cpu_offload_checkpointing", "blockwise_fused_optimizers"} & set(words)
+
+
+def checkout() -> Path:
+    """The sd-scripts checkout, or a skip that says why."""
+    if not (sd_scripts_dir() / "flux_train_network.py").is_file():
+        pytest.skip("no sd-scripts checkout: set SD_SCRIPTS_DIR or run ./start.sh sd-scripts")
+    return sd_scripts_dir()
+
+
+def everything() -> dict:
+    """A spec in which as much as possible is asked for."""
+    return {
+        "prompts": ["a"], "sample_every_n_steps": 5, "trackers": "wandb", "gpus": 2, "gradient_accumulation": 2,
+        "max_train_steps": 9, "workers": 0, "extra": {"network_dropout": 0.1, "training_comment": "-starts with a dash"},
+    }  # fmt: skip
+
+
+PARSE = """
+import importlib, json, sys
+sys.path.insert(0, sys.argv[1])
+parser = importlib.import_module(sys.argv[2]).setup_parser()
+out = []
+for words in json.load(sys.stdin):
+    out.append({k: str(v) for k, v in vars(parser.parse_args(words)).items()})
+print(json.dumps(out))
+"""
+
+
+def test_the_real_parser_of_sd_scripts_takes_every_script_as_meant(tmp_path, data):  # noqa: F811
+    tiny_sd_scripts.need()
+    tiny_sd_scripts.write_site(tmp_path)
+    specs = [spec(backend="sd-scripts", tier=tier) for tier in TIERS] + [spec(backend="sd-scripts", **everything())]
+    resume = [None, None, None, Path("/out/my-lora-step00000010-state")]
+    lines = [runs.arguments(s, Path("/out"), r, "linux") for s, r in zip(specs, resume, strict=True)]
+    done = subprocess.run(
+        [tiny_sd_scripts.python(), "-c", PARSE, str(checkout()), "flux_train_network"], input=json.dumps(lines),
+        capture_output=True, text=True, timeout=120, cwd=checkout(), check=False,
+        env=tiny_sd_scripts.environment(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    parsed = json.loads(done.stdout.splitlines()[-1])
+    assert [p["optimizer_type"] for p in parsed] == ["adafactor", "adafactor", "adamw8bit", "adamw8bit"]
+    assert [p["split_mode"] for p in parsed] == ["True", "False", "False", "False"]
+    assert parsed[3]["training_comment"] == "-starts with a dash" and parsed[3]["max_train_steps"] == "9"
+    assert parsed[3]["resume"] == "/out/my-lora-step00000010-state" and parsed[3]["ddp_timeout"] == "60"
+
+
+@pytest.mark.parametrize("backend", ["sd-scripts", "diffusers"])
+def test_every_rendered_flag_is_one_of_its_parser(backend):
+    if backend == "sd-scripts":
+        known = schema.sd_scripts(checkout())
+    else:
+        known = schema.trainer(ROOT / "trainer" / "arguments.py")
+    for tier in TIERS:
+        for more in ({}, everything()):
+            words = words_of(spec(backend=backend, tier=tier, **more), resume=Path("/out/x-state"))
+            assert set(words) <= set(known)
+            for flag, values in words.items():
+                entry = known[flag]
+                assert (values == []) == (entry["type"] == "bool"), flag
+                assert len(values) <= 1 or entry["nargs"], flag
+                assert not entry["choices"] or set(values) <= set(map(str, entry["choices"])), flag
+
+
+def test_the_embedded_trainers_own_parser_takes_every_script():
+    from trainer.arguments import parse
+
+    for tier in TIERS:
+        args = parse(runs.arguments(spec(tier=tier, **everything()), Path("/out"), Path("/out/s"), "linux"))
+        assert args.split_mode == (tier == "12G") and args.training_comment == "-starts with a dash"
+
+
+def test_states_older_than_the_kept_ones_are_pruned():
+    """sd-scripts removes, at step S, the state of step S - N - 1 rounded down to the interval (get_remove_step_no)."""
+    for keep in (1, 2, 3, 7):
+        words = words_of(spec(save_every_n_steps=10, keep_states=keep))
+        last_n, left = int(words["save_last_n_steps_state"][0]), set()
+        for step in range(10, 310, 10):
+            left.add(step)
+            remove = step - last_n - 1
+            left.discard(remove - remove % 10)
+        assert left == set(range(310 - 10 * keep, 310, 10))
+
+
+@pytest.mark.parametrize("platform", ["linux", "win32", "darwin"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_platform_gets_only_what_does_not_hang_there(platform, workers):
+    words = by_flag(runs.arguments(spec(workers=workers), Path("/out"), platform=platform))
+    kept = workers if platform == "linux" else 0
+    assert words["max_data_loader_n_workers"] == [str(kept)]
+    assert ("persistent_data_loader_workers" in words) == (kept > 0)
+    text = runs.script(spec(workers=workers), Path("/out"), platform=platform)
+    assert ("OMP_NUM_THREADS" in text) == (platform == "darwin")
+    assert "--num_cpu_threads_per_process 1" in text
+
+
+def test_extra_flags_win_and_false_takes_a_flag_away():
+    words = words_of(spec(extra={"guidance_scale": 3.5, "highvram": False, "sdpa": False, "xformers": True}))
+    assert words["guidance_scale"] == ["3.5"] and words["xformers"] == [] and not {"highvram", "sdpa"} & set(words)
+
+
+def test_float32_runs_drop_fp8():
+    words = words_of(spec(mixed_precision="no"))
+    assert "fp8_base" not in words and words["save_precision"] == ["float"]
+
+
+def test_a_model_brings_its_own_settings_unless_told_otherwise():
+    assert (spec(model="tiny-flux").resolution, spec(model="tiny-flux").mixed_precision) == (64, "no")
+    assert spec(model="tiny-flux", resolution=128).resolution == 128
+    assert spec(model="Flux.1-DEV").model == "flux-dev" and spec(tier="20G+").tier == "20G"
+
+
+def test_a_model_is_loaded_from_where_its_backend_looks(data):  # noqa: F811
+    def files(**fields):
+        words = words_of(spec(**fields))
+        return [words.get(f, [None])[0] for f in ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae")]
+
+    assert files() == ["black-forest-labs/FLUX.1-dev", None, None, None]
+    assert files(model="tiny-flux")[0] == str(data / "models/tiny-flux")
+    assert files(backend="sd-scripts", extra={"clip_l": "/mine/clip.sft"}) == [
+        str(data / "models/flux1-dev.safetensors"), "/mine/clip.sft",
+        str(data / "models/t5xxl_fp16.safetensors"), str(data / "models/ae.safetensors"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["sd-scripts", "diffusers"])
+@pytest.mark.parametrize("resolution", [32, 64, 96, 256, 512, 640, 768, 1024, 2048])
+def test_buckets_fit_every_resolution(resolution, backend):
+    """sd-scripts asserts min ≤ resolution ≤ max, and steps in multiples of 64 (train_util, train_network)."""
+    table = tomllib.loads(runs.dataset_toml(spec(resolution=resolution, backend=backend)))["datasets"][0]
+    step = table["bucket_reso_steps"]
+    assert step % (64 if backend == "sd-scripts" else 32) == 0
+    assert table["min_bucket_reso"] % step == table["max_bucket_reso"] % step == 0
+    assert not table["enable_bucket"] or 0 < table["min_bucket_reso"] <= resolution <= table["max_bucket_reso"]
+    assert table["enable_bucket"] or resolution < 64
+
+
+READ = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import toml
+print(ascii(toml.load(sys.argv[2])["datasets"][0]["subsets"][0]["class_tokens"]))
+"""
+
+
+@pytest.mark.parametrize(
+    "trigger", ['say "x"', "back\\slash \\u0041", "é 日本 🦊", "tab\there", "a = [1] # no", "it's", "\x01\x7f"]
+)
+def test_sd_scripts_toml_reader_reads_the_trigger_as_it_is(tmp_path, trigger):
+    (tmp_path / "d.toml").write_text(runs.dataset_toml(spec(trigger=trigger)), encoding="utf-8")
+    ours = tomllib.loads((tmp_path / "d.toml").read_text(encoding="utf-8"))
+    wanted = " ".join(trigger.split())
+    assert ours["datasets"][0]["subsets"][0]["class_tokens"] == wanted
+    python = backend_venv("sd-scripts") / "bin/python"
+    if python.is_file():
+        done = subprocess.run(
+            [python, "-c", READ, "", str(tmp_path / "d.toml")], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout.strip() == ascii(wanted)
+
+
+def test_a_prompt_is_one_line_with_size_steps_and_seed():
+    made = spec(prompts=["a\ncat", "# not a comment", "own --W 640 --s 4", "\t"], sample_every_n_steps=1, seed=7)
+    assert runs.sample_prompts(made).split("\n") == [
+        "a cat --w 512 --h 512 --s 20 --d 7",
+        " # not a comment --w 512 --h 512 --s 20 --d 7",
+        "own --W 640 --s 4 --h 512 --d 7",
+        "",
+    ]
+    assert runs.sample_prompts(spec(sample_every_n_steps=5)) == "ohwx --w 512 --h 512 --s 20 --d 42\n"
+
+
+def test_a_spec_survives_its_file(tmp_path):
+    made = spec(
+        name="x 🦊",
+        trigger='"\\\n',
+        prompts=["a\tb", "'''"],
+        extra={"network_args": ["a=1"], "sdpa": False, "vae": "é"},
+    )
+    runs.save(tmp_path, made)
+    assert runs.load(tmp_path) == made
+
+
+text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=text, trigger=text, prompts=st.lists(text), extra=st.dictionaries(st.sampled_from(["vae", "clip_l"]), text))
+def test_any_spec_survives_its_file(tmp_path_factory, name, trigger, prompts, extra):
+    folder = tmp_path_factory.getbasetemp()
+    made = spec(name=f"{name}x", trigger=trigger, prompts=prompts, extra=extra)
+    runs.save(folder, made)
+    assert runs.load(folder) == made
+    assert made.slug.isascii() and 0 < len(made.slug) <= 80 and "/" not in made.slug
+
+
+def test_a_broken_run_toml_is_told_by_line_and_field(tmp_path):
+    path = tmp_path / "run.toml"
+    for content, says in (
+        (b"name = \nx = 1", "at line 1"),
+        (b'name = "caf\xe9"', "not UTF-8"),
+        (b'name = "x"\nrankk = 3', "rankk: no such field; did you mean rank"),
+        (b'name = "x"\nrank = "lots"', "rank: "),
+        (b'name = "x"\nmodel = "gone"', "no base model 'gone'"),
+        (b"rank = 3", "name: Field required"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(runs.RunError, match=says.replace("(", r"\(")) as caught:
+            runs.load(tmp_path)
+        assert str(path) in str(caught.value)
+    path.unlink()
+    with pytest.raises(runs.RunError, match="does not exist"):
+        runs.load(tmp_path)
+
+
+def test_values_are_checked():
+    for fields, says in (
+        ({"extra": {"network_dim": 3}}, "is the field 'rank'"),
+        ({"extra": {"resume": "/x"}}, "follows from the run's folder"),
+        ({"extra": {"--bad": 1}}, "without dashes"),
+        ({"extra": {"network_args": ["-x"]}}, "cannot start with a dash"),
+        ({"resolution": 500}, "multiple of 32"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"model": "flux-dev2pro"}, "cannot be trained with diffusers"),
+        ({"name": "a\0b"}, "NUL"),
+        ({"unknown": 1}, "unknown: no such field"),
+    ):
+        with pytest.raises(runs.RunError, match=says):
+            spec(**fields)
+
+
+def test_names_make_folders():
+    for name, folder in (
+        ("My LoRA_v1.0", "My-LoRA_v1-0"), ("  déjà vu ", "deja-vu"), ("../../etc", "etc"), ("日本", "Ri-Ben"),
+        ("a" * 200, "a" * 80), ("-rf", "rf"), ("$(id)", "id"), ("com10", "com10"),
+    ):  # fmt: skip
+        assert runs.slug(name) == folder
+    for name in ("", "  ", "☃", "__", "nul", "COM1", "...", "/"):
+        with pytest.raises(runs.RunError):
+            runs.slug(name)
+
+
+def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypatch):  # noqa: F811
+    from runs.flags import check_extra, parse_settings
+
+    check_extra(spec(extra={"network_dropout": 0.1, "highvram": False}))
+    for extra, says in (
+        ({"blocks_to_swap": 18}, "no flag 'blocks_to_swap'"),
+        ({"sdpa": "yes"}, "is a switch"),
+        ({"network_dropout": "a lot"}, "not of type float"),
+        ({"loss_type": "l3"}, "none of l1, l2"),
+    ):
+        with pytest.raises(runs.RunError, match=says):
+            check_extra(spec(extra=extra))
+    fields = parse_settings(["network-dim=8", "--sdpa=no", "lr_warmup_steps=10", "prompts=a\nb"], {"name": "x"})
+    assert fields == {
+        "name": "x",
+        "rank": "8",
+        "prompts": ["a", "b"],
+        "extra": {"sdpa": False, "lr_warmup_steps": 10.0},
+    }
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path))
+    check_extra(spec(backend="sd-scripts", extra={"clip_l": "/c", "ae": "/a"}))
+    with pytest.raises(runs.RunError, match=r"cannot check lowram: sd-scripts is not installed; run ./start\.sh"):
+        check_extra(spec(backend="sd-scripts", extra={"lowram": True}))
+
+
+def test_a_users_model_is_used_and_a_broken_one_named(data):  # noqa: F811
+    (data / "models.toml").write_text('[models.mine]\nname = "Mine"\nrepo = "/models/mine"\n', encoding="utf-8")
+    assert words_of(spec(model="Mine"))["pretrained_model_name_or_path"] == ["/models/mine"]
+    assert presets.models()["mine"]["backends"] == ["diffusers"]
+    for broken, says in (
+        ("[models.mine\n", "models.toml: "),
+        ("[models.mine]\nrepos = 1\n", "unknown key 'repos'"),
+        ('[models.mine]\nrepo = "a"\nfamily = "sd9"\n', "unknown family 'sd9'"),
+        ('[models.mine]\nname = "x"\n', "give `repo`"),
+    ):
+        (data / "models.toml").write_text(broken, encoding="utf-8")
+        with pytest.raises(presets.PresetError, match=says):
+            presets.models()

@@ -1,0 +1,334 @@
+"""A run is made whole or not at all, says what is wrong, and the same spec gives the same bytes."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+import tomllib
+from runs_helpers import PROJECT, data, picture, pictures, python, spec  # noqa: F401
+
+import runs
+
+
+def tree(root: Path) -> dict[str, str]:
+    """Every file under a folder with its hash."""
+    return {
+        str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(root.rglob("*"))
+        if p.is_file()
+    }
+
+
+def test_a_run_has_its_files(tmp_path, data):  # noqa: F811
+    folder = runs.create(spec(name="Mein Hund", prompts=["ohwx at sea"]), pictures(tmp_path / "in"))
+    assert folder == data / "outputs/Mein-Hund"
+    assert {p.name for p in folder.iterdir()} == {"run.toml", "train.sh", "dataset.toml", "sample_prompts.txt"}
+    assert os.access(folder / "train.sh", os.X_OK)
+    config = tomllib.loads((folder / "dataset.toml").read_text(encoding="utf-8"))
+    assert config["datasets"][0]["subsets"][0]["image_dir"] == str(data / "datasets/Mein-Hund")
+    assert runs.load(folder).name == "Mein Hund"
+    assert runs.list_runs() == [folder]
+    assert {runs.run_folder(n) for n in ("Mein Hund", "Mein-Hund", folder)} == {folder}
+    with pytest.raises(runs.RunError, match="there are: Mein-Hund"):
+        runs.run_folder("Katze")
+
+
+def test_the_same_spec_gives_the_same_bytes(tmp_path, monkeypatch):
+    images = pictures(tmp_path / "in")
+    made = []
+    for part in ("one", "two"):
+        root = tmp_path / "same"
+        monkeypatch.setenv("HANGPROOF_DATA", str(root))
+        runs.create(spec(prompts=["x"], sample_every_n_steps=3, extra={"guidance_scale": 2.0}), images)
+        made.append(tree(root))
+        root.rename(tmp_path / part)
+    assert made[0] == made[1] and len(made[0]) == 4 + 2 * 3
+
+
+def test_render_writes_the_script_again_from_run_toml(tmp_path, data):  # noqa: F811
+    folder = runs.create(spec(), pictures(tmp_path / "in"))
+    before = tree(folder)
+    (folder / "train.sh").write_text("broken")
+    assert runs.render(folder) == folder / "train.sh" and tree(folder) == before
+    runs.save(folder, runs.load(folder).changed(rank=32))
+    runs.render(folder)
+    assert "--network_dim 32" in (folder / "train.sh").read_text()
+
+
+def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, data):  # noqa: F811
+    folder = runs.create(spec(), pictures(tmp_path / "in"))
+    before = tree(folder)
+    path = runs.write_attempt(folder, runs.load(folder).changed(workers=0), 2, folder / "my-lora-step00000010-state")
+    assert path == folder / "train.attempt-2.sh"
+    text = path.read_text()
+    assert f"--resume {folder}/my-lora-step00000010-state" in text and "--max_data_loader_n_workers 0" in text
+    assert "--persistent" not in text
+    assert {k: v for k, v in tree(folder).items() if k != path.name} == before
+    assert runs.write_attempt(folder, runs.load(folder), 1) == folder / "train.sh" and tree(folder) | before == tree(
+        folder
+    )
+
+
+def test_states_are_saved_ten_times_a_run_unless_told(tmp_path, data):  # noqa: F811
+    images = pictures(tmp_path / "in", 3)
+    short = runs.create(spec(name="short", epochs=1, repeats=10), images)
+    long = runs.create(spec(name="long", epochs=100, repeats=100), images)
+    told = runs.create(spec(name="told", save_every_n_steps=7), images)
+    never = runs.create(spec(name="never", save_every_n_steps=0), images)
+    assert [runs.load(f).save_every_n_steps for f in (short, long, told, never)] == [3, 100, 7, 0]
+    assert "--save_every_n_steps" not in (never / "train.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("images", "batch", "gpus", "accumulation", "steps"),
+    [(3, 1, 1, 1, 480), (3, 2, 1, 1, 240), (3, 2, 2, 2, 64), (1, 4, 1, 1, 48)],
+)
+def test_planned_steps(images, batch, gpus, accumulation, steps):
+    made = spec(batch_size=batch, gpus=gpus, gradient_accumulation=accumulation)
+    assert runs.planned_steps(made, images) == steps
+    assert runs.planned_steps(made.changed(max_train_steps=7), images) == 7
+
+
+def nothing_made(root: Path) -> None:
+    """No run, no data set, no temporary left."""
+    left = [p for part in ("outputs", "datasets") for p in (root / part).glob("*")] + [
+        p for part in ("outputs", "datasets") for p in (root / part).glob(".*")
+    ]
+    assert left == []
+
+
+def test_bad_input_leaves_nothing(tmp_path, data):  # noqa: F811
+    text = tmp_path / "words.png"
+    text.write_text("words")
+    for images, match in (
+        ([picture(tmp_path / "a.png"), text], "words.png: not an image"),
+        ([], "no images"),
+        (tmp_path / "gone", "is not a folder"),
+    ):
+        with pytest.raises(runs.RunError, match=match):
+            runs.create(spec(), images)
+        nothing_made(data)
+    with pytest.raises(runs.RunError, match="did you mean guidance_scale"):
+        runs.create(spec(extra={"guidance_skale": 1}), pictures(tmp_path / "in"))
+    with pytest.raises(runs.RunError, match="no prompt"):
+        runs.create(spec(trigger="", sample_every_n_steps=5), pictures(tmp_path / "in"))
+    nothing_made(data)
+
+
+def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data):  # noqa: F811
+    images = pictures(tmp_path / "in")
+    runs.create(spec(name="a b"), images)
+    before = tree(data)
+    with pytest.raises(runs.RunError, match=r"a run called 'a-b' exists: .*choose another name"):
+        runs.create(spec(name="a-b", rank=64), images)
+    shutil.rmtree(data / "outputs/a-b")
+    with pytest.raises(runs.RunError, match="a data set called 'a b' exists"):
+        runs.create(spec(name="a b"), images)
+    assert {k: v for k, v in before.items() if k.startswith("datasets")} == tree(data)
+    again = runs.create(spec(name="a b"), data / "datasets/a-b")
+    assert again.is_dir() and {k: v for k, v in tree(data).items() if k in before} == before
+
+
+def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data):  # noqa: F811
+    images = pictures(tmp_path / "in", 8)
+    results: list[object] = []
+    barrier = threading.Barrier(4)
+
+    def make(rank: int) -> None:
+        barrier.wait(timeout=20)
+        try:
+            results.append(runs.create(spec(name="race", rank=rank), images))
+        except runs.RunError as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in (4, 8, 16, 32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    won = [r for r in results if isinstance(r, Path)]
+    assert len(won) == 1 and len(results) == 4
+    assert all("exists" in str(r) for r in results if isinstance(r, Exception))
+    assert len(runs.read_captions("race")) == 8
+    assert runs.render(won[0]) and not list(data.rglob(".new-*"))
+
+
+def on_a_small_disk(tmp_path: Path, size: str) -> Path:
+    """A file system of a given size, or a skip where one cannot be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)],
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
+    return place
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
+    if sys.platform != "linux":
+        pytest.skip("tmpfs is Linux's")
+    disk = on_a_small_disk(tmp_path, "256k")
+    try:
+        monkeypatch.setenv("HANGPROOF_DATA", str(disk))
+        images = [tmp_path / f"noise {i}.bmp" for i in range(4)]
+        for path in images:
+            picture(path, size=(200, 200))  # 120 kB each
+        with pytest.raises(runs.RunError, match=r"the disk is full; free some space and try again"):
+            runs.create(spec(), images)
+        nothing_made(disk)
+        made = runs.create(spec(), images[:1])  # with less to store, the same name works
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        before = tree(made)
+        with pytest.raises(runs.RunError, match="the disk is full"):
+            runs.render(made, runs.load(made).changed(prompts=["long " * 4000]))
+        with pytest.raises(runs.RunError, match="the disk is full"):
+            runs.write_caption("my-lora", "noise-0.bmp", "long " * 4000)
+        assert tree(made) == before and runs.read_captions("my-lora") == {"noise-0.bmp": "ohwx"}
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], timeout=20, check=False)
+
+
+AS_SOMEBODY_ELSE = """
+import os, sys
+from pathlib import Path
+import runs
+spec = runs.make({"name": "n", "model": "tiny-flux"})
+images = [Path(sys.argv[1]) / "0.png"]
+os.environ["HANGPROOF_DATA"] = sys.argv[2]
+runs.create(spec, images)  # so that nothing is left to import
+if os.geteuid() == 0:
+    os.setegid(65534); os.seteuid(65534)
+os.environ["HANGPROOF_DATA"] = sys.argv[3]
+try:
+    runs.create(spec, images)
+except runs.RunError as error:
+    print(error)
+"""
+
+
+def test_no_write_permission_is_told():
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        place = Path(name)
+        for part in (place, place / "in", place / "mine", place / "read only"):
+            part.mkdir(exist_ok=True)
+            part.chmod(0o755)
+        pictures(place / "in")
+        (place / "read only").chmod(0o555)
+        done = python("-c", AS_SOMEBODY_ELSE, *(str(place / part) for part in ("in", "mine", "read only")))
+        assert (
+            done.stdout.startswith("cannot make the run n (") and "no permission to write there; fix" in done.stdout
+        ), done
+        assert list((place / "read only").iterdir()) == []
+
+
+def test_a_file_in_the_way_is_told(tmp_path, data):  # noqa: F811
+    (data / "outputs").write_text("I am a file")
+    with pytest.raises(runs.RunError, match="a file is in the way"):
+        runs.create(spec(), pictures(tmp_path / "in"))
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):  # noqa: F811
+    import runs.folders as folders
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folders, "_write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runs.create(spec(), pictures(tmp_path / "in"))
+    nothing_made(data)
+
+
+def test_every_way_to_fail_has_a_cure():
+    from runs.files import REASONS, explained
+
+    for code in REASONS:
+        with pytest.raises(runs.RunError, match=";"), explained("write"):
+            raise OSError(code, os.strerror(code), "/x")
+    with pytest.raises(runs.RunError, match="Input/output error"), explained("write"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/x")
+
+
+def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "no checkout"))
+    found = runs.problems(spec(backend="sd-scripts", tier="12G"))
+    files = [line for line in found if line.startswith("model file missing")]
+    assert [line.split("--")[1].split(")")[0] for line in files] == [
+        "pretrained_model_name_or_path",
+        "clip_l",
+        "t5xxl",
+        "ae",
+    ]
+    assert all(str(data / "models") in line and "--set" in line and "fetch-model flux-dev" in line for line in files)
+    assert any("start.sh sd-scripts" in line for line in found)
+    assert any("no images" in line for line in found)
+
+
+def test_the_command_line_makes_shows_and_renders(tmp_path, data):  # noqa: F811
+    images = pictures(tmp_path / "in")
+    made = python(
+        "-m", "runs", "new", "--name", "cli run", "--images", str(images), "--trigger", "ohwx", "--model", "FLUX.1-schnell",
+        "--tier", "20G+", "--backend", "diffusers", "--prompt", "one", "--prompt", "two --w 128", "--set", "rank=16",
+        "--set", "network_dropout=0.1", "--set", "sample_every_n_steps=4", "--set", "highvram=false",
+        "--set", "network_args=train_blocks=double split_qkv=False", "--json",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    folder = Path(json.loads(made.stdout.splitlines()[-1])["folder"])
+    assert folder == data / "outputs/cli-run" and made.stdout.splitlines()[0] == str(folder)
+    script = (folder / "train.sh").read_text()
+    for line in ("--network_dim 16", "--network_dropout 0.1", "--network_args train_blocks=double split_qkv=False"):
+        assert f"  {line} \\\n" in script or f"  {line}\n" in script
+    assert "--highvram" not in script and "black-forest-labs/FLUX.1-schnell" in script
+    assert (folder / "sample_prompts.txt").read_text().splitlines() == [
+        "one --w 512 --h 512 --s 20 --d 42",
+        "two --w 128 --h 512 --s 20 --d 42",
+    ]
+    shown = python("-m", "runs", "show", "cli run", "--json")
+    assert json.loads(shown.stdout.splitlines()[-1])["spec"]["rank"] == 16
+    assert json.loads(python("-m", "runs", "show", "--json").stdout.splitlines()[-1])["runs"] == [str(folder)]
+    assert python("-m", "runs", "render", "cli-run").stdout.strip() == str(folder / "train.sh")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--name", "x", "--set", "rnak=3"], 1, "did you mean"),
+        (["--name", "x", "--set", "rank=many"], 1, "rank: "),
+        (["--name", "x", "--set", "rank"], 1, "KEY=VALUE"),
+        (["--name", "x", "--set", "output_dir=/"], 1, "output_dir follows from the run's folder"),
+        (["--name", "x", "--set", "seed=-1"], 1, "seed"),
+        (["--name", "☃☃"], 1, "no letter or digit"),
+        (["--name", "NUL"], 1, "Windows reserves"),
+        (["--name", "x", "--tier", "8G"], 1, "tier"),
+        (["--name", "x", "--model", "sdxl"], 1, "there are: flux-dev"),
+        (["--name", "x", "--backend", "kohya"], 1, "backend"),
+        ([], 2, "--name"),
+    ],
+)
+def test_wrong_words_are_refused_by_name(tmp_path, data, words, code, says):  # noqa: F811
+    done = python("-m", "runs", "new", "--images", str(pictures(tmp_path / "in")), *words)
+    assert done.returncode == code and says in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    nothing_made(data)
+
+
+def test_importing_runs_and_presets_is_light():
+    """The monitor and the page import them: no pydantic, Pillow, slugify or torch before they are needed."""
+    code = "import sys, runs, presets; runs.data_root(); presets.tiers(); print(*sorted(m.partition('.')[0] for m in sys.modules))"
+    loaded = set(python("-c", code).stdout.split())
+    assert loaded and not loaded & {"pydantic", "PIL", "slugify", "torch", "numpy", "tomlkit", "huggingface_hub"}

@@ -1,0 +1,248 @@
+"""Images and captions are taken in whole, or refused by name."""
+
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from runs_helpers import data, picture, pictures, spec  # noqa: F401
+
+import runs
+from runs import dataset
+
+CORNERS = {"red": (255, 0, 0), "lime": (0, 255, 0), "blue": (0, 0, 255)}
+
+
+def take(tmp_path: Path, images, captions=None, trigger="") -> tuple[Path, list[str]]:
+    """Take images in; the folder and what was told."""
+    folder = tmp_path / "taken"
+    folder.mkdir()
+    notes: list[str] = []
+    dataset.ingest(dataset.gather(images, captions, trigger), folder, notes.append)
+    return folder, notes
+
+
+def refused(images, captions=None) -> str:
+    """The message that a set of images is refused with."""
+    with pytest.raises(runs.RunError) as caught:
+        folder = Path(os.devnull).parent / "shm"
+        dataset.ingest(dataset.gather(images, captions), folder)
+    return str(caught.value)
+
+
+def png_header(path: Path, width: int, height: int) -> Path:
+    """A PNG that claims a size and holds no pixels: nobody needs gigabytes to test for gigabytes."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b""))
+    return path
+
+
+def test_a_plain_picture_keeps_its_bytes_and_gets_a_suffix_that_is_true(tmp_path):
+    original = picture(tmp_path / "in/photo.png", format="JPEG")
+    folder, notes = take(tmp_path, [original, picture(tmp_path / "in/b.png")], trigger="ohwx")
+    assert (folder / "photo.jpg").read_bytes() == original.read_bytes()
+    assert notes == []
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(tmp_path, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = picture(tmp_path / "in/turned.jpg", size=(64, 32), quality=95, exif=exif)
+    folder, _ = take(tmp_path, [path], trigger="x")
+    (taken,) = dataset.images_in(folder)
+    assert taken.suffix == ".jpg", "a camera's JPEG stays one"
+    image = Image.open(taken).convert("RGB")
+    assert image.size == ((64, 32) if orientation < 5 else (32, 64))
+    assert image.getexif().get(0x0112, 1) == 1
+    w, h = image.size
+    places = {(0, 0): (2, 2), (1, 0): (w - 3, 2), (0, 1): (2, h - 3), (1, 1): (w - 3, h - 3)}
+    # where the stored top-left (red) corner is shown, by the EXIF standard
+    shown = {1: (0, 0), 2: (1, 0), 3: (1, 1), 4: (0, 1), 5: (0, 0), 6: (1, 0), 7: (1, 1), 8: (0, 1)}[orientation]
+    reds = [
+        at
+        for at, pixel in places.items()
+        if all(abs(a - b) < 40 for a, b in zip(image.getpixel(pixel), (255, 0, 0), strict=True))
+    ]
+    assert shown in reds
+    lime = {1: (1, 0), 2: (0, 0), 3: (0, 1), 4: (1, 1), 5: (0, 1), 6: (1, 1), 7: (1, 0), 8: (0, 0)}[orientation]
+    assert image.getpixel(places[lime])[1] > 200
+
+
+def test_transparency_is_laid_on_white(tmp_path):
+    image = Image.new("RGBA", (40, 40), (255, 0, 0, 0))
+    image.paste((0, 0, 255, 255), (0, 0, 20, 40))
+    image.save(tmp_path / "clear.png")
+    palette = Image.new("P", (8, 8), 0)
+    palette.putpalette([10, 20, 30] * 256)
+    palette.save(tmp_path / "palette.png", transparency=0)
+    folder, notes = take(tmp_path, [tmp_path / "clear.png", tmp_path / "palette.png"], trigger="x")
+    flat = Image.open(folder / "clear.png")
+    assert flat.mode == "RGB" and flat.getpixel((5, 5)) == (0, 0, 255) and flat.getpixel((35, 5)) == (255, 255, 255)
+    assert Image.open(folder / "palette.png").getpixel((1, 1)) == (255, 255, 255)
+    assert notes == ["clear.png: transparency laid on white", "palette.png: transparency laid on white"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix"), [("CMYK", "jpg"), ("P", "gif"), ("1", "tif"), ("LA", "png"), ("RGB", "tiff")]
+)
+def test_other_colour_modes_and_formats_become_what_every_trainer_reads(tmp_path, mode, suffix):
+    path = picture(tmp_path / f"in/a.{suffix}", mode=mode)
+    folder, notes = take(tmp_path, [path], trigger="x")
+    (taken,) = dataset.images_in(folder)
+    with Image.open(taken) as image:
+        assert image.format in ("PNG", "JPEG") and image.mode in ("RGB", "L") and image.size == (96, 64)
+    assert any("a." in note for note in notes)
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
+    image = Image.new("I;16", (4, 4))
+    image.putdata([0, 16384, 32768, 65535] * 4)
+    image.save(tmp_path / "deep.png")
+    folder, _ = take(tmp_path, [tmp_path / "deep.png"], trigger="x")
+    assert [Image.open(folder / "deep.png").convert("L").getpixel((x, 0)) for x in range(4)] == [0, 63, 127, 255]
+
+
+def test_an_animation_gives_its_first_frame(tmp_path):
+    frames = [Image.new("RGB", (30, 30), colour) for colour in ("red", "lime")]
+    frames[0].save(tmp_path / "moving.webp", save_all=True, append_images=frames[1:], lossless=True)
+    folder, notes = take(tmp_path, [tmp_path / "moving.webp"], trigger="x")
+    assert Image.open(folder / "moving.png").convert("RGB").getpixel((3, 3)) == (255, 0, 0)
+    assert "first frame" in notes[0]
+
+
+def test_a_file_that_is_gone_is_told(tmp_path):
+    path = picture(tmp_path / "a.png")
+    sources = dataset.gather([path], trigger="x")
+    path.unlink()
+    with pytest.raises(runs.RunError, match=r"a\.png: No such file or directory; check the file"):
+        dataset.ingest(sources, tmp_path)
+
+
+def test_all_bad_files_are_named_at_once(tmp_path):
+    text = tmp_path / "notes.png"
+    text.write_text("these are words")
+    cut = picture(tmp_path / "cut.jpg", size=(200, 200))
+    cut.write_bytes(cut.read_bytes()[:900])
+    empty = tmp_path / "empty.png"
+    empty.write_bytes(b"")
+    good = picture(tmp_path / "good.png")
+    message = refused([text, good, cut, empty])
+    lines = {line.split(":")[0]: line for line in message.splitlines()}
+    assert set(lines) == {"notes.png", "cut.jpg", "empty.png"}
+    assert "not an image" in lines["notes.png"] and "damaged" in lines["cut.jpg"]
+
+
+def test_files_that_are_not_called_images_are_refused_by_name(tmp_path):
+    (tmp_path / "song.mp3").write_bytes(b"x")
+    assert "song.mp3: not an image" in refused([picture(tmp_path / "a.png"), tmp_path / "song.mp3"])
+
+
+@pytest.mark.parametrize(("width", "height"), [(30_000, 30_000), (30_000, 100), (12_000, 12_000)])
+def test_huge_images_are_refused_before_they_are_decoded(tmp_path, width, height):
+    message = refused([png_header(tmp_path / "huge.png", width, height)])
+    assert (
+        message.startswith("huge.png:")
+        and "too large; scale it down to at most 16384 pixels a side and 100 megapixels" in message
+    )
+    if width * height < 150e6:
+        assert f"{width} × {height} pixels" in message
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_called_like_an_image_does_not_block(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    assert "pipe.png: not a file" in refused([tmp_path / "pipe.png"])
+    assert "no images" in refused(tmp_path)
+
+
+def test_no_images_is_an_error_and_one_is_a_note(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "readme.md").write_text("hello")
+    assert "no images" in refused(empty) and "no images" in refused([])
+    assert "is not a folder" in refused(tmp_path / "nowhere")
+    _, notes = take(tmp_path, [picture(tmp_path / "in/one.png")], trigger="x")
+    assert any("one image only" in note for note in notes)
+
+
+def test_captions_come_from_the_edit_then_the_text_file_then_the_trigger(tmp_path):
+    images = pictures(tmp_path / "in", 4)
+    (images / "0.txt").write_text("from the file\n", encoding="utf-8")
+    (images / "1.txt").write_text("from the file", encoding="utf-8")
+    (images / "2.caption").write_bytes("\ufeffzwölf\r\nBoxkämpfer 🥊".encode())
+    folder, _ = take(tmp_path, images, {"1.png": "from\nthe edit"}, trigger="ohwx")
+    read = {t.stem: t.read_text(encoding="utf-8") for t in folder.glob("*.txt")}
+    assert read == {"0": "from the file\n", "1": "from the edit\n", "2": "zwölf Boxkämpfer 🥊\n", "3": "ohwx\n"}
+
+
+def test_without_a_caption_and_a_trigger_the_file_is_not_empty(tmp_path):
+    """sd-scripts stops at an empty caption file: `assert len(lines) > 0`, library/train_util.py."""
+    folder, notes = take(tmp_path, pictures(tmp_path / "in", 2))
+    assert (folder / "0.txt").read_bytes() == b"\n"
+    assert sum("empty caption" in note for note in notes) == 2
+
+
+def test_a_caption_that_is_not_utf8_is_refused_by_name(tmp_path):
+    images = pictures(tmp_path / "in", 2)
+    (images / "0.txt").write_bytes("caf\xe9".encode("latin-1"))
+    assert refused(images) == "0.txt: the caption is not UTF-8 text (byte 3); save it as UTF-8 and try again"
+
+
+def test_a_caption_for_an_image_that_is_not_there_is_refused(tmp_path):
+    assert "ghost.png" in refused(pictures(tmp_path / "in", 1), {"ghost.png": "boo"})
+
+
+def test_hostile_names_become_harmless_and_stay_apart(tmp_path):
+    names = [
+        "a b.png",
+        "a-b.png",
+        "A B.png",
+        "$(id).png",
+        "-rf.png",
+        "日本.png",
+        "🦊.png",
+        "con.png",
+        "x" * 200 + ".png",
+    ]
+    files = [picture(tmp_path / "in" / name) for name in names]
+    folder, _ = take(tmp_path, files, {name: f"caption of {i}" for i, name in enumerate(names)})
+    taken = dataset.images_in(folder)
+    assert len({p.name.casefold() for p in taken}) == len(names)
+    assert all(
+        p.stem.replace("-", "").replace("_", "").isalnum() and p.name.isascii() and len(p.stem) <= 90 for p in taken
+    )
+    assert not {p.stem.upper() for p in taken} & {"CON", "NUL"} and not any(p.name.startswith("-") for p in taken)
+    captions = {(folder / p.name).with_suffix(".txt").read_text(encoding="utf-8").strip() for p in taken}
+    assert captions == {f"caption of {i}" for i in range(len(names))}
+
+
+def test_two_files_of_one_name_from_two_folders_are_both_kept(tmp_path):
+    files = [picture(tmp_path / part / "same.png") for part in ("a", "b")]
+    (tmp_path / "b/same.txt").write_text("second", encoding="utf-8")
+    folder, _ = take(tmp_path, files, trigger="first")
+    assert (folder / "same.txt").read_text() == "first\n" and (folder / "same-2.txt").read_text() == "second\n"
+
+
+def test_captions_are_read_and_edited_later(tmp_path, data):  # noqa: F811
+    images = pictures(tmp_path / "in", 2)
+    runs.create(spec(name="edit me"), images)
+    assert runs.read_captions("edit-me") == {"0.png": "ohwx", "1.png": "ohwx"}
+    folder = data / "datasets/edit-me"
+    (folder / "0_flux_te.npz").write_bytes(b"the old caption, encoded")
+    (folder / "1_flux_te.npz").write_bytes(b"another")
+    (folder / "0_0064x0064_flux.npz").write_bytes(b"latents")
+    runs.write_caption("edit-me", "0.png", "a new\ncaption ü")
+    assert runs.read_captions("edit-me") == {"0.png": "a new caption ü", "1.png": "ohwx"}
+    assert not (folder / "0_flux_te.npz").exists(), "sd-scripts would train on the old caption"
+    assert (folder / "1_flux_te.npz").exists() and (folder / "0_0064x0064_flux.npz").exists()
+    with pytest.raises(runs.RunError, match="no image"):
+        runs.write_caption("edit-me", "../../etc/passwd", "x")
+    with pytest.raises(runs.RunError, match="no data set"):
+        runs.read_captions("nothing")

@@ -1,0 +1,233 @@
+"""A script that is rendered from anything yields exactly the intended argument list."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runs_helpers import PROJECT, encode, pictures, python, run_script, spec, stub, told
+
+import runs
+from runs.command import launch
+from runs.quoting import quote, quote_cmd
+
+NASTY = [
+    "'", '"', "`id`", "$(touch /tmp/never)", "${HOME}", "$HOME", "\\", "\\\\", "\n", "\r\n", "\t", " ", "  ", "!!", "*", "?",
+    "~", "-", "--resume", "--", ";", "&&", "|", ">", "<", "(", ")", "{a,b}", "[a]", "#", "%PATH%", "^", "=", "\x01", "\x7f",
+    "\x1b[31m", "é", "日本語", "🦊", "\u202e", "\u2028", "\ufeff", "ı", "a b", "'\\''", '$"x"', "$'x'", "\\\n", "EOF", "\x85",
+]  # fmt: skip
+text = st.lists(
+    st.one_of(
+        st.sampled_from(NASTY), st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+    ),
+    max_size=6,
+).map("".join)
+path_text = st.lists(
+    st.one_of(
+        st.sampled_from([*NASTY, "\udcff", "\udc80a"]), st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+    ),
+    min_size=1,
+    max_size=4,
+).map("".join)
+specs = st.fixed_dictionaries(
+    {
+        "name": text.map(lambda t: f"{t}x"),
+        "trigger": text,
+        "prompts": st.lists(text, max_size=2),
+        "tier": st.sampled_from(["12G", "16G", "20G"]),
+        "backend": st.sampled_from(["diffusers", "sd-scripts"]),
+        "gpus": st.sampled_from([1, 2]),
+        "extra": st.dictionaries(
+            st.sampled_from(["pretrained_model_name_or_path", "training_comment", "metadata_title", "network_dropout"]),
+            text,
+            max_size=3,
+        ),
+        "learning_rate": st.floats(1e-9, 1.0, exclude_min=True),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory) -> Path:
+    return stub(tmp_path_factory.mktemp("stub"))
+
+
+@settings(max_examples=2200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    fields=specs,
+    folder=path_text,
+    root=path_text,
+    resume=st.none() | path_text,
+    locale=st.sampled_from(["C", "C.UTF-8"]),
+)
+def test_bash_reads_exactly_the_intended_arguments(launcher, tmp_path_factory, fields, folder, root, resume, locale):
+    script = launcher.parent / "train.sh"
+    with mock.patch.dict(os.environ, {"HANGPROOF_DATA": "/data/" + root.encode("utf-8", "replace").decode()}):
+        made = spec(**fields)
+        where = Path("/out") / folder
+        state = Path(resume) if resume else None
+        script.write_bytes(runs.script(made, where, state, "linux").encode("utf-8", "surrogateescape"))
+        wanted = [word for line in launch(made) for word in line] + runs.arguments(made, where, state, "linux")
+    assert told(run_script(script, launcher, LC_ALL=locale)) == list(map(encode, wanted))
+
+
+@settings(max_examples=500, deadline=None)
+@given(value=text)
+def test_a_quoted_value_stays_on_one_line(value):
+    assert not re.search(r"[\n\r\x00-\x08]", quote(value))
+
+
+def test_a_value_that_no_command_line_can_hold_is_refused():
+    with pytest.raises(runs.RunError, match="NUL"):
+        quote("a\0b")
+
+
+@pytest.mark.parametrize("name", ["it's here", "$(touch pwned) `id`", "-rf *", "日本 🦊\nline"])
+def test_a_project_folder_with_a_hostile_name_works(tmp_path, name, launcher):
+    project = tmp_path / name
+    project.mkdir()
+    for part in ("runs", "presets", "trainer/arguments.py"):
+        source, target = PROJECT / part, project / part
+        target.parent.mkdir(exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
+    images = pictures(tmp_path / "images")
+    made = python(
+        "-m", "runs", "new", "--name", "a b", "--images", str(images), "--model", "tiny-flux",
+        cwd=project, HANGPROOF_DATA="", PYTHONPATH=str(project),
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    script = project / "outputs/a-b/train.sh"
+    words = told(run_script(script, launcher))
+    assert words[words.index(b"--output_dir") + 1] == encode(str(script.parent))
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_the_script_imports_our_modules_from_anywhere(tmp_path, data_root_of_its_own):
+    """PYTHONPATH gets the project folder in front of what was there."""
+    program = tmp_path / "launcher"
+    program.write_text('#!/bin/sh\nprintf "%s\\n%s\\n" "$PYTHONPATH" "$PWD"\n')
+    program.chmod(0o755)
+    script = tmp_path / "train.sh"
+    script.write_text(runs.script(spec(), tmp_path, platform="linux"))
+    assert run_script(script, program, PYTHONPATH="/before").stdout.decode().split("\n")[:2] == [
+        f"{PROJECT}:/before",
+        str(PROJECT),
+    ]
+    assert run_script(script, program).stdout.decode().split("\n")[0] == str(PROJECT)
+
+
+@pytest.fixture
+def data_root_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+
+
+def test_the_launcher_is_the_named_one_else_the_environments_else_the_one_on_path(tmp_path, monkeypatch):
+    def says(folder: Path, word: str) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        program = folder / "accelerate"
+        program.write_text(f"#!/bin/sh\necho {word}\n")
+        program.chmod(0o755)
+        return program
+
+    named, own = says(tmp_path / "named", "named"), says(tmp_path / "venv/bin", "environment")
+    says(tmp_path / "path", "path")
+    monkeypatch.setenv("SD_SCRIPTS_VENV", str(tmp_path / "venv"))
+    script = tmp_path / "train.sh"
+    script.write_text(runs.script(spec(backend="sd-scripts"), tmp_path, platform="linux"))
+    path = {"PATH": f"{tmp_path / 'path'}:/usr/bin:/bin"}
+    assert run_script(script, named, **path).stdout == b"named\n"
+    assert run_script(script, None, **path).stdout == b"environment\n"
+    own.unlink()
+    assert run_script(script, None, **path).stdout == b"path\n"
+    without = run_script(script, None, PATH="/usr/bin:/bin")
+    assert without.returncode == 127 and b"./start.sh sd-scripts" in without.stderr
+
+
+def cmd_words(line: str) -> list[str]:
+    """What a Windows program sees of a batch line: cmd.exe's carets, percents and quotes, then the C runtime's argv."""
+    out, quoted, i = [], False, 0
+    while i < len(line):
+        c = line[i]
+        if c == "%":
+            assert line[i : i + 2] == "%%", f"a single percent sign would be expanded: {line!r}"
+            out.append("%")
+            i += 2
+            continue
+        if c == "^" and not quoted:
+            out.append(line[i + 1])
+            i += 2
+            continue
+        if c == '"':
+            quoted = not quoted
+        elif not quoted:
+            assert c not in "&|<>()", f"cmd would act on {c!r} in {line!r}"
+        out.append(c)
+        i += 1
+    return runtime_words("".join(out))
+
+
+def runtime_words(line: str) -> list[str]:
+    """argv by the Microsoft C runtime's rules: backslashes count only before a quote."""
+    words, word, quoted, started, i = [], [], False, False, 0
+    while i < len(line):
+        run = len(line) - i - len(line[i:].lstrip("\\"))
+        if run and i + run < len(line) and line[i + run] == '"':
+            word.append("\\" * (run // 2))
+            started, i = True, i + run
+            if run % 2:
+                word.append('"')
+                i += 1
+            continue
+        if run:
+            word.append("\\" * run)
+            started, i = True, i + run
+        elif line[i] == '"':
+            if quoted and line[i + 1 : i + 2] == '"':
+                word.append('"')
+                i += 1
+            else:
+                quoted = not quoted
+            started, i = True, i + 1
+        elif line[i] in " \t" and not quoted:
+            if started:
+                words.append("".join(word))
+            word, started, i = [], False, i + 1
+        else:
+            word.append(line[i])
+            started, i = True, i + 1
+    return [*words, "".join(word)] if started else words
+
+
+@settings(max_examples=2000, deadline=None)
+@given(values=st.lists(text.map(lambda t: re.sub(r"[\r\n\x1a]", "", t)), min_size=1, max_size=4))
+def test_a_batch_file_hands_over_exactly_the_intended_arguments(values):
+    assert cmd_words(" ".join(map(quote_cmd, values))) == values
+
+
+def test_a_batch_file_refuses_what_it_cannot_hold():
+    with pytest.raises(runs.RunError, match="batch file"):
+        quote_cmd("two\nlines")
+
+
+def test_the_batch_script_is_whole(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    made = spec(prompts=["100% & more"], sample_every_n_steps=5, extra={"training_comment": 'say "50%" & ^go'})
+    lines = runs.script(made, Path("C:/out dir"), platform="win32").split("\r\n")
+    start = next(i for i, line in enumerate(lines) if line.startswith('"%launcher%"'))
+    command = []
+    for line in lines[start:]:
+        command.append(line.removesuffix("^"))
+        if not line.endswith("^"):
+            break
+    words = cmd_words(" ".join(command).replace('"%launcher%"', "x"))[1:]
+    assert words == [w for line in launch(made) for w in line] + runs.arguments(
+        made, Path("C:/out dir"), platform="win32"
+    )
+    assert (
+        "--persistent_data_loader_workers" not in words and words[words.index("--max_data_loader_n_workers") + 1] == "0"
+    )
+    assert lines[-2] == "exit /b %ERRORLEVEL%" and not any("\n" in line for line in lines)

@@ -1,0 +1,111 @@
+"""The trainer's command line: sd-scripts' flags, none of them ignored."""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from trainer.arguments import parse, parser
+from trainer.refused import reasons
+
+ROOT = Path(__file__).resolve().parents[1]
+LEAST = [
+    "--pretrained_model_name_or_path",
+    "m",
+    "--dataset_config",
+    "d",
+    "--output_dir",
+    "o",
+    "--network_train_unet_only",
+]
+
+
+def flags_in(folder: Path) -> set[str]:
+    """Every flag that sd-scripts' FLUX trainer adds, read from its source."""
+    files = [
+        folder / f"library/{n}.py" for n in ["train_util", "flux_train_utils", "custom_train_functions", "config_util"]
+    ]
+    files += [folder / f"library/{n}.py" for n in ["utils", "sai_model_spec", "deepspeed_utils"]]
+    files += [folder / "train_network.py", folder / "flux_train_network.py"]
+    other = ("add_sd_saving_arguments",)  # of the full fine-tuning trainers
+    found = set()
+    for file in files:
+        for function in ast.parse(file.read_text(encoding="utf-8")).body:
+            if not isinstance(function, ast.FunctionDef) or function.name in other:
+                continue
+            if function.name != "setup_parser" and not function.name.startswith("add_"):
+                continue
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
+                    found.add(call.args[0].value)
+    return found
+
+
+def test_every_flag_of_sd_scripts_is_taken_or_refused_with_a_reason():
+    folder = Path(os.environ.get("SD_SCRIPTS_DIR", ROOT / "sd-scripts"))
+    if not (folder / "flux_train_network.py").is_file():
+        pytest.skip("no sd-scripts checkout: set SD_SCRIPTS_DIR or run ./start.sh sd-scripts")
+    taken = {flag for flag in parser()._option_string_actions if flag.startswith("--")} - {"--help"}
+    theirs = flags_in(folder)
+    assert not taken - theirs, "flags that sd-scripts does not have: one renderer serves both"
+    assert not taken & set(reasons())
+    known = taken | set(reasons())
+    assert {flag for flag in theirs if flag not in known} == set()
+
+
+def test_an_unknown_flag_is_refused_with_its_closest_matches(capsys):
+    with pytest.raises(SystemExit) as end:
+        parse([*LEAST, "--learnig_rate", "1"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "error: unknown flag --learnig_rate; did you mean --learning_rate?\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["--blocks_to_swap", "18"],
+            "--blocks_to_swap is a flag of sd-scripts that this trainer refuses: moving blocks",
+        ),
+        (["--t5xxl=x.safetensors"], "single files go with the sd-scripts backend"),
+        (["--split_mode"], "add --network_args train_blocks=single"),
+        (["--optimizer_type", "Prodigy"], "--optimizer_type prodigy: this trainer has adafactor, adamw8bit, adamw"),
+        (["--network_args", "train_block=single"], "--network_args train_block: this trainer has train_blocks"),
+        (["--optimizer_args", "weight_decay"], "--optimizer_args 'weight_decay': expected key=value"),
+        (["--lr_scheduler", "constant", "--lr_warmup_steps", "5"], "use --lr_scheduler constant_with_warmup"),
+        (["--loss_type", "huber"], "use constant or exponential"),
+        (["--sample_every_n_steps", "2"], "no --sample_prompts"),
+        (["--max_train_epochs", "0"], "at least 1"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(words, reason, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse([*LEAST, *words])
+    assert end.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_training_the_text_encoders_is_not_quietly_left_out(capsys):
+    with pytest.raises(SystemExit):
+        parse(LEAST[:-1])
+    assert "add --network_train_unet_only" in capsys.readouterr().err
+
+
+def test_the_flags_of_every_tier_are_taken():
+    tiers = tomllib.loads((ROOT / "presets" / "tiers.toml").read_text(encoding="utf-8"))
+    defaults = tomllib.loads((ROOT / "presets" / "defaults.toml").read_text(encoding="utf-8"))
+    tables = [t["flags"] for t in tiers.get("tiers", tiers).values() if isinstance(t, dict) and "flags" in t]
+    assert len(tables) == 3
+    for table in tables:
+        words = []
+        for key, value in {**defaults["flags"], **table}.items():
+            if value is not False:
+                words += [
+                    f"--{key}",
+                    *([] if value is True else map(str, value if isinstance(value, list) else [value])),
+                ]
+        args = parse([*LEAST, *[w for w in words if w != LEAST[-1]]])
+        assert args.optimizer_type in ("adafactor", "adamw8bit")
+        assert not args.split_mode or args.train_blocks == "single"

@@ -1,0 +1,164 @@
+"""The trainer's data: buckets, order, and everything that can be wrong with a data set, said by name."""
+
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+
+import numpy
+import pytest
+from PIL import Image as Pillow
+from trainer_helpers import make_config, make_images
+
+from trainer.buckets import Rules, place, resolutions
+from trainer.dataset import Image, pixels, read
+from trainer.errors import TrainError
+from trainer.order import Order, batches, seed_of
+
+ARGS = Namespace(
+    resolution=None,
+    enable_bucket=False,
+    min_bucket_reso=256,
+    max_bucket_reso=1024,
+    bucket_reso_steps=64,
+    bucket_no_upscale=False,
+    train_batch_size=1,
+    caption_extension=".txt",
+    caption_prefix=None,
+    caption_suffix=None,
+)
+
+
+def test_buckets_are_those_of_sd_scripts():
+    """Values from sd-scripts v0.10.1 (`model_util.make_bucket_resolutions`, `BucketManager.select_bucket`)."""
+    rules = Rules((512, 512), enable_bucket=True, max_bucket_reso=1024)
+    assert resolutions(rules)[:3] == [(256, 832), (256, 896), (256, 960)] and len(resolutions(rules)) == 17
+    assert place(rules, (1000, 1000)) == ((512, 512), (512, 512))
+    assert place(rules, (1600, 1000)) == ((640, 384), (640, 400))
+    assert place(rules, (1000, 3000)) == ((256, 832), (277, 832))
+    assert place(Rules((512, 512)), (1000, 500)) == ((512, 512), (1024, 512))
+    small = Rules((512, 512), enable_bucket=True, bucket_no_upscale=True)
+    assert place(small, (300, 200)) == ((256, 192), (300, 200))
+    assert place(small, (2000, 1000)) == ((640, 320), (640, 320))
+    assert place(small, (1234, 777)) == ((640, 384), (640, 403))
+    assert place(small, (20, 10))[0] == (64, 64)
+
+
+def images(count=7, batch_size=2):
+    size = [(64, 64), (80, 48)]
+    return [Image(Path(f"{i}.png"), "", 3, size[i % 2], size[i % 2], 0, batch_size) for i in range(count)]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch_and_shows_each_image_as_often_as_asked():
+    data = images()
+    one = batches(data, 1, 0)
+    assert one == batches(data, 1, 0)
+    assert one != batches(data, 1, 1) and one != batches(data, 2, 0)
+    assert Counter(i for batch in one for i in batch) == dict.fromkeys(range(7), 3)
+    assert all(len({data[i].bucket for i in batch}) == 1 for batch in one)
+
+
+def test_ranks_share_the_batches_of_an_epoch_evenly():
+    data = images(5, batch_size=1)  # 15 batches for 2 ranks: one is seen twice
+    shares = [list(Order(data, 1, rank, 2)) for rank in range(2)]
+    assert [len(share) for share in shares] == [8, 8] == [len(Order(data, 1, rank, 2)) for rank in range(2)]
+    assert set(shares[0] + shares[1]) == set(batches(data, 1, 0))
+
+
+def test_an_epoch_goes_on_where_it_was_left():
+    order = Order(images(), 1, 0, 1)
+    order.at(3, 0)
+    whole = list(order)
+    order.at(3, 4)
+    assert list(order) == whole[4:]
+
+
+def test_seeds_depend_on_their_parts_alone():
+    assert seed_of(42, "noise", 7, 0, 0) == 2413588734058466749  # a state saved yesterday goes on with the same numbers
+    assert len({seed_of(1, "noise", step, micro) for step in range(100) for micro in range(4)}) == 400
+    assert seed_of(1, 12) != seed_of(11, 2)
+
+
+def test_a_data_set_is_read_as_it_is_written(tmp_path):
+    folder = make_images(tmp_path / "images")
+    (folder / "0.txt").write_text("\ufeffa caption, ünï 🎉\nsecond line", encoding="utf-8")
+    found = read(make_config(tmp_path / "d.toml", folder), ARGS)
+    assert [image.path.name for image in found] == [f"{i}.png" for i in range(5)]
+    assert found[0].caption == "a caption, ünï 🎉"
+    assert found[1].bucket == (80, 48) and found[2].bucket == (48, 80)
+    assert all(pixels(image).shape == (image.bucket[1], image.bucket[0], 3) for image in found)
+
+
+def test_a_turned_photograph_and_a_transparent_image_are_seen_as_people_see_them(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    picture = Pillow.fromarray(numpy.full((48, 96, 3), 128, numpy.uint8))
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    picture.save(folder / "turned.jpg", exif=exif)
+    Pillow.fromarray(numpy.zeros((64, 64, 4), numpy.uint8)).save(folder / "clear.png")
+    for name in ("turned", "clear"):
+        (folder / f"{name}.txt").write_text("x", encoding="utf-8")
+    clear, turned = read(make_config(tmp_path / "d.toml", folder), ARGS)
+    assert turned.bucket[0] < turned.bucket[1]
+    assert pixels(turned).shape[:2] == turned.bucket[::-1]
+    assert (pixels(clear) == 255).all()
+
+
+def broken(tmp_path, what):
+    folder = make_images(tmp_path / "images", 2)
+    config = make_config(tmp_path / "d.toml", folder)
+    text = config.read_text(encoding="utf-8")
+    if what == "text as image":
+        (folder / "1.png").write_text("I am a text", encoding="utf-8")
+    elif what == "no caption":
+        (folder / "1.txt").unlink()
+    elif what == "latin-1 caption":
+        (folder / "1.txt").write_bytes("café".encode("latin-1"))
+    elif what == "no folder":
+        config.write_text(text.replace("/images", "/nowhere"), encoding="utf-8")
+    elif what == "empty folder":
+        for file in folder.iterdir():
+            file.unlink()
+    elif what == "unknown key":
+        config.write_text(text.replace("num_repeats", "num_repeat"), encoding="utf-8")
+    elif what == "shuffling":
+        config.write_text(text + "shuffle_caption = true\n", encoding="utf-8")
+    elif what == "odd size":
+        config.write_text(text.replace("bucket_reso_steps = 16", "bucket_reso_steps = 20"), encoding="utf-8")
+    elif what == "wrong type":
+        config.write_text(text.replace("batch_size = 1", 'batch_size = "1"'), encoding="utf-8")
+    elif what == "not toml":
+        config.write_text("[[datasets", encoding="utf-8")
+    elif what == "missing":
+        config.unlink()
+    return config
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("text as image", "1.png: not an image"),
+        ("no caption", "1.png: no caption: write 1.txt beside it"),
+        ("latin-1 caption", "1.txt: not UTF-8 text"),
+        ("no folder", "nowhere' does not exist; create it or fix the path"),
+        ("empty folder", "holds no .png"),
+        ("unknown key", "unknown key 'num_repeat'; did you mean num_repeats?"),
+        ("shuffling", "shuffle_caption = True: not supported"),
+        ("odd size", "20 pixels: FLUX.1 needs sizes that are multiples of 16"),
+        ("wrong type", "batch_size = '1': expected int"),
+        ("not toml", "not valid TOML"),
+        ("missing", "No such file"),
+    ],
+)
+def test_a_wrong_data_set_is_refused_by_name(tmp_path, what, said):
+    with pytest.raises(TrainError) as error:
+        read(broken(tmp_path, what), ARGS)
+    assert said in str(error.value)
+
+
+def test_an_image_of_absurd_size_is_refused_without_decoding_it(tmp_path):
+    """A 20,000-pixel PNG of one colour: some KB on disk, 1.2 GB as pixels."""
+    folder = make_images(tmp_path / "images", 1)
+    Pillow.new("1", (20000, 20000)).save(folder / "0.png")
+    with pytest.raises(TrainError, match=r"0\.png: cannot be read as an image: .*decompression bomb"):
+        read(make_config(tmp_path / "d.toml", folder), ARGS)

@@ -1,0 +1,374 @@
+"""The trainer's parts on a real (tiny) FLUX: loading, float8, halves, LoRA file, schedules, samples."""
+
+import json
+import shutil
+import threading
+from argparse import Namespace
+
+import pytest
+from trainer_helpers import flags, sha
+
+from guards.heartbeat import Heartbeat
+from trainer import flow, lora, models, optimizers, samples, split, tiny_flux
+from trainer.arguments import parse
+from trainer.errors import TrainError
+from trainer.fp8 import Fp8Linear
+
+torch = pytest.importorskip("torch")
+CPU = torch.device("cpu")
+
+
+def no_tick(done, total):
+    pass
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_flux.ensure(tmp_path_factory.mktemp("models") / "tiny-flux")
+
+
+def arguments(**changed):
+    return parse(flags("m", "d", "o", **changed))
+
+
+def loaded(model, blocks="all", fp8=False, **lora_changed):
+    transformer = models.load_transformer(model, torch.float32, CPU, fp8, no_tick)
+    settings = {"rank": 4, "alpha": 1.0, "blocks": blocks, "dropout": 0.0, "seed": 42, "cast_inputs": True}
+    return transformer, lora.add(transformer, **{**settings, **lora_changed})
+
+
+def a_batch(count=2, height=8, width=12, tokens=16):
+    draw = torch.Generator().manual_seed(1)
+    return {
+        "latents": torch.randn(count, 16, height, width, generator=draw),
+        "t5": torch.randn(count, tokens, 64, generator=draw),
+        "clip": torch.randn(count, 32, generator=draw),
+        "mask": torch.ones(count, tokens, dtype=torch.long),
+    }
+
+
+def steps(transformer, parameters, args, count=3):
+    """`count` optimizer steps on one batch → their losses."""
+    optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2)
+    out = []
+    for step in range(count):
+        loss = flow.loss_of(args, transformer, a_batch(), step, CPU, torch.float32)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        out.append(loss.item())
+    return out
+
+
+def test_two_makers_at_once_make_one_model_and_always_the_same(tmp_path, monkeypatch, model):
+    made, real = [], tiny_flux.make
+    monkeypatch.setattr(tiny_flux, "make", lambda folder: (made.append(folder), real(folder)))
+    makers = [threading.Thread(target=tiny_flux.ensure, args=(tmp_path / "tiny-flux",)) for _ in range(2)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join(60)
+    assert len(made) == 1
+    files = [p.relative_to(model) for p in model.rglob("*") if p.is_file()]
+    assert [sha(tmp_path / "tiny-flux" / p) for p in files] == [sha(model / p) for p in files]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".tiny-flux.lock", "tiny-flux"]
+
+
+def test_the_transformer_is_that_of_diffusers(model):
+    from diffusers import FluxTransformer2DModel
+
+    ours = models.load_transformer(model, torch.float32, CPU, False, no_tick)
+    theirs = FluxTransformer2DModel.from_pretrained(model / "transformer").eval()
+    args = arguments()
+    with torch.no_grad():
+        assert torch.equal(
+            flow.loss_of(args, ours, a_batch(), 1, CPU, torch.float32),
+            flow.loss_of(args, theirs, a_batch(), 1, CPU, torch.float32),
+        )
+
+
+def test_a_sharded_model_is_read_as_one(model, tmp_path):
+    from diffusers import FluxTransformer2DModel
+
+    theirs = FluxTransformer2DModel.from_pretrained(model / "transformer")
+    shutil.copytree(model, tmp_path / "m")
+    shutil.rmtree(tmp_path / "m" / "transformer")
+    theirs.save_pretrained(tmp_path / "m" / "transformer", max_shard_size="500KB")
+    assert len(list((tmp_path / "m" / "transformer").glob("*.safetensors"))) > 2
+    beats = []
+    models.check(tmp_path / "m")
+    ours = models.load_transformer(tmp_path / "m", torch.bfloat16, CPU, False, lambda *at: beats.append(at))
+    assert beats[-1][0] == beats[-1][1] == len(theirs.state_dict())
+    for name, value in ours.state_dict().items():
+        assert torch.equal(value, theirs.state_dict()[name].to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(("blocks", "layers"), [("double", 2 * 14), ("single", 4 * 6), ("all", 2 * 14 + 4 * 6)])
+def test_the_lora_sits_on_every_matrix_of_the_blocks_asked_for(model, blocks, layers):
+    _, parameters = loaded(model, blocks)
+    assert len(parameters) == 2 * layers
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in parameters.values())
+
+
+def test_float8_halves_the_blocks_and_trains_nearly_the_same(model):
+    args = arguments()
+    whole, small = loaded(model), loaded(model, fp8=True)
+    stored = [m.weight.dtype for m in small[0].modules() if isinstance(m, Fp8Linear)]
+    assert len(stored) == 2 * 14 + 4 * 6 and set(stored) == {torch.float8_e4m3fn}
+    assert small[0].x_embedder.weight.dtype == torch.float32
+    first, second = steps(*whole, args), steps(*small, args)
+    assert first != second
+    assert max(abs(a - b) for a, b in zip(first, second, strict=True)) < 0.05
+    assert all(torch.isfinite(p).all() for p in small[1].values())
+
+
+def test_the_gradient_through_a_float8_matrix_is_that_of_its_value():
+    plain = torch.nn.Linear(8, 6).requires_grad_(False)
+    small = torch.nn.Linear(8, 6).requires_grad_(False)
+    small.weight.data = plain.weight.data.to(torch.float8_e4m3fn)
+    small.bias.data = plain.bias.data.clone()
+    Fp8Linear.adopt(small)
+    plain.weight.data = small.weight.data.float()
+    x = torch.randn(3, 8)
+    gradients = []
+    for layer in (plain, small):
+        at = x.clone().requires_grad_(True)
+        layer(at).square().sum().backward()
+        gradients.append(at.grad)
+    assert torch.allclose(*gradients)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_split_mode_trains_what_plain_training_of_the_single_blocks_trains(model, recompute):
+    args, results = arguments(), []
+    for halves in (False, True):
+        transformer, parameters = loaded(model, "single")
+        if recompute:
+            transformer.enable_gradient_checkpointing()
+        if halves:
+            split.install(transformer, CPU)
+        results.append((steps(transformer, parameters, args, 4), parameters))
+    (plain, weights), (halved, others) = results
+    assert plain == pytest.approx(halved, abs=1e-6)
+    assert max((weights[name] - others[name]).abs().max().item() for name in weights) <= 1e-6
+    assert any(weights[name].abs().max() > 0 for name in weights if "lora_B" in name)
+
+
+def test_split_mode_has_one_half_on_the_device_at_a_time(model, monkeypatch):
+    transformer, parameters = loaded(model, "single")
+    split.install(transformer, CPU)
+    moves, real, device = [], split.Halves.move, torch.device("cpu", 0)
+    transformer.halves.device = device
+    monkeypatch.setattr(
+        split.Halves, "move", lambda self, half, to: (moves.append((half, to == device)), real(self, half, to))
+    )
+    steps(transformer, parameters, arguments(), 2)
+    once = [("upper", True), ("upper", False), ("lower", True)]
+    assert moves == [*once, ("lower", False), *once]
+    both = {id(p) for half in transformer.halves.parts.values() for p in half}
+    assert both == {id(p) for p in transformer.parameters() if not p.requires_grad}
+
+
+def test_the_lora_file_loads_into_a_flux_pipeline_and_does_there_what_it_did_here(model, tmp_path):
+    from diffusers import FluxPipeline
+    from safetensors import safe_open
+
+    args = arguments(network_alpha=2.0, network_dim=4)
+    transformer, parameters = loaded(model, alpha=2.0)
+    steps(transformer, parameters, args)
+    about = lora.describe(args, guided=True, epoch=1, step=3, images=[], batches=1, epochs=1, steps=3)
+    data = lora.to_file(parameters, 2.0 / 4, None, about)
+    assert data == lora.to_file(parameters, 2.0 / 4, None, about)
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(data)
+    with safe_open(file, "pt") as content:
+        assert content.metadata() == about
+        assert content.metadata()["ss_network_dim"] == "4"
+        assert len(list(content.keys())) == len(parameters)
+    pipe = FluxPipeline.from_pretrained(model)
+    plain = pipe.transformer
+    with torch.no_grad():
+        before = flow.loss_of(args, plain, a_batch(), 9, CPU, torch.float32)
+        trained = flow.loss_of(args, transformer.eval(), a_batch(), 9, CPU, torch.float32)
+        pipe.load_lora_weights(tmp_path, weight_name=file.name)
+        after = flow.loss_of(args, pipe.transformer, a_batch(), 9, CPU, torch.float32)
+    assert abs(before - trained) > 1e-3
+    assert after.item() == pytest.approx(trained.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_the_lora_file_can_be_smaller(model, precision, kind):
+    from safetensors.torch import load
+
+    _, parameters = loaded(model)
+    tensors = load(lora.to_file(parameters, 0.25, precision, {}))
+    assert {t.dtype for t in tensors.values()} == {kind}
+    name = "single_transformer_blocks.0.proj_mlp.lora_A.weight"
+    assert torch.equal(tensors["transformer." + name], parameters[name].detach().to(kind))
+
+
+def test_tokens_and_positions_are_those_of_the_pipeline():
+    from diffusers import FluxPipeline
+
+    latents = torch.randn(2, 16, 8, 12)
+    packed = flow.pack(latents)
+    assert torch.equal(packed, FluxPipeline._pack_latents(latents, 2, 16, 8, 12))
+    assert torch.equal(flow.unpack(packed, 8, 12), latents)
+    ids = FluxPipeline._prepare_latent_image_ids(2, 4, 6, CPU, torch.float32)
+    assert torch.equal(flow.image_ids(8, 12, CPU), ids)
+
+
+def test_noise_levels_follow_their_option():
+    def levels(**changed):
+        args = arguments(**changed)
+        return flow.draw_sigmas(args, 4000, 256, torch.Generator().manual_seed(0))
+
+    for how in ("sigma", "uniform", "sigmoid", "shift", "flux_shift"):
+        drawn = levels(timestep_sampling=how)
+        assert drawn.min() >= 0 and drawn.max() <= 1
+    assert levels(timestep_sampling="uniform").mean() == pytest.approx(0.5, abs=0.02)
+    assert levels(timestep_sampling="sigmoid").median() == pytest.approx(0.5, abs=0.02)
+    assert levels(timestep_sampling="shift", discrete_flow_shift=3.0).median() == pytest.approx(0.75, abs=0.02)
+    shifted = torch.sigmoid(torch.tensor(0.5)).item()  # e^mu / (e^mu + 1), mu = 0.5 at 256 tokens
+    assert levels(timestep_sampling="flux_shift").median() == pytest.approx(shifted, abs=0.02)
+    narrow = levels(timestep_sampling="sigma", weighting_scheme="logit_normal", logit_std=0.01, discrete_flow_shift=1.0)
+    assert narrow.std() < 0.01
+
+
+def test_padding_has_no_effect_once_it_is_masked(model):
+    transformer = models.load_transformer(model, torch.float32, CPU, False, no_tick)
+
+    def loss(mask, noise):
+        batch = a_batch(1)
+        batch["mask"][:, 10:] = 0
+        batch["t5"][:, 10:] += noise
+        return flow.loss_of(arguments(apply_t5_attn_mask=mask), transformer, batch, 1, CPU, torch.float32).item()
+
+    with torch.no_grad():
+        assert loss(False, 0) != loss(False, 1)
+        assert loss(True, 0) == pytest.approx(loss(True, 1), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"])
+def test_learning_rates_are_those_of_transformers(kind):
+    from transformers import get_scheduler
+
+    args = arguments(lr_scheduler=kind, lr_warmup_steps=5, lr_scheduler_num_cycles=2, learning_rate=1e-3)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+    special = {"cosine_with_restarts": {"num_cycles": 2}}.get(kind)
+    schedule = get_scheduler(kind, optimizer, 5, 30, scheduler_specific_kwargs=special)
+    for step in range(30):
+        assert 1e-3 * optimizers.factor(args, step, 30) == pytest.approx(schedule.get_last_lr()[0], rel=1e-9, abs=1e-15)
+        optimizer.step()
+        schedule.step()
+
+
+def test_an_optimizer_option_that_does_not_exist_is_named():
+    weights = [torch.nn.Parameter(torch.zeros(2, 2))]
+    with pytest.raises(TrainError, match="wight_decay"):
+        optimizers.build("adamw", {"wight_decay": "0.1"}, 1e-3, weights)
+    with pytest.raises(TrainError, match="betas=0.9;0.99"):
+        optimizers.build("adamw8bit", {"betas": "0.9;0.99"}, 1e-3, weights)
+
+
+def damaged(model, tmp_path, what):
+    folder = tmp_path / "a-flux"
+    shutil.copytree(model, folder)
+    weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    if what == "no vae":
+        shutil.rmtree(folder / "vae")
+    elif what == "pointer":
+        weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", encoding="utf-8")
+    elif what == "cut short":
+        weights.write_bytes(weights.read_bytes()[:-1000])
+    elif what == "shard missing":
+        index = {"weight_map": {"a": "one.safetensors"}}
+        (folder / "transformer" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    elif what == "another size":
+        config = json.loads((folder / "transformer" / "config.json").read_text())
+        (folder / "transformer" / "config.json").write_text(json.dumps({**config, "num_single_layers": 5}))
+    elif what == "single file":
+        return weights
+    elif what == "nothing":
+        shutil.rmtree(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("no vae", "vae/config.json is missing; download the whole folder"),
+        ("pointer", "is a git-lfs pointer"),
+        ("cut short", "damaged or cut short"),
+        ("shard missing", "transformer/one.safetensors is missing"),
+        ("another size", "missing tensors: single_transformer_blocks.4."),
+        ("single file", "is a single file; this trainer reads a folder"),
+        ("nothing", "no such folder; fix the path or give a hub id"),
+    ],
+)
+def test_a_model_that_cannot_be_used_says_what_and_where(model, tmp_path, what, said):
+    folder = damaged(model, tmp_path, what)
+    with pytest.raises(TrainError) as error:
+        models.load_transformer(models.locate(str(folder), no_tick), torch.float32, CPU, False, no_tick)
+    assert said in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_a_hub_id_that_is_not_here_is_refused_offline(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(TrainError, match=r"nobody/no-flux: not in the local cache .*HF_HUB_OFFLINE is set"):
+        models.locate("nobody/no-flux", no_tick)
+
+
+PROMPTS = """# comment
+a thing --w 72 --h 64 --s 2 --d 7
+another --w 64 --h 64 --s 2 --l 2 --n bad --ss euler
+"""
+
+
+def test_samples_are_fixed_by_their_seed_and_a_bad_one_is_skipped(model, tmp_path, monkeypatch):
+    from PIL import Image
+
+    from trainer import cache
+
+    said: list[str] = []
+    (tmp_path / "p.txt").write_text(PROMPTS, encoding="utf-8")
+    prompts = samples.read(tmp_path / "p.txt", 42, said.append)
+    assert [(p.width, p.height, p.steps, p.seed, p.cfg) for p in prompts] == [(64, 64, 2, 7, 1.0), (64, 64, 2, 43, 2.0)]
+    assert "'--ss euler' is not an option" in said[0]
+    args, hb = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None)
+    dtypes = (torch.float32, torch.float32)
+    paths = cache.plan([], samples.texts(prompts), model, tmp_path, args, dtypes, hb, said.append)
+    cache.encode_texts(cache.missing_texts([], paths), model, args, torch.float32, CPU, hb)
+    transformer, parameters = loaded(model)
+    sampler = samples.Sampler(prompts, paths, model, args, CPU, dtypes, said.append)
+
+    def make(step):
+        made = sampler.make(transformer, None, step, 0.1, hb, torch.no_grad)
+        return [(p.name, Image.open(p).convert("RGB").tobytes()) for p in made]
+
+    first, again = make(1), make(2)
+    assert [name[:12] for name, _ in first] == ["x_000001_00_", "x_000001_01_"]
+    assert first[0][0].endswith("_7.png")
+    assert [pixels for _, pixels in first] == [pixels for _, pixels in again]
+    steps(transformer, parameters, args)
+    assert make(3)[0][1] != first[0][1]
+    assert hb.current_phase == "sample"
+    monkeypatch.setattr(samples, "BUDGET_S", 0.0)
+    monkeypatch.setattr(samples, "BUDGET_STEPS", 0.0)
+    assert make(4) == []
+    assert "sample image 1 is skipped: SampleError: 1 of 2 steps took longer than its budget" in said[-2]
+
+
+def test_samples_come_when_sd_scripts_would_make_them():
+    def due(step, epoch, **changed):
+        args = Namespace(sample_at_first=False, sample_every_n_steps=None, sample_every_n_epochs=None)
+        vars(args).update(changed)
+        return samples.Sampler([samples.Prompt(0, "x", 1)], None, None, args, None, (), None).due(step, epoch)
+
+    assert due(0, None, sample_at_first=True) and not due(0, None)
+    assert due(4, None, sample_every_n_steps=2) and not due(5, None, sample_every_n_steps=2)
+    assert due(5, 2, sample_every_n_epochs=2) and not due(5, 1, sample_every_n_epochs=2)
+    assert not due(4, None, sample_every_n_steps=2, sample_every_n_epochs=1)

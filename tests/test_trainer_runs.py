@@ -1,0 +1,185 @@
+"""Whole runs of the trainer as processes: caches, samples, saves, failures, several processes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from trainer_helpers import ROOT, environment, flags, good, make_config, make_images, sha, train
+
+from guards import heartbeat
+from trainer import tiny_flux
+from trainer.cache import FOLDER
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    images = make_images(folder / "images")
+    return {
+        "folder": folder,
+        "images": images,
+        "model": tiny_flux.ensure(folder / "models" / "tiny-flux"),
+        "config": make_config(folder / "dataset.toml", images),
+    }
+
+
+def phases(trace):
+    """Each phase of a traced run with how many items it had."""
+    found = {}
+    for line in trace.read_text(encoding="utf-8").splitlines():
+        name, _, count = line.partition(" ")
+        found[name] = max(found.get(name, 0), int(count.split("/")[1]))
+    return found
+
+
+def test_a_run_encodes_once_and_again_only_what_changed_or_broke(work, tmp_path):
+    """The model's own folder is made by the run; then a restart, then a changed caption, image, and a cut cache file."""
+    from PIL import Image
+
+    images = make_images(tmp_path / "images")
+    config = make_config(tmp_path / "dataset.toml", images)
+
+    def run(number):
+        trace = tmp_path / f"trace{number}"
+        argv = flags(tmp_path / "models" / "tiny-flux", config, tmp_path / f"out{number}", max_train_steps=2)
+        good(train(argv, HANGPROOF_INJECT="trainer_helpers:fault", TEST_TRACE=str(trace)))
+        return phases(trace)
+
+    first = run(1)
+    assert (first["cache_latents"], first["cache_text"]) == (5, 5)
+    assert not {"cache_latents", "cache_text"} & set(run(2))
+    (images / "0.txt").write_text("another caption", encoding="utf-8")
+    Image.new("RGB", (64, 64), "red").save(images / "1.png")
+    cut = sorted((images / FOLDER).glob("latents-*"))[0]
+    cut.write_bytes(cut.read_bytes()[:-30])
+    third = run(3)
+    assert third["cache_text"] == 1 and third["cache_latents"] in (1, 2)  # the cut one may be the changed image's
+    assert len(list((images / FOLDER).glob("text-*"))) == 6
+
+
+def test_a_cache_file_that_rots_ends_the_run_by_name_and_the_next_start_mends_it(work, tmp_path):
+    images = make_images(tmp_path / "images", 1)
+    config = make_config(tmp_path / "dataset.toml", images)
+    argv = flags(work["model"], config, tmp_path / "out", max_data_loader_n_workers=1)
+    good(train(argv))
+    whole = sha(tmp_path / "out" / "tiny.safetensors")
+    text = next((images / FOLDER).glob("text-*"))
+    data = bytearray(text.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    text.write_bytes(data)
+    done = train(argv)
+    assert done.returncode == 1 and f"{text} is damaged" in done.stderr
+    assert not text.exists() and text.with_name(text.name + ".corrupt").exists()
+    assert "caching Text Encoder outputs" in good(train(argv)).stdout
+    assert sha(tmp_path / "out" / "tiny.safetensors") == whole
+
+
+def test_a_launched_run_saves_samples_and_metrics_as_it_should(work, tmp_path):
+    """Through `accelerate launch`, with the settings of the 12G tier, in bf16 and float8."""
+    output = tmp_path / "out"
+    (tmp_path / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 5\n", encoding="utf-8")
+    argv = flags(
+        work["model"],
+        work["config"],
+        output,
+        max_train_steps=None,
+        max_train_epochs=3,
+        mixed_precision="bf16",
+        fp8_base=True,
+        gradient_checkpointing=True,
+        split_mode=True,
+        network_args=["train_blocks=single"],
+        optimizer_type="adafactor",
+        optimizer_args=["relative_step=False", "scale_parameter=False", "warmup_init=False"],
+        lr_scheduler="constant_with_warmup",
+        max_grad_norm=0.0,
+        save_precision="bf16",
+        save_state=True,
+        save_every_n_steps=4,
+        save_last_n_steps=4,
+        save_every_n_epochs=1,
+        save_last_n_epochs=1,
+        sample_prompts=tmp_path / "prompts.txt",
+        sample_every_n_epochs=2,
+        sample_at_first=True,
+        console_log_simple=True,
+    )
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
+    launcher += ["--num_machines", "1", "--mixed_precision", "bf16", "--dynamo_backend", "no", "-m", "trainer"]
+    run, beats = tmp_path / "run", tmp_path / "beats"
+    run.mkdir()
+    watched = environment(HANGPROOF_RUN=str(run), HANGPROOF_ATTEMPT="2", HANGPROOF_HEARTBEAT=str(beats))
+    done = subprocess.run([*launcher, *argv], env=watched, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("epoch")] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    assert f"saving checkpoint: {output / 'tiny-000002.safetensors'}" in lines and lines[-1] == "model saved."
+    assert re.search(r"steps: 100%\|.*\| 30/30 \[.*avr_loss=\d", done.stderr)
+    kept = {p.name for p in output.iterdir() if "cache" not in p.name}
+    numbered = {"tiny-000002", "tiny-step00000024", "tiny-step00000028"}
+    assert kept == {"sample", "tiny-state", "tiny.safetensors"} | {f"{n}-state" for n in numbered} | {
+        f"{n}.safetensors" for n in numbered
+    }
+    made = sorted(p.name for p in (output / "sample").iterdir())
+    assert len(made) == 2 and made[0].startswith("tiny_e000000_00_") and made[1].startswith("tiny_e000002_00_")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 31)) and {row["attempt"] for row in rows} == {2}
+    (beat,) = heartbeat.read_all(beats)
+    assert (beat.step, beat.planned, beat.epoch, beat.outcome, beat.phase) == (30, 30, 3, "done", "end")
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_nothing_of_it_is_saved(work, tmp_path):
+    argv = flags(work["model"], work["config"], tmp_path, learning_rate=1e30, max_train_steps=9, save_every_n_steps=3)
+    done = train(argv, HANGPROOF_HEARTBEAT=str(tmp_path / "beats"))
+    assert done.returncode == 1
+    assert re.search(r"^error: the loss of step 2 is (nan|inf): .*lower --learning_rate", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*.safetensors"))
+    (beat,) = heartbeat.read_all(tmp_path / "beats")
+    assert beat.outcome == "failed" and beat.note.startswith("the loss of step 2")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no limit on the size of files")
+def test_a_disk_that_takes_no_more_ends_the_run_by_name_and_leaves_whole_states(work, tmp_path):
+    """A limit on the size of a file stands in for the full disk: the weights fit, the optimizer's moments do not."""
+    import resource
+
+    argv = flags(work["model"], work["config"], tmp_path / "out", max_train_steps=4, save_every_n_steps=2)
+    fits = 300_000
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", *argv, "--save_state"],
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (fits, fits)),
+    )
+    assert done.returncode == 1
+    assert "error: " in done.stderr and "larger than is allowed" in done.stderr and "Traceback" not in done.stderr
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["tiny-step00000002.safetensors"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="gloo under torchrun is not set up for Windows here")
+def test_two_processes_train_one_lora_together(work, tmp_path):
+    """10 images an epoch: five steps of two; only rank 0 writes; both beat."""
+    argv = flags(
+        work["model"], work["config"], tmp_path / "out", max_train_steps=None, max_train_epochs=1, save_state=True
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "trainer"]
+    beats = tmp_path / "beats"
+    done = subprocess.run(
+        [*launcher, *argv],
+        env=environment(ACCELERATE_USE_CPU="true", HANGPROOF_HEARTBEAT=str(beats)),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("model saved.") == 1 and done.stdout.count("saving checkpoint") == 1
+    assert [(b.rank, b.world, b.step, b.planned) for b in heartbeat.read_all(beats)] == [(0, 2, 5, 5), (1, 2, 5, 5)]
+    assert (tmp_path / "out" / "tiny-state" / "hangproof.json").is_file()

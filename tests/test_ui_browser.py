@@ -1,0 +1,357 @@
+"""The page in a real browser: what a person drops and types stays, bad input is told, a run is watched to its end."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+from ui_helpers import browsing, end_runs, photos, serving, small_disk
+
+PACED = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.5"}
+HOSTILE = 'a "cat" <img src=x onerror="document.title=\'gone\'"> ${7*7} {{7*7}} \'é💥'
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browsing() as one:
+        yield one
+
+
+@pytest.fixture
+def tab(browser):
+    """A fresh tab; at its end nothing may have been asked outside this machine, failed, or complained."""
+    faults = []
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    page.on("request", lambda r: r.url.startswith(("http://127.0.0.1:", "data:", "blob:")) or faults.append(r.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("dialog", lambda dialog: (faults.append(dialog.message), dialog.dismiss()))
+    page.faults = faults
+    yield page
+    context.close()
+    assert faults == []
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server for the tests that start no run."""
+    with serving(tmp_path_factory.mktemp("browser") / "data") as running:
+        yield running
+
+
+def field(page, key: str):
+    """The input of a field."""
+    return page.locator(f"#{key} input, #{key} textarea").first
+
+
+def open_page(page, server) -> None:
+    """Open the page and wait until it may be typed into."""
+    page.goto(server.url)
+    page.locator("body.hp-open").wait_for()
+
+
+def drop(page, *paths, count: int) -> None:
+    """Hand files to the drop zone and wait until there are so many images."""
+    page.get_by_test_id("image-picker").set_input_files([str(p) for p in paths])
+    page.get_by_test_id("image-count").get_by_text(f"{count} image", exact=False).wait_for()
+
+
+def captions(page) -> dict[str, str]:
+    cards = page.locator(".hp-card")
+    return {
+        cards.nth(n).get_attribute("data-file"): cards.nth(n).locator("textarea").input_value()
+        for n in range(cards.count())
+    }
+
+
+def caption(page, file: str):
+    return page.locator(f".hp-card[data-file='{file}'] textarea")
+
+
+def saved(page, file: str) -> None:
+    page.locator(f".hp-card[data-file='{file}'] .hp-saved").get_by_text("saved", exact=True).wait_for()
+
+
+def until(true, what: str, seconds: float = 30) -> None:
+    """Wait for something outside the page; fails by its name."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+
+
+def choose_tiny(page) -> None:
+    """Choose the tiny base model in the list."""
+    field(page, "model").click()
+    page.get_by_role("option", name=re.compile("Tiny Flux")).click()
+
+
+def test_captions_stay_when_images_come_go_and_the_page_is_reloaded(tab, server, tmp_path):
+    open_page(tab, server)
+    words = tmp_path / "chelsea.txt"
+    words.write_text("a tabby cat", encoding="utf-8")
+    drop(tab, *photos("astronaut.png", "chelsea.png", "coffee.png"), words, count=3)
+    assert captions(tab) == {"astronaut.png": "", "chelsea.png": "a tabby cat", "coffee.png": ""}
+    caption(tab, "coffee.png").fill(HOSTILE)
+    drop(tab, *photos("rocket.jpg"), count=4)  # while the last words are still on their way
+    assert captions(tab)["coffee.png"] == HOSTILE
+    saved(tab, "coffee.png")
+    tab.get_by_label("Remove astronaut.png").click()
+    tab.get_by_test_id("image-count").get_by_text("3 images").wait_for()
+    expected = {"chelsea.png": "a tabby cat", "coffee.png": HOSTILE, "rocket.jpg": ""}
+    assert captions(tab) == expected
+    field(tab, "name").fill(HOSTILE)
+    field(tab, "trigger").fill("tok")
+    tab.get_by_role("button", name="Put the trigger word first").click()
+    tab.wait_for_function(
+        "() => [...document.querySelectorAll('.hp-card textarea')].every(t => t.value.startsWith('tok'))"
+    )
+    expected = {"chelsea.png": "tok, a tabby cat", "coffee.png": "tok, " + HOSTILE, "rocket.jpg": "tok"}
+    assert captions(tab) == expected
+    tab.locator("#plan").get_by_text("3 images", exact=False).wait_for()
+    drafts = server.data / "datasets" / ".drafts"
+    until(
+        lambda: any('"trigger": "tok"' in path.read_text() for path in drafts.glob("*/draft.json")), "fields are stored"
+    )
+    tab.reload()
+    tab.get_by_test_id("image-count").get_by_text("3 images").wait_for()
+    assert captions(tab) == expected
+    assert field(tab, "name").input_value() == HOSTILE and field(tab, "trigger").input_value() == "tok"
+    assert tab.title() == "Hangproof"
+
+
+def test_the_form_waits_for_the_draft_so_that_nothing_typed_is_replaced(tab, server):
+    tab.route("**/queue/join*", lambda route: (time.sleep(1.5), route.continue_()))
+    tab.goto(server.url)
+    tab.locator("#start").wait_for()
+    faint = "getComputedStyle(document.querySelector('.hp-step')).pointerEvents"
+    assert tab.evaluate(faint) == "none"
+    tab.locator("body.hp-open").wait_for()
+    assert tab.evaluate(faint) == "auto"
+    tab.unroute("**/queue/join*")
+
+
+def test_a_trainer_chosen_while_the_model_is_on_its_way_stays(tab, server):
+    open_page(tab, server)
+    held = []
+    tab.route("**/queue/join*", lambda route: held.append(route))
+    choose_tiny(tab)
+    until(lambda: tab.wait_for_timeout(50) or held, "the page tells of the model")
+    tab.get_by_label("kohya's sd-scripts").click()
+    for route in held:
+        route.continue_()
+    tab.unroute("**/queue/join*")
+    until(lambda: tab.wait_for_timeout(50) or field(tab, "resolution").input_value() == "64", "the model's resolution")
+    tab.wait_for_timeout(300)
+    assert tab.get_by_label("kohya's sd-scripts").is_checked()
+
+
+def test_pages_of_cards_keep_what_was_typed(tab, server, tmp_path):
+    open_page(tab, server)
+    many = []
+    for n in range(14):
+        path = tmp_path / f"picture {n:02}.png"
+        Image.new("RGB", (64 + n, 64), (n * 15, 90, 120)).save(path)
+        many.append(path)
+    drop(tab, *many, count=14)
+    tab.get_by_text("Page 1 of 2").wait_for()
+    caption(tab, "picture-00.png").fill("the first")
+    tab.get_by_role("button", name="Next ›").click()  # at once: leaving the page stores it
+    tab.get_by_text("Page 2 of 2").wait_for()
+    assert list(captions(tab)) == ["picture-12.png", "picture-13.png"]
+    tab.get_by_role("button", name="‹ Previous").click()
+    tab.get_by_text("Page 1 of 2").wait_for()
+    assert captions(tab)["picture-00.png"] == "the first"
+
+
+def test_bad_files_are_told_and_the_rest_is_kept(tab, server, tmp_path):
+    open_page(tab, server)
+    fake = tmp_path / "fake.png"
+    fake.write_text("I am text")
+    huge = tmp_path / "huge.png"
+    Image.new("1", (30_000, 30_000)).save(huge)
+    drop(tab, fake, huge, *photos("coffee.png"), count=1)
+    notes = tab.locator(".hp-notes")
+    notes.get_by_text("fake.png: not an image").wait_for()
+    assert re.search("huge.png: .*too large.*scale it down", notes.inner_text())
+    assert list(captions(tab)) == ["coffee.png"]
+
+
+def test_a_start_that_cannot_be_says_all_that_is_missing_and_loses_nothing(tab, server):
+    open_page(tab, server)
+    field(tab, "trigger").fill("tok")
+    tab.locator("#start").click()
+    problem = tab.locator("#problem")
+    problem.get_by_text("Name: the LoRA has none yet").wait_for()
+    assert "Images: there are none yet" in problem.inner_text()
+    field(tab, "name").fill("💥 ///")
+    drop(tab, *photos("coffee.png"), count=1)
+    caption(tab, "coffee.png").fill("a cup")
+    tab.locator("#start").click()
+    problem.get_by_text("has no letter or digit").wait_for()
+    field(tab, "name").fill("no model")
+    tab.get_by_label("kohya's sd-scripts").click()
+    tab.locator("#start").click()
+    problem.get_by_text("model file missing").first.wait_for()
+    assert "flux1-dev.safetensors" in problem.inner_text()
+    assert field(tab, "trigger").input_value() == "tok" and captions(tab) == {"coffee.png": "a cup"}
+    assert not (server.data / "outputs" / "no-model").exists()
+
+
+def test_a_full_disk_while_dropping_is_told_and_keeps_what_is_there(tab, tmp_path):
+    with small_disk(tmp_path, "3m") as disk, serving(disk) as server:
+        open_page(tab, server)
+        drop(tab, *photos("coins.png"), count=1)
+        caption(tab, "coins.png").fill("old coins")
+        saved(tab, "coins.png")
+        many = photos(
+            "astronaut.png", "motorcycle_left.png", "motorcycle_right.png", "hubble_deep_field.jpg", "ihc.png"
+        )
+        tab.get_by_test_id("image-picker").set_input_files([str(p) for p in many])
+        tab.locator(".hp-notes").get_by_text("the disk is full").wait_for()
+        assert captions(tab)["coins.png"] == "old coins"
+        assert "Drop images here" in tab.locator(".hp-drop").inner_text()
+
+
+def test_behind_a_password_it_works_the_same(browser, tmp_path):
+    with serving(tmp_path / "data", "--auth", "me:secret") as server:
+        page = browser.new_context().new_page()
+        page.set_default_timeout(20_000)
+        page.goto(server.url)
+        page.get_by_label("username").fill("me")
+        page.get_by_label("password").fill("secret")
+        page.get_by_role("button", name="Login").click()
+        page.locator("body.hp-open").wait_for()
+        drop(page, *photos("coffee.png"), count=1)
+        caption(page, "coffee.png").fill("a cup")
+        saved(page, "coffee.png")
+        page.wait_for_function("() => [...document.images].every(i => i.complete && i.naturalWidth)")
+        page.context.close()
+
+
+# A run, from photographs to a file --------------------------------------------------------------------------------
+
+
+def state_is(page, *states: str, seconds: float = 180) -> None:
+    """Wait until the run page shows one of these states."""
+    wanted = ", ".join(f"[data-testid=state][data-state={state}]" for state in states)
+    try:
+        page.locator(wanted).wait_for(timeout=seconds * 1000)
+    except Exception as error:
+        raise AssertionError(
+            f"not {states} within {seconds} s; the page says: {page.locator('.hp-main').inner_text()}"
+        ) from error
+
+
+@pytest.fixture
+def runs_data(tmp_path):
+    """A data folder whose runs are ended with the test, however it ends."""
+    yield tmp_path / "data"
+    end_runs(tmp_path / "data")
+
+
+def step_of(page) -> int:
+    return int(page.get_by_test_id("steps").get_attribute("data-step") or 0)
+
+
+def reaches(page, step: int, seconds: float = 180) -> None:
+    until(lambda: step_of(page) >= step, f"step {step} on the page", seconds)
+
+
+def trainer_of(folder: Path) -> psutil.Process:
+    """The process that trains: the one of the run's tree that works, not the shell or the launcher above it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("HANGPROOF_RUN") == str(folder) and "trainer" in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    assert found, "no trainer is running"
+    return max(found, key=lambda process: process.memory_info().rss)
+
+
+def set_up_run(page, server, name: str, **fields: str) -> Path:
+    """Fill the three steps in with photographs and start; the run's folder."""
+    open_page(page, server)
+    field(page, "name").fill(name)
+    field(page, "trigger").fill("tok")
+    choose_tiny(page)
+    page.get_by_text("More settings").click()
+    for key, value in fields.items():
+        field(page, key).fill(value)
+    drop(page, *photos("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg"), count=4)
+    caption(page, "chelsea.png").fill("tok, a tabby cat")
+    page.locator("#start").click()  # at once: the caption typed last must be in the run
+    shown = page.get_by_test_id("run-name").get_by_text(name).or_(page.locator("#problem .hp-bad, #run-notice .hp-bad"))
+    shown.first.wait_for(timeout=90_000)
+    assert page.locator(".hp-bad").all_inner_texts() == []
+    return server.data / "outputs" / name
+
+
+@pytest.mark.timeout(600)
+def test_from_photographs_through_a_stuck_trainer_to_a_lora(tab, runs_data, tmp_path):
+    data = runs_data
+    with serving(data, **PACED) as server:
+        folder = set_up_run(tab, server, "chelsea", repeats="2", epochs="6", save_every_n_steps="6")
+        assert (data / "datasets" / "chelsea" / "chelsea.txt").read_text() == "tok, a tabby cat\n"
+        state_is(tab, "running")
+        reaches(tab, 3)
+        before = step_of(tab)
+        reaches(tab, before + 3)  # steps advance by themselves
+        trainer = trainer_of(folder)
+        server.stop(hard=True)  # the page's server dies; the run goes on
+        step = int((folder / "metrics.jsonl").read_text().splitlines()[-1].split('"step":')[1].split(",")[0])
+    assert trainer.is_running()
+    with serving(data, port=server.port, **PACED) as server:
+        tab.faults.clear()  # what it asked of the dead server failed, of course
+        other = tab.context.new_page()
+        other.goto(server.url)  # a page that opens shows the run that is going on
+        state_is(other, "running", "slow", "suspect")
+        other.close()
+        reaches(tab, max(step + 2, 12))  # and the page that was open comes back by itself
+        os.kill(trainer.pid, signal.SIGSTOP)
+        incident = tab.get_by_test_id("incident")
+        incident.wait_for(timeout=180_000)
+        assert "Stuck after step" in incident.inner_text()
+        state_is(tab, "running", "completed")
+        until(
+            lambda: tab.get_by_text("Going again after").locator("..").inner_text().split()[-1] == "s",
+            "it goes again",
+            60,
+        )
+        assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE  # dead, perhaps not yet reaped
+        state_is(tab, "completed")
+        assert step_of(tab) == 48
+        assert tab.locator("svg.hp-chart .hp-mark").count() == 1
+        with tab.expect_download() as download:
+            tab.get_by_test_id("download").click()
+        path = tmp_path / download.value.suggested_filename
+        download.value.save_as(path)
+    assert path.name == "chelsea.safetensors"
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as lora:
+        assert any("lora" in key for key in lora.keys())  # noqa: SIM118
+    assert path.read_bytes() == (folder / "chelsea.safetensors").read_bytes()
+
+
+@pytest.mark.timeout(400)
+def test_stop_saves_and_resume_goes_on_from_there(tab, runs_data):
+    with serving(runs_data, **PACED) as server:
+        folder = set_up_run(tab, server, "stopped", repeats="1", epochs="6", save_every_n_steps="20")
+        reaches(tab, 4)
+        tab.locator("#stop").click()
+        state_is(tab, "stopped")
+        done = step_of(tab)
+        assert 4 <= done < 24
+        tab.locator("#go").get_by_text("Resume").or_(tab.locator("#go")).click()
+        state_is(tab, "completed")
+        assert step_of(tab) == 24
+        steps = [int(s) for s in re.findall(r'"step": ?(\d+)', (folder / "metrics.jsonl").read_text())]
+    assert steps == list(range(1, 25))  # none repeated: it went on from the checkpoint of the stop

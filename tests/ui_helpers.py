@@ -1,0 +1,191 @@
+"""What the tests of the page share: the real server as a process, the browser, photographs, a run's folder made by hand."""
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def photos(*names: str) -> list[Path]:
+    """Real photographs that come inside scikit-image's wheel."""
+    import skimage.data
+
+    folder = Path(skimage.data.__file__).parent
+    return [folder / name for name in names]
+
+
+@functools.cache
+def browser_path() -> str | None:
+    """The browser that test.sh found, else one on PATH, else Playwright's own."""
+    for name in (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+        if name and (found := shutil.which(name)):
+            return found
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        own = playwright.chromium.executable_path
+    return own if Path(own).exists() else None
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """`python app.py` as a process of its own, with a data folder of its own."""
+
+    def __init__(self, data: Path, *arguments: str, port: int | None = None, **env: str):
+        self.data, self.port = data, port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = data.parent / f"app-{self.port}-{time.monotonic_ns()}.log"
+        self._output = self.log.open("ab")
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "app.py", "--port", str(self.port), "--no-browser", *arguments],
+            cwd=PROJECT,
+            env={**os.environ, "HANGPROOF_DATA": str(data), **env},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def wait_until_it_says(self, text: str, seconds: float = 60) -> str:
+        """Wait for a line of its output; fails with all of it when it ends or says nothing."""
+        while time.monotonic() - self.began < seconds:
+            said = self.log.read_text(encoding="utf-8", errors="replace")
+            if text in said:
+                return said
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise AssertionError(
+            f"the server did not say {text!r}: {self.log.read_text(encoding='utf-8', errors='replace')}"
+        )
+
+    def get(self, path: str = "/", **headers: str) -> tuple[int, bytes]:
+        """(status, body) of a GET."""
+        request = urllib.request.Request(self.url + path, headers=headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=20) as reply:
+                return reply.status, reply.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def stop(self, hard: bool = False) -> int:
+        """End it; SIGKILL when `hard`. Returns its exit code."""
+        if self.process.poll() is None:
+            self.process.kill() if hard else self.process.terminate()
+        code = self.process.wait(20)
+        self._output.close()
+        return code
+
+
+@contextlib.contextmanager
+def serving(data: Path, *arguments: str, port: int | None = None, **env: str) -> Iterator[Server]:
+    """A server that answers, ended at the end."""
+    data.mkdir(exist_ok=True)
+    server = Server(data, *arguments, port=port, **env)
+    try:
+        server.wait_until_it_says("Hangproof is at")
+        yield server
+    finally:
+        server.stop()
+
+
+def end_runs(data: Path) -> None:
+    """End whatever the runs of a data folder left alive; each carries the folder's path in its environment."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get("HANGPROOF_DATA") == str(data):
+                process.kill()
+
+
+@contextlib.contextmanager
+def browsing() -> Iterator:
+    """A real browser, or a skip that says why there is none."""
+    path = browser_path()
+    if path is None:
+        pytest.skip("no Chromium, Chrome or Playwright browser found: the browser tests do not run")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of a given size, or a skip where one cannot be mounted."""
+    place = folder / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(mount, capture_output=True, timeout=20, check=False)
+    except FileNotFoundError:
+        pytest.skip("a small file system cannot be mounted here: no mount command")
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], timeout=20, check=False)
+
+
+def write_run(data: Path, name: str = "my run", state: str = "running", **status) -> Path:
+    """A run's folder as the monitor would leave it, without one."""
+    import runs
+
+    slug = runs.slug(name)
+    folder = data / "outputs" / slug
+    folder.mkdir(parents=True)
+    (folder / "run.toml").write_text(f"name = {json.dumps(name)}\n", encoding="utf-8")
+    now = {"version": 1, "name": name, "state": state, "phase": "step", "step": 40, "planned_steps": 100, **status}
+    (folder / "status.json").write_text(json.dumps(now), encoding="utf-8")
+    return folder
+
+
+def write_incident(folder: Path, number: str = "0001", report: str = "# Stuck", **fields) -> Path:
+    """An incident in a run's folder."""
+    place = folder / "incidents" / number
+    place.mkdir(parents=True)
+    base = {
+        "id": number,
+        "kind": "hang",
+        "cause": "loader_worker_stuck",
+        "phase": "step",
+        "step": 41,
+        "recover_s": None,
+    }
+    (place / "incident.json").write_text(json.dumps({**base, **fields}), encoding="utf-8")
+    (place / "report.md").write_text(report, encoding="utf-8")
+    return place
