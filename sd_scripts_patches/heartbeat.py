@@ -4,7 +4,7 @@ The seams are methods that `train()` calls on itself, so they are wrapped on the
 every family's own override is covered by one binding to `NetworkTrainer`. A step counts as done when `train` calls
 `sample_images(…, epoch=None, global_step)`, which it does once an optimizer step, right after counting it; the
 heartbeat then carries sd-scripts' own number. Sampling, saving and validation are phases of their own and no part of a
-step's duration. The same place is the step boundary at which a stop is honoured.
+step's duration. A stop is honoured when all that belongs to a step is done (`session.after_batch`), what it saves too.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Loop:
         self.lr = float("nan")
         self.validated = 0
         self.planned = False
+        self.accelerator: Any = None
+        self.number = 0  # of the newest optimizer step
         self.step_began_s = time.monotonic()
 
     def attach(self, trainer: Any) -> None:
@@ -65,6 +67,7 @@ class Loop:
                 return cache(*args, **kwargs)
 
         trainer.cache_text_encoder_outputs_if_needed = cache_text_encoder_outputs_if_needed
+        session.after_batch.append(self.stop_if_asked)
 
     def micro_batch(self, original: Callable) -> Callable:
         """A forward pass: one micro-batch of a step, or one of validation."""
@@ -100,13 +103,12 @@ class Loop:
         def sample_images(accelerator, args, epoch, global_step, *rest, **kwargs):
             at_step = epoch is None and global_step > 0
             if at_step:
+                self.accelerator = accelerator
                 self.step(global_step)
             before = self.beat.current_phase
             original(accelerator, args, epoch, global_step, *rest, **kwargs)
             if self.beat.current_phase != before:
                 self.beat.phase(before)
-            if at_step and self.beat.request == REQUEST_STOP and accelerator.is_main_process:
-                self.stop(accelerator, global_step)
             self.step_began_s = time.monotonic()
 
         return sample_images
@@ -115,6 +117,7 @@ class Loop:
         """Optimizer step `number` is done: the mean loss of its micro-batches, and its learning rate."""
         loss = sum(float(x) for x in self.losses) / len(self.losses) if self.losses else float("nan")
         self.losses.clear()
+        self.number = number
         now = time.monotonic()
         taken = now - max(self.step_began_s, session.phase_left_s())
         epoch = _epoch.value if _epoch is not None else 0
@@ -123,13 +126,16 @@ class Loop:
         for function in session.at_step:
             function(number)
 
-    def stop(self, accelerator: Any, number: int) -> None:
-        """Save a state of this step and leave, as the monitor asked. Does not return."""
-        session.say(f"asked to stop: saving a state at step {number}")
+    def stop_if_asked(self) -> None:
+        """Between two steps: when the monitor has asked for it, save a state of this step and leave; then it does not return."""
+        between_steps = self.number and not self.losses
+        if not between_steps or self.beat.request != REQUEST_STOP or not self.accelerator.is_main_process:
+            return
+        session.say(f"asked to stop: saving a state at step {self.number}")
         keep_all = {"save_last_n_steps": None, "save_last_n_steps_state": None, "save_state_to_huggingface": False}
         args = argparse.Namespace(**{**vars(self.args), **keep_all})
-        importlib.import_module(UTIL).save_and_remove_state_stepwise(args, accelerator, number)
-        self.beat.end("stopped", f"stopped at step {number}")
+        importlib.import_module(UTIL).save_and_remove_state_stepwise(args, self.accelerator, self.number)
+        self.beat.end("stopped", f"stopped at step {self.number}")
         leaving.leave_with(crash.EXIT_STOPPED)
 
 

@@ -164,6 +164,8 @@ class Run:
         for step, batch in iterator:
             self.batch = step + 1
             yield step, batch
+            for function in session.after_batch:
+                function()
 
     def stepped(self, step: int, epoch: int, batch: int, loss: object) -> None:
         """An optimizer step is done; its loss is in the averages only after whatever is saved now."""

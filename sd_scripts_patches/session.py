@@ -23,6 +23,8 @@ _metrics: Metrics | None = None
 _phase_left_s = 0.0
 at_step: list[Callable[[int], None]] = []
 """Called with the number of each optimizer step that is done."""
+after_batch: list[Callable[[], None]] = []
+"""Called when all that belongs to a batch is done, its samples and saves too: where a loop may be left."""
 
 
 def start() -> None:
