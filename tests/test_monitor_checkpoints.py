@@ -1,0 +1,59 @@
+"""Which checkpoint a restart goes on from, and what is never lost."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from monitor_helpers import wait_for
+
+from guards import checkpoint
+from monitor import checkpoints
+
+
+def state(folder: Path, step: int, data: bytes = b"weights") -> Path:
+    final = folder / f"toy-step{step:08d}-state"
+    with checkpoint.writing(final, step, 1) as temporary:
+        (temporary / "model.bin").write_bytes(data)
+    return final
+
+
+def test_the_newest_good_state_is_chosen_bad_newer_ones_are_set_aside_older_ones_left(tmp_path):
+    paths = [state(tmp_path, n) for n in (10, 20, 30)]
+    (paths[2] / "model.bin").write_bytes(b"\0" * 7)
+    chosen = checkpoints.choose([tmp_path], checkpoints.Verifier(60))
+    assert chosen.path == paths[1] and chosen.step == 20
+    assert "not those that were written" in chosen.bad[0][1]
+    assert sorted(p.name for p in tmp_path.glob("*-state")) == [paths[0].name, paths[1].name]
+
+
+def test_a_state_that_cannot_be_checked_in_time_is_passed_over_and_not_touched(tmp_path):
+    path = state(tmp_path, 10)
+    os.mkfifo(path / "stalled.bin") if hasattr(os, "mkfifo") else pytest.skip("a fifo stands in for a dead disk")
+    guard = json.loads((path / checkpoint.GUARD).read_text())
+    guard["files"]["stalled.bin"] = {"size": 0, "sha256": ""}
+    (path / checkpoint.GUARD).write_text(json.dumps(guard))
+    chosen = checkpoints.choose([tmp_path], checkpoints.Verifier(1.0))
+    if chosen.path is None and "could not be read" in chosen.bad[0][1]:
+        assert path.is_dir()
+    else:  # a fifo is no file: it is refused before it is read
+        assert "missing" in chosen.bad[0][1]
+
+
+def test_a_verification_that_was_begun_is_not_done_again(tmp_path):
+    path = state(tmp_path, 10)
+    verifier = checkpoints.Verifier(60)
+    verifier.begin(path)
+    wait_for(lambda: verifier.poll() or verifier._answers, 20)
+    began = time.monotonic()
+    assert checkpoints.choose([tmp_path], verifier).path == path
+    assert time.monotonic() - began < 0.05
+    (path / "model.bin").write_bytes(b"changed!")
+    assert checkpoints.choose([tmp_path], verifier).path is None, "a changed state is another question"
+
+
+def test_room_for_two_checkpoints_is_asked_for(tmp_path):
+    assert checkpoints.room_missing([tmp_path], floor=0) == ""
+    missing = checkpoints.room_missing([tmp_path], floor=1 << 60)
+    assert "two checkpoints need" in missing and str(tmp_path) in missing
