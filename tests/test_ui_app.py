@@ -17,7 +17,7 @@ from ui_helpers import PROJECT, Server, free_port, serving, small_disk
 from ui import draft
 from ui.origin import allowed
 
-START_S = 15  # on a machine that is busy with other tests; how soon it really is says `python -m benchmarks ui`
+START_S = 120  # not to wait for ever on a busy machine; how soon it really is says `python -m benchmarks ui`
 RSS_MB = 250
 
 
@@ -46,7 +46,7 @@ def server(tmp_path_factory):
         yield running
 
 
-def test_the_first_page_comes_in_time_and_memory(tmp_path):
+def test_the_first_page_comes_and_takes_little_memory(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     began = time.monotonic()
