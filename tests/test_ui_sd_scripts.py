@@ -1,0 +1,107 @@
+"""Each tier set up in the browser for kohya's sd-scripts trains on its real code, by the script that the page wrote."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+import tiny_sd_scripts
+from runs_helpers import run_script, stub, told
+from ui_helpers import browsing, end_runs, photos, serving
+from ui_page import a_tab, caption, choose_tiny, drop, field, open_page, state_is, step_of, until
+
+TIERS = {"12G": "12 GB", "16G": "16 GB", "20G": "20 GB and more"}
+STEPS = 4
+MARKS = {  # what only a tier's own script has, and what none may have
+    "12G": ("--split_mode", "train_blocks=single", "adafactor"),
+    "16G": ("adafactor", "constant_with_warmup"),
+    "20G": ("adamw8bit",),
+}
+
+
+@pytest.fixture
+def weights(tmp_path) -> tuple[Path, dict[str, str], str]:
+    """A data folder with toy weights in the place of the model "Tiny Flux"; the server's environment; the flags to type."""
+    tiny_sd_scripts.need()
+    work = tiny_sd_scripts.workdir()
+    data = tmp_path / "data"
+    place = data / "models" / "tiny-flux-sd-scripts"
+    place.mkdir(parents=True)
+    for name in ("flux", "clip_l", "t5xxl", "ae"):
+        (place / f"{name}.safetensors").symlink_to(work / f"{name}.safetensors")
+    toy = tiny_sd_scripts.environment(work)
+    environment = {
+        name: toy[name] for name in ("PYTHONPATH", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "SD_SCRIPTS_DIR")
+    }
+    environment["SD_SCRIPTS_VENV"] = str(tiny_sd_scripts.python().parent.parent)
+    yield data, environment, f"tokenizer_cache_dir={work / 'tokenizers'}\nt5xxl_max_token_length=32"
+    end_runs(data)
+
+
+def launched(folder: Path) -> list[bytes]:
+    """The arguments of the launcher that trains the run, [] while there is none."""
+    for process in psutil.process_iter():
+        try:
+            if (
+                process.environ().get("HANGPROOF_RUN") == str(folder)
+                and "accelerate" in Path(process.cmdline()[1]).name
+            ):
+                return [word.encode("utf-8", "surrogateescape") for word in process.cmdline()[2:]]
+        except (psutil.Error, IndexError):
+            continue
+    return []
+
+
+def starts_and_completes(page, server, tier: str, tmp_path: Path) -> None:
+    name = f"kohya {tier}"
+    folder = server.data / "outputs" / f"kohya-{tier}"
+    field(page, "name").fill(name)
+    page.get_by_label(TIERS[tier], exact=True).check()
+    page.locator("#plan").get_by_text(f"{STEPS} steps").wait_for()
+    page.locator("#start").click()
+    page.get_by_test_id("run-name").get_by_text(name).or_(
+        page.locator("#problem .hp-bad, #run-notice .hp-bad")
+    ).first.wait_for()
+    assert page.locator(".hp-bad").all_inner_texts() == []
+    script = (folder / "train.sh").read_bytes()
+    until(lambda: launched(folder), "the launcher runs")
+    running = launched(folder)
+    state_is(page, "completed")
+    assert step_of(page) == STEPS
+    assert (folder / "train.sh").read_bytes() == script  # what was written is what ran …
+    assert running == told(run_script(folder / "train.sh", stub(tmp_path)))  # … argument for argument
+    assert not list(folder.glob("train.attempt-*")) and not (folder / "incidents").exists()
+    text = script.decode()
+    assert all(mark in text for mark in MARKS[tier]) and ("--split_mode" in text) == (tier == "12G")
+    assert "blocks_to_swap" not in text and "Block swap enabled" not in (folder / "training.log").read_text()
+    with page.expect_download() as download:
+        page.get_by_test_id("download").click()
+    path = tmp_path / download.value.suggested_filename
+    download.value.save_as(path)
+    assert path.name == f"kohya-{tier}.safetensors" and path.read_bytes() == (folder / path.name).read_bytes()
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as lora:
+        keys = list(lora.keys())
+        assert any("single_blocks" in key for key in keys)
+        assert any("double_blocks" in key for key in keys) == (tier != "12G")
+        assert float(abs(lora.get_tensor(next(k for k in keys if k.endswith("lora_up.weight")))).sum()) > 0
+
+
+@pytest.mark.timeout(1500)
+def test_each_tier_set_up_in_the_browser_trains_on_the_real_sd_scripts(weights, tmp_path):
+    data, environment, flags = weights
+    with serving(data, **environment) as server, browsing() as browser, a_tab(browser) as page:
+        open_page(page, server)
+        field(page, "trigger").fill("tok")
+        choose_tiny(page)
+        page.get_by_label("kohya's sd-scripts").check()
+        page.get_by_text("More settings").click()
+        field(page, "flags").fill(flags)
+        for key, value in {"repeats": "1", "epochs": "1", "save_every_n_steps": "2"}.items():
+            field(page, key).fill(value)
+        drop(page, *photos("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg"), count=4)
+        caption(page, "chelsea.png").fill("tok, a tabby cat")
+        for tier in TIERS:
+            starts_and_completes(page, server, tier, tmp_path)
+            page.get_by_role("tab", name="New LoRA").click()
+    assert (data / "datasets" / "kohya-20G" / "chelsea.txt").read_text() == "tok, a tabby cat\n"
