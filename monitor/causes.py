@@ -1,8 +1,9 @@
 """From evidence to a cause in plain words, by a table (`causes.toml`): the first row that matches wins.
 
 A row matches when each of its conditions does: `kind`, `phases`, `stack` (one of these `file.py:function` patterns is among
-the frames), `log` and `note` (one of these regular expressions), `signals`, `exit_codes`, `states` (a process of the run is
-in one), `host` (a fact that `facts` found). A list is met by any of its entries.
+the frames of a rank's main thread; other threads always stand in some wait), `log` and `note` (one of these regular
+expressions; of the log its last LINES), `outcomes`, `signals`, `exit_codes`, `host` (a fact that `facts` found). A list is
+met by any of its entries.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ import tomllib
 
 from monitor import stacks
 from monitor.evidence import Evidence, late_rank
+from monitor.report import PHASES
 from monitor.system import signal_name
 
-LOW_DISK = 64 << 20
+LINES = 300  # of the log: what was written long before the end is not its cause
+# The driver's codes for a GPU that is broken or gone; others (13, 31, 43, 45) are a program's own faults, or its end.
+# docs.nvidia.com/deploy/xid-errors
+LOST_XID = {46, 48, 54, 56, 57, 58, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 154}
 
 
 @dataclass(frozen=True)
@@ -42,14 +47,21 @@ def table() -> list[dict]:
     return tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))["cause"]
 
 
-def match(evidence: Evidence, rows: list[dict] | None = None) -> Cause:
-    """The cause of what was found. The table ends with rows that match everything."""
+def match(evidence: Evidence) -> Cause:
+    """The cause of what was found."""
+    return _cause(row_of(evidence), evidence)
+
+
+def row_of(evidence: Evidence) -> dict:
+    """The first row of the table that matches. The last one matches everything."""
     known = facts(evidence)
-    frames = [name for text in evidence.stacks.values() for name in stacks.names(text)]
-    for row in table() if rows is None else rows:
-        if _matches(row.get("match", {}), evidence, frames, known):
-            return _cause(row, evidence)
-    raise LookupError("causes.toml: its last row must match everything")
+    frames = [name for text in evidence.rank_stacks() for name in stacks.names(stacks.main_thread(text))]
+    log = _tail(evidence)
+    return next(row for row in table() if _matches(row["match"], evidence, frames, log, known))
+
+
+def _tail(evidence: Evidence) -> str:
+    return "\n".join(evidence.log_tail.splitlines()[-LINES:])
 
 
 def facts(evidence: Evidence) -> set[str]:
@@ -58,35 +70,30 @@ def facts(evidence: Evidence) -> set[str]:
     host = evidence.host
     if host.get("oom_kills", 0) > 0 or any("ut of memory" in line or "oom-kill" in line for line in evidence.kernel):
         found.add("oom_killed")
-    if host.get("disk_free", LOW_DISK) < LOW_DISK:
-        found.add("disk_full")
-    if any("Xid" in line for line in evidence.kernel):
-        found.add("xid")
-    if evidence.gpu_note:
-        found.add("nvml_failed")
+    xids = {int(n) for line in evidence.kernel for n in re.findall(r"Xid \([^)]*\): (\d+)", line)}
+    if xids & LOST_XID:
+        found.add("gpu_lost")
     if late_rank(evidence.ranks) is not None:
         found.add("late_rank")
-    if len(evidence.ranks) > 1:
-        found.add("several_ranks")
     trainers = [p for p in evidence.processes if p["trainer"]]
     workers = [p for p in evidence.processes if not p["trainer"] and any(p["ppid"] == t["pid"] for t in trainers)]
     if any(p["state"] in "Tt" for p in trainers):
         found.add("trainer_stopped")
     if any(p["state"] in "Tt" for p in workers):
         found.add("worker_stopped")
-    if any(p["state"] == "D" for p in evidence.processes):
+    if any(p["state"] == "D" for p in trainers or evidence.processes):
         found.add("uninterruptible")
     return found
 
 
-def _matches(want: dict, evidence: Evidence, frames: list[str], known: set[str]) -> bool:
+def _matches(want: dict, evidence: Evidence, frames: list[str], log: str, known: set[str]) -> bool:
     if "kind" in want and evidence.kind not in want["kind"]:
         return False
     if "phases" in want and evidence.phase not in want["phases"]:
         return False
     if "stack" in want and not any(fnmatch.filter(frames, pattern) for pattern in want["stack"]):
         return False
-    if "log" in want and not _any(want["log"], evidence.log_tail):
+    if "log" in want and not _any(want["log"], log):
         return False
     if "note" in want and not _any(want["note"], f"{evidence.note} {evidence.ended}"):
         return False
@@ -95,8 +102,6 @@ def _matches(want: dict, evidence: Evidence, frames: list[str], known: set[str])
     if "signals" in want and (evidence.signal is None or signal_name(evidence.signal) not in want["signals"]):
         return False
     if "exit_codes" in want and evidence.exit_code not in want["exit_codes"]:
-        return False
-    if "states" in want and not any(p["state"] in want["states"] for p in evidence.processes):
         return False
     return "host" not in want or bool(known & set(want["host"]))
 
@@ -108,14 +113,18 @@ def _any(patterns: list[str], text: str) -> bool:
 def _cause(row: dict, evidence: Evidence) -> Cause:
     late = late_rank(evidence.ranks)
     words = {
-        "phase": evidence.phase,
-        "step": evidence.step,
+        "phase": PHASES.get(evidence.phase, evidence.phase),
         "note": evidence.note or "nothing noted",
+        "waited": evidence.note[max(0, evidence.note.find("waited ")) :],
         "signal": signal_name(evidence.signal) if evidence.signal else "a signal",
         "ended": evidence.ended,
-        "late": f"rank {late['rank']} (phase {late['phase']}, step {late['step']})" if late else "one rank",
-        "error": last_error(evidence.log_tail),
-        "where": evidence.where() or "an unknown place",
+        "behind": f"rank {late['rank']} is late, it is at {PHASES.get(late['phase'], late['phase'])}, step {late['step']}"
+        if late
+        else "it cannot be told which one is late",
+        "error": _error(row, evidence).rstrip(". "),
+        "where": evidence.where() or "a place that could not be seen",
+        "worker": evidence.worker(),
+        "kernel": next((line.rstrip(".") for line in evidence.kernel if "Xid" in line), "nothing"),
         "wchan": next((p["wchan"] for p in evidence.processes if p["state"] == "D" and p["wchan"]), "the kernel"),
     }
     return Cause(
@@ -130,12 +139,41 @@ def _cause(row: dict, evidence: Evidence) -> Cause:
     )
 
 
+def _error(row: dict, evidence: Evidence) -> str:
+    """The line of the log that tells of this cause, else the last error, else the last words."""
+    log, patterns = _tail(evidence), row["match"].get("log", [])
+    last = last_error(log)
+    if last and (not patterns or _any(patterns, last)):
+        return last
+    telling = [line for line in _lines(log) if _any(patterns, line) and not line.startswith("Traceback")]
+    return _launcher((telling[-1:] or [last or evidence.note or last_line(log)])[0][:400])
+
+
+def _launcher(line: str) -> str:
+    """A launcher's line about its child, without the whole command."""
+    died = re.search(r"died with <Signals\.(\w+)|returned non-zero exit status (\d+)", line)
+    if not died or not line.startswith("subprocess.CalledProcessError"):
+        return line
+    return f"its launcher reports {died[1] or f'exit code {died[2]}'}"
+
+
 def last_error(log: str) -> str:
-    """The last line of the log that reads like an exception's (`Name: words`), without one the last line."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    for line in reversed(lines):
+    """The last line of the log that reads like an exception's (`Name: words`), "" without one."""
+    for line in reversed(_lines(log)):
         # A launcher reports its child's end as an error of its own: the child's is what is wanted.
         launchers = line.startswith(("subprocess.CalledProcessError", "torch.distributed.elastic"))
         if not launchers and re.match(r"^([\w.]+\.)?[A-Z]\w*(Error|Exception|Interrupt|Exit)\b", line):
             return line[:400]
+    return ""
+
+
+def last_line(log: str) -> str:
+    """The last line of the log."""
+    lines = _lines(log)
     return lines[-1][:400] if lines else "the log is empty"
+
+
+def _lines(log: str) -> list[str]:
+    """Its lines without the monitor's own headings and the prefixes of several ranks."""
+    lines = (re.sub(r"^\[rank\d+\]:\s?", "", line).strip() for line in log.splitlines())
+    return [line for line in lines if line and not line.startswith("=== ")]

@@ -50,9 +50,19 @@ class Evidence:
         A loader worker or a launcher stands somewhere too, and always waits there; only a script without ranks is judged by
         whatever stack there is.
         """
+        return next((found for found in map(stacks.where, self.rank_stacks()) if found), "")
+
+    def rank_stacks(self) -> list[str]:
+        """The stacks of the ranks, that of the rank in question first; of a script without ranks, whatever there is."""
         pids = [r["pid"] for r in sorted(self.ranks, key=lambda r: r["rank"] != self.rank)]
-        texts = [self.stacks[pid] for pid in pids if pid in self.stacks] if pids else list(self.stacks.values())
-        return next((found for found in map(stacks.where, texts) if found), "")
+        return [self.stacks[pid] for pid in pids if pid in self.stacks] if pids else list(self.stacks.values())
+
+    def worker(self) -> str:
+        """Where a loader worker stands, as a sentence; "" when none could be seen."""
+        ranks = {r["pid"] for r in self.ranks}
+        workers = [p["pid"] for p in self.processes if p["ppid"] in ranks and p["pid"] in self.stacks]
+        seen = [(pid, place) for pid in workers if (place := stacks.where(self.stacks[pid]))]
+        return f" Worker {seen[0][0]} stands in {seen[0][1]}." if seen else ""
 
     def to_json(self) -> dict:
         """Plain values; the log tail and the stacks are files of their own."""

@@ -15,7 +15,7 @@ from monitor.decide import Signals, Verdict
 from monitor.limits import Limits
 from monitor.tree import Tree
 
-OTHERS = 4  # workers that py-spy is asked about, beside the ranks
+OTHERS = 4  # workers that are asked for their stacks, beside the ranks
 
 
 class Inquiry:
@@ -81,17 +81,23 @@ class Inquiry:
         if stacks_too:
             self._full = True
             ranks = [(p.pid, p.start) for beat in beats if (p := system.proc(beat.pid)) is not None]
-            found = stacks.dump(self._heartbeats, ranks, self.limits.check.stack_dump)
+            # Workers of the loader have a handler too, where the trainer has one: they say where they stand even where
+            # py-spy may not look.
+            found = stacks.dump(self._heartbeats, ranks + self._others(beats), self.limits.check.stack_dump)
             self.dumps.update(found)
             text = "".join(stacks.comparable(found[pid]) for pid, _ in ranks if pid in found)
         self._samples.append(signals.take(self.tree.keys(), self._gpu(), text))
 
-    def _spy(self, beats: list[Beat]) -> None:
-        ranks = [b.pid for b in beats]
-        others = [
-            p.pid for p in self.tree.members.values() if p.name.startswith(("python", "pt_")) and p.pid not in ranks
+    def _others(self, beats: list[Beat]) -> list[tuple[int, float]]:
+        """A few of the Python processes that are no ranks: (pid, start)."""
+        ranks = {b.pid for b in beats}
+        members = self.tree.members.values()
+        return [(p.pid, p.start) for p in members if p.name.startswith(("python", "pt_")) and p.pid not in ranks][
+            :OTHERS
         ]
-        for pid in (*ranks, *others[:OTHERS]):
+
+    def _spy(self, beats: list[Beat]) -> None:
+        for pid in [b.pid for b in beats] + [pid for pid, _ in self._others(beats)]:
             process = system.proc(pid)
             if process is not None and not process.dead and pid not in self.spy.texts:
                 self.spy.begin(pid, process.start)

@@ -61,9 +61,9 @@ def after_failure(
     history.seen[mark] = history.seen.get(mark, 0) + 1
     same, failures = history.seen[mark], sum(history.seen.values())
     if same >= restart.without_progress and not changes:
-        return Plan(stop=f"the same failure {same} times without one new step ({mark})")
+        return Plan(stop=f"the same failure {same} times without one new step")
     if failures >= restart.without_progress + MIXED and not changes:
-        return Plan(stop=f"{failures} failures in a row without one new step (the last: {mark})")
+        return Plan(stop=f"{failures} failures in a row without one new step")
     if history.restarts >= restart.in_all:
         return Plan(stop=f"all {history.restarts} restarts are spent")
     history.restarts += 1

@@ -39,21 +39,25 @@ def hang(run: Core, verdict: Verdict) -> Evidence:
 
 def crash(run: Core, left: Exit) -> Evidence:
     """The evidence on a dead run."""
-    first = run.beats[0] if run.beats else None
+    # A rank that failed says why; the others only say that it is gone.
+    first = next((b for b in run.beats if b.outcome in ("failed", "deadline")), run.beats[0] if run.beats else None)
+    ended = str(left)
+    if first and first.rank and first.outcome not in ("running", left.outcome):
+        ended += f"; rank {first.rank}'s last word: {first.outcome}" + (f" ({first.note})" if first.note else "")
+    outcome = first.outcome if first else left.outcome
     found = Evidence(
         kind="crash",
         phase=first.phase if first else "import",
         step=first.step if first else run.book.best_step,
+        rank=first.rank if first else 0,
         exit_code=left.code,
         signal=left.signal,
-        outcome=left.outcome if left.outcome != "running" else "",
-        note=left.note,
-        ended=str(left),
+        outcome=outcome if outcome != "running" else "",
+        note=first.note if first and first.outcome != "running" else left.note,
+        ended=ended,
     )
-    for beat in run.beats:
-        text = stacks.last_dump(run.attempt.heartbeats, beat.pid)
-        if text:
-            found.stacks[beat.pid] = text
+    dumps = {b.pid: stacks.fatal_dump(run.attempt.heartbeats, b.pid) for b in run.beats}
+    found.stacks = {pid: text for pid, text in dumps.items() if text}
     return _common(run, found)
 
 

@@ -69,16 +69,20 @@ def _since(path: Path, begin: int) -> str:
         return file.read(1 << 20).decode("utf-8", "replace")
 
 
-def last_dump(heartbeats: Path, pid: int) -> str:
-    """What stands in the stacks file of `pid`, at most its last 64 KB: a fatal signal leaves its stack there too."""
-    path = stacks_path(heartbeats, pid)
+def fatal_dump(heartbeats: Path, pid: int) -> str:
+    """What a fatal signal left in the stacks file of `pid`, at most 64 KB; "" without one.
+
+    Dumps that were asked for stand there too, from a suspicion that came to nothing: they say nothing about the end.
+    """
     try:
-        with open(path, "rb") as file:
+        with open(stacks_path(heartbeats, pid), "rb") as file:
             end = file.seek(0, 2)
             file.seek(max(0, end - 65536))
-            return file.read().decode("utf-8", "replace")
+            text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
+    begin = text.rfind("Fatal Python error: ")
+    return text[begin:] if begin >= 0 else ""
 
 
 def comparable(text: str) -> str:
@@ -88,31 +92,27 @@ def comparable(text: str) -> str:
 
 def names(text: str) -> list[str]:
     """`file.py:function` of every frame of a dump or of py-spy's output, in order; what the table of causes is matched on."""
-    found = []
-    for line in text.splitlines():
-        match = _FRAME.match(line)
-        if match:
-            found.append(f"{Path(match['file']).name}:{match['name']}")
-            continue
-        match = _SPY_FRAME.match(line)
-        if match:
-            found.append(f"{Path(match['file']).name}:{match['name']}")
-    return found
+    matches = (_FRAME.match(line) or _SPY_FRAME.match(line) for line in text.splitlines())
+    return [f"{Path(match['file']).name}:{match['name']}" for match in matches if match]
+
+
+def main_thread(text: str) -> str:
+    """The main thread's part of a dump or of py-spy's output, "" when it cannot be told.
+
+    faulthandler: the thread that took the signal, the main one, is called current and comes last (after a fatal signal: the
+    thread that made the fault, first). A dump without it was cut off, and any other thread would mislead: a pool's or a
+    tracker's thread always stands in a wait. py-spy names the main thread.
+    """
+    blocks = re.split(r"^(?=Thread |Current thread )", text, flags=re.M)
+    return next((b for b in reversed(blocks) if b.startswith("Current thread ") or '"MainThread"' in b), "")
 
 
 def where(text: str) -> str:
     """`function (file.py:line)` of the innermost frame of the main thread, "" when it cannot be told."""
-    # faulthandler: the thread that took the signal, the main one, is called current and comes last; a dump without it was
-    # cut off, and any other thread's place would mislead. py-spy names the main thread.
-    blocks = re.split(r"^(?=Thread |Current thread )", text, flags=re.M)
-    for block in reversed([b for b in blocks if b.startswith("Current thread ") or '"MainThread"' in b]):
-        for line in block.splitlines():
-            match = _FRAME.match(line)
-            if match:
-                return f"{match['name']} ({Path(match['file']).name}:{match['line']})"
-            match = _SPY_FRAME.match(line)
-            if match:
-                return f"{match['name']} ({Path(match['file']).name}:{match['line']})"
+    for line in main_thread(text).splitlines():
+        match = _FRAME.match(line) or _SPY_FRAME.match(line)
+        if match:
+            return f"{match['name']} ({Path(match['file']).name}:{match['line']})"
     return ""
 
 
@@ -168,7 +168,7 @@ class PySpy:
                 self.texts[pid] = out.read(1 << 20).decode("utf-8", "replace")
             out.close()
             del self._running[pid]
-            process = system.proc(pid)
-            if not stopped and process is not None and process.state in "Tt" and hasattr(signal, "SIGCONT"):
-                system.send(pid, start, signal.SIGCONT)  # py-spy can leave its target stopped
+            if not stopped and hasattr(signal, "SIGCONT"):
+                # py-spy can leave its target stopped, or about to stop: then its state does not tell yet
+                system.send(pid, start, signal.SIGCONT)
         return bool(self._running)

@@ -14,10 +14,10 @@ def hang(stack: str = "", **values) -> Evidence:
     return Evidence(kind="hang", phase=values.pop("phase", "step"), step=10, stacks=known, **values)
 
 
-def frames(*names: str) -> str:
-    """A faulthandler dump with these `file.py:function` frames."""
+def frames(*names: str, main: bool = True) -> str:
+    """A thread of a faulthandler dump with these `file.py:function` frames, innermost first."""
     lines = [f'  File "/x/{name.split(":")[0]}", line 1 in {name.split(":")[1]}' for name in names]
-    return "Current thread 0x00007f (most recent call first):\n" + "\n".join(lines)
+    return f"{'Current thread' if main else 'Thread'} 0x00007f (most recent call first):\n" + "\n".join(lines)
 
 
 def rank(number: int, step: int = 5, phase: str = "step", silent: float = 9.0) -> dict:
