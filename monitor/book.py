@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from monitor.folder import RunFiles
+from monitor.folder import BOOK, RunFiles, read_json
 from monitor.policy import History
 
 VERSION = 1
@@ -68,6 +68,18 @@ def spec_mark(folder: Path) -> str:
         return hashlib.sha256((folder / "run.toml").read_bytes()).hexdigest()
     except OSError:
         return ""
+
+
+def nothing_left(folder: Path) -> str:
+    """A sentence for a run that has completed, has its LoRA, and was not changed since; "" where a start has work to do."""
+    book = read_json(folder / BOOK) or {}
+    mark = spec_mark(folder)
+    if book.get("state") != "completed" or not mark or mark != book.get("spec_mark") or RunFiles(folder).lora is None:
+        return ""
+    return (
+        f"completed already ({book.get('best_step')} steps), nothing is left to train; to train on from there raise epochs "
+        f"or max_train_steps in {folder / 'run.toml'} and start it again, to train anew make another run"
+    )
 
 
 def learned_key(spec: dict, gpu: str) -> str:

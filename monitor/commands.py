@@ -13,6 +13,7 @@ from pathlib import Path
 from monitor import status as statuses
 from monitor import system, tree
 from monitor.attempt import Attempt
+from monitor.book import nothing_left
 from monitor.folder import BOOK, FINAL, LOG, STATUS, STOP, MonitorError, RunFiles, all_folders, find, read_json
 from monitor.helpers import ROOT, environment, problems
 from monitor.locks import LOCK, is_held
@@ -21,10 +22,12 @@ START_S = 20.0
 
 
 def start(args: argparse.Namespace) -> int:
-    """Start a monitor for the run; print its process number."""
-    answer = launch(find(args.run))
-    words = "already watched by" if answer["already"] else "watched by"
-    print(f"{answer['folder']}: {words} process {answer['pid']}")
+    """Start a monitor for the run; print its process number, or that nothing is left to train."""
+    folder = find(args.run)
+    done = "" if is_held(folder / LOCK) else nothing_left(folder)
+    answer = {"folder": str(folder), "pid": None, "already": False} if done else launch(folder)
+    watched = f"{'already ' * answer['already']}watched by process {answer['pid']}"
+    print(f"{folder}: {done or watched}")
     if args.json:
         print(json.dumps(answer))
     return 0

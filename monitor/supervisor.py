@@ -13,7 +13,8 @@ import signal
 from pathlib import Path
 
 from monitor import clock, system
-from monitor.core import Interrupted
+from monitor.book import nothing_left
+from monitor.core import EXIT_DONE, Interrupted
 from monitor.failing import Failing
 from monitor.folder import FINAL, MonitorError
 from monitor.leaving import Leaving
@@ -33,6 +34,9 @@ def supervise(folder: Path, echo: bool = False, checked: bool = False) -> int:
     if not lock.acquire(patience_s=2.0):
         raise MonitorError(f"{folder}: another monitor watches this run; see `python -m monitor status {folder.name}`")
     try:
+        if done := nothing_left(folder):
+            print(f"{folder.name}: {done}", flush=True)
+            return EXIT_DONE
         return Supervisor(folder, lock, echo, checked).run()
     except LimitsError as error:
         raise MonitorError(str(error)) from error

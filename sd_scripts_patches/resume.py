@@ -131,6 +131,9 @@ class Run:
         if place.losses:
             recorder.loss_list, recorder.loss_total = list(place.losses["list"]), place.losses["total"]
         self.fill = not place.losses
+        # Should no epoch be left, what is saved at the end is this very place again.
+        self.epoch, self.batch, self.epoch_over = place.epoch, place.batch, place.epoch_over
+        self.epoch_start = place.epoch_start
         index = place.epoch if place.epoch_over and place.batch >= place.batches else place.epoch - 1
         if index == place.epoch:
             place.batch, place.epoch = 0, place.epoch + 1

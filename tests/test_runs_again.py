@@ -1,0 +1,88 @@
+"""A completed run that is started again: nothing is trained twice, and more epochs go on from where it ended."""
+
+import json
+
+import pytest
+import tiny_sd_scripts
+from runs_helpers import data, pictures, python  # noqa: F401
+from ui_helpers import end_runs
+
+SET = ("epochs=2", "repeats=2", "workers=0", "save_every_n_steps=3")
+LIMIT_S = 400
+
+
+def environment(backend: str, data) -> tuple[dict[str, str], list[str]]:  # noqa: F811
+    """The environment of the commands, and further settings: sd-scripts gets its toy weights."""
+    if backend == "diffusers":
+        return {}, []
+    tiny_sd_scripts.need()
+    work = tiny_sd_scripts.workdir()
+    place = data / "models" / "tiny-flux-sd-scripts"
+    place.mkdir(parents=True)
+    for name in ("flux", "clip_l", "t5xxl", "ae"):
+        (place / f"{name}.safetensors").symlink_to(work / f"{name}.safetensors")
+    toy = tiny_sd_scripts.environment(work)
+    names = ("PYTHONPATH", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "SD_SCRIPTS_DIR")
+    venv = {"SD_SCRIPTS_VENV": str(tiny_sd_scripts.python().parent.parent)}
+    settings = [f"tokenizer_cache_dir={work / 'tokenizers'}", "t5xxl_max_token_length=32"]
+    return {**{name: toy[name] for name in names}, **venv}, settings
+
+
+def files(folder) -> dict[str, bytes]:
+    """Every file of a run."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def steps(folder) -> list[tuple[int, int]]:
+    """(step, epoch) in the order they were trained."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["epoch"]) for line in lines if line["kind"] == "step"]
+
+
+def weights(lora: bytes) -> bytes:
+    """The numbers of a LoRA without its head, which also names the epochs that were asked for."""
+    return lora[8 + int.from_bytes(lora[:8], "little") :]
+
+
+@pytest.mark.parametrize("backend", ["diffusers", "sd-scripts"])
+@pytest.mark.timeout(1500)
+def test_a_completed_run_started_again(data, tmp_path, backend):  # noqa: F811
+    env, settings = environment(backend, data)
+    given = [word for setting in (*SET, *settings) for word in ("--set", setting)]
+    made = python(
+        *("-m", "runs", "new", "--name", "again", "--images", str(pictures(tmp_path / "in", 2)), "--trigger", "tok"),
+        *("--model", "tiny-flux", "--tier", "16G", "--backend", backend, *given),
+        **env,
+    )
+    folder = data / "outputs" / "again"
+    assert made.returncode == 0, made.stderr
+
+    def monitor(*words: str):
+        done = python("-m", "monitor", *words, timeout=LIMIT_S, **env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    try:
+        monitor("run", "again")
+        expected = [(step, 1 + (step - 1) // 4) for step in range(1, 9)]
+        assert steps(folder) == expected
+        before = files(folder)
+        for command in ("start", "run"):
+            said = monitor(command, "again").stdout
+            assert "completed already (8 steps), nothing is left to train" in said and "raise epochs" in said
+        assert json.loads(monitor("start", "again", "--json").stdout.splitlines()[-1])["pid"] is None
+        assert files(folder) == before  # not a byte of it was touched
+
+        spec = folder / "run.toml"
+        spec.write_text(spec.read_text().replace("epochs = 2", "epochs = 1"))
+        monitor("run", "again")  # fewer epochs than trained: there is nothing to do, and nothing is lost
+        assert steps(folder) == expected
+        assert weights((folder / "again.safetensors").read_bytes()) == weights(before["again.safetensors"])
+
+        spec.write_text(spec.read_text().replace("epochs = 1", "epochs = 3"))
+        monitor("run", "again")
+        assert steps(folder) == [*expected, *((step, 3) for step in range(9, 13))]
+        assert weights((folder / "again.safetensors").read_bytes()) != weights(before["again.safetensors"])
+        assert json.loads((folder / "status.json").read_text())["state"] == "completed"
+    finally:
+        end_runs(data)
