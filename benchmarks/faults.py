@@ -1,12 +1,14 @@
 """The fault matrix: put a fault into a real run of the embedded trainer, and compare what comes of it with the table.
 
     python -m benchmarks faults --list [--json]
-    python -m benchmarks faults --run NAME [--json] [--seed N] [--keep]
+    python -m benchmarks faults --run NAME [--json] [--seed N] [--keep DIR]
 
 Decision: the table (`faults.toml`) says what must happen, in the words of the monitor's own files; nothing here knows a fault
 by name. Each row runs the real monitor, launcher and trainer on a tiny model at 50 ms a step. The same seed strikes at the
 same step. `--run all` runs every row. Exit code 0: it all went as the table says (or cannot be done on this machine, which
-is said); 1: it did not, with what was expected and seen; 2: no such fault.
+is said); 1: it did not, with what was expected and what came; 2: no such fault.
+
+Afterwards no process and no file of it is left, Ctrl-C included; `--keep DIR` keeps the run's folder and the monitors' words.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,10 +26,11 @@ import tomllib
 from benchmarks.faults_acts import ACTS
 from benchmarks.faults_reference import NAME, sha256
 from benchmarks.faults_scene import Scene, Wrong, is_root, stage
+from benchmarks.faults_words import tell
 from benchmarks.injector import STRUCK
 
 DETECT_S = 10.0
-SLACK_S = 2.0
+SLACK_S = 5.0
 LORA = f"{NAME}.safetensors"
 
 
@@ -96,7 +100,8 @@ def _incidents(scene: Scene, want: dict) -> list[str]:
         # On a machine that is busy the steps were slow before the fault, and the monitor has learned to be patient; while
         # it sees that others keep the processor busy, it is eight times as patient (`slow_times`).
         times = 8 if any("keep the processor busy" in e["message"] for e in scene.events("slow")) else 2
-        within = max(want.get("detect_s", DETECT_S), times * incident["evidence"].get("budget_s", 0.0) + SLACK_S)
+        budget_s = times * incident["evidence"].get("budget_s", 0.0)
+        within = max(want.get("detect_s", DETECT_S), budget_s + scene.slack_s)
         if incident["kind"] == "hang" and incident["detect_s"] > within:
             wrong.append(f"the hang was declared after {incident['detect_s']:.1f} s, expected within {within:.1f}")
     for incident, report in zip(found, scene.reports(), strict=False):
@@ -142,13 +147,20 @@ def _lora(scene: Scene, want: dict) -> list[str]:
     return wrong
 
 
-def run(row: dict, seed: int = 0, keep: bool = False, kind: type[Scene] = Scene) -> dict:
-    """Play a row; {"name", "ok", "skipped", "problems", "seen", "seconds"}."""
+def run(
+    row: dict, seed: int = 0, keep: Path | None = None, kind: type[Scene] = Scene, slack_s: float = SLACK_S
+) -> dict:
+    """Play a row; {"name", "seed", "ok", "skipped", "problems", "seen", "kept", "seconds"}.
+
+    keep: a folder in which the run's own is kept; without it nothing is left. slack_s: what a busy machine may add to the
+    seconds that the row promises; tests give much, because they ask what happens, not how fast.
+    """
     began = time.monotonic()
     result = {"name": row["name"], "seed": seed, "ok": True, "skipped": missing(row), "problems": [], "seen": {}}
     if result["skipped"]:
         return {**result, "seconds": 0.0}
     with stage(row, seed, keep, kind) as scene:
+        scene.slack_s = slack_s
         try:
             ACTS[row.get("act", "watch")](scene)
             result["problems"] = compare(scene) + scene.compare()
@@ -159,6 +171,8 @@ def run(row: dict, seed: int = 0, keep: bool = False, kind: type[Scene] = Scene)
             result["monitor_log"] = _tail(scene.folder / "monitor.log", 40)
             result["training_log"] = _tail(scene.folder / "training.log", 25)
             result["monitor_said"] = [_tail(path, 15) for path in sorted(scene.root.glob("monitor-*.txt"))]
+        if keep is not None:
+            result["kept"] = str(scene.root)
     return {**result, "ok": not result["problems"], "seconds": round(time.monotonic() - began, 1)}
 
 
@@ -171,7 +185,18 @@ def seen(scene: Scene) -> dict:
         "codes": scene.codes,
         "fault_step": scene.environment.get("HANGPROOF_FAULT_STEP"),
         "incidents": [{key: incident.get(key) for key in keys} for incident in scene.incidents()],
+        "lora": _lora_words(scene),
     }
+
+
+def _lora_words(scene: Scene) -> str:
+    path = scene.folder / LORA
+    if not path.exists():
+        return "no LoRA"
+    if not scene.reference.sha256:
+        return "a LoRA"
+    same = sha256(path) == scene.reference.sha256
+    return "the LoRA of an undisturbed run, bit for bit" if same else "a LoRA that is NOT that of an undisturbed run"
 
 
 def _tail(path: Path, lines: int) -> str:
@@ -179,23 +204,6 @@ def _tail(path: Path, lines: int) -> str:
         return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
     except OSError:
         return ""
-
-
-def tell(row: dict, result: dict) -> str:
-    """The result in words; expected and seen where they differ."""
-    name = result["name"]
-    if result["skipped"]:
-        return f"{name}: skipped: {result['skipped']}"
-    if result["ok"]:
-        causes = ", ".join(f"{i['cause']} (seen after {i['detect_s']:.1f} s)" for i in result["seen"]["incidents"])
-        return f"{name}: as it should be, {result['seconds']:.0f} s: {result['seen']['state']}{'; ' + causes if causes else ''}"
-    parts = [f"{name}: NOT as it should be ({row['fault']})", *(f"  {problem}" for problem in result["problems"])]
-    parts += [f"  expected: {json.dumps(row['expect'])}", f"  seen: {json.dumps(result['seen'])}"]
-    for key in ("monitor_log", "training_log"):
-        parts += [f"  --- {key}", *(f"  {line}" for line in result.get(key, "").splitlines())]
-    for text in result.get("monitor_said", []):
-        parts += ["  --- the monitor's own words", *(f"  {line}" for line in text.splitlines())]
-    return "\n".join(parts)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -206,8 +214,9 @@ def main(argv: list[str] | None = None) -> int:
     what.add_argument("--run", metavar="NAME", action="append", help="a fault of the list, or all")
     parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", action="store_true", help="leave the run's folder, and say where it is")
+    parser.add_argument("--keep", metavar="DIR", type=Path, help="keep the run's folder and the monitors' words in DIR")
     arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that who ends this from outside leaves nothing either
     rows = table()
     if arguments.list:
         for name, row in rows.items():

@@ -36,14 +36,16 @@ class Wrong(AssertionError):
 class Scene:
     """Made by `stage`. `row` is the fault's row of the table, `codes` the exit codes of the monitors that have ended."""
 
+    slack_s = 0.0  # what a busy machine may add to the seconds that the row promises
+
     @classmethod
     def undisturbed(cls, row: dict, seed: int) -> ref.Reference:
         """The run that this one must equal."""
         return ref.reference(seed, row.get("spec", {}))
 
-    def __init__(self, row: dict, seed: int, root: Path, made: ref.Reference, disk: Path | None = None):
+    def __init__(self, row: dict, seed: int, root: Path, made: ref.Reference, scratch: Path, disk: Path | None = None):
         self.row, self.seed, self.root, self.reference = row, seed, root, made
-        self.disk = disk
+        self.scratch = scratch  # for temporary files of everything it starts
         self.data = disk or root / "data"
         self.token = secrets.token_hex(8)
         self.codes: list[int] = []
@@ -63,6 +65,7 @@ class Scene:
         """What the monitor is started with: the injector, what it is to do, tighter limits where the row has some."""
         more = {
             SCENE: self.token,
+            "TMPDIR": str(self.scratch),
             "HANGPROOF_INJECT": "benchmarks.injector:fire",
             "HANGPROOF_PACE_S": str(PACE_S),
             **{name: str(value).replace("{root}", str(self.root)) for name, value in self.row.get("env", {}).items()},
@@ -74,6 +77,8 @@ class Scene:
             more["HANGPROOF_FAULT_PHASE"] = inject.get("phase", "step")
             more["HANGPROOF_FAULT_EVERY"] = "1" if inject.get("every") else "0"
             more["HANGPROOF_FAULT_ARG"] = str(inject.get("arg", self.seed)).replace("{root}", str(self.root))
+        if "slow" in self.row:
+            more["HANGPROOF_SLOW"] = f"{self.row['slow']['from']}:{self.row['slow']['s']}:{self.root / 'go'}"
         if "limits" in self.row:
             path = self.root / "limits.toml"
             lines = [
@@ -102,7 +107,7 @@ class Scene:
 
     def finish(self, popen: subprocess.Popen, patience_s: float | None = None) -> int:
         """Wait for a monitor to end by itself; its exit code."""
-        patience_s = patience_s or self.row.get("patience_s", 180.0)
+        patience_s = patience_s or self.row.get("patience_s", 400.0)
         try:
             code = popen.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -114,14 +119,21 @@ class Scene:
         self.codes.append(code)
         return code
 
-    def until(self, what: str, met: Callable[[], object], patience_s: float = 60.0) -> object:
-        """Wait until `met()` is true; its value. `what` completes the sentence "waited … for"."""
+    def until(self, what: str, met: Callable[[], object], patience_s: float = 240.0) -> object:
+        """Wait until `met()` is true; its value. `what` completes the sentence "waited for". Wrong: the run ended before."""
         deadline = time.monotonic() + patience_s
-        while not (value := met()):
-            if time.monotonic() > deadline:
-                raise Wrong(f"waited {patience_s:.0f} s for {what}; the run is {self.status().get('state')}")
+        while True:
+            ended = self.status().get("state") in FINAL  # asked first: what it waits for may come with the end
+            if value := met():
+                return value
+            if ended or time.monotonic() > deadline:
+                now = self.status()
+                raise Wrong(f"waited for {what}, and the run is {now.get('state')}: {now.get('message')!r}")
             time.sleep(0.05)
-        return value
+
+    def go(self) -> None:
+        """What was to be done while the row's `slow` steps lasted is done."""
+        (self.root / "go").touch()
 
     def until_step(self, step: int) -> None:
         """Wait until that step is complete (in metrics.jsonl, which the trainer itself writes)."""
@@ -165,9 +177,10 @@ class Scene:
         """Living training processes, launcher left out: `python -m trainer` and what it forked."""
         return [pid for pid, line in self.ours().items() if " trainer " in f"{line} " and "launch" not in line]
 
-    def strike(self, limit: int = 3) -> None:
+    def strike(self, patience_s: float = 20.0) -> None:
         """End everything of this scene."""
-        for _ in range(limit):
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
             left = self.ours()
             for pid in left:
                 found = system.proc(pid)
@@ -210,22 +223,34 @@ def _lines(path: Path) -> list[dict]:
 
 
 @contextlib.contextmanager
-def stage(row: dict, seed: int, keep: bool = False, kind: type[Scene] = Scene):
-    """A scene for this row; afterwards everything it started is ended and, unless `keep`, its folder is gone."""
+def stage(row: dict, seed: int, keep: Path | None = None, kind: type[Scene] = Scene):
+    """A scene for this row; afterwards everything it started is ended, and its folder is gone unless it is in `keep`.
+
+    OSError: `keep` cannot be written.
+    """
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        keep = keep.resolve()
     made = kind.undisturbed(row, seed)
     with contextlib.ExitStack() as after:  # what is put on it last is undone first
-        root = Path(tempfile.mkdtemp(prefix=f"fault-{row['name']}-"))
-        after.callback(print, f"kept: {root}", file=sys.stderr) if keep else after.callback(shutil.rmtree, root, True)
+        root = Path(tempfile.mkdtemp(prefix=f"{row['name']}-" if keep else f"fault-{row['name']}-", dir=keep))
+        if keep is None:
+            after.callback(shutil.rmtree, root, True)
+        # Short and of its own: sockets of the loader's workers are made there, and a path of theirs has 107 bytes.
+        scratch = Path(tempfile.mkdtemp(prefix="fault-"))
+        after.callback(shutil.rmtree, scratch, True)
         disk = None
         if "tmpfs" in row:
             disk = _mounted(root / "disk", ["-t", "tmpfs", "-o", f"size={row['tmpfs']}", "tmpfs"], after)
+            if keep is not None:
+                after.callback(shutil.copytree, disk / "outputs", root / "data" / "outputs")
         if row.get("frozen"):
             image = root / "image"
             with open(image, "wb") as file:
                 file.truncate(16 << 20)
             _run("mkfs.ext4", "-q", str(image))
             _mounted(root / "frozen", ["-o", "loop", str(image)], after)
-        scene = kind(row, seed, root, made, disk)
+        scene = kind(row, seed, root, made, scratch, disk)
         after.callback(scene.strike)
         if row.get("frozen"):
             after.callback(thaw, root / "frozen")

@@ -19,11 +19,12 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks import cache
+from benchmarks.faults_reference import data_root
 from runs.paths import ROOT
 
 LOOP = ROOT / "benchmarks" / "toy_loop.py"
 NVRX = "nvidia-resiliency-ext==0.4.1"
-NVRX_NEEDS = ("defusedxml", "psutil", "pyyaml", "packaging", "nvidia-ml-py", "pynvml")
+NVRX_NEEDS = ("defusedxml==0.7.1",)  # what else it needs is in the project's own environment
 NVRX_TIMEOUT_S = 2.0
 NVRX_CHECK_S = 0.5
 RESTARTS = 100
@@ -68,24 +69,20 @@ def ours(work: Path, steps: int, every: int) -> Job:
 
     import runs
 
-    os.environ["HANGPROOF_DATA"] = str(work)
     photos = work / "photos"
     photos.mkdir()
     Image.new("RGB", (64, 64)).save(photos / "0.png")
-    spec = runs.make(
-        {
-            **{
-                "name": "toy",
-                "trigger": "toy",
-                "model": "tiny-flux",
-                "backend": "diffusers",
-                "tier": "16G",
-                "repeats": 1,
-            },
-            **{"max_train_steps": steps, "save_every_n_steps": every, "save_every_n_epochs": 0, "workers": 0},
-        }
-    )
-    folder = runs.create(spec, photos)
+    fields = {
+        "name": "toy",
+        "trigger": "toy",
+        "model": "tiny-flux",
+        "backend": "diffusers",
+        "tier": "16G",
+        "repeats": 1,
+    }
+    fields |= {"max_train_steps": steps, "save_every_n_steps": every, "save_every_n_epochs": 0, "workers": 0}
+    with data_root(work):
+        folder = runs.create(runs.make(fields), photos)
     launcher = work / "accelerate"
     launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{LOOP}" "$@"\n', encoding="utf-8")
     launcher.chmod(0o755)

@@ -10,6 +10,8 @@ log says which fault it is: a monitor that reads logs for causes must not be tol
     HANGPROOF_FAULT_EVERY 1: on every attempt (default: only on attempt 1)
     HANGPROOF_FAULT_ARG   what the fault needs to know: seconds, a path, a list
     HANGPROOF_PACE_S      a step takes at least this many seconds, so that tiny models last as long as real ones
+    HANGPROOF_SLOW        STEP:SECONDS:FILE: from that step on it takes so many seconds, until FILE is there: whoever
+                          does something to the run from outside is not raced by it, however loaded the machine
 """
 
 from __future__ import annotations
@@ -235,11 +237,18 @@ def argument() -> str:
     return os.environ["HANGPROOF_FAULT_ARG"]
 
 
+def pace_s(step: int) -> float:
+    """How many seconds this step takes at least."""
+    start, seconds, file = os.environ.get("HANGPROOF_SLOW", "::").split(":", 2)
+    if file and step >= int(start) and not os.path.exists(file):
+        return float(seconds)
+    return float(os.environ.get("HANGPROOF_PACE_S", "0"))
+
+
 def fire(phase: str, step: int, heartbeat: Heartbeat) -> None:
     """Called at each beat: pace the steps, and strike once the moment has come."""
-    pace_s = float(os.environ.get("HANGPROOF_PACE_S", "0"))
     if phase == "step" and step != _last_step[1]:
-        wait_s = _last_step[0] + pace_s - time.monotonic()
+        wait_s = _last_step[0] + pace_s(step) - time.monotonic()
         if wait_s > 0:
             time.sleep(wait_s)
         _last_step[:] = time.monotonic(), step

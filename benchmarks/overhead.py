@@ -1,4 +1,4 @@
-"""What the guards cost: a heartbeat in microseconds, all patches in a share of a training step.
+"""What the protection costs: a heartbeat in microseconds, all patches in a share of a training step, the monitor beside it.
 
 Two real sd-scripts trainings, one plain and one with every patch, take their steps in turns, one step each, on the same
 machine and the same seed: whatever else the machine does meets both alike, which two runs one after the other would not
@@ -7,7 +7,7 @@ process (all its threads), with a 95 % bootstrap interval; also as a share of a 
 FLUX with. A second round swaps who goes first. On a busy machine the wall time's interval may be too wide to judge by:
 then it says so, and the processor time decides. Without sd-scripts only the parts are measured.
 
-`python -m benchmarks overhead [--steps 200] [--json]`; exit code 1 where a limit is exceeded.
+`python -m benchmarks overhead [--steps 200] [--monitor-seconds 60] [--json]`; exit code 1 where a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks import overhead_monitor
+from benchmarks.goodput import machine
+
 ROOT = Path(__file__).resolve().parent.parent
 STEP_MS = 100.0
 STEP_SHARE_LIMIT = 0.01
 HEARTBEAT_LIMIT_US = 2.0
+MONITOR_LIMIT_MB = 40.0
+MONITOR_LIMIT_SHARE = 0.005  # of one core, at 20 steps a second
 WARM_UP = 10  # steps of each run that are not counted: first batches, lazy imports
 
 TURNS = """
@@ -185,12 +190,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--steps", type=int, default=200, help="steps of each training, in each of two rounds (default 200)"
     )
+    parser.add_argument(
+        "--monitor-seconds",
+        type=float,
+        default=30.0,
+        help="how long the monitor is watched (default 30; 0: not at all)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON value on the last line")
     args = parser.parse_args(argv)
     if args.steps <= 2 * WARM_UP:
         parser.error(f"--steps must be more than {2 * WARM_UP}")
     with tempfile.TemporaryDirectory() as folder:
         costs = {name: round(value, 3) for name, value in parts(Path(folder)).items()}
+    watching = overhead_monitor.measure(args.monitor_seconds) if args.monitor_seconds else {"skipped": "asked to"}
     loop = real_loop(args.steps)
     exceeded = []
     if costs["heartbeat_step"] > HEARTBEAT_LIMIT_US:
@@ -198,14 +210,27 @@ def main(argv: list[str]) -> int:
     share = loop[loop["judged_by"]]["share_of_100_ms"] if "judged_by" in loop else 0.0
     if share > STEP_SHARE_LIMIT:
         exceeded.append(f"all patches cost {share:.2%} of a 100 ms step, the limit is {STEP_SHARE_LIMIT:.0%}")
-    result = {"microseconds": costs, "loop": loop, "ok": not exceeded, "exceeded": exceeded}
+    if watching.get("memory_mb", 0.0) > MONITOR_LIMIT_MB:
+        exceeded.append(f"the monitor takes {watching['memory_mb']} MB, the limit is {MONITOR_LIMIT_MB:g}")
+    if watching.get("share_of_core", 0.0) > MONITOR_LIMIT_SHARE:
+        exceeded.append(
+            f"the monitor takes {watching['share_of_core']:.2%} of a core, the limit is {MONITOR_LIMIT_SHARE:.1%}"
+        )
+    limits = {
+        "heartbeat_step_us": HEARTBEAT_LIMIT_US,
+        "share_of_100_ms": STEP_SHARE_LIMIT,
+        "monitor_memory_mb": MONITOR_LIMIT_MB,
+        "monitor_share_of_core": MONITOR_LIMIT_SHARE,
+    }
+    result = {"microseconds": costs, "monitor": watching, "loop": loop}
+    result |= {"machine": machine(), "limits": limits, "ok": not exceeded, "exceeded": exceeded}
     if args.json:
         print(json.dumps(result))
     else:
         for name, value in costs.items():
-            print(f"{name:<16}{value:9.2f} µs")
-        for name, value in loop.items():
-            print(f"{name:<16}{value}")
+            print(f"{name:<22}{value:9.2f} µs")
+        for name, value in (*watching.items(), *loop.items()):
+            print(f"{name:<22}{value}")
     for line in exceeded:
         print(f"benchmarks overhead: {line}", file=sys.stderr)
     return 1 if exceeded else 0

@@ -19,7 +19,7 @@ from benchmarks import faults_reference as ref
 from benchmarks.faults_scene import Scene
 
 STEPS = 36
-RUN_S = 300
+RUN_S = 600
 SPEC = {
     **ref.SPEC,
     "model": "flux-dev",

@@ -1,16 +1,17 @@
 """The fault matrix: it covers every fault that was promised, says no when things go otherwise, and a quick part of it is played.
 
-The whole of it is in test_faults_full.py (`pytest -m long tests/test_faults_full.py`), a quarter of an hour.
+The whole of it is in test_faults_full.py (`pytest -m long tests/test_faults_full.py`), a quarter of an hour on two free cores.
 """
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import faults, injector, injector_files
+from benchmarks import faults, faults_words, injector, injector_files
 from benchmarks.faults_acts import ACTS
 from benchmarks.faults_reference import Reference, sha256
 from benchmarks.faults_scene import strikes_at
@@ -69,22 +70,25 @@ PROMISED = {
     "user stop in backoff": "stop_in_backoff",
     "two runs, one GPU": "two_runs_one_gpu",
 }
+# Each kind of fault once: stuck (in C, in a worker, with a tree below), dead, healthy but odd, files, the monitor, the machine.
 QUICK = (
     "gil_deadlock",
-    "busy_loop",
     "sigstop_worker",
     "setsid_grandchild",
+    "exit_zero",
+    "suspend",
     "truncated_checkpoint",
     "corrupt_npz",
     "sigkill_monitor",
     "sigterm_machine",
-    "exit_zero",
 )
+SLACK_S = 120.0  # how soon is for the benchmark to say; here a loaded machine may take its time
 
 
-def command(*words: str) -> subprocess.CompletedProcess:
+def command(*words: str, **env: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "benchmarks", "faults", *words]
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks", "faults", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+        command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=500, check=False
     )
 
 
@@ -101,6 +105,7 @@ def test_a_row_names_only_what_exists(name):
         "fault",
         "inject",
         "act",
+        "slow",
         "spec",
         "limits",
         "env",
@@ -118,6 +123,8 @@ def test_a_row_names_only_what_exists(name):
         assert row["inject"]["fault"] in injector.FAULTS
         assert row["inject"].get("phase", "step") in PHASES
         assert row["inject"]["step"][0] <= row["inject"]["step"][1]
+    if "slow" in row:
+        assert set(row["slow"]) == {"from", "s"} and row["act"] != "watch", "only an act can tell it to go on"
     assert row["expect"]["state"] in FINAL
     assert row["expect"]["lora"] in ("same", "none")
     assert (row["expect"]["state"] == "completed") == (row["expect"]["lora"] == "same"), (
@@ -193,6 +200,7 @@ def as_told(folder, **changed):
     }
     return SimpleNamespace(
         row={"name": "x", "expect": wants, "inject": {}},
+        slack_s=2.0,
         folder=folder,
         codes=facts["codes"],
         reference=Reference(folder, facts["sha"], 5),
@@ -226,6 +234,42 @@ def test_a_run_that_went_otherwise_is_told_with_what_was_expected_and_seen(tmp_p
     assert bool(wrong) == bool(said) and (not said or any(said in problem for problem in wrong)), wrong
 
 
+def test_slow_steps_last_until_the_act_has_done_its_part(tmp_path, monkeypatch):
+    go = tmp_path / "a:b" / "go"
+    monkeypatch.setenv("HANGPROOF_PACE_S", "0.05")
+    monkeypatch.setenv("HANGPROOF_SLOW", f"8:0.7:{go}")
+    assert [injector.pace_s(step) for step in (7, 8, 30)] == [0.05, 0.7, 0.7]
+    go.parent.mkdir()
+    go.touch()
+    assert injector.pace_s(30) == 0.05
+    monkeypatch.delenv("HANGPROOF_SLOW")
+    assert injector.pace_s(30) == 0.05
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_a_row_expects_reads_well(name):
+    said = faults_words.expected(ROWS[name])
+    assert said.startswith(f"{ROWS[name]['expect']['state']} (exit code ")
+    assert ("the LoRA of an undisturbed run, bit for bit" in said) == (ROWS[name]["expect"]["lora"] == "same")
+    assert "[" not in said and "None" not in said
+
+
+def test_the_result_says_what_was_expected_and_what_came():
+    incident = {"cause": "stuck", "step": 25, "detect_s": 1.44, "recover_s": 3.96, "steps_repeated": 5}
+    seen = {"state": "completed", "step": 36, "restarts": 1, "codes": [0], "incidents": [incident], "lora": "a LoRA"}
+    result = {"name": "step_sleeps", "ok": True, "skipped": "", "problems": [], "seen": seen, "seconds": 12.3}
+    assert faults.tell(ROWS["step_sleeps"], result).splitlines() == [
+        "step_sleeps: a step sleeps",
+        "  expected: completed (exit code 0); 1 restart; 1 incident: stuck; the LoRA of an undisturbed run, bit for bit",
+        "  came:     completed (exit code 0) at step 36; 1 restart; 1 incident: stuck at step 25 (seen after 1.4 s, a new step "
+        "after 4.0 s, 5 steps repeated); a LoRA",
+        "  as expected, after 12 s",
+    ]
+    wrong = {**result, "ok": False, "problems": ["restarts: 1, expected 0"], "monitor_log": "the last line"}
+    said = faults.tell(ROWS["step_sleeps"], wrong)
+    assert "NOT as expected" in said and "restarts: 1, expected 0" in said and "the last line" in said
+
+
 def test_another_cause_or_a_late_word_is_wrong(tmp_path):
     scene = as_told(tmp_path)
     scene.incidents()[0].update(cause="killed", detect_s=9.0)
@@ -257,7 +301,25 @@ def test_the_injector_damages_a_checkpoint_as_it_says(tmp_path, how, deep, said)
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_fault_ends_as_the_table_says(name):
-    result = faults.run(ROWS[name])
+    result = faults.run(ROWS[name], slack_s=SLACK_S)
     if result["skipped"]:
         pytest.skip(result["skipped"])
     assert result["ok"], faults.tell(ROWS[name], result)
+
+
+def test_a_row_of_the_command_line_leaves_nothing_but_what_was_to_be_kept(tmp_path):
+    """The command as a person gives it; the scene's temporary files are in a folder of the test's own."""
+    (tmp_path / "tmp").mkdir()
+    done = command(
+        "--run", "no_checkpoint_yet", "--keep", str(tmp_path / "kept"), "--json", TMPDIR=str(tmp_path / "tmp")
+    )
+    result = json.loads(done.stdout.splitlines()[-1])
+    # A busy machine may need longer than the row allows; the command then says so and ends with 1.
+    late = [problem for problem in result["problems"] if "declared after" in problem]
+    assert done.returncode == (1 if late else 0) and result["problems"] == late, done.stderr
+    assert "expected: completed (exit code 0); 1 restart; 1 incident: killed;" in done.stderr
+    assert list((tmp_path / "tmp").iterdir()) == []
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert result["kept"] == str(kept) and f"kept: {kept}" in done.stderr
+    assert (kept / "monitor-1.txt").is_file()
+    assert (kept / "data" / "outputs" / "fault" / "incidents" / "0001" / "report.md").is_file()

@@ -36,23 +36,24 @@ ROWS = {
     )
 }
 QUICK = ("SIGSTOP worker", "kill in mid-save")
+SLACK_S = 120.0  # how soon is for the benchmarks to say
 
 
 def play(name):
     tiny_sd_scripts.need()
-    result = faults.run(ROWS[name], kind=SdScripts)
+    result = faults.run(ROWS[name], kind=SdScripts, slack_s=SLACK_S)
     assert result["ok"], faults.tell(ROWS[name], result)
     assert result["seen"]["step"] == STEPS
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", QUICK)
 def test_sd_scripts_comes_back_from(name):
     play(name)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [n for n in ROWS if n not in QUICK])
 def test_sd_scripts_comes_back_from_each(name):
     play(name)

@@ -43,12 +43,44 @@ def test_the_ledger_is_scored_the_same_for_everybody():
 def test_a_hang_that_nobody_saw_has_no_figures():
     scored = goodput.score(LEDGER, noticed=[], steps=12, unseen=[10], wall_s=6.0)
     assert scored["detection_s"] == [] and scored["hang_to_step_s"] == [] and scored["unseen"] == 1
-    figures = goodput.summarize(
-        goodput_contenders.CONTENDERS["torchrun"], [{**scored, "exit_code": 0, "finished": True, "right": True}]
-    )
-    assert figures["detection_s"] is None and figures["hang_to_step_s"] is None
-    assert figures["goodput_depends_on_limit"] is True
-    assert "≤" in goodput.table({"torchrun": figures})
+    run = {**scored, "exit_code": 0, "finished": True, "right": True}
+    made = goodput.summarize(goodput_contenders.CONTENDERS["torchrun"], [run])
+    assert made["detection_s"] is None and made["hang_to_step_s"] is None
+    assert made["goodput_depends_on_limit"] is True
+    assert "≤" in goodput.table({"torchrun": made})
+
+
+def figures(hang_to_step=(2.0, 3.0), goodput_of=0.5, detection=1.4, **changed):
+    """One contender's figures as `summarize` makes them."""
+    p50, p95 = hang_to_step
+    made = {"runs": 3, "right_result": 3, "hangs": 9, "unseen": 0, "goodput": goodput_of}
+    made |= {"detection_s": {"p50": detection, "p95": detection, "n": 9}}
+    return made | {"hang_to_step_s": {"p50": p50, "p95": p95, "n": 9}, **changed}
+
+
+BLIND = {"detection_s": None, "hang_to_step_s": None, "unseen": 9}
+
+
+@pytest.mark.parametrize(
+    ("ours", "others", "said"),
+    [
+        ({}, {}, []),
+        ({"detection": 3.1}, {}, ["detection p95 is 3.1 s, the limit is 3"]),
+        ({"hang_to_step": (2.0, 4.4)}, {}, ["hang_to_step_p95_of_ft_launcher is 1.1, the limit is 1"]),
+        ({"goodput_of": 0.4}, {}, ["goodput_of_ft_launcher is 1.0: ours is not ahead"]),
+        ({"right_result": 2}, {}, ["ours: 2 of 3 runs ended with the right file"]),
+        ({"unseen": 1}, {}, ["ours saw 8 of 9 hangs"]),
+        ({}, {"ft_launcher": {"not_measured": "no wheel"}}, []),
+    ],
+)
+def test_the_verdict_names_each_limit_that_is_exceeded(ours, others, said):
+    results = {"ours": figures(**ours), "torchrun": figures(goodput_of=0.1, **BLIND)}
+    results |= {"ft_launcher": figures((3.0, 4.0), 0.4, 2.2), **others}
+    comparison = goodput.compare(results)
+    assert goodput.judge(results, comparison) == said
+    assert comparison["goodput_of_torchrun"] == pytest.approx(results["ours"]["goodput"] / 0.1)
+    measured = "not_measured" not in results["ft_launcher"]
+    assert (comparison["hang_to_step_p50_of_ft_launcher"] is not None) == measured
 
 
 def test_percentiles_are_nearest_ranks():
@@ -62,7 +94,7 @@ def test_percentiles_are_nearest_ranks():
 def toy(folder, *words, **environment):
     command = [sys.executable, str(toy_loop.__file__), "--output_dir", str(folder), "--output_name", "toy"]
     command += ["--max_train_steps", "30", "--save_every_n_steps", "10", *words]
-    return subprocess.run(command, env={**os.environ, "TOY_STEP_S": "0.001", **environment}, timeout=30)
+    return subprocess.run(command, env={**os.environ, "TOY_STEP_S": "0.001", **environment}, timeout=300)
 
 
 def test_the_loop_ends_with_the_same_file_however_often_it_is_killed(tmp_path):
@@ -82,37 +114,32 @@ def test_a_contender_that_cannot_be_installed_is_reported_with_the_reason(tmp_pa
 
 
 def measure(*words, timeout_s):
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "goodput", "--json", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    """What the benchmark says, whatever its verdict on the speed: that is for a machine which is free."""
+    command = [sys.executable, "-m", "benchmarks", "goodput", "--json", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert done.returncode in (0, 1), done.stderr[-4000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["ok"] == (not said["exceeded"]) == (done.returncode == 0)
+    return said
 
 
-def test_ours_sees_every_hang_and_ends_with_the_right_file():
-    words = ("--contenders", "ours", "--repeats", "1", "--steps", "110", "--no-torch")
-    said = measure(*words, "--faults", "gil_held@47,sigkill@65,sigstop@92", timeout_s=120)
+def test_ours_sees_every_hang_untuned_and_ends_with_the_right_file():
+    words = ("--contenders", "ours", "--repeats", "1", "--steps", "110", "--no-torch", "--limit", "400")
+    said = measure(*words, "--faults", "gil_held@47,sigkill@65,sigstop@92", timeout_s=580)
     ours = said["contenders"]["ours"]
     assert ours["right_result"] == 1 and ours["unseen"] == 0 and ours["hangs"] == 2
-    assert ours["detection_s"]["n"] == 2
-    assert ours["detection_s"]["p95"] <= 3.0
+    assert ours["detection_s"]["n"] == ours["hang_to_step_s"]["n"] == 2 and ours["crash_to_step_s"]["n"] == 1
     assert ours["tuning"] == "none"
+    assert set(ours) <= {*said["fields"], "version", "runs", "finished", "hangs", "wall_s"}, "each figure is explained"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_ours_untuned_is_ahead_of_both_others():
-    figures = measure("--repeats", "3", timeout_s=1100)["contenders"]
-    ours, torchrun, tuned = figures["ours"], figures["torchrun"], figures["ft_launcher"]
-    assert ours["detection_s"]["p95"] <= 3.0
-    assert ours["goodput"] > torchrun["goodput"]
+    """The figures themselves: this one needs a machine that is free."""
+    said = measure("--repeats", "3", timeout_s=1700)
+    torchrun = said["contenders"]["torchrun"]
     assert torchrun["detection_s"] is None and torchrun["unseen"] == torchrun["hangs"]
-    if "not_measured" in tuned:
-        pytest.skip(tuned["not_measured"])
-    assert ours["goodput"] > tuned["goodput"]
-    assert ours["hang_to_step_s"]["p50"] <= tuned["hang_to_step_s"]["p50"]
-    assert ours["hang_to_step_s"]["p95"] <= tuned["hang_to_step_s"]["p95"]
+    assert said["exceeded"] == []
+    if "not_measured" in said["contenders"]["ft_launcher"]:
+        pytest.skip(said["contenders"]["ft_launcher"]["not_measured"])
