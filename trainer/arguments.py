@@ -8,6 +8,7 @@ training run.
 
 import argparse
 import difflib
+import math
 import sys
 from typing import NoReturn
 
@@ -16,6 +17,17 @@ from trainer.refused import reasons
 CHOICES_OPTIMIZER = ("adafactor", "adamw8bit", "adamw")
 CHOICES_SCHEDULER = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
 NETWORK_ARGS = {"train_blocks": ("all", "single", "double"), "split_qkv": ("True", "False")}
+
+
+# the smallest value that makes sense, the flags that it holds for
+LEAST = {
+    0: "lr_warmup_steps max_data_loader_n_workers max_grad_norm network_alpha save_last_n_steps save_last_n_steps_state "
+    "sample_every_n_steps sample_every_n_epochs",
+    1: "network_dim train_batch_size gradient_accumulation_steps max_train_steps max_train_epochs save_every_n_epochs "
+    "save_every_n_steps save_last_n_epochs save_last_n_epochs_state t5xxl_max_token_length ddp_timeout "
+    "lr_scheduler_num_cycles",
+}
+POSITIVE = ("learning_rate", "unet_lr", "sigmoid_scale", "discrete_flow_shift", "logit_std", "huber_c", "huber_scale")
 
 
 class Parser(argparse.ArgumentParser):
@@ -203,14 +215,15 @@ def inconsistency(args: argparse.Namespace) -> str | None:
         return (
             f"--loss_type {args.loss_type}: --huber_schedule snr does not apply to FLUX.1; use constant or exponential"
         )
-    if args.network_dim < 1:
-        return f"--network_dim {args.network_dim}: at least 1"
-    for flag in ("gradient_accumulation_steps", "train_batch_size", "max_train_steps"):
-        if getattr(args, flag) < 1:
-            return f"--{flag} {getattr(args, flag)}: at least 1"
-    for flag in ("max_train_epochs", "save_every_n_epochs", "save_every_n_steps"):
-        if getattr(args, flag) is not None and getattr(args, flag) < 1:
-            return f"--{flag} {getattr(args, flag)}: at least 1"
+    for least, flags in LEAST.items():
+        for flag in flags.split():
+            if getattr(args, flag) is not None and not getattr(args, flag) >= least:  # not: nan is refused too
+                return f"--{flag} {getattr(args, flag)}: at least {least}"
+    for flag in POSITIVE:
+        if getattr(args, flag) is not None and not 0 < getattr(args, flag) < math.inf:
+            return f"--{flag} {getattr(args, flag)}: must be above 0"
+    if args.network_dropout is not None and not 0 <= args.network_dropout < 1:
+        return f"--network_dropout {args.network_dropout}: from 0 to below 1"
     if (args.sample_every_n_steps or args.sample_every_n_epochs or args.sample_at_first) and not args.sample_prompts:
         return "samples are asked for, but there is no --sample_prompts FILE"
     args.fp8_base = args.fp8_base or args.fp8_base_unet

@@ -101,18 +101,18 @@ def encode_latents(todo: list[tuple[Image, Path]], model: Path, dtype, device, h
     """Encodes images one by one: the mean of the VAE's distribution, shifted and scaled, float32 [16, h/8, w/8]."""
     import torch
 
-    hb.phase("cache_latents", total=len(todo), note="loading the VAE")
+    hb.phase("load", note="the VAE")
     vae = models.load_part(model, "vae", dtype, device)
+    hb.phase("cache_latents", total=len(todo))
     for done, (image, path) in enumerate(todo, start=1):
         hb.item(done - 1, image.path.name)
         with torch.no_grad():
-            picture = torch.from_numpy(pixels(image).copy()).to(device).permute(2, 0, 1)[None].to(dtype) / 127.5 - 1
-            mean = vae.encode(picture).latent_dist.mode()
-            latent = ((mean - vae.config.shift_factor) * vae.config.scaling_factor)[0].float().cpu()
+            picture = torch.from_numpy(pixels(image).copy()).to(device).permute(2, 0, 1)[None].float() / 127.5 - 1
+            mean = vae.encode(picture.to(dtype)).latent_dist.mode().float()
+            latent = ((mean - vae.config.shift_factor) * vae.config.scaling_factor)[0].cpu()
         if not torch.isfinite(latent).all():
             raise TrainError(f"{image.path}: the VAE in {dtype} gives numbers that are not finite; try --no_half_vae")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        npz.save(path, latents=latent.numpy())
+        save(path, latents=latent.numpy())
         hb.item(done, image.path.name)
 
 
@@ -120,11 +120,12 @@ def encode_texts(todo: list[tuple[str, Path]], model: Path, args, dtype, device,
     """Encodes captions and prompts one by one: T5 states [tokens, width], CLIP's pooled vector, the T5 mask."""
     import torch
 
-    hb.phase("cache_text", total=len(todo), note="loading the text encoders")
+    hb.phase("load", note="the text encoders")
     tokenizers = [models.load_tokenizer(model, part) for part in ("tokenizer", "tokenizer_2")]
     clip = models.load_part(model, "text_encoder", dtype, device)
     t5 = models.load_part(model, "text_encoder_2", dtype, device)
     limits = (77, max_tokens(model, args.t5xxl_max_token_length))
+    hb.phase("cache_text", total=len(todo))
     for done, (text, path) in enumerate(todo, start=1):
         hb.item(done - 1, text)
         tokens = [
@@ -137,9 +138,17 @@ def encode_texts(todo: list[tuple[str, Path]], model: Path, args, dtype, device,
             states = t5(tokens[1].input_ids, attention_mask=mask if args.apply_t5_attn_mask else None)[0][0]
         if not (torch.isfinite(pooled).all() and torch.isfinite(states).all()):
             raise TrainError(f"caption {text!r}: the text encoders in {dtype} give numbers that are not finite")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        npz.save(path, t5=to_array(states), clip=to_array(pooled), mask=mask[0].cpu().numpy())
+        save(path, t5=to_array(states), clip=to_array(pooled), mask=mask[0].cpu().numpy())
         hb.item(done, text)
+
+
+def save(path: Path, **arrays) -> None:
+    """Writes one cache file; an error of the disk names it, which that of a write does not by itself."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        npz.save(path, **arrays)
+    except OSError as problem:
+        raise OSError(problem.errno, problem.strerror, str(path)) from problem
 
 
 def to_array(tensor):

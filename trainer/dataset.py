@@ -6,6 +6,7 @@ to step too (they are cached once).
 """
 
 import difflib
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,7 @@ NEUTRAL_KEYS = (
 # known to sd-scripts; without shuffling they change nothing, whatever they say
 IDLE_KEYS = ("caption_separator", "keep_tokens_separator", "secondary_separator", "token_warmup_min", "validation_seed")
 SIZE_MULTIPLE = 16  # VAE (8) times the 2x2 patches of the transformer
+DAMAGE = (OSError, ValueError, SyntaxError, EOFError, struct.error)  # what Pillow raises on damaged bytes, by fuzzing
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ def read(config: Path, args) -> list[Image]:
         text = config.read_text(encoding="utf-8")
     except OSError as problem:
         raise TrainError(f"--dataset_config {config}: {problem.strerror}") from problem
+    except UnicodeDecodeError as problem:
+        raise TrainError(f"--dataset_config {config}: not UTF-8 text; save it as UTF-8") from problem
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
@@ -97,6 +101,8 @@ def read(config: Path, args) -> list[Image]:
 
 
 def check_keys(config: Path, where: str, table: dict, known: dict[str, tuple[type, ...]]) -> None:
+    if not isinstance(table, dict):
+        raise TrainError(f"{config}: {where} is {table!r}: expected a table of keys and values")
     for key, value in table.items():
         if key in IDLE_KEYS:
             continue
@@ -123,6 +129,8 @@ def rules_of(config: Path, table: dict, args) -> Rules:
         except ValueError as problem:
             raise TrainError(f"--resolution {resolution!r}: expected 'size' or 'width,height'") from problem
     sizes = [resolution] if isinstance(resolution, int) else resolution
+    if len(sizes) not in (1, 2) or not all(type(size) is int for size in sizes):
+        raise TrainError(f"{config}: resolution {resolution!r}: expected one number, or width and height")
     width, height = sizes[0], sizes[-1]
     get = lambda key: table.get(key, getattr(args, key))  # noqa: E731
     rules = Rules(
@@ -172,9 +180,13 @@ def size_of(path: Path) -> Size:
                 width, height = height, width
     except UnidentifiedImageError as problem:
         raise TrainError(f"{path}: not an image; remove it or save it as PNG or JPEG") from problem
-    except (OSError, Pillow.DecompressionBombError) as problem:
-        raise TrainError(f"{path}: cannot be read as an image: {problem}") from problem
+    except (*DAMAGE, Pillow.DecompressionBombError) as problem:
+        raise TrainError(unreadable(path, problem)) from problem
     return width, height
+
+
+def unreadable(path: Path, problem: Exception) -> str:
+    return f"{path}: cannot be read as an image: {problem}; save it anew as PNG or JPEG, or take it out of the folder"
 
 
 def caption_of(path: Path, table: dict, args) -> str:
@@ -211,8 +223,8 @@ def pixels(image: Image):
                 picture = picture.convert("RGBA")
                 picture = Pillow.alpha_composite(Pillow.new("RGBA", picture.size, "white"), picture)
             picture = picture.convert("RGB")
-    except (OSError, Pillow.DecompressionBombError) as problem:
-        raise TrainError(f"{image.path}: cannot be read as an image: {problem}") from problem
+    except (*DAMAGE, Pillow.DecompressionBombError) as problem:
+        raise TrainError(unreadable(image.path, problem)) from problem
     if picture.size != image.resized:
         smaller = picture.width > image.resized[0]
         picture = picture.resize(image.resized, Pillow.Resampling.BOX if smaller else Pillow.Resampling.LANCZOS)

@@ -2,7 +2,7 @@
 
 It reads top to bottom. What a step does depends only on its number, so that a run that was killed anywhere and resumed
 ends with the weights of one that was not. Order within a step boundary: beat, save, sample, stop; a save comes before
-samples because samples are what may be slow.
+samples because samples are what may be slow. Samples that a kill took from the step of a state are made on its resume.
 """
 
 import math
@@ -30,8 +30,8 @@ def train(t: Training) -> str:
 
     args, metrics, rank_0 = t.args, Metrics.from_env(), t.main
     step, losses = restore(t)
-    if rank_0 and t.sampler.due(0, None) and step == 0:
-        sample(t, epoch=0, step=0, usual_s=0.0)
+    if rank_0:
+        samples_due(t, step, usual_s=0.0)
     bar = tqdm(total=t.total, initial=step, smoothing=0, mininterval=0, miniters=1, disable=not rank_0, desc="steps")
     durations: deque[float] = deque(maxlen=50)
     t.hb.phase("first_step")
@@ -55,15 +55,9 @@ def train(t: Training) -> str:
                 bar.update(1)
                 if t.accelerator.trackers:
                     t.accelerator.log({"loss/current": loss, "lr/unet": rate}, step=step)
-            ended = epoch + 1 if step == (epoch + 1) * t.per_epoch else None
-            if rank_0:
-                boundary(t, step, epoch, ended, losses, sorted(durations)[len(durations) // 2])
+            boundary(t, step, losses, sorted(durations)[len(durations) // 2])
             if stop and step < t.total:
-                if rank_0:
-                    folder = Path(args.output_dir) / f"{states.step_name(args.output_name, step)}-state"
-                    if checkpoint.problems(folder):
-                        save_state(t, folder, step, epoch, losses)
-                    t.say(f"stopped on request at step {step}; its state is {folder}")
+                stop_here(t, step, losses)
                 end_workers(batches)
                 return "stopped"
     bar.close()
@@ -87,6 +81,7 @@ def restore(t: Training) -> tuple[int, deque]:
         say=t.say,
     )
     losses.extend(state["losses"])
+    t.sampler.since_s = (folder / checkpoint.GUARD).stat().st_mtime
     t.say(f"resumed from step {state['current_step']}: {folder}")
     return state["current_step"], losses
 
@@ -140,48 +135,81 @@ def average(t: Training, loss, stop: bool):
     return flat[-2], bool(flat[-1] > 0)
 
 
-def boundary(t: Training, step: int, epoch: int, ended: int | None, losses: deque, usual_s: float) -> None:
-    """What is due after a step: saves by steps, at the end of an epoch saves by epochs, then samples. Rank 0 only."""
-    args, output, slug = t.args, Path(t.args.output_dir), t.args.output_name
-    busy = False
-    if args.save_every_n_steps and step % args.save_every_n_steps == 0:
-        busy = True
-        name = states.step_name(slug, step)
-        save_lora(t, output / f"{name}.safetensors", step, epoch)
-        states.drop_old(output, slug, step=step, epoch=None, keep=args.save_last_n_steps, state=False)
+def boundary(t: Training, step: int, losses: deque, usual_s: float) -> None:
+    """What is due after a step: saves by steps, at the end of an epoch saves by epochs, then samples. Rank 0 does it.
+
+    The other ranks go on and wait for rank 0 in their next step; they say what for.
+    """
+    args = t.args
+    saves = saves_due(args, step, ended(t, step), t.epochs)
+    if not t.main:
+        if saves or any(t.sampler.due(step, done) for done in moments(t, step)):
+            t.hb.phase("save" if saves else "sample", note="rank 0 is at it")
+        return
+    for label, name, kind, last_gone, last_state_gone in saves:
+        output = Path(args.output_dir)
+        save_lora(t, output / f"{name}.safetensors", step)
+        states.drop_old(output, args.output_name, kind, last_gone)
         if args.save_state:
-            t.say(f"saving state at step {step}")
-            save_state(t, output / f"{name}-state", step, epoch, losses)
-            keep = args.save_last_n_steps_state or args.save_last_n_steps
-            states.drop_old(output, slug, step=step, epoch=None, keep=keep, state=True)
-    if ended and args.save_every_n_epochs and ended % args.save_every_n_epochs == 0 and ended < t.epochs:
-        busy = True
-        name = states.epoch_name(slug, ended)
-        save_lora(t, output / f"{name}.safetensors", step, ended)
-        states.drop_old(
-            output, slug, step=None, epoch=ended, keep=epochs_kept(args, args.save_last_n_epochs), state=False
-        )
-        if args.save_state:
-            t.say(f"saving state at epoch {ended}")
-            save_state(t, output / f"{name}-state", step, ended, losses)
-            keep = epochs_kept(args, args.save_last_n_epochs_state or args.save_last_n_epochs)
-            states.drop_old(output, slug, step=None, epoch=ended, keep=keep, state=True)
-    for done in (None, ended) if ended else (None,):
-        if t.sampler.due(step, done):
-            busy = True
-            sample(t, epoch=done, step=step, usual_s=usual_s)
-    if busy:
+            t.say(f"saving state at {label}")
+            folder = output / f"{name}-state"
+            save_state(t, folder, step, losses)
+            states.drop_old(output, args.output_name, kind, last_state_gone, newest_state=folder)
+    if samples_due(t, step, usual_s) or saves:
         t.hb.phase("step")
 
 
-def epochs_kept(args, saves: int | None) -> int | None:
-    """`save_last_n_epochs` counts saves, not epochs (`save_last_n_steps` counts steps): sd-scripts' rule."""
-    return None if saves is None else saves * args.save_every_n_epochs
+def saves_due(args, step: int, epoch: int | None, epochs: int) -> list[tuple[str, str, str, int, int]]:
+    """(label, file name, kind of number, newest number whose LoRA goes, and whose state goes) of each numbered save.
+
+    sd-scripts' rules: `save_last_n_steps` counts steps, `save_last_n_epochs` counts saves; -1 where all are kept.
+    """
+    out, slug = [], args.output_name
+    if args.save_every_n_steps and step % args.save_every_n_steps == 0:
+        keeps = args.save_last_n_steps, first(args.save_last_n_steps_state, args.save_last_n_steps)
+        gone = [-1 if keep is None else step - keep - 1 for keep in keeps]
+        out.append((f"step {step}", states.step_name(slug, step), "step", *gone))
+    if epoch and args.save_every_n_epochs and epoch % args.save_every_n_epochs == 0 and epoch < epochs:
+        keeps = args.save_last_n_epochs, first(args.save_last_n_epochs_state, args.save_last_n_epochs)
+        gone = [-1 if keep is None else epoch - keep * args.save_every_n_epochs for keep in keeps]
+        out.append((f"epoch {epoch}", states.epoch_name(slug, epoch), "epoch", *gone))
+    return out
 
 
-def sample(t: Training, epoch: int | None, step: int, usual_s: float) -> None:
-    for path in t.sampler.make(t.transformer, epoch, step, usual_s, t.hb, t.accelerator.autocast):
-        t.say(f"sample image: {path}")
+def first(asked: int | None, otherwise: int | None) -> int | None:
+    return otherwise if asked is None else asked
+
+
+def ended(t: Training, step: int) -> int | None:
+    """The epoch (from 1) that ends with this step."""
+    return step // t.per_epoch if step and step % t.per_epoch == 0 else None
+
+
+def moments(t: Training, step: int) -> tuple[int | None, ...]:
+    """What samples are asked for at this step: by its number, and by the epoch that it ends."""
+    return (None, ended(t, step)) if ended(t, step) else (None,)
+
+
+def samples_due(t: Training, step: int, usual_s: float) -> bool:
+    """Makes the samples of this step that are due and not there; were any due? Rank 0 only."""
+    due = [done for done in moments(t, step) if t.sampler.due(step, done)]
+    for done in due:
+        epoch = 0 if step == 0 else done
+        for path in t.sampler.make(t.transformer, epoch, step, usual_s, t.hb, t.accelerator.autocast):
+            t.say(f"sample image: {path}")
+    return bool(due)
+
+
+def stop_here(t: Training, step: int, losses: deque) -> None:
+    """The state of a stop on request, unless that step has saved one; the ranks wait, as one that leaves ends all."""
+    if t.main:
+        saved = [name for _, name, *_ in saves_due(t.args, step, ended(t, step), t.epochs) if t.args.save_state]
+        name = saved[-1] if saved else states.step_name(t.args.output_name, step)
+        folder = Path(t.args.output_dir) / f"{name}-state"
+        if not saved:
+            save_state(t, folder, step, losses)
+        t.say(f"stopped on request at step {step}; its state is {folder}")
+    t.accelerator.wait_for_everyone()
 
 
 def check_finite(t: Training, step: int) -> None:
@@ -195,14 +223,14 @@ def check_finite(t: Training, step: int) -> None:
             )
 
 
-def save_lora(t: Training, path: Path, step: int, epoch: int) -> None:
+def save_lora(t: Training, path: Path, step: int) -> None:
     t.hb.phase("save", note=path.name)
     check_finite(t, step)
     t.say(f"\nsaving checkpoint: {path}")
     about = lora.describe(
         t.args,
         guided=t.transformer.config.guidance_embeds,
-        epoch=epoch,
+        epoch=-(-step // t.per_epoch),
         step=step,
         images=t.images,
         batches=t.micros,
@@ -214,14 +242,14 @@ def save_lora(t: Training, path: Path, step: int, epoch: int) -> None:
         checkpoint.atomic_write(path, lora.to_file(t.parameters, scale, t.args.save_precision, about))
 
 
-def save_state(t: Training, folder: Path, step: int, epoch: int, losses: deque) -> None:
+def save_state(t: Training, folder: Path, step: int, losses: deque) -> None:
     t.hb.phase("save", note=folder.name)
     check_finite(t, step)
     with Deadline(SAVE_S, f"writing {folder.name}"):
         states.save(
             folder,
             step=step,
-            epoch=epoch,
+            epoch=step // t.per_epoch,
             parameters=t.parameters,
             optimizer=t.optimizer,
             scaler=t.accelerator.scaler,
@@ -239,8 +267,8 @@ def finish(t: Training, step: int, losses: deque) -> None:
         return
     if args.save_state or args.save_state_on_train_end:
         t.say("saving last state.")
-        save_state(t, output / f"{args.output_name}-state", step, t.epochs, losses)
-    save_lora(t, output / f"{args.output_name}.safetensors", step, t.epochs)
+        save_state(t, output / f"{args.output_name}-state", step, losses)
+    save_lora(t, output / f"{args.output_name}.safetensors", step)
 
 
 def end_workers(batches) -> None:

@@ -182,7 +182,8 @@ def load_transformer(folder: Path, dtype, device, fp8: bool, tick: Tick):
                         raise TrainError(f"{file}: {name} is {tuple(tensor.shape)}, not {tuple(wanted[name].shape)}")
                     where, _, leaf = name.rpartition(".")
                     small = fp8 and leaf == "weight" and is_block_linear(where, owners[where])
-                    tensor = tensor.to(device=device, dtype=torch.float8_e4m3fn if small else dtype, copy=True)
+                    # moved first, so that a GPU does the cast: a CPU needs half a minute for it
+                    tensor = tensor.to(device).to(torch.float8_e4m3fn if small else dtype, copy=True)
                     if small:
                         Fp8Linear.adopt(owners[where])
                     setattr(owners[where], leaf, torch.nn.Parameter(tensor, requires_grad=False))
@@ -193,13 +194,19 @@ def load_transformer(folder: Path, dtype, device, fp8: bool, tick: Tick):
             raise TrainError(f"{file}: damaged or cut short ({problem}); download it again") from problem
     for what, names in (("missing", sorted(wanted)), ("unknown", sorted(unknown))):
         if names:
-            some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-            raise TrainError(f"{folder / 'transformer'}: {len(names)} {what} tensors: {some}")
+            raise TrainError(f"{folder / 'transformer'}: {len(names)} {what} tensors: {some(names)}")
     return model.eval()
 
 
+def some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+
+
 def load_part(folder: Path, part: str, dtype, device):
-    """The VAE or a text encoder, frozen, in `dtype` on `device`."""
+    """The VAE or a text encoder, frozen, in `dtype` on `device`.
+
+    Raises: TrainError on damage and on missing tensors, which `from_pretrained` would fill with random numbers.
+    """
     from safetensors import SafetensorError
 
     if part == "vae":
@@ -210,11 +217,15 @@ def load_part(folder: Path, part: str, dtype, device):
         Class = transformers.CLIPTextModel if part == "text_encoder" else transformers.T5EncoderModel
     try:
         key = "torch_dtype" if part == "vae" else "dtype"
-        model = Class.from_pretrained(folder / part, low_cpu_mem_usage=True, local_files_only=True, **{key: dtype})
+        settings = {"low_cpu_mem_usage": True, "local_files_only": True, "output_loading_info": True, key: dtype}
+        model, info = Class.from_pretrained(folder / part, **settings)
     except SafetensorError as problem:
         raise TrainError(f"{folder / part}: damaged or cut short ({problem}); download it again") from problem
     except (OSError, ValueError) as problem:
         raise TrainError(f"{folder / part}: cannot be loaded: {problem}") from problem
+    absent = sorted(info["missing_keys"])
+    if absent:
+        raise TrainError(f"{folder / part}: {len(absent)} missing tensors: {some(absent)}; download it again")
     return model.requires_grad_(False).eval().to(device)
 
 

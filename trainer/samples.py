@@ -5,6 +5,7 @@ steps; one that is late or fails is reported and skipped. Only a step that never
 `Deadline` names it. Noise is drawn on the CPU from a fixed seed, so the pictures of two steps can be compared.
 """
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -85,19 +86,24 @@ def texts(prompts: list[Prompt]) -> list[str]:
     return sorted({p.prompt for p in prompts} | {p.negative for p in prompts if p.cfg != 1.0})
 
 
-def file_name(output_name: str, epoch: int | None, step: int, prompt: Prompt) -> str:
-    """As sd-scripts names them: `{name}_{e000001|000500}_{number}_{time}_{seed}.png`."""
+def file_name(output_name: str, epoch: int | None, step: int, prompt: Prompt, at: str = "") -> str:
+    """As sd-scripts names them: `{name}_{e000001|000500}_{number}_{time}_{seed}.png`; `at`: the time, default now."""
     when = f"e{epoch:06d}" if epoch is not None else f"{step:06d}"
-    return f"{output_name}_{when}_{prompt.number:02d}_{time.strftime('%Y%m%d%H%M%S')}_{prompt.seed}.png"
+    return f"{output_name}_{when}_{prompt.number:02d}_{at or time.strftime('%Y%m%d%H%M%S')}_{prompt.seed}.png"
 
 
 class Sampler:
-    """Makes the images of all prompts; the pipeline and its VAE are built at the first use and kept on the CPU."""
+    """Makes the images of all prompts; the pipeline and its VAE are built at the first use and kept on the CPU.
+
+    `since_s`: what a file made after this (time of the file system) shows is what would be made again. After a resume
+    that is when its state was saved: a killed run has drawn some images of the steps that are trained again.
+    """
 
     def __init__(self, prompts: list[Prompt], paths: cache.Paths, model: Path, args, device, dtypes: tuple, say):
         self.prompts, self.paths, self.model, self.args = prompts, paths, model, args
         self.device, self.dtypes, self.say = device, dtypes, say
         self.pipeline = None
+        self.since_s = math.inf
 
     def due(self, step: int, epoch_done: int | None) -> bool:
         """sd-scripts' rule: by epochs when they are asked for, else by steps."""
@@ -112,18 +118,21 @@ class Sampler:
         )
 
     def make(self, transformer, epoch: int | None, step: int, usual_step_s: float, hb, autocast) -> list[Path]:
-        """All images for one moment; returns those that were written."""
+        """All images for one moment that are not there yet; returns those that were written."""
         import torch
 
-        self.say(f"generating sample images at step: {step}")
         folder = Path(self.args.output_dir) / "sample"
         folder.mkdir(parents=True, exist_ok=True)
+        prompts = [p for p in self.prompts if not self.made(folder, epoch, step, p)]
+        if not prompts:
+            return []
+        self.say(f"generating sample images at step: {step}")
         written = []
         recompute, transformer.gradient_checkpointing = transformer.gradient_checkpointing, False
         training = transformer.training
         transformer.eval()
         try:
-            for prompt in self.prompts:
+            for prompt in prompts:
                 hb.phase("sample", total=prompt.steps, note=prompt.prompt)
                 budget_s = max(BUDGET_S, BUDGET_STEPS * usual_step_s * prompt.steps)
                 try:
@@ -139,6 +148,11 @@ class Sampler:
             transformer.gradient_checkpointing = recompute
             transformer.train(training)
         return written
+
+    def made(self, folder: Path, epoch: int | None, step: int, prompt: Prompt) -> bool:
+        before, after = file_name(self.args.output_name, epoch, step, prompt, "\0").split("\0")
+        names = (p for p in folder.iterdir() if p.name.startswith(before) and p.name.endswith(after))
+        return any(p.stat().st_mtime >= self.since_s for p in names)
 
     def image(self, transformer, prompt: Prompt, budget_s: float, hb):
         """One image. Raises: SampleError when the budget is spent."""
@@ -186,11 +200,13 @@ class Sampler:
         import torch
 
         vae = pipe.vae.to(self.device)
-        with torch.autocast(self.device.type, enabled=False):
-            spread = pipe._unpack_latents(latents, prompt.height, prompt.width, pipe.vae_scale_factor)
-            spread = spread / vae.config.scaling_factor + vae.config.shift_factor
-            picture = vae.decode(spread.to(self.dtypes[0]), return_dict=False)[0]
-        vae.to("cpu")
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                spread = pipe._unpack_latents(latents, prompt.height, prompt.width, pipe.vae_scale_factor)
+                spread = spread / vae.config.scaling_factor + vae.config.shift_factor
+                picture = vae.decode(spread.to(self.dtypes[0]), return_dict=False)[0]
+        finally:
+            vae.to("cpu")  # out of memory here must not leave less of it to the training
         if not torch.isfinite(picture).all():
             raise SampleError("the picture holds numbers that are not finite")
         return pipe.image_processor.postprocess(picture.float().cpu(), output_type="pil")[0]

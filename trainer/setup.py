@@ -5,6 +5,7 @@ encoders and VAE are loaded one after the other, only when something is not cach
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ from trainer.order import Order
 
 TRACKER_S = 60.0
 WAIT_MINUTES = 30
+MOMENTS = {
+    "adamw": 2.0,
+    "adamw8bit": 0.5,
+    "adafactor": 0.1,
+}  # size of the optimizer's part of a state, LoRA weights = 1
 
 
 @dataclass
@@ -61,6 +67,8 @@ def build(args, hb) -> Training:
     import torch
 
     accelerator = make_accelerator(args)
+    if args.fp8_base and accelerator.device.type == "mps":
+        raise TrainError("--fp8_base: Apple's GPUs have no float8; leave it out")
     rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
 
     def say(text: str) -> None:
@@ -98,6 +106,9 @@ def build(args, hb) -> Training:
     rate = args.unet_lr if args.unet_lr is not None else args.learning_rate
     optimizer = optimizers.build(args.optimizer_type, args.optimizer_options, rate, list(parameters.values()))
     optimizer = accelerator.prepare(optimizer)
+
+    if rank == 0:
+        check_room(output, args, parameters)
 
     order = Order(images, args.seed, rank, world)
     micros = len(order)
@@ -150,6 +161,18 @@ def make_folder(output: Path) -> None:
         raise TrainError(f"--output_dir {output}: no permission to write; choose another or change its owner")
 
 
+def check_room(output: Path, args, parameters: dict) -> None:
+    """Raises a TrainError where the disk has no room for one LoRA and one state: better now than at the first save."""
+    weights = 4 * sum(parameter.numel() for parameter in parameters.values())
+    needed = weights * (2 + MOMENTS[args.optimizer_type])
+    free = shutil.disk_usage(output).free
+    if free < needed:
+        raise TrainError(
+            f"--output_dir {output}: {free / 1e6:.0f} MB are free, one save of this LoRA takes {needed / 1e6:.0f} MB: "
+            "free some space, choose another folder or a smaller --network_dim"
+        )
+
+
 def make_accelerator(args):
     from accelerate import Accelerator, InitProcessGroupKwargs
 
@@ -186,6 +209,7 @@ def fill_caches(args, hb, say, accelerator, images, prompts, model, output, dtyp
     paths = cache.plan(images, samples.texts(prompts), model, output, args, dtypes, hb, say)
     texts = cache.missing_texts(images, paths)[rank::world]
     latents = cache.missing_latents(images, paths)[rank::world]
+    accelerator.wait_for_everyone()  # before any file is written: all share out the same list
     if latents:
         say("caching latents...")
         cache.encode_latents(latents, model, dtypes[0], device, hb)

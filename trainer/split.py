@@ -1,8 +1,8 @@
 """--split_mode: a FLUX transformer of which one half is on the device at a time.
 
 Upper half: embeddings and double blocks, run without gradients. Lower half: single blocks and the output layer, trained.
-Every forward pass moves the upper half in and out, then the lower half in, whole and synchronously, in the calling
-thread. Swapping single blocks in the background while others compute (sd-scripts' --blocks_to_swap) needs less traffic,
+Every forward pass brings the upper half in, drops it, then brings the lower half in, whole and synchronously, in the
+calling thread. Frozen weights do not change, so their home copy stays on the CPU and nothing is ever copied back. Swapping single blocks in the background while others compute (sd-scripts' --blocks_to_swap) needs less traffic,
 but its worker thread waits on the device, and that wait is where such runs hang. LoRA weights and their gradients
 stay on the device throughout, so optimizers never see anything move.
 
@@ -23,7 +23,7 @@ def install(transformer, device: torch.device) -> None:
 
 
 class Halves:
-    """Which half is on the device."""
+    """Which half is on the device. `home` are the frozen weights of each half on the CPU."""
 
     def __init__(self, transformer, device: torch.device):
         self.device, self.present = device, None
@@ -33,26 +33,30 @@ class Halves:
             "upper": [p for p in frozen if id(p) not in lower],
             "lower": [p for p in frozen if id(p) in lower],
         }
+        self.home = {half: [p.data.to("cpu") for p in parts] for half, parts in self.parts.items()}
         for half in self.parts:
-            self.move(half, torch.device("cpu"))
+            self.drop(half)
         for p in transformer.parameters():
             if p.requires_grad:
                 p.data = p.data.to(device)
 
-    def move(self, half: str, device: torch.device) -> None:
-        for p in self.parts[half]:
-            p.data = p.data.to(device)
+    def drop(self, half: str) -> None:
+        """Frees the device of this half."""
+        for p, home in zip(self.parts[half], self.home[half], strict=True):
+            p.data = home
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
 
     def bring(self, half: str) -> None:
-        """Puts the other half away, then this one on the device."""
+        """Drops the other half, then puts this one on the device. May be called again after it failed half-way."""
         if self.present == half:
             return
-        if self.present is not None:
-            self.move(self.present, torch.device("cpu"))
-        self.move(half, self.device)
+        self.present = None
+        for other in self.parts.keys() - {half}:
+            self.drop(other)
+        for p, home in zip(self.parts[half], self.home[half], strict=True):
+            p.data = home.to(self.device)
         self.present = half
 
 

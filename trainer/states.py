@@ -105,26 +105,27 @@ def compare(folder: Path, belongs: dict, say: Callable[[str], None]) -> None:
             say(f"resume: {key} is {belongs[key]}, it was {saved.get(key)}: from here on the run is not a repetition")
 
 
-def drop_old(output: Path, slug: str, *, step: int | None, epoch: int | None, keep: int | None, state: bool) -> None:
-    """Removes numbered files (or states) that `save_last_n_steps` / `save_last_n_epochs` no longer asks for.
+def drop_old(output: Path, slug: str, kind: str, last_gone: int, newest_state: Path | None = None) -> None:
+    """Removes the numbered LoRAs (or, with `newest_state`, states) of `kind` step or epoch up to number `last_gone`.
 
-    step: remove those more than `keep` steps older; epoch: remove those at least `keep` epochs older.
-    The one just written is never among them. A state is renamed first, so that half of it never passes for one.
+    States go only once the newest one reads back whole, and each is renamed first, so that half of it never passes for
+    one. Raises: TrainError when the newest does not.
     """
-    if keep is None:
-        return
-    tail = "-state" if state else r"\.safetensors"
-    kind = r"-step(\d{8})" if step is not None else r"-(\d{6})"
-    for path in output.iterdir():
-        found = re.fullmatch(re.escape(slug) + kind + tail, path.name)
-        if not found:
-            continue
-        age = (step if step is not None else epoch) - int(found[1])
-        if age <= 0 or (age <= keep if step is not None else age < keep):
-            continue
-        if state:
+    tail = r"\.safetensors" if newest_state is None else "-state"
+    number = {"step": r"-step(\d{8})", "epoch": r"-(\d{6})"}[kind]
+    found = [(re.fullmatch(re.escape(slug) + number + tail, path.name), path) for path in output.iterdir()]
+    old = [path for match, path in found if match and int(match[1]) <= last_gone]
+    if newest_state is not None and old:
+        wrong = checkpoint.problems(newest_state)
+        if wrong:
+            raise TrainError(
+                f"{newest_state}: does not read back as it was written ({'; '.join(wrong)}): check that disk; the states "
+                "before it are kept"
+            )
+    for path in old:
+        if newest_state is None:
+            path.unlink()
+        else:
             going = path.with_name(f".{path.name}.{os.getpid()}.old")
             path.rename(going)
             shutil.rmtree(going)
-        else:
-            path.unlink()
