@@ -10,7 +10,7 @@ from PIL import Image as Pillow
 from trainer_helpers import make_config, make_images
 
 from trainer.buckets import Rules, place, resolutions
-from trainer.dataset import Image, pixels, read
+from trainer.dataset import Image, pixels, read, size_of
 from trainer.errors import TrainError
 from trainer.order import Order, batches, seed_of
 
@@ -127,6 +127,12 @@ def broken(tmp_path, what):
         config.write_text(text.replace("bucket_reso_steps = 16", "bucket_reso_steps = 20"), encoding="utf-8")
     elif what == "wrong type":
         config.write_text(text.replace("batch_size = 1", 'batch_size = "1"'), encoding="utf-8")
+    elif what == "odd list":
+        config.write_text(text.replace("resolution = 64", "resolution = [64, 64, 64]"), encoding="utf-8")
+    elif what == "no table":
+        config.write_text("datasets = [1]\n", encoding="utf-8")
+    elif what == "latin-1 file":
+        config.write_bytes(f"# café\n{text}".encode("latin-1"))
     elif what == "not toml":
         config.write_text("[[datasets", encoding="utf-8")
     elif what == "missing":
@@ -146,6 +152,9 @@ def broken(tmp_path, what):
         ("shuffling", "shuffle_caption = True: not supported"),
         ("odd size", "20 pixels: FLUX.1 needs sizes that are multiples of 16"),
         ("wrong type", "batch_size = '1': expected int"),
+        ("odd list", "resolution [64, 64, 64]: expected one number, or width and height"),
+        ("no table", "[[datasets]] is 1: expected a table"),
+        ("latin-1 file", "d.toml: not UTF-8 text; save it as UTF-8"),
         ("not toml", "not valid TOML"),
         ("missing", "No such file"),
     ],
@@ -154,6 +163,30 @@ def test_a_wrong_data_set_is_refused_by_name(tmp_path, what, said):
     with pytest.raises(TrainError) as error:
         read(broken(tmp_path, what), ARGS)
     assert said in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_whatever_is_damaged_in_an_image_the_error_names_it(tmp_path, kind):
+    """Bytes flipped and cut at random: Pillow has a dozen ways to say so."""
+    draw = numpy.random.default_rng(5)
+    file = tmp_path / f"damaged.{kind.lower()}"
+    picture = Pillow.fromarray(draw.integers(0, 255, (48, 64, 3), dtype=numpy.uint8))
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    picture.save(file, format=kind, exif=exif)
+    whole, refused = file.read_bytes(), 0
+    for _ in range(300):
+        data = bytearray(whole)
+        for at in draw.geometric(1 / 80, size=draw.integers(1, 6)):
+            data[min(at, len(data) - 1)] = draw.integers(256)
+        file.write_bytes(data[: draw.integers(len(data))] if draw.random() < 0.2 else data)
+        try:
+            pixels(Image(file, "", 1, (48, 64), size_of(file), 0, 1))
+        except TrainError as problem:
+            refused += 1
+            assert str(file) in str(problem)
+    assert refused > 30
 
 
 def test_an_image_of_absurd_size_is_refused_without_decoding_it(tmp_path):

@@ -1,39 +1,68 @@
 """Resume is exact: a run that is killed, whenever, ends with the bytes of one that was not."""
 
+import json
 import random
+import shutil
 
 import pytest
-from trainer_helpers import flags, good, make_config, make_images, sha, train
+from trainer_helpers import flags, good, images, make_config, make_images, sha, train
 
 from guards import checkpoint
-from trainer import tiny_flux
+from guards.heartbeat import Heartbeat
+from trainer import loop, setup, tiny_flux
+from trainer.arguments import parse
+from trainer.errors import TrainError
+
+COMMON = {
+    "max_train_steps": 38,
+    "save_every_n_steps": 3,
+    "lr_scheduler": "cosine",
+    "lr_warmup_steps": 4,
+    "network_dropout": 0.1,
+    "optimizer_type": "adamw8bit",
+    "optimizer_args": ["min_8bit_size=16"],  # the tiny LoRA's matrices are smaller than what it leaves in 32 bits
+}
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
-    images = make_images(folder / "images")
+    (folder / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2\nanother --w 64 --h 64 --s 2\n", encoding="utf-8")
     return {
         "folder": folder,
         "model": tiny_flux.ensure(folder / "models" / "tiny-flux"),
-        "config": make_config(folder / "dataset.toml", images),
+        "config": make_config(folder / "dataset.toml", make_images(folder / "images")),
+        "samples": {"sample_prompts": folder / "prompts.txt", "sample_every_n_steps": 6},
     }
 
 
+@pytest.fixture(scope="module")
+def whole(work):
+    """An undisturbed run with samples; its folder."""
+    folder, done = run(work, "whole", **COMMON, **work["samples"])
+    good(done)
+    return folder
+
+
+def arguments(work, name, resume=None, **changed):
+    return flags(work["model"], work["config"], work["folder"] / name, save_state=True, resume=resume, **changed)
+
+
 def run(work, name, fault="", resume=None, **changed):
-    output = work["folder"] / name
-    argv = flags(work["model"], work["config"], output, save_state=True, resume=resume, **changed)
-    extra = {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault} if fault else {}
-    return output, train(argv, **extra)
+    beats = work["folder"] / f"beats-{name}"
+    inject = {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault, "HANGPROOF_HEARTBEAT": str(beats)}
+    return work["folder"] / name, train(arguments(work, name, resume, **changed), **(inject if fault else {}))
 
 
-def test_five_kills_mid_save_included_change_no_bit_of_the_lora(work):
+def newest(folder):
+    return checkpoint.newest_valid(folder, deep=True)
+
+
+def test_five_kills_mid_save_included_change_no_bit_of_the_lora(work, whole):
+    """The killed run makes no samples, the whole one does: they draw from numbers of their own."""
     seed = random.randrange(10**6)
     draw = random.Random(seed)
     print(f"moments drawn with seed {seed}")
-    common = {"max_train_steps": 38, "save_every_n_steps": 3, "lr_scheduler": "cosine", "lr_warmup_steps": 4}
-    whole, done = run(work, "whole", **common)
-    good(done)
     faults = [
         f"kill@{4 + draw.randrange(3)}+{draw.random() * 0.02:.4f}",
         f"save@{8 + draw.randrange(2)}+{3 + draw.randrange(4)}",  # in the state: its files, its guard, before the rename
@@ -44,69 +73,93 @@ def test_five_kills_mid_save_included_change_no_bit_of_the_lora(work):
     print(faults)
     reached = []
     for number, fault in enumerate(faults):
-        resume = checkpoint.newest_valid(work["folder"] / "killed", deep=True) if number else None
-        killed, done = run(work, "killed", fault, resume, max_data_loader_n_workers=2 * (number % 2), **common)
+        resume = newest(work["folder"] / "killed") if number else None
+        killed, done = run(work, "killed", fault, resume, **COMMON, max_data_loader_n_workers=2 * (number % 2))
         assert done.returncode == -9, done.stderr[-2000:]
         reached.append(resume and checkpoint.guard_of(resume)["step"])
     assert len(set(reached)) > 2, "the attempts made no progress, so nothing was tested"
-    good(run(work, "killed", resume=checkpoint.newest_valid(killed, deep=True), **common)[1])
+    good(run(work, "killed", resume=newest(killed), **COMMON)[1])
     assert sha(killed / "tiny.safetensors") == sha(whole / "tiny.safetensors")
     assert sha(killed / "tiny-state" / "model.safetensors") == sha(whole / "tiny-state" / "model.safetensors")
     assert not [p.name for p in killed.iterdir() if p.name.startswith(".") and "cache" not in p.name]
+
+
+def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, whole):
+    """Stopped at step 6, which saves and samples; killed in the samples of step 12; asked to stop at the last step."""
+    folder, done = run(work, "stopped", "stop@5", **COMMON, **work["samples"])
+    assert done.returncode == 3, done.stderr[-2000:]
+    state = newest(folder)
+    assert checkpoint.guard_of(state)["step"] == 6  # the step under way when the stop was asked for
+    assert f"stopped on request at step 6; its state is {state}" in done.stdout
+    assert sorted(p.name for p in folder.glob("*.safetensors")) == [f"tiny-step0000000{n}.safetensors" for n in (3, 6)]
+    assert list(images(folder)) == ["tiny_000006_00_42.png", "tiny_000006_01_43.png"]
+
+    done = run(work, "stopped", "sample@12", state, **COMMON, **work["samples"])[1]
+    assert done.returncode == -9, done.stderr[-2000:]
+    state = newest(folder)
+    assert checkpoint.guard_of(state)["step"] == 12
+    assert len(images(folder)) == 2
+
+    good(run(work, "stopped", "stop@37", state, **COMMON, **work["samples"])[1])
+    assert images(folder) == images(whole)
+    assert len(images(whole)) == 2 * (38 // 6)
+    loras = [sorted(p.name for p in f.glob("*.safetensors")) for f in (folder, whole)]
+    assert loras[0] == loras[1] and len(loras[1]) == 38 // 3 + 1
+    assert [sha(folder / name) for name in loras[0]] == [sha(whole / name) for name in loras[0]]
 
 
 def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):
     """10 batches an epoch, 3 a step: the fourth step of each epoch has one. Killed in it, resumed with workers."""
     common = {"max_train_epochs": 2, "gradient_accumulation_steps": 3, "optimizer_type": "adafactor"}
     common["optimizer_args"] = ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
-    whole, done = run(work, "accumulated", **common)
+    undisturbed, done = run(work, "accumulated", **common)
     good(done)
     killed, done = run(work, "accumulated-killed", "kill@6+0.01", save_every_n_steps=1, **common)
     assert done.returncode == -9
-    state = checkpoint.newest_valid(killed, deep=True)
+    state = newest(killed)
     assert checkpoint.guard_of(state)["step"] in (5, 6, 7)
     workers = {"max_data_loader_n_workers": 2, "persistent_data_loader_workers": True}
     done = good(run(work, "accumulated-killed", resume=state, save_every_n_steps=1, **common, **workers)[1])
     assert "epoch 2/2" in done.stdout and "epoch 1/2" not in done.stdout
-    assert sha(killed / "tiny.safetensors") == sha(whole / "tiny.safetensors")
+    assert sha(killed / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
 
 
-def test_a_stop_request_saves_its_step_and_a_resume_goes_on_from_there(work, tmp_path):
-    common = {"max_train_steps": 12, "optimizer_type": "adamw8bit"}
-    whole, done = run(work, "unstopped", **common)
-    good(done)
-    output = work["folder"] / "stopped"
-    argv = flags(work["model"], work["config"], output, **common)
-    inject = {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": "stop@5", "HANGPROOF_HEARTBEAT": str(tmp_path)}
-    done = train(argv, **inject)
-    assert done.returncode == 3, done.stderr[-2000:]
-    state = checkpoint.newest_valid(output)
-    assert checkpoint.guard_of(state)["step"] == 6  # the step under way when the stop was asked for
-    assert not (output / "tiny.safetensors").exists()
-    good(run(work, "stopped", resume=state, **common)[1])
-    assert sha(output / "tiny.safetensors") == sha(whole / "tiny.safetensors")
+REFUSED = {
+    "cut": ({}, "model.safetensors: .* truncated; resume from another one"),
+    "missing guard": ({}, "has no readable guard file"),
+    "of sd-scripts": ({}, "not a state of this trainer"),
+    "no folder": ({}, "no such folder"),
+    "another rank": ({"network_dim": 8}, "its network_dim is 4, this run's is 8"),
+    "other blocks": ({"network_args": ["train_blocks=double"]}, "its train_blocks is all, this run's is double"),
+    "another optimizer": ({"optimizer_type": "adamw", "optimizer_args": None}, "its optimizer_type is adamw8bit"),
+    "another model": ({}, "its model is [0-9a-f]+, this run's is 0123"),
+}
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing guard", "another rank"])
-def test_a_bad_state_is_refused_with_what_is_wrong(work, damage):
-    source = work["folder"] / "good"
-    if not source.exists():
-        good(run(work, "good", max_train_steps=2)[1])
-    import shutil
-
-    state = work["folder"] / f"{damage}-state"
-    shutil.copytree(source / "tiny-state", state)
-    changed, expected = {}, ""
-    if damage == "cut":
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_state_that_does_not_fit_is_refused_with_what_is_wrong(work, whole, what, monkeypatch):
+    changed, expected = REFUSED[what]
+    state = work["folder"] / f"{what}-state"
+    shutil.copytree(whole / "tiny-state", state)
+    guard = state / checkpoint.GUARD
+    if what == "cut":
         weights = state / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
-        expected = "model.safetensors: "
-    elif damage == "missing guard":
-        (state / "hangproof.json").unlink()
-        expected = "no readable guard file"
-    else:
-        changed, expected = {"network_dim": 8}, "its network_dim is 4, this run's is 8"
-    output, done = run(work, f"refused {damage}", resume=state, max_train_steps=4, **changed)
-    assert done.returncode == 1
-    assert expected in done.stderr and "Traceback" not in done.stderr
-    assert not (output / "tiny.safetensors").exists()
+    elif what == "missing guard":
+        guard.unlink()
+    elif what == "of sd-scripts":
+        guard.write_text(json.dumps({**json.loads(guard.read_text()), "belongs": None}), encoding="utf-8")
+    elif what == "no folder":
+        shutil.rmtree(state)
+    elif what == "another model":
+        monkeypatch.setattr(setup.models, "fingerprint", lambda folder, *parts: "0123")
+    args = parse(arguments(work, f"refused {what}", state, **{**COMMON, **changed}))
+    with pytest.raises(TrainError, match=f"--resume {state}.*{expected}"):
+        loop.restore(setup.build(args, Heartbeat(None)))
+
+
+def test_going_on_with_other_images_is_allowed_and_said(work, whole, capsys):
+    config = make_config(work["folder"] / "other.toml", work["folder"] / "images", repeats=3)
+    args = parse(flags(work["model"], config, work["folder"] / "other", resume=whole / "tiny-state", **COMMON))
+    assert loop.restore(setup.build(args, Heartbeat(None)))[0] == 38
+    assert "resume: data is " in capsys.readouterr().out

@@ -9,9 +9,13 @@ import sys
 import pytest
 from trainer_helpers import ROOT, environment, flags, good, make_config, make_images, sha, train
 
-from guards import heartbeat
-from trainer import tiny_flux
+from guards import checkpoint, heartbeat
+from guards.heartbeat import Heartbeat
+from trainer import setup, tiny_flux
+from trainer.arguments import parse
 from trainer.cache import FOLDER
+from trainer.errors import TrainError
+from trainer.setup import build
 
 
 @pytest.fixture(scope="module")
@@ -26,38 +30,60 @@ def work(tmp_path_factory):
     }
 
 
-def phases(trace):
-    """Each phase of a traced run with how many items it had."""
-    found = {}
-    for line in trace.read_text(encoding="utf-8").splitlines():
-        name, _, count = line.partition(" ")
-        found[name] = max(found.get(name, 0), int(count.split("/")[1]))
-    return found
-
-
-def test_a_run_encodes_once_and_again_only_what_changed_or_broke(work, tmp_path):
+def test_a_run_encodes_once_and_again_only_what_changed_or_broke(tmp_path):
     """The model's own folder is made by the run; then a restart, then a changed caption, image, and a cut cache file."""
     from PIL import Image
 
     images = make_images(tmp_path / "images")
     config = make_config(tmp_path / "dataset.toml", images)
 
-    def run(number):
-        trace = tmp_path / f"trace{number}"
+    def encoded(number):
+        """How many images and texts a start of the run encodes."""
+        found = {}
+        watch = lambda phase, step, hb: found.update({phase: max(found.get(phase, 0), hb._done)})  # noqa: E731
         argv = flags(tmp_path / "models" / "tiny-flux", config, tmp_path / f"out{number}", max_train_steps=2)
-        good(train(argv, HANGPROOF_INJECT="trainer_helpers:fault", TEST_TRACE=str(trace)))
-        return phases(trace)
+        build(parse(argv), Heartbeat(None, inject=watch))
+        return found.get("cache_latents", 0), found.get("cache_text", 0)
 
-    first = run(1)
-    assert (first["cache_latents"], first["cache_text"]) == (5, 5)
-    assert not {"cache_latents", "cache_text"} & set(run(2))
+    assert encoded(1) == (5, 5)
+    assert encoded(2) == (0, 0)
     (images / "0.txt").write_text("another caption", encoding="utf-8")
     Image.new("RGB", (64, 64), "red").save(images / "1.png")
     cut = sorted((images / FOLDER).glob("latents-*"))[0]
     cut.write_bytes(cut.read_bytes()[:-30])
-    third = run(3)
-    assert third["cache_text"] == 1 and third["cache_latents"] in (1, 2)  # the cut one may be the changed image's
+    latents, texts = encoded(3)
+    assert texts == 1 and latents in (1, 2)  # the cut one may be the changed image's
     assert len(list((images / FOLDER).glob("text-*"))) == 6
+
+
+def test_a_disk_without_room_for_one_save_is_refused_before_training(work, tmp_path, monkeypatch):
+    argv = flags(work["model"], work["config"], tmp_path / "out", optimizer_type="adafactor")
+    usage = setup.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(setup.shutil, "disk_usage", lambda path: usage._replace(free=50_000))
+    with pytest.raises(
+        TrainError, match=r"--output_dir .*out: 0 MB are free, one save of this LoRA takes \d+ MB: free"
+    ):
+        build(parse(argv), Heartbeat(None))
+
+
+def test_a_cache_that_cannot_be_written_names_its_file(work, tmp_path):
+    images = make_images(tmp_path / "images", 1)
+    (images / FOLDER).write_text("in the way", encoding="utf-8")
+    argv = flags(work["model"], make_config(tmp_path / "dataset.toml", images), tmp_path / "out")
+    with pytest.raises(OSError, match="exists") as error:
+        build(parse(argv), Heartbeat(None))
+    assert error.value.filename.startswith(str(images / FOLDER / "latents-"))
+
+
+def test_an_image_that_breaks_off_is_named_with_what_to_do(work, tmp_path):
+    images = make_images(tmp_path / "images", 2)
+    file = images / "1.png"
+    file.write_bytes(file.read_bytes()[:-2000])
+    argv = flags(work["model"], make_config(tmp_path / "dataset.toml", images), tmp_path / "out")
+    with pytest.raises(
+        TrainError, match=r"1\.png: cannot be read as an image: .*; save it anew as PNG or JPEG, or take"
+    ):
+        build(parse(argv), Heartbeat(None))
 
 
 def test_a_cache_file_that_rots_ends_the_run_by_name_and_the_next_start_mends_it(work, tmp_path):
@@ -164,22 +190,31 @@ def test_a_disk_that_takes_no_more_ends_the_run_by_name_and_leaves_whole_states(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="gloo under torchrun is not set up for Windows here")
-def test_two_processes_train_one_lora_together(work, tmp_path):
-    """10 images an epoch: five steps of two; only rank 0 writes; both beat."""
-    argv = flags(
-        work["model"], work["config"], tmp_path / "out", max_train_steps=None, max_train_epochs=1, save_state=True
-    )
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "trainer"]
-    beats = tmp_path / "beats"
-    done = subprocess.run(
-        [*launcher, *argv],
-        env=environment(ACCELERATE_USE_CPU="true", HANGPROOF_HEARTBEAT=str(beats)),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+def test_two_processes_train_one_lora_together_and_a_stop_loses_nothing_of_it(work, tmp_path):
+    """10 images an epoch: five steps of two. Stopped after the third, gone on with; only rank 0 writes; both beat."""
+
+    def run(**changed):
+        argv = flags(work["model"], work["config"], tmp_path / "out", max_train_steps=5, save_state=True, **changed)
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "trainer"]
+        fault = {} if changed else {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": "stop@2"}
+        return subprocess.run(
+            [sys.executable, *launch, *argv],
+            env=environment(ACCELERATE_USE_CPU="true", HANGPROOF_HEARTBEAT=str(tmp_path / "beats"), **fault),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    done = run()
+    assert done.returncode != 0 and done.stdout.count("stopped on request at step 3") == 1, done.stderr[-3000:]
+    beats = heartbeat.read_all(tmp_path / "beats")
+    assert [(b.rank, b.step, b.outcome) for b in beats] == [(0, 3, "stopped"), (1, 3, "stopped")]
+    state = checkpoint.newest_valid(tmp_path / "out", deep=True)
+    assert state.name == "tiny-step00000003-state"
+    done = run(resume=state)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("model saved.") == 1 and done.stdout.count("saving checkpoint") == 1
-    assert [(b.rank, b.world, b.step, b.planned) for b in heartbeat.read_all(beats)] == [(0, 2, 5, 5), (1, 2, 5, 5)]
-    assert (tmp_path / "out" / "tiny-state" / "hangproof.json").is_file()
+    beats = heartbeat.read_all(tmp_path / "beats")
+    assert [(b.rank, b.world, b.step, b.planned) for b in beats] == [(0, 2, 5, 5), (1, 2, 5, 5)]
+    assert checkpoint.problems(tmp_path / "out" / "tiny-state", deep=True) == []

@@ -5,10 +5,12 @@ This module is also imported by the trainer process (HANGPROOF_INJECT=trainer_he
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,6 +113,16 @@ def good(done: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
     return done
 
 
+def images(folder: Path) -> dict[str, bytes]:
+    """The sample images under `folder` without the time in their names; two of the same moment are an error."""
+    found: dict[str, bytes] = {}
+    for path in sorted((folder / "sample").iterdir()):
+        name = re.sub(r"_\d{14}_", "_", path.name)
+        assert name not in found, f"{path.name} was made twice"
+        found[name] = path.read_bytes()
+    return found
+
+
 def sha(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -122,7 +134,8 @@ def fault(phase: str, step: int, heartbeat) -> None:
     """Called at each beat of the trainer. TEST_TRACE=FILE: the phases. TEST_FAULT says what to do:
 
     `kill@STEP+SECONDS`  SIGKILL so long after that step; `save@STEP+N`: in the first save from that step on, at the Nth
-    fsync from there; `stop@STEP`: ask for a stop, as the monitor does.
+    fsync from there; `sample@STEP`: SIGKILL in the first sample image from that step on; `stop@STEP`: ask for a stop, as
+    the monitor does.
     """
     trace = os.environ.get("TEST_TRACE")
     if trace:
@@ -130,10 +143,14 @@ def fault(phase: str, step: int, heartbeat) -> None:
             file.write(f"{phase} {heartbeat._done}/{heartbeat._total}\n")
     what, _, when = os.environ.get("TEST_FAULT", "").partition("@")
     at, _, more = when.partition("+")
-    if what == "kill" and phase == "step" and step == int(at):
+    if what == "kill" and step > int(at) + 1:
+        time.sleep(60)  # the timer is late, as on a loaded machine it may be: it ends this
+    elif what == "kill" and phase == "step" and step == int(at):
         threading.Timer(float(more), os.kill, (os.getpid(), signal.SIGKILL)).start()
     elif what == "save" and phase == "save" and step >= int(at):
         kill_at_fsync(int(more))
+    elif what == "sample" and phase == "sample" and step >= int(at) and heartbeat._done == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     elif what == "stop" and phase == "step" and step == int(at):
         from guards.heartbeat import REQUEST_STOP, set_request
 

@@ -49,6 +49,7 @@ def main(argv: list[str]) -> None:
         )
     if outcome == "stopped":
         hb.end("stopped", "stopped on request")
+        training.accelerator.wait_for_everyone()  # a launcher ends all ranks when the first leaves with an error
         crash.leave(crash.EXIT_STOPPED)
     if training.main:
         print("model saved.", flush=True)

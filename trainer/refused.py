@@ -45,14 +45,14 @@ REASONS: dict[str, str] = {
         "huggingface_repo_id huggingface_repo_type huggingface_path_in_repo huggingface_token "
         "huggingface_repo_visibility save_state_to_huggingface resume_from_huggingface async_upload"
     ),
-    "there is no validation set in this trainer": (
+    "there is no validation set in this trainer; choose the sd-scripts backend for one": (
         "validation_seed validation_split validate_every_n_steps validate_every_n_epochs max_validation_steps"
     ),
     "settings come from the command line, which train.sh keeps": "config_file output_config log_config",
     "output goes to the terminal; the launcher keeps it": "console_log_file console_log_level",
     "a key on a command line is kept in train.sh for ever; set WANDB_API_KEY instead": "wandb_api_key",
     "trackers take their name from --log_tracker_name and --wandb_run_name": "log_prefix log_tracker_config",
-    "it is not built here": (
+    "it is not built here; choose the sd-scripts backend for it": (
         "alpha_mask masked_loss prior_loss_weight ip_noise_gamma ip_noise_gamma_random_strength scale_weight_norms "
         "base_weights base_weights_multiplier network_weights dim_from_weights lowram debug_dataset "
         "resize_interpolation caption_separator caption_extention save_n_epoch_ratio use_8bit_adam use_lion_optimizer "
