@@ -80,7 +80,7 @@ def test_an_unknown_flag_is_refused_with_its_closest_matches(capsys):
         (["--sample_every_n_steps", "2"], "no --sample_prompts"),
         (["--max_train_epochs", "0"], "--max_train_epochs 0: at least 1"),
         (["--max_data_loader_n_workers", "-1"], "at least 0"),
-        (["--lr_scheduler", "linear", "--lr_warmup_steps", "-3"], "--lr_warmup_steps -3: at least 0"),
+        (["--lr_scheduler", "linear", "--lr_warmup_steps", "-3"], "--lr_warmup_steps -3.0: at least 0"),
         (["--save_last_n_epochs", "0"], "at least 1"),
         (["--learning_rate", "0"], "--learning_rate 0.0: must be above 0"),
         (["--unet_lr", "nan"], "--unet_lr nan: must be above 0"),
