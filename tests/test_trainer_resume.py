@@ -9,7 +9,7 @@ from trainer_helpers import flags, good, images, make_config, make_images, sha, 
 
 from guards import checkpoint
 from guards.heartbeat import Heartbeat
-from trainer import loop, setup, tiny_flux
+from trainer import loop, setup, states, tiny_flux
 from trainer.arguments import parse
 from trainer.errors import TrainError
 
@@ -122,6 +122,27 @@ def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):
     done = good(run(work, "accumulated-killed", resume=state, save_every_n_steps=1, **common, **workers)[1])
     assert "epoch 2/2" in done.stdout and "epoch 1/2" not in done.stdout
     assert sha(killed / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
+
+
+def test_old_states_go_by_the_flags_but_never_the_last_good_one(tmp_path):
+    said: list[str] = []
+    for step in (3, 6, 9):
+        with checkpoint.writing(tmp_path / f"tiny-step{step:08d}-state", step, 0) as folder:
+            (folder / "model.safetensors").write_bytes(bytes(100))
+        (tmp_path / f"tiny-step{step:08d}.safetensors").write_bytes(b"")
+    (tmp_path / "tiny-step00000003-state.bad").mkdir()
+    (tmp_path / "tinyer-step00000003.safetensors").write_bytes(b"")
+
+    def left():
+        return sorted(p.name.removeprefix("tiny-step0000000") for p in tmp_path.iterdir())
+
+    states.drop_old(tmp_path, "tiny", "step", 3, True, said.append)
+    states.drop_old(tmp_path, "tiny", "step", 6, False, said.append)
+    assert left() == ["3-state.bad", "6-state", "9-state", "9.safetensors", "tinyer-step00000003.safetensors"]
+    (tmp_path / "tiny-step00000009-state" / "model.safetensors").write_bytes(bytes(99))
+    states.drop_old(tmp_path, "tiny", "step", 6, True, said.append)
+    assert "6-state" in left()
+    assert len(said) == 1 and "tiny-step00000006-state is kept: no newer state reads back" in said[0]
 
 
 REFUSED = {

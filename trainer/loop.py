@@ -149,12 +149,11 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float) -> None:
     for label, name, kind, last_gone, last_state_gone in saves:
         output = Path(args.output_dir)
         save_lora(t, output / f"{name}.safetensors", step)
-        states.drop_old(output, args.output_name, kind, last_gone)
+        states.drop_old(output, args.output_name, kind, last_gone, False, t.say)
         if args.save_state:
             t.say(f"saving state at {label}")
-            folder = output / f"{name}-state"
-            save_state(t, folder, step, losses)
-            states.drop_old(output, args.output_name, kind, last_state_gone, newest_state=folder)
+            save_state(t, output / f"{name}-state", step, losses)
+            states.drop_old(output, args.output_name, kind, last_state_gone, True, t.say)
     if samples_due(t, step, usual_s) or saves:
         t.hb.phase("step")
 

@@ -59,6 +59,9 @@ def build(args, hb) -> Training:
     """Raises: TrainError for whatever the user can mend."""
     output = Path(args.output_dir)
     make_folder(output)
+    if os.environ.get("RANK", "0") == "0":
+        for folder in (output, output / "sample"):
+            checkpoint.sweep(folder)
     if args.resume:
         states.check(Path(args.resume))
     images = dataset.read(Path(args.dataset_config), args)
@@ -75,9 +78,6 @@ def build(args, hb) -> Training:
         if rank == 0:
             print(text, flush=True)
 
-    if rank == 0:
-        for folder in (output, output / "sample"):
-            checkpoint.sweep(folder)
     prompts = samples.read(Path(args.sample_prompts), args.seed, say) if args.sample_prompts else []
     hb.phase("load", note="finding the model")
     model = models.locate(args.pretrained_model_name_or_path, lambda done, total: hb.item(done))

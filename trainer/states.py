@@ -7,9 +7,7 @@ beside it: going on with another rank is refused by name, going on with other da
 
 import io
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,27 +103,16 @@ def compare(folder: Path, belongs: dict, say: Callable[[str], None]) -> None:
             say(f"resume: {key} is {belongs[key]}, it was {saved.get(key)}: from here on the run is not a repetition")
 
 
-def drop_old(output: Path, slug: str, kind: str, last_gone: int, newest_state: Path | None = None) -> None:
-    """Removes the numbered LoRAs (or, with `newest_state`, states) of `kind` step or epoch up to number `last_gone`.
+def drop_old(output: Path, slug: str, kind: str, last_gone: int, state: bool, say: Callable[[str], None]) -> None:
+    """Removes the numbered LoRAs (`state`: states) of `kind` step or epoch up to number `last_gone`.
 
-    States go only once the newest one reads back whole, and each is renamed first, so that half of it never passes for
-    one. Raises: TrainError when the newest does not.
+    A state goes by `checkpoint.retire`: never while no other one reads back whole.
     """
-    tail = r"\.safetensors" if newest_state is None else "-state"
     number = {"step": r"-step(\d{8})", "epoch": r"-(\d{6})"}[kind]
-    found = [(re.fullmatch(re.escape(slug) + number + tail, path.name), path) for path in output.iterdir()]
-    old = [path for match, path in found if match and int(match[1]) <= last_gone]
-    if newest_state is not None and old:
-        wrong = checkpoint.problems(newest_state)
-        if wrong:
-            raise TrainError(
-                f"{newest_state}: does not read back as it was written ({'; '.join(wrong)}): check that disk; the states "
-                "before it are kept"
-            )
-    for path in old:
-        if newest_state is None:
+    tail = "-state" if state else r"\.safetensors"
+    found = [(re.fullmatch(re.escape(slug) + number + tail, path.name), path) for path in sorted(output.iterdir())]
+    for path in (path for match, path in found if match and int(match[1]) <= last_gone):
+        if not state:
             path.unlink()
-        else:
-            going = path.with_name(f".{path.name}.{os.getpid()}.old")
-            path.rename(going)
-            shutil.rmtree(going)
+        elif not checkpoint.retire(path):
+            say(f"{path} is kept: no newer state reads back as it was written; check that disk")
