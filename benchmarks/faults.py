@@ -26,7 +26,7 @@ import tomllib
 from benchmarks.faults_acts import ACTS
 from benchmarks.faults_reference import NAME, sha256
 from benchmarks.faults_scene import Scene, Wrong, is_root, stage
-from benchmarks.faults_words import tell
+from benchmarks.faults_words import expected, tell
 from benchmarks.injector import STRUCK
 
 DETECT_S = 10.0
@@ -210,7 +210,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit code as the module says."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks faults", description=__doc__.splitlines()[0])
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--list", action="store_true", help="the faults and what they are")
+    what.add_argument("--list", action="store_true", help="the faults, and what must come of each")
     what.add_argument("--run", metavar="NAME", action="append", help="a fault of the list, or all")
     parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
     parser.add_argument("--seed", type=int, default=0)
@@ -221,6 +221,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.list:
         for name, row in rows.items():
             print(f"{name:<28} {row['fault']}" + (f" (skipped here: {missing(row)})" if missing(row) else ""))
+            print(f"{'':<28} → {expected(row)}")
         if arguments.json:
             print(json.dumps(list(rows)))
         return 0

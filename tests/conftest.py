@@ -1,6 +1,12 @@
-"""What every test run says at its end: why tests did not run, one line a reason."""
+"""What holds for every test: what did not run is said with its reason; no verdict hangs on how busy the machine is."""
 
 from collections import Counter
+
+from hypothesis import HealthCheck, settings
+
+# The same examples every time, and no limit on how long one takes (200 ms by default, which a busy machine exceeds).
+settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -7,11 +7,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import faults, faults_words, injector, injector_files
+from benchmarks import faults, faults_reference, faults_words, injector, injector_files
 from benchmarks.faults_acts import ACTS
 from benchmarks.faults_reference import Reference, sha256
 from benchmarks.faults_scene import strikes_at
@@ -157,6 +158,7 @@ def test_the_list_ends_with_the_names_as_json():
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == list(ROWS)
     assert "a busy loop with a live heartbeat thread" in done.stdout
+    assert "→ failed (exit code 4); 2 restarts; 3 incidents: exception, exception, exception; no LoRA" in done.stdout
 
 
 def test_an_unknown_fault_is_a_usage_error_that_lists_those_there_are():
@@ -268,6 +270,16 @@ def test_the_result_says_what_was_expected_and_what_came():
     wrong = {**result, "ok": False, "problems": ["restarts: 1, expected 0"], "monitor_log": "the last line"}
     said = faults.tell(ROWS["step_sleeps"], wrong)
     assert "NOT as expected" in said and "restarts: 1, expected 0" in said and "the last line" in said
+
+
+def test_an_undisturbed_run_that_nobody_asked_for_in_a_month_is_deleted(tmp_path):
+    for name, days in (("old", 31), ("used", 29)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "whole.json").touch()
+        then = time.time() - days * 86400
+        os.utime(tmp_path / name / "whole.json", (then, then))
+    faults_reference._tidy(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["used"]
 
 
 def test_another_cause_or_a_late_word_is_wrong(tmp_path):
