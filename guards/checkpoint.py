@@ -245,38 +245,49 @@ def set_aside(path: str | os.PathLike, reason: str) -> Path:
     return aside
 
 
-def prune(output_dir: str | os.PathLike, keep: int, name: str | None = None) -> list[Path]:
-    """Delete guarded states older than the newest `keep` (at least 1); never the newest one that verifies.
+def retire(folder: str | os.PathLike) -> bool:
+    """Delete an old state, but only while another one of the same LoRA verifies on the disk; False: none does, so it stays.
 
-    States without a guard are left for whoever wrote them. Returns what was deleted.
+    The one way in which states are deleted, whoever decides that one is old. One without a guard file counts for nothing
+    and goes. It is renamed first, so that what a kill leaves of it never stands under its own name.
     """
-    guarded = [path for path in states(output_dir, name) if guard_of(path)]
-    old = guarded[max(keep, 1) :]
-    if not old or not any(not problems(path) for path in guarded[: max(keep, 1)]):
-        return []
-    for path in old:
-        gone = path.with_name(f".{path.name}.{os.getpid()}.old")
-        os.replace(path, gone)  # a half-deleted state never stands under its own name
-        shutil.rmtree(gone)
-    return old
+    folder = Path(folder)
+    match = _STATE.match(folder.name)
+    others = [path for path in states(folder.parent, match and match["name"]) if path.name != folder.name]
+    if guard_of(folder) and not any(not problems(path) for path in others):
+        return False
+    gone = folder.with_name(f".{folder.name}.{os.getpid()}.gone")
+    os.replace(folder, gone)
+    shutil.rmtree(gone)
+    return True
 
 
-_LEFT = re.compile(r"^\..+(-state\.\d+\.(tmp|old)|\.safetensors\.\d+\.tmp|\.\d+\.tmp\.\w+)$")
+_LEFT = re.compile(
+    r"^\.(?P<name>.+?)(-step\d{8}|-\d{6})?"
+    r"(-state\.\d+\.(?P<state>tmp|old|gone)|\.safetensors\.\d+\.tmp|(_\d{6}_.+)?\.\d+\.tmp\.\w+)$"
+)
 
 
-def sweep(output_dir: str | os.PathLike) -> list[Path]:
-    """Remove what killed writers of states, LoRAs and samples left half-written. For the one trainer of a run.
+def sweep(output_dir: str | os.PathLike, name: str | None = None) -> list[Path]:
+    """Remove what killed writers of states, LoRAs and samples (of LoRA `name`) left. For the one trainer of a run.
 
+    A state that is whole and has lost its name (the kill came between the two renames that replace a state) gets it back.
     Only those: others write into the same folder (the monitor its status, the page a picture), and a file taken from under
-    a writer's hands is an error there. What another sweep has removed meanwhile is no error here.
+    a writer's hands is an error there. What another sweep has removed meanwhile is no error here. Returns what was removed.
     """
-    left = [p for p in Path(output_dir).glob(".*") if _LEFT.match(p.name)]
-    for path in left:
-        if path.is_dir():
+    found = [(path, _LEFT.match(path.name)) for path in Path(output_dir).glob(".*")]
+    left = [(path, match) for path, match in found if match and name in (None, match["name"])]
+    for path, match in sorted(
+        left, key=lambda entry: entry[1]["state"] == "old"
+    ):  # where both are whole the new one counts
+        final = path.with_name(path.name[1:].rsplit(".", 2)[0])
+        if match["state"] in ("tmp", "old") and not final.exists() and not problems(path):
+            os.replace(path, final)
+        elif path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-    return left
+    return [path for path, _ in left if not path.exists()]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,7 +1,8 @@
 """The model hub: what is cached is not asked for again, a download that stands still ends, an upload holds nothing.
 
-A file that is in the cache is taken from there without a request, so a run does not depend on the network it does
-not need. A download may take hours as long as bytes arrive; when none have for `hub_timeout_s` the process ends, and the
+A file that is in the cache is taken from there without a request, and a tokenizer of which all that was ever asked for is
+there is loaded as with `HF_HUB_OFFLINE=1` (its loader has questions of its own to the hub, some without any limit): a run
+does not depend on a network that it does not need. A download may take hours as long as bytes arrive; when none have for `hub_timeout_s` the process ends, and the
 next start resumes the partial file (a retry in the same process would wait for the lock that the stuck one holds).
 Errors are retried twice. Uploads are extra copies: they get their time, then the run goes on without; the thread of
 `--async_upload` is a daemon, waited for at the end for `upload_exit_s`.
@@ -15,19 +16,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from guards import deadline
 from sd_scripts_patches import exit as leaving
 from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.patch import Patch, Target, wrap
 
+T = TypeVar("T")
 DOWNLOAD = "huggingface_hub.file_download"
 UTIL = "library.huggingface_util"
+STRATEGY = "library.strategy_base"
 TRIES = 3
 PAUSE_S = 2.0
 POLL_S = 0.5
 
 _uploads: list[threading.Thread] = []
+_not_cached: list[str] = []  # files that were looked for in the cache alone and are not known there
 
 
 def prepare(worker: bool) -> None:
@@ -44,7 +49,11 @@ def apply_to_download(module: ModuleType) -> None:
     def make(original: Callable) -> Callable:
         def hf_hub_download(repo_id, filename, **kwargs):
             if kwargs.get("local_files_only"):
-                return original(repo_id, filename, **kwargs)
+                try:
+                    return original(repo_id, filename, **kwargs)
+                except FileNotFoundError:
+                    _not_cached.append(filename)
+                    raise
             plain = not any(kwargs.get(k) for k in ("force_download", "local_dir"))
             if plain:
                 inside = "/".join(part for part in (kwargs.get("subfolder"), filename) if part)
@@ -76,7 +85,7 @@ def watched(download: Callable[[], str], folder: Path, what: str) -> str:
     raise AssertionError("unreachable")
 
 
-def _while_bytes_come(download: Callable[[], str], folder: Path, what: str) -> str:
+def _while_bytes_come(download: Callable[[], T], folder: Path, what: str) -> T:
     limit = timeouts.seconds("hub_timeout_s")
     outcome: list[tuple[bool, object]] = []
 
@@ -113,6 +122,47 @@ def _partial_bytes(folder: Path) -> int:
             except FileNotFoundError:
                 continue  # it has just been completed
     return total
+
+
+class OfflineFirst:
+    """A tokenizer class that asks the hub only for what is not in the cache as a whole."""
+
+    def __init__(self, inner: type) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def from_pretrained(self, name: str, *args: object, **kwargs: object) -> object:
+        """As the class's own. A cache that a killed download left half-filled would do for the loader; not for us."""
+        if os.path.isdir(name):
+            return self.inner.from_pretrained(name, *args, **kwargs)
+        _not_cached.clear()
+        try:
+            found = self.inner.from_pretrained(name, *args, **{**kwargs, "local_files_only": True})
+        except Exception:
+            if not _not_cached:
+                raise
+        if not _not_cached:
+            return found
+        from huggingface_hub import constants
+
+        def load() -> object:
+            return self.inner.from_pretrained(name, *args, **kwargs)
+
+        return _while_bytes_come(load, Path(constants.HF_HUB_CACHE), f"the tokenizer {name} from the hub")
+
+
+def apply_to_strategy(module: ModuleType) -> None:
+    """Tokenizers: all families load theirs in one place."""
+
+    def make(original: Callable) -> Callable:
+        def _load_tokenizer(self, model_class, model_id, *args, **kwargs):
+            return original(self, OfflineFirst(model_class), model_id, *args, **kwargs)
+
+        return _load_tokenizer
+
+    wrap(module, "TokenizeStrategy._load_tokenizer", make)
 
 
 def apply_to_util(module: ModuleType) -> None:
@@ -173,11 +223,12 @@ PATCH = Patch(
         Target(
             DOWNLOAD, "try_to_load_from_cache", params=("repo_id", "filename", "cache_dir", "revision", "repo_type")
         ),
+        Target(STRATEGY, "TokenizeStrategy._load_tokenizer", params=("self", "model_class", "model_id")),
         Target(UTIL, "upload", params=("args", "src")),
         Target(UTIL, "list_dir", params=("repo_id",)),
         Target(UTIL, "exists_repo", params=("repo_id",)),
         Target(UTIL, "fire_in_thread"),
     ),
-    apply={DOWNLOAD: apply_to_download, UTIL: apply_to_util},
+    apply={DOWNLOAD: apply_to_download, STRATEGY: apply_to_strategy, UTIL: apply_to_util},
     prepare=prepare,
 )

@@ -33,7 +33,7 @@ def prepare(worker: bool) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     if not worker:
-        every = int(timeouts.setting("empty_cache_steps") or 0)
+        every = timeouts.count("empty_cache_steps")
         if every > 0:
             session.at_step.append(lambda step: empty_cache(step, every))
 

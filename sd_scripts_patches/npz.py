@@ -1,4 +1,4 @@
-"""Cache files and images are read within a limit, verified, and written whole.
+"""Cache files are read within a limit, verified, and written whole.
 
 The modules of sd-scripts that read caches do so through their global `np`; each gets a numpy whose `load` and `savez` are
 those of guards/npz.py and which is numpy in everything else. That reaches every read in every family, the lazy
@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 
 from guards import npz
-from guards.bounded import bounded
 from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.patch import Patch, Target, wrap
 
@@ -45,9 +44,6 @@ def apply(module: ModuleType) -> None:
         wrap(module, name, _expected)
     if module.__name__ == "library.strategy_base":
         wrap(module, f"{LATENTS}.save_latents_to_disk", _save)
-    if module.__name__ == "library.train_util":
-        wrap(module, "load_image", _image)
-        wrap(module, "BaseDataset.get_image_size", _image_size)
 
 
 @functools.lru_cache(maxsize=1)
@@ -111,22 +107,6 @@ def _save(original: Callable) -> Callable:
     return save_latents_to_disk
 
 
-def _image(original: Callable) -> Callable:
-    def load_image(image_path, *args, **kwargs):
-        limit = timeouts.seconds("image_timeout_s")
-        return bounded(lambda: original(image_path, *args, **kwargs), limit, f"image {image_path}")
-
-    return load_image
-
-
-def _image_size(original: Callable) -> Callable:
-    def get_image_size(self, image_path):
-        limit = timeouts.seconds("image_timeout_s")
-        return bounded(lambda: original(self, image_path), limit, f"the size of image {image_path}")
-
-    return get_image_size
-
-
 def only_known_reads(tree: ast.Module) -> str | None:
     """Every use of numpy's load and savez goes through the global `np`, in the form that is guarded."""
     aliases = [
@@ -158,8 +138,6 @@ def _targets() -> tuple[Target, ...]:
         targets += [Target(module, name, optional=optional) for name in names]
     targets += [
         Target("library.strategy_base", f"{LATENTS}.save_latents_to_disk", params=("self", "npz_path")),
-        Target("library.train_util", "load_image", params=("image_path", "alpha")),
-        Target("library.train_util", "BaseDataset.get_image_size", params=("self", "image_path")),
     ]
     return tuple(targets)
 

@@ -13,6 +13,7 @@ NAMES = (
     "dataloader",
     "block_swap",
     "npz",
+    "images",
     "trackers",
     "sampling",
     "hub",

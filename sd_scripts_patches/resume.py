@@ -4,7 +4,7 @@ Today (sd-scripts 0.10.1, measured) `global_step` restarts at 0 or at the remain
 the next state, so a second resume repeats steps; a state without its JSON starts at 0 without a word; the order of
 the batches changes. Related reports: kohya_ss#2771, sd-scripts#1999, #2248, #2407.
 
-`train()` keeps all of that in local variables, out of reach of a wrapper. So seven statements of its syntax tree get
+`train()` keeps all of that in local variables, out of reach of a wrapper. So eight statements of its syntax tree get
 a neighbour that tells us or asks us (`rewrite`), each found by what it says and refused where it is not there exactly
 once. The rest is here: `Run` follows the run, writes its `Place` (place.py) into each state, and puts it back.
 
@@ -19,18 +19,22 @@ holds there, flips and shuffled tags do not.
 from __future__ import annotations
 
 import ast
+import glob
+import importlib
 import logging
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+from sd_scripts_patches import order, reckoning, session, trees
 from sd_scripts_patches import place as places
-from sd_scripts_patches import reckoning, session, trees
 from sd_scripts_patches.patch import Patch, Target, find_function, wrap
 from sd_scripts_patches.place import Place, ResumeError
 
 MODULE = "train_network"
+UTIL = "library.train_util"
+AT_FIRST = "self.sample_images(accelerator, args, 0, global_step"
 LOCALS = (
     *(
         "args",
@@ -102,6 +106,20 @@ class Run:
         self.resumed = place
         return None
 
+    def samples_due(self, args: object) -> tuple[int, int]:
+        """(epoch, step) for the look at `--sample_at_first`: an epoch whose state was saved and whose samples a kill has cost."""
+        place = self.resumed
+        if place is None or not place.epoch_over or not args.sample_prompts or not args.sample_every_n_epochs:
+            return 0, 0
+        name = f"{glob.escape(args.output_name)}_" if args.output_name else ""
+        drawn = list(Path(args.output_dir, "sample").glob(f"{name}e{place.epoch:06d}_*.png"))
+        try:
+            prompts = importlib.import_module(UTIL).load_prompts(args.sample_prompts)
+        except (OSError, ValueError) as error:
+            logger.warning(f"hangproof: no look for lost samples: {args.sample_prompts}: {error}")
+            return 0, 0
+        return (place.epoch, place.step) if len(drawn) < len(prompts) else (0, 0)
+
     def begin(
         self,
         args: object,
@@ -115,8 +133,8 @@ class Run:
         """Before the first epoch: (index of the epoch to start with, global step)."""
         self.args, self.loader, self.recorder, self.current_step = args, loader, recorder, current_step
         self.step, self.planned = global_step, args.max_train_steps
-        sampler_owner = _innermost(loader.batch_sampler)
-        sampler_owner.sampler = Watched(sampler_owner.sampler, self._drawing, self._fetching)
+        sampler_owner = order.innermost(loader.batch_sampler)
+        sampler_owner.sampler = order.Watched(sampler_owner.sampler, self._drawing, self._fetching)
         place = self.resumed
         if place is None:
             return epoch_to_start, global_step
@@ -160,7 +178,7 @@ class Run:
         if place is not None and place.batch:
             iterator = self._continued(loader, place)
         else:
-            self.epoch_start = _epoch_start(loader)
+            self.epoch_start = order.epoch_start(loader)
             if place is not None and place.epoch > 1 and loader.persistent_workers:
                 self.order = self.epoch_start["torch"]
             iterator = enumerate(loader)
@@ -240,9 +258,9 @@ class Run:
             logger.warning(
                 f"hangproof: the order of this epoch's last {len(loader) - done} batches is unknown: drawn anew"
             )
-            self.epoch_start = _epoch_start(loader)
+            self.epoch_start = order.epoch_start(loader)
         else:
-            _set_epoch_start(loader, place.epoch_start)
+            order.set_epoch_start(loader, place.epoch_start)
             self.order = place.epoch_start["order"]
         if loader.num_workers and place.epoch_start is not None:
             logger.info(f"hangproof: reading past {done} batches of this epoch")
@@ -290,66 +308,12 @@ class Run:
         self.fetch = {
             "position": position,
             "generators": places.generators(devices=False),
-            "dataset_step": _dataset_step(self.loader.dataset),
+            "dataset_step": order.dataset_step(self.loader.dataset),
             "current_step": self.current_step.value,
         }
 
 
-class Watched:
-    """A sampler that says when it is about to draw an order, and which position it is about to give out."""
-
-    def __init__(self, inner: object, drawing: Callable[[], None], fetching: Callable[[int], None]) -> None:
-        self.inner, self.drawing, self.fetching = inner, drawing, fetching
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __iter__(self) -> Iterator[int]:
-        self.drawing()
-        for position, index in enumerate(self.inner):
-            self.fetching(position)
-            yield index
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)
-
-
 run = Run()
-
-
-def _innermost(batch_sampler: object) -> object:
-    """The batch sampler that holds the sampler of indices; with several processes others are wrapped around it."""
-    while not hasattr(batch_sampler, "sampler") and hasattr(batch_sampler, "batch_sampler"):
-        batch_sampler = batch_sampler.batch_sampler
-    if not hasattr(batch_sampler, "sampler"):
-        raise ResumeError(
-            f"the training loader has no sampler of indices ({type(batch_sampler).__name__}): cannot follow its order"
-        )
-    return batch_sampler
-
-
-def _epoch_start(loader: object) -> dict:
-    """What the order of an epoch and the seeds of its workers are about to be drawn from."""
-    import torch
-
-    generator = getattr(_innermost(loader.batch_sampler).sampler, "generator", None)
-    return {
-        "torch": places.pack(torch.get_rng_state()),
-        "sampler": places.pack(generator.get_state()) if generator else None,
-    }
-
-
-def _set_epoch_start(loader: object, start: dict) -> None:
-    import torch
-
-    torch.set_rng_state(places.unpack(start["torch"]))
-    generator = getattr(_innermost(loader.batch_sampler).sampler, "generator", None)
-    if generator is not None and start["sampler"]:
-        generator.set_state(places.unpack(start["sampler"]))
-
-
-def _dataset_step(dataset: object) -> int:
-    return getattr(dataset, "datasets", [dataset])[0].current_step
 
 
 def apply(module: ModuleType) -> None:
@@ -371,6 +335,7 @@ def rewrite(tree: ast.Module) -> ast.Module:
     train = find_function(tree, "NetworkTrainer.train")
     trees.require(train, LOCALS)
     resume = trees.find_statement(train, ast.Expr, "train_util.resume_from_local_or_hf_if_specified(accelerator, args)")
+    at_first = trees.find_statement(train, ast.Expr, AT_FIRST, prefix=True)
     epochs = trees.find_statement(train, ast.For, "for epoch in range(epoch_to_start, num_train_epochs)")
     batches = trees.find_statement(
         epochs, ast.For, "for (step, batch) in enumerate(skipped_dataloader or train_dataloader)"
@@ -383,6 +348,7 @@ def rewrite(tree: ast.Module) -> ast.Module:
         before="_hangproof_run.watch(accelerator)",
         after="steps_from_state = _hangproof_run.loaded(args, steps_from_state, train_dataloader)",
     )
+    at_first.value.args[2:4] = [ast.parse("*_hangproof_run.samples_due(args),").body[0].value.elts[0]]
     trees.insert(
         train,
         epochs,
@@ -402,10 +368,11 @@ PATCH = Patch(
     why="a resumed run restarts its counts, repeats steps, and changes the order of images",
     targets=(
         Target(MODULE, "NetworkTrainer.train", params=("self", "args")),
-        Target("library.train_util", "resume_from_local_or_hf_if_specified", params=("accelerator", "args")),
-        Target("library.train_util", "LossRecorder.add", params=("self",)),
-        Target("library.train_util", "DatasetGroup.set_current_step", params=("self", "step")),
-        Target("library.train_util", "BaseDataset.set_current_epoch", params=("self", "epoch")),
+        Target(UTIL, "resume_from_local_or_hf_if_specified", params=("accelerator", "args")),
+        Target(UTIL, "load_prompts", params=("prompt_file",)),
+        Target(UTIL, "LossRecorder.add", params=("self",)),
+        Target(UTIL, "DatasetGroup.set_current_step", params=("self", "step")),
+        Target(UTIL, "BaseDataset.set_current_epoch", params=("self", "epoch")),
         Target("accelerate.accelerator", "Accelerator.register_load_state_pre_hook", params=("self", "hook")),
         Target("accelerate.accelerator", "Accelerator.register_save_state_pre_hook", params=("self", "hook")),
         Target(

@@ -2,9 +2,10 @@
 
 accelerate writes a state file by file into its final folder, and a LoRA is written in place: a kill in between leaves
 what looks like a checkpoint. Here each state is made in a folder beside its place, synced, hashed and renamed
-(guards.checkpoint), each LoRA likewise as a file. sd-scripts deletes old states after that call has returned, so the
-order is right once the call itself is; the deletion renames first and cannot end the run. Weights that hold NaN are
-refused: they would overwrite, in turn, every state that could still be resumed.
+(guards.checkpoint), each LoRA likewise as a file; what a killed process left half-written is swept away when the next one
+begins. sd-scripts deletes old states after that call has returned, by its own count; each goes only while another one
+verifies on the disk, and a deletion that fails cannot end the run. Weights that hold NaN are refused: they would
+overwrite, in turn, every state that could still be resumed.
 
 At its end `train()` closes the trackers first and saves afterwards (a tracker that hangs loses both the last state and
 the LoRA); that one statement is moved behind the saves.
@@ -13,7 +14,6 @@ the LoRA); that one statement is moved behind the saves.
 from __future__ import annotations
 
 import ast
-import logging
 import os
 import re
 import shutil
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from sd_scripts_patches import trees
+from sd_scripts_patches import session, trees
 from sd_scripts_patches.patch import DoesNotFit, Patch, Target, find_function, wrap
 
 MODULE = "train_network"
@@ -30,7 +30,6 @@ ACCELERATOR = "accelerate.accelerator"
 SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
 """Distributed types where every rank writes its part of a state: one rank cannot make the folder for all."""
 _NUMBERS = re.compile(r"-step(?P<step>\d{8})-state$|-(?P<epoch>\d{6})-state$")
-logger = logging.getLogger(__name__)
 
 
 class NotSaved(RuntimeError):
@@ -69,7 +68,7 @@ def apply_to_accelerator(module: ModuleType) -> None:
         def save_state(self, output_dir=None, *args, **kwargs):
             kind = getattr(self.distributed_type, "name", str(self.distributed_type))
             if output_dir is None or kind in SHARDED:
-                logger.warning(f"hangproof: this state ({kind}) is written by accelerate alone, without a guard file")
+                session.say(f"this state ({kind}) is written by accelerate alone, without a guard file")
                 return original(self, output_dir, *args, **kwargs)
             from guards import checkpoint
 
@@ -98,13 +97,31 @@ class Pruning:
 
     @staticmethod
     def rmtree(path: str | os.PathLike) -> None:
-        """Delete an old state. A half-deleted one never stands under its own name."""
-        gone = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.old")
+        """Delete an old state, unless it is the last good one."""
+        from guards import checkpoint
+
         try:
-            os.replace(path, gone)
-            shutil.rmtree(gone)
+            if not checkpoint.retire(path):
+                session.say(f"{path} is kept: no other state verifies, so it is the last good one")
         except OSError as error:
-            logger.warning(f"hangproof: {path} was not deleted ({error}); delete it by hand")
+            session.say(f"{path} was not deleted ({error}); delete it by hand")
+
+
+def apply_to_trainer(module: ModuleType) -> None:
+    """Before anything looks for a state: what killed writers have left is removed, or put back where it is whole."""
+
+    def make(original: Callable) -> Callable:
+        def train(self, args):
+            if os.environ.get("RANK", "0") == "0" and args.output_dir:
+                from guards import checkpoint
+
+                for path in checkpoint.sweep(args.output_dir, args.output_name):
+                    session.say(f"{path}, left by a killed process, was removed")
+            return original(self, args)
+
+        return train
+
+    wrap(module, "NetworkTrainer.train", make)
 
 
 def rewrite(tree: ast.Module) -> ast.Module:
@@ -149,6 +166,6 @@ PATCH = Patch(
         Target(UTIL, "save_state_on_train_end", params=("args", "accelerator")),
         Target(UTIL, "shutil"),
     ),
-    apply={ACCELERATOR: apply_to_accelerator, UTIL: apply_to_util},
+    apply={ACCELERATOR: apply_to_accelerator, UTIL: apply_to_util, MODULE: apply_to_trainer},
     rewrite={MODULE: rewrite},
 )

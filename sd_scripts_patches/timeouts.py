@@ -26,8 +26,11 @@ TABLE: dict[str, tuple[float, str]] = {
 }
 SETTINGS: dict[str, tuple[str, str]] = {
     "empty_cache_steps": ("0", "empty the GPU's cache every N steps; 0: never"),
+    "skip_images": ("10", "different images that cannot be read and are passed over; 0: the first one ends the run"),
     "without": ("", "names of patches to leave out, comma separated; for finding faults"),
 }
+COUNTS = ("empty_cache_steps", "skip_images")
+"""The settings that are numbers."""
 PREFIX = "--hangproof_"
 
 
@@ -51,7 +54,15 @@ def seconds(name: str) -> float:
 
 def setting(name: str) -> str:
     """A setting that is no deadline, as text."""
-    return os.environ.get(variable(name), SETTINGS[name][0])
+    return os.environ.get(variable(name)) or SETTINGS[name][0]
+
+
+def count(name: str) -> int:
+    """A setting that is a number of things. Raises UsageError where it is none."""
+    text = setting(name)
+    if not text.isdecimal():
+        raise UsageError(f"{variable(name)}={text!r}: expected a whole number, 0 for none")
+    return int(text)
 
 
 def variable(name: str) -> str:
@@ -82,4 +93,6 @@ def take_flags(arguments: list[str]) -> list[str]:
         os.environ[variable(name)] = value
     for name in TABLE:
         seconds(name)
+    for name in COUNTS:
+        count(name)
     return rest

@@ -32,7 +32,8 @@ def save(step, weight):
     hb.phase("save")
     with checkpoint.writing(state(step), step, 1) as folder:
         (folder / "weight.json").write_text(json.dumps(weight))
-    checkpoint.prune(run, 3)
+    for old in checkpoint.states(run)[3:]:
+        checkpoint.retire(old)
     hb.phase("step")
 
 def fault(step):
@@ -127,6 +128,19 @@ def finish(process: subprocess.Popen, timeout_s: float = 60.0) -> tuple[int, str
 def supervise(folder: Path, timeout_s: float = 60.0, **env: str) -> tuple[int, str, str]:
     """Supervise the run to its end."""
     return finish(monitor(folder, **env), timeout_s)
+
+
+def stop(folder: Path, *words: str, **env: str) -> None:
+    """`monitor stop`; fails with its own words when it cannot ask."""
+    code, out, err = finish(monitor(folder, "stop", *words, **env))
+    assert code == 0, f"stop: exit code {code}: {out}{err}"
+
+
+def members(folder: Path) -> list[int]:
+    """Every process of this run's training, launcher and shell included."""
+    from monitor import tree
+
+    return [process.pid for process in tree.with_environment(tree.RUN, str(folder))]
 
 
 def status(folder: Path) -> dict:

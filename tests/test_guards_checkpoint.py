@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,18 +94,62 @@ def test_an_error_while_writing_leaves_the_old_state(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_pruning_keeps_the_newest_and_never_the_last_good_one(tmp_path):
-    for step in (5, 10, 15, 20):
-        make(tmp_path, step)
-    assert [p.name for p in checkpoint.prune(tmp_path, keep=2)] == [
-        "lora-step00000010-state",
-        "lora-step00000005-state",
-    ]
-    for step in (15, 20):
-        os.truncate(tmp_path / f"lora-step{step:08d}-state" / "model.safetensors", 10)
-    make(tmp_path, 5)
-    assert checkpoint.prune(tmp_path, keep=2) == []
-    assert checkpoint.newest_valid(tmp_path) == tmp_path / "lora-step00000005-state"
+def damage(state: Path) -> None:
+    os.truncate(state / "model.safetensors", 10)
+
+
+def test_an_old_state_goes_once_a_newer_one_verifies(tmp_path):
+    old, new = make(tmp_path, 5), make(tmp_path, 10)
+    assert checkpoint.retire(old) is True
+    assert [p.name for p in tmp_path.iterdir()] == [new.name]
+
+
+@pytest.mark.parametrize("others", ["none", "damaged", "of another LoRA"])
+def test_the_last_good_state_is_never_deleted(tmp_path, others):
+    good = make(tmp_path, 5)
+    if others == "damaged":
+        for step in (10, 15):
+            damage(make(tmp_path, step))
+    elif others == "of another LoRA":
+        make(tmp_path, 10, name="other")
+    assert checkpoint.retire(good) is False
+    assert checkpoint.problems(good, deep=True) == []
+
+
+def test_a_damaged_or_unguarded_state_goes_too(tmp_path):
+    """Neither is the last good one. Plain accelerate writes no guard file."""
+    damaged, good, plain = make(tmp_path, 5), make(tmp_path, 10), tmp_path / "lora-step00000015-state"
+    damage(damaged)
+    plain.mkdir()
+    assert checkpoint.retire(damaged) and checkpoint.retire(plain)
+    assert [p.name for p in tmp_path.iterdir()] == [good.name]
+
+
+def test_what_a_kill_leaves_of_a_deletion_is_swept_and_never_seen_as_a_state(tmp_path, monkeypatch):
+    old, new = make(tmp_path, 5), make(tmp_path, 10)
+    monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: None)  # as if killed right after the renaming
+    assert checkpoint.retire(old)
+    monkeypatch.undo()
+    assert checkpoint.states(tmp_path) == [new] and len(list(tmp_path.iterdir())) == 2
+    assert len(checkpoint.sweep(tmp_path)) == 1
+    assert [p.name for p in tmp_path.iterdir()] == [new.name]
+
+
+@pytest.mark.parametrize(("left", "step"), [(("old",), 1), (("old", "tmp"), 2), (("tmp",), 2)])
+def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path, left, step):
+    """The state has no name for a moment: the old one is moved away, the new one not yet in its place."""
+    final = tmp_path / "lora-state"
+    for number, what in ((1, "old"), (2, "tmp")):
+        with checkpoint.writing(final, step=number, epoch=1) as temporary:
+            (temporary / "part.bin").write_bytes(b"x")
+        if what in left:
+            os.replace(final, tmp_path / f".lora-state.77.{what}")
+        elif final.exists():
+            shutil.rmtree(final)
+    assert checkpoint.newest_valid(tmp_path) is None
+    checkpoint.sweep(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["lora-state"]
+    assert checkpoint.newest_valid(tmp_path) == final and checkpoint.guard_of(final)["step"] == step
 
 
 def test_a_bad_state_is_set_aside_with_its_reason_and_no_longer_seen(tmp_path):
@@ -151,14 +196,16 @@ def test_kills_at_twenty_moments_never_leave_a_state_that_lies(tmp_path):
 
 
 def test_a_sweep_takes_what_trainers_left_and_nothing_that_another_process_is_writing(tmp_path):
-    left = [".x-step00000010-state.7.tmp", ".x-state.7.old", ".x.safetensors.7.tmp", ".x_000010_00_1_42.7.tmp.png"]
+    left = [".x-step00000010-state.7.tmp", ".x-state.7.old", ".x-000002-state.7.gone", ".x.safetensors.7.tmp"]
+    left += [".x-step00000004.7.tmp.safetensors", ".x_000010_00_1_42.7.tmp.png"]
     others = [".status.json.8.tmp", ".monitor.json.8.tmp", ".learned.json", ".x.safetensors", ".hangproof-cache"]
-    for name in left[:2]:
+    for name in left[:3]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "part").touch()
-    for name in left[2:] + others:
+    for name in left[3:] + others:
         (tmp_path / name).touch()
-    assert sorted(p.name for p in checkpoint.sweep(tmp_path)) == sorted(left)
+    assert checkpoint.sweep(tmp_path, "xx") == []  # another LoRA's run may be writing into the same folder
+    assert sorted(p.name for p in checkpoint.sweep(tmp_path, "x")) == sorted(left)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(others)
 
 

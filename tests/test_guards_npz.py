@@ -123,10 +123,8 @@ def test_a_missing_file_is_simply_missing(tmp_path):
 def test_a_fifo_times_out_on_the_main_thread_and_the_file_stays(tmp_path):
     path = tmp_path / "f.npz"
     os.mkfifo(path)
-    begun = time.monotonic()
     with pytest.raises(TimeoutError, match=r"waited 0\.3 s for the directory of .*f\.npz"):
         npz.load(path, timeout_s=0.3)
-    assert time.monotonic() - begun < 2
     assert path.exists()
 
 
@@ -144,7 +142,7 @@ def test_a_fifo_times_out_on_another_thread(tmp_path):
 
     thread = threading.Thread(target=read)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     assert len(caught) == 1 and "f.npz" in str(caught[0]) and type(caught[0]) is TimeoutError
 
 
@@ -157,13 +155,11 @@ def test_a_read_that_no_signal_can_wake_ends_the_process(tmp_path):
         f"from guards import npz, bounded; bounded.BACKSTOP_S = 1; npz.load({str(mount / 'x.npz')!r}, timeout_s=0.5)"
     )
     with stalled.stalled_mount(mount):
-        begun = time.monotonic()
         ended = subprocess.run(
-            [sys.executable, "-c", script], cwd=ROOT, check=False, timeout=30, capture_output=True, text=True
+            [sys.executable, "-c", script], cwd=ROOT, check=False, timeout=120, capture_output=True, text=True
         )
         assert ended.returncode == 75, ended.stderr
-        assert "x.npz (not interruptible)" in ended.stderr
-        assert time.monotonic() - begun < 10
+        assert "waited 1.5 s for " in ended.stderr and "x.npz (not interruptible)" in ended.stderr
 
 
 needs_alarm = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no SIGALRM on this platform")
@@ -179,15 +175,16 @@ def alarm_restored():
 
 @needs_alarm
 def test_an_outer_alarm_keeps_its_handler_and_its_time(alarm_restored):
-    rung = []
-    signal.signal(signal.SIGALRM, lambda *_: rung.append(time.monotonic()))
+    rung = threading.Event()
+    signal.signal(signal.SIGALRM, lambda *_: rung.set())
     begun = time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    signal.setitimer(signal.ITIMER_REAL, 30)
     with bounded.alarm(5, "an inner wait"):
-        time.sleep(0.1)
-    assert 0.3 < signal.getitimer(signal.ITIMER_REAL)[0] < 0.45
-    time.sleep(0.6)
-    assert len(rung) == 1 and 0.45 < rung[0] - begun < 0.7
+        time.sleep(0.2)
+    left, passed = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic() - begun
+    assert abs(left - (30 - passed)) < 1, "the time inside counts"
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    assert rung.wait(30), "the handler is the outer one again"
 
 
 @needs_alarm
@@ -196,19 +193,27 @@ def test_an_outer_alarm_that_is_due_first_rings_inside_and_ours_still_counts(ala
     signal.signal(signal.SIGALRM, lambda *_: rung.append(time.monotonic()))
     begun = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, 0.15)
-    with pytest.raises(TimeoutError, match="waited"), bounded.alarm(0.4, "an inner wait"):
-        while time.monotonic() - begun < 3:
+    with pytest.raises(TimeoutError, match="waited"), bounded.alarm(2, "an inner wait"):
+        while time.monotonic() - begun < 60:
             time.sleep(0.05)
-    assert len(rung) == 1 and rung[0] - begun < 0.3
-    assert 0.35 < time.monotonic() - begun < 1
+    ended = time.monotonic() - begun
+    assert len(rung) == 1 and rung[0] - begun >= 0.14 and 1.9 <= ended < 60
 
 
 @needs_alarm
 def test_nested_limits_report_the_one_that_expired(alarm_restored):
-    with pytest.raises(TimeoutError, match="the outer"), bounded.alarm(0.2, "the outer"), bounded.alarm(5, "the inner"):
-        time.sleep(2)
-    with pytest.raises(TimeoutError, match="the inner"), bounded.alarm(5, "the outer"), bounded.alarm(0.2, "the inner"):
-        time.sleep(2)
+    with (
+        pytest.raises(TimeoutError, match="the outer"),
+        bounded.alarm(0.2, "the outer"),
+        bounded.alarm(60, "the inner"),
+    ):
+        time.sleep(60)
+    with (
+        pytest.raises(TimeoutError, match="the inner"),
+        bounded.alarm(60, "the outer"),
+        bounded.alarm(0.2, "the inner"),
+    ):
+        time.sleep(60)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 

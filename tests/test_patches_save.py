@@ -41,12 +41,14 @@ module.LoRANetwork.on_epoch_start = on_epoch_start
 """
 
 TRACKER_LOOKS = """
-import os
+import os, time
 def finish(self):
     with open(os.environ["SEEN"], "w") as file:
         file.write("\\n".join(sorted(os.listdir(os.environ["MADE"]))))
+    time.sleep(3600)
 module.TensorBoardTracker.finish = finish
 """
+"""A tracker that writes down what is there when it is asked to end, and never returns."""
 
 
 @pytest.fixture(scope="module")
@@ -95,37 +97,35 @@ def test_a_kill_in_mid_save_leaves_only_what_is_whole(killed, what):
     assert any(part.startswith(".") and ".tmp" in part for part in halves[0].relative_to(made).parts)
 
 
-@real
-def test_the_run_goes_on_from_there_and_old_states_go_once_new_ones_stand(work, killed):
+@pytest.fixture(scope="module")
+def resumed(work, killed):
+    """The first of them resumed to its end; its tracker hangs in its own end."""
     out = killed["state"]
     newest = checkpoint.newest_valid(out / "made")
-    ended = helpers.train(work, out, *SAVES, "--resume", str(newest))
+    left = [path.name for path in (out / "made").glob(".*")]
+    env = {"SEEN": str(out / "seen"), "MADE": str(out / "made"), "HANGPROOF_TRACKER_TIMEOUT_S": "2"}
+    logs = ("--log_with", "tensorboard", "--logging_dir", str(out / "logs"))
+    faults = fault(out, "accelerate.tracking", TRACKER_LOOKS)
+    ended = helpers.train(work, out, *SAVES, *logs, "--resume", str(newest), faults=faults, env=env)
     assert ended.code == 0, ended.log[-2000:]
+    return out, ended, left
+
+
+@real
+def test_the_run_goes_on_from_there_and_old_states_go_once_new_ones_stand(resumed):
+    out, ended, left = resumed
     states = [path.name for path in checkpoint.states(out / "made")]
     assert sorted(states) == ["tiny-state", "tiny-step00000008-state", "tiny-step00000010-state"]
-    assert len(checkpoint.sweep(out / "made")) == 1  # what the kill left
+    assert len(left) == 1 and f"{left[0]}, left by a killed process, was removed" in ended.log
     assert not list((out / "made").glob(".*"))
 
 
 @real
-def test_the_last_state_and_the_lora_are_there_before_the_trackers_end(work, tmp_path):
-    """So a tracker that hangs in its end loses nothing. sd-scripts ends them first."""
-    made = tmp_path / "out" / "made"
-    logs = (
-        "--log_with",
-        "tensorboard",
-        "--logging_dir",
-        str(tmp_path / "logs"),
-        "--save_state",
-        "--max_train_steps",
-        "3",
-    )
-    env = {"SEEN": str(tmp_path / "seen"), "MADE": str(made)}
-    ended = helpers.train(
-        work, tmp_path / "out", *logs, faults=fault(tmp_path, "accelerate.tracking", TRACKER_LOOKS), env=env
-    )
-    assert ended.code == 0, ended.log[-2000:]
-    assert (tmp_path / "seen").read_text().split() == ["tiny-state", "tiny.safetensors"]
+def test_a_tracker_that_never_returns_at_the_end_loses_nothing(resumed):
+    """The last state and the LoRA are there before it is asked to end. sd-scripts ends it first."""
+    out, ended, _ = resumed
+    assert {"tiny-state", "tiny.safetensors"} <= set((out / "seen").read_text().split())
+    assert "waited 2 s for tracker tensorboard to finish; left behind" in ended.log
 
 
 @real
@@ -171,14 +171,25 @@ def test_a_lora_is_replaced_whole_or_not_at_all(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"] and path.read_text() == "good"
 
 
-def test_a_folder_that_cannot_be_deleted_does_not_end_the_run(tmp_path, caplog, monkeypatch):
+def test_a_folder_that_cannot_be_deleted_does_not_end_the_run(tmp_path, capsys):
     old = tmp_path / "tiny-step00000002-state"
     old.mkdir()
     save.Pruning().rmtree(str(old))
     assert not list(tmp_path.iterdir())
     save.Pruning().rmtree(str(old))
-    assert "was not deleted" in caplog.text
+    assert "was not deleted" in capsys.readouterr().err
     assert save.Pruning().copyfile is shutil.copyfile
+
+
+def test_the_last_good_state_stays_when_sd_scripts_counts_it_as_old(tmp_path, capsys):
+    """The state after it was damaged on the disk since it was written."""
+    for step in (2, 4):
+        with checkpoint.writing(tmp_path / f"tiny-step{step:08d}-state", step=step, epoch=1) as folder:
+            (folder / "optimizer.bin").write_bytes(b"x" * 100)
+    (tmp_path / "tiny-step00000004-state" / "optimizer.bin").write_bytes(b"y" * 100)
+    save.Pruning().rmtree(str(tmp_path / "tiny-step00000002-state"))
+    assert checkpoint.newest_valid(tmp_path).name == "tiny-step00000002-state"
+    assert "is kept: no other state verifies" in capsys.readouterr().err
 
 
 def test_a_state_of_another_trainer_takes_its_numbers_from_its_name():

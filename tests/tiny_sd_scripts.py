@@ -3,7 +3,8 @@
 Tests call `need()` (skips with one line where there is no checkout or environment), then `workdir()` for weights,
 tokenizers and images (made once a session), `arguments(work, out)` and `run(...)`. The models shrink because
 `PYTHONPATH` holds a `sitecustomize` that edits sd-scripts' model tables right after the module that defines them has been
-imported; only sizes change, the code that runs is sd-scripts' own. torchvision, which sd-scripts imports and has no
+imported; only sizes change, the code that runs is sd-scripts' own. Two things are left out for speed: looking for garbage
+among what the imports made, and bitsandbytes where no 8-bit optimizer is asked for. torchvision, which sd-scripts imports and has no
 CPU build for every platform, gets a stand-in of the few functions used where it is missing.
 
 Run by hand, in sd-scripts' environment: `python tests/tiny_sd_scripts.py WORKDIR` makes the files.
@@ -29,7 +30,7 @@ WIDTH = {"hidden": 64, "heads": 2, "axes": [8, 12, 12], "clip": 32, "t5": 64, "v
 
 SITE = '''
 """Shrinks sd-scripts' FLUX as it is imported; see tests/tiny_sd_scripts.py."""
-import importlib.abc, json, os, sys, time
+import gc, importlib.abc, json, os, sys, time
 WIDTH = json.loads(%(width)r)
 
 def shrink_transformer(module):
@@ -69,7 +70,15 @@ def record_losses(module):
             return add(self, epoch=epoch, step=step, loss=loss)
         module.LossRecorder.add = recorded
 
-AFTER = {"library.flux_models": [shrink_transformer], "library.flux_utils": [shrink_text_encoders], "library.train_util": [record_losses]}
+def collect_only_what_is_new(module):
+    """sd-scripts collects garbage for every image it caches: with toy models half of a run is spent looking at imports."""
+    clean = module.clean_memory_on_device
+    def clean_memory_on_device(device):
+        gc.freeze()
+        return clean(device)
+    module.clean_memory_on_device = clean_memory_on_device
+
+AFTER = {"library.device_utils": [collect_only_what_is_new], "library.flux_models": [shrink_transformer], "library.flux_utils": [shrink_text_encoders], "library.train_util": [record_losses]}
 
 def inject(path):
     def fault(module):
@@ -102,6 +111,8 @@ class Finder(importlib.abc.MetaPathFinder):
                     spec.loader = Loader(spec.loader, name)
                     return spec
 
+if not any("8bit" in word.lower() for word in sys.orig_argv):
+    sys.modules["bitsandbytes"] = None  # "not installed": a fifth of the imports, for optimizers that nobody asks for here
 os.environ.setdefault("TINY_BLOCKS", "2,4")
 sys.meta_path.insert(0, Finder())
 '''
@@ -261,6 +272,17 @@ def workdir(images: int = 10, blocks: str = "2,4") -> Path:
 def copy_of(work: Path, folder: Path, name: str = "images") -> Path:
     """A copy of the images (and captions) under `folder`, for runs that cache to disk beside them."""
     return Path(shutil.copytree(work / name, folder / name))
+
+
+@functools.lru_cache(maxsize=1)
+def site() -> Path:
+    """A folder with site/ alone, made once a session: for what imports sd-scripts and needs no models."""
+    import atexit
+
+    work = Path(tempfile.mkdtemp(prefix="tiny-site-"))
+    atexit.register(shutil.rmtree, work, ignore_errors=True)
+    write_site(work)
+    return work
 
 
 def write_site(work: Path) -> None:
