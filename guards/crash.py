@@ -4,6 +4,10 @@ Decision: an uncaught error ends the process with `os._exit` once it has been pr
 every pool thread and every loader worker, and a stuck one is joined for ever (sd-scripts, measured: a traceback on the
 screen and the process alive all night). Stacks come from faulthandler on a signal: its handler is C code that runs while
 the GIL is held elsewhere, when no Python handler would.
+
+A machine that goes down sends SIGTERM to everything at once (systemd to a whole cgroup, Slurm to a whole step), so the
+training cannot leave it to the monitor: a watched one takes the signal itself as the wish for a state at the next step
+boundary. Where there is nothing to save, or at the second signal, it ends as any process does.
 """
 
 from __future__ import annotations
@@ -81,6 +85,8 @@ def install(heartbeat: Heartbeat | None = None, grace_s: float = 5.0) -> None:
     enable_stacks()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_enable_in_child)
+    if heartbeat is not None and heartbeat.path is not None:
+        _save_at_term(heartbeat)
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -92,6 +98,41 @@ def install(heartbeat: Heartbeat | None = None, grace_s: float = 5.0) -> None:
         leave(code, grace_s)
 
     sys.excepthook = hook
+
+
+def _save_at_term(heartbeat: Heartbeat) -> None:
+    def in_main() -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    if not hasattr(signal, "SIGHUP") or not in_main():
+        return  # Windows has neither; Python handlers belong to the main thread
+
+    def term(number: int, _: object) -> None:
+        nonlocal first
+        if first and os.getpid() == owner and heartbeat.sent_term():
+            first = False
+            # The loader's workers have had the signal too: torch's handler would raise for them in the middle of the step.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.write(2, b"hangproof: SIGTERM: saving a state at the next step boundary\n")  # print is not reentrant
+            return
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def aside() -> None:
+        # Python forgets a signal that reaches a child while it is being forked; who sent it would wait for ever.
+        if in_main() and signal.getsignal(signal.SIGTERM) is term:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def back() -> None:
+        if in_main() and first and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, term)
+
+    first, owner = True, os.getpid()
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, term)
+        os.register_at_fork(before=aside, after_in_parent=back)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent along when a session ends; the monitor decides
 
 
 def _enable_in_child() -> None:

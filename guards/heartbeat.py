@@ -37,6 +37,7 @@ PHASES = (
 OUTCOMES = ("running", "done", "stopped", "failed", "deadline")
 REQUEST_NONE = 0
 REQUEST_STOP = 1
+REQUEST_TERM = 2  # the process's own: it was sent SIGTERM, and does as for REQUEST_STOP
 
 _MAGIC = 0x48504842  # "HPHB"
 _VERSION = 1
@@ -148,8 +149,18 @@ class Heartbeat:
 
     @property
     def request(self) -> int:
-        """What the monitor asks for: REQUEST_NONE, or REQUEST_STOP (save at the next step boundary, then leave)."""
-        return _REQUEST.unpack_from(self._map, _AT_REQUEST)[0]
+        """What is asked for: REQUEST_NONE, or REQUEST_STOP (save at the next step boundary, then leave).
+
+        A reader of the record is told which: REQUEST_STOP by the monitor, REQUEST_TERM by a signal to this process.
+        """
+        asked = _REQUEST.unpack_from(self._map, _AT_REQUEST)[0]
+        return REQUEST_STOP if asked == REQUEST_TERM else asked
+
+    def sent_term(self) -> bool:
+        """SIGTERM has come: ask for a stop. False where no step is complete, so that there is nothing to save."""
+        if self._count and self.request == REQUEST_NONE:
+            _REQUEST.pack_into(self._map, _AT_REQUEST, REQUEST_TERM)
+        return self._count > 0
 
     def plan(self, total_steps: int) -> None:
         """Say how many optimizer steps the whole run has."""

@@ -81,6 +81,7 @@ class Core:
     def finish(self, state: str, code: int, reason: str) -> None:
         """Enter a final state."""
         self.code = code
+        self.outlook.write(force=True)  # a checkpoint made on the way out is told before the end
         self.book.reason = reason
         self.files.event(state if state in FINAL else "failed", reason)
         self.turn(state, reason)
@@ -96,7 +97,7 @@ class Core:
         """End whatever of the attempt lives; True when something would not die."""
         self.waker.watch(None)
         wait = self.limits.end.kill_wait if kill_wait_s is None else kill_wait_s
-        self.ended = ended = tree.end(self.attempt.tree, grace_s, wait)
+        self.ended = ended = tree.end(self.attempt.tree, grace_s, wait, at_once=[b.pid for b in self.beats])
         self.attempt.root_alive()
         if ended.killed:
             names = ", ".join(f"{p.name} ({p.pid})" for p in ended.killed)

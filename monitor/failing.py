@@ -6,6 +6,7 @@ import contextlib
 import shutil
 from pathlib import Path
 
+from guards.heartbeat import REQUEST_TERM
 from monitor import checkpoints, clock, policy, postmortem
 from monitor.attempt import Exit
 from monitor.causes import Cause
@@ -27,7 +28,8 @@ class Failing(Core):
         self.last_words()
         left = self.attempt.exit(self.beats)
         evidence = None
-        if not left.done and left.outcome != "stopped":
+        stopped = self.stopped_as_asked(left)
+        if not left.done and not stopped:
             evidence = postmortem.crash(self, left)
         if self.end_processes(self.limits.end.grace):
             if evidence is not None:
@@ -35,9 +37,13 @@ class Failing(Core):
             return self.unkillable(evidence)
         if left.done:
             return self.complete()
-        if left.outcome == "stopped":
+        if stopped:
             return self.finish("stopped", EXIT_STOPPED, f"stopped at step {self._step()}, as asked")
         self.failed(evidence)
+
+    def stopped_as_asked(self, left: Exit) -> bool:
+        """Did it stop because a monitor asked it to, and not because somebody else sent it SIGTERM?"""
+        return left.outcome == "stopped" and not any(b.request == REQUEST_TERM for b in self.beats)
 
     def last_words(self) -> None:
         """Read the records again: a process may have said its last word between the look and its end."""
@@ -66,7 +72,7 @@ class Failing(Core):
         if left.done:
             self.incident.outcome = "all steps were done; only the process had not left"
             return self.complete()
-        if left.outcome == "stopped":
+        if self.stopped_as_asked(left):
             return self.finish("stopped", EXIT_STOPPED, f"stopped at step {self._step()}, as asked")
         self.decide_on(evidence, cause)
 

@@ -84,20 +84,24 @@ class Ended:
     took_s: float
 
 
-def end(tree: Tree, grace_s: float, kill_wait_s: float) -> Ended:
+def end(tree: Tree, grace_s: float, kill_wait_s: float, at_once: Iterable[int] = ()) -> Ended:
     """End every process of the tree: CONT, TERM, `grace_s` to leave, KILL, `kill_wait_s` to be gone.
 
     SIGCONT first, because a stopped process keeps SIGTERM pending. New children are looked for between the rounds, so that
     a process that forks while it is being ended does not get away.
+
+    at_once: process numbers that get KILL for TERM. The ranks: SIGTERM asks a guarded trainer for a checkpoint, and it has
+    had its time for that, or stands still and would only use up the grace.
     """
     began = time.monotonic()
     killed = dict(tree.refresh())
-    for number in (signal.SIGTERM,) if system.WINDOWS else (signal.SIGCONT, signal.SIGTERM):
-        for process in list(tree.members.values()):
-            system.send(process.pid, process.start, number)
+    kill = getattr(signal, "SIGKILL", signal.SIGTERM)
+    for process in list(tree.members.values()):
+        if not system.WINDOWS:
+            system.send(process.pid, process.start, signal.SIGCONT)
+        system.send(process.pid, process.start, kill if process.pid in set(at_once) else signal.SIGTERM)
     _wait_gone(tree, killed, began + grace_s)
     deadline = time.monotonic() + kill_wait_s
-    kill = getattr(signal, "SIGKILL", signal.SIGTERM)
     while tree.refresh() and time.monotonic() < deadline:
         killed.update(tree.members)
         for process in list(tree.members.values()):

@@ -5,7 +5,19 @@ import os
 import sys
 
 import pytest
-from monitor_helpers import ROOT, environment, events, finish, incidents, monitor, report, status, step_of, wait_for
+from monitor_helpers import (
+    ROOT,
+    environment,
+    events,
+    finish,
+    incidents,
+    monitor,
+    report,
+    status,
+    step_of,
+    stop,
+    wait_for,
+)
 from PIL import Image
 
 from monitor import book
@@ -157,7 +169,7 @@ def test_a_training_that_nobody_watches_is_listed_and_can_be_stopped(tmp_path):
         command, cwd=ROOT, env=environment(folder, **env), capture_output=True, text=True, timeout=30, check=True
     ).stdout
     assert "unwatched" in shown and str(folder) in shown and "not watched: start it again" in shown
-    assert finish(monitor(folder, "stop", "--wait", "20", **env))[0] == 0
+    stop(folder, "--wait", "60", **env)
     now = status(folder)
     assert now["state"] == "stopped" and now["checkpoint"]["step"] == now["step"]
     assert trainers(folder) == []

@@ -21,6 +21,7 @@ from monitor_helpers import (
     report,
     status,
     step_of,
+    stop,
     supervise,
     toy_run,
     trainers,
@@ -189,8 +190,7 @@ def test_a_users_stop_saves_first_and_the_next_start_goes_on_from_there(folder):
     toy_run(folder, steps=300, pace=0.03, every=1000)
     process = monitor(folder)
     wait_for(lambda: step_of(folder) > 15)
-    code, out, _ = finish(monitor(folder, "stop", "--wait", "20"))
-    assert code == 0 and "asked to stop" in out
+    stop(folder, "--wait", "60")
     assert finish(process)[0] == 3
     now = status(folder)
     assert now["state"] == "stopped" and now["checkpoint"]["step"] == now["step"] < 300
@@ -220,62 +220,6 @@ def test_a_pre_emption_saves_ends_within_25_s_and_is_resumed_by_resume_all(tmp_p
     wait_for(lambda: status(folder)["state"] == "completed", 30)
     wait_for(lambda: not psutil.pid_exists(started["pid"]))
     completed(folder, restarts=0, steps=120)
-
-
-@pytest.mark.skipif(not LINUX, reason="SIGTERM handlers of a trainer are POSIX")
-def test_a_pre_emption_of_a_trainer_that_cannot_save_any_more_still_ends_in_time(folder):
-    toy_run(folder, fault_at(AT, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(3600)"), **SHORT)
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[phases.step]\nfloor = 60\n[end]\npreempt_save = 4\n"))}
-    process = monitor(folder, **env)
-    wait_for(lambda: step_of(folder) == AT)
-    began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    assert finish(process)[0] == 5
-    assert time.monotonic() - began < 14  # 25 s by the table's own times: see test_monitor_parts
-    assert trainers(folder) == []
-    assert checkpoint.newest_valid(folder).name == "toy-step00000030-state"
-
-
-def test_a_killed_monitor_is_followed_by_one_that_takes_the_living_training_over(folder):
-    toy_run(folder, fault_at(110, "time.sleep(3600)"), steps=150, pace=0.03, every=10)
-    process = monitor(folder)
-    wait_for(lambda: step_of(folder) > 15)
-    process.kill()
-    finish(process)
-    (trainer,) = trainers(folder)
-    assert status(folder)["state"] == "running", "left alone, and the status does not know"
-    code, out, _ = finish(monitor(folder, "start", "--json"))
-    assert code == 0
-    started = json.loads(out.splitlines()[-1])
-    assert not started["already"]
-    assert trainers(folder) == [trainer], "taken over, not doubled"
-    again = json.loads(finish(monitor(folder, "start", "--json"))[1].splitlines()[-1])
-    assert again["already"] and again["pid"] == started["pid"]
-    wait_for(lambda: status(folder)["state"] == "completed", 40)
-    completed(folder, restarts=1, steps=150)  # and the hang after it was seen by the second monitor
-    wait_for(lambda: not psutil.pid_exists(started["pid"]))
-
-
-def test_a_training_that_ended_while_nobody_watched_is_judged_by_its_last_words(folder):
-    toy_run(folder, **SHORT)
-    process = monitor(folder)
-    wait_for(lambda: step_of(folder) > 5)
-    process.kill()
-    finish(process)
-    wait_for(lambda: trainers(folder) == [])
-    assert supervise(folder)[0] == 0
-    assert completed(folder, restarts=0)["attempt"] == 1
-
-
-def test_a_second_monitor_is_refused_and_says_why(folder):
-    toy_run(folder, steps=2000, pace=0.05)
-    first = monitor(folder)
-    wait_for(lambda: step_of(folder) > 3)
-    code, _, err = supervise(folder)
-    assert code == 1 and "another monitor watches this run" in err
-    assert len(trainers(folder)) == 1
-    finish(monitor(folder, "stop", "--now"))
-    assert finish(first)[0] == 3
 
 
 def test_bad_checkpoints_are_set_aside_and_named_and_the_run_goes_on_from_the_last_good_one(folder):
@@ -362,15 +306,6 @@ def test_a_driver_that_fails_changes_nothing_but_the_report(folder):
     assert "version mismatch" in report(folder)
 
 
-def test_a_stop_while_it_waits_to_restart_starts_nothing_more(folder):
-    toy_run(folder, fault_at(5, "raise ValueError('again')", "True"), **SHORT)
-    process = monitor(folder)
-    wait_for(lambda: status(folder)["state"] == "backoff" and status(folder)["restarts"] == 2)
-    finish(monitor(folder, "stop"))
-    assert finish(process)[0] == 3
-    assert status(folder)["state"] == "stopped" and len(incidents(folder)) == 2
-
-
 @pytest.mark.skipif(not LINUX, reason="/proc/PID/schedstat")
 def test_the_monitor_costs_under_40_mb_and_half_a_percent_of_a_core_at_20_steps_a_second(folder):
     toy_run(folder, steps=2000, pace=0.05, every=100)
@@ -385,7 +320,7 @@ def test_the_monitor_costs_under_40_mb_and_half_a_percent_of_a_core_at_20_steps_
     time.sleep(12)
     share = (cpu_s() - before) / (time.monotonic() - began)
     memory = psutil.Process(process.pid).memory_info().rss
-    finish(monitor(folder, "stop", "--now"))
+    stop(folder, "--now")
     finish(process)
     print(f"monitor: {share:.2%} of a core, {memory / 1e6:.0f} MB")
     assert memory < 40e6

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from monitor_helpers import ROOT, environment, finish, monitor, status, step_of, toy_run, wait_for
+from monitor_helpers import ROOT, environment, finish, monitor, status, step_of, stop, toy_run, wait_for
 
 from monitor import clock, notify, report, server
 from monitor import status as statuses
@@ -114,7 +114,7 @@ def test_diagnose_explains_a_living_run_and_any_process(tmp_path):
         code, out, _ = finish(monitor(Path(str(pid)), "diagnose", **env))
         assert code == 0 and "it stands still" in out and "hrtimer_nanosleep" in out
     finally:
-        finish(monitor(folder, "stop", "--now"))
+        stop(folder, "--now")
         finish(process)
     assert status(folder)["state"] == "stopped"
     code, _, err = finish(monitor(folder, "diagnose"))
