@@ -32,7 +32,7 @@ def train(
     *more: str,
     die_after: int = 0,
     faults: str = "",
-    timeout_s: float = 120,
+    timeout_s: float = 400,
     env=(),
     **changed: str,
 ):
@@ -70,6 +70,14 @@ def tensors(path: Path) -> dict[str, str]:
     header.pop("__metadata__", None)
     body = data[8 + length :]
     return {name: hashlib.sha256(body[slice(*entry["data_offsets"])]).hexdigest() for name, entry in header.items()}
+
+
+def samples(out: Path) -> dict[str, set[bytes]]:
+    """Sample pictures by name without the time; one that was drawn twice must be the same."""
+    found: dict[str, set[bytes]] = {}
+    for path in (out / "made/sample").glob("*.png"):
+        found.setdefault("_".join(path.stem.split("_")[:3]), set()).add(path.read_bytes())
+    return found
 
 
 def names(out: Path) -> list[str]:

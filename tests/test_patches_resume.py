@@ -7,13 +7,15 @@ import logging
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import resume_helpers as helpers
 import tiny_sd_scripts as tiny
+from patches_helpers import ahead, asks
 
-from guards import checkpoint
+from guards import checkpoint, heartbeat
 from sd_scripts_patches import place as places
 from sd_scripts_patches import reckoning, resume
 from sd_scripts_patches.patch import DoesNotFit
@@ -27,9 +29,10 @@ WORKERS = {1: "0", 2: "2"}
 LOADING = {1: ["--flip_aug"], 2: ["--persistent_data_loader_workers"]}  # the second is what the presets use
 
 
-def arguments(accumulation):
+def arguments(accumulation, work):
     steps = ["--max_train_epochs", str(EPOCHS[accumulation]), "--gradient_accumulation_steps", str(accumulation)]
-    return [*SAVES, *steps, *LOADING[accumulation]]
+    samples = ["--sample_every_n_epochs", "1", "--sample_prompts", str(work / "prompts.txt")]
+    return [*SAVES, *steps, *LOADING[accumulation], *samples]
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +47,16 @@ def runs(work, tmp_path_factory):
 
     def undisturbed(accumulation):
         out = base / f"undisturbed-{accumulation}"
-        ended = helpers.train(work, out, *arguments(accumulation), max_data_loader_n_workers=WORKERS[accumulation])
+        ended = helpers.train(
+            work, out, *arguments(accumulation, work), max_data_loader_n_workers=WORKERS[accumulation]
+        )
         assert ended.code == 0, ended.log[-3000:]
         return out
 
     def disturbed(accumulation):
         out = base / f"killed-{accumulation}"
         killed = helpers.killed_and_resumed(
-            work, out, *arguments(accumulation), kills=KILLS, seed=accumulation, max_data_loader_n_workers=WORKERS[accumulation]
+            work, out, *arguments(accumulation, work), kills=KILLS, seed=accumulation, max_data_loader_n_workers=WORKERS[accumulation]
         )  # fmt: skip
         assert killed == KILLS
         return out
@@ -113,63 +118,141 @@ def test_each_state_tells_the_same_place(runs, accumulation):
 
 
 @real
-@pytest.mark.parametrize(("word", "step"), [("four", 4), ("six", 6)], ids=["between saves", "on a saving step"])
-def test_a_stop_saves_this_step_and_the_rest_is_as_if_it_had_not_been(word, step, work, runs, tmp_path):
-    plain, _ = runs[1]
-    asked = {"HANGPROOF_HEARTBEAT": str(tmp_path / "hb"), "HANGPROOF_INJECT": f"tests.patches_tell:stop_at_{word}"}
-    stopped = helpers.train(work, tmp_path / "out", *arguments(1), env=asked)
-    assert stopped.code == 3, stopped.log[-2000:]
-    state = checkpoint.newest_valid(tmp_path / "out" / "made")
-    assert state.name == f"tiny-step{step:08d}-state"
-    ended = helpers.train(work, tmp_path / "out", *arguments(1), "--resume", str(state))
-    assert ended.code == 0, ended.log[-2000:]
-    assert helpers.names(tmp_path / "out") == sorted({*helpers.names(plain), state.name})
-    for name in helpers.names(plain):
-        if name.endswith(".safetensors"):
-            assert helpers.tensors(tmp_path / "out/made" / name) == helpers.tensors(plain / "made" / name), name
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_samples_of_every_epoch_are_the_undisturbed_ones(runs, accumulation):
+    plain, killed = (helpers.samples(out) for out in runs[accumulation])
+    assert sorted(plain) == [f"tiny_e{epoch:06d}_00" for epoch in range(1, EPOCHS[accumulation] + 1)]
+    assert all(len(pictures) == 1 for pictures in plain.values()) and killed == plain
+
+
+# More runs, resumed from states of those. They are functions, started together; each test looks at how one ended.
+
+
+def stopped_twice(work, folder, plain):
+    """Asked to stop at step 4, between two saves; at step 6, on one; then left alone."""
+    ended, state = [], []
+    for word in ("four", "six", ""):
+        env = {"HANGPROOF_HEARTBEAT": str(folder / f"hb{word}")}
+        env |= {"HANGPROOF_INJECT": f"tests.patches_tell:stop_at_{word}"} if word else {}
+        resume = ["--resume", str(state[-1])] if state else []
+        ended.append(helpers.train(work, folder / "out", *arguments(1, work), *resume, env=env))
+        state.append(checkpoint.newest_valid(folder / "out" / "made"))
+    return ended, state
+
+
+def plain_step_state(work, folder, plain):
+    state = helpers.stripped(plain[1] / "made/tiny-step00000012-state", folder, current_epoch=2, current_step=2)
+    return helpers.train(work, folder / "out", *arguments(1, work), "--resume", str(state))
+
+
+def plain_epoch_state(work, folder, plain):
+    state = helpers.stripped(plain[1] / "made/tiny-000002-state", folder)
+    return helpers.train(work, folder / "out", *arguments(1, work), "--resume", str(state))
+
+
+def finished_run(work, folder, plain):
+    state, workers = plain[2] / "made/tiny-state", WORKERS[2]
+    more = [*arguments(2, work), "--resume", str(state)]
+    return helpers.train(work, folder / "out", *more, max_data_loader_n_workers=workers)
+
+
+def state_without_json(work, folder, plain):
+    state = helpers.stripped(plain[1] / "made/tiny-step00000003-state", folder)
+    (state / "train_state.json").unlink()
+    return helpers.train(work, folder / "out", *arguments(1, work), "--resume", str(state))
+
+
+SCENES = (stopped_twice, plain_step_state, plain_epoch_state, finished_run, state_without_json)
+
+
+@pytest.fixture(scope="module")
+def scenes(request, work, runs, tmp_path_factory):
+    plain = {accumulation: pair[0] for accumulation, pair in runs.items()}
+    folders = {scene.__name__: tmp_path_factory.mktemp(scene.__name__) for scene in SCENES}
+    jobs = {scene.__name__: partial(scene, work, folders[scene.__name__], plain) for scene in SCENES}
+    with ahead(request, "scene", jobs) as futures:
+        yield folders, futures
+
+
+@pytest.fixture
+def scene(request, scenes):
+    """(its folder, what the run's function returned)"""
+    folders, futures = scenes
+    return folders[request.param], futures[request.param].result()
+
+
+def plays(scene):
+    return asks("scene", scene.__name__)
 
 
 @real
-def test_a_state_of_plain_sd_scripts_goes_on_at_its_true_step(work, runs, tmp_path):
+@plays(stopped_twice)
+def test_a_stop_saves_its_step_and_the_rest_is_as_if_it_had_not_been(scene, runs):
+    folder, (ended, states) = scene
+    plain, out = runs[1][0], folder / "out"
+    assert [e.code for e in ended] == [3, 3, 0], ended[-1].log[-2000:]
+    assert [state.name for state in states[:2]] == ["tiny-step00000004-state", "tiny-step00000006-state"]
+    for word, step in (("four", 4), ("six", 6)):
+        (beat,) = heartbeat.read_all(folder / f"hb{word}")
+        assert (beat.outcome, beat.step) == ("stopped", step)
+    assert helpers.names(out) == sorted({*helpers.names(plain), states[0].name})
+    for name in helpers.names(plain):
+        if name.endswith(".safetensors"):
+            assert helpers.tensors(out / "made" / name) == helpers.tensors(plain / "made" / name), name
+
+
+@real
+@plays(plain_step_state)
+def test_a_state_of_plain_sd_scripts_goes_on_at_its_true_step(scene, runs):
     """Its JSON is what a second plain resume leaves: too low. The LR scheduler knows better, and the log says so."""
-    plain, _ = runs[1]
-    state = helpers.stripped(plain / "made/tiny-step00000012-state", tmp_path, current_epoch=2, current_step=2)
-    ended = helpers.train(work, tmp_path / "out", *arguments(1), "--resume", str(state))
+    folder, ended = scene
     assert ended.code == 0, ended.log[-2000:]
-    rest = {step: lr for step, lr in helpers.learning_rates(plain).items() if step > 12}
-    assert helpers.learning_rates(tmp_path / "out") == rest
-    assert "tiny-step00000015-state" in helpers.names(tmp_path / "out")
+    rest = {step: lr for step, lr in helpers.learning_rates(runs[1][0]).items() if step > 12}
+    assert helpers.learning_rates(folder / "out") == rest
+    assert "tiny-step00000015-state" in helpers.names(folder / "out")
     told = next(line for line in ended.log.splitlines() if "was saved without hangproof" in line)
     assert "train_state.json says 2, the LR scheduler 12; 12 is taken" in told and "order of the images" in told
 
 
 @real
-def test_an_epoch_state_of_plain_sd_scripts_gives_the_undisturbed_losses(work, runs, tmp_path):
-    plain, _ = runs[1]
-    state = helpers.stripped(plain / "made/tiny-000002-state", tmp_path)
-    ended = helpers.train(work, tmp_path / "out", *arguments(1), "--resume", str(state))
+@plays(plain_epoch_state)
+def test_an_epoch_state_of_plain_sd_scripts_gives_the_undisturbed_losses(scene, runs):
+    folder, ended = scene
     assert ended.code == 0, ended.log[-2000:]
-    assert tiny.losses(tmp_path / "out/losses") == [line for line in tiny.losses(plain / "losses") if line[0] == 2]
+    undisturbed = [line for line in tiny.losses(runs[1][0] / "losses") if line[0] == 2]
+    assert tiny.losses(folder / "out/losses") == undisturbed
 
 
 @real
-def test_a_finished_run_that_is_resumed_trains_nothing_and_ends_well(work, runs, tmp_path):
-    plain, _ = runs[2]
-    state = plain / "made/tiny-state"
-    ended = helpers.train(work, tmp_path / "out", *arguments(2), "--resume", str(state), max_data_loader_n_workers="2")
-    assert ended.code == 0, ended.log[-2000:]
-    assert not (tmp_path / "out/losses").exists()
-    last = [helpers.tensors(out / "made/tiny.safetensors") for out in (plain, tmp_path / "out")]
-    assert last[0] == last[1]
+@plays(plain_epoch_state)
+def test_samples_that_a_kill_has_cost_are_drawn_after_the_resume(scene, runs):
+    """An epoch's state is saved before its samples are made. Here none of epoch 2's are in the output folder."""
+    undisturbed = helpers.samples(runs[1][0])
+    assert helpers.samples(scene[0] / "out") == {
+        name: undisturbed[name] for name in ("tiny_e000002_00", "tiny_e000003_00")
+    }
 
 
 @real
-def test_a_state_without_its_json_is_refused_before_anything_is_loaded(work, runs, tmp_path):
-    state = helpers.stripped(runs[1][0] / "made/tiny-step00000003-state", tmp_path)
-    (state / "train_state.json").unlink()
-    ended = helpers.train(work, tmp_path / "out", *arguments(1), "--resume", str(state))
+@plays(finished_run)
+def test_a_finished_run_that_is_resumed_trains_nothing_and_ends_well(scene, runs):
+    (folder, ended), plain = scene, runs[2][0]
+    out = folder / "out"
+    assert ended.code == 0, ended.log[-2000:]
+    assert not (out / "losses").exists()
+    assert helpers.tensors(out / "made/tiny.safetensors") == helpers.tensors(plain / "made/tiny.safetensors")
+    place, before = (helpers.state_json(o, "tiny-state", places.FILE) for o in (out, plain))
+    counts = ("step", "epoch", "batch", "epoch_over", "losses", "epoch_start")
+    assert {c: place[c] for c in counts} == {c: before[c] for c in counts}
+
+
+@real
+@plays(state_without_json)
+def test_a_state_without_its_json_is_refused_before_anything_is_loaded(scene):
+    folder, ended = scene
     assert ended.code == 1
-    assert f"{state}/train_state.json is missing: the state does not say at which step it was saved" in ended.log
+    path = folder / "tiny-step00000003-state/train_state.json"
+    assert f"{path} is missing: the state does not say at which step it was saved" in ended.log
     assert "--initial_step N" in ended.log and "Building Flux" not in ended.log and "prepare images" not in ended.log
 
 
