@@ -11,6 +11,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 import tiny_sd_scripts
@@ -52,7 +53,7 @@ def create(data: Path, changed: dict) -> Path:
     (data / "models").mkdir(parents=True, exist_ok=True)
     for name, source in FILES.items():
         (data / "models" / name).symlink_to(work / f"{source}.safetensors")
-    with ref.data_root(data), tempfile.TemporaryDirectory() as pictures:
+    with _creating, ref.data_root(data), tempfile.TemporaryDirectory() as pictures:
         return runs.create(runs.make({**SPEC, "extra": extra, **changed}), ref.photos(Path(pictures)))
 
 
@@ -63,9 +64,18 @@ def outcome(folder: Path) -> dict:
     return {"lr": {line["step"]: line["lr"] for line in lines if line["kind"] == "step"}, "names": sorted(names)}
 
 
-@functools.lru_cache(maxsize=1)
+_creating = threading.Lock()  # `data_root` sets the environment of the whole process
+_comparing = threading.Lock()
+
+
 def undisturbed() -> dict:
-    """The outcome of a run that nothing happens to."""
+    """The outcome of a run that nothing happens to; made once, scenes side by side may ask for it."""
+    with _comparing:
+        return _undisturbed()
+
+
+@functools.lru_cache(maxsize=1)
+def _undisturbed() -> dict:
     data = Path(tempfile.mkdtemp(prefix="sd-undisturbed-"))
     try:
         folder = create(data, {})
@@ -87,7 +97,6 @@ class SdScripts(Scene):
 
     @classmethod
     def undisturbed(cls, row: dict, seed: int) -> ref.Reference:
-        undisturbed()
         return ref.Reference(Path(), "", STEPS)
 
     def new_run(self, data: Path) -> Path:

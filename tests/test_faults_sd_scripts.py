@@ -3,9 +3,12 @@
 Where there is no checkout they are skipped, with the reason. Two are played every time, all of them with `-m long`.
 """
 
+from functools import partial
+
 import pytest
 import tiny_sd_scripts
 from faults_sd_scripts import STEPS, SdScripts
+from patches_helpers import ahead, asks
 
 from benchmarks import faults
 
@@ -39,21 +42,35 @@ QUICK = ("SIGSTOP worker", "kill in mid-save")
 SLACK_S = 120.0  # how soon is for the benchmarks to say
 
 
-def play(name):
+@pytest.fixture(scope="module")
+def started(request):
     tiny_sd_scripts.need()
-    result = faults.run(ROWS[name], kind=SdScripts, slack_s=SLACK_S)
-    assert result["ok"], faults.tell(ROWS[name], result)
+    jobs = {name: partial(faults.run, row, kind=SdScripts, slack_s=SLACK_S) for name, row in ROWS.items()}
+    tiny_sd_scripts.workdir(images=4)
+    with ahead(request, "played", jobs) as futures:
+        yield futures
+
+
+@pytest.fixture
+def played(request, started):
+    """(its row, what came of it)"""
+    return ROWS[request.param], started[request.param].result()
+
+
+def ended_well(played):
+    row, result = played
+    assert result["ok"], faults.tell(row, result)
     assert result["seen"]["step"] == STEPS
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", QUICK)
-def test_sd_scripts_comes_back_from(name):
-    play(name)
+@asks("played", *QUICK)
+def test_sd_scripts_comes_back_from(played):
+    ended_well(played)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", [n for n in ROWS if n not in QUICK])
-def test_sd_scripts_comes_back_from_each(name):
-    play(name)
+@asks("played", *(name for name in ROWS if name not in QUICK))
+def test_sd_scripts_comes_back_from_each(played):
+    ended_well(played)
