@@ -334,6 +334,21 @@ def test_an_optimizer_option_that_does_not_exist_is_named():
         optimizers.build("adamw8bit", {"betas": "0.9;0.99"}, 1e-3, weights)
 
 
+def test_a_hub_id_in_the_local_cache_is_found_offline(model, tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    stored = tmp_path / "models--somebody--a-flux"
+    (stored / "refs").mkdir(parents=True)
+    (stored / "refs" / "main").write_text("0123abc", encoding="utf-8")
+    snapshot = as_published(model, stored / "snapshots" / "0123abc")
+    assert models.locate("somebody/a-flux", no_tick) == snapshot
+    shutil.rmtree(snapshot / "vae")
+    with pytest.raises(TrainError, match="vae/config.json is missing"):
+        models.locate("somebody/a-flux", no_tick)
+
+
 def as_published(model, folder):
     """The tiny model with the files that black-forest-labs/FLUX.1-dev has: older names in CLIP, shards, no fast CLIP
     tokenizer, and single files beside the folders."""

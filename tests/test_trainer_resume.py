@@ -5,7 +5,7 @@ import random
 import shutil
 
 import pytest
-from trainer_helpers import flags, good, images, make_config, make_images, sha, train
+from trainer_helpers import flags, fork, good, images, make_config, make_images, sha, train
 
 from guards import checkpoint
 from guards.heartbeat import Heartbeat
@@ -39,7 +39,7 @@ def work(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(work):
     """An undisturbed run with samples; its folder."""
-    folder, done = run(work, "whole", **COMMON, **work["samples"])
+    folder, done = run(work, "whole", start=train, **COMMON, **work["samples"])
     good(done)
     return folder
 
@@ -48,10 +48,10 @@ def arguments(work, name, resume=None, **changed):
     return flags(work["model"], work["config"], work["folder"] / name, save_state=True, resume=resume, **changed)
 
 
-def run(work, name, fault="", resume=None, **changed):
+def run(work, name, fault="", resume=None, start=fork, **changed):
     beats = work["folder"] / f"beats-{name}"
     inject = {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault, "HANGPROOF_HEARTBEAT": str(beats)}
-    return work["folder"] / name, train(arguments(work, name, resume, **changed), **(inject if fault else {}))
+    return work["folder"] / name, start(arguments(work, name, resume, **changed), **(inject if fault else {}))
 
 
 def newest(folder):
@@ -78,10 +78,26 @@ def test_five_kills_mid_save_included_change_no_bit_of_the_lora(work, whole):
         assert done.returncode == -9, done.stderr[-2000:]
         reached.append(resume and checkpoint.guard_of(resume)["step"])
     assert len(set(reached)) > 2, "the attempts made no progress, so nothing was tested"
-    good(run(work, "killed", resume=newest(killed), **COMMON)[1])
+    good(run(work, "killed", resume=newest(killed), start=train, **COMMON)[1])
     assert sha(killed / "tiny.safetensors") == sha(whole / "tiny.safetensors")
     assert sha(killed / "tiny-state" / "model.safetensors") == sha(whole / "tiny-state" / "model.safetensors")
     assert not [p.name for p in killed.iterdir() if p.name.startswith(".") and "cache" not in p.name]
+
+
+def test_a_kill_at_whichever_write_of_a_save_leaves_a_state_that_is_whole_and_right(work):
+    """At each fsync in turn: the LoRA, its folder, the three files of the state, its guard, the state's folder, the output."""
+    common = {"max_train_steps": 6, "save_every_n_steps": 3, "optimizer_type": "adamw"}
+    undisturbed, done = run(work, "saved", **common)
+    good(done)
+    found = []
+    for number in range(1, 9):
+        folder, done = run(work, f"saved-{number}", f"save@6+{number}", **common)
+        assert done.returncode == -9, done.stderr[-2000:]
+        state = newest(folder)
+        found.append(checkpoint.guard_of(state)["step"])
+        for file in ("model.safetensors", "optimizer.bin", "train_state.json"):
+            assert sha(state / file) == sha(undisturbed / state.name / file), f"killed at fsync {number}"
+    assert found == [3] * 7 + [6], "the last write comes after the rename that makes the state count"
 
 
 def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, whole):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from trainer_helpers import ROOT, environment, flags, good, make_config, make_images, sha, train
+from trainer_helpers import ROOT, environment, flags, fork, good, make_config, make_images, sha
 
 from guards import checkpoint, heartbeat
 from guards.heartbeat import Heartbeat
@@ -90,16 +90,16 @@ def test_a_cache_file_that_rots_ends_the_run_by_name_and_the_next_start_mends_it
     images = make_images(tmp_path / "images", 1)
     config = make_config(tmp_path / "dataset.toml", images)
     argv = flags(work["model"], config, tmp_path / "out", max_data_loader_n_workers=1)
-    good(train(argv))
+    good(fork(argv))
     whole = sha(tmp_path / "out" / "tiny.safetensors")
     text = next((images / FOLDER).glob("text-*"))
     data = bytearray(text.read_bytes())
     data[len(data) // 3] ^= 0xFF
     text.write_bytes(data)
-    done = train(argv)
+    done = fork(argv)
     assert done.returncode == 1 and f"{text} is damaged" in done.stderr
     assert not text.exists() and text.with_name(text.name + ".corrupt").exists()
-    assert "caching Text Encoder outputs" in good(train(argv)).stdout
+    assert "caching Text Encoder outputs" in good(fork(argv)).stdout
     assert sha(tmp_path / "out" / "tiny.safetensors") == whole
 
 
@@ -159,7 +159,7 @@ def test_a_launched_run_saves_samples_and_metrics_as_it_should(work, tmp_path):
 
 def test_a_loss_that_is_no_number_ends_the_run_and_nothing_of_it_is_saved(work, tmp_path):
     argv = flags(work["model"], work["config"], tmp_path, learning_rate=1e30, max_train_steps=9, save_every_n_steps=3)
-    done = train(argv, HANGPROOF_HEARTBEAT=str(tmp_path / "beats"))
+    done = fork(argv, HANGPROOF_HEARTBEAT=str(tmp_path / "beats"))
     assert done.returncode == 1
     assert re.search(r"^error: the loss of step 2 is (nan|inf): .*lower --learning_rate", done.stderr, re.MULTILINE)
     assert "Traceback" not in done.stderr

@@ -216,13 +216,14 @@ def fill_caches(args, hb, say, accelerator, images, prompts, model, output, dtyp
     if texts:
         say("caching Text Encoder outputs...")
         cache.encode_texts(texts, model, args, dtypes[1], device, hb)
-    if (texts or latents) and device.type == "cuda" and not args.highvram:
+    if texts or latents:
         import gc
 
         import torch
 
-        gc.collect()
-        torch.cuda.empty_cache()
+        gc.collect()  # T5 is 9 GB: nothing of it may be left when the transformer comes
+        if device.type == "cuda" and not args.highvram:
+            torch.cuda.empty_cache()
     accelerator.wait_for_everyone()
     return paths
 
