@@ -115,9 +115,9 @@ def serve(args: argparse.Namespace) -> None:
     check_port(host, args.port)
     check_folders()
     os.environ.update(GRADIO_ENV)
-    from ui.draft import tidy_uploads, uploads_dir
+    from ui.draft import tidy, uploads_dir
 
-    tidy_uploads()
+    tidy()
     os.environ["GRADIO_TEMP_DIR"] = str(uploads_dir())
     # The page asks itself whether it answers; a proxy of the environment must not stand between.
     for name in ("NO_PROXY", "no_proxy"):

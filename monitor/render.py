@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
             print(json.dumps(_first(spec, args.next)))
             return 0
         if args.problems:
-            print(json.dumps({"problems": runs.problems(spec)}))
+            print(json.dumps({"problems": runs.problems(spec, ask=True)}))
             return 0
         if args.text:
             print(json.dumps({"text": runs.script(spec, args.folder, args.resume), "save_dir": spec.save_dir}))

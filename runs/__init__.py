@@ -33,12 +33,13 @@ _WHERE = {
     "create": "folders",
     "render": "folders",
     "write_attempt": "folders",
+    "longer": "folders",
+    "train_longer": "folders",
     "planned_steps": "folders",
     "problems": "folders",
     "fetch_model": "models",
     "missing_files": "models",
     "read_captions": "dataset",
-    "write_caption": "dataset",
     "images_in": "dataset",
 }
 

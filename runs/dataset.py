@@ -17,15 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import presets
-from runs.files import RunError, atomic_write, explained
+from runs.files import RunError
 from runs.paths import RESERVED, datasets_dir
 
 KEPT = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "BMP": ".bmp"}
 IMAGE_SUFFIXES = {*KEPT.values(), ".jpeg", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jxl", ".svg", ".ico"}
 CAPTION_SUFFIXES = (".txt", ".caption")
 EXIF_ORIENTATION = 0x0112
-# Encoded captions that sd-scripts keeps beside an image (library/strategy_*.py) and does not make anew for a new caption.
-TEXT_CACHES = ("_flux_te.npz", "_sd3_te.npz", "_te_outputs.npz", "_lumina_te.npz", "_hi_te.npz", "_anima_te.npz")
 
 
 @dataclass(frozen=True)
@@ -276,21 +274,3 @@ def read_captions(slug: str) -> dict[str, str]:
     if not folder.is_dir():
         raise RunError(f"no data set {slug!r} in {datasets_dir()}; make a run first")
     return {p.name: read_caption(t) if (t := p.with_suffix(".txt")).is_file() else "" for p in images_in(folder)}
-
-
-def write_caption(slug: str, image: str, caption: str) -> None:
-    """Replace the caption of one image of a data set, whole or not at all, and drop the cached encoding of the old one.
-
-    Raises:
-        RunError: no such image, or the file cannot be written.
-    """
-    folder = datasets_dir() / slug
-    if image not in {p.name for p in images_in(folder)}:
-        raise RunError(
-            f"no image {image!r} in {folder}; images: {', '.join(p.name for p in images_in(folder)) or 'none'}"
-        )
-    target = (folder / image).with_suffix(".txt")
-    with explained(f"write the caption of {image}"):
-        atomic_write(target, one_line(caption) + "\n")
-        for suffix in TEXT_CACHES:
-            (folder / f"{target.stem}{suffix}").unlink(missing_ok=True)

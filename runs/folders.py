@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from runs import dataset
-from runs.command import dataset_toml, launcher, model_files, sample_prompts, samples
+from runs import dataset, weights
+from runs.command import dataset_toml, launcher, sample_prompts, samples
 from runs.files import RunError, atomic_write, building, explained
 from runs.paths import datasets_dir, outputs_dir, sd_scripts_dir
 from runs.scripts import CURE, script, script_name
@@ -133,6 +133,35 @@ def render(folder: Path, spec: "RunSpec | None" = None) -> Path:
     return folder / script_name()
 
 
+def longer(fields: Mapping[str, object]) -> tuple[str, int] | None:
+    """What is to be raised to train a run on: ("epochs" or "max_train_steps", how many now); None in a broken `run.toml`."""
+    field = "max_train_steps" if fields.get("max_train_steps") else "epochs"
+    now = fields.get(field)
+    return (field, now) if isinstance(now, int) else None
+
+
+def train_longer(folder: Path, total: int) -> "RunSpec":
+    """Ask a run for more epochs, or for more steps where it stops after a number of them; `run.toml` and the script follow.
+
+    Args:
+        total: epochs (steps) in all, those trained already included.
+
+    Raises:
+        RunError: fewer than it asks for now, a spec that is wrong, or a folder that cannot be written.
+    """
+    from runs.spec import load, save
+
+    spec = load(folder)
+    field, now = longer(spec.model_dump())
+    if total < now:
+        raise RunError(f"{field}: {total} is less than the {now} it was to be trained for; type more than that")
+    spec = spec.changed(**{field: total})
+    render(folder, spec)
+    with explained(f"change {folder.name}"):
+        save(folder, spec)
+    return spec
+
+
 def write_attempt(folder: Path, spec: "RunSpec", attempt: int, resume: Path | None = None) -> Path:
     """Write the script of one attempt (1 is `train.sh` itself) and the files it reads; returns the script.
 
@@ -149,19 +178,13 @@ def write_attempt(folder: Path, spec: "RunSpec", attempt: int, resume: Path | No
     return path
 
 
-def problems(spec: "RunSpec", platform: str = sys.platform) -> list[str]:
-    """What stands in the way of a start, each as a sentence with its cure; empty when the run can start."""
-    found = []
-    model = presets.models()[spec.model]
-    for flag, value in model_files(spec).items():
-        path = Path(value).expanduser()
-        if spec.backend == "sd-scripts" and not path.is_file():
-            cure = f"put it there, name another with --set {flag}=PATH" + (
-                f", or run `python -m runs fetch-model {spec.model}`" if not model["generated"] else ""
-            )
-            found.append(f"model file missing: {path} (--{flag}); {cure}")
-        elif spec.backend == "diffusers" and not model["generated"] and path.is_absolute() and not path.is_dir():
-            found.append(f"model folder missing: {path}; correct the path, or name a Hugging Face id")
+def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -> list[str]:
+    """What stands in the way of a start, each as a sentence with its cure; empty when the run can start.
+
+    Args:
+        ask: ask the hub, too, about a base model that is to be fetched from there (seconds).
+    """
+    found = weights.problems(spec, ask)
     if spec.backend == "sd-scripts" and not (sd_scripts_dir() / "library").is_dir():
         found.append(f"sd-scripts is not installed at {sd_scripts_dir()}; {CURE['sd-scripts']}, or set SD_SCRIPTS_DIR")
     if not _launcher_found(spec, platform):

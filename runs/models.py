@@ -54,12 +54,22 @@ def endpoint() -> str:
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
+def hub_home() -> Path:
+    """Where the hub's own library keeps its things: `$HF_HOME`, else in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("HF_HOME") or Path(cache) / "huggingface").expanduser()
+
+
+def offline() -> bool:
+    """Whether the user has set the hub offline."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+
+
 def token() -> str | None:
     """The user's hub token, where one is set up."""
     if os.environ.get("HF_TOKEN"):
         return os.environ["HF_TOKEN"].strip()
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    path = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
+    path = Path(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token")
     try:
         return path.read_text(encoding="utf-8").strip() or None
     except OSError:
@@ -113,7 +123,7 @@ def fetch(
     """
     from filelock import FileLock, Timeout
 
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+    if offline():
         raise RunError(f"HF_HUB_OFFLINE is set, so {target.name} is not fetched; unset it, or put the file at {target}")
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(str(target.with_name(f".{target.name}.lock")))
@@ -177,7 +187,7 @@ def _open(url: str, headers: dict[str, str], method: str) -> http.client.HTTPRes
         return answer
 
 
-def _follow(url: str, headers: dict[str, str], method: str) -> list[http.client.HTTPResponse]:
+def follow(url: str, headers: dict[str, str], method: str) -> list[http.client.HTTPResponse]:
     """All answers on the way to the file; the token goes to the hub's own host only."""
     answers, secret, host = [], token(), urllib.parse.urlsplit(url).netloc
     for _ in range(10):
@@ -194,7 +204,7 @@ def _follow(url: str, headers: dict[str, str], method: str) -> list[http.client.
 
 def _look(url: str, repo: str, target: Path) -> Remote:
     """Ask for a file's size and hash."""
-    answers = _follow(url, {}, "HEAD")
+    answers = follow(url, {}, "HEAD")
     answers[-1].close()
     _check_status(answers[-1].status, url, repo, target)
 
@@ -255,7 +265,7 @@ def _receive(remote: Remote, part: Path, target: Path, repo: str, tell: Progress
     have = part.stat().st_size if part.exists() else 0
     if remote.size and have == remote.size:
         return
-    answers = _follow(remote.url, {"Range": f"bytes={have}-"} if have else {}, "GET")
+    answers = follow(remote.url, {"Range": f"bytes={have}-"} if have else {}, "GET")
     with answers[-1] as answer:
         if answer.status == 416:
             part.unlink(missing_ok=True)

@@ -197,7 +197,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
         with pytest.raises(runs.RunError, match="the disk is full"):
             runs.render(made, runs.load(made).changed(prompts=["long " * 4000]))
         with pytest.raises(runs.RunError, match="the disk is full"):
-            runs.write_caption("my-lora", "noise-0.bmp", "long " * 4000)
+            runs.train_longer(made, 99)
         assert tree(made) == before and runs.read_captions("my-lora") == {"noise-0.bmp": "ohwx"}
     finally:
         subprocess.run(["umount", "-l", str(disk)], timeout=20, check=False)
@@ -277,6 +277,22 @@ def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatc
     assert all(str(data / "models") in line and "--set" in line and "fetch-model flux-dev" in line for line in files)
     assert any("start.sh sd-scripts" in line for line in found)
     assert any("no images" in line for line in found)
+
+
+def test_a_run_is_asked_for_more(tmp_path, data):  # noqa: F811
+    folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
+    assert runs.longer(runs.load(folder).model_dump()) == ("epochs", 4)
+    assert runs.train_longer(folder, 6).epochs == 6 and runs.load(folder).epochs == 6
+    assert "--max_train_epochs 6" in (folder / "train.sh").read_text()
+    before = tree(folder)
+    with pytest.raises(runs.RunError, match="epochs: 5 is less than the 6 it was to be trained for"):
+        runs.train_longer(folder, 5)
+    assert tree(folder) == before
+    assert runs.train_longer(folder, 6).epochs == 6 and tree(folder) == before
+    by_steps = runs.create(spec(name="steps", max_train_steps=100), pictures(tmp_path / "in"))
+    assert runs.train_longer(by_steps, 150).max_train_steps == 150
+    assert "--max_train_steps 150" in (by_steps / "train.sh").read_text()
+    assert runs.longer({}) is None and runs.longer({"epochs": "x"}) is None
 
 
 def test_the_command_line_makes_shows_and_renders(tmp_path, data):  # noqa: F811

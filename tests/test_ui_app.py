@@ -14,7 +14,7 @@ import psutil
 import pytest
 from ui_helpers import PROJECT, Server, free_port, serving, small_disk
 
-from ui import draft
+from ui import draft, new_lora
 from ui.origin import allowed
 
 START_S = 120  # not to wait for ever on a busy machine; how soon it really is says `python -m benchmarks ui`
@@ -135,6 +135,26 @@ def test_who_may_speak_to_it(host, origin, let_through):
     assert allowed(host, origin) is let_through
 
 
+def test_drafts_that_nobody_looked_at_for_sixty_days_are_deleted(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    now, day = time.time(), 24 * 3600
+    ages = {days: draft.new_id() for days in (0, 59, 61)}
+    for days, mine in ages.items():
+        draft.save_form(mine, {"name": f"{days}"})
+        os.utime(draft.folder(mine) / "draft.json", (now - days * day,) * 2)
+    other = draft.folder(ages[0]).parent / "not-a-draft"
+    other.mkdir()
+    os.utime(other, (0, 0))
+    draft.tidy()
+    assert [draft.folder(mine).exists() for mine in ages.values()] == [True, True, False] and other.exists()
+    draft.seen(ages[59])  # a page has opened it: it is as good as new
+    os.utime(draft.folder(ages[0]) / "draft.json", (now - 61 * day,) * 2)
+    assert new_lora.load(ages[0])[0] == ages[0]  # likewise
+    draft.tidy()
+    assert draft.form(ages[59]) == {"name": "59"} and draft.form(ages[0]) == {"name": "0"}
+    assert new_lora.load(ages[61])[0] == ages[61]  # what is gone comes back empty, and is no error
+
+
 def test_what_broken_uploads_left_is_deleted_after_a_day(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     old, new = draft.uploads_dir() / "old", draft.uploads_dir() / "new"
@@ -142,7 +162,7 @@ def test_what_broken_uploads_left_is_deleted_after_a_day(tmp_path, monkeypatch):
         place.mkdir(parents=True)
         (place / "a.png").write_text("x")
     os.utime(old, (0, 0))
-    draft.tidy_uploads()
+    draft.tidy()
     assert not old.exists() and new.exists()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from PIL import Image
-from ui_helpers import browsing, end_runs, photos, serving, small_disk
+from ui_helpers import browsing, end_runs, photos, serving, small_disk, write_incident, write_run
 from ui_page import (
     RUN_S,
     a_tab,
@@ -17,7 +17,9 @@ from ui_page import (
     captions,
     choose_tiny,
     drop,
+    faint_texts,
     field,
+    nameless_controls,
     open_page,
     reaches,
     saved,
@@ -25,6 +27,8 @@ from ui_page import (
     step_of,
     until,
 )
+
+from ui import cards
 
 PACED = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.75"}
 HOSTILE = 'a "cat" <img src=x onerror="document.title=\'gone\'"> ${7*7} {{7*7}} \'é💥'
@@ -162,6 +166,88 @@ def test_a_start_that_cannot_be_says_all_that_is_missing_and_loses_nothing(tab, 
     assert not (server.data / "outputs" / "no-model").exists()
 
 
+def test_what_is_wrong_is_said_beside_its_field_until_it_is_mended(tab, server):
+    open_page(tab, server)
+    drop(tab, *photos("coffee.png"), count=1)
+    field(tab, "epochs").fill("0")
+    fault = tab.locator("#epochs .hp-fault")
+    fault.get_by_text("greater than or equal to 1").wait_for()
+    assert field(tab, "epochs").get_attribute("aria-invalid") == "true"
+    assert field(tab, "epochs").get_attribute("aria-describedby") == fault.get_attribute("id")
+    assert tab.locator(".hp-fault").count() == 1  # the name is not asked for before the start
+    tab.locator("#start").click()
+    tab.locator("#name .hp-fault").get_by_text("has none yet").wait_for()
+    assert len(tab.locator("#problem li").all_inner_texts()) >= 2 and field(tab, "epochs").input_value() == "0"
+    field(tab, "name").fill("a name")
+    tab.locator("#name .hp-fault").wait_for(state="detached")
+    field(tab, "epochs").fill("2")
+    fault.wait_for(state="detached")
+    assert field(tab, "epochs").get_attribute("aria-invalid") is None
+
+
+def test_with_the_keyboard_alone(tab, server, tmp_path):
+    choosers = []
+    tab.on("filechooser", lambda chooser: choosers.append(chooser))
+    open_page(tab, server)
+    field(tab, "name").focus()
+    tab.keyboard.type("by hand")
+    for key in ("trigger", "model"):
+        tab.keyboard.press("Tab")
+        assert tab.evaluate(f"document.querySelector('#{key}').contains(document.activeElement)"), key
+    tab.locator(".hp-drop").focus()
+    tab.keyboard.press("Enter")
+    until(lambda: tab.wait_for_timeout(50) or choosers, "the browser asks for files")
+    choosers[0].set_files([str(path) for path in photos("coffee.png", "rocket.jpg")])
+    tab.get_by_test_id("image-count").get_by_text("2 images").wait_for()
+    caption(tab, "coffee.png").focus()
+    tab.keyboard.type("a cup")
+    tab.keyboard.press("Tab")
+    saved(tab, "coffee.png")
+    tab.get_by_label("Remove coffee.png").focus()
+    tab.keyboard.press("Enter")
+    tab.get_by_test_id("image-count").get_by_text("1 image").wait_for()
+    # what had the focus is gone; it is now on the next image's button, not at the top of the page
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "Remove rocket.jpg"
+
+
+@pytest.mark.parametrize("width, scheme", [(400, "light"), (1280, "light"), (1280, "dark")])
+def test_every_part_can_be_read_and_named_in_a_narrow_window_and_in_the_dark(browser, tmp_path, width, scheme):
+    data = tmp_path / "data"
+    names = ["running", "a_very_long_name_without_any_break_" * 3, *(f"run {n}" for n in range(12))]
+    for state, name in zip([*cards.STATES, "running"], names, strict=False):
+        folder = write_run(data, name, state=state, reason="no_break_" * 30, checkpoint={"step": 30}, loss=0.1)
+    write_incident(folder, report="# Stuck\n\n`" + "x" * 300 + "`", explanation="why " * 40, detect_s=2.0)
+    (folder / "training.log").write_text("y" * 500)
+    (folder / f"{folder.name}.safetensors").write_bytes(b"x")
+    many = []
+    for n in range(200):
+        many.append(tmp_path / f"{'a-long-name-' * 8 if n == 0 else ''}{n:03}.png")
+        Image.new("RGB", (64 + n, 64), (n, 90, 120)).save(many[-1])
+
+    def fits(page, where: str) -> None:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, where
+        assert faint_texts(page) == [] and nameless_controls(page) == [], where
+
+    with serving(data) as server, a_tab(browser, width=width, color_scheme=scheme) as page:
+        open_page(page, server)
+        fits(page, "the empty form")
+        drop(page, *many, count=200)
+        page.get_by_text("Page 1 of 17").wait_for()
+        page.get_by_text("More settings").click()
+        page.get_by_text("All flags of the trainer").click()
+        page.locator("[data-flag=caption_prefix] button").click()
+        field(page, "learning_rate").fill("very " * 30)
+        page.locator("#learning_rate .hp-fault").wait_for()
+        page.locator("#start").click()
+        page.locator("#problem .hp-bad").wait_for()
+        fits(page, "the form with 200 images and faults")
+        page.get_by_role("tab", name="Runs").click()
+        for row in page.locator(".hp-run").all():
+            row.click()
+            page.locator(f".hp-here[data-run='{row.get_attribute('data-run')}']").wait_for()
+            fits(page, row.get_attribute("data-run"))
+
+
 def test_a_full_disk_while_dropping_is_told_and_keeps_what_is_there(tab, tmp_path):
     with small_disk(tmp_path, "3m") as disk, serving(disk) as server:
         open_page(tab, server)
@@ -293,5 +379,22 @@ def test_a_run_is_watched_stopped_and_resumed_from_where_it_was(tab, runs_data):
         state_is(tab, "completed")
         tab.faults.clear()
         assert step_of(tab) == 24
+
+        tab.locator("#go").get_by_text("Train longer").click()
+        tab.locator("#run-notice").get_by_text("Epochs in all: it has been trained for 6; type more").wait_for()
+        field(tab, "total").fill("8")
+        tab.locator("#go").get_by_text("Train longer").click()
+        tab.get_by_test_id("steps").get_by_text("32 of 32 steps").wait_for(timeout=RUN_S * 1000)
+        state_is(tab, "completed")
         steps = [int(s) for s in re.findall(r'"step": ?(\d+)', (folder / "metrics.jsonl").read_text())]
-    assert steps == list(range(1, 25))  # none repeated: it went on from the checkpoint of the stop
+        assert steps == list(
+            range(1, 33)
+        )  # none repeated: it went on from the checkpoint of the stop, and from its end
+
+        tab.get_by_role("button", name="New LoRA from this").click()
+        tab.locator("#problem").get_by_text("are those of 'stopped'").wait_for()
+        assert [field(tab, key).input_value() for key in ("name", "trigger", "epochs")] == ["stopped 2", "tok", "8"]
+        assert captions(tab)["chelsea.png"] == "tok, a tabby cat" and len(captions(tab)) == 4
+        caption(tab, "chelsea.png").fill("tok, somebody's cat")
+        saved(tab, "chelsea.png")
+    assert (runs_data / "datasets" / "stopped" / "chelsea.txt").read_text() == "tok, a tabby cat\n"

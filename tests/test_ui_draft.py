@@ -9,7 +9,7 @@ from runs_helpers import data, picture  # noqa: F401
 from ui_helpers import photos, small_disk
 
 import runs
-from ui import draft, form, images
+from ui import draft, form, images, run_page
 
 
 @pytest.fixture
@@ -296,3 +296,101 @@ def test_nothing_typed_is_lost_by_storing_it(mine):
     strange = values(trigger='"\\\n\x00é💥', prompts="</textarea><script>", name="   ")
     draft.save_form(mine, strange)
     assert draft.form(mine) == json.loads(json.dumps(strange))
+
+
+# A run used once more ------------------------------------------------------------------------------------------------
+
+
+def test_a_runs_settings_images_and_captions_become_a_draft_again(data, mine, tmp_path):  # noqa: F811
+    drop(mine, *photos("coffee.png", "rocket.jpg"), picture(tmp_path / "turned.jpg", exif=b""))
+    draft.set_caption(mine, "coffee.png", "a cup, é💥")
+    typed = values(prompts="a\nb", rank=8, learning_rate="0.000123456789", flags="weighting_scheme=none", epochs=3)
+    folder, _ = form.create(typed, mine)
+    before = {p: p.read_bytes() for p in (data / "datasets" / "my-lora").iterdir()}
+    other = draft.new_id()
+    assert draft.take_over(other, "my-lora") == [] and draft.only_here(other) == 0
+    assert captions(other) == {"coffee.png": "a cup, é💥", "rocket.jpg": "tok", "turned.jpg": "tok"}
+    assert {p: p.read_bytes() for p in (data / "datasets" / "my-lora").iterdir()} == before
+    back = form.values_of_spec(runs.load(folder), 3)
+    assert {**back, "flags": back["flags"].strip()} == {**typed, "alpha": "1.0"}
+    assert form.free_name("my lora") == "my lora 2"
+    with pytest.raises(runs.RunError, match="a run called 'my lora' exists"):
+        form.create(back, other)
+    again, _ = form.create({**back, "name": "my lora 2"}, other)
+    assert runs.load(again).changed(name="my lora") == runs.load(folder)
+    assert form.free_name("my lora") == "my lora 3"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"gpus": 2, "keep_tokens": 3, "trackers": "all", "save_dir": "/tmp/some where"},
+        {
+            "extra": {
+                "optimizer_args": ["a=1", "b c"],
+                "max_grad_norm": 0.5,
+                "highvram": False,
+                "lr_scheduler": "cosine",
+            }
+        },
+        {"save_every_n_steps": 0, "max_train_steps": 77, "sample_every_n_steps": 5, "mixed_precision": "fp16"},
+        {"learning_rate": 1.23456789012e-05, "alpha": 0.1 + 0.2, "prompts": ["# one", "two --w 64"], "trigger": " x "},
+        {"model": "tiny-flux", "resolution": 96},
+    ],
+)
+def test_a_spec_comes_back_from_the_form_as_it_was(given):
+    spec = runs.make({"name": "x", "model": "flux-dev", **given})
+    assert form.spec_of(form.values_of_spec(spec, 4)) == spec
+
+
+def test_a_save_interval_that_followed_from_the_images_does_so_again(data, mine):  # noqa: F811
+    drop(mine, *photos("coffee.png", "rocket.jpg"))
+    spec = runs.load(form.create(values(), mine)[0])
+    assert spec.save_every_n_steps == 32 and form.values_of_spec(spec, 2)["save_every_n_steps"] == ""
+    assert form.values_of_spec(spec.changed(save_every_n_steps=31), 2)["save_every_n_steps"] == "31"
+
+
+def test_images_and_captions_that_are_in_no_run_are_known(data, mine):  # noqa: F811
+    assert draft.only_here(mine) == 0
+    drop(mine, *photos("coffee.png", "rocket.jpg"))
+    assert draft.only_here(mine) == 2
+    form.create(values(), mine)
+    assert draft.only_here(mine) == 0
+    draft.set_caption(mine, "coffee.png", "another")
+    assert draft.only_here(mine) == 2
+    draft.set_caption(mine, "coffee.png", "")
+    draft.remove(mine, "rocket.jpg")
+    assert draft.only_here(mine) == 1
+
+
+def test_a_draft_is_not_replaced_without_asking_nor_by_a_run_without_images(data, mine):  # noqa: F811
+    drop(mine, *photos("coffee.png"))
+    folder, _ = form.create(values(), mine)
+    other = draft.new_id()
+    drop(other, *photos("rocket.jpg"))
+    draft.set_caption(other, "rocket.jpg", "mine alone")
+    (asked,) = run_page.use_again(folder.name, "", other)
+    assert "1 image with its caption under New LoRA is in no run yet" in asked[0] and asked[1] == folder.name
+    assert captions(other) == {"rocket.jpg": "mine alone"}
+    shutil.move(data / "datasets" / folder.name, data / "away")
+    *_, told = run_page.use_again(folder.name, folder.name, other)
+    assert "no data set" in told[0] and captions(other) == {"rocket.jpg": "mine alone"}
+    shutil.move(data / "away", data / "datasets" / folder.name)
+    *_, done = run_page.use_again(folder.name, folder.name, other)
+    assert captions(other) == {"coffee.png": "tok"} and done[2]["total"] == 1 and done[4] == "my lora 2"
+    assert draft.form(other)["name"] == "my lora 2"
+    *_, again = run_page.use_again(folder.name, "", other)  # nothing of its own in it: not asked
+    assert again[2]["total"] == 1
+
+
+# Faults beside the fields --------------------------------------------------------------------------------------------
+
+
+def test_every_fault_is_told_at_once_and_by_its_field():
+    given = values(epochs=0, rank=None, learning_rate="fast", flags="rank 5\noutput_dir=/", resolution=500)
+    found = form.faults(given)
+    assert set(found) == {"epochs", "rank", "learning_rate", "flags", "resolution"}
+    assert found["rank"] == "is empty; the default is 4" and "KEY=VALUE" in found["flags"]
+    assert "output_dir follows from the run's folder" in form.faults(values(flags="output_dir=/"))["flags"]
+    assert form.faults(values(name="")) == {} and "name" in form.faults(values(name="///"))
+    assert set(form.by_field("Name: x\nImages: none\nno accelerate")) == {"name", "images"}

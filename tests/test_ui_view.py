@@ -91,10 +91,9 @@ def test_a_run_whose_monitor_is_gone_is_not_called_running(data):  # noqa: F811
     shown = view.read(folder)
     assert not shown.alive and shown.state == "orphaned"
     assert "Press Resume" in cards.head(shown)
-    assert run_page._buttons(shown) == (
-        {"visible": False, "interactive": True, "value": "Stop"},
-        {"visible": True, "value": "Resume"},
-    )
+    buttons = run_page._buttons(shown)
+    assert not buttons["stop"]["visible"] and not buttons["total"]["visible"]
+    assert buttons["go"] == {"visible": True, "value": "Resume"}
 
 
 def test_a_run_without_a_checkpoint_is_not_said_to_go_on(data):  # noqa: F811
@@ -107,19 +106,26 @@ def test_a_run_that_never_started_can_be_started(data):  # noqa: F811
     folder = write_run(data)
     (folder / "status.json").unlink()
     shown = view.read(folder)
-    assert shown.state == "new" and run_page._buttons(shown)[1] == {"visible": True, "value": "Start"}
+    assert shown.state == "new" and run_page._buttons(shown)["go"] == {"visible": True, "value": "Start"}
     assert everything(folder)
 
 
-def test_a_completed_run_offers_its_lora_and_no_start(data):  # noqa: F811
+def test_a_completed_run_offers_its_lora_and_to_be_trained_longer(data):  # noqa: F811
     folder = write_run(data, "done run", state="completed", step=100)
+    (folder / "run.toml").write_text('name = "done run"\nepochs = 16\n')
     assert cards.result(view.read(folder)) == ""  # the file is not there: nothing is promised
     (folder / "done-run.safetensors").write_bytes(b"x" * 2_500_000)
     shown = view.read(folder)
     link = harmless(cards.result(shown)).attributes
     assert link["download"] == ["done-run.safetensors"] and link["href"][0].startswith("gradio_api/file=/")
     assert "2.5 MB" in cards.result(shown) and shown.share == 1.0
-    assert not any(change["visible"] for change in run_page._buttons(shown))
+    buttons = run_page._buttons(shown)
+    assert not buttons["stop"]["visible"] and buttons["go"] == {"visible": True, "value": "Train longer"}
+    assert buttons["total"] == {"visible": True, "value": 16, "label": "Epochs in all"}
+    (folder / "run.toml").write_text('name = "done run"\nepochs = 16\nmax_train_steps = 500\n')
+    assert run_page._buttons(view.read(folder))["total"] == {"visible": True, "value": 500, "label": "Steps in all"}
+    (folder / "run.toml").write_text('name = "done run"\n')
+    assert not run_page._buttons(view.read(folder))["go"]["visible"]  # nothing says how long it was
 
 
 @pytest.mark.parametrize(
@@ -293,6 +299,14 @@ def test_only_what_changed_is_sent_again(data):  # noqa: F811
     assert f"outputs/{folder.name}/training.log" in "".join(part for part in third if isinstance(part, str))
     assert str(folder) not in third[2 + list(run_page.PARTS).index("log")]  # a picture of it shows nobody's home folder
     assert [isinstance(part, str) for part in third[2:9]] == [name == "log" for name in run_page.PARTS]
+
+
+def test_a_look_that_comes_late_does_not_undo_a_click(data):  # noqa: F811
+    write_run(data, "one")
+    write_run(data, "two")
+    assert run_page.look_again("one", {})[0] == {"__type__": "update"}  # leaves whatever is chosen by now
+    assert run_page.look_again("", {})[0] in ("one", "two") and run_page.look_again("gone", {})[0] in ("one", "two")
+    assert run_page.render("one", {})[0] == "one"
 
 
 def test_no_runs_says_what_to_do(data):  # noqa: F811

@@ -98,3 +98,46 @@ def step_of(page) -> int:
 def reaches(page, step: int, seconds: float = RUN_S) -> None:
     """Wait until the run page shows so many steps."""
     until(lambda: step_of(page) >= step, f"step {step} on the page", seconds)
+
+
+FAINT = """() => {
+  const parse = (c) => {
+    const m = c.match(/[\\d.]+/g).map(Number);
+    return (c.startsWith("color(srgb") ? m.slice(0, 3).map((v) => v * 255) : m.slice(0, 3)).concat(m[3] ?? 1);
+  };
+  const light = (v) => ((v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const luminance = ([r, g, b]) => 0.2126 * light(r) + 0.7152 * light(g) + 0.0722 * light(b);
+  const over = (a, b) => a.slice(0, 3).map((v, i) => v * a[3] + b[i] * (1 - a[3])).concat(1);
+  const faint = new Set();
+  for (const e of document.querySelectorAll("body *")) {
+    const own = [...e.childNodes].filter((n) => n.nodeType === 3).map((n) => n.textContent.trim()).join(" ").trim();
+    const typed = e.matches("textarea, input:not([type=radio], [type=file])") ? e.value || e.placeholder : "";
+    if ((!own && !typed) || e.closest("svg, script, style, [disabled], .cm-editor")) continue;
+    const box = e.getBoundingClientRect();
+    if (!box.width || !box.height || !e.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
+    let back = [255, 255, 255, 1];
+    const chain = [];
+    for (let n = e; n; n = n.parentElement) chain.unshift(n);
+    for (const n of chain) back = over(parse(getComputedStyle(n).backgroundColor), back);
+    const style = getComputedStyle(e, typed && !e.value ? "::placeholder" : null);
+    const colour = parse(style.color);
+    const [a, b] = [luminance(over([...colour.slice(0, 3), colour[3] * style.opacity], back)), luminance(back)];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) faint.add(`${ratio.toFixed(2)}: ${e.tagName}.${e.className} ${(own || typed).slice(0, 40)}`);
+  }
+  return [...faint];
+}"""
+NAMELESS = """() => [...document.querySelectorAll("button, input, textarea, select, a[href], [role=button]")]
+  .filter((e) => e.checkVisibility() && e.type !== "file" && !e.closest(".cm-editor"))
+  .filter((e) => !(e.getAttribute("aria-label") || e.innerText || e.labels?.length || e.title || e.querySelector("img[alt]")))
+  .map((e) => e.outerHTML.slice(0, 120))"""
+
+
+def faint_texts(page) -> list[str]:
+    """Texts whose contrast with what is behind them is below 4.5 to 1 (WCAG 2, 1.4.3), each with its ratio."""
+    return page.evaluate(FAINT)
+
+
+def nameless_controls(page) -> list[str]:
+    """Buttons, fields and links in sight that a screen reader has no name for."""
+    return page.evaluate(NAMELESS)

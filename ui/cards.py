@@ -75,7 +75,7 @@ def run_list(views: list[View], selected: str) -> str:
         share = f"{view.share:.0%}" if view.status and view.state != "completed" else ""
         rows.append(
             f'<button type="button" class="hp-run{" hp-here" if here else ""}" data-run="{esc(view.folder.name)}" '
-            f'aria-current="{str(here).lower()}"><span class="hp-run-name">{esc(view.name)}</span>'
+            f'aria-current="{str(here).lower()}"><span class="hp-run-name" title="{esc(view.name)}">{esc(view.name)}</span>'
             f'<span class="hp-run-state"><i class="hp-dot hp-{colour}"></i>{esc(word)} {share}</span>'
             f'<span class="hp-mini"><i class="hp-{colour}" style="width:{view.share:.1%}"></i></span></button>'
         )

@@ -8,6 +8,7 @@ is kept by image, so adding or removing an image never touches another one's.
 import contextlib
 import hashlib
 import json
+import os
 import re
 import secrets
 import shutil
@@ -17,13 +18,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runs.dataset import CAPTION_SUFFIXES, check_image, is_image_name, one_line, read_caption, unique_stem
+from runs.dataset import (
+    CAPTION_SUFFIXES,
+    check_image,
+    is_image_name,
+    one_line,
+    read_caption,
+    read_captions,
+    unique_stem,
+)
 from runs.files import RunError, atomic_write, explained
 from runs.paths import datasets_dir
 
 THUMB_SIDE = 480  # pixels: a card's width on a screen of double density
 MAX_CAPTION = 20_000  # characters
 STALE_S = 24 * 3600
+FORGOTTEN_S = 60 * 24 * 3600  # a draft that no page has shown for so long is given up
 _lock = threading.RLock()  # one process serves the page; its threads take turns at a draft.json
 
 
@@ -64,12 +74,28 @@ def uploads_dir() -> Path:
     return datasets_dir() / ".uploads"
 
 
-def tidy_uploads() -> None:
-    """Delete what uploads that broke off left behind a day ago and earlier."""
-    for path in uploads_dir().glob("*"):
+def tidy() -> None:
+    """Delete what uploads that broke off left a day ago and earlier, and drafts that no page has shown for sixty days."""
+    old = [path for path in uploads_dir().glob("*") if _age_s(path) > STALE_S]
+    drafts = (path for path in (datasets_dir() / ".drafts").glob("*") if is_id(path.name))
+    old += [path for path in drafts if _age_s(path / "draft.json", path) > FORGOTTEN_S]
+    for path in old:
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > STALE_S:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _age_s(*paths: Path) -> float:
+    """Seconds since the first of the paths that is there was written; 0 where none is."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            return time.time() - path.stat().st_mtime
+    return 0.0
+
+
+def seen(draft_id: str) -> None:
+    """A page shows this draft: it is not forgotten."""
+    with contextlib.suppress(OSError):  # not stored yet; or a disk that cannot be written, which the next edit tells
+        os.utime(folder(draft_id) / "draft.json")
 
 
 def _read(draft_id: str) -> dict:
@@ -80,7 +106,7 @@ def _read(draft_id: str) -> dict:
         state = {}
     except ValueError as error:
         raise RunError(f"{path} cannot be read ({error}); move it aside and reload the page") from error
-    return {"images": {}, "waiting": {}, "form": {}, **state}
+    return {"images": {}, "waiting": {}, "form": {}, "kept": "", **state}
 
 
 def _write(draft_id: str, state: dict) -> None:
@@ -120,6 +146,48 @@ def save_form(draft_id: str, values: dict) -> None:
         if state["form"] != values:
             state["form"] = values
             _write(draft_id, state)
+
+
+def _mark(state: dict) -> str:
+    """Tells images and captions apart from those of another time."""
+    told = [(entry["sha256"], entry["caption"]) for entry in state["images"].values()]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest() if told else ""
+
+
+def in_a_run(draft_id: str) -> None:
+    """These images and captions are now in a run's data set."""
+    with _lock:
+        state = _read(draft_id)
+        _write(draft_id, {**state, "kept": _mark(state)})
+
+
+def only_here(draft_id: str) -> int:
+    """How many images, with their captions, are in no run yet and would be lost with the draft."""
+    state = _read(draft_id)
+    return 0 if _mark(state) == state["kept"] else len(state["images"])
+
+
+def take_over(draft_id: str, slug: str) -> list[str]:
+    """Put copies of a data set's images and captions in the place of the draft's; a sentence for each left out.
+
+    Raises:
+        RunError: no such data set, or no room for another copy of it: the draft is then as it was.
+    """
+    room, paths = uploads_dir() / secrets.token_hex(12), []
+    try:
+        with explained("copy the images"):
+            room.mkdir(parents=True)
+            for file in read_captions(slug):
+                image = datasets_dir() / slug / file
+                paths += [
+                    shutil.copyfile(one, room / one.name) for one in (image.with_suffix(".txt"), image) if one.is_file()
+                ]
+        clear(draft_id)
+        _, told = add(draft_id, paths)
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+    in_a_run(draft_id)
+    return told
 
 
 def add(draft_id: str, uploads: Iterable[Path]) -> tuple[int, list[str]]:

@@ -2,18 +2,6 @@
 //
 // Built with textContent only. What is set lives in the "Further flags" box: the table changes the one line of a flag
 // there and leaves every other character as it was typed.
-const make = (tag, cls, text) => {
-  const node = document.createElement(tag);
-  if (cls) node.className = cls;
-  if (text !== undefined) node.textContent = text;
-  return node;
-};
-const button = (text, cls, act) => {
-  const node = make("button", "hp-button " + cls, text);
-  node.type = "button";
-  node.addEventListener("click", act);
-  return node;
-};
 const search = make("input", "hp-search");
 search.type = "search";
 search.placeholder = "Search by name or by what it does";

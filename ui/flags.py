@@ -6,16 +6,14 @@ trainer's source when the table is first opened, never with the page.
 """
 
 import re
-from pathlib import Path
 
 import presets
 import runs
 from runs.flags import check_extra, known_flags, parse_settings
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec
 from ui import form
-from ui.html import esc
+from ui.html import esc, script
 
-SCRIPT = Path(__file__).with_name("flags.js")
 TYPES = {"bool": "switch", "int": "whole number", "float": "number", "str": "text"}
 LISTS = {"text": "list of words"}
 # Flags that follow from a field of the form which is called otherwise (runs/command.py).
@@ -151,7 +149,7 @@ def flags_view():
     return gr.HTML(
         value=None,
         html_template="",
-        js_on_load=SCRIPT.read_text(encoding="utf-8"),
+        js_on_load=script("flags"),
         server_functions=[judge_flag],
         elem_id="all-flags",
         apply_default_css=False,

@@ -4,11 +4,14 @@ The fields take anything: a value is judged by `RunSpec` alone, in words, so tha
 component in a way that loses it. Labels and help live in one table; defaults are those of presets/defaults.toml.
 """
 
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import presets
 import runs
+from runs import weights
 from ui import draft
 from ui.html import esc
 
@@ -48,7 +51,13 @@ MORE = (
     Field(
         "mixed_precision", "Precision", "choice", "bf16 on most GPUs", (("bf16",) * 2, ("fp16",) * 2, ("float32", "no"))
     ),
-    Field("trackers", "Tracker", "choice", "", (("none", ""), ("TensorBoard", "tensorboard"), ("wandb", "wandb"))),
+    Field(
+        "trackers",
+        "Tracker",
+        "choice",
+        "also keeps the loss",
+        (("none", ""), ("TensorBoard", "tensorboard"), ("wandb", "wandb")),
+    ),
 )
 SAMPLES = (
     Field("prompts", "Sample prompts, one a line", "lines", "Left empty, the trigger word is the prompt."),
@@ -62,6 +71,8 @@ KEYS = (*HEAD, *(field.key for field in (*LENGTH, *SAMPLES, *MORE, FLAGS)))
 
 LABELS = {"name": "Name", "trigger": "Trigger word", "model": "Base model", "tier": "VRAM", "backend": "Trainer"}
 LABELS |= {field.key: field.label for field in (*LENGTH, *SAMPLES, *MORE)}
+FLAGS_LABEL = "Further flags"
+BY_LABEL = {**{label: key for key, label in LABELS.items()}, FLAGS_LABEL: "flags", "Images": "images"}
 
 
 def defaults() -> dict:
@@ -92,6 +103,7 @@ def spec_of(values: dict) -> "runs.RunSpec":
     given, faults = {key: values[key] for key in HEAD}, []
     if not (values["name"] or "").strip():
         faults.append("Name: the LoRA has none yet; type one, e.g. my-lora")
+        given["name"] = "my-lora"  # so that the rest is judged, too
     for key, field in known.items():
         value = values[key]
         empty = value is None or (isinstance(value, str) and not value.strip())
@@ -103,13 +115,21 @@ def spec_of(values: dict) -> "runs.RunSpec":
             faults.append(f"{field.label}: is empty; the default is {defaults()[key]}")
         else:
             given[key] = value
+    settings = [line for line in (values["flags"] or "").splitlines() if line.strip()]
+    spec = None
+    try:
+        given = parse_settings(settings, given)
+    except runs.RunError as error:
+        faults += [
+            f"{FLAGS_LABEL}: {line.removeprefix('--set ').replace('--set ', '')}" for line in str(error).splitlines()
+        ]
+    try:
+        spec = runs.make(given)
+    except runs.RunError as error:
+        faults += in_labels(re.sub(r"(?m)^extra: ", "flags: ", str(error))).splitlines()
     if faults:
         raise runs.RunError("\n".join(faults))
-    try:
-        settings = [line for line in (values["flags"] or "").splitlines() if line.strip()]
-        return runs.make(parse_settings(settings, given))
-    except runs.RunError as error:
-        raise runs.RunError(in_labels(str(error).replace("--set ", "Further flags: "))) from error
+    return spec
 
 
 def in_labels(message: str) -> str:
@@ -117,15 +137,77 @@ def in_labels(message: str) -> str:
     lines = []
     for line in message.splitlines():
         key, colon, rest = line.partition(":")
-        known = colon and key in LABELS
-        lines.append(f"{LABELS[key]}:{rest}" if known else line.removeprefix("spec: ").removeprefix("extra: "))
+        label = {**LABELS, "flags": FLAGS_LABEL}.get(key) if colon else None
+        lines.append(f"{label}:{rest}" if label else line.removeprefix("spec: ").removeprefix("extra: "))
     return "\n".join(lines)
 
 
-def start_problems(spec: "runs.RunSpec") -> list[str]:
-    """What stands in the way of a start apart from the images, which are not in the data set yet."""
+def by_field(message: str) -> dict[str, str]:
+    """The faults of a message that belong to a field, by its key: they are shown beside it as well."""
+    found: dict[str, list[str]] = {}
+    for line in message.splitlines():
+        label, colon, rest = line.partition(": ")
+        if colon and label in BY_LABEL:
+            found.setdefault(BY_LABEL[label], []).append(rest)
+    return {key: "\n".join(lines) for key, lines in found.items()}
+
+
+def faults(values: dict) -> dict[str, str]:
+    """What is wrong with what was typed so far, by field; a name that is still to come is no fault before the start."""
+    try:
+        spec_of({**values, "name": values["name"] or "my-lora"})
+    except runs.RunError as error:
+        return by_field(str(error))
+    return {}
+
+
+def values_of_spec(spec: "runs.RunSpec", images: int) -> dict:
+    """What would have to be typed to get this run once more, on so many images; the reverse of `spec_of`.
+
+    A field of the spec that the form does not ask for goes into "Further flags" where it differs from the default.
+    """
+    from runs.folders import with_save_interval
+
+    fields, plain = spec.model_dump(), runs.make({"name": spec.name, "model": spec.model}).model_dump()
+    if images and with_save_interval(spec.changed(save_every_n_steps=None), images) == spec:
+        fields["save_every_n_steps"] = None  # as it is when left empty
+    values = {key: fields.pop(key) for key in KEYS if key in fields}
+    values |= {"prompts": "\n".join(spec.prompts), "alpha": str(spec.alpha), "learning_rate": str(spec.learning_rate)}
+    values |= {
+        key: "" if values[key] is None else str(values[key]) for key in ("max_train_steps", "save_every_n_steps")
+    }
+    lines = {key: value for key, value in fields.items() if key not in ("extra", "environment") and value != plain[key]}
+    for field in MORE:
+        if field.kind == "choice" and values[field.key] not in dict(field.choices).values():
+            lines[field.key] = values.pop(field.key)
+    lines |= spec.extra
+    values["flags"] = "".join(f"{key}={_typed(value)}\n" for key, value in lines.items())
+    return {**defaults(), **values}
+
+
+def _typed(value: object) -> str:
+    """A flag's value as a line holds it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
+
+
+def free_name(name: str) -> str:
+    """The name, or the first of `name 2`, `name 3`, … that no run has."""
+    number = 1
+    while (runs.outputs_dir() / runs.slug(name if number == 1 else f"{name} {number}")).exists():
+        number += 1
+    return name if number == 1 else f"{name} {number}"
+
+
+def start_problems(spec: "runs.RunSpec", ask: bool = False) -> list[str]:
+    """What stands in the way of a start apart from the images, which are not in the data set yet; `ask`: as runs.problems."""
     data = str(runs.datasets_dir() / spec.slug)
-    return [problem for problem in runs.problems(spec) if not problem.startswith(f"no images in {data}")]
+    return [
+        problem.replace("with --set ", f"under {FLAGS_LABEL}: ")
+        for problem in runs.problems(spec, ask=ask)
+        if not problem.startswith(f"no images in {data}")
+    ]
 
 
 def plan(values: dict, images: int) -> str:
@@ -170,6 +252,7 @@ def model_note(values: dict) -> str:
     try:
         spec = spec_of({**values, "name": "my-lora"})
         lines += [f'<span class="hp-warn">{esc(problem)}</span>' for problem in start_problems(spec)]
+        lines += [esc(note)] if (note := weights.note(spec)) and len(lines) == 1 else []
     except runs.RunError:
         pass  # told at the start button; here only the model counts
     return "".join(f'<p class="hp-hint">{line}</p>' for line in lines)
@@ -195,7 +278,7 @@ def create(values: dict, draft_id: str) -> tuple[Path, list[str]]:
     faults = []
     try:
         spec = spec_of(values)
-        faults += start_problems(spec)
+        faults += start_problems(spec, ask=True)
         if (runs.outputs_dir() / spec.slug).exists():
             faults.append(f"Name: a run called {spec.name!r} exists; choose another name")
     except runs.RunError as error:
@@ -208,4 +291,5 @@ def create(values: dict, draft_id: str) -> tuple[Path, list[str]]:
     told: list[str] = []
     paths = [draft.images_dir(draft_id) / item.file for item in images]
     folder = runs.create(spec, paths, {item.file: item.caption for item in images}, tell=told.append)
+    draft.in_a_run(draft_id)
     return folder, told

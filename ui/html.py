@@ -3,6 +3,7 @@
 import html
 import re
 from functools import cache, lru_cache
+from pathlib import Path
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
@@ -10,6 +11,11 @@ ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-
 def esc(value: object) -> str:
     """Text as text, in markup and in attributes."""
     return html.escape(str(value), quote=True)
+
+
+def script(name: str) -> str:
+    """The source of `ui/NAME.js` for a component's js_on_load, with what all of them use in front."""
+    return "".join((Path(__file__).parent / file).read_text(encoding="utf-8") for file in ("dom.js", f"{name}.js"))
 
 
 @cache

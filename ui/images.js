@@ -7,19 +7,6 @@ const saving = new Map();
 let timer = null;
 let busy = 0;
 
-const make = (tag, cls, text) => {
-  const node = document.createElement(tag);
-  if (cls) node.className = cls;
-  if (text !== undefined) node.textContent = text;
-  return node;
-};
-const button = (text, cls, act) => {
-  const node = make("button", "hp-button " + cls, text);
-  node.type = "button";
-  node.addEventListener("click", act);
-  return node;
-};
-
 const zone = make("div", "hp-drop");
 zone.tabIndex = 0;
 zone.setAttribute("role", "button");
@@ -60,7 +47,7 @@ function show(answer) {
   const before = state().total;
   props.value = answer.list;
   draw();
-  if (before !== answer.list.total) trigger("changed");
+  if (before !== answer.list.total) trigger("change");
 }
 
 // Captions ----------------------------------------------------------------------------------------------------------
@@ -118,8 +105,12 @@ function cardOf(item) {
   image.alt = item.file;
   image.src = item.thumb;
   const gone = button("×", "hp-remove", async () => {
+    const place = [...grid.children].indexOf(card);
     dirty.delete(item.file);
-    show(await call("remove_image", { file: item.file }));
+    const answer = await call("remove_image", { file: item.file });
+    show(answer);
+    const next = grid.children[Math.min(place, grid.children.length - 1)];
+    if (!answer.error) (next ? next.querySelector(".hp-remove") : zone).focus(); // what had the focus is gone
   });
   gone.title = "Remove this image";
   gone.setAttribute("aria-label", "Remove " + item.file);

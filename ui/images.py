@@ -12,9 +12,9 @@ from urllib.parse import quote
 from runs.files import RunError
 from runs.paths import datasets_dir
 from ui import draft
+from ui.html import script
 
 PAGE_SIZE = 12
-SCRIPT = Path(__file__).with_name("images.js")
 
 
 def file_url(path: Path) -> str:
@@ -126,13 +126,13 @@ def explain_refusal(data: dict) -> dict:
 
 
 def images_view():
-    """The component; its events: `changed` (images came or went), `insert` (put the trigger word first)."""
+    """The component; its events: `change` (images came or went, or another page is shown), `insert` (put the trigger word first)."""
     import gradio as gr
 
     return gr.HTML(
         value=None,
         html_template="",
-        js_on_load=SCRIPT.read_text(encoding="utf-8"),
+        js_on_load=script("images"),
         server_functions=[list_images, save_caption, remove_image, clear_images, add_images, explain_refusal],
         elem_id="images",
         apply_default_css=False,

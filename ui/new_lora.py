@@ -11,7 +11,7 @@ import gradio as gr
 import presets
 import runs
 from ui import control, draft, flags, form, images
-from ui.html import esc
+from ui.html import esc, script
 
 # Waits until the last caption typed is stored, then lets the event go on with the values of the fields.
 FLUSH = "async (...values) => { if (window.hangproofFlush) await window.hangproofFlush(); return values; }"
@@ -29,13 +29,15 @@ class NewLora:
     flag_note: gr.HTML | None = None
     flag_fold: gr.Accordion | None = None
     flag_table: gr.HTML | None = None
+    faults: gr.HTML | None = None
     problem: gr.HTML | None = None
     start: gr.Button | None = None
+    loaded: gr.State | None = None
 
     @property
     def follows(self) -> list:
         """What `refresh` answers into."""
-        return [self.plan, self.script, self.model_note, self.flag_note]
+        return [self.plan, self.script, self.model_note, self.flag_note, self.faults]
 
 
 def step(number: int, title: str, hint: str) -> None:
@@ -48,7 +50,7 @@ def step(number: int, title: str, hint: str) -> None:
 
 def build() -> NewLora:
     """Lay the tab out."""
-    tab = NewLora()
+    tab = NewLora(loaded=gr.State(False))
     tab.fields = dict.fromkeys(form.KEYS)
     with gr.Column(elem_classes="hp-step"):
         step(1, "The LoRA", "What it is called, what it learns from, and how much memory your GPU has.")
@@ -86,6 +88,9 @@ def build() -> NewLora:
         with gr.Accordion("The script", open=False):
             tab.script = gr.Code(language="shell", interactive=False, max_lines=24, show_label=False, elem_id="script")
         tab.problem = gr.HTML(elem_id="problem", apply_default_css=False)
+        tab.faults = gr.HTML(
+            value=None, html_template="", js_on_load=script("faults"), elem_id="faults", container=False
+        )
         tab.start = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
     return tab
 
@@ -147,6 +152,7 @@ def load(draft_id: str | None) -> tuple:
     draft_id = draft_id if draft.is_id(draft_id) else draft.new_id()
     try:
         stored, shown, problem = draft.form(draft_id), images.listing(draft_id), ""
+        draft.seen(draft_id)
     except runs.RunError as error:
         draft_id = draft.new_id()
         stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft")
@@ -154,21 +160,21 @@ def load(draft_id: str | None) -> tuple:
     return draft_id, shown, problem, *fields
 
 
-def refresh(draft_id: str | None, *given) -> tuple[str, str, str, str]:
-    """Store what was typed; the plan, the script, the notes on the model and the flags that follow."""
+def refresh(draft_id: str | None, *given) -> tuple:
+    """Store what was typed; the plan, the script, the notes on the model, the flags and the fields that follow."""
     values = values_of(given)
     try:
         count = len(draft.items(draft_id))
         draft.save_form(draft_id, values)
     except runs.RunError as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', "", "", ""
+        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', "", "", "", {}
     try:
-        script = form.script_of(values, count)
+        text = form.script_of(values, count)
     except runs.RunError as error:
-        script = "".join(
+        text = "".join(
             f"# {line}\n" for line in ("The script appears here when this is settled:", *str(error).splitlines())
         )
-    return form.plan(values, count), script, form.model_note(values), flags.note(values)
+    return form.plan(values, count), text, form.model_note(values), flags.note(values), form.faults(values)
 
 
 def open_flags(*given) -> tuple[bool, dict]:
@@ -199,19 +205,19 @@ def choose_model(key: str, backend: str) -> list:
 
 
 def start(draft_id: str, *given):
-    """Make the run and start it; yields (problem, run's folder name or "", sentences for the run's page)."""
+    """Make the run and start it; yields (problem, faults by field, run's folder name or "", sentences for its page)."""
     values = values_of(given)
     try:
         count = len(draft.items(draft_id))
-        yield problem_html(f"Preparing {count} image{'s' * (count != 1)}…", "One moment", "busy"), "", []
+        yield problem_html(f"Preparing {count} image{'s' * (count != 1)}…", "One moment", "busy"), {}, "", []
         draft.save_form(draft_id, values)
         folder, told = form.create(values, draft_id)
     except runs.RunError as error:
-        yield problem_html(str(error)), "", []
+        yield problem_html(str(error)), form.by_field(str(error)), "", []
         return
     try:
         control.start(folder)
     except runs.RunError as error:
-        yield "", folder.name, [f"The run is made, but it did not start: {error}", *told]
+        yield "", {}, folder.name, [f"The run is made, but it did not start: {error}", *told]
         return
-    yield "", folder.name, told
+    yield "", {}, folder.name, told

@@ -48,6 +48,8 @@ def theme() -> gr.themes.Base:
         block_background_fill="white",
         block_background_fill_dark="*neutral_900",
         input_background_fill="white",
+        input_placeholder_color="*neutral_500",
+        input_placeholder_color_dark="*neutral_400",
         input_background_fill_dark="*neutral_800",
         checkbox_label_background_fill="*neutral_50",
         checkbox_label_background_fill_dark="*neutral_800",
@@ -86,9 +88,15 @@ def build() -> gr.Blocks:
 def _wire_new(new: new_lora.NewLora, draft_id) -> None:
     fields = [new.fields[key] for key in form.KEYS]
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    follow = {"fn": new_lora.refresh, "inputs": [draft_id, *fields], "outputs": new.follows}
-    gr.on([one.change for one in fields], trigger_mode="always_last", **follow, **quiet)
-    new.images.changed(trigger_mode="always_last", **follow, **quiet)
+    # One event for everything that may have changed: two would overtake one another, and what was typed first would win.
+    gr.on(
+        [new.loaded.change, new.images.change, *(one.change for one in fields)],
+        new_lora.refresh,
+        [draft_id, *fields],
+        new.follows,
+        trigger_mode="always_last",
+        **quiet,
+    )
     new.fields["model"].input(
         new_lora.choose_model,
         [new.fields["model"], new.fields["backend"]],
@@ -116,13 +124,13 @@ def _wire_new(new: new_lora.NewLora, draft_id) -> None:
 
 def _wire_runs(run: run_page.RunPage) -> None:
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    again = {"fn": run_page.render, "inputs": [run.selected, run.seen], "outputs": run.outputs, **quiet}
+    again = {"fn": run_page.look_again, "inputs": [run.selected, run.seen], "outputs": run.outputs, **quiet}
     run.timer.tick(queue=False, **again)
-    run.parts["list"].pick(run_page.pick, None, [*run.outputs, run.notice], **quiet).then(
+    run.parts["list"].pick(run_page.pick, None, [*run.outputs, run.notice, run.sure], **quiet).then(
         None, None, None, js=run_page.ADDRESS, **quiet
     )
     run.stop.click(run_page.stop, run.selected, run.notice, **quiet).then(**again)
-    run.go.click(run_page.go, run.selected, run.notice, **quiet).then(**again)
+    run.go.click(run_page.go, [run.selected, run.total], run.notice, **quiet).then(**again)
 
 
 def _wire_tabs(page, new, run, tabs, new_tab, runs_tab, draft_id, started, told) -> None:
@@ -141,8 +149,14 @@ def _wire_tabs(page, new, run, tabs, new_tab, runs_tab, draft_id, started, told)
         draft_id,
         [draft_id, new.images, new.problem, *fields, *run.outputs, tabs, run.timer],
         **quiet,
-    ).then(None, None, None, js=run_page.OPENED, **quiet).then(
-        new_lora.refresh, [draft_id, *fields], new.follows, **quiet
+    ).then(None, None, None, js=run_page.OPENED, **quiet).then(lambda: True, None, new.loaded, **quiet)
+
+    run.again.click(
+        run_page.use_again,
+        [run.selected, run.sure, draft_id],
+        [run.notice, run.sure, new.images, new.problem, *fields, tabs],
+        js=new_lora.FLUSH,
+        **quiet,
     )
 
     def began(name: str, sentences: list) -> list:
@@ -153,9 +167,11 @@ def _wire_tabs(page, new, run, tabs, new_tab, runs_tab, draft_id, started, told)
         note = run_page.notice(sentences, kind)
         return [*run_page.render(name, {}), note, gr.update(selected="runs"), gr.Timer(active=True)]
 
-    new.start.click(new_lora.start, [draft_id, *fields], [new.problem, started, told], js=new_lora.FLUSH, **quiet).then(
-        began, [started, told], [*run.outputs, run.notice, tabs, run.timer], **quiet
-    ).then(None, None, None, js=run_page.ADDRESS, **quiet)
+    new.start.click(
+        new_lora.start, [draft_id, *fields], [new.problem, new.faults, started, told], js=new_lora.FLUSH, **quiet
+    ).then(began, [started, told], [*run.outputs, run.notice, tabs, run.timer], **quiet).then(
+        None, None, None, js=run_page.ADDRESS, **quiet
+    )
     runs_tab.select(lambda: gr.Timer(active=True), None, run.timer, **quiet).then(
         None, None, None, js=run_page.ADDRESS, **quiet
     )

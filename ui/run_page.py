@@ -6,14 +6,16 @@ is remembered by its digest, so that a picture does not flicker and a report sta
 
 import hashlib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import gradio as gr
 
 import runs
-from ui import cards, control, view
+from ui import cards, control, draft, form, images, view
 from ui.html import esc
 
 TICK_S = 1.0
+AGAIN = "New LoRA from this"
 PARTS = ("list", "head", "result", "incidents", "loss", "samples", "log")
 PICK = """
 element.addEventListener('click', (event) => {
@@ -43,6 +45,9 @@ class RunPage:
     parts: dict = field(default_factory=dict)
     stop: gr.Button | None = None
     go: gr.Button | None = None
+    total: gr.Number | None = None
+    again: gr.Button | None = None
+    sure: gr.State | None = None
     notice: gr.HTML | None = None
     selected: gr.State | None = None
     seen: gr.State | None = None
@@ -51,37 +56,47 @@ class RunPage:
     @property
     def outputs(self) -> list:
         """What `render` gives values for, in order."""
-        return [self.selected, self.seen, *self.parts.values(), self.stop, self.go]
+        return [self.selected, self.seen, *self.parts.values(), self.stop, self.go, self.total, self.again]
 
 
 def build() -> RunPage:
     """Lay the tab out."""
-    page = RunPage(selected=gr.State(""), seen=gr.State({}), timer=gr.Timer(TICK_S, active=False))
+    page = RunPage(selected=gr.State(""), seen=gr.State({}), timer=gr.Timer(TICK_S, active=False), sure=gr.State(""))
     with gr.Row(elem_classes="hp-runs"):
         with gr.Column(scale=1, min_width=230, elem_classes="hp-side"):
             page.parts["list"] = gr.HTML(elem_id="run-list", js_on_load=PICK, apply_default_css=False)
         with gr.Column(scale=4, min_width=300, elem_classes="hp-main"):
             page.notice = gr.HTML(elem_id="run-notice")
             page.parts["head"] = gr.HTML(elem_id="run-head", apply_default_css=False)
+            page.parts["result"] = gr.HTML(elem_id="run-result", apply_default_css=False)
             with gr.Row(elem_classes="hp-actions"):
-                page.go = gr.Button("Start", variant="primary", visible=False, elem_id="go", min_width=120, scale=0)
-                page.stop = gr.Button("Stop", visible=False, elem_id="stop", min_width=120, scale=0)
-            for part in PARTS[2:]:
+                page.total = gr.Number(precision=0, visible=False, elem_id="total", min_width=150, scale=0)
+                page.go = gr.Button("Start", variant="primary", visible=False, elem_id="go", min_width=140, scale=0)
+                page.stop = gr.Button("Stop", visible=False, elem_id="stop", min_width=140, scale=0)
+                page.again = gr.Button(AGAIN, visible=False, elem_id="again", min_width=190, scale=0)
+            for part in PARTS[3:]:
                 page.parts[part] = gr.HTML(elem_id=f"run-{part}", apply_default_css=False)
     page.parts = {part: page.parts[part] for part in PARTS}
     return page
 
 
-def _buttons(shown: view.View | None) -> tuple[dict, dict]:
-    """(Stop, Start or Resume) as the run's state allows."""
+BUTTONS = ("stop", "go", "total", "again")
+TOTALS = {"epochs": "Epochs in all", "max_train_steps": "Steps in all"}
+
+
+def _buttons(shown: view.View | None) -> dict[str, dict]:
+    """What can be done with a run, as its state allows: stop it; start, resume or train it longer; use it once more."""
     if shown is None:
-        return {"visible": False}, {"visible": False}
+        return {name: {"visible": False} for name in BUTTONS}
     can_stop = shown.alive and shown.state not in view.FINAL
     stopping = shown.state == "stopping"
-    return (
-        {"visible": can_stop, "interactive": not stopping, "value": "Stopping…" if stopping else "Stop"},
-        {"visible": not can_stop and shown.state != "completed", "value": shown.again},
-    )
+    field, now = (shown.state == "completed" and runs.longer(shown.spec)) or ("epochs", None)
+    return {
+        "stop": {"visible": can_stop, "interactive": not stopping, "value": "Stopping…" if stopping else "Stop"},
+        "go": {"visible": not can_stop and (shown.state != "completed" or now is not None), "value": shown.again},
+        "total": {"visible": now is not None, "value": now, "label": TOTALS[field]},
+        "again": {"visible": not shown.fault, "value": AGAIN},
+    }
 
 
 def render(selected: str, seen: dict | None) -> list:
@@ -105,9 +120,15 @@ def render(selected: str, seen: dict | None) -> list:
     out = []
     for name, value in html.items():
         out.append(_unless_seen(seen, name, value, value))
-    for name, change in zip(("stop", "go"), _buttons(shown), strict=True):
+    for name, change in _buttons(shown).items():
         out.append(_unless_seen(seen, name, repr(change), gr.update(**change)))
     return [selected, seen, *out]
+
+
+def look_again(selected: str, seen: dict | None) -> list:
+    """`render`, but which run is looked at is left alone: another may have been picked while this was on its way."""
+    out = render(selected, seen)
+    return [gr.skip() if out[0] == selected else out[0], *out[1:]]
 
 
 def _unless_seen(seen: dict, name: str, text: str, value):
@@ -130,27 +151,72 @@ def notice(lines: list[str], kind: str = "info") -> str:
     """Sentences about what was just done."""
     if not lines:
         return ""
-    return f'<div class="hp-problem hp-{kind}"><ul>{"".join(f"<li>{esc(line)}</li>" for line in lines)}</ul></div>'
+    role = "alert" if kind == "bad" else "status"
+    return f'<div class="hp-problem hp-{kind}" role="{role}"><ul>{"".join(f"<li>{esc(line)}</li>" for line in lines)}</ul></div>'
 
 
-def _act(what, selected: str) -> str:
+def stop(selected: str) -> str:
+    """Stop the run looked at."""
     try:
-        what(runs.run_folder(selected))
+        control.stop(runs.run_folder(selected))
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")
     return ""
 
 
-def stop(selected: str) -> str:
-    """Stop the run looked at."""
-    return _act(control.stop, selected)
+def go(selected: str, total: float | None) -> str:
+    """Start or resume the run looked at; a completed one is trained on, to `total` epochs or steps."""
+    try:
+        folder = runs.run_folder(selected)
+        if view.read(folder).state == "completed":
+            _train_longer(folder, total)
+        control.start(folder)
+    except runs.RunError as error:
+        return notice(str(error).splitlines(), "bad")
+    return ""
 
 
-def go(selected: str) -> str:
-    """Start or resume the run looked at."""
-    return _act(control.start, selected)
+def _train_longer(folder: Path, total: float | None) -> None:
+    from monitor.book import nothing_left
+
+    field, now = runs.longer(runs.load(folder).model_dump())
+    label = TOTALS[field]
+    if total is None or total < now or (total == now and nothing_left(folder)):
+        raise runs.RunError(f"{label}: it has been trained for {now}; type more than that to train it longer")
+    try:
+        runs.train_longer(folder, int(total))
+    except runs.RunError as error:
+        raise runs.RunError(str(error).replace(f"{field}:", f"{label}:")) from error
 
 
 def pick(event: gr.EventData) -> tuple:
     """Look at another run."""
-    return (*render(str(event.run), {}), "")
+    return (*render(str(event.run), {}), "", "")
+
+
+def use_again(selected: str, sure: str, draft_id: str):
+    """Put a run's settings, images and captions into the three steps, to change them and train anew.
+
+    Yields (notice of this tab, run that the person is sure about, cards, message of the three steps, fields of the
+    form, tab to open); images that are in no run yet are replaced only when asked for twice.
+    """
+    nothing = [gr.skip()] * len(form.KEYS)
+    try:
+        folder = runs.run_folder(selected)
+        spec, only = runs.load(folder), draft.only_here(draft_id)
+        if only and sure != selected:
+            what = "1 image with its caption" if only == 1 else f"{only} images with their captions"
+            ask = f"{what} under New LoRA {'is' if only == 1 else 'are'} in no run yet; press again to replace what is there"
+            yield notice([ask], "warn"), selected, gr.skip(), gr.skip(), *nothing, gr.skip()
+            return
+        yield notice(["Copying the images…"], "busy"), "", gr.skip(), gr.skip(), *nothing, gr.skip()
+        told = draft.take_over(draft_id, spec.slug)
+        values = form.values_of_spec(spec, len(draft.items(draft_id)))
+        values["name"] = form.free_name(spec.name)
+        draft.save_form(draft_id, values)
+    except runs.RunError as error:
+        yield notice(str(error).splitlines(), "bad"), "", gr.skip(), gr.skip(), *nothing, gr.skip()
+        return
+    lines = [f"Settings, images and captions are those of {spec.name!r}; that run stays as it is.", *told]
+    shown = images.listing(draft_id)
+    yield "", "", shown, notice(lines), *(values[key] for key in form.KEYS), gr.update(selected="new")

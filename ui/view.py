@@ -42,6 +42,7 @@ class View:
     name: str
     status: dict = field(default_factory=dict)
     fault: str = ""
+    spec: dict = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
@@ -88,6 +89,8 @@ class View:
     @property
     def again(self) -> str:
         """What the button that starts it is called."""
+        if self.state == "completed":
+            return "Train longer"
         if self.state == "new":
             return "Start"
         return "Start again" if self.checkpoint is None else "Resume"
@@ -103,16 +106,17 @@ def read(folder: Path) -> View:
     """One run as its folder says it is now."""
     from monitor import status
 
-    name, fault, now = folder.name, "", {}
+    spec, fault, now = {}, "", {}
     try:
-        name = _name(folder / "run.toml", (folder / "run.toml").stat().st_mtime_ns)
+        spec = _spec(folder / "run.toml", (folder / "run.toml").stat().st_mtime_ns)
     except (OSError, ValueError) as error:
         fault = f"{folder / 'run.toml'} cannot be read: {error}"
     try:
         now = status.read(folder) or {}
     except (OSError, ValueError) as error:
         fault = f"{folder / 'status.json'} cannot be read: {error}"
-    return View(folder, name, now, fault)
+    name = spec.get("name")
+    return View(folder, name if isinstance(name, str) else folder.name, now, fault, spec)
 
 
 def read_all() -> list[View]:
@@ -128,10 +132,9 @@ def _made(folder: Path) -> tuple[float, str]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _name(path: Path, stamp: int) -> str:
-    """The run's name as typed; only this key is read, because a list of runs must not cost a validation each."""
-    name = tomllib.loads(path.read_text(encoding="utf-8")).get("name")
-    return name if isinstance(name, str) else path.parent.name
+def _spec(path: Path, stamp: int) -> dict:
+    """The run's spec as plain values, unchecked, because a list of runs must not cost a validation each."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def incidents(folder: Path) -> list[Incident]:
