@@ -146,7 +146,7 @@ def _error(row: dict, evidence: Evidence) -> str:
     if last and (not patterns or _any(patterns, last)):
         return last
     telling = [line for line in _lines(log) if _any(patterns, line) and not line.startswith("Traceback")]
-    return _launcher((telling[-1:] or [last or evidence.note or last_line(log)])[0][:400])
+    return _launcher((telling[-1:] or [last or evidence.note or last_line(log)])[0])[:400].removeprefix("error: ")
 
 
 def _launcher(line: str) -> str:
@@ -170,7 +170,7 @@ def last_error(log: str) -> str:
 def last_line(log: str) -> str:
     """The last line of the log."""
     lines = _lines(log)
-    return lines[-1][:400] if lines else "the log is empty"
+    return lines[-1] if lines else "the log is empty"
 
 
 def _lines(log: str) -> list[str]:

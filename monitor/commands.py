@@ -17,6 +17,7 @@ from monitor.book import nothing_left
 from monitor.folder import BOOK, FINAL, LOG, STATUS, STOP, MonitorError, RunFiles, all_folders, find, read_json
 from monitor.helpers import ROOT, environment, problems
 from monitor.locks import LOCK, is_held
+from monitor.report import count
 
 START_S = 20.0
 
@@ -101,7 +102,7 @@ def line(folder: Path, values: dict | None) -> str:
     steps = f"step {values['step']}" + (f" of {values['planned_steps']}" if values["planned_steps"] else "")
     phase = f", {values['phase']}" if values.get("phase") else ""
     eta = f", {values['eta_s'] / 60:.0f} min to go" if values.get("eta_s") else ""
-    restarts = f", {values['restarts']} restarts" if values["restarts"] else ""
+    restarts = f", {count(values['restarts'], 'restart')}" if values["restarts"] else ""
     return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}" + (f". {m}" if (m := values["message"]) else "")
 
 
@@ -143,7 +144,7 @@ def _take_up(folder: Path) -> bool:
     ended = tree.end(tree.Tree("", members={p.pid: p for p in left}), 3.0, 10.0)
     if ended.left:
         raise MonitorError(f"{folder.name}: cannot be ended: pid {', '.join(str(p.pid) for p in ended.left)}")
-    print(f"{folder.name}: ended {len(ended.killed)} processes that nobody watched")
+    print(f"{folder.name}: ended {count(len(ended.killed), 'process')} that nobody watched")
     return False
 
 

@@ -19,6 +19,7 @@ from monitor.locks import Lock
 from monitor.notify import Notifier
 from monitor.outlook import Outlook
 from monitor.queue import GpuQueue
+from monitor.report import count
 from monitor.tree import Ended
 
 EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5
@@ -60,6 +61,7 @@ class Core:
         self._last_step_s: float | None = None
         self._launcher_alone_s: float | None = None
         self._orphan_said = False
+        self.was_slow = ""  # why the suspicion under way was taken for slowness, in words
         self._room_since_s: float | None = None
         self._best_before = 0  # the furthest step before this attempt
         self.oom_kills_before = 0
@@ -101,7 +103,7 @@ class Core:
         self.attempt.root_alive()
         if ended.killed:
             names = ", ".join(f"{p.name} ({p.pid})" for p in ended.killed)
-            self.files.event("killed", f"ended {len(ended.killed)} processes in {ended.took_s:.1f} s: {names}")
+            self.files.event("killed", f"ended {count(len(ended.killed), 'process')} in {ended.took_s:.1f} s: {names}")
         held = self.gpus.wait_free({p.pid for p in ended.killed}, self.limits.end.gpu_memory) if ended.killed else set()
         if held:
             self.files.log(f"the GPU still keeps memory for ended processes: {sorted(held)}")

@@ -106,20 +106,22 @@ def late_rank(ranks: list[dict]) -> dict | None:
 
 
 def processes(members: dict[int, system.Proc], ranks: list[int]) -> list[dict]:
-    """The run's processes with their state, what they wait for in the kernel, and their command."""
+    """The run's processes with their state ("" for gone), what they wait for in the kernel, and their command."""
     found = []
     for pid, process in sorted(members.items()):
-        fresh = system.proc(pid) or process
+        fresh = system.proc(pid)
+        gone = fresh is None or fresh.start != process.start
+        fresh = process if gone else fresh
         found.append(
             {
                 "pid": pid,
                 "ppid": fresh.ppid,
                 "name": fresh.name,
-                "state": fresh.state,
-                "wchan": _wchan(pid),
+                "state": "" if gone else fresh.state,
+                "wchan": "" if gone else _wchan(pid),
                 "cpu_s": round(fresh.cpu_s, 2),
                 "trainer": pid in ranks,
-                "command": system.command_of(pid)[:300],
+                "command": "" if gone else system.command_of(pid)[:300],
             }
         )
     return found

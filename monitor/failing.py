@@ -15,6 +15,7 @@ from monitor.decide import Verdict
 from monitor.evidence import Evidence
 from monitor.folder import MonitorError
 from monitor.helpers import next_change
+from monitor.report import count
 
 
 class Failing(Core):
@@ -174,7 +175,7 @@ class Failing(Core):
         self.fetch_lora()
         step = self._step()
         lora = f"; the LoRA: {self.files.lora.name}" if self.files.lora else ""
-        self.finish("completed", EXIT_DONE, f"completed: {step} steps, {self.book.restarts} restarts{lora}")
+        self.finish("completed", EXIT_DONE, f"{count(step, 'step')}, {count(self.book.restarts, 'restart')}{lora}")
 
     def fetch_lora(self) -> None:
         """States that were written to another disk first are copied by the script as it ends; if it was ended, by us."""
@@ -188,7 +189,9 @@ class Failing(Core):
 
     def give_up(self, reason: str, code: int) -> None:
         """No restart would help: stop with the report."""
-        self.incident.outcome = f"the run was given up: {reason}"
+        newest = checkpoints.newest(self.state_folders())
+        kept = f"; {newest.name} is kept, and a new start goes on from there" if newest else ""
+        self.incident.outcome = f"the run was given up: {reason}{kept}"
         self.incident.ended_at = self.now.utc
         self.incident.save(self.files)
         cause = self.incident.cause

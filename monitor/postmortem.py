@@ -29,7 +29,7 @@ def hang(run: Core, verdict: Verdict) -> Evidence:
         rank=verdict.rank,
         quiet_s=verdict.quiet_s,
         budget_s=verdict.budget_s,
-        why=verdict.why,
+        why=verdict.why + ((f"left alone for a while, because {run.was_slow}",) if run.was_slow else ()),
         outcome=left.outcome if left.outcome != "running" else "",
         note=left.note or next((b.note for b in run.beats if b.rank == verdict.rank), ""),
         stacks=run.inquiry.texts(),

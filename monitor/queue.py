@@ -14,6 +14,7 @@ from pathlib import Path
 from monitor import gpu, system
 from monitor.folder import RunFiles
 from monitor.locks import Lock, is_held
+from monitor.report import count
 
 
 def devices(spec: dict) -> list[str]:
@@ -70,7 +71,7 @@ class GpuQueue:
         for name, ticket in zip(self.devices, self._tickets, strict=True):
             before = [path for path in _waiting(name) if path.name < ticket.path.name]
             if before:
-                self.message = f"waiting for GPU {name}: {len(before)} run(s) asked before"
+                self.message = f"waiting for GPU {name}: {count(len(before), 'run')} asked before"
                 return False
         taken = []
         for name in self.devices:

@@ -147,6 +147,7 @@ class Starting(Core):
         self.beats = []
         self.outlook.attached()
         self._launcher_alone_s, self._orphan_said = None, False
+        self.was_slow = ""
         self._last_step_s = None
         self.oom_kills_before = evidence.oom_kills()
         self._best_before = self.book.best_step

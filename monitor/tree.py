@@ -17,6 +17,7 @@ from pathlib import Path
 
 from monitor import system
 from monitor.locks import LOCK, is_held
+from monitor.report import count
 from monitor.system import Proc
 
 TOKEN = "HANGPROOF_TOKEN"
@@ -132,7 +133,7 @@ def strays() -> list[str]:
         if folder and not is_held(Path(folder) / LOCK):
             found.setdefault(folder, []).append(process)
     return [
-        f"unwatched: {len(processes)} processes of {folder} ({', '.join(f'{p.name} {p.pid}' for p in processes[:5])}); "
+        f"unwatched: {count(len(processes), 'process')} of {folder} ({', '.join(f'{p.name} {p.pid}' for p in processes[:5])}); "
         f"`python -m monitor start {folder}` takes them up, `python -m monitor stop {folder}` ends them"
         for folder, processes in sorted(found.items())
     ]

@@ -6,6 +6,7 @@ from monitor import checkpoints
 from monitor.core import Core
 from monitor.decide import HUNG, SLOW, SUSPECT, Observation, Signals, Verdict
 from monitor.inquiry import Inquiry
+from monitor.report import count
 
 
 class Watching(Core):
@@ -78,7 +79,7 @@ class Watching(Core):
         self.files.event(
             "progress",
             f"step {step} is new: back {incident.recover_s:.1f} s after the last progress, "
-            f"{incident.steps_repeated} steps repeated",
+            f"{count(incident.steps_repeated, 'step')} repeated",
             incident=incident.number,
         )
 
@@ -87,6 +88,7 @@ class Watching(Core):
         if self.state in ("suspect", "slow"):
             self.files.log(f"it moves again: {verdict.phase}, step {verdict.step}")
             self._calm_since_s = self.now.mono_s
+            self.was_slow = ""
             self.drop_inquiry()
         self.foresight.tick(self.now.mono_s, self.state_folders(), self.book.changes)
         if self.state != "running" and (any(b.count for b in self.beats) or self.state in ("suspect", "slow")):
@@ -109,7 +111,7 @@ class Watching(Core):
 
     def slow(self, verdict: Verdict) -> None:
         """Over the budget, but moving: say why, leave it alone."""
-        message = "; ".join(verdict.why)
+        message = self.was_slow = "; ".join(verdict.why)
         if self.state != "slow":
             self.files.event("slow", f"{verdict.phase}: {message}", phase=verdict.phase, step=verdict.step)
             self.turn("slow", message)

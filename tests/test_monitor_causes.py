@@ -159,6 +159,7 @@ FOUND = {
     "a save deadline": (crash(note="waited 900 s for writing x-state", outcome="deadline", phase="save"), "save_slow"),
     "another deadline": (crash(note="waited 10 s for the moon", outcome="deadline"), "deadline"),
     "a stray SIGTERM": (crash(signal=15), "terminated"),
+    "a stray SIGTERM, taken as a wish": (crash(outcome="stopped", exit_code=3), "terminated"),
     "sampling fails": (crash(log("ValueError: no such sampler"), phase="sample"), "sampling"),
     "silence": (crash(ended="exit code 1"), "no_last_word"),
     # ---- stuck ----
