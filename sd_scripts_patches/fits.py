@@ -10,6 +10,7 @@ import ast
 import functools
 import importlib.machinery
 import importlib.util
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -62,10 +63,14 @@ def locate(module: str, checkout: Path | None) -> Path | None:
     return None
 
 
-@functools.lru_cache(maxsize=64)
-def parse(path: Path) -> ast.Module:
-    """The syntax tree of a file. Raises SyntaxError with the file's name. Callers that change it take a fresh one."""
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+def parse_anew(path: Path) -> ast.Module:
+    """The syntax tree of a file, for a caller that changes it. Raises SyntaxError with the file's name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # escapes in its strings: for its author, not for who only asks
+        return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+parse = functools.lru_cache(maxsize=64)(parse_anew)
 
 
 def problem(target: Target, checkout: Path | None) -> tuple[str, str]:
@@ -109,7 +114,7 @@ def judge(patch: Patch, checkout: Path | None) -> Finding:
         if path is None:
             continue  # a target says whether that matters
         try:
-            rewrite(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)))
+            rewrite(parse_anew(path))
         except DoesNotFit as error:
             verdicts.append(UNFIT)
             reasons.append(f"{module}: {error}")

@@ -1,6 +1,7 @@
 """The set-up commands: sd-scripts' checkout and environment come whole or not at all; start.sh installs only once."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -60,7 +61,7 @@ def test_the_command_says_so_and_exits_1(tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 1
@@ -73,15 +74,21 @@ def test_the_requirements_are_the_checkouts_own_with_torchvision_and_without_its
     assert "torchvision==" in wanted and "-e ." not in wanted and "# for the project" in wanted
 
 
-def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_path):
-    place = tmp_path / "v"
+def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_path, monkeypatch):
+    place, first = tmp_path / "v", tmp_path / "first"
+    assert install.make_environment(place, "# nothing to install\n") is True
+    assert install.make_environment(place, "# nothing to install\n") is False
+    shutil.copytree(place, first, symlinks=True)
+    made = []
+    monkeypatch.setattr(
+        install.venv, "create", lambda to, **how: made.append(shutil.copytree(first, to, symlinks=True))
+    )
+    (place / ".installed").unlink()  # as after a kill in the middle
+    (first / ".installed").unlink()
+    assert install.make_environment(place, "# nothing to install\n") is True and made == [place]
     with pytest.raises(install.InstallError, match="requirements"):
         install.make_environment(place, "this is no requirement !!\n")
     assert not place.exists()
-    assert install.make_environment(place, "# nothing to install\n") is True
-    assert install.make_environment(place, "# nothing to install\n") is False
-    (place / ".installed").unlink()  # as after a kill in the middle
-    assert install.make_environment(place, "# nothing to install\n") is True
 
 
 def test_a_second_start_takes_no_install_step(tmp_path):
@@ -90,11 +97,11 @@ def test_a_second_start_takes_no_install_step(tmp_path):
     (tmp_path / "requirements.txt").write_text("# nothing\n")
     command = ["bash", "-c", f"cd '{tmp_path}' && . ./setup.sh && set_up requirements.txt"]
     environment = {**os.environ, "PYTHON": sys.executable}
-    first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert first.returncode == 0, first.stderr
     assert "installing" in first.stderr and first.stdout == ""
-    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
     (tmp_path / "requirements.txt").write_text("# changed\n")
-    third = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    third = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert "installing" in third.stderr

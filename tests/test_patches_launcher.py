@@ -22,7 +22,7 @@ if __name__ == "__main__":
 """
 
 
-def launch(script: Path, *args: str, timeout_s: float = 60, **env: str):
+def launch(script: Path, *args: str, timeout_s: float = 240, **env: str):
     return subprocess.run(
         [sys.executable, "-m", "sd_scripts_patches", str(script), *args],
         cwd=ROOT, env=tiny.environment(script.parent, **env), check=False, capture_output=True, text=True, timeout=timeout_s,
@@ -85,6 +85,25 @@ def test_exit_handlers_run_and_output_is_flushed(tmp_path):
     assert launch(script).stdout == "no newlinebye\n"
 
 
+HYGIENE = """
+import os, sys
+print("caption: caf\u00e9 \u2192 \u732b", sys.stdout.encoding, sys.stdout.line_buffering)
+print(*(os.environ[n] for n in ("TOKENIZERS_PARALLELISM", "PYTHONUNBUFFERED", "PYTHONUTF8")))
+"""
+
+
+def test_output_is_utf8_and_not_held_back_and_tokenizers_start_no_threads(tmp_path):
+    """In an environment that says ASCII, where a caption would end the run."""
+    script = write(tmp_path, "hygiene.py", HYGIENE)
+    left_out = ("PYTHONUNBUFFERED", "PYTHONUTF8", "TOKENIZERS_PARALLELISM")
+    env = {k: v for k, v in tiny.environment(tmp_path).items() if k not in left_out and not k.startswith("LC_")}
+    env |= {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "sd_scripts_patches", str(script)]
+    done = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode() == "caption: caf\u00e9 \u2192 \u732b utf-8 True\nfalse 1 1\n"
+
+
 SPAWN = """
 import multiprocessing as mp, sys
 from collections import namedtuple
@@ -103,7 +122,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has only spawn")
 def test_workers_get_the_patches_whichever_way_they_are_started(tmp_path):
-    done = launch(write(tmp_path, "spawn.py", SPAWN), "fork", "spawn", "forkserver", timeout_s=120)
+    done = launch(write(tmp_path, "spawn.py", SPAWN), "fork", "spawn", "forkserver", timeout_s=400)
     assert done.returncode == 0, done.stderr
     lines = [line.split("|") for line in done.stdout.splitlines()]
     assert len(lines) == 3
@@ -160,7 +179,7 @@ def drive(folder: Path, thing: str = THING, script: str = SCRIPT, before: str = 
         write(folder, name, text)
     code = before + DRIVER.format(folder=str(folder))
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True, timeout=240
     )
 
 
