@@ -79,12 +79,17 @@ def compare(scene: Scene) -> list[str]:
         f"{mark}: nobody asked it, so nothing was tested" for mark in want.get("asked", []) if not scene.asked(mark)
     ]
     wrong += _incidents(scene, want) + _checkpoints(scene, want) + _lora(scene, want)
-    left = scene.ours()
-    if want["state"] == "unkillable":
-        left = {}
-    if left:
+    if want["state"] != "unkillable" and (left := _left(scene)):
         wrong.append(f"left running: {left}")
     return wrong
+
+
+def _left(scene: Scene) -> dict[int, str]:
+    """What still runs; a helper that was told to end is given a moment for it."""
+    deadline = time.monotonic() + scene.slack_s
+    while (left := scene.ours()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
 
 
 def _incidents(scene: Scene, want: dict) -> list[str]:

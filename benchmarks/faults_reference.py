@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -115,9 +116,19 @@ def key(seed: int, changed: dict) -> str:
                 digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     bits = {k: v for k, v in changed.items() if k not in BITLESS}
     libraries = [f"{name} {version(name)}" for name in ("torch", "diffusers", "transformers", "peft", "numpy")]
-    about = [seed, PHOTOS, SPEC, bits, libraries, Path(__file__).read_text(encoding="utf-8")]
+    about = [seed, PHOTOS, SPEC, bits, libraries, _processor(), Path(__file__).read_text(encoding="utf-8")]
     digest.update(json.dumps(about, sort_keys=True).encode())
     return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Its name and abilities: another one may round otherwise, and a cache folder may be shared by several machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    told = [line for line in lines if line.startswith(("model name", "flags", "CPU part", "Features"))]
+    return " ".join(sorted(set(told)))
 
 
 def reference(seed: int, changed: dict) -> Reference:

@@ -202,7 +202,7 @@ def as_told(folder, **changed):
     }
     return SimpleNamespace(
         row={"name": "x", "expect": wants, "inject": {}},
-        slack_s=2.0,
+        slack_s=0.5,
         folder=folder,
         codes=facts["codes"],
         reference=Reference(folder, facts["sha"], 5),
@@ -288,7 +288,7 @@ def test_another_cause_or_a_late_word_is_wrong(tmp_path):
     wrong = faults.compare(scene)
     assert len(wrong) == 2
     assert "['killed'], expected [['stuck']]" in wrong[0]
-    assert "declared after 9.0 s, expected within 4.4" in wrong[1]
+    assert "declared after 9.0 s, expected within 4.0" in wrong[1]
 
 
 @pytest.mark.parametrize(
