@@ -64,7 +64,7 @@ def encode(text: str) -> bytes:
 def run_script(script: str | Path, launcher: Path | None, **env: str) -> subprocess.CompletedProcess:
     """Run a script by bash; `launcher` as $ACCELERATE."""
     environment = {k: v for k, v in os.environ.items() if k not in ("ACCELERATE", "PYTHONPATH")} | env
-    timeout_s = float(environment.pop("TIMEOUT_S", "60"))
+    timeout_s = float(environment.pop("TIMEOUT_S", "300"))
     if launcher:
         environment["ACCELERATE"] = str(launcher)
     return subprocess.run(["bash", str(script)], capture_output=True, timeout=timeout_s, env=environment, check=False)
@@ -76,7 +76,7 @@ def told(result: subprocess.CompletedProcess) -> list[bytes]:
     return result.stdout.split(b"\0")[:-1]
 
 
-def python(*words: str, cwd: Path = PROJECT, timeout: float = 60, **env: str) -> subprocess.CompletedProcess:
+def python(*words: str, cwd: Path = PROJECT, timeout: float = 300, **env: str) -> subprocess.CompletedProcess:
     """Run a command of ours as a user would."""
     return subprocess.run(
         [sys.executable, *words],

@@ -121,7 +121,7 @@ def test_the_static_read_is_what_sd_scripts_own_parsers_say(tmp_path):
     checkout = need_checkout()
     done = subprocess.run(
         [tiny_sd_scripts.python(), "-c", LIVE, str(checkout), str(tmp_path), ",".join(COUNTS)],
-        input=inspect.getsource(of_argparse), capture_output=True, text=True, timeout=180, cwd=checkout, check=False,
+        input=inspect.getsource(of_argparse), capture_output=True, text=True, timeout=300, cwd=checkout, check=False,
         env=tiny_sd_scripts.environment(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

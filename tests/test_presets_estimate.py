@@ -33,7 +33,7 @@ def test_the_shape_is_that_of_the_real_model(tmp_path):
     tiny_sd_scripts.write_site(tmp_path)
     environment = tiny_sd_scripts.environment(tmp_path, TINY_BLOCKS="2,4")
     done = subprocess.run(
-        [tiny_sd_scripts.python(), "-c", SHAPE, str(tiny_sd_scripts.checkout())], capture_output=True, text=True, timeout=120,
+        [tiny_sd_scripts.python(), "-c", SHAPE, str(tiny_sd_scripts.checkout())], capture_output=True, text=True, timeout=300,
         env=environment, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-1500:]

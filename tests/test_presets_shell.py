@@ -75,7 +75,7 @@ def test_a_script_is_read_as_bash_runs_it(tmp_path):
     stub.chmod(0o755)
     told = tmp_path / "told"
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TOLD": str(told)}
-    subprocess.run(["bash"], input=SCRIPT, text=True, env=env, check=True, timeout=30, capture_output=True)
+    subprocess.run(["bash"], input=SCRIPT, text=True, env=env, check=True, timeout=300, capture_output=True)
     runs, now = [], []
     for word in told.read_text().split("\0")[:-1]:
         if word == "\n":

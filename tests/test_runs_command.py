@@ -102,7 +102,7 @@ def test_the_real_parser_of_sd_scripts_takes_every_script_as_meant(tmp_path, dat
     lines = [runs.arguments(s, Path("/out"), r, "linux") for s, r in zip(specs, resume, strict=True)]
     done = subprocess.run(
         [tiny_sd_scripts.python(), "-c", PARSE, str(checkout()), "flux_train_network"], input=json.dumps(lines),
-        capture_output=True, text=True, timeout=120, cwd=checkout(), check=False,
+        capture_output=True, text=True, timeout=300, cwd=checkout(), check=False,
         env=tiny_sd_scripts.environment(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -222,7 +222,7 @@ def test_sd_scripts_toml_reader_reads_the_trigger_as_it_is(tmp_path, trigger):
     python = backend_venv("sd-scripts") / "bin/python"
     if python.is_file():
         done = subprocess.run(
-            [python, "-c", READ, "", str(tmp_path / "d.toml")], capture_output=True, text=True, timeout=60, check=True
+            [python, "-c", READ, "", str(tmp_path / "d.toml")], capture_output=True, text=True, timeout=300, check=True
         )
         assert done.stdout.strip() == ascii(wanted)
 

@@ -143,7 +143,7 @@ def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data): 
     barrier = threading.Barrier(4)
 
     def make(rank: int) -> None:
-        barrier.wait(timeout=20)
+        barrier.wait(timeout=200)
         try:
             results.append(runs.create(spec(name="race", rank=rank), images))
         except runs.RunError as error:
@@ -153,7 +153,7 @@ def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data): 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
     won = [r for r in results if isinstance(r, Path)]
     assert len(won) == 1 and len(results) == 4
     assert all("exists" in str(r) for r in results if isinstance(r, Exception))
@@ -168,7 +168,7 @@ def on_a_small_disk(tmp_path: Path, size: str) -> Path:
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)],
         capture_output=True,
-        timeout=20,
+        timeout=200,
         check=False,
     )
     if done.returncode:
@@ -200,7 +200,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
             runs.train_longer(made, 99)
         assert tree(made) == before and runs.read_captions("my-lora") == {"noise-0.bmp": "ohwx"}
     finally:
-        subprocess.run(["umount", "-l", str(disk)], timeout=20, check=False)
+        subprocess.run(["umount", "-l", str(disk)], timeout=200, check=False)
 
 
 AS_SOMEBODY_ELSE = """

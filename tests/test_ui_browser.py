@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from ui_helpers import browsing, end_runs, photos, serving, small_disk, write_incident, write_run
 from ui_page import (
+    PATIENCE_S,
     RUN_S,
     a_tab,
     caption,
@@ -266,7 +267,7 @@ def test_a_full_disk_while_dropping_is_told_and_keeps_what_is_there(tab, tmp_pat
 def test_behind_a_password_it_works_the_same(browser, tmp_path):
     with serving(tmp_path / "data", "--auth", "me:secret") as server:
         page = browser.new_context().new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(PATIENCE_S * 1000)
         page.goto(server.url)
         page.get_by_label("username").fill("me")
         page.get_by_label("password").fill("secret")

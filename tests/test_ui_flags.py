@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from runs_helpers import data  # noqa: F401
 from ui_helpers import PROJECT, browsing, serving
+from ui_page import PATIENCE_S
 
 from runs.flags import known_flags
 from runs.paths import sd_scripts_dir
@@ -148,14 +149,14 @@ def test_what_a_browser_sends_is_tested(asked):
 
 def test_no_parser_is_read_before_the_list_is_opened():
     code = "import sys, ui.page; ui.page.build(); print('presets.schema' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "False", done
 
 
 def test_a_flag_is_found_set_and_in_the_script(checkout, tmp_path):
     with serving(tmp_path / "data", SD_SCRIPTS_DIR=str(checkout)) as server, browsing() as browser:
         page = browser.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(PATIENCE_S * 1000)
         faults = []
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.goto(server.url)

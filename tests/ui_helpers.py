@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -51,10 +52,12 @@ def browser_path() -> str | None:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port nobody listens on, and below those that the system hands to other programs' connections meanwhile."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:
@@ -75,7 +78,7 @@ class Server:
             stderr=subprocess.STDOUT,
         )
 
-    def wait_until_it_says(self, text: str, seconds: float = 60) -> str:
+    def wait_until_it_says(self, text: str, seconds: float = 200) -> str:
         """Wait for a line of its output; fails with all of it when it ends or says nothing."""
         while time.monotonic() - self.began < seconds:
             said = self.log.read_text(encoding="utf-8", errors="replace")
@@ -93,7 +96,7 @@ class Server:
         request = urllib.request.Request(self.url + path, headers=headers)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=20) as reply:
+            with opener.open(request, timeout=120) as reply:
                 return reply.status, reply.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
@@ -102,7 +105,7 @@ class Server:
         """End it; SIGKILL when `hard`. Returns its exit code."""
         if self.process.poll() is None:
             self.process.kill() if hard else self.process.terminate()
-        code = self.process.wait(20)
+        code = self.process.wait(120)
         self._output.close()
         return code
 
@@ -150,7 +153,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
     try:
-        done = subprocess.run(mount, capture_output=True, timeout=20, check=False)
+        done = subprocess.run(mount, capture_output=True, timeout=120, check=False)
     except FileNotFoundError:
         pytest.skip("a small file system cannot be mounted here: no mount command")
     if done.returncode:
@@ -158,7 +161,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     try:
         yield place
     finally:
-        subprocess.run(["umount", "-l", str(place)], timeout=20, check=False)
+        subprocess.run(["umount", "-l", str(place)], timeout=120, check=False)
 
 
 def write_run(data: Path, name: str = "my run", state: str = "running", **status) -> Path:
