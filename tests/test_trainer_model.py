@@ -491,7 +491,7 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_is_skipped(model, tmp_pat
     sampler = samples.Sampler(prompts, paths, model, args, CPU, dtypes, said.append)
 
     def make(step):
-        made = sampler.make(transformer, None, step, 0.1, hb, torch.no_grad)
+        made = sampler.make(transformer, None, step, 0.1, hb, torch.no_grad, lambda: None)
         return [(p.name, Image.open(p).convert("RGB").tobytes()) for p in made]
 
     first, again = make(1), make(2)

@@ -102,10 +102,10 @@ def test_a_kill_at_whichever_write_of_a_save_leaves_a_state_that_is_whole_and_ri
 
 def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, whole):
     """Stopped at step 6, which saves and samples; killed in the samples of step 12; asked to stop at the last step."""
-    folder, done = run(work, "stopped", "stop@5", **COMMON, **work["samples"])
+    folder, done = run(work, "stopped", "stop@6", **COMMON, **work["samples"])
     assert done.returncode == 3, done.stderr[-2000:]
     state = newest(folder)
-    assert checkpoint.guard_of(state)["step"] == 6  # the step under way when the stop was asked for
+    assert checkpoint.guard_of(state)["step"] == 6
     assert f"stopped on request at step 6; its state is {state}" in done.stdout
     assert sorted(p.name for p in folder.glob("*.safetensors")) == [f"tiny-step0000000{n}.safetensors" for n in (3, 6)]
     assert list(images(folder)) == ["tiny_000006_00_42.png", "tiny_000006_01_43.png"]
@@ -116,12 +116,25 @@ def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, 
     assert checkpoint.guard_of(state)["step"] == 12
     assert len(images(folder)) == 2
 
-    good(run(work, "stopped", "stop@37", state, **COMMON, **work["samples"])[1])
+    good(run(work, "stopped", "stop@38", state, **COMMON, **work["samples"])[1])
     assert images(folder) == images(whole)
     assert len(images(whole)) == 2 * (38 // 6)
     loras = [sorted(p.name for p in f.glob("*.safetensors")) for f in (folder, whole)]
     assert loras[0] == loras[1] and len(loras[1]) == 38 // 3 + 1
     assert [sha(folder / name) for name in loras[0]] == [sha(whole / name) for name in loras[0]]
+
+
+def test_a_stop_while_samples_are_made_saves_its_state_before_they_are_done(work, whole):
+    """Step 6 saves nothing here. Whoever asked does not wait: killed at the denoising step after the request."""
+    unsaved = {**COMMON, "save_every_n_steps": 100}
+    folder, done = run(work, "hasty", "hasty@6", **unsaved, **work["samples"])
+    assert done.returncode == -9, done.stderr[-2000:]
+    state = newest(folder)
+    assert state.name == "tiny-step00000006-state"
+    assert sha(state / "model.safetensors") == sha(whole / state.name / "model.safetensors")
+    good(run(work, "hasty", resume=state, **unsaved, **work["samples"])[1])
+    assert images(folder) == images(whole)
+    assert sha(folder / "tiny.safetensors") == sha(whole / "tiny.safetensors")
 
 
 def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):

@@ -210,7 +210,7 @@ def fault(phase: str, step: int, heartbeat) -> None:
 
     `kill@STEP+SECONDS`  SIGKILL so long after that step; `save@STEP+N`: in the first save from that step on, at the Nth
     fsync from there; `sample@STEP`: SIGKILL in the first sample image from that step on; `stop@STEP`: ask for a stop, as
-    the monitor does.
+    the monitor does; `hasty@STEP`: the same in the first denoising step of a sample, and SIGKILL in the next.
     """
     trace = os.environ.get("TEST_TRACE")
     if trace:
@@ -218,15 +218,16 @@ def fault(phase: str, step: int, heartbeat) -> None:
             file.write(f"{phase} {heartbeat._done}/{heartbeat._total}\n")
     what, _, when = os.environ.get("TEST_FAULT", "").partition("@")
     at, _, more = when.partition("+")
+    now = (what, phase, heartbeat._done if phase == "sample" else 0)
     if what == "kill" and step > int(at) + 1:
         time.sleep(60)  # the timer is late, as on a loaded machine it may be: it ends this
-    elif what == "kill" and phase == "step" and step == int(at):
+    elif now == ("kill", "step", 0) and step == int(at):
         threading.Timer(float(more), os.kill, (os.getpid(), signal.SIGKILL)).start()
-    elif what == "save" and phase == "save" and step >= int(at):
+    elif now == ("save", "save", 0) and step >= int(at):
         kill_at_fsync(int(more))
-    elif what == "sample" and phase == "sample" and step >= int(at) and heartbeat._done == 1:
+    elif now in (("sample", "sample", 1), ("hasty", "sample", 2)) and step >= int(at):
         os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "stop" and phase == "step" and step == int(at):
+    elif now in (("stop", "step", 0), ("hasty", "sample", 1)) and step == int(at):
         from guards.heartbeat import REQUEST_STOP, set_request
 
         set_request(heartbeat.path, REQUEST_STOP)

@@ -31,7 +31,7 @@ def train(t: Training) -> str:
     args, metrics, rank_0 = t.args, Metrics.from_env(), t.main
     step, losses = restore(t)
     if rank_0:
-        samples_due(t, step, usual_s=0.0)
+        samples_due(t, step, losses, usual_s=0.0)
     bar = tqdm(total=t.total, initial=step, smoothing=0, mininterval=0, miniters=1, disable=not rank_0, desc="steps")
     durations: deque[float] = deque(maxlen=50)
     t.hb.phase("first_step")
@@ -56,6 +56,7 @@ def train(t: Training) -> str:
                 if t.accelerator.trackers:
                     t.accelerator.log({"loss/current": loss, "lr/unet": rate}, step=step)
             boundary(t, step, losses, sorted(durations)[len(durations) // 2])
+            stop = stop or (t.accelerator.num_processes == 1 and t.hb.request == REQUEST_STOP)
             if stop and step < t.total:
                 stop_here(t, step, losses)
                 end_workers(batches)
@@ -82,6 +83,7 @@ def restore(t: Training) -> tuple[int, deque]:
     )
     losses.extend(state["losses"])
     t.sampler.since_s = (folder / checkpoint.GUARD).stat().st_mtime
+    t.state = state["current_step"], folder
     t.say(f"resumed from step {state['current_step']}: {folder}")
     return state["current_step"], losses
 
@@ -154,7 +156,7 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float) -> None:
             t.say(f"saving state at {label}")
             save_state(t, output / f"{name}-state", step, losses)
             states.drop_old(output, args.output_name, kind, last_state_gone, True, t.say)
-    if samples_due(t, step, usual_s) or saves:
+    if samples_due(t, step, losses, usual_s) or saves:
         t.hb.phase("step")
 
 
@@ -189,25 +191,31 @@ def moments(t: Training, step: int) -> tuple[int | None, ...]:
     return (None, ended(t, step)) if ended(t, step) else (None,)
 
 
-def samples_due(t: Training, step: int, usual_s: float) -> bool:
-    """Makes the samples of this step that are due and not there; were any due? Rank 0 only."""
+def samples_due(t: Training, step: int, losses: deque, usual_s: float) -> bool:
+    """Makes the samples of this step that are due and not there; were any due? Rank 0 only.
+
+    They may take longer than whoever asks for a stop will wait, so its state is saved as soon as one is asked for.
+    """
+
+    def heed() -> None:
+        if t.hb.request == REQUEST_STOP and step and (t.state is None or t.state[0] != step):
+            save_state_of(t, step, losses)
+            t.hb.phase("sample", note="a stop is asked for and its state saved; the images come first")
+
     due = [done for done in moments(t, step) if t.sampler.due(step, done)]
     for done in due:
         epoch = 0 if step == 0 else done
-        for path in t.sampler.make(t.transformer, epoch, step, usual_s, t.hb, t.accelerator.autocast):
+        for path in t.sampler.make(t.transformer, epoch, step, usual_s, t.hb, t.accelerator.autocast, heed):
             t.say(f"sample image: {path}")
     return bool(due)
 
 
 def stop_here(t: Training, step: int, losses: deque) -> None:
-    """The state of a stop on request, unless that step has saved one; the ranks wait, as one that leaves ends all."""
+    """The state of a stop on request, unless that step has one; the ranks wait, as one that leaves ends all."""
     if t.main:
-        saved = [name for _, name, *_ in saves_due(t.args, step, ended(t, step), t.epochs) if t.args.save_state]
-        name = saved[-1] if saved else states.step_name(t.args.output_name, step)
-        folder = Path(t.args.output_dir) / f"{name}-state"
-        if not saved:
-            save_state(t, folder, step, losses)
-        t.say(f"stopped on request at step {step}; its state is {folder}")
+        if t.state is None or t.state[0] != step:
+            save_state_of(t, step, losses)
+        t.say(f"stopped on request at step {step}; its state is {t.state[1]}")
     t.accelerator.wait_for_everyone()
 
 
@@ -255,6 +263,12 @@ def save_state(t: Training, folder: Path, step: int, losses: deque) -> None:
             belongs=t.belongs,
             losses=list(losses),
         )
+    t.state = step, folder
+
+
+def save_state_of(t: Training, step: int, losses: deque) -> None:
+    """A state that no flag asks for, under the name that a save by steps would give it."""
+    save_state(t, Path(t.args.output_dir) / f"{states.step_name(t.args.output_name, step)}-state", step, losses)
 
 
 def finish(t: Training, step: int, losses: deque) -> None:

@@ -117,8 +117,13 @@ class Sampler:
             bool(self.args.sample_every_n_steps) and epoch_done is None and step % self.args.sample_every_n_steps == 0
         )
 
-    def make(self, transformer, epoch: int | None, step: int, usual_step_s: float, hb, autocast) -> list[Path]:
-        """All images for one moment that are not there yet; returns those that were written."""
+    def make(
+        self, transformer, epoch: int | None, step: int, usual_step_s: float, hb, autocast, heed: Callable[[], None]
+    ) -> list[Path]:
+        """All images for one moment that are not there yet; returns those that were written.
+
+        heed: called after each denoising step, for what cannot wait until the images are made.
+        """
         import torch
 
         folder = Path(self.args.output_dir) / "sample"
@@ -137,7 +142,7 @@ class Sampler:
                 budget_s = max(BUDGET_S, BUDGET_STEPS * usual_step_s * prompt.steps)
                 try:
                     with Deadline(budget_s + GRACE_S, f"sample image {prompt.number + 1}"), torch.no_grad(), autocast():
-                        image = self.image(transformer, prompt, budget_s, hb)
+                        image = self.image(transformer, prompt, budget_s, hb, heed)
                     path = folder / file_name(self.args.output_name, epoch, step, prompt)
                     with checkpoint.writing_file(path) as unfinished:
                         image.save(unfinished, format="PNG")
@@ -154,7 +159,7 @@ class Sampler:
         names = (p for p in folder.iterdir() if p.name.startswith(before) and p.name.endswith(after))
         return any(p.stat().st_mtime >= self.since_s for p in names)
 
-    def image(self, transformer, prompt: Prompt, budget_s: float, hb):
+    def image(self, transformer, prompt: Prompt, budget_s: float, hb, heed: Callable[[], None]):
         """One image. Raises: SampleError when the budget is spent."""
         import torch
 
@@ -163,6 +168,7 @@ class Sampler:
 
         def between(_pipe, done, _timestep, values):
             hb.item(done + 1, prompt.prompt)
+            heed()
             if time.monotonic() - started > budget_s:
                 raise SampleError(f"{done + 1} of {prompt.steps} steps took longer than its budget of {budget_s:.0f} s")
             return values

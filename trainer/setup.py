@@ -49,6 +49,7 @@ class Training:
     per_epoch: int
     epochs: int
     total: int
+    state: tuple[int, Path] | None = None  # the newest one of this process: its step, its folder
 
     @property
     def main(self) -> bool:
