@@ -429,6 +429,14 @@ def damaged(model, tmp_path, what):
     elif what == "shard missing":
         index = {"weight_map": {"a": "one.safetensors"}}
         (folder / "transformer" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    elif what == "no vocabulary":
+        for file in (folder / "tokenizer").iterdir():
+            if file.name not in ("tokenizer_config.json", "vocab.json"):
+                file.unlink()
+    elif what == "broken index":
+        (folder / "transformer" / "diffusion_pytorch_model.safetensors.index.json").write_text("{broken")
+    elif what == "broken config":
+        (folder / "transformer" / "config.json").write_text("[1, 2]")
     elif what == "another size":
         config = json.loads((folder / "transformer" / "config.json").read_text())
         (folder / "transformer" / "config.json").write_text(json.dumps({**config, "num_single_layers": 5}))
@@ -446,6 +454,9 @@ def damaged(model, tmp_path, what):
         ("pointer", "is a git-lfs pointer"),
         ("cut short", "damaged or cut short"),
         ("shard missing", "transformer/one.safetensors is missing"),
+        ("no vocabulary", "tokenizer/tokenizer.json or vocab.json and merges.txt is missing"),
+        ("broken index", "index.json: not valid JSON (Expecting property name"),
+        ("broken config", "transformer/config.json: not a JSON object; download it again"),
         ("another size", "missing tensors: single_transformer_blocks.4."),
         ("single file", "is a single file; this trainer reads a folder"),
         ("nothing", "no such folder; fix the path or give a hub id"),

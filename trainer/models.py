@@ -23,6 +23,11 @@ PARTS = {
     "tokenizer_2": ("tokenizer_config.json", None),
     "scheduler": ("scheduler_config.json", None),
 }
+# either of these sets of files; without one, transformers makes a tokenizer that knows no word, and says nothing
+VOCABULARY = {
+    "tokenizer": (("tokenizer.json",), ("vocab.json", "merges.txt")),
+    "tokenizer_2": (("tokenizer.json",), ("spiece.model",)),
+}
 POINTER = b"version https://git-lfs"
 Tick = Callable[[int, int], None]  # done, total
 
@@ -56,6 +61,10 @@ def check(folder: Path) -> None:
             wrong.append(f"{part}/{config} is missing")
         elif stem:
             wrong += [f"{part}/{problem}" for problem in weight_problems(folder / part, stem)]
+        elif part in VOCABULARY and not any(
+            all((folder / part / file).is_file() for file in files) for files in VOCABULARY[part]
+        ):
+            wrong.append(f"{part}/{' or '.join(' and '.join(files) for files in VOCABULARY[part])} is missing")
     if wrong:
         raise TrainError(
             f"the model in {folder} is not complete: {'; '.join(wrong)}; download the whole folder "
@@ -81,7 +90,7 @@ def weight_files(folder: Path, stem: str) -> list[Path]:
     """The safetensors files of one part, in order; FileNotFoundError when there is neither a file nor an index."""
     index = folder / f"{stem}.safetensors.index.json"
     if index.is_file():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        names = read_json(index).get("weight_map", {}).values()
         return [folder / name for name in sorted(set(names))]
     if (folder / f"{stem}.safetensors").is_file():
         return [folder / f"{stem}.safetensors"]
@@ -150,7 +159,18 @@ def fingerprint(folder: Path, *parts: str) -> str:
 
 
 def config(folder: Path, part: str, file: str = "config.json") -> dict:
-    return json.loads((folder / part / file).read_text(encoding="utf-8"))
+    return read_json(folder / part / file)
+
+
+def read_json(file: Path) -> dict:
+    """Raises: TrainError where the file is not a JSON object."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise TrainError(f"{file}: not valid JSON ({problem}); download it again") from problem
+    if not isinstance(content, dict):
+        raise TrainError(f"{file}: not a JSON object; download it again")
+    return content
 
 
 def load_transformer(folder: Path, dtype, device, fp8: bool, tick: Tick):
@@ -221,8 +241,8 @@ def load_part(folder: Path, part: str, dtype, device):
         model, info = Class.from_pretrained(folder / part, **settings)
     except SafetensorError as problem:
         raise TrainError(f"{folder / part}: damaged or cut short ({problem}); download it again") from problem
-    except (OSError, ValueError) as problem:
-        raise TrainError(f"{folder / part}: cannot be loaded: {problem}") from problem
+    except (OSError, ValueError, TypeError, RuntimeError) as problem:  # on the CPU still: a full GPU raises below
+        raise TrainError(f"{folder / part}: cannot be loaded: {problem}; download it again") from problem
     absent = sorted(info["missing_keys"])
     if absent:
         raise TrainError(f"{folder / part}: {len(absent)} missing tensors: {some(absent)}; download it again")
