@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -71,18 +72,22 @@ def environment(data: Path, **more: str) -> dict[str, str]:
     return {**kept, **fixed, "PYTHONPATH": str(ROOT), **more}
 
 
+_environment = threading.RLock()
+
+
 @contextlib.contextmanager
 def data_root(data: Path):
-    """`runs` works in this data root for the time being."""
-    before = os.environ.get("HANGPROOF_DATA")
-    os.environ["HANGPROOF_DATA"] = str(data)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HANGPROOF_DATA"]
-        else:
-            os.environ["HANGPROOF_DATA"] = before
+    """`runs` works in this data root for the time being; one at a time, because the whole process shares its environment."""
+    with _environment:
+        before = os.environ.get("HANGPROOF_DATA")
+        os.environ["HANGPROOF_DATA"] = str(data)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["HANGPROOF_DATA"]
+            else:
+                os.environ["HANGPROOF_DATA"] = before
 
 
 def photos(folder: Path) -> Path:

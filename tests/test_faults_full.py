@@ -1,6 +1,9 @@
-"""Every row of the fault matrix: `pytest -m long tests/test_faults_full.py`, a quarter of an hour on two free cores."""
+"""Every row of the fault matrix, two at a time: `pytest -m long tests/test_faults_full.py`, a quarter of an hour on two cores."""
+
+from functools import partial
 
 import pytest
+from patches_helpers import ahead, asks
 
 from benchmarks import faults
 
@@ -8,11 +11,23 @@ ROWS = faults.table()
 SLACK_S = 120.0  # how soon is for `python -m benchmarks faults --run` and `goodput` to say
 
 
+@pytest.fixture(scope="module")
+def started(request):
+    jobs = {name: partial(faults.run, row, slack_s=SLACK_S) for name, row in ROWS.items()}
+    with ahead(request, "result", jobs) as futures:
+        yield futures
+
+
+@pytest.fixture
+def result(request, started):
+    """What came of the row of that name."""
+    return started[request.param].result()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("name", ROWS)
-def test_a_fault_ends_as_the_table_says(name):
-    result = faults.run(ROWS[name], slack_s=SLACK_S)
+@asks("result", *ROWS)
+def test_a_fault_ends_as_the_table_says(result):
     if result["skipped"]:
         pytest.skip(result["skipped"])
-    assert result["ok"], faults.tell(ROWS[name], result)
+    assert result["ok"], faults.tell(ROWS[result["name"]], result)
