@@ -26,10 +26,14 @@ AWAKE_S = 1.0  # a look may be this late and still count in full
 
 @dataclass(frozen=True)
 class Signals:
-    """What else was seen since the suspicion, in words: for a hang, and for slow but moving."""
+    """What else was seen since the suspicion, in words: for a hang, for slow but moving, and that it computes.
+
+    `busy` proves nothing where there are steps to count (rule 1); of a script without heartbeats it is all there is.
+    """
 
     stuck: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -211,14 +215,15 @@ class Watch:
         return Verdict(kind, beat.rank, phase, beat.step, quiet, budget, why)
 
     def _log(self, seen: Observation, awake: float, reset: bool) -> Verdict:
-        """No heartbeat: a run is watched by the growth of its log."""
+        """No heartbeat: a run is watched by the growth of its log, and one that computes is left alone for longer."""
         if reset or self._last is None or seen.log_bytes != self._last.log_bytes:
             self._log_quiet_s, self._log_moved_s = 0.0, seen.now_s
         else:
             self._log_quiet_s += awake
         budget = self.limits.watch.log_silence
-        kind = decide(self._log_quiet_s, budget, self.limits.watch.slow_times * budget, seen.signals)
-        why = seen.signals.slow if kind == SLOW else seen.signals.stuck
+        signals = Signals(seen.signals.stuck, seen.signals.slow + seen.signals.busy)
+        kind = decide(self._log_quiet_s, budget, self.limits.watch.slow_times * budget, signals)
+        why = signals.slow if kind == SLOW else signals.stuck
         return Verdict(kind, 0, "import", 0, self._log_quiet_s, budget, why)
 
     def _between(self) -> float:

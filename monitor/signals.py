@@ -17,9 +17,14 @@ from monitor.decide import Signals
 IDLE_CPU = 0.05  # of one core, all processes of the run together
 MOVING_BYTES_S = 64 * 1024  # bytes a second to or from a disk
 COPYING_BYTES_S = 1 << 20  # the same through the page cache, pipes included
+COMPUTES = 0.5  # of one core, all processes of the run together
 STARVED = 0.3  # of the time, runnable without a core
 PAGES_S = 100  # swapped in or out, the whole machine
 FAULTS_S = 10  # major faults of the run
+BUSY_DISK = 0.5  # of the time a disk was at work, and completed something
+# Kernel functions that wait for a local disk; a freeze, a dead mount or a driver waits elsewhere.
+_DISK_WAITS = ("io_schedule", "folio_wait", "wait_on_page", "wait_on_buffer", "jbd2", "rq_qos", "blk_", "balance_dirty",
+               "xfs_", "btrfs_", "ext4_", "do_get_write_access")  # fmt: skip
 _PAGE_IO = ("pswpin", "pswpout")
 
 
@@ -44,6 +49,7 @@ class Sample:
     at_s: float
     processes: dict[tuple[int, float], One] = field(default_factory=dict)
     swapped_pages: int = 0
+    disks: dict[str, tuple[int, float]] = field(default_factory=dict)  # name -> (sectors moved, seconds at work)
     gpu: tuple[dict, ...] = ()  # one a device: {"utilization","memory_used","memory_total","throttle"}
     stacks: str = ""  # the trainer's stacks as one text without addresses, "" when there are none
 
@@ -59,7 +65,7 @@ def take(processes: Iterable[tuple[int, float]], gpu: tuple[dict, ...] = (), sta
         found[pid, start] = One(
             one.state, one.name, one.cpu_s, one.major_faults, disk, copied, _starved(pid), _word(pid, "wchan")
         )
-    return Sample(time.monotonic(), found, _swapped(), gpu, stacks)
+    return Sample(time.monotonic(), found, _swapped(), _disks(), gpu, stacks)
 
 
 def compare(first: Sample, second: Sample, trainers: Iterable[int], enough_cpu: bool = False) -> Signals:
@@ -86,7 +92,10 @@ def compare(first: Sample, second: Sample, trainers: Iterable[int], enough_cpu: 
     moving = disk >= MOVING_BYTES_S or copied >= COPYING_BYTES_S
     same = bool(first.stacks) and first.stacks == second.stacks
     waits = [k for k in both if k[0] in trainers and second.processes[k].state == first.processes[k].state == "D"]
-    if waits and not moving:
+    crowded = _busy_disk(first, second, elapsed)
+    if crowded and waits and all(second.processes[k].wchan.startswith(_DISK_WAITS) for k in waits):
+        slow.append(f"waits for a busy disk: {crowded}")
+    elif waits and not moving:
         names = ", ".join(f"pid {k[0]} in {second.processes[k].wchan or 'the kernel'}" for k in waits)
         stuck.append(f"in uninterruptible sleep, with nothing read or written ({names})")
     busy_gpu = any((g.get("utilization") or 0) >= 50 for g in second.gpu)  # proves nothing, but the wait may be for it
@@ -106,7 +115,10 @@ def compare(first: Sample, second: Sample, trainers: Iterable[int], enough_cpu: 
     if late >= STARVED and not enough_cpu:
         slow.append(f"other programs keep the processor busy: {late:.0%} of the time it waited for a core")
     slow += _gpu_slow(second)
-    return Signals(tuple(stuck), tuple(slow))
+    busy = [f"it computes: {cpu:.1f} processor cores in use"] if cpu >= COMPUTES else []
+    if busy_gpu:
+        busy.append("a GPU is at work")
+    return Signals(tuple(stuck), tuple(slow), tuple(busy))
 
 
 def cpu_of(first: Sample, second: Sample, trainers: Iterable[int]) -> float:
@@ -118,6 +130,15 @@ def cpu_of(first: Sample, second: Sample, trainers: Iterable[int]) -> float:
 
 def _delta(first: Sample, second: Sample, key: tuple[int, float], attribute: str) -> float:
     return getattr(second.processes[key], attribute) - getattr(first.processes[key], attribute)
+
+
+def _busy_disk(first: Sample, second: Sample, elapsed: float) -> str:
+    """The disk that was at work most of the time and got something done, in words; "" for none. One that is dead does not."""
+    for name, (sectors, at_work_s) in second.disks.items():
+        before = first.disks.get(name)
+        if before and sectors > before[0] and (at_work_s - before[1]) / elapsed >= BUSY_DISK:
+            return f"{name}, {(sectors - before[0]) * 512 / elapsed / 1e6:.1f} MB/s for all programs together"
+    return ""
 
 
 def _gpu_slow(sample: Sample) -> list[str]:
@@ -156,6 +177,18 @@ def _swapped() -> int:
             if line.startswith(_PAGE_IO):
                 pages += int(line.split()[1])
     return pages
+
+
+def _disks() -> dict[str, tuple[int, float]]:
+    if not system.LINUX:
+        return {}
+    found = {}
+    with open("/proc/diskstats", encoding="ascii") as file:
+        for line in file:
+            # kernel Documentation/admin-guide/iostats.rst: sectors read, written, and milliseconds at work
+            _, _, name, _, _, read, _, _, _, written, _, _, at_work, *_ = line.split()
+            found[name] = (int(read) + int(written), int(at_work) / 1000)
+    return found
 
 
 def _word(pid: int, name: str) -> str:

@@ -215,6 +215,21 @@ def test_a_script_without_a_heartbeat_is_watched_by_its_log_at_five_minutes():
     assert now >= 3600 + 300
 
 
+def test_a_script_without_a_heartbeat_that_computes_in_silence_is_left_alone_for_longer_not_for_ever():
+    watch, now, computes = new_watch(LIMITS), 0.0, Signals(busy=("it computes: 1.0 processor cores in use",))
+    kinds = {}
+    while now < 20 * LIMITS.watch.log_silence:
+        kinds.setdefault(watch.look(Observation(now, now, (), 7, computes)).kind, now)
+        now += 1.0
+    assert kinds[SLOW] == pytest.approx(LIMITS.watch.log_silence, abs=2)
+    assert kinds[HUNG] == pytest.approx(LIMITS.watch.slow_times * LIMITS.watch.log_silence, abs=2)
+
+
+def test_where_there_are_steps_to_count_computing_is_no_excuse():
+    busy = Signals(busy=("it computes: 1.0 processor cores in use", "a GPU is at work"))
+    assert decide(20.0, 10.0, 80.0, busy) == HUNG
+
+
 def test_a_save_counted_into_a_step_does_not_stretch_the_budget():
     watch = new_watch(LIMITS)
     watch.look(Observation(100.0, 100.0, (beat(beat_s=100.0),)))

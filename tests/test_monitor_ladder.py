@@ -88,7 +88,7 @@ def run(tmp_path, monkeypatch):
         (tmp_path / "limits.toml").write_text("[restart]\nbackoff_first = 0.1\n[phases.step]\nfloor = 30\n")
         env = {"HANGPROOF_DATA": str(tmp_path), "ACCELERATE": str(program), "TOY_FAULT": fault}
         env["HANGPROOF_LIMITS"] = str(tmp_path / "limits.toml")
-        return folder, finish(monitor(folder, **env), 90)[0]
+        return folder, finish(monitor(folder, **env))[0]
 
     return made
 
@@ -166,7 +166,7 @@ def test_a_training_that_nobody_watches_is_listed_and_can_be_stopped(tmp_path):
 
     command = [sys.executable, "-m", "monitor", "status"]
     shown = subprocess.run(
-        command, cwd=ROOT, env=environment(folder, **env), capture_output=True, text=True, timeout=30, check=True
+        command, cwd=ROOT, env=environment(folder, **env), capture_output=True, text=True, timeout=120, check=True
     ).stdout
     assert "unwatched" in shown and str(folder) in shown and "not watched: start it again" in shown
     stop(folder, "--wait", "60", **env)

@@ -7,7 +7,7 @@ import sys
 import pytest
 from monitor_helpers import ROOT, wait_for
 
-from monitor import queue, system, tree
+from monitor import system, tree
 from monitor.attempt import Exit
 from monitor.locks import Lock, is_held
 
@@ -20,7 +20,7 @@ def test_a_process_is_known_by_number_and_start():
     assert system.alive(child.pid, start) and not system.alive(child.pid, start + 1)
     assert not system.send(child.pid, start + 1, 15), "a number that was used again is not ours to signal"
     child.kill()
-    wait_for(lambda: system.proc(child.pid).dead, 5, "a zombie is dead")
+    wait_for(lambda: system.proc(child.pid).dead, what="a zombie is dead")
     assert not system.alive(child.pid, start)
     child.wait()
     assert system.proc(child.pid) is None
@@ -31,10 +31,10 @@ def test_processes_are_found_by_the_token_they_inherited_and_ended():
     env = {**os.environ, tree.TOKEN: "test-token-1"}
     child = subprocess.Popen(["bash", "-c", "trap '' TERM; sleep 61 & wait; wait"], env=env, start_new_session=True)
     found = tree.Tree("test-token-1", (child.pid, system.proc(child.pid).start))
-    wait_for(lambda: len(found.refresh()) == 2, 5)
-    ended = tree.end(found, grace_s=0.3, kill_wait_s=5)
+    wait_for(lambda: len(found.refresh()) == 2)
+    ended = tree.end(found, grace_s=0.3, kill_wait_s=60)
     assert {p.name for p in ended.killed} == {"bash", "sleep"} and ended.left == ()
-    assert child.wait(5) == -9, "parents are ended first"
+    assert child.wait(60) == -9, "parents are ended first"
 
 
 def test_a_lock_goes_with_its_holder(tmp_path):
@@ -48,19 +48,9 @@ def test_a_lock_goes_with_its_holder(tmp_path):
     holder.wait()
     holder.stdout.close()
     assert not is_held(path)
-    assert mine.acquire(patience_s=1)
+    assert mine.acquire(patience_s=30)
     assert not Lock(path).acquire()
     mine.release()
-
-
-def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
-    monkeypatch.delenv("HANGPROOF_GPUS", raising=False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert queue.devices({}) == ["2"] and queue.devices({"gpus": 2}) == ["2", "3"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert queue.devices({}) == []
-    monkeypatch.setenv("HANGPROOF_GPUS", "a")
-    assert queue.devices({}) == ["a"]
 
 
 def test_exit_codes_and_last_words():

@@ -29,7 +29,8 @@ def test_asleep_twice_on_the_same_stack_without_cpu_speaks_for_a_hang():
 
 
 def test_a_busy_loop_on_the_same_stack_says_nothing_either_way():
-    assert compare(sample(0, one("R")), sample(2, one("R", cpu=2.0))) == signals.Signals()
+    found = compare(sample(0, one("R")), sample(2, one("R", cpu=2.0)))
+    assert found.stuck == found.slow == () and "1.0 processor cores" in found.busy[0]
 
 
 def test_asleep_on_changing_stacks_says_nothing():
@@ -51,6 +52,24 @@ def test_a_disk_that_gives_nothing_is_stuck():
     assert any("uninterruptible" in s and "folio_wait_bit" in s for s in found.stuck)
 
 
+def test_a_disk_that_others_keep_busy_is_slow_and_one_that_is_dead_is_stuck():
+    def waiting(at: float, disks: dict, wchan: str = "folio_wait_bit_common") -> Sample:
+        return sample(at, one("D", wchan=wchan), disks=disks)
+
+    before = {"vda": (1000, 10.0), "vda1": (900, 9.0)}
+    busy = compare(waiting(0, before), waiting(2, {"vda": (21000, 11.9), "vda1": (900, 9.0)}))
+    assert busy.slow == ("waits for a busy disk: vda, 5.1 MB/s for all programs together",)
+    dead = compare(waiting(0, before), waiting(2, {"vda": (1000, 12.0), "vda1": (900, 9.0)}))
+    assert any("uninterruptible" in s for s in dead.stuck) and not dead.slow, "at work all the time, and nothing done"
+    frozen = {"vda": (21000, 11.9)}
+    assert not compare(waiting(0, before, "percpu_rwsem_wait"), waiting(2, frozen, "percpu_rwsem_wait")).slow
+
+
+def test_this_machines_disks_are_read():
+    taken = signals.take([])
+    assert all(moved >= 0 and at_work_s >= 0 for moved, at_work_s in taken.disks.values())
+
+
 def test_swapping_throttling_and_a_busy_machine_are_slow():
     swapping = compare(sample(0, one("D")), sample(2, one("D", cpu=1.0, faults=500), swapped_pages=5000))
     assert "swapping" in swapping.slow[0]
@@ -65,10 +84,14 @@ def test_swapping_throttling_and_a_busy_machine_are_slow():
 
 
 def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner():
-    programs = {"sleeps": "import time; time.sleep(60)", "spins": "while True: pass"}
-    children = {name: subprocess.Popen([sys.executable, "-c", code]) for name, code in programs.items()}
+    ready = "print('ready', flush=True)\n"
+    programs = {"sleeps": f"import time\n{ready}time.sleep(600)", "spins": f"{ready}while True: pass"}
+    children = {
+        name: subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for name, code in programs.items()
+    }
     try:
-        time.sleep(0.5)
+        for child in children.values():
+            child.stdout.readline()
         keys = {name: (c.pid, system.proc(c.pid).start) for name, c in children.items()}
         first = {name: signals.take([key]) for name, key in keys.items()}
         time.sleep(1.0)
@@ -76,6 +99,6 @@ def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner():
     finally:
         for child in children.values():
             child.kill()
-            child.wait()
+            child.communicate()
     assert any("no CPU time used" in s for s in found["sleeps"].stuck)
-    assert found["spins"] == signals.Signals()
+    assert found["spins"].stuck == found["spins"].slow == ()

@@ -54,11 +54,11 @@ def test_py_spy_that_hangs_is_denied_missing_or_leaves_its_target_stopped(tmp_pa
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     child = subprocess.Popen(["sleep", "60"])
     try:
-        spy = stacks.PySpy(timeout_s=0.5)
+        spy = stacks.PySpy(timeout_s=0.5 if script == "sleep 60" else 60)
         spy.begin(child.pid, system.proc(child.pid).start)
-        wait_for(lambda: not spy.poll(), 5)
+        wait_for(lambda: not spy.poll())
         assert answer in spy.texts[child.pid]
-        wait_for(lambda: system.proc(child.pid).state == "S", 5, "the target runs again")
+        wait_for(lambda: system.proc(child.pid).state == "S", what="the target runs again")
     finally:
         child.kill()
         child.wait()

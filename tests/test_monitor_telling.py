@@ -101,7 +101,7 @@ def test_the_live_table_shows_a_run(tmp_path):
 def test_diagnose_explains_a_living_run_and_any_process(tmp_path):
     folder = toy_run(tmp_path / "toy", "def fault(step):\n    if step == 5:\n        time.sleep(3600)\n")
     env = {"HANGPROOF_LIMITS": str(tmp_path / "limits.toml")}
-    (tmp_path / "limits.toml").write_text("[phases.step]\nfloor = 600\n")
+    (tmp_path / "limits.toml").write_text("[phases.step]\nfloor = 600\n[check]\nstack_dump = 20\n")
     process = monitor(folder, **env)
     try:
         wait_for(lambda: step_of(folder) == 5)
@@ -153,6 +153,7 @@ def test_people_are_told_of_a_hang_and_of_the_end_and_their_addresses_stay_secre
     folder = toy_run(tmp_path / "toy", "def fault(step):\n    if step == 34 and attempt == 1:\n        time.sleep(3600)\n",
                      steps=50, pace=0.03, every=10)  # fmt: skip
     assert finish(monitor(folder, HANGPROOF_NOTIFY=str(config)))[0] == 0
+    wait_for(lambda: len(got) >= 3)  # a helper that has begun to send goes on without the monitor
     titles = sorted(json.loads(text)["title"] for text in got)
     assert titles == ["toy: completed", "toy: hang", "toy: restarted"]
     for path in folder.rglob("*"):
