@@ -17,6 +17,7 @@ import threading
 import urllib.request
 from pathlib import Path
 
+from presets import PresetError
 from runs.files import RunError, explained
 from runs.paths import data_root, datasets_dir, outputs_dir
 
@@ -108,7 +109,7 @@ def serve(args: argparse.Namespace) -> None:
     """Check, build, launch; returns when the page has answered.
 
     Raises:
-        RunError: what stands in the way.
+        RunError, PresetError: what stands in the way.
     """
     auth = auth_of(args)
     host = "0.0.0.0" if args.listen else "127.0.0.1"
@@ -172,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: over.set())
     try:
         serve(args)
-    except RunError as error:
+    except (RunError, PresetError) as error:
         print(f"hangproof: {error}", file=sys.stderr)
         return 1
     address = f"http://127.0.0.1:{args.port}"

@@ -3,7 +3,7 @@
 
 python_for_venv() {
     local candidate
-    for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
+    for candidate in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11 python; do
         if command -v "$candidate" >/dev/null 2>&1 &&
             "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then
             echo "$candidate"

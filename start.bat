@@ -14,6 +14,12 @@ if errorlevel 1 (
     exit /b 1
 )
 :install
+.venv\Scripts\python -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))"
+if errorlevel 1 (
+    rmdir /s /q .venv
+    echo Hangproof needs Python 3.11 to 3.14 and found another: install one from python.org, then run start.bat again 1>&2
+    exit /b 1
+)
 echo Hangproof: installing requirements.txt, once; PyTorch is large ... 1>&2
 .venv\Scripts\python -m pip install --quiet --disable-pip-version-check -r requirements.txt 1>&2
 if errorlevel 1 (

@@ -216,6 +216,12 @@ def test_a_file_in_the_way_of_the_data_is_told(tmp_path):
     assert "a file is in the way" in said and str(tmp_path / "outputs") in said
 
 
+def test_a_table_of_models_that_cannot_be_read_is_told(tmp_path):
+    (tmp_path / "models.toml").write_text("[models.mine]\nrepo = 7\n")
+    said = refused(data=tmp_path)
+    assert f"{tmp_path / 'models.toml'}: [models.mine]: repo must be a str" in said
+
+
 def test_a_full_disk_at_start_is_told(tmp_path):
     with small_disk(tmp_path, "64k") as disk:
         for folder in ("outputs", "datasets"):

@@ -9,7 +9,7 @@ from runs_helpers import data, picture  # noqa: F401
 from ui_helpers import photos, small_disk
 
 import runs
-from ui import draft, form, images, run_page
+from ui import draft, form, images, new_lora, run_page
 
 
 @pytest.fixture
@@ -394,3 +394,23 @@ def test_every_fault_is_told_at_once_and_by_its_field():
     assert "output_dir follows from the run's folder" in form.faults(values(flags="output_dir=/"))["flags"]
     assert form.faults(values(name="")) == {} and "name" in form.faults(values(name="///"))
     assert set(form.by_field("Name: x\nImages: none\nno accelerate")) == {"name", "images"}
+
+
+def test_a_table_of_models_broken_while_the_page_is_open_costs_nothing(data, mine):  # noqa: F811
+    drop(mine, *photos("coffee.png"))
+    typed = values(trigger="kept")
+    (data / "models.toml").write_text("[models.")
+    plan, *_ = new_lora.refresh(mine, *(typed[key] for key in form.KEYS))
+    assert "models.toml" in plan and "fix the line" in plan
+    opened = new_lora.load(mine)
+    assert opened[0] == mine and "fix the line" in opened[2] and opened[3 + form.KEYS.index("trigger")] == "kept"
+    *_, (problem, _, name, _) = new_lora.start(mine, *(typed[key] for key in form.KEYS))
+    assert "fix the line" in problem and name == "" and runs.list_runs() == []
+    (data / "models.toml").unlink()
+    assert draft.form(mine)["trigger"] == "kept" and captions(mine) == {"coffee.png": ""}
+
+
+def test_the_memory_that_a_run_needs_is_told_and_too_much_of_it_warned_of():
+    assert "about 10.8 GB of GPU memory at 512 pixels" in form.model_note(values(model="flux-dev", tier="12G"))
+    much = form.model_note(values(model="flux-dev", tier="12G", resolution=2048))
+    assert "That is more than 12 GB" in much and "more than 12 GB" not in form.model_note(values(tier="12G"))

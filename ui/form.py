@@ -11,6 +11,7 @@ from pathlib import Path
 
 import presets
 import runs
+from presets.estimate import estimate
 from runs import weights
 from ui import draft
 from ui.html import esc
@@ -251,6 +252,11 @@ def model_note(values: dict) -> str:
     lines = [f"{esc(model['name'])}, licence: {esc(model['licence'])} · {esc(tier['label'])}: {esc(tier['note'])}"]
     try:
         spec = spec_of({**values, "name": "my-lora"})
+        need, have = estimate(spec.model_dump())["peak_gb"], tier["vram_gb"]
+        lines[0] += f" · about {need:.1f} GB of GPU memory at {spec.resolution} pixels"
+        if need > have:
+            much = f"That is more than {have} GB: a lower resolution, batch size or rank needs less."
+            lines.append(f'<span class="hp-warn">{much}</span>')
         lines += [f'<span class="hp-warn">{esc(problem)}</span>' for problem in start_problems(spec)]
         lines += [esc(note)] if (note := weights.note(spec)) and len(lines) == 1 else []
     except runs.RunError:

@@ -13,6 +13,7 @@ import runs
 from ui import control, draft, flags, form, images
 from ui.html import esc, script
 
+FAULTS = (runs.RunError, presets.PresetError)
 # Waits until the last caption typed is stored, then lets the event go on with the values of the fields.
 FLUSH = "async (...values) => { if (window.hangproofFlush) await window.hangproofFlush(); return values; }"
 
@@ -156,7 +157,10 @@ def load(draft_id: str | None) -> tuple:
     except runs.RunError as error:
         draft_id = draft.new_id()
         stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft")
-    fields = form.restored(stored).values() if stored else [gr.skip()] * len(form.KEYS)
+    try:
+        fields = form.restored(stored).values() if stored else [gr.skip()] * len(form.KEYS)
+    except presets.PresetError as error:
+        fields, problem = [stored.get(key, gr.skip()) for key in form.KEYS], problem_html(str(error), "Base models")
     return draft_id, shown, problem, *fields
 
 
@@ -166,7 +170,8 @@ def refresh(draft_id: str | None, *given) -> tuple:
     try:
         count = len(draft.items(draft_id))
         draft.save_form(draft_id, values)
-    except runs.RunError as error:
+        presets.models()  # the user's table may be half edited just now
+    except FAULTS as error:
         return f'<p class="hp-plan hp-warn">{esc(error)}</p>', "", "", "", {}
     try:
         text = form.script_of(values, count)
@@ -212,7 +217,7 @@ def start(draft_id: str, *given):
         yield problem_html(f"Preparing {count} image{'s' * (count != 1)}…", "One moment", "busy"), {}, "", []
         draft.save_form(draft_id, values)
         folder, told = form.create(values, draft_id)
-    except runs.RunError as error:
+    except FAULTS as error:
         yield problem_html(str(error)), form.by_field(str(error)), "", []
         return
     try:
