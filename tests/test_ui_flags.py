@@ -128,7 +128,7 @@ def test_refresh_tells_the_flags_with_the_rest(data, checkout):  # noqa: F811
     from ui import draft
 
     typed = values(name="x", flags="noise_ofset=1")
-    plan, script, _, note, faults = new_lora.refresh(draft.new_id(), *(typed[key] for key in form.KEYS))
+    plan, script, note, faults, *_ = new_lora.refresh(draft.new_id(), *(typed[key] for key in form.KEYS))
     assert "did you mean noise_offset" in note and plan and script and faults == {}
 
 

@@ -10,9 +10,11 @@ import gradio as gr
 
 import presets
 import runs
-from ui import control, draft, flags, form, images
+from ui import control, draft, fetch, flags, form, images
 from ui.html import esc, script
 
+FETCH = "Fetch the missing model files"
+FETCH_TICK_S = 1.0
 FAULTS = (runs.RunError, presets.PresetError)
 # Waits until the last caption typed is stored, then lets the event go on with the values of the fields.
 FLUSH = "async (...values) => { if (window.hangproofFlush) await window.hangproofFlush(); return values; }"
@@ -27,6 +29,9 @@ class NewLora:
     plan: gr.HTML | None = None
     script: gr.Code | None = None
     model_note: gr.HTML | None = None
+    fetch: gr.Button | None = None
+    fetched: gr.HTML | None = None
+    fetching: gr.Timer | None = None
     flag_note: gr.HTML | None = None
     flag_fold: gr.Accordion | None = None
     flag_table: gr.HTML | None = None
@@ -38,7 +43,12 @@ class NewLora:
     @property
     def follows(self) -> list:
         """What `refresh` answers into."""
-        return [self.plan, self.script, self.model_note, self.flag_note, self.faults]
+        return [self.plan, self.script, self.flag_note, self.faults, *self.model]
+
+    @property
+    def model(self) -> list:
+        """What `look_at_model` answers into."""
+        return [self.model_note, self.fetch, self.fetched, self.fetching]
 
 
 def step(number: int, title: str, hint: str) -> None:
@@ -122,6 +132,9 @@ def _head(tab: NewLora) -> None:
             elem_id="backend",
         )
     tab.model_note = gr.HTML(elem_id="model-note", apply_default_css=False)
+    tab.fetch = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
+    tab.fetched = gr.HTML(elem_id="fetched", apply_default_css=False)
+    tab.fetching = gr.Timer(FETCH_TICK_S, active=False)
 
 
 def _component(one: form.Field):
@@ -172,14 +185,38 @@ def refresh(draft_id: str | None, *given) -> tuple:
         draft.save_form(draft_id, values)
         presets.models()  # the user's table may be half edited just now
     except FAULTS as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', "", "", "", {}
+        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', "", "", {}, *[gr.skip()] * 4
     try:
         text = form.script_of(values, count)
     except runs.RunError as error:
         text = "".join(
             f"# {line}\n" for line in ("The script appears here when this is settled:", *str(error).splitlines())
         )
-    return form.plan(values, count), text, form.model_note(values), flags.note(values), form.faults(values)
+    return form.plan(values, count), text, flags.note(values), form.faults(values), *look_at_model(values)
+
+
+def look_at_model(values: dict) -> tuple:
+    """The note on the model; the button that fetches its files, how far that is, and the timer that looks again."""
+    key = fetch.wanted(values)
+    busy = bool(key) and fetch.running(key)
+    button = gr.update(visible=bool(key) and not busy)
+    return form.model_note(values), button, fetch.told(key) if key else "", gr.Timer(active=busy)
+
+
+def still_fetching(*given) -> tuple:
+    """Look at the model again while its files are being fetched."""
+    return look_at_model(values_of(given))
+
+
+def fetch_model(*given) -> tuple:
+    """Begin to fetch the files of the model that was chosen."""
+    values = values_of(given)
+    try:
+        if key := fetch.wanted(values):
+            fetch.start(key)
+    except runs.RunError as error:
+        return gr.skip(), gr.skip(), problem_html(str(error), "Model files"), gr.Timer(active=False)
+    return look_at_model(values)
 
 
 def open_flags(*given) -> tuple[bool, dict]:

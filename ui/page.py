@@ -103,6 +103,8 @@ def _wire_new(new: new_lora.NewLora, draft_id) -> None:
         [new.fields[key] for key in ("backend", *form.MODEL_FIELDS)],
         **quiet,
     )
+    new.fetch.click(new_lora.fetch_model, fields, new.model, **quiet)
+    new.fetching.tick(new_lora.still_fetching, fields, new.model, **quiet)
     opened = gr.State(False)
     new.flag_fold.expand(new_lora.open_flags, fields, [opened, new.flag_table], **quiet)
     gr.on(

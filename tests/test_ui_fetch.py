@@ -1,0 +1,97 @@
+"""A base model's files are fetched from the page: with progress, by a process that outlives it, faults in words."""
+
+import hashlib
+import json
+import re
+
+import psutil
+import pytest
+from test_runs_models import Hub, hub  # noqa: F401
+from ui_helpers import browsing, serving
+from ui_page import a_tab, field, open_page, until
+
+BYTES = 3_000_000
+HEAD = json.dumps({"w": {"dtype": "U8", "shape": [BYTES], "data_offsets": [0, BYTES]}}).encode()
+WEIGHTS = len(HEAD).to_bytes(8, "little") + HEAD + bytes(BYTES)
+MODEL = """
+[models.mine]
+name = "My own Flux"
+backends = ["sd-scripts"]
+[models.mine.files]
+pretrained_model_name_or_path = "my-flux.safetensors"
+ae = "my-ae.safetensors"
+[downloads."my-flux.safetensors"]
+repo = "me/model"
+path = "flux.safetensors"
+[downloads."my-ae.safetensors"]
+repo = "me/model"
+path = "ae.safetensors"
+"""
+
+
+def fetchers(data) -> list[psutil.Process]:
+    """Processes that fetch into this data folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if "fetch-model" in process.cmdline() and process.environ().get("HANGPROOF_DATA") == str(data):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "models.toml").write_text(MODEL)
+    yield folder
+    for process in fetchers(folder):
+        process.kill()
+
+
+def choose(page) -> None:
+    field(page, "model").click()
+    page.get_by_role("option", name=re.compile("My own Flux")).click()
+    page.locator("#model-note").get_by_text("model file missing").first.wait_for()
+
+
+def test_missing_model_files_are_fetched_from_the_page_and_go_on_without_it(data, hub, tmp_path):  # noqa: F811
+    hub.content, hub.etag, hub.nap_s = WEIGHTS, hashlib.sha256(WEIGHTS).hexdigest(), 0.3
+    place = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "no_proxy": "127.0.0.1,localhost"}
+    with browsing() as browser, a_tab(browser) as page:
+        with serving(data, **place) as server:
+            open_page(page, server)
+            choose(page)
+            page.locator("#fetch").click()
+            page.get_by_test_id("fetching").get_by_text("my-flux.safetensors").wait_for()
+            assert re.search(r"[\d.]+ of [\d.]+ GB", page.get_by_test_id("fetching").inner_text())
+            assert not page.locator("#fetch").is_visible()
+            (process,) = fetchers(data)
+            server.stop(hard=True)  # the page's server dies; the files still come
+        assert process.is_running()
+        with serving(data, port=server.port, **place) as server:
+            open_page(page, server)
+            page.faults.clear()
+            hub.nap_s = 0
+            page.locator("#model-note").get_by_text("model file missing").first.wait_for(state="detached")
+            assert not page.locator("#fetch").is_visible() and page.get_by_test_id("fetching").count() == 0
+    for name in ("my-flux", "my-ae"):
+        assert (data / "models" / f"{name}.safetensors").read_bytes() == WEIGHTS
+    until(lambda: not fetchers(data), "the process has left")
+
+
+def test_why_files_do_not_come_is_told_and_they_can_be_asked_for_again(data, hub, tmp_path):  # noqa: F811
+    hub.content, hub.etag = WEIGHTS, hashlib.sha256(WEIGHTS).hexdigest()
+    hub.status = {"HEAD": 403}
+    place = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "no_proxy": "127.0.0.1,localhost"}
+    with serving(data, **place) as server, browsing() as browser, a_tab(browser) as page:
+        open_page(page, server)
+        choose(page)
+        page.locator("#fetch").click()
+        page.get_by_test_id("fetch-fault").get_by_text("accept its licence").wait_for()
+        hub.status = {}
+        page.locator("#fetch").click()
+        page.locator("#model-note").get_by_text("model file missing").first.wait_for(state="detached")
+    assert (data / "models" / "my-ae.safetensors").read_bytes() == WEIGHTS
