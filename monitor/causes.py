@@ -73,7 +73,7 @@ def facts(evidence: Evidence) -> set[str]:
     xids = {int(n) for line in evidence.kernel for n in re.findall(r"Xid \([^)]*\): (\d+)", line)}
     if xids & LOST_XID:
         found.add("gpu_lost")
-    if late_rank(evidence.ranks) is not None:
+    if late_rank(evidence.ranks, evidence.stacks) is not None:
         found.add("late_rank")
     trainers = [p for p in evidence.processes if p["trainer"]]
     workers = [p for p in evidence.processes if not p["trainer"] and any(p["ppid"] == t["pid"] for t in trainers)]
@@ -111,7 +111,7 @@ def _any(patterns: list[str], text: str) -> bool:
 
 
 def _cause(row: dict, evidence: Evidence) -> Cause:
-    late = late_rank(evidence.ranks)
+    late = late_rank(evidence.ranks, evidence.stacks)
     words = {
         "phase": PHASES.get(evidence.phase, evidence.phase),
         "note": evidence.note or "nothing noted",

@@ -7,6 +7,7 @@ deadlines. What could not be had is said, not left out.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import shutil
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from guards.heartbeat import Beat
 from monitor import stacks, system
 
+COLLECTIVES = ("distributed_c10d.py:*", "*:wait_for_everyone", "*:barrier", "*:all_reduce", "*:all_gather*")
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory")
 
 
@@ -89,8 +91,12 @@ def rank_words(beats: list[Beat], now_s: float) -> list[dict]:
     ]
 
 
-def late_rank(ranks: list[dict]) -> dict | None:
-    """The rank that the others wait for: behind in steps, or, all at one step, the one in another phase; else None."""
+def late_rank(ranks: list[dict], dumps: dict[int, str] | None = None) -> dict | None:
+    """The rank that the others wait for, None where it cannot be told.
+
+    Behind in steps; or, all at one step, the one in another phase; the one that does not stand in a collective operation
+    while the others do (`dumps`: stacks by process); the one that is silent longest.
+    """
     if len(ranks) < 2:
         return None
     behind = min(ranks, key=lambda r: r["step"])
@@ -100,9 +106,18 @@ def late_rank(ranks: list[dict]) -> dict | None:
     odd = [r for r in ranks if phases.count(r["phase"]) == 1]
     if len(odd) == 1 and len(ranks) > 2:
         return odd[0]
+    standing = {r["rank"]: _in_collective(dumps[r["pid"]]) for r in ranks if r["pid"] in (dumps or {})}
+    elsewhere = [r for r in ranks if standing.get(r["rank"]) is False]
+    if len(standing) == len(ranks) and len(elsewhere) == 1:
+        return elsewhere[0]
     earliest = max(ranks, key=lambda r: r["silent_s"])
     others = [r["silent_s"] for r in ranks if r is not earliest]
     return earliest if others and earliest["silent_s"] - max(others) > 0.5 else None
+
+
+def _in_collective(dump: str) -> bool:
+    frames = stacks.names(stacks.main_thread(dump))
+    return any(fnmatch.filter(frames, pattern) for pattern in COLLECTIVES)
 
 
 def processes(members: dict[int, system.Proc], ranks: list[int]) -> list[dict]:

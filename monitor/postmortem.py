@@ -51,7 +51,7 @@ def crash(run: Core, left: Exit) -> Evidence:
         step=first.step if first else run.book.best_step,
         rank=first.rank if first else 0,
         exit_code=left.code,
-        signal=left.signal,
+        signal=left.signal if outcome in ("", "running") else None,  # a launcher ends the others once one has failed
         outcome=outcome if outcome != "running" else "",
         note=first.note if first and first.outcome != "running" else left.note,
         ended=ended,

@@ -280,3 +280,7 @@ def test_the_late_rank_is_the_one_behind_or_the_one_elsewhere_or_the_one_silent_
     assert late_rank([rank(0), rank(1), rank(2, phase="save")])["rank"] == 2
     assert late_rank([rank(0, silent=5.0), rank(1, silent=9.0)])["rank"] == 1
     assert late_rank([rank(0, silent=9.0), rank(1, silent=9.1)]) is None
+    waits, works = frames("distributed_c10d.py:all_reduce", "loop.py:step"), frames("loop.py:one_step")
+    assert late_rank([rank(0), rank(1)], {100: waits, 101: works})["rank"] == 1
+    assert late_rank([rank(0), rank(1)], {100: waits, 101: waits}) is None
+    assert late_rank([rank(0), rank(1)], {100: works}) is None, "where the other stands is not known"
