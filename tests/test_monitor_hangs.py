@@ -13,6 +13,7 @@ import psutil
 import pytest
 from monitor_helpers import (
     ROOT,
+    STAND,
     fault_at,
     in_time,
     incidents,
@@ -29,18 +30,7 @@ from monitor_helpers import (
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="stacks are asked for by a signal")
 SHORT = dict(steps=50, pace=0.03, every=10)
 AT = 34
-# Stand in functions of these names, in files of these names, outermost first; the innermost waits for what never comes.
-STAND = """
-def stand(*frames):
-    import threading
-    inner = threading.Event().wait
-    for frame in reversed(frames):
-        file, name = frame.split(":")
-        scope = {"inner": inner}
-        exec(compile(f"def {name}():\\n    inner()\\n", "/x/" + file, "exec"), scope)
-        inner = scope[name]
-    inner()
-
+POOL = """
 def pool_of_a_tracker():
     import threading
     threading.Thread(target=stand, args=("trackers.py:_run",), daemon=True).start()
@@ -51,7 +41,7 @@ LIMITS = "".join(f"[phases.{name}]\nfloor = 2\nceiling = 4\n" for name in PHASES
 
 
 def at_step(code: str) -> str:
-    return STAND + fault_at(AT, code)
+    return STAND + POOL + fault_at(AT, code)
 
 
 def before(phase: str, code: str) -> str:

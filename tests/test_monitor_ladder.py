@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from monitor_helpers import (
     ROOT,
+    STAND,
     environment,
     events,
     finish,
@@ -22,6 +25,7 @@ from PIL import Image
 
 from monitor import book
 from monitor.folder import RunFiles
+from runs.mitigate import STAGING
 
 # What accelerate would start: it takes the trainer's arguments and fails as the flags say it must.
 TRAINER = f"""
@@ -63,6 +67,12 @@ crash.leave(0)
 """
 
 
+CRASHES = "[restart]\nbackoff_first = 0.1\n[phases.step]\nfloor = 30\n"
+HANGS = "[restart]\nbackoff_first = 0.1\n" + "".join(
+    f"[phases.{name}]\nfloor = 2\nceiling = 4\n" for name in ("load", "sample", "validate", "save", "end")
+)
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Make a run of the tiny model, start its monitor; returns (folder, exit code)."""
@@ -75,7 +85,7 @@ def run(tmp_path, monkeypatch):
     Image.new("RGB", (64, 64), "red").save(tmp_path / "photos" / "red.png")
     import runs
 
-    def made(fault: str, **spec) -> tuple:
+    def made(fault: str, limits: str = CRASHES, **spec) -> tuple:
         values = {
             "name": "Ladder 1",
             "trigger": "t",
@@ -84,8 +94,10 @@ def run(tmp_path, monkeypatch):
             "max_train_steps": 40,
         }
         monkeypatch.setenv("ACCELERATE", str(program))
+        # The toy takes sd-scripts' flags too; which backend has which needs its checkout.
+        monkeypatch.setattr("runs.flags.check_extra", lambda spec: None)
         folder = runs.create(runs.make({**values, **spec}), tmp_path / "photos")
-        (tmp_path / "limits.toml").write_text("[restart]\nbackoff_first = 0.1\n[phases.step]\nfloor = 30\n")
+        (tmp_path / "limits.toml").write_text(limits)
         env = {"HANGPROOF_DATA": str(tmp_path), "ACCELERATE": str(program), "TOY_FAULT": fault}
         env["HANGPROOF_LIMITS"] = str(tmp_path / "limits.toml")
         return folder, finish(monitor(folder, **env))[0]
@@ -117,6 +129,44 @@ def test_a_certain_cause_is_changed_at_the_first_restart_and_the_spec_stays_the_
     first, second = (folder / "train.sh").read_text(), (folder / "train.attempt-2.sh").read_text()
     assert "--max_data_loader_n_workers 2" in first and "--max_data_loader_n_workers 0" in second
     assert "step00000020-state" in second and "--resume" not in first
+
+
+# What is stuck, for as long as nothing is changed -> (how the script or its environment shows the change, where it stands,
+# the spec, the causes in order, the mitigation)
+STUCK = {
+    "a tracker": (
+        "os.environ.get('WANDB_MODE') != 'offline'", "stand('tracking.py:log')", {"trackers": "wandb"},
+        ["tracker_start"], "trackers_offline"),
+    "the hub": (
+        "os.environ.get('HF_HUB_OFFLINE') != '1'", "stand('file_download.py:http_get')", {}, ["hub"], "hub_offline"),
+    "block swap": (
+        "'--blocks_to_swap' in rest", "stand('custom_offloading_utils.py:_wait_blocks_move')",
+        {"extra": {"blocks_to_swap": 4}}, ["block_swap"], "no_block_swap"),
+    "a loader worker": (
+        "args.max_data_loader_n_workers", "stand('dataloader.py:_try_get_data')", {"workers": 2},
+        ["worker_stuck", "worker_stuck"], "workers_0"),
+    "a sample image": (
+        "'--sample_every_n_steps' in rest", "hb.phase('sample'); stand('flux.py:denoise')",
+        {"sample_every_n_steps": 30, "prompts": ["t"]}, ["sampling", "sampling"], "sampling_off"),
+    "a save": (
+        "str(args.output_dir) == os.environ['HANGPROOF_RUN']", "hb.phase('save'); stand('serialization.py:save_file')", {},
+        ["save_slow", "save_slow"], "save_local"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", STUCK)
+def test_a_run_that_gets_stuck_again_and_again_goes_on_without(what, run):
+    """… what got stuck: at once where it is certain to come back, at the second failure otherwise."""
+    unchanged, stands, spec, found, mitigation = STUCK[what]
+    name = f"Ladder {os.getpid()}"  # states that are saved locally first go to a folder of this name, the same for all tests
+    folder, code = run(f"{STAND}\nif {unchanged}:\n    {stands}\n", HANGS, name=name, **spec)
+    shutil.rmtree(Path(STAGING) / folder.name, ignore_errors=True)
+    assert code == 0, status(folder)
+    assert [i["cause"] for i in incidents(folder)] == found
+    assert [e["change"] for e in events(folder, "mitigated")] == [mitigation]
+    assert status(folder)["restarts"] == len(found)
+    assert (folder / f"{folder.name}.safetensors").is_file(), "and the LoRA is in the run's folder"
+    assert (folder / f"train.attempt-{len(found) + 1}.sh").is_file()
 
 
 def test_a_change_that_old_checkpoints_do_not_fit_keeps_them_aside_and_begins_again(run):
