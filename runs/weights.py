@@ -40,15 +40,26 @@ def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
             return []
         return _diffusers(spec, model_files(spec)["pretrained_model_name_or_path"], ask)
     fetch = "" if model["generated"] else f", or run `python -m runs fetch-model {spec.model}`"
-    found = []
+    missing, found = {}, []
     for flag, value in model_files(spec).items():
         path = Path(value).expanduser()
-        cure = f"put it there, name another with --set {flag}=PATH{fetch}"
         if not path.is_file():
-            found.append(f"model file missing: {path} (--{flag}); {cure}")
+            missing[flag] = path
         elif fault := file_fault(path):
+            cure = f"put a whole one there, name another with --set {flag}=PATH{fetch}"
             found.append(f"model file {path} (--{flag}) {fault}; delete it, then {cure}")
+    if missing:
+        found.insert(0, f"{_missing(missing)}, name others with --set FLAG=PATH{fetch}")
     return found
+
+
+def _missing(paths: dict[str, Path]) -> str:
+    """Which files are missing, by flag, and that they are to be put there; one sentence however many."""
+    folders = {path.parent for path in paths.values()}
+    one = len(folders) == 1
+    names = ", ".join(f"{path.name if one else path} (--{flag})" for flag, path in paths.items())
+    where = f" in {folders.pop()}" if one else ""
+    return f"model file{'s' * (len(paths) > 1)} missing{where}: {names}; put {'them' if len(paths) > 1 else 'it'} there"
 
 
 def file_fault(path: Path) -> str:

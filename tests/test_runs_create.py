@@ -267,14 +267,16 @@ def test_every_way_to_fail_has_a_cure():
 def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatch):  # noqa: F811
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "no checkout"))
     found = runs.problems(spec(backend="sd-scripts", tier="12G"))
-    files = [line for line in found if line.startswith("model file missing")]
-    assert [line.split("--")[1].split(")")[0] for line in files] == [
-        "pretrained_model_name_or_path",
-        "clip_l",
-        "t5xxl",
-        "ae",
-    ]
-    assert all(str(data / "models") in line and "--set" in line and "fetch-model flux-dev" in line for line in files)
+    (files,) = [line for line in found if line.startswith("model files missing")]
+    flags = ["pretrained_model_name_or_path", "clip_l", "t5xxl", "ae"]
+    assert [part.split(")")[0] for part in files.split(" (--")[1:]] == flags
+    assert str(data / "models") in files and "--set FLAG=PATH" in files and "fetch-model flux-dev" in files
+    elsewhere = spec(backend="sd-scripts", extra={"ae": str(tmp_path / "ae.safetensors")})
+    (told,) = [line for line in runs.problems(elsewhere) if line.startswith("model files missing: ")]
+    assert (
+        f"{tmp_path / 'ae.safetensors'} (--ae)" in told
+        and f"{data / 'models' / 'clip_l.safetensors'} (--clip_l)" in told
+    )
     assert any("start.sh sd-scripts" in line for line in found)
     assert any("no images" in line for line in found)
 

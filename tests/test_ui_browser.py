@@ -161,7 +161,7 @@ def test_a_start_that_cannot_be_says_all_that_is_missing_and_loses_nothing(tab, 
     field(tab, "name").fill("no model")
     tab.get_by_label("kohya's sd-scripts").click()
     tab.locator("#start").click()
-    problem.get_by_text("model file missing").first.wait_for()
+    problem.get_by_text("missing in").first.wait_for()
     assert "flux1-dev.safetensors" in problem.inner_text()
     assert field(tab, "trigger").input_value() == "tok" and captions(tab) == {"coffee.png": "a cup"}
     assert not (server.data / "outputs" / "no-model").exists()

@@ -240,7 +240,7 @@ def test_a_missing_model_file_is_told_before_anything_is_made(data, mine):  # no
     drop(mine, *photos("coffee.png"))
     with pytest.raises(runs.RunError) as caught:
         form.create(values(model="flux-dev", backend="sd-scripts"), mine)
-    assert "model file missing" in str(caught.value) and "flux1-dev.safetensors" in str(caught.value)
+    assert "missing in" in str(caught.value) and "flux1-dev.safetensors" in str(caught.value)
     assert runs.list_runs() == [] and captions(mine) == {"coffee.png": ""}
 
 

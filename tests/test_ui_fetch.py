@@ -54,7 +54,7 @@ def data(tmp_path):
 def choose(page) -> None:
     field(page, "model").click()
     page.get_by_role("option", name=re.compile("My own Flux")).click()
-    page.locator("#model-note").get_by_text("model file missing").first.wait_for()
+    page.locator("#model-note").get_by_text("missing in").first.wait_for()
 
 
 def test_missing_model_files_are_fetched_from_the_page_and_go_on_without_it(data, hub, tmp_path):  # noqa: F811
@@ -75,7 +75,7 @@ def test_missing_model_files_are_fetched_from_the_page_and_go_on_without_it(data
             open_page(page, server)
             page.faults.clear()
             hub.nap_s = 0
-            page.locator("#model-note").get_by_text("model file missing").first.wait_for(state="detached")
+            page.locator("#model-note").get_by_text("missing in").first.wait_for(state="detached")
             assert not page.locator("#fetch").is_visible() and page.get_by_test_id("fetching").count() == 0
     for name in ("my-flux", "my-ae"):
         assert (data / "models" / f"{name}.safetensors").read_bytes() == WEIGHTS
@@ -93,5 +93,5 @@ def test_why_files_do_not_come_is_told_and_they_can_be_asked_for_again(data, hub
         page.get_by_test_id("fetch-fault").get_by_text("accept its licence").wait_for()
         hub.status = {}
         page.locator("#fetch").click()
-        page.locator("#model-note").get_by_text("model file missing").first.wait_for(state="detached")
+        page.locator("#model-note").get_by_text("missing in").first.wait_for(state="detached")
     assert (data / "models" / "my-ae.safetensors").read_bytes() == WEIGHTS

@@ -69,7 +69,7 @@ def told(key: str) -> str:
         return ""
     last = lines[-1].removeprefix("runs: ") if lines else "asking for the files…"
     if running(key):
-        return f'<p class="hp-hint" role="status" data-testid="fetching">Fetching {esc(last)}</p>'
+        return f'<p class="hp-hint" role="status" data-testid="fetching">Fetching: {esc(last)}</p>'
     if not runs.missing_files(key):
         return ""
     return f'<p class="hp-hint" role="alert" data-testid="fetch-fault"><span class="hp-warn">{esc(last)}</span></p>'
