@@ -20,8 +20,10 @@ from sd_scripts_patches import hub
 ROOT = Path(__file__).resolve().parent.parent
 COMMIT = "a" * 40
 TOKENIZER = """
+import time
 from transformers import CLIPTokenizer
 from library.strategy_base import TokenizeStrategy
+print("HANG", time.monotonic(), flush=True)
 made = TokenizeStrategy()._load_tokenizer(CLIPTokenizer, "openai/clip-vit-large-patch14")
 print("words", len(made), made.model_max_length, flush=True)
 """
@@ -116,10 +118,12 @@ def test_a_tokenizer_whose_cache_is_whole_needs_no_hub(loads):
     assert asked == []
 
 
-def test_a_cache_that_is_not_whole_is_not_taken_for_one(loads):
+def test_a_hub_that_never_answers(loads):
+    """And a cache that is not whole is not taken for one."""
     ended, asked = loads["half"]
-    assert ended.code == 75 and asked, ended
-    assert "openai/clip-vit-large-patch14 from the hub" in ended.log and "waited 4 s for a byte of" in ended.log
+    assert ended.code == 75 and asked and ended.hung_s() < 4 + 10, ended
+    assert "hangproof: waited 4 s for a byte of " in ended.log
+    assert "openai/clip-vit-large-patch14 from the hub" in ended.log
 
 
 @pytest.fixture

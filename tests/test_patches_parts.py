@@ -305,6 +305,8 @@ def test_a_phase_that_fails_is_where_the_run_ended():
 
 
 def test_a_flag_wins_over_the_environment_and_reaches_children(monkeypatch):
+    for name in ("HANGPROOF_GIT_TIMEOUT_S", "HANGPROOF_SKIP_IMAGES"):
+        monkeypatch.setenv(name, "")  # so that what is put there goes with this test
     monkeypatch.setenv("HANGPROOF_NPZ_TIMEOUT_S", "7")
     assert timeouts.seconds("npz_timeout_s") == 7
     rest = timeouts.take_flags(["--lr", "1", "--hangproof_npz_timeout_s=9", "--hangproof_git_timeout_s", "2"])

@@ -45,6 +45,7 @@ import os, time
 def finish(self):
     with open(os.environ["SEEN"], "w") as file:
         file.write("\\n".join(sorted(os.listdir(os.environ["MADE"]))))
+    print("HANG", time.monotonic(), flush=True)
     time.sleep(3600)
 module.TensorBoardTracker.finish = finish
 """
@@ -126,6 +127,7 @@ def test_a_tracker_that_never_returns_at_the_end_loses_nothing(resumed):
     out, ended, _ = resumed
     assert {"tiny-state", "tiny.safetensors"} <= set((out / "seen").read_text().split())
     assert "waited 2 s for tracker tensorboard to finish; left behind" in ended.log
+    assert ended.code == 0 and ended.hung_s() < 2 + 10
 
 
 @real

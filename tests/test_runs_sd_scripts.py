@@ -51,9 +51,19 @@ def rendered(request, started):
     return request.param, folders[request.param], futures[request.param].result()
 
 
-@asks("rendered", *TIERS)
+@asks("rendered", "12G")
 def test_a_rendered_script_trains(rendered):
-    tier, folder, done = rendered
+    """The other tiers are rendered by the page and run there (test_ui_sd_scripts.py)."""
+    trained(*rendered)
+
+
+@pytest.mark.long
+@asks("rendered", *TIERS[1:])
+def test_a_rendered_script_of_each_tier_trains(rendered):
+    trained(*rendered)
+
+
+def trained(tier, folder, done):
     slug = folder.name
     log = (done.stdout + done.stderr).decode(errors="replace")
     assert done.returncode == 0, log[-4000:]

@@ -4,7 +4,7 @@ Tests call `need()` (skips with one line where there is no checkout or environme
 tokenizers and images (made once a session), `arguments(work, out)` and `run(...)`. The models shrink because
 `PYTHONPATH` holds a `sitecustomize` that edits sd-scripts' model tables right after the module that defines them has been
 imported; only sizes change, the code that runs is sd-scripts' own. Two things are left out for speed: looking for garbage
-among what the imports made, and bitsandbytes where no 8-bit optimizer is asked for. torchvision, which sd-scripts imports and has no
+where nobody asks and among what the imports made, and bitsandbytes where no 8-bit optimizer is asked for. torchvision, which sd-scripts imports and has no
 CPU build for every platform, gets a stand-in of the few functions used where it is missing.
 
 Run by hand, in sd-scripts' environment: `python tests/tiny_sd_scripts.py WORKDIR` makes the files.
@@ -32,6 +32,7 @@ SITE = '''
 """Shrinks sd-scripts' FLUX as it is imported; see tests/tiny_sd_scripts.py."""
 import gc, importlib.abc, json, os, sys, time
 WIDTH = json.loads(%(width)r)
+gc.disable()
 
 def shrink_transformer(module):
     import dataclasses
