@@ -138,7 +138,7 @@ def test_a_launched_run_saves_samples_and_metrics_as_it_should(work, tmp_path):
     run, beats = tmp_path / "run", tmp_path / "beats"
     run.mkdir()
     watched = environment(HANGPROOF_RUN=str(run), HANGPROOF_ATTEMPT="2", HANGPROOF_HEARTBEAT=str(beats))
-    done = subprocess.run([*launcher, *argv], env=watched, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*launcher, *argv], env=watched, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("epoch")] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
@@ -181,7 +181,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_by_name_and_leaves_whole_states(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (fits, fits)),
     )
     assert done.returncode == 1
@@ -203,7 +203,7 @@ def test_two_processes_train_one_lora_together_and_a_stop_loses_nothing_of_it(wo
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=500,
         )
 
     done = run()

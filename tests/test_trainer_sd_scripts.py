@@ -94,7 +94,7 @@ def both(tmp_path_factory):
         cwd=tiny_sd_scripts.checkout(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answered = json.loads((folder / "answered.json").read_text(encoding="utf-8"))

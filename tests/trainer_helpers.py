@@ -100,7 +100,7 @@ def environment(**extra: str) -> dict[str, str]:
     }
 
 
-def train(argv: list[str], timeout_s: float = 240, **extra: str) -> subprocess.CompletedProcess:
+def train(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.CompletedProcess:
     """`python -m trainer ARGV` to its end; `extra` are environment variables."""
     return subprocess.run(
         [sys.executable, "-m", "trainer", *argv],
@@ -115,7 +115,7 @@ def train(argv: list[str], timeout_s: float = 240, **extra: str) -> subprocess.C
 _nursery: subprocess.Popen | None = None
 
 
-def fork(argv: list[str], timeout_s: float = 240, **extra: str) -> subprocess.CompletedProcess:
+def fork(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.CompletedProcess:
     """As `train`, but forked from a process that has its imports done. One hash seed, where each `train` has its own."""
     global _nursery
     if not hasattr(os, "fork"):
