@@ -17,7 +17,7 @@ from monitor.book import nothing_left
 from monitor.folder import BOOK, FINAL, LOG, STATUS, STOP, MonitorError, RunFiles, all_folders, find, read_json
 from monitor.helpers import ROOT, environment, problems
 from monitor.locks import LOCK, is_held
-from monitor.report import count
+from monitor.report import PHASES, count, duration
 
 START_S = 20.0
 
@@ -99,9 +99,11 @@ def line(folder: Path, values: dict | None) -> str:
     if values is None:
         return f"{folder.name}: not started"
     state = values["state"] + (" (not watched: start it again)" if statuses.left_alone(values) else "")
+    if values["state"] in FINAL:
+        return f"{folder.name}: {state}. {values['message']}"
     steps = f"step {values['step']}" + (f" of {values['planned_steps']}" if values["planned_steps"] else "")
-    phase = f", {values['phase']}" if values.get("phase") else ""
-    eta = f", {values['eta_s'] / 60:.0f} min to go" if values.get("eta_s") else ""
+    phase = f" ({PHASES[values['phase']]})" if values.get("phase") else ""
+    eta = f", {duration(values['eta_s'])} to go" if values.get("eta_s") else ""
     restarts = f", {count(values['restarts'], 'restart')}" if values["restarts"] else ""
     return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}" + (f". {m}" if (m := values["message"]) else "")
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from guards.heartbeat import REQUEST_TERM
-from monitor import checkpoints, clock, policy, postmortem
+from monitor import causes, checkpoints, clock, policy, postmortem
 from monitor.attempt import Exit
 from monitor.causes import Cause
 from monitor.core import EXIT_BUDGET, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Core, Interrupted
@@ -15,7 +15,12 @@ from monitor.decide import Verdict
 from monitor.evidence import Evidence
 from monitor.folder import MonitorError
 from monitor.helpers import next_change
-from monitor.report import count
+from monitor.report import PHASES, count
+
+
+def at(evidence: Evidence) -> str:
+    """`training, step 12`."""
+    return f"{PHASES[evidence.phase]}, step {evidence.step}"
 
 
 class Failing(Core):
@@ -58,10 +63,10 @@ class Failing(Core):
         self.last_words()
         left: Exit = self.attempt.exit(self.beats)
         self.turn("recovering", f"stuck in {evidence.phase} for {evidence.quiet_s:.1f} s")
+        signs = f" ({'; '.join(evidence.why)})" if evidence.why else ""
         self.files.event(
             "hang",
-            f"{evidence.phase}, step {evidence.step}: no progress for {evidence.quiet_s:.1f} s"
-            + (f" ({'; '.join(evidence.why)})" if evidence.why else ""),
+            f"{causes.match(evidence).title}: {at(evidence)}, no progress for {evidence.quiet_s:.1f} s{signs}",
             phase=evidence.phase,
             step=evidence.step,
         )
@@ -80,7 +85,8 @@ class Failing(Core):
     def failed(self, evidence: Evidence) -> None:
         """Dead before its end."""
         self.turn("recovering", evidence.ended)
-        self.files.event("crash", f"{evidence.phase}, step {evidence.step}: {evidence.ended}", step=evidence.step)
+        said = f"{causes.match(evidence).title}: {at(evidence)}, {evidence.ended}"
+        self.files.event("crash", said, phase=evidence.phase, step=evidence.step)
         cause = self.record(evidence)
         self.incident.killed = [{"name": p.name, "pid": p.pid} for p in self.ended.killed]
         self.decide_on(evidence, cause)

@@ -38,7 +38,11 @@ def find(name: str | os.PathLike) -> Path:
     if (given / SCRIPT).is_file():
         return given.resolve()
     import runs
+    from runs.paths import outputs_dir
 
+    own = outputs_dir() / given  # a script of one's own, put among the runs
+    if (own / SCRIPT).is_file():
+        return own.resolve()
     try:
         folder = runs.run_folder(str(name))
     except runs.RunError as error:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 DEFAULT = ("hang", "crash", "restarted", "completed", "failed", "unkillable")
+COLOUR = {"hang": "warning", "crash": "warning", "completed": "success", "failed": "failure", "unkillable": "failure"}
 DEADLINE_S = 60.0
 
 
@@ -124,7 +125,7 @@ def send(kind: str, title: str, body: str) -> tuple[int, int]:
     sent = 0
     for url in config["urls"]:
         service = apprise.Apprise()
-        sent += bool(service.add(url) and service.notify(title=title, body=body))
+        sent += bool(service.add(url) and service.notify(title=title, body=body, notify_type=COLOUR.get(kind, "info")))
     return sent, len(config["urls"])
 
 

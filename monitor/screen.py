@@ -8,7 +8,7 @@ from pathlib import Path
 
 from monitor import status as statuses
 from monitor.folder import FINAL
-from monitor.report import duration
+from monitor.report import PHASES, duration
 
 EVERY_S = 1.0
 COLOURS = {
@@ -39,7 +39,7 @@ def table(folders: list[Path], now: float):
         ago = now - datetime.fromisoformat(moved.replace("Z", "+00:00")).timestamp() if moved else None
         made.add_row(
             folder.name,
-            f"[{COLOURS.get(state, 'white')}]{state}[/]" + (f" {values['phase']}" if values["phase"] else ""),
+            f"[{COLOURS.get(state, 'white')}]{state}[/]" + (f" {PHASES[values['phase']]}" if values["phase"] else ""),
             f"{values['step']}/{values['planned_steps'] or '?'}",
             str(values["epoch"] or ""),
             f"{values['loss']:.4f}" if values["loss"] is not None else "",

@@ -6,7 +6,7 @@ from monitor import checkpoints
 from monitor.core import Core
 from monitor.decide import HUNG, SLOW, SUSPECT, Observation, Signals, Verdict
 from monitor.inquiry import Inquiry
-from monitor.report import count
+from monitor.report import PHASES, count
 
 
 class Watching(Core):
@@ -86,7 +86,7 @@ class Watching(Core):
     def well(self, verdict: Verdict) -> None:
         """Progress: whatever was suspected is over."""
         if self.state in ("suspect", "slow"):
-            self.files.log(f"it moves again: {verdict.phase}, step {verdict.step}")
+            self.files.log(f"it moves again: {PHASES[verdict.phase]}, step {verdict.step}")
             self._calm_since_s = self.now.mono_s
             self.was_slow = ""
             self.drop_inquiry()
@@ -103,7 +103,9 @@ class Watching(Core):
             newest = checkpoints.newest(self.state_folders())
             if newest is not None and not often:
                 self.verifier.begin(newest)
-            words = f"{verdict.phase}: no progress for {verdict.quiet_s:.1f} s (budget {verdict.budget_s:.1f} s)"
+            words = (
+                f"{PHASES[verdict.phase]}: no progress for {verdict.quiet_s:.1f} s (budget {verdict.budget_s:.1f} s)"
+            )
             if not often:
                 self.files.event("suspect", words, phase=verdict.phase, step=verdict.step)
         if self.state != "suspect":
@@ -113,7 +115,7 @@ class Watching(Core):
         """Over the budget, but moving: say why, leave it alone."""
         message = self.was_slow = "; ".join(verdict.why)
         if self.state != "slow":
-            self.files.event("slow", f"{verdict.phase}: {message}", phase=verdict.phase, step=verdict.step)
+            self.files.event("slow", f"{PHASES[verdict.phase]}: {message}", phase=verdict.phase, step=verdict.step)
             self.turn("slow", message)
         self.message = message
 

@@ -219,6 +219,12 @@ def test_a_training_that_nobody_watches_is_listed_and_can_be_stopped(tmp_path):
         command, cwd=ROOT, env=environment(folder, **env), capture_output=True, text=True, timeout=120, check=True
     ).stdout
     assert "unwatched" in shown and str(folder) in shown and "not watched: start it again" in shown
+    other = toy_run(tmp_path / "outputs" / "other", steps=20, pace=0.01)
+    assert finish(monitor(other, **env))[0] == 0
+    log = (other / "monitor.log").read_text()
+    assert f"of {folder} (" in log and f"`python -m monitor stop {folder}` ends them" in log, (
+        "listed at another's start too"
+    )
     stop(folder, "--wait", "60", **env)
     now = status(folder)
     assert now["state"] == "stopped" and now["checkpoint"]["step"] == now["step"]

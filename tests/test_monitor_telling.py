@@ -26,7 +26,7 @@ def test_a_folder_without_a_script_is_refused_with_what_to_do(tmp_path, monkeypa
     with pytest.raises(MonitorError, match="train.sh"):
         find(tmp_path)
     folder = toy_run(tmp_path / "outputs" / "my-lora")
-    assert find(folder) == folder
+    assert find(folder) == find("my-lora") == folder
     code, _, err = finish(monitor(Path("no-such-run"), "status", HANGPROOF_DATA=str(tmp_path)))
     assert code == 1 and "no-such-run" in err
 
