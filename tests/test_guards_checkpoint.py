@@ -15,7 +15,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from guards import checkpoint
-from runs.paths import ROOT
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def make(folder: Path, step: int, value: float = 1.0, name: str = "lora") -> Path:

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from guards import deadline
 from guards.heartbeat import path_of, read
-from runs.paths import ROOT
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def run(code: str, heartbeat_folder, timeout_s: float = 240) -> subprocess.CompletedProcess:

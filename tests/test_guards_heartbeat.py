@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from guards import heartbeat
 from guards.heartbeat import Heartbeat, HeartbeatError, path_of, read, read_all, set_request
-from runs.paths import ROOT
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_a_reader_sees_what_the_writer_wrote(tmp_path):

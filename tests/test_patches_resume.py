@@ -13,7 +13,7 @@ from guards import checkpoint, heartbeat
 from sd_scripts_patches import place as places
 
 real = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
-pytestmark = pytest.mark.timeout(900)  # the first test waits for fourteen training processes
+pytestmark = pytest.mark.timeout(1800)  # the first test waits for fourteen training processes
 KILLS, INTERVAL, IMAGES = 5, 3, 10
 EPOCHS = {1: 3, 2: 4}  # by gradient accumulation: 30 and 20 steps
 SAVES = ["--save_state", "--save_every_n_steps", str(INTERVAL), "--save_every_n_epochs", "1"]
