@@ -22,6 +22,15 @@ element.addEventListener('click', (event) => {
   const row = event.target.closest('[data-run]');
   if (row) trigger('pick', { run: row.dataset.run });
 });
+let shown = '';
+const bring = () => setTimeout(() => {
+  const here = element.querySelector('.hp-here');
+  if (!here || here.dataset.run === shown) return;
+  shown = here.dataset.run;
+  here.scrollIntoView({ block: 'nearest', inline: 'nearest' });
+}, 50);
+watch('value', bring);
+bring();
 """
 # The address names the run looked at, so that a reload or a bookmark opens it again. Read from the list as drawn, because
 # the browser does not know the session's state; and not before OPENED: Gradio tells of the first tab as chosen while the
@@ -70,7 +79,7 @@ def build() -> RunPage:
             page.parts["head"] = gr.HTML(elem_id="run-head", apply_default_css=False)
             page.parts["result"] = gr.HTML(elem_id="run-result", apply_default_css=False)
             with gr.Row(elem_classes="hp-actions"):
-                page.total = gr.Number(precision=0, visible=False, elem_id="total", min_width=150, scale=0)
+                page.total = gr.Number(precision=0, visible=False, elem_id="total", min_width=190, scale=0)
                 page.go = gr.Button("Start", variant="primary", visible=False, elem_id="go", min_width=140, scale=0)
                 page.stop = gr.Button("Stop", visible=False, elem_id="stop", min_width=140, scale=0)
                 page.again = gr.Button(AGAIN, visible=False, elem_id="again", min_width=190, scale=0)
