@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import goodput, goodput_contenders, toy_loop
+from benchmarks import goodput, goodput_contenders, overhead_monitor, toy_loop
 from runs.paths import ROOT
 
 
@@ -89,6 +89,14 @@ def test_percentiles_are_nearest_ranks():
     assert goodput.percentile(values, 0.95) == 19.0
     assert goodput.percentile([3.0], 0.95) == 3.0
     assert goodput.percentile([], 0.5) is None
+
+
+def test_what_the_monitor_costs_is_measured_on_a_living_run():
+    """The limits are the benchmark's to judge, on a machine that is free."""
+    cost = overhead_monitor.measure(seconds=3.0)
+    assert 10 < cost["memory_mb"] < 100
+    assert 0 < cost["share_of_core"] < 0.2
+    assert cost["seconds"] >= 3.0
 
 
 def toy(folder, *words, **environment):
