@@ -60,3 +60,17 @@ def test_room_for_two_checkpoints_is_asked_for(tmp_path):
     assert checkpoints.room_missing([tmp_path], floor=0) == ""
     missing = checkpoints.room_missing([tmp_path], floor=1 << 60)
     assert "two checkpoints need" in missing and str(tmp_path) in missing
+
+
+@pytest.mark.parametrize(
+    ("kind", "numpy_type", "low_bits"), [("F16", "<f2", 0), ("F32", "<f4", 16), ("F64", "<f8", 48)]
+)
+def test_what_is_finite_is_told_as_numpy_tells_it_for_every_sign_exponent_and_leading_bit(kind, numpy_type, low_bits):
+    import numpy as np
+
+    width = np.dtype(numpy_type).itemsize
+    for low in {0, (1 << low_bits) - 1}:
+        values = ((np.arange(65536, dtype=f"<u{width}") << low_bits) | low).astype(f"<u{width}")
+        finite = np.isfinite(values.view(numpy_type))
+        found = [checkpoint._holds_non_finite(value.tobytes(), *checkpoint._FLOATS[kind]) for value in values]
+        assert (np.array(found) == ~finite).all()
