@@ -237,7 +237,11 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     results = []
     for name in names:
-        results.append(run(rows[name], arguments.seed, arguments.keep))
+        try:
+            results.append(run(rows[name], arguments.seed, arguments.keep))
+        except KeyboardInterrupt:
+            print(f"{name}: ended before its end; nothing of it is left running", file=sys.stderr)
+            return 130
         print(tell(rows[name], results[-1]), file=sys.stderr if arguments.json else sys.stdout, flush=True)
     if arguments.json:
         print(json.dumps(results if len(results) > 1 else results[0]))

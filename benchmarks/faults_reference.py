@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -161,17 +162,26 @@ def _tidy(folder: Path) -> None:
 
 def _make(data: Path, seed: int, changed: dict) -> None:
     run = create(data, seed, changed)
-    done = subprocess.run(
-        ["bash", str(run / "train.sh")],
-        env=environment(data),
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="fault-") as scratch:
+        log = Path(scratch) / "log"
+        with open(log, "wb") as out:
+            command = ["bash", str(run / "train.sh")]
+            env = environment(data, TMPDIR=scratch)
+            process = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        try:
+            code = process.wait(RUN_S)
+        except subprocess.TimeoutExpired:
+            code = f"none after {RUN_S:.0f} s"
+        finally:  # whoever ends this, Ctrl-C included: launcher and trainer end too
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        said = log.read_text(encoding="utf-8", errors="replace")[-3000:]
     lora = run / f"{NAME}.safetensors"
-    if done.returncode or not lora.exists():
-        raise RuntimeError(f"the undisturbed run failed (exit code {done.returncode}):\n{done.stderr[-3000:]}")
+    if code or not lora.exists():
+        raise RuntimeError(f"the undisturbed run failed (exit code {code}):\n{said}")
     made = {"sha256": sha256(lora), "steps": {**SPEC, **changed}["max_train_steps"]}
     (data / "whole.json").write_text(json.dumps(made), encoding="utf-8")
 
