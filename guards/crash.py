@@ -76,6 +76,13 @@ def leave(code: int, grace_s: float = 5.0) -> None:
     os._exit(code)
 
 
+def leave_within(seconds: float, code: int) -> None:
+    """This process ends with `code` in so many seconds at the latest, even if its last words block on a full pipe."""
+    watch = threading.Timer(seconds, os._exit, (code,))
+    watch.daemon = True
+    watch.start()
+
+
 def install(heartbeat: Heartbeat | None = None, grace_s: float = 5.0) -> None:
     """Stacks on a signal, and an end for a process whose main thread died of an uncaught error.
 

@@ -25,6 +25,8 @@ from guards.heartbeat import Heartbeat
 
 T = TypeVar("T")
 
+LAST_WORDS_S = 5.0
+"""What saying why may take: standard error may be a pipe that nobody reads any more."""
 _heartbeat: Heartbeat | None = None
 
 
@@ -36,6 +38,7 @@ def use_heartbeat(heartbeat: Heartbeat | None) -> None:
 
 def expire(seconds: float, what: str) -> None:
     """Say what was waited for, write every thread's stack, end the process with code 75."""
+    crash.leave_within(LAST_WORDS_S, crash.EXIT_DEADLINE)
     message = f"waited {seconds:g} s for {what}"
     if _heartbeat is not None:
         _heartbeat.end("deadline", message)

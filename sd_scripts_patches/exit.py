@@ -84,6 +84,7 @@ def end_workers() -> None:
 
 
 def _give_up(code: int, grace_s: float) -> None:
+    crash.leave_within(SHUTDOWN_S, code)
     me = threading.current_thread()
     left = [t.name for t in threading.enumerate() if t not in (me, threading.main_thread()) and not t.daemon]
     left += [f"{child.name} (pid {child.pid})" for child in multiprocessing.active_children()]

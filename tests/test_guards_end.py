@@ -46,6 +46,20 @@ def test_a_deadline_ends_a_process_whose_main_thread_waits_in_c(tmp_path):
     assert (beat.outcome, beat.phase, beat.note) == ("deadline", "load", "waited 0.5 s for a lock that nobody frees")
 
 
+def test_a_deadline_ends_a_process_whose_last_words_nobody_reads(tmp_path):
+    """Standard error is a pipe that is full: every write to it waits for ever."""
+    code = PRELUDE + (
+        "\nimport os\nos.set_blocking(2, False)\n"
+        "try:\n    while True: os.write(2, b'x' * 4096)\nexcept BlockingIOError: pass\nos.set_blocking(2, True)\n"
+        "with deadline.Deadline(0.5, 'a reader'): time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HANGPROOF_HEARTBEAT": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE) as process:
+        assert process.wait(240) == 75
+        process.stderr.close()
+    assert read(path_of(tmp_path, 0)).note == "waited 0.5 s for a reader"
+
+
 def test_leaving_in_time_disarms_and_nested_deadlines_keep_their_own_ends(tmp_path):
     code = PRELUDE + (
         "\nfor _ in range(200):\n    with deadline.Deadline(5, 'short'): pass\n"

@@ -181,11 +181,18 @@ def test_git_that_does_not_answer_costs_ten_seconds_at_most(monkeypatch, capsys)
 
 
 def images_module(load, batches=6):
-    """What the patch of images sees of sd-scripts: a data set of `batches`, each of one image."""
+    """What the patch of images sees of sd-scripts: a group of one data set of `batches`, each of one image."""
     module = ModuleType("library.train_util")
 
     class BaseDataset:
         caching_mode = None
+
+        def get_image_size(self, path):
+            return load(path, False)
+
+    class DatasetGroup:
+        def __init__(self):
+            self.datasets = [BaseDataset()]
 
         def __len__(self):
             return batches
@@ -193,12 +200,9 @@ def images_module(load, batches=6):
         def __getitem__(self, index):
             return module.load_image(f"{index}.png", False)
 
-        def get_image_size(self, path):
-            return load(path, False)
-
-    module.load_image, module.BaseDataset = load, BaseDataset
+    module.load_image, module.BaseDataset, module.DatasetGroup = load, BaseDataset, DatasetGroup
     images.apply(module)
-    return module, BaseDataset()
+    return module, DatasetGroup()
 
 
 @pytest.fixture
@@ -234,6 +238,16 @@ def test_so_many_unreadable_images_end_the_run_by_name(nothing_unreadable, monke
         data[0]
 
 
+def test_while_images_are_cached_none_is_passed_over(nothing_unreadable):
+    def load(path, alpha):
+        raise OSError("image file is truncated")
+
+    _, data = images_module(load)
+    data.datasets[0].caching_mode = "latents"
+    with pytest.raises(OSError, match=r"image 1\.png cannot be read"):
+        data[1]
+
+
 def test_what_a_restart_may_mend_is_not_passed_over(nothing_unreadable, monkeypatch):
     """A disk that does not answer, and a damaged cache, which is encoded anew."""
     monkeypatch.setenv("HANGPROOF_IMAGE_TIMEOUT_S", "0.3")
@@ -243,7 +257,7 @@ def test_what_a_restart_may_mend_is_not_passed_over(nothing_unreadable, monkeypa
     with ThreadPoolExecutor(1) as pool, pytest.raises(TimeoutError, match=r"waited 0\.3 s for image 9\.png"):
         pool.submit(module.load_image, "9.png").result()  # as while caching: no alarm reaches a pool's thread
     with pytest.raises(TimeoutError, match=r"waited 0\.3 s for the size of image 9\.png"):
-        data.get_image_size("9.png")
+        data.datasets[0].get_image_size("9.png")
     _, data = images_module(lambda path, alpha: path)
     monkeypatch.setattr(type(data), "__getitem__", images._batch(lambda self, i: npz.load("damaged.npz")))
     monkeypatch.setattr(npz, "load", lambda path: (_ for _ in ()).throw(ValueError(f"{path} is damaged")))
