@@ -31,6 +31,7 @@ class Ended:
     def hung_s(self) -> float:
         """Seconds from where the process said `HANG` and its clock (the first that did) until it was gone: start-up does
         not count. One clock: `time.monotonic()` is the machine's."""
+        assert "HANG " in self.log, f"ended with {self.code} before it came to its hang:\n{self.log[-3000:]}"
         return self.ended_s - float(self.log.split("HANG ")[1].split()[0])
 
 

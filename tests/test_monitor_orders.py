@@ -1,5 +1,6 @@
 """Orders at the worst moment: stops, pre-emptions and second monitors while the run hangs, saves, waits or restarts."""
 
+import contextlib
 import json
 import os
 import signal
@@ -147,9 +148,11 @@ def test_a_sigterm_to_everything_at_once_leaves_a_checkpoint_of_the_last_step(fo
     process = monitor(folder)
     wait_for(lambda: step_of(folder) > 15)
     for pid in [*members(folder), process.pid]:
-        os.kill(pid, signal.SIGTERM)
-    for pid in members(folder):  # a session that ends sends this after it
-        os.kill(pid, signal.SIGHUP)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    for pid in members(folder):  # a session that ends sends this after it, to those that have not left yet
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGHUP)
     assert finish(process)[0] == 5
     now = ended(folder, "preempted")
     assert now["checkpoint"]["step"] == now["step"] > 15
