@@ -169,7 +169,13 @@ def late_rank(folder: Path):
     (folder / "probe.py").write_text(BARRIER)
     env = {**tiny.environment(folder), **both, "RANK": "1", "LOCAL_RANK": "1"}
     env["PYTHONPATH"] = f"{folder}:{env['PYTHONPATH']}"
-    late = subprocess.Popen([helpers.python(), "-m", "sd_scripts_patches", "-m", "probe"], env=env, cwd=folder)
+    late = subprocess.Popen(
+        [helpers.python(), "-m", "sd_scripts_patches", "-m", "probe"],
+        env=env,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         yield {**both, "RANK": "0", "LOCAL_RANK": "0"}
     finally:
