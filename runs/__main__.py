@@ -52,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def new(args: argparse.Namespace) -> int:
     """Make a run; notes and what still stands in the way of a start go to standard error."""
+    from runs.command import samples
     from runs.flags import parse_settings
 
     given = {
@@ -61,6 +62,10 @@ def new(args: argparse.Namespace) -> int:
         given["prompts"] = args.prompt
     spec = runs.make(parse_settings(args.set, given))
     folder = runs.create(spec, args.images, tell=lambda text: print(f"note: {text}", file=sys.stderr))
+    if spec.prompts and not samples(spec):
+        print(
+            "note: no sample image is drawn with these prompts; --set sample_every_n_steps=N says when", file=sys.stderr
+        )
     for problem in runs.problems(runs.load(folder)):
         print(f"before it can start: {problem}", file=sys.stderr)
     print(folder)

@@ -320,6 +320,10 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):  # noqa: F811
     assert json.loads(shown.stdout.splitlines()[-1])["spec"]["rank"] == 16
     assert json.loads(python("-m", "runs", "show", "--json").stdout.splitlines()[-1])["runs"] == [str(folder)]
     assert python("-m", "runs", "render", "cli-run").stdout.strip() == str(folder / "train.sh")
+    assert "no sample image" not in made.stderr
+    undrawn = python("-m", "runs", "new", "--name", "quiet", "--images", str(images), "--model", "tiny-flux", "--backend", "diffusers",
+                     "--prompt", "one")  # fmt: skip
+    assert undrawn.returncode == 0 and "no sample image is drawn with these prompts" in undrawn.stderr
 
 
 @pytest.mark.parametrize(
