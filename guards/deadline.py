@@ -42,7 +42,8 @@ def expire(seconds: float, what: str) -> None:
     message = f"waited {seconds:g} s for {what}"
     if _heartbeat is not None:
         _heartbeat.end("deadline", message)
-    print(f"\nhangproof: {message}; ending this process so that the run can go on", file=sys.stderr, flush=True)
+    sys.stderr.write(f"\nhangproof: {message}; ending this process so that the run can go on\n")
+    sys.stderr.flush()
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
     crash.leave(crash.EXIT_DEADLINE)
 

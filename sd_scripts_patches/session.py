@@ -77,8 +77,9 @@ def within(name: str, what: str) -> Deadline:
 
 
 def say(message: str) -> None:
-    """A line of ours in the training log."""
-    print(f"hangproof: {message}", file=sys.stderr, flush=True)
+    """A line of ours in the training log, written at once: loader workers write to the same file."""
+    sys.stderr.write(f"hangproof: {message}\n")
+    sys.stderr.flush()
 
 
 def _be_a_worker() -> None:

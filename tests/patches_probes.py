@@ -1,6 +1,7 @@
 """Small programs that hang, each in one known way: test_patches_hangs.py runs them under the launcher.
 
-A program prints `HANG`, and its clock, where it begins to hang.
+A program writes `HANG`, and its clock, where it begins to hang. Lines are written in one call: loader workers write to the
+same pipe, and what `print` writes in pieces would mix with theirs.
 """
 
 from __future__ import annotations
@@ -23,40 +24,43 @@ LOADER = """
 import os, signal, sys, time
 import torch.utils.data
 
+def tell(text):
+    os.write(1, (text + "\\n").encode())
+
 class Data(torch.utils.data.Dataset):
     def __len__(self):
         return 6
     def __getitem__(self, i):
         if i == BAD:
-            print("HANG", time.monotonic(), "pid", os.getpid(), flush=True)
+            tell(f"HANG {time.monotonic()} pid {os.getpid()}")
             FAULT
         return torch.full((300, 300), float(i))
 
 if __name__ == "__main__":
     loader = torch.utils.data.DataLoader(Data(), num_workers=int(sys.argv[1]))
-    print("loader timeout", loader.timeout)
+    tell(f"loader timeout {loader.timeout}")
     KEPT
     for n, batch in enumerate(kept):
-        print("got", n, flush=True)
+        tell(f"got {n}")
         AFTER
 """
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
 POOL = """
-import sys, time
+import os, sys, time
 from concurrent.futures import ThreadPoolExecutor
 ThreadPoolExecutor(1).submit(time.sleep, 3600)
-print("HANG", time.monotonic(), flush=True)
+os.write(1, f"HANG {time.monotonic()}\\n".encode())
 if sys.argv[1] == "fail":
     raise ValueError("the error of the script")
 """
 SWAP = """
-import sys, time
+import os, sys, time
 import torch
 from library.custom_offloading_utils import ModelOffloader
 
 class Stuck(ModelOffloader):
     def swap_weight_devices(self, a, b):
-        print("HANG", time.monotonic(), flush=True)
+        os.write(1, f"HANG {time.monotonic()}\\n".encode())
         time.sleep(3600)
 
 blocks = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(4))
@@ -76,17 +80,17 @@ else:
 NPZ = """
 import os, time
 from library.strategy_base import LatentsCachingStrategy
-print("HANG", time.monotonic(), flush=True)
+os.write(1, f"HANG {time.monotonic()}\\n".encode())
 LatentsCachingStrategy(True, 1, False)._default_load_latents_from_disk(None, os.environ["CACHE"], (64, 64))
 """
 TRACKER = """
-import argparse, sys, time
+import argparse, os, sys, time
 from accelerate import Accelerator
 from accelerate.tracking import TensorBoardTracker
 from library import train_util
 
 def never(self, *args, **kwargs):
-    print("HANG", time.monotonic(), flush=True)
+    os.write(1, f"HANG {time.monotonic()}\\n".encode())
     time.sleep(3600)
 
 where, how = sys.argv[1:3]
@@ -114,7 +118,7 @@ from accelerate import Accelerator
 accelerator = Accelerator(cpu=True)
 accelerator.wait_for_everyone()
 print("met once", flush=True)
-print("HANG", time.monotonic(), flush=True)
+os.write(1, f"HANG {time.monotonic()}\\n".encode())
 if accelerator.process_index == 1:
     time.sleep(3600)
 accelerator.wait_for_everyone()
@@ -123,8 +127,10 @@ BAD_FORK = "import torch\ntorch.cuda._is_in_bad_fork = lambda: True\ntorch.zeros
 
 
 def loader(fault: str, bad: int = 4, after: str = "pass", kept: str = "kept = loader") -> str:
+    """LOADER with its gaps filled in."""
+    source = LOADER
     for name, text in {"FAULT": fault, "BAD": str(bad), "KEPT": kept, "AFTER": after}.items():
-        source = (LOADER if name == "FAULT" else source).replace(name, text)  # noqa: F821 - bound in the first turn
+        source = source.replace(name, text)
     return source
 
 
@@ -220,7 +226,7 @@ PROBES = {
     "pool thread, failed": Probe(POOL, ("fail",), {"HANGPROOF_EXIT_GRACE_S": "2"}),
     "pool thread, finished": Probe(POOL, ("finish",), {"HANGPROOF_EXIT_GRACE_S": "2"}),
     "exit handler": Probe(
-        "import atexit, time\natexit.register(time.sleep, 3600)\nprint('HANG', time.monotonic(), flush=True)\n",
+        "import atexit, os, time\natexit.register(time.sleep, 3600)\nos.write(1, f'HANG {time.monotonic()}\\n'.encode())\n",
         env={"HANGPROOF_EXIT_GRACE_S": "1"},
     ),
     **{

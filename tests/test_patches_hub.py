@@ -20,10 +20,10 @@ from sd_scripts_patches import hub
 ROOT = Path(__file__).resolve().parent.parent
 COMMIT = "a" * 40
 TOKENIZER = """
-import time
+import os, time
 from transformers import CLIPTokenizer
 from library.strategy_base import TokenizeStrategy
-print("HANG", time.monotonic(), flush=True)
+os.write(1, f"HANG {time.monotonic()}\\n".encode())
 made = TokenizeStrategy()._load_tokenizer(CLIPTokenizer, "openai/clip-vit-large-patch14")
 print("words", len(made), made.model_max_length, flush=True)
 """

@@ -173,10 +173,10 @@ def disk_args(work, out, images, *more, **changed):
 def sleeping_worker(work, out, cached):
     fault = out / "fault.py"
     fault.write_text(
-        "import time\nreal = module.BaseDataset.__getitem__\n"
+        "import os, time\nreal = module.BaseDataset.__getitem__\n"
         "def getitem(self, index):\n"
         "    if index == 7:\n"
-        "        print('HANG', time.monotonic(), flush=True)\n"
+        "        os.write(1, f'HANG {time.monotonic()}\\n'.encode())\n"
         "        time.sleep(3600)\n"
         "    return real(self, index)\n"
         "module.BaseDataset.__getitem__ = getitem\n"

@@ -45,7 +45,7 @@ import os, time
 def finish(self):
     with open(os.environ["SEEN"], "w") as file:
         file.write("\\n".join(sorted(os.listdir(os.environ["MADE"]))))
-    print("HANG", time.monotonic(), flush=True)
+    os.write(1, f"HANG {time.monotonic()}\\n".encode())
     time.sleep(3600)
 module.TensorBoardTracker.finish = finish
 """
