@@ -3,7 +3,7 @@
 The seams are methods that `train()` calls on itself, so they are wrapped on the trainer *instance* when `train` begins:
 every family's own override is covered by one binding to `NetworkTrainer`. A step counts as done when `train` calls
 `sample_images(…, epoch=None, global_step)`, which it does once an optimizer step, right after counting it; the
-heartbeat then carries sd-scripts' own number. Sampling, saving and validation are phases of their own and no part of a
+heartbeat then carries sd-scripts' own number; once a minute the log gets a line that says the same. Sampling, saving and validation are phases of their own and no part of a
 step's duration. A stop is honoured when all that belongs to a step is done (`session.after_batch`), what it saves too.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from guards import crash
 from guards.heartbeat import REQUEST_STOP
 from sd_scripts_patches import exit as leaving
-from sd_scripts_patches import session
+from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.patch import Patch, Target, wrap
 
 TRAINER = "train_network"
@@ -54,7 +54,7 @@ class Loop:
         self.planned = False
         self.accelerator: Any = None
         self.number = 0  # of the newest optimizer step
-        self.step_began_s = time.monotonic()
+        self.step_began_s = self.told_s = time.monotonic()
 
     def attach(self, trainer: Any) -> None:
         """Put the seams around the trainer's own methods."""
@@ -123,6 +123,12 @@ class Loop:
         epoch = _epoch.value if _epoch is not None else 0
         self.beat.step(number, epoch=epoch, loss=loss, lr=self.lr)
         session.metrics().step(step=number, epoch=epoch, loss=loss, lr=self.lr, step_s=taken)
+        every = timeouts.count("progress_line_s")
+        if every and now - self.told_s >= every:
+            self.told_s = now
+            session.say(
+                f"step {number} of {self.args.max_train_steps}, epoch {epoch}, loss {loss:.4g}, {taken:.2f} s a step"
+            )
         for function in session.at_step:
             function(number)
 

@@ -26,10 +26,11 @@ TABLE: dict[str, tuple[float, str]] = {
 }
 SETTINGS: dict[str, tuple[str, str]] = {
     "empty_cache_steps": ("0", "empty the GPU's cache every N steps; 0: never"),
+    "progress_line_s": ("60", "a line in the log that says where training is, each so many seconds; 0: none"),
     "skip_images": ("10", "different images that cannot be read and are passed over; 0: the first one ends the run"),
     "without": ("", "names of patches to leave out, comma separated; for finding faults"),
 }
-COUNTS = ("empty_cache_steps", "skip_images")
+COUNTS = ("empty_cache_steps", "skip_images", "progress_line_s")
 """The settings that are numbers."""
 PREFIX = "--hangproof_"
 

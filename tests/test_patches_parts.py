@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from guards import npz
-from sd_scripts_patches import dataloader, hygiene, images, sampling, session, timeouts, trackers
+from sd_scripts_patches import dataloader, heartbeat, hygiene, images, sampling, session, timeouts, trackers
 
 
 class Tracker:
@@ -316,6 +316,26 @@ def test_a_phase_that_fails_is_where_the_run_ended():
         raise OSError("disk full")
     assert beat.current_phase == "save"
     beat.phase("step")
+
+
+def test_once_a_minute_the_log_says_where_training_is(monkeypatch, capsys):
+    clock = [1000.0]
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(session, "_phase_left_s", 0.0)
+
+    def train(every):
+        monkeypatch.setenv("HANGPROOF_PROGRESS_LINE_S", every)
+        loop = heartbeat.Loop(SimpleNamespace(max_train_steps=100))
+        for step in range(1, 101):
+            clock[0] += 2.0
+            loop.losses.append(0.25)
+            loop.step(step)
+            loop.step_began_s = clock[0]
+        return capsys.readouterr().err.splitlines()
+
+    lines = train("")
+    assert lines == [f"hangproof: step {n} of 100, epoch 0, loss 0.25, 2.00 s a step" for n in (30, 60, 90)]
+    assert len(train("20")) == 10 and train("0") == []
 
 
 def test_a_flag_wins_over_the_environment_and_reaches_children(monkeypatch):
