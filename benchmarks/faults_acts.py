@@ -18,8 +18,9 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from benchmarks.faults_guard import thaw
 from benchmarks.faults_reference import NAME, sha256
-from benchmarks.faults_scene import Scene, Wrong, thaw
+from benchmarks.faults_scene import Scene, Wrong
 from monitor import system
 
 PREEMPTED_WITHIN_S = 25.0

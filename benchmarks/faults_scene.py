@@ -12,7 +12,6 @@ import os
 import random
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,10 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import faults_reference as ref
-from monitor import system
+from benchmarks.faults_guard import DONE, SCENE, living, run, set_up, strike, unmount
 from runs.paths import ROOT
 
-SCENE = "HANGPROOF_SCENE"
 PACE_S = 0.05
 FINAL = ("completed", "failed", "stopped", "preempted", "unkillable")
 
@@ -43,14 +41,22 @@ class Scene:
         """The run that this one must equal."""
         return ref.reference(seed, row.get("spec", {}))
 
-    def __init__(self, row: dict, seed: int, root: Path, made: ref.Reference, scratch: Path, disk: Path | None = None):
+    def __init__(
+        self,
+        row: dict,
+        seed: int,
+        made: ref.Reference,
+        token: str,
+        root: Path,
+        scratch: Path,
+        disk: Path | None = None,
+    ):
         self.row, self.seed, self.root, self.reference = row, seed, root, made
         self.scratch = scratch  # for temporary files of everything it starts
         self.data = disk or root / "data"
-        self.token = secrets.token_hex(8)
+        self.token = token
         self.codes: list[int] = []
         self.monitors: list[subprocess.Popen] = []
-        self.bystanders: set[int] = set()
         self.folder = self.new_run(self.data)
         self.environment = self.prepare_environment()
 
@@ -163,11 +169,7 @@ class Scene:
 
     def ours(self) -> dict[int, str]:
         """Living processes of this scene: number → command line."""
-        needle, found = f"{SCENE}={self.token}".encode(), {}
-        for pid, process in system.scan().items():
-            if not process.dead and pid not in self.bystanders and needle in system.environ_of(pid).split(b"\0"):
-                found[pid] = system.command_of(pid)
-        return found
+        return living(self.token)
 
     def asked(self, stand_in: str) -> bool:
         """Was this stand-in (of NVML, of py-spy) asked? It leaves a file."""
@@ -176,21 +178,6 @@ class Scene:
     def trainers(self) -> list[int]:
         """Living training processes, launcher left out: `python -m trainer` and what it forked."""
         return [pid for pid, line in self.ours().items() if " trainer " in f"{line} " and "launch" not in line]
-
-    def strike(self, patience_s: float = 20.0) -> None:
-        """End everything of this scene."""
-        deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline:
-            left = self.ours()
-            for pid in left:
-                found = system.proc(pid)
-                if found is not None:
-                    system.send(pid, found.start, signal.SIGKILL)
-            for popen in self.monitors:
-                popen.poll()
-            if not left:
-                return
-            time.sleep(0.1)
 
 
 def strikes_at(row: dict, seed: int) -> int:
@@ -231,46 +218,35 @@ def stage(row: dict, seed: int, keep: Path | None = None, kind: type[Scene] = Sc
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         keep = keep.resolve()
-    made = kind.undisturbed(row, seed)
+    made, token = kind.undisturbed(row, seed), secrets.token_hex(8)
     with contextlib.ExitStack() as after:  # what is put on it last is undone first
         root = Path(tempfile.mkdtemp(prefix=f"{row['name']}-" if keep else f"fault-{row['name']}-", dir=keep))
-        if keep is None:
-            after.callback(shutil.rmtree, root, True)
         # Short and of its own: sockets of the loader's workers are made there, and a path of theirs has 107 bytes.
         scratch = Path(tempfile.mkdtemp(prefix="fault-"))
-        after.callback(shutil.rmtree, scratch, True)
-        disk = None
+        passing = [scratch] if keep else [scratch, root]
+        after.callback(set_up(token, root, passing).communicate, DONE)
+        for folder in passing:
+            after.callback(shutil.rmtree, folder, True)
+        disk, frozen = None, root / "frozen" if row.get("frozen") else None
         if "tmpfs" in row:
             disk = _mounted(root / "disk", ["-t", "tmpfs", "-o", f"size={row['tmpfs']}", "tmpfs"], after)
             if keep is not None:
                 after.callback(shutil.copytree, disk / "outputs", root / "data" / "outputs")
-        if row.get("frozen"):
+        if frozen:
             image = root / "image"
             with open(image, "wb") as file:
                 file.truncate(16 << 20)
-            _run("mkfs.ext4", "-q", str(image))
-            _mounted(root / "frozen", ["-o", "loop", str(image)], after)
-        scene = kind(row, seed, root, made, scratch, disk)
-        after.callback(scene.strike)
-        if row.get("frozen"):
-            after.callback(thaw, root / "frozen")
-        yield scene
+            run("mkfs.ext4", "-q", str(image))
+            _mounted(frozen, ["-o", "loop", str(image)], after)
+        after.callback(strike, token, frozen)
+        yield kind(row, seed, made, token, root, scratch, disk)
 
 
 def _mounted(at: Path, what: list[str], after: contextlib.ExitStack) -> Path:
     at.mkdir()
-    _run("mount", *what, str(at))
-    after.callback(_run, "umount", "--lazy", str(at), check=False)
+    run("mount", *what, str(at))
+    after.callback(unmount, at)
     return at
-
-
-def thaw(frozen: Path) -> None:
-    """Let a frozen file system take writes again; nothing when it is not frozen."""
-    _run("fsfreeze", "--unfreeze", str(frozen), check=False)
-
-
-def _run(*command: str, check: bool = True) -> None:
-    subprocess.run(command, check=check, capture_output=True, timeout=60)
 
 
 def is_root() -> bool:

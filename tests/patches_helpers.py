@@ -61,8 +61,11 @@ def ahead(
     """
     here = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
     names = dict.fromkeys(item.callspec.params[fixture] for item in here if fixture in item.callspec.params)
-    with ThreadPoolExecutor(at_once) as pool:
+    pool = ThreadPoolExecutor(at_once)
+    try:
         yield {name: pool.submit(jobs[name]) for name in names if name in jobs}
+    finally:  # who ends the tests early does not wait for jobs that have not begun
+        pool.shutdown(cancel_futures=True)
 
 
 def asks(fixture: str, *names: str):

@@ -20,6 +20,7 @@ from benchmarks.faults_reference import Reference, sha256
 from benchmarks.faults_scene import strikes_at
 from guards import checkpoint
 from guards.heartbeat import PHASES
+from monitor import system
 from monitor.folder import FINAL
 from runs.paths import ROOT
 
@@ -347,3 +348,29 @@ def test_a_row_of_the_command_line_leaves_nothing_but_what_was_to_be_kept(tmp_pa
     assert result["kept"] == str(kept) and f"kept: {kept}" in done.stderr
     assert (kept / "monitor-1.txt").is_file()
     assert (kept / "data" / "outputs" / "fault" / "incidents" / "0001" / "report.md").is_file()
+
+
+def test_a_player_that_is_killed_in_the_middle_leaves_nothing_either(tmp_path):
+    faults_reference.reference(0, {})  # made before, so that what is met below is the scene's own
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+
+    def ours() -> dict[int, str]:
+        needle = f"\0TMPDIR={scratch}/".encode()
+        found = [pid for pid, process in system.scan().items() if not process.dead]
+        return {pid: system.command_of(pid) for pid in found if needle in b"\0" + system.environ_of(pid)}
+
+    def until(what, met):
+        end = time.monotonic() + 300
+        while not met():
+            assert time.monotonic() < end, f"not within 300 s: {what}; {ours()}, {list(scratch.iterdir())}"
+            time.sleep(0.1)
+
+    command = [sys.executable, "-m", "benchmarks", "faults", "--run", "step_sleeps"]
+    player = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "TMPDIR": str(scratch)}, stderr=subprocess.DEVNULL)
+    try:
+        until("a trainer at work", lambda: any("trainer" in line for line in ours().values()))
+    finally:
+        player.kill()
+        player.wait()
+    until("the end of all that it started", lambda: not ours() and not list(scratch.iterdir()))
