@@ -165,8 +165,9 @@ class Attempt:
             if process is None or process.dead:
                 continue
             if self._starts.setdefault(beat.pid, process.start) == process.start:
-                living.append(beat.pid)
-        return living
+                living.append(process)
+        self.stopped = frozenset(process.pid for process in living if process.state == "T")
+        return [process.pid for process in living]
 
     def exit(self, beats: list[Beat]) -> Exit:
         """How it ended, once it has."""

@@ -16,7 +16,7 @@ from guards.heartbeat import Beat
 from monitor.learn import Durations
 from monitor.limits import Limits, Phase
 
-OK, SUSPECT, SLOW, HUNG = "ok", "suspect", "slow", "hung"
+OK, SUSPECT, SLOW, HUNG = SEVERITY = "ok", "suspect", "slow", "hung"
 _ITEMS = ("cache_latents", "cache_text", "hash", "load", "sample", "validate", "save", "end")
 _STEPS = ("first_step", "step")
 _BETWEEN_STEPS = ("validate", "sample", "save")
@@ -38,13 +38,15 @@ class Signals:
 
 @dataclass(frozen=True)
 class Observation:
-    """One look. Seconds of the monotonic and the boot clock; `log_bytes` is the size of the log."""
+    """One look. Seconds of the monotonic and the boot clock; `log_bytes` is the size of the log; `stopped` are the process
+    numbers of the ranks that a signal has stopped."""
 
     now_s: float
     boot_s: float
     beats: tuple[Beat, ...] = ()
     log_bytes: int = 0
     signals: Signals = Signals()
+    stopped: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class _Rank:
     beat: Beat | None = None
     quiet_s: float = 0.0
     stepless_s: float = 0.0  # since the last optimizer step, whatever phases came and went
+    stopped_s: float = 0.0  # since a signal stopped its process
     most_done: int = 0
     moved_s: float = 0.0  # monotonic time of the last progress
     fed: int = 0  # steps of this process whose duration was learned
@@ -144,7 +147,7 @@ class Watch:
         if not seen.beats:
             verdicts = [self._log(seen, awake, bool(reset))]
         self._last = seen
-        worst = max(verdicts, key=lambda v: ((OK, SUSPECT, SLOW, HUNG).index(v.kind), v.quiet_s))
+        worst = max(verdicts, key=lambda v: (SEVERITY.index(v.kind), v.quiet_s))
         return worst if not reset else Verdict(OK, worst.rank, worst.phase, worst.step, reset=reset)
 
     def _rank(self, beat: Beat, seen: Observation, awake: float, reset: bool) -> Verdict:
@@ -163,8 +166,9 @@ class Watch:
             rank.stepless_s = rank.quiet_s
         else:
             rank.stepless_s += awake
+        rank.stopped_s = rank.stopped_s + awake if beat.pid in seen.stopped and not moved else 0.0
         if reset:
-            rank.quiet_s = rank.stepless_s = 0.0
+            rank.quiet_s = rank.stepless_s = rank.stopped_s = 0.0
         rank.beat = beat
         return self._judge(rank, beat, seen.signals)
 
@@ -209,6 +213,10 @@ class Watch:
             slow_s = max(watch.slow_times * budget, self._table(phase).ceiling)
         kind = decide(quiet, budget, slow_s, signals)
         why = signals.slow if kind == SLOW else signals.stuck
+        by_signal = (f"the training process (pid {beat.pid}) is stopped by a signal",)
+        stopped = decide(rank.stopped_s, watch.stopped, watch.stopped, Signals(stuck=by_signal))
+        if SEVERITY.index(stopped) > SEVERITY.index(kind):
+            kind, quiet, budget, why = stopped, rank.stopped_s, watch.stopped, by_signal
         if kind != HUNG and beat.count and beat.outcome == "running" and rank.stepless_s >= self._between():
             kind, quiet, budget = HUNG, rank.stepless_s, self._between()
             why = (f"phases come and go, but no step has completed for {quiet:.0f} s",)

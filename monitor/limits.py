@@ -29,6 +29,7 @@ class Watching:
     median_times: float
     longest_times: float
     log_silence: float
+    stopped: float
     between_steps: float
     exit: float
     launcher: float

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from monitor import checkpoints
 from monitor.core import Core
 from monitor.decide import HUNG, SLOW, SUSPECT, Observation, Signals, Verdict
@@ -48,7 +50,9 @@ class Watching(Core):
 
     def observation(self) -> Observation:
         """What is seen at this look."""
-        return Observation(self.now.mono_s, self.now.boot_s, tuple(self.beats), self.files.log_size())
+        return Observation(
+            self.now.mono_s, self.now.boot_s, tuple(self.beats), self.files.log_size(), stopped=self.attempt.stopped
+        )
 
     def note_progress(self) -> None:
         """New steps: the incident is over, allowance comes back, the chart's facts move on."""
@@ -134,4 +138,4 @@ class Watching(Core):
 
 
 def _with(seen: Observation, signals: Signals) -> Observation:
-    return Observation(seen.now_s, seen.boot_s, seen.beats, seen.log_bytes, signals)
+    return replace(seen, signals=signals)

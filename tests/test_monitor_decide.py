@@ -187,6 +187,27 @@ def test_a_monitor_that_was_stopped_itself_judges_nothing_by_time_it_did_not_see
     assert watch.look(Observation(1000.2, 1000.2, (moved,))).kind == OK
 
 
+@pytest.mark.parametrize("phase", ["import", "load", "cache_latents", "save", "sample"])
+def test_a_process_that_a_signal_has_stopped_is_stuck_in_any_phase_within_seconds(phase):
+    watch, now, record = new_watch(LIMITS), 100.0, beat(phase=phase, count=0, intervals=(), beat_s=100.0)
+    kinds = {}
+    while now < 100 + 2 * LIMITS.watch.stopped:
+        verdict = watch.look(Observation(now, now, (record,), stopped=frozenset({record.pid})))
+        kinds.setdefault(verdict.kind, now - 100)
+        now += 1.0
+    assert kinds[SUSPECT] == pytest.approx(LIMITS.watch.stopped / 2, abs=1.5)
+    assert kinds[HUNG] == pytest.approx(LIMITS.watch.stopped, abs=1.5)
+    assert verdict.phase == phase and "stopped by a signal" in verdict.why[0]
+
+
+def test_a_process_that_was_stopped_and_goes_on_is_left_alone():
+    watch, now, record = new_watch(LIMITS), 100.0, beat(phase="save", beat_s=100.0)
+    for look in range(300):  # every other four seconds it is stopped
+        stopped = frozenset({record.pid} if look % 8 < 4 else ())
+        assert watch.look(Observation(now, now, (record,), stopped=stopped)).kind in (OK, SUSPECT)
+        now += 1.0
+
+
 def test_the_rank_that_stands_still_is_named():
     watch, now, verdict = new_watch(LIMITS), 100.0, None
     for n in range(60):
