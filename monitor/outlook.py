@@ -99,7 +99,8 @@ class Outlook:
             "eta_s": round(left * step_s, 1) if step_s and left > 0 and under_way else None,
             "attempt": run.book.attempt,
             "restarts": run.book.restarts,
-            "pid": run.attempt.pid if under_way else None,
+            "pid": run.attempt.pid if under_way else None,  # the script's shell
+            "trainer_pids": [b.pid for b in run.beats] if under_way else [],  # the training itself, by rank
             "monitor_pid": os.getpid(),
             "started_at": run.book.started_at,
             "updated_at": now.utc,

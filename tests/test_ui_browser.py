@@ -1,5 +1,6 @@
 """The page in a real browser: what a person drops and types stays, bad input is told, a run is watched to its end."""
 
+import json
 import os
 import re
 import signal
@@ -292,15 +293,10 @@ def runs_data(tmp_path):
 
 def trainer_of(folder: Path) -> psutil.Process:
     """The process that trains: the one of the run's tree that works, not the shell or the launcher above it."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("HANGPROOF_RUN") == str(folder) and "trainer" in process.cmdline():
-                found.append(process)
-        except psutil.Error:
-            continue
-    assert found, "no trainer is running"
-    return max(found, key=lambda process: process.memory_info().rss)
+    [pid] = json.loads((folder / "status.json").read_text(encoding="utf-8"))["trainer_pids"]
+    found = psutil.Process(pid)
+    assert found.environ()["HANGPROOF_RUN"] == str(folder) and "trainer" in found.cmdline()
+    return found
 
 
 def set_up_run(page, server, name: str, **fields: str) -> Path:
