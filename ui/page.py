@@ -41,7 +41,7 @@ def theme() -> gr.themes.Base:
         button_primary_background_fill="*primary_700",
         button_primary_background_fill_hover="*primary_800",
         button_primary_background_fill_dark="*primary_700",
-        button_primary_background_fill_hover_dark="*primary_600",
+        button_primary_background_fill_hover_dark="*primary_800",
         body_background_fill="#f7f9fb",
         body_background_fill_dark="*neutral_950",
         background_fill_primary_dark="*neutral_900",
