@@ -39,4 +39,5 @@ export CHROMIUM
     echo "ruff format would change files: run .venv/bin/ruff format ." >&2
     exit 1
 }
-exec .venv/bin/python -m pytest -m "not long" "$@"
+# Two files at a time: most tests wait for processes. A file is never split, its tests share what is dear to set up.
+exec .venv/bin/python -m pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -61,6 +61,7 @@ class Attempt:
         self._records: list[str] = []
         self._listed_s = 0.0
         self._starts: dict[int, float] = {}  # rank's pid -> start
+        self.stopped: frozenset[int] = frozenset()  # ranks that a signal has stopped, at the last `ranks_alive`
 
     @classmethod
     def start(

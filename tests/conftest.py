@@ -9,6 +9,15 @@ settings.register_profile("steady", deadline=None, derandomize=True, suppress_he
 settings.load_profile("steady")
 
 
+# Of the two workers that ./test.sh shares the files among, neither is left alone with a long one at the end.
+LONGEST = ("test_ui_browser.py", "test_faults.py", "test_monitor_orders.py", "test_monitor_run.py")
+
+
+def pytest_collection_modifyitems(items):
+    """The files that take longest come first; the rest stays in order."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
 def pytest_terminal_summary(terminalreporter):
     """One line for each reason to skip, however many tests share it."""
     reports = terminalreporter.stats.get("skipped", [])
