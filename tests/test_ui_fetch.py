@@ -72,6 +72,7 @@ def test_missing_model_files_are_fetched_from_the_page_and_go_on_without_it(data
             (process,) = fetchers(data)
             server.stop(hard=True)  # the page's server dies; the files still come
         assert process.is_running()
+        page.goto("about:blank")  # an open page would come back by itself, in the middle of the next lines
         with serving(data, port=server.port, **place) as server:
             open_page(page, server)
             page.faults.clear()
