@@ -1,4 +1,5 @@
-"""Which DataLoader settings cannot hang, as one pure function: the sd-scripts patch and our own trainer share it.
+"""Which DataLoader settings cannot hang, as one pure function, and workers that do not outlive their trainer: the
+sd-scripts patch and our own trainer share both.
 
 A loader with workers and no timeout waits for ever for a worker that sleeps, so workers imply a timeout. A loader
 without workers refuses persistent workers, prefetch and timeout, so no workers drop all three together. Windows and
@@ -8,7 +9,13 @@ FluxGym issue trackers) that none is the rule.
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
+import os
+import signal
 import sys
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def rules(
@@ -40,3 +47,17 @@ def rules(
         "timeout": timeout,
         "pin_memory": pin_memory or cuda,
     }
+
+
+def die_with_parent(_: int = 0) -> None:
+    """Called in a worker: Linux kills it when its parent dies, however that comes. A `worker_init_fn`; elsewhere it does nothing.
+
+    A worker whose sibling was killed may wait for ever for a lock that the dead one holds, and keep the log's pipe open.
+    The signal is sent when the *thread* that started the worker exits, so only for workers that a main thread started.
+    """
+    if sys.platform != "linux":
+        return
+    parent = multiprocessing.parent_process()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent.pid:
+        os._exit(1)  # it died before we could ask

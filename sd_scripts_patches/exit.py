@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
-import os
-import signal
-import sys
 import threading
 import time
 import traceback
@@ -24,7 +21,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import NoReturn
 
-from guards import crash
+from guards import crash, loader
 from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.patch import Patch, Target, wrap
 
@@ -32,7 +29,6 @@ LOADER = "torch.utils.data.dataloader"
 WORKER = "torch.utils.data._utils.worker"
 WORKER_TERM_S = 3.0
 SHUTDOWN_S = 5.0
-_PR_SET_PDEATHSIG = 1
 _started_by_main_thread = True
 _before_leaving: list[Callable[[], None]] = []
 
@@ -59,6 +55,7 @@ def leave_with(code: int) -> NoReturn:
 
 def failed(error: BaseException) -> int:
     """Print an error that ended the script as python would, put it in the record, return the exit code."""
+    crash.forget_children()
     traceback.print_exception(type(error), error, error.__traceback__)
     code = 130 if isinstance(error, KeyboardInterrupt) else crash.EXIT_FAILED
     session.heartbeat().end("failed", "".join(traceback.format_exception_only(type(error), error)).strip())
@@ -70,8 +67,7 @@ def end_workers() -> None:
     children = [child for child in multiprocessing.active_children() if child.daemon]
     if not children:
         return
-    if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise for a worker that we end
+    crash.forget_children()  # torch's handler would raise for a worker that we end
     for child in children:
         child.terminate()
     limit = time.monotonic() + WORKER_TERM_S
@@ -100,8 +96,8 @@ def apply_to_worker(module: ModuleType) -> None:
 
     def make(original: Callable) -> Callable:
         def _worker_loop(*args, **kwargs):
-            if _started_by_main_thread and sys.platform == "linux":
-                _die_with_parent()
+            if _started_by_main_thread:
+                loader.die_with_parent()
             return original(*args, **kwargs)
 
         return _worker_loop
@@ -141,15 +137,6 @@ def _shut_down(original: Callable) -> Callable:
             return original(self)
 
     return _shutdown_workers
-
-
-def _die_with_parent() -> None:
-    import ctypes
-
-    parent = multiprocessing.parent_process()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent is not None and os.getppid() != parent.pid:
-        os._exit(1)  # it died before we could ask
 
 
 PATCH = Patch(

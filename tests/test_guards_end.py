@@ -85,6 +85,39 @@ def test_an_uncaught_error_ends_the_process_although_a_pool_thread_is_stuck(tmp_
     assert (read(path_of(tmp_path, 0)).outcome, read(path_of(tmp_path, 0)).note) == ("failed", "ValueError: the reason")
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="no SIGCHLD here")
+def test_a_worker_that_dies_while_the_error_is_printed_does_not_lose_the_error(tmp_path):
+    """As torch's handler does: it raises, wherever the main thread stands."""
+    code = (
+        "import signal, sys\n"
+        "def dead(*_): raise RuntimeError('a worker is gone')\n"
+        "def show(kind, error, trace):\n    signal.raise_signal(signal.SIGCHLD)\n    print('shown:', error, file=sys.stderr)\n"
+        "sys.excepthook = show\n" + PRELUDE + "signal.signal(signal.SIGCHLD, dead)\nraise ValueError('the reason')"
+    )
+    done = run(code, tmp_path)
+    assert done.returncode == 1
+    assert "shown: the reason" in done.stderr and "a worker is gone" not in done.stderr
+    assert read(path_of(tmp_path, 0)).note == "ValueError: the reason"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "crash.leave(1)"])
+def test_a_loader_worker_does_not_outlive_its_trainer(tmp_path, how):
+    code = PRELUDE + (
+        "\nimport multiprocessing, os\nfrom guards import loader\n"
+        "def work(ready):\n    loader.die_with_parent()\n    ready.set()\n    time.sleep(600)\n"
+        "context = multiprocessing.get_context('fork')\nready = context.Event()\n"
+        "worker = context.Process(target=work, args=(ready,), daemon=True)\nworker.start()\nready.wait()\n"
+        f"print(worker.pid, flush=True)\n{how}\n"
+    )
+    done = run(code, tmp_path)  # returns only once the worker has let go of the output, too
+    assert done.returncode in (-9, 1)
+    end = time.monotonic() + 60
+    while Path(f"/proc/{int(done.stdout)}").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
+
+
 def test_stacks_are_written_on_the_signal_even_while_main_holds_the_gil(tmp_path):
     code = PRELUDE + "\nprint('ready', flush=True)\nimport re\ndef spin(): re.match(r'(a+)+$', 'a' * 40 + 'b')\nspin()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HANGPROOF_HEARTBEAT": str(tmp_path)}

@@ -246,5 +246,10 @@ def make_loader(args, order: Order, paths: cache.Paths, device):
         cuda=device.type == "cuda",
     )
     return DataLoader(
-        cache.Batches(paths), batch_size=None, sampler=order, generator=torch.Generator().manual_seed(0), **settings
+        cache.Batches(paths),
+        batch_size=None,
+        sampler=order,
+        generator=torch.Generator().manual_seed(0),
+        worker_init_fn=loader.die_with_parent,
+        **settings,
     )
