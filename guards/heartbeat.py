@@ -288,9 +288,9 @@ def _parse(data: bytes, path: str | os.PathLike) -> Beat | None:
     if phase >= len(PHASES) or outcome >= len(OUTCOMES) or length > _NOTE:
         return None
     note = data[_AT_NOTE + 2 : _AT_NOTE + 2 + length].decode("utf-8", "replace")
-    kept = min(count, _RING)
     ring = struct.unpack_from(f"<{_RING}d", data, _AT_RING)
-    intervals = tuple(ring[i % _RING] for i in range(count - kept, count))
+    oldest = count % _RING
+    intervals = ring[:count] if count < _RING else ring[oldest:] + ring[:oldest]
     return Beat(
         rank=rank,
         world=world,

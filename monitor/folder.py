@@ -77,7 +77,8 @@ class RunFiles:
         self.spec = spec_of(folder)
         self.name = str(self.spec.get("name") or folder.name)
         self.echo = echo
-        self._stop = os.path.join(folder, STOP)
+        self._stop = os.path.join(folder, STOP)  # text: looked at all the time, and a Path costs ten times as much
+        self._training_log = os.path.join(folder, TRAINING_LOG)
         self.on_event: Callable[[str, str], None] = lambda kind, message: None
 
     @property
@@ -130,7 +131,7 @@ class RunFiles:
 
     def stop_asked(self) -> dict | None:
         """The user's wish to stop, {} or {"now": true}; None when there is none."""
-        if not os.path.exists(self._stop):  # asked at every look: a Path costs ten times as much
+        if not os.path.exists(self._stop):
             return None
         return read_json(Path(self._stop)) or {}
 
@@ -140,7 +141,7 @@ class RunFiles:
     def log_size(self) -> int:
         """Bytes of training.log."""
         try:
-            return (self.folder / TRAINING_LOG).stat().st_size
+            return os.stat(self._training_log).st_size
         except OSError:
             return 0
 
