@@ -1,6 +1,6 @@
 """The fault matrix: it covers every fault that was promised, says no when things go otherwise, and a quick part of it is played.
 
-The whole of it is in test_faults_full.py (`pytest -m long tests/test_faults_full.py`), a quarter of an hour on two free cores.
+The whole of it is in test_faults_full.py (`pytest -m long tests/test_faults_full.py`), eleven minutes on two free cores.
 """
 
 import json
