@@ -80,7 +80,7 @@ def test_a_worker_asleep(ended):
     assert "got 3" in ended.log and "got 4" not in ended.log
     assert "hangproof: waited 8 s for batch 5 of the data loader from worker 0 (pid " in ended.log
     assert "_next_data" in ended.log, "the stacks are in the log"
-    assert "loader timeout 4.0" in ended.log
+    assert "loader timeout 8.0" in ended.log
 
 
 @probe("worker stopped")
