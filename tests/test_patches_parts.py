@@ -1,8 +1,10 @@
 """Parts of the patches by themselves: the trackers' outbox, loader settings, images, samples, small hygiene."""
 
 import os
+import signal
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 
@@ -10,6 +12,7 @@ import pytest
 
 from guards import npz
 from sd_scripts_patches import dataloader, heartbeat, hygiene, images, sampling, session, timeouts, trackers
+from sd_scripts_patches import exit as leaving
 
 
 class Tracker:
@@ -316,6 +319,26 @@ def test_a_phase_that_fails_is_where_the_run_ended():
         raise OSError("disk full")
     assert beat.current_phase == "save"
     beat.phase("step")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="no SIGCHLD here")
+def test_a_worker_that_dies_while_the_script_s_error_is_printed_does_not_lose_it(monkeypatch):
+    def dead(*_):
+        raise RuntimeError("a worker is gone")
+
+    printed = []
+
+    def show(kind, error, trace):
+        signal.raise_signal(signal.SIGCHLD)
+        printed.append(str(error))
+
+    before = signal.signal(signal.SIGCHLD, dead)  # as torch's handler does: it raises, wherever the main thread stands
+    monkeypatch.setattr(traceback, "print_exception", show)
+    try:
+        assert leaving.failed(ValueError("the reason")) == 1
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert printed == ["the reason"]
 
 
 def test_once_a_minute_the_log_says_where_training_is(monkeypatch, capsys):

@@ -9,6 +9,8 @@ import pytest
 from PIL import Image as Pillow
 from trainer_helpers import make_config, make_images
 
+from guards.loader import die_with_parent
+from trainer import setup
 from trainer.buckets import Rules, place, resolutions
 from trainer.dataset import Image, pixels, read, size_of
 from trainer.errors import TrainError
@@ -195,3 +197,10 @@ def test_an_image_of_absurd_size_is_refused_without_decoding_it(tmp_path):
     Pillow.new("1", (20000, 20000)).save(folder / "0.png")
     with pytest.raises(TrainError, match=r"0\.png: cannot be read as an image: .*decompression bomb"):
         read(make_config(tmp_path / "d.toml", folder), ARGS)
+
+
+def test_the_loaders_workers_do_not_outlive_the_trainer():
+    """What that does to a worker: test_guards_end.py."""
+    args = Namespace(max_data_loader_n_workers=1, persistent_data_loader_workers=False)
+    loader = setup.make_loader(args, [(0,), (1,)], Namespace(latents=[], texts=[]), Namespace(type="cpu"))
+    assert loader.worker_init_fn is die_with_parent
