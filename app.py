@@ -1,8 +1,10 @@
-"""The door: `python app.py` serves the page on this machine.
+"""The entry point: `python app.py` serves the page on this machine.
 
-What can be wrong is looked at before Gradio is imported (2 s): a port in use or a folder that cannot be written is told
-at once. It listens on loopback; anyone else only with a password, because who reaches the page can start programs.
-Only when the page has really answered is its address printed. Never imports torch.
+The port and the data folders are checked before Gradio is imported, which takes 2 s, so that their errors appear at once.
+The server listens on loopback. Other machines need a password, because anyone who can open the page can start programs.
+`ui/security.py` decides which requests reach the page. The server is uvicorn, started here and not by Gradio, because in
+Gradio's own server nothing can stand in front of its answers to other origins.
+The address is printed only after the page has responded. Never imports torch.
 """
 
 import argparse
@@ -14,16 +16,23 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from presets import PresetError
 from runs.files import RunError, explained
 from runs.paths import data_root, datasets_dir, outputs_dir
 
-ANSWER_S = 30  # seconds the page may take to answer itself
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+RESPONSE_S = 30  # seconds until the page must respond
+WAIT_SLICE_S = 0.25  # Windows delivers Ctrl-C only between two waits
 GRADIO_ENV = {
     "GRADIO_ANALYTICS_ENABLED": "False",
+    "GRADIO_DEFAULT_CONCURRENCY_LIMIT": "8",  # Blocks.queue(), which can set it too, makes all routes once more
     "GRADIO_RUN_HISTORY": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
@@ -31,59 +40,121 @@ GRADIO_ENV = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="app.py", description="Hangproof's page.", allow_abbrev=False)
-    top.add_argument("--port", type=int, default=7860, help="port to listen on (7860)")
+    top = argparse.ArgumentParser(
+        prog="app.py",
+        description="Serve the Hangproof page.",
+        epilog="The user name and password can also be in the variable HANGPROOF_AUTH, host names in "
+        "HANGPROOF_ALLOWED_HOSTS (separated by commas). The variables and --auth-file do not show in the list of processes.",
+        allow_abbrev=False,
+    )
+    top.add_argument("--port", type=int, default=7860, help="port to listen on (default: 7860)")
     top.add_argument("--no-browser", action="store_true", help="do not open a browser")
-    top.add_argument("--listen", action="store_true", help="answer other machines too; needs --auth")
-    top.add_argument("--auth", metavar="USER:PASSWORD", help="ask for a name and a password")
+    top.add_argument("--listen", action="store_true", help="accept connections from other machines; needs a password")
+    given = top.add_mutually_exclusive_group()
+    given.add_argument(
+        "--auth",
+        metavar="USER:PASSWORD",
+        help="require this user name and password; other users of this machine can see it",
+    )
+    given.add_argument("--auth-file", metavar="FILE", type=Path, help="a file whose first line is USER:PASSWORD")
+    top.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a host name under which a proxy serves the page, such as train.example.org or *.proxy.runpod.net; "
+        "needs a password; can be repeated",
+    )
     return top
 
 
 def auth_of(args: argparse.Namespace) -> tuple[str, str] | None:
-    """The name and password asked for.
+    """The user name and password to require; None where none is given.
+
+    The variable is removed from the environment, so that trainers and their children do not get the password.
 
     Raises:
-        RunError: --listen without one, or one that is not USER:PASSWORD.
+        RunError: a password is needed but missing, or what is given is not USER:PASSWORD.
     """
-    if args.listen and not args.auth:
-        raise RunError(
-            "--listen lets every machine of the network start programs here, so it needs a password; "
-            "add --auth USER:PASSWORD"
-        )
-    if not args.auth:
+    variable = os.environ.pop("HANGPROOF_AUTH", "")
+    where, text = "--auth", args.auth
+    if args.auth_file is not None:
+        where, text = str(args.auth_file), _first_line(args.auth_file)
+    elif text is None and variable:
+        where, text = "HANGPROOF_AUTH", variable
+    if text is None:
+        for needed, why in (
+            (args.listen, "--listen lets every machine on the network"),
+            (args.allow_host, "a proxy lets others"),
+        ):
+            if needed:
+                raise RunError(
+                    f"{why} start programs here, so a password is required; add --auth USER:PASSWORD, "
+                    "or use --auth-file or the variable HANGPROOF_AUTH"
+                )
         return None
-    user, colon, password = args.auth.partition(":")
+    user, colon, password = text.partition(":")
     if not (user and colon and password):
-        raise RunError("--auth: write USER:PASSWORD, e.g. --auth me:a-long-password")
+        raise RunError(f"{where}: write USER:PASSWORD, for example me:a-long-password")
     return user, password
 
 
-def check_port(host: str, port: int) -> None:
-    """Refuse a port that cannot be had.
+def _first_line(path: Path) -> str:
+    try:
+        if os.name != "nt" and path.stat().st_mode & 0o077:
+            raise RunError(f"{path}: others can read your password; run `chmod 600 {path}`")
+        return (path.read_text(encoding="utf-8").splitlines() or [""])[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"--auth-file: {path} cannot be read: {error}; create it, or fix the path") from error
+
+
+def allowed_hosts(args: argparse.Namespace) -> tuple[str, ...]:
+    """The names of --allow-host and HANGPROOF_ALLOWED_HOSTS.
 
     Raises:
-        RunError: it is in use, or reserved; says which is free.
+        RunError: one is not a host name.
+    """
+    from ui.security import valid_host
+
+    variable = [name for name in os.environ.get("HANGPROOF_ALLOWED_HOSTS", "").split(",") if name.strip()]
+    found = []
+    for text in (*args.allow_host, *variable):
+        name = valid_host(text)
+        if name is None:
+            raise RunError(
+                f"--allow-host {text}: write a host name without http:// and port, such as train.example.org or "
+                "*.proxy.runpod.net"
+            )
+        found.append(name)
+    return tuple(found)
+
+
+def check_port(host: str, port: int) -> None:
+    """Check that the port is available.
+
+    Raises:
+        RunError: the port is in use, reserved or invalid; names an available one.
     """
     if not 1 <= port <= 65535:
-        raise RunError(f"--port {port}: give a number from 1 to 65535")
+        raise RunError(f"--port {port}: use a number from 1 to 65535")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        if os.name != "nt":  # there it would take a port from whoever has it
+        if os.name != "nt":  # on Windows this option takes over a port that is in use
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EACCES:
                 raise RunError(
-                    f"port {port} is reserved for administrators; choose one above 1023: --port 7860"
+                    f"port {port} is reserved for administrators; use a port above 1023: --port 7860"
                 ) from error
             raise RunError(
-                f"port {port} is in use, perhaps by a Hangproof that runs already (look at http://127.0.0.1:{port}); "
-                f"choose another: --port {_free(host, port)}"
+                f"port {port} is in use; open http://127.0.0.1:{port} if Hangproof is already running, "
+                f"or use another port: --port {_free_port(host, port)}"
             ) from error
 
 
-def _free(host: str, near: int) -> int:
-    """A free port, the next one if it is."""
+def _free_port(host: str, near: int) -> int:
+    """An available port, if possible one of the 20 after `near`."""
     for port in (*range(near + 1, min(near + 20, 65536)), 0):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
@@ -92,105 +163,144 @@ def _free(host: str, near: int) -> int:
 
 
 def check_folders() -> None:
-    """Make the data folders and write into each.
+    """Create the data folders and write a temporary file into each.
 
     Raises:
-        RunError: no permission, a full disk, a file in the way: with the folder's name and what to do.
+        RunError: a folder cannot be written (permissions, full disk, a file of the same name); says how to fix it.
     """
-    for place in (outputs_dir(), datasets_dir()):
-        with explained(f"write into the data folder {place}"):
-            place.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=place) as file:
+    for folder in (outputs_dir(), datasets_dir()):
+        with explained(f"write into the data folder {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
                 file.write(b"hangproof")
                 file.flush()
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Check, build, launch; returns when the page has answered.
+    """Check, build and launch the page; returns after the page has responded.
 
     Raises:
-        RunError, PresetError: what stands in the way.
+        RunError, PresetError: the page cannot be served.
     """
     auth = auth_of(args)
     host = "0.0.0.0" if args.listen else "127.0.0.1"
     check_port(host, args.port)
     check_folders()
     os.environ.update(GRADIO_ENV)
-    from ui.draft import tidy, uploads_dir
+    from ui.draft import delete_expired, uploads_dir
 
-    tidy()
+    delete_expired()
     os.environ["GRADIO_TEMP_DIR"] = str(uploads_dir())
-    # The page asks itself whether it answers; a proxy of the environment must not stand between.
-    for name in ("NO_PROXY", "no_proxy"):
-        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
-    from starlette.middleware import Middleware
-
-    from ui import page
-    from ui.origin import OnlyThisMachine
-
     with contextlib.redirect_stdout(sys.stderr):
-        page.build().queue(default_concurrency_limit=8).launch(
-            server_name=host,
-            server_port=args.port,
-            auth=auth,
-            prevent_thread_lock=True,
-            quiet=True,
-            share=False,
-            inbrowser=False,
-            show_error=True,
-            ssr_mode=False,
-            mcp_server=False,
-            pwa=False,
-            enable_monitoring=False,
-            run_history=False,
-            footer_links=[],
-            allowed_paths=page.allowed_paths(),
-            app_kwargs={"middleware": [] if args.listen else [Middleware(OnlyThisMachine)]},
-            theme=page.theme(),
-            css=page.css(),
-            head=page.PAGE_HEAD,
-        )
-    answers(args.port)
+        _listen(build(args, auth), host, args.port)
+    check_response(args.port)
 
 
-def answers(port: int) -> None:
-    """Fetch the page once. Raises RunError when it does not come."""
+def build(args: argparse.Namespace, auth: tuple[str, str] | None) -> "ASGIApp":
+    """The page behind its guard.
+
+    Raises:
+        RunError, PresetError: a table or an argument is invalid.
+    """
+    import gradio as gr
+    from fastapi import FastAPI
+
+    from presets import defaults
+    from ui import page
+    from ui.login import Login
+    from ui.security import Guard, Hosts, Limits
+
+    hosts = Hosts(args.listen, allowed_hosts(args))
+    upload = defaults()["images"]["max_upload_mb"] * 1_000_000
+    blocks = page.build(login=auth is not None)
+    app = gr.mount_gradio_app(
+        FastAPI(openapi_url=None),
+        blocks,
+        "/",
+        app_kwargs={"openapi_url": None},
+        show_error=True,
+        max_file_size=upload,
+        ssr_mode=False,
+        mcp_server=False,
+        pwa=False,
+        enable_monitoring=False,
+        run_history=False,
+        footer_links=[],
+        allowed_paths=page.allowed_paths(),
+        theme=page.theme(),
+        head=page.PAGE_HEAD,
+    )
+    # Gradio checks which files an event names only after launch() (processing_utils.py, _check_allowed).
+    blocks.has_launched = True
+    login = Login(auth, datasets_dir() / ".logins.json", args.port) if auth else None
+    return Guard(app, hosts, Limits(upload), login)
+
+
+def _listen(app: "ASGIApp", host: str, port: int) -> None:
+    """Start the server in a thread; returns once it accepts connections.
+
+    Raises:
+        RunError: it does not start.
+    """
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, host, port, log_level="warning", server_header=False, ws="none"))
+    thread = threading.Thread(target=server.run, name="server", daemon=True)
+    thread.start()
+    began = time.monotonic()
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() - began > RESPONSE_S:
+            raise RunError(f"the page cannot be served on port {port}; use another port: --port {port + 1}")
+        time.sleep(0.001)
+
+
+def check_response(port: int) -> None:
+    """Request the page once.
+
+    Raises:
+        RunError: it does not respond within RESPONSE_S seconds.
+    """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://127.0.0.1:{port}/", timeout=ANSWER_S) as reply:
+        with opener.open(f"http://127.0.0.1:{port}/", timeout=RESPONSE_S) as reply:
             reply.read()
     except OSError as error:
         raise RunError(
-            f"the page does not answer on port {port} ({error}); choose another port: --port {port + 1}"
+            f"the page does not respond on port {port} ({error}); use another port: --port {port + 1}"
         ) from error
 
 
+def wait_for(closing: threading.Event) -> None:
+    """Wait in short slices until `closing` is set."""
+    while not closing.wait(WAIT_SLICE_S):
+        pass
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Serve until Ctrl-C or SIGTERM. Exit code 0; 1 with the reason on standard error; 2 wrong usage."""
+    """Serve until Ctrl-C or SIGTERM. Exit code 0; 1 with the reason on standard error; 2 for wrong usage."""
     args = parser().parse_args(argv)
-    over = threading.Event()
+    closing = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: over.set())
+        signal.signal(number, lambda *_: closing.set())
     try:
         serve(args)
     except (RunError, PresetError) as error:
         print(f"hangproof: {error}", file=sys.stderr)
         return 1
     address = f"http://127.0.0.1:{args.port}"
-    print(f"Hangproof is at {address}", flush=True)
+    print(f"Hangproof is running at {address}", flush=True)
     if args.listen:
         print(
-            f"Other machines reach it at http://{socket.gethostname()}:{args.port}; your data is in {data_root()}",
+            f"From other machines: http://{socket.gethostname()}:{args.port}; your data is in {data_root()}",
             flush=True,
         )
     if not args.no_browser:
         import webbrowser
 
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-    while not over.wait(3600):
-        pass
-    print("Hangproof's page is closed; runs go on by themselves.", flush=True)
-    # Gradio's threads have nothing left to save, and one that waits for a browser must not hold the exit.
+    wait_for(closing)
+    print("Page closed. Runs that were started continue.", flush=True)
+    # Gradio's threads have nothing to save, and a thread that waits for a browser must not delay the exit.
     os._exit(0)
 
 

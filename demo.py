@@ -1,11 +1,12 @@
-"""The promise on one screen: a tiny real LoRA run, a hang put in on purpose, recovery, a file that loads elsewhere.
+"""Trains a tiny LoRA, injects a hang, and shows the recovery.
 
     ./start.sh demo [--json]
 
-Decision: nothing in it is special. The run is made by `python -m runs new`, supervised by `python -m monitor run`, trained
-by the embedded trainer on a tiny random FLUX; only the hang comes from the fault injector that the benchmarks use. The LoRA
-is then loaded by diffusers alone. Exit code 0 when the run completed after one restart, with every planned step and a LoRA
-that loads; otherwise 1, with the reason.
+The demo uses the same parts as any run, so that it proves them: `python -m runs new` creates the run, `python -m monitor run`
+supervises it, and the built-in trainer trains it on a tiny random FLUX model. Only the hang is artificial; it comes from the
+fault injector of the benchmarks. At the end, diffusers loads the LoRA without any of this project's code.
+
+Exit code 0 when the run completed after one restart, with every planned step and a LoRA that loads; else 1 with the reason.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from runs.paths import ROOT, outputs_dir
+from runs.examples import TRIGGER, write_examples
+from runs.paths import ROOT, datasets_dir, outputs_dir
 
 NAME = "demo"
 STEPS = 40
@@ -27,7 +30,7 @@ HANG_AT = 22
 SAVE_EVERY = 5
 PACE_S = 0.1
 
-LOADS = """
+LOAD_LORA = """
 import sys, torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 model, lora = sys.argv[1:]
@@ -39,35 +42,21 @@ print(len(pipeline.get_list_adapters()["transformer"]))
 
 
 def say(text: str) -> None:
-    """A line for the person watching; on standard error, so that standard output can end in JSON."""
+    """Print one line for the user to standard error, because standard output ends in JSON."""
     print(text, file=sys.stderr, flush=True)
 
 
-def make_photos(folder: Path, count: int = 6) -> None:
-    """`count` small pictures of a coloured disc before a gradient, each with a caption: a data set from nothing."""
-    import numpy as np
-    from PIL import Image
-
-    folder.mkdir(parents=True, exist_ok=True)
-    rows, columns = np.mgrid[0:96, 0:96] / 95
-    for i in range(count):
-        disc = (rows - 0.3 - 0.07 * i) ** 2 + (columns - 0.5) ** 2 < 0.06
-        picture = np.stack([rows, columns, np.full_like(rows, i / count)], axis=-1)
-        picture[disc] = (1.0, 0.2 * (i % 5), 0.1)
-        Image.fromarray((picture * 255).astype("uint8")).save(folder / f"disc-{i}.png")
-        (folder / f"disc-{i}.txt").write_text(f"d1sc, a red disc number {i}", encoding="utf-8")
-
-
 def free_name() -> str:
-    """`demo`, or `demo-2`, … where an earlier demo was kept."""
-    number = 1
-    while (outputs_dir() / (name := NAME if number == 1 else f"{NAME}-{number}")).exists():
+    """`demo`, or the first of `demo-2`, `demo-3`, … that no run and no data set uses."""
+    number, name = 1, NAME
+    while (outputs_dir() / name).exists() or (datasets_dir() / name).exists():
         number += 1
+        name = f"{NAME}-{number}"
     return name
 
 
 def new_run(photos: Path) -> Path:
-    """The run's folder, made by the same command that a person would use."""
+    """Create the run with the command that a user types. Returns its folder."""
     settings = {
         "max_train_steps": STEPS,
         "save_every_n_steps": SAVE_EVERY,
@@ -76,7 +65,18 @@ def new_run(photos: Path) -> Path:
         "sample_every_n_steps": STEPS,
         "repeats": 1,
     }
-    command = [sys.executable, "-m", "runs", "new", "--name", free_name(), "--images", str(photos), "--trigger", "d1sc"]
+    command = [
+        sys.executable,
+        "-m",
+        "runs",
+        "new",
+        "--name",
+        free_name(),
+        "--images",
+        str(photos),
+        "--trigger",
+        TRIGGER,
+    ]
     command += [
         "--model",
         "tiny-flux",
@@ -85,19 +85,19 @@ def new_run(photos: Path) -> Path:
         "--backend",
         "diffusers",
         "--prompt",
-        "d1sc, a red disc",
+        f"{TRIGGER}, a shiny red ball",
         "--json",
     ]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
     made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if made.returncode:
-        raise SystemExit("demo: the run could not be made, see above")
+        raise SystemExit("demo: the run could not be created; see the message above")
     return Path(json.loads(made.stdout.splitlines()[-1])["folder"])
 
 
 def supervise(folder: Path) -> int:
-    """Run the monitor in the foreground, with the hang to come; its exit code. What it says goes to standard error."""
+    """Run the monitor in the foreground with the hang configured. Its output goes to standard error. Returns its exit code."""
     environment = {
         **os.environ,
         "HANGPROOF_INJECT": "benchmarks.injector:fire",
@@ -112,19 +112,24 @@ def supervise(folder: Path) -> int:
 
 
 def loads_in_diffusers(lora: Path, model: Path) -> bool:
-    """Whether diffusers, with nothing of ours, loads the LoRA into the model's transformer."""
+    """Whether diffusers alone loads the LoRA into the model's transformer."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", LOADS, str(model), str(lora)], capture_output=True, text=True, check=False
+        [sys.executable, "-I", "-c", LOAD_LORA, str(model), str(lora)], capture_output=True, text=True, check=False
     )
     if done.returncode:
         say(done.stderr[-2000:])
     return done.returncode == 0 and done.stdout.strip().endswith("1")
 
 
-def summary(folder: Path, wall_s: float, model: Path) -> dict:
-    """What happened, from the run's own files."""
+def read_incidents(folder: Path) -> list[dict[str, Any]]:
+    """The run's incidents, oldest first."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("incidents/*/incident.json"))]
+
+
+def summary(folder: Path, wall_s: float, model: Path) -> dict[str, Any]:
+    """The result, read from the run's files."""
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    incidents = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(folder.glob("incidents/*/incident.json"))]
+    incidents = read_incidents(folder)
     lora = folder / f"{folder.name}.safetensors"
     first = incidents[0] if incidents else {}
     return {
@@ -140,21 +145,38 @@ def summary(folder: Path, wall_s: float, model: Path) -> dict:
     }
 
 
+def story(result: dict[str, Any], incidents: list[dict[str, Any]]) -> list[str]:
+    """The result in sentences, one a line."""
+    lines = [] if incidents else ["No hang was detected"]
+    for incident in incidents:
+        detect_s, recover_s = incident.get("detect_s"), incident.get("recover_s")
+        if incident.get("kind") == "hang" and detect_s is not None:
+            lines.append(f"Hang detected after {detect_s:.1f} s")
+        else:
+            lines.append("Crashed")
+        lines.append("Not recovered" if recover_s is None else f"Recovered in {recover_s:.1f} s")
+    lines.append(f"{str(result['state']).capitalize()}: {result['steps']} of {result['planned_steps']} steps trained")
+    if result["lora"]:
+        loads = "diffusers loads it" if result["loads_in_diffusers"] else "diffusers cannot load it"
+        lines.append(f"LoRA: {result['lora']} ({loads})")
+    return lines
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run the demo. `--json`: the last line of standard output is the summary as one JSON object."""
+    """Run the demo. With --json, the last line of standard output is the summary as one JSON object."""
     parser = argparse.ArgumentParser(prog="./start.sh demo", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     arguments = parser.parse_args(argv)
     from runs.paths import models_dir
 
     started = time.monotonic()
     photos = outputs_dir().parent / f".demo-photos-{os.getpid()}"
     try:
-        make_photos(photos)
+        write_examples(photos)
         folder = new_run(photos)
     finally:
         shutil.rmtree(photos, ignore_errors=True)
-    say(f"A run of {STEPS} steps in {folder}, with a hang put in at step {HANG_AT}:")
+    say(f"Training {STEPS} steps in {folder}. A hang will be injected at step {HANG_AT}.")
     supervise(folder)
     result = summary(folder, time.monotonic() - started, models_dir() / "tiny-flux")
     good = (
@@ -163,16 +185,13 @@ def main(argv: list[str] | None = None) -> int:
         and result["steps"] == result["planned_steps"]
         and result["loads_in_diffusers"]
     )
-    if good:
-        say(
-            f"Completed: the hang was seen after {result['detect_s']:.1f} s, training went on {result['recover_s']:.1f} s "
-            f"after it, and every one of {result['steps']} steps was trained.\nThe LoRA: {result['lora']}\n"
-            f"What happened, in words: {folder / 'incidents' / '0001' / 'report.md'}"
-        )
-    else:
-        say(
-            f"demo: this is not what should happen: {result}\nSee {folder / 'monitor.log'} and {folder / 'training.log'}"
-        )
+    incidents = read_incidents(folder)
+    for line in story(result, incidents):
+        say(line)
+    if incidents:
+        say(f"Report: {folder / 'incidents' / '0001' / 'report.md'}")
+    if not good:
+        say(f"demo: failed; read {folder / 'monitor.log'} and {folder / 'training.log'}")
     if arguments.json:
         print(json.dumps(result), flush=True)
     return 0 if good else 1

@@ -1,5 +1,5 @@
-# Sourced by start.sh and test.sh: makes .venv on first use and brings it to a requirements file. A second call that has
-# nothing to do runs no installer. Everything it says goes to standard error, so that --json output stays clean.
+# Sourced by start.sh and test.sh. Creates .venv on first use and installs a requirements file into it. Runs no installer when
+# the file is already installed. All messages go to standard error, because --json uses standard output.
 
 python_for_venv() {
     local candidate
@@ -10,30 +10,30 @@ python_for_venv() {
             return 0
         fi
     done
-    echo "Hangproof needs Python 3.11 to 3.14 and found none: install one, or name it with PYTHON=/path/to/python" >&2
+    echo "Hangproof: Python 3.11 to 3.14 was not found; install it, or set PYTHON=/path/to/python" >&2
     return 1
 }
 
-# set_up REQUIREMENTS: .venv holds exactly what REQUIREMENTS pins (a stamp of its bytes says so, written last).
+# set_up REQUIREMENTS: installs REQUIREMENTS into .venv. A stamp with the file's checksum is written last.
 set_up() {
     local requirements=$1 stamp=.venv/.installed wanted python
     wanted=$(cat requirements.txt "$requirements" | cksum)
     case "$(cat "$stamp-$(basename "$requirements")" 2>/dev/null)" in "$wanted") return 0 ;; esac
     if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         python=$(python_for_venv) || return 1
-        echo "Hangproof: making .venv with $("$python" --version) …" >&2
+        echo "Hangproof: creating .venv with $("$python" --version) …" >&2
         "$python" -m venv .venv >&2 || {
             rm -rf .venv
-            echo "Hangproof: $python cannot make a virtual environment (on Debian or Ubuntu: apt install python3-venv)" >&2
+            echo "Hangproof: $python cannot create a virtual environment; on Debian or Ubuntu run: apt install python3-venv" >&2
             return 1
         }
     fi
-    echo "Hangproof: installing $requirements (once; PyTorch is large) …" >&2
+    echo "Hangproof: installing $requirements (first start only; PyTorch is a large download) …" >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$requirements" >&2 || {
-        echo "Hangproof: the install of $requirements failed, see above; run the command again once that is mended" >&2
+        echo "Hangproof: installing $requirements failed, see above; fix the error, then run the command again" >&2
         return 1
     }
     echo "$wanted" >"$stamp-$(basename "$requirements")"
-    # Compiled once here, so that the first start is as quick as every other.
+    # Compile now, so that the first start is as fast as later ones.
     .venv/bin/python -m compileall -q app.py ui runs presets monitor guards >&2 || true
 }

@@ -1,7 +1,7 @@
 @echo off
-rem start.bat [--port N] [--no-browser] [--listen --auth USER:PASSWORD]   the page, on 127.0.0.1:7860
-rem start.bat demo [--json]    no browser: a tiny real LoRA run, a hang put in on purpose, recovery
-rem start.bat sd-scripts       clones the pinned sd-scripts and makes its environment
+rem start.bat [--port N] [--no-browser] [--listen --auth-file FILE]   serves the page on 127.0.0.1:7860
+rem start.bat demo [--json]    trains a tiny LoRA without a browser, with an injected hang and its recovery
+rem start.bat sd-scripts       installs kohya's sd-scripts at the tested commit, in its own environment
 setlocal
 cd /d "%~dp0"
 set PYTHONUTF8=1
@@ -10,20 +10,20 @@ if not errorlevel 1 goto run
 if exist .venv\Scripts\python.exe goto install
 where py >nul 2>&1 && (py -3 -m venv .venv) || (python -m venv .venv)
 if errorlevel 1 (
-    echo Hangproof needs Python 3.11 to 3.14: install it from python.org, then run start.bat again 1>&2
+    echo Hangproof: Python 3.11 to 3.14 was not found; install it from python.org, then run start.bat again 1>&2
     exit /b 1
 )
 :install
 .venv\Scripts\python -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))"
 if errorlevel 1 (
     rmdir /s /q .venv
-    echo Hangproof needs Python 3.11 to 3.14 and found another: install one from python.org, then run start.bat again 1>&2
+    echo Hangproof: this Python version is not supported; install Python 3.11 to 3.14 from python.org, then run start.bat again 1>&2
     exit /b 1
 )
-echo Hangproof: installing requirements.txt, once; PyTorch is large ... 1>&2
+echo Hangproof: installing requirements.txt, first start only; PyTorch is a large download ... 1>&2
 .venv\Scripts\python -m pip install --quiet --disable-pip-version-check -r requirements.txt 1>&2
 if errorlevel 1 (
-    echo Hangproof: the install failed, see above; run start.bat again once that is mended 1>&2
+    echo Hangproof: the installation failed, see above; fix the error, then run start.bat again 1>&2
     exit /b 1
 )
 copy /y requirements.txt .venv\.installed-requirements.txt >nul

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# ./start.sh [--port N] [--no-browser] [--listen --auth USER:PASSWORD]   the page, on 127.0.0.1:7860
-# ./start.sh demo [--json]       no browser: a tiny real LoRA run, a hang put in on purpose, recovery
-# ./start.sh sd-scripts          clones the pinned sd-scripts and makes its environment
+# ./start.sh [--port N] [--no-browser] [--listen --auth-file FILE]   serves the page on 127.0.0.1:7860
+# ./start.sh demo [--json]       trains a tiny LoRA without a browser, with an injected hang and its recovery
+# ./start.sh sd-scripts          installs kohya's sd-scripts at the tested commit, in its own environment
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . ./setup.sh

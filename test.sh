@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ./test.sh [pytest arguments]   sets up, then runs every test (without arguments: the whole suite)
+# ./test.sh [pytest arguments]   sets up, then runs the tests (without arguments: all tests except the long ones)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . ./setup.sh
@@ -30,14 +30,18 @@ if ! CHROMIUM=$(find_browser); then
         echo "Hangproof: installing Chromium from the distribution's packages for the browser tests …" >&2
         (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium) >/dev/null 2>&1 || true
     fi
-    CHROMIUM=$(find_browser) || echo "no browser found (Chromium, Chrome or Playwright's): the browser tests do not run" >&2
+    CHROMIUM=$(find_browser) || echo "Hangproof: no browser found (Chromium, Chrome or Playwright's); the browser tests are skipped" >&2
 fi
 export CHROMIUM
 
 .venv/bin/ruff check . >&2
 .venv/bin/ruff format --check --quiet . >&2 || {
-    echo "ruff format would change files: run .venv/bin/ruff format ." >&2
+    echo "Hangproof: files are not formatted; run .venv/bin/ruff format ." >&2
     exit 1
 }
-# Two files at a time: most tests wait for processes. A file is never split, its tests share what is dear to set up.
+.venv/bin/mypy --no-error-summary >&2 || {
+    echo "Hangproof: mypy found wrong types, see above; run .venv/bin/mypy again after fixing them" >&2
+    exit 1
+}
+# Two files at a time, because most tests wait for processes. A file is not split, because its tests share fixtures that are slow to set up.
 exec .venv/bin/python -m pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder "$@"

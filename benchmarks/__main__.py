@@ -6,10 +6,11 @@ import importlib
 import sys
 
 NAMES = {
-    "faults": "every fault a run can meet, put in on purpose, and what must come of it",
+    "chaos": "the monitor under errors of its own calls and SIGKILL: no run is lost",
+    "faults": "every fault a run can meet, injected on purpose, and its required outcome",
     "goodput": "a run under faults: ours, torchrun, nvidia-resiliency-ext",
     "overhead": "what the guards cost: a heartbeat, and all patches in the real loop",
-    "ui": "how soon the page answers, and in how much memory",
+    "ui": "how fast the page answers, and how much memory it uses",
 }
 
 

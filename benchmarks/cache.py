@@ -1,6 +1,6 @@
-"""Where benchmarks keep what is slow to make: outside the project, `$HANGPROOF_CACHE` or the user's cache folder.
+"""The folder for what is slow to make: `$HANGPROOF_CACHE` or the user's cache folder, outside the project.
 
-Where neither can be written (a container without a home), it is the folder for temporary files.
+Where neither can be written (a container without a home), it is below the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def folder(*parts: str) -> Path:
-    """A folder of that name in the cache, made if it is not there."""
+    """A folder of that name in the cache, created when it is missing."""
     given = os.environ.get("HANGPROOF_CACHE")
     base = Path(given or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "hangproof").expanduser()
     try:

@@ -1,9 +1,9 @@
 """The undisturbed run that every disturbed one must equal, bit for bit.
 
-Decision: it is made by the very command that a person would run (`bash train.sh`), with no monitor, no injector and no
-pace, once for each seed and length, and kept in the cache by a hash of all that its bytes depend on: the sources of the
-trainer and the guards, torch's version, the spec. Its data set's caches and its model are kept too, so that a disturbed run
-starts in five seconds instead of eight; rows that test the caching begin without them.
+Decision: it is made by the command that a user would run (`bash train.sh`), with no monitor, no injector and no pace, once
+for each seed and length. The cache keeps it under a hash of everything that its bytes depend on: the sources of the trainer
+and the guards, torch's version, the spec. The data set's caches and the model are kept too, so that a disturbed run starts
+in five seconds instead of eight; rows that test the caching start without them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from benchmarks import cache
 from runs.paths import ROOT
@@ -45,8 +47,16 @@ SPEC = {
     "keep_states": 4,
     "workers": 0,
 }
-# Nothing that is known to change a bit of the LoRA; what a row changes here needs no reference of its own.
-BITLESS = ("workers", "save_every_n_steps", "keep_states", "prompts", "sample_every_n_steps", "sample_steps")
+# Settings that do not change a bit of the LoRA: a row that changes them needs no reference of its own.
+BITLESS = (
+    "save_dir",
+    "workers",
+    "save_every_n_steps",
+    "keep_states",
+    "prompts",
+    "sample_every_n_steps",
+    "sample_steps",
+)
 
 
 @dataclass(frozen=True)
@@ -59,9 +69,9 @@ class Reference:
 
 
 def environment(data: Path, **more: str) -> dict[str, str]:
-    """The environment of a process of the matrix: its own data root, the CPU, nothing inherited that steers us.
+    """The environment of a process of the matrix: its own data root, the CPU, none of our variables inherited.
 
-    OMP_WAIT_POLICY: threads that spin for each other make a tiny step fifty times slower on a machine that is shared.
+    OMP_WAIT_POLICY: threads that spin for each other make a tiny step fifty times slower on a shared machine.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HANGPROOF_", "TOY_", "TINY_", "PYTHONPATH"))}
     fixed = {
@@ -77,8 +87,8 @@ _environment = threading.RLock()
 
 
 @contextlib.contextmanager
-def data_root(data: Path):
-    """`runs` works in this data root for the time being; one at a time, because the whole process shares its environment."""
+def data_root(data: Path) -> Iterator[None]:
+    """`runs` uses this data root inside the block; one at a time, because the environment belongs to the process."""
     with _environment:
         before = os.environ.get("HANGPROOF_DATA")
         os.environ["HANGPROOF_DATA"] = str(data)
@@ -92,7 +102,7 @@ def data_root(data: Path):
 
 
 def photos(folder: Path) -> Path:
-    """A few small pictures with captions, the same on every machine."""
+    """Six small pictures with captions, the same on every machine."""
     import numpy as np
     from PIL import Image
 
@@ -105,7 +115,7 @@ def photos(folder: Path) -> Path:
     return folder
 
 
-def create(data: Path, seed: int, changed: dict) -> Path:
+def create(data: Path, seed: int, changed: dict[str, Any]) -> Path:
     """Make the run in data root `data`; its folder."""
     import runs
 
@@ -113,8 +123,8 @@ def create(data: Path, seed: int, changed: dict) -> Path:
         return runs.create(runs.make({**SPEC, "seed": seed, **changed}), photos(Path(pictures)))
 
 
-def key(seed: int, changed: dict) -> str:
-    """Changes with whatever the undisturbed LoRA's bytes may depend on."""
+def key(seed: int, changed: dict[str, Any]) -> str:
+    """A hash of everything that the undisturbed LoRA's bytes may depend on."""
     digest = hashlib.sha256()
     for package in ("trainer", "guards", "runs", "presets"):
         for path in sorted((ROOT / package).rglob("*")):
@@ -128,39 +138,39 @@ def key(seed: int, changed: dict) -> str:
 
 
 def _processor() -> str:
-    """Its name and abilities: another one may round otherwise, and a cache folder may be shared by several machines."""
+    """Its model and features: another processor may round differently, and several machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    told = [line for line in lines if line.startswith(("model name", "flags", "CPU part", "Features"))]
-    return " ".join(sorted(set(told)))
+    found = [line for line in lines if line.startswith(("model name", "flags", "CPU part", "Features"))]
+    return " ".join(sorted(set(found)))
 
 
-def reference(seed: int, changed: dict) -> Reference:
+def reference(seed: int, changed: dict[str, Any]) -> Reference:
     """The undisturbed run of this seed, from the cache or made now. RuntimeError with its log when it fails."""
     from filelock import FileLock
 
     folder = cache.folder("faults")
     data = folder / key(seed, changed)
     with FileLock(folder / f"{data.name}.lock", timeout=2 * RUN_S):
-        if not (data / "whole.json").exists():
+        if not (data / "complete.json").exists():
             shutil.rmtree(data, ignore_errors=True)
             _make(data, seed, {k: v for k, v in changed.items() if k not in BITLESS})
             _tidy(folder)
-        (data / "whole.json").touch()
-    made = json.loads((data / "whole.json").read_text(encoding="utf-8"))
+        (data / "complete.json").touch()
+    made = json.loads((data / "complete.json").read_text(encoding="utf-8"))
     return Reference(data, made["sha256"], made["steps"])
 
 
 def _tidy(folder: Path) -> None:
-    """Runs of older sources that nobody has asked for in a month are deleted."""
-    for mark in folder.glob("*/whole.json"):
+    """Delete the runs of older sources that were not used for a month."""
+    for mark in folder.glob("*/complete.json"):
         if time.time() - mark.stat().st_mtime > KEPT_S:
             shutil.rmtree(mark.parent, ignore_errors=True)
 
 
-def _make(data: Path, seed: int, changed: dict) -> None:
+def _make(data: Path, seed: int, changed: dict[str, Any]) -> None:
     run = create(data, seed, changed)
     with tempfile.TemporaryDirectory(prefix="fault-") as scratch:
         log = Path(scratch) / "log"
@@ -173,17 +183,19 @@ def _make(data: Path, seed: int, changed: dict) -> None:
         try:
             code = process.wait(RUN_S)
         except subprocess.TimeoutExpired:
-            code = f"none after {RUN_S:.0f} s"
-        finally:  # whoever ends this, Ctrl-C included: launcher and trainer end too
+            code = -1
+        finally:  # Ctrl-C included: launcher and trainer end too
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        said = log.read_text(encoding="utf-8", errors="replace")[-3000:]
+        output = log.read_text(encoding="utf-8", errors="replace")[-3000:]
     lora = run / f"{NAME}.safetensors"
     if code or not lora.exists():
-        raise RuntimeError(f"the undisturbed run failed (exit code {code}):\n{said}")
+        raise RuntimeError(
+            f"the undisturbed run failed (exit code {code}; -1: not over after {RUN_S:.0f} s):\n{output}"
+        )
     made = {"sha256": sha256(lora), "steps": {**SPEC, **changed}["max_train_steps"]}
-    (data / "whole.json").write_text(json.dumps(made), encoding="utf-8")
+    (data / "complete.json").write_text(json.dumps(made), encoding="utf-8")
 
 
 def sha256(path: Path) -> str:
@@ -191,8 +203,8 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def furnish(data: Path, made: Reference, cached: bool) -> None:
-    """Put the model, and with `cached` the data set's caches, of the reference into a new data root."""
+def copy_caches(data: Path, made: Reference, cached: bool) -> None:
+    """Copy the reference's model, and with `cached` its data set's caches, into a new data root."""
     shutil.copytree(made.data / "models", data / "models")
     if cached:
         for source in made.data.glob(f"datasets/{NAME}/.*-cache"):

@@ -1,20 +1,24 @@
 """Goodput under faults: the same loop, the same faults at the same steps, three supervisors.
 
     python -m benchmarks goodput [--json] [--repeats 3] [--steps 240] [--contenders ours,torchrun,ft_launcher] [--no-torch]
+    python -m benchmarks goodput --contenders ours --against DIR      (DIR: a checkout of another commit)
 
-Decision: nobody is asked how it did. The loop keeps a ledger; every figure but one is computed from it alike for every
-contender. The exception is *detection* (fault → hang declared), which only the contender can tell: from its own events
-or log. Contenders take turns, so that a slow minute of the machine hits all.
+Decision: the loop keeps a ledger, and every figure but one is computed from it, in the same way for every contender. The
+exception is *detection* (fault → hang declared), which comes from the contender's own events or log. Contenders take turns,
+so that a slow minute of the machine affects all of them.
 
-What a contender cannot see would last for ever. After `--limit` seconds the benchmark ends such a fault by SIGKILL, as an
-operator would who happens to look, counts it as `unseen`, and gives null for detection and recovery: the goodput of that
+A fault that a contender cannot detect would last forever. After `--limit` seconds the benchmark kills the process with
+SIGKILL, as an operator would, counts the fault as `unseen`, and reports null for detection and recovery: the goodput of that
 contender is then an upper bound that depends on the limit.
 
-Every loop imports torch at its start, as trainers do and as ft_launcher's client must; `--no-torch` leaves it out where
-the contender allows.
+`--against` adds the monitor of another checkout as a contender, right after ours in each repeat. Each repeat is a pair; the
+ratios ours / theirs are reported with their lowest and highest value.
 
-ft_launcher gets an environment of its own, made on first use in the cache folder (`pip install nvidia-resiliency-ext`, 30 MB;
-torch is the project's). Where it cannot be installed, it says why in place of its figures, and the others are measured.
+Every loop imports torch at its start, as trainers do and as ft_launcher's client must; `--no-torch` omits it where the
+contender allows.
+
+ft_launcher gets its own environment, made on first use in the cache folder (`pip install nvidia-resiliency-ext`, 30 MB;
+torch is the project's). Where it cannot be installed, the reason takes the place of its figures.
 """
 
 from __future__ import annotations
@@ -27,14 +31,16 @@ import secrets
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import toy_loop
-from benchmarks.goodput_contenders import CONTENDERS, Contender, NotMeasured, begin, finish
-from monitor import system
+from benchmarks import pairs, toy_loop
+from benchmarks.goodput_contenders import AGAINST, CONTENDERS, Contender, NotMeasured, another, begin, finish
+from monitor.process import platform as processes
 
 STEP_S = 0.05
 EVERY = 20
@@ -47,15 +53,15 @@ WHAT = (
 )
 FIELDS = {
     "tuning": "what was set by hand for this loop",
-    "detection_s": "from the fault to the supervisor's word that the run hangs; null: it never saw one",
+    "detection_s": "from the fault to the supervisor's report of a hang; null: it never reported one",
     "hang_to_step_s": "from a hang to the first step that had not been trained before it",
     "crash_to_step_s": "the same from a crash",
     "repeated_steps": "steps trained more than once, a run",
     "goodput": "useful training time / wall time, start and end of the process included",
-    "unseen": "hangs that the benchmark had to end after `limit_s`, because the supervisor saw nothing",
-    "goodput_depends_on_limit": "true: some were, so that the goodput is an upper bound",
-    "right_result": "runs that ended with the file of an undisturbed one",
-    "each_run": "the figures of each run by themselves",
+    "unseen": "hangs that the benchmark had to kill after `limit_s`, because the supervisor did not detect them",
+    "goodput_depends_on_limit": "true: there were some, so the goodput is an upper bound",
+    "right_result": "runs that ended with the file of an undisturbed run",
+    "each_run": "the figures of each run",
 }
 HANGS = ("step_sleeps", "sigstop", "gil_held", "busy_loop", "lock_deadlock")
 WALL_S = 600.0
@@ -63,7 +69,7 @@ WALL_S = 600.0
 
 
 def read_ledger(path: Path) -> list[dict]:
-    """What happened, in order; a last line that is still being written is left out."""
+    """What happened, in order, without a last line that is still being written."""
     if not path.exists():
         return []
     return [
@@ -77,12 +83,12 @@ def one_run(contender: Contender, steps: int, faults: tuple[str, ...], limit_s: 
     try:
         job = contender.start(work, steps, EVERY)
         token, ledger = secrets.token_hex(8), work / "ledger.jsonl"
-        (work / "struck").mkdir()
+        (work / "injected").mkdir()
         environment = {
             "TOY_RUN": token,
             "TOY_LEDGER": str(ledger),
             "TOY_FAULTS": ",".join(faults),
-            "TOY_FAULTS_DONE": str(work / "struck"),
+            "TOY_FAULTS_DONE": str(work / "injected"),
             "TOY_STEP_S": str(STEP_S),
             "TOY_TORCH": "1" if torch else "0",
             "TMPDIR": str(work / "tmp"),  # sockets, locks and heartbeats of this run alone
@@ -107,8 +113,10 @@ def one_run(contender: Contender, steps: int, faults: tuple[str, ...], limit_s: 
             shutil.rmtree(work, ignore_errors=True)
 
 
-def watch(process, ledger: Path, limit_s: float, begun_s: float) -> tuple[list[int], float | None]:
-    """Wait for the end; returns the steps of the faults that had to be ended here, and when the contender was done."""
+def watch(
+    process: subprocess.Popen[bytes], ledger: Path, limit_s: float, begun_s: float
+) -> tuple[list[int], float | None]:
+    """Wait for the end; the steps of the faults that had to be killed here, and when the contender ended (None: it did not)."""
     unseen: list[int] = []
     while process.poll() is None:
         if time.monotonic() - begun_s > WALL_S:
@@ -118,9 +126,9 @@ def watch(process, ledger: Path, limit_s: float, begun_s: float) -> tuple[list[i
         last = lines[-1] if lines else None
         if last and last["what"] in HANGS and time.monotonic() - last["t"] > limit_s and last["step"] not in unseen:
             unseen.append(last["step"])
-            found = system.proc(last["pid"])
+            found = processes.process_info(last["pid"])
             if found is not None:
-                system.send(last["pid"], found.start, signal.SIGKILL)
+                processes.send(last["pid"], found.start, signal.SIGKILL)
     return unseen, time.monotonic()
 
 
@@ -128,7 +136,9 @@ def score(lines: list[dict], noticed: list[float], steps: int, unseen: list[int]
     """Figures of one run from its ledger. `noticed`: wall-clock seconds at which the contender declared hangs."""
     done = [line for line in lines if line["what"] == "step"]
     faults = [line for line in lines if line["what"] not in ("start", "resume", "step", "done")]
-    detection, hang_to_step, crash_to_step = [], [], []
+    detection: list[float] = []
+    hang_to_step: list[float] = []
+    crash_to_step: list[float] = []
     for fault in faults:
         later = [line["t"] for line in done if line["t"] > fault["t"] and line["step"] > fault["step"]]
         hang = fault["what"] in HANGS
@@ -136,9 +146,9 @@ def score(lines: list[dict], noticed: list[float], steps: int, unseen: list[int]
             continue
         (hang_to_step if hang else crash_to_step).append(min(later) - fault["t"])
         until = fault["wall"] + min(later) - fault["t"]
-        told = [t - fault["wall"] for t in noticed if fault["wall"] - 0.01 <= t <= until]
-        if hang and told:
-            detection.append(max(0.0, min(told)))
+        declared = [t - fault["wall"] for t in noticed if fault["wall"] - 0.01 <= t <= until]
+        if hang and declared:
+            detection.append(max(0.0, min(declared)))
     return {
         "faults": len(faults),
         "hangs": sum(f["what"] in HANGS for f in faults),
@@ -162,7 +172,7 @@ def percentile(values: list[float], share: float) -> float | None:
 
 
 def spread(values: list[float]) -> dict | None:
-    """p50, p95 and how many; None where there was nothing to measure."""
+    """p50, p95 and the number of values; None without any."""
     return {"p50": percentile(values, 0.5), "p95": percentile(values, 0.95), "n": len(values)} if values else None
 
 
@@ -193,7 +203,7 @@ def summarize(contender: Contender, runs: list[dict]) -> dict:
 
 
 def compare(results: dict[str, dict]) -> dict[str, float | None]:
-    """Ours beside the others: ratios of hang → next new step (below 1: ours is sooner) and of goodput (above 1: ours is ahead)."""
+    """Ratios of ours to the others: hang → next new step (below 1: ours is faster) and goodput (above 1: ours is better)."""
 
     def ratio(key: str, rank: str | None, other: str) -> float | None:
         ours, theirs = (results.get(name, {}).get(key) for name in ("ours", other))
@@ -210,8 +220,31 @@ def compare(results: dict[str, dict]) -> dict[str, float | None]:
     return {name: value for name, value in found.items() if name.rpartition("_of_")[2] in results}
 
 
-def judge(results: dict[str, dict], comparison: dict[str, float | None]) -> list[str]:
-    """What is not as promised, in words; [] when all is."""
+def pair(results: dict[str, dict]) -> dict[str, pairs.Ratio]:
+    """Ratios of ours to the other checkout (`--against`), each repeat a pair; {} without one."""
+    ours, theirs = (results.get(name, {}).get("each_run", []) for name in ("ours", AGAINST))
+    measures: dict[str, Callable[[dict], float | None]] = {
+        "detection_s": lambda run: _median(run["detection_s"]),
+        "hang_to_step_s": lambda run: _median(run["hang_to_step_s"]),
+        "crash_to_step_s": lambda run: _median(run["crash_to_step_s"]),
+        "goodput": lambda run: run["useful_s"] / run["wall_s"],
+    }
+    found = {}
+    for name, measure in measures.items():
+        ratio = pairs.ratio([(measure(a), measure(b)) for a, b in zip(ours, theirs, strict=False)])
+        if ratio is not None:
+            found[name] = ratio
+    return found
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def judge(
+    results: dict[str, dict], comparison: dict[str, float | None], paired: dict[str, pairs.Ratio] | None = None
+) -> list[str]:
+    """The limits that are exceeded, one sentence each."""
     wrong = [
         f"{name}: {figures['right_result']} of {figures['runs']} runs ended with the right file"
         for name, figures in results.items()
@@ -219,21 +252,24 @@ def judge(results: dict[str, dict], comparison: dict[str, float | None]) -> list
     ]
     ours = results.get("ours", {})
     if ours.get("unseen"):
-        wrong.append(f"ours saw {ours['hangs'] - ours['unseen']} of {ours['hangs']} hangs")
+        wrong.append(f"ours detected {ours['hangs'] - ours['unseen']} of {ours['hangs']} hangs")
     if (seen := ours.get("detection_s")) and seen["p95"] > DETECTION_LIMIT_S:
         wrong.append(f"detection p95 is {seen['p95']} s, the limit is {DETECTION_LIMIT_S:g}")
+    for name, ratio in (paired or {}).items():
+        if pairs.worse(ratio, higher_is_better=name == "goodput"):
+            wrong.append(f"{name} is worse than the other checkout's in every pair: {pairs.text(ratio)}")
     for name, value in comparison.items():
         if value is None:
             continue
         if name.startswith("hang") and value > RATIO_LIMIT:
             wrong.append(f"{name} is {value}, the limit is {RATIO_LIMIT:g}")
         if name.startswith("goodput") and value <= 1.0:
-            wrong.append(f"{name} is {value}: ours is not ahead")
+            wrong.append(f"{name} is {value}: ours is not better")
     return wrong
 
 
 def machine() -> dict[str, object]:
-    """What it was measured on; a high load says that others used it too."""
+    """The machine; a high load means that other programs used it too."""
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
@@ -243,12 +279,12 @@ def machine() -> dict[str, object]:
 
 
 def say(text: str) -> None:
-    """A line for the person watching; on standard error, so that standard output can end in JSON."""
+    """Print a line on standard error, so that standard output can end in JSON."""
     print(text, file=sys.stderr, flush=True)
 
 
 def table(results: dict) -> str:
-    """The figures as lines for people."""
+    """The figures as text."""
 
     def pair(value: dict | None) -> str:
         return f"{value['p50']:.2f} / {value['p95']:.2f}" if value else "–"
@@ -268,18 +304,22 @@ def table(results: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0 when every run of every contender ended right and no limit is exceeded; 1 else, said on standard error."""
+    """Exit code 0 when every run ended with the right file and no limit is exceeded; 1 otherwise, with the reasons."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks goodput", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--faults", default=",".join(FAULTS), help="fault@step,… (names of benchmarks.injector)")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
-    parser.add_argument("--limit", type=float, default=30.0, help="seconds after which a fault nobody sees is ended")
+    parser.add_argument("--limit", type=float, default=30.0, help="seconds after which an undetected fault is killed")
+    parser.add_argument("--against", type=Path, metavar="DIR", help="a checkout of another commit to compare with")
     parser.add_argument("--no-torch", action="store_true", help="a loop that does not import torch")
     arguments = parser.parse_args(argv)
-    names = arguments.contenders.split(",")
-    unknown = [name for name in names if name not in CONTENDERS]
+    names, contenders = arguments.contenders.split(","), dict(CONTENDERS)
+    if arguments.against:
+        contenders[AGAINST] = another(arguments.against.resolve())
+        names.insert(names.index("ours") + 1 if "ours" in names else 0, AGAINST)
+    unknown = [name for name in names if name not in contenders]
     if unknown:
         parser.error(f"no contender {unknown[0]!r}; there are: {', '.join(CONTENDERS)}")
     faults = tuple(filter(None, arguments.faults.split(",")))
@@ -290,7 +330,7 @@ def main(argv: list[str] | None = None) -> int:
             if name in results:
                 continue
             try:
-                run = one_run(CONTENDERS[name], arguments.steps, faults, arguments.limit, not arguments.no_torch)
+                run = one_run(contenders[name], arguments.steps, faults, arguments.limit, not arguments.no_torch)
             except NotMeasured as reason:
                 results[name] = {"not_measured": str(reason)}
                 continue
@@ -298,11 +338,14 @@ def main(argv: list[str] | None = None) -> int:
             say(f"{number + 1}/{arguments.repeats} {name}: {json.dumps(run)}")
     for name in names:
         if measured[name]:
-            results[name] = summarize(CONTENDERS[name], measured[name])
+            results[name] = summarize(contenders[name], measured[name])
     results = {name: results[name] for name in names}
     comparison = compare(results)
-    exceeded = judge(results, comparison)
+    paired = pair(results)
+    exceeded = judge(results, comparison, paired)
     say(table(results))
+    for name, value in paired.items():
+        say(f"ours / {AGAINST}, {name:<16} {pairs.text(value)}")
     for line in exceeded:
         say(f"benchmarks goodput: {line}")
     setting = {"step_s": STEP_S, "steps": arguments.steps, "checkpoint_every": EVERY, "faults": list(faults)}
@@ -311,11 +354,23 @@ def main(argv: list[str] | None = None) -> int:
         limits = {
             "detection_p95_s": DETECTION_LIMIT_S,
             "hang_to_step_of_ft_launcher": RATIO_LIMIT,
-            "goodput": "ours ahead",
+            "goodput": "ours is better",
         }
-        said = {"what": WHAT, "fields": FIELDS, "machine": machine(), "setting": setting, "contenders": results}
-        said |= {"comparison": comparison, "limits": limits, "exceeded": exceeded, "ok": not exceeded}
-        print(json.dumps(said), flush=True)
+        output: dict[str, object] = {
+            "what": WHAT,
+            "fields": FIELDS,
+            "machine": machine(),
+            "setting": setting,
+            "contenders": results,
+        }
+        output |= {
+            "comparison": comparison,
+            "paired": paired,
+            "limits": limits,
+            "exceeded": exceeded,
+            "ok": not exceeded,
+        }
+        print(json.dumps(output), flush=True)
     return 1 if exceeded else 0
 
 

@@ -1,12 +1,13 @@
-"""How each contender of the goodput benchmark is started, and when it says that it noticed a hang.
+"""How each contender of the goodput benchmark is started, and when it reported a hang.
 
 Decision: every contender runs `toy_loop.py` by its own public command line, with its own way to a restart. Ours gets no
-tuning at all; nvidia-resiliency-ext's ft_launcher, whose defaults notice a hang after 45 minutes, gets the timeouts of
-this loop by hand; torchrun has nothing to tune, because it only sees processes end.
+tuning at all. nvidia-resiliency-ext's ft_launcher, whose defaults detect a hang after 45 minutes, gets timeouts set by hand
+for this loop. torchrun has nothing to tune: it only sees processes end.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -18,17 +19,18 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks import cache
+from benchmarks import cache, checkout
 from benchmarks.faults_reference import data_root
 from runs.paths import ROOT
 
-LOOP = ROOT / "benchmarks" / "toy_loop.py"
+LOOP = checkout.toy_loop()
 NVRX = "nvidia-resiliency-ext==0.4.1"
-NVRX_NEEDS = ("defusedxml==0.7.1",)  # what else it needs is in the project's own environment
+NVRX_NEEDS = ("defusedxml==0.7.1",)  # its other requirements are in the project's own environment
 NVRX_TIMEOUT_S = 2.0
 NVRX_CHECK_S = 0.5
 RESTARTS = 100
 INSTALL_S = 600.0
+AGAINST = "against"
 
 
 class NotMeasured(RuntimeError):
@@ -37,17 +39,18 @@ class NotMeasured(RuntimeError):
 
 @dataclass
 class Job:
-    """A contender's command, its extra environment, and where its words go."""
+    """A contender's command, its extra environment, its log, and the folder it starts in (default: beside its output)."""
 
     command: list[str]
     log: Path
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
 
 
 @dataclass(frozen=True)
 class Contender:
-    """`start(work, steps, every)` prepares a run; `noticed(job)` returns the wall-clock seconds at which hangs were declared."""
+    """`start(work, steps, every)` prepares a run; `noticed(job)` returns the wall-clock times at which hangs were declared."""
 
     name: str
     tuning: str
@@ -63,8 +66,8 @@ def _arguments(output: Path, steps: int, every: int) -> list[str]:
     ]
 
 
-def ours(work: Path, steps: int, every: int) -> Job:
-    """A run made as a user makes one; only its trainer is the toy, by `$ACCELERATE`."""
+def ours(work: Path, steps: int, every: int, root: Path = ROOT) -> Job:
+    """A run made as a user makes one; only its trainer is the toy, by `$ACCELERATE`. `root`: the checkout whose monitor runs."""
     from PIL import Image
 
     import runs
@@ -84,10 +87,11 @@ def ours(work: Path, steps: int, every: int) -> Job:
     with data_root(work):
         folder = runs.create(runs.make(fields), photos)
     launcher = work / "accelerate"
-    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{LOOP}" "$@"\n', encoding="utf-8")
+    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{checkout.toy_loop(root)}" "$@"\n', encoding="utf-8")
     launcher.chmod(0o755)
     environment = {"ACCELERATE": str(launcher), "HANGPROOF_DATA": str(work)}
-    return Job([sys.executable, "-m", "monitor", "run", str(folder)], work / "contender.log", folder, environment)
+    command = [sys.executable, "-m", "monitor", "run", str(folder)]
+    return Job(command, work / "contender.log", folder, environment, root)
 
 
 def _ours_noticed(job: Job) -> list[float]:
@@ -138,18 +142,18 @@ def _nvrx_noticed(job: Job) -> list[float]:
 
 
 def nvrx_folder() -> Path:
-    """Where its environment is kept."""
+    """The folder of its environment."""
     return cache.folder(f"goodput-{NVRX.replace('==', '-')}-py{sys.version_info[0]}{sys.version_info[1]}")
 
 
 def nvrx_python() -> Path:
-    """The interpreter of its environment, made on first use; torch is the project's own, so that both run the same.
+    """The interpreter of its environment, made on first use. It uses the project's torch, so that both run the same one.
 
-    Raises NotMeasured where it cannot be installed (it has wheels for Linux and a few Pythons only).
+    Raises NotMeasured where it cannot be installed (it has wheels for Linux and some Python versions only).
     """
     folder = nvrx_folder()
     python = folder / "bin" / "python"
-    if not (folder / ".whole").exists():
+    if not (folder / ".complete").exists():
         print(f"goodput: installing {NVRX} into {folder} …", file=sys.stderr, flush=True)
         _run([sys.executable, "-m", "venv", "--clear", str(folder)])
         _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", NVRX, *NVRX_NEEDS])
@@ -158,7 +162,7 @@ def nvrx_python() -> Path:
         site = next(folder.glob("lib/python*/site-packages"))
         (site / "project.pth").write_text(f"{Path(torch.__file__).parent.parent}\n", encoding="utf-8")
         _run([str(python), "-c", "import nvidia_resiliency_ext.fault_tolerance.launcher"])
-        (folder / ".whole").touch()
+        (folder / ".complete").touch()
     return python
 
 
@@ -168,7 +172,7 @@ def _run(command: list[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotMeasured(f"{NVRX} could not be installed: {error}") from error
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        last = (done.stderr.strip().splitlines() or ["pip printed no reason"])[-1]
         raise NotMeasured(f"{NVRX} could not be installed: {last}")
 
 
@@ -194,14 +198,25 @@ CONTENDERS = {
 }
 
 
+def another(root: Path) -> Contender:
+    """The monitor of another checkout."""
+
+    def version() -> str:
+        command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        return done.stdout.strip() or str(root)
+
+    return Contender(AGAINST, "none", functools.partial(ours, root=root), _ours_noticed, version)
+
+
 def begin(job: Job, environment: dict[str, str]) -> subprocess.Popen:
-    """Start the contender in a session of its own, its words in its log."""
+    """Start the contender in a session of its own; its output goes to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HANGPROOF_", "TOY_"))}
     with open(job.log, "ab") as log:
         return subprocess.Popen(
             job.command,
-            cwd=ROOT if "monitor" in job.command else job.folder.parent,
+            cwd=job.cwd or job.folder.parent,
             env={**clean, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **environment, **job.environment},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -211,17 +226,17 @@ def begin(job: Job, environment: dict[str, str]) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen, token: str) -> None:
-    """End what is left of a contender: by its process group, then by the token in the environment of its descendants."""
+    """Kill what is left of a contender: its process group, then every process with the token in its environment."""
     import contextlib
     import signal
 
-    from monitor import system
+    from monitor.process import platform as processes
 
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
     needle = f"TOY_RUN={token}".encode()
-    for pid, found in system.scan().items():
-        if pid != os.getpid() and needle in system.environ_of(pid).split(b"\0"):
-            system.send(pid, found.start, signal.SIGKILL)
+    for pid, found in processes.scan().items():
+        if pid != os.getpid() and needle in processes.environ_of(pid).split(b"\0"):
+            processes.send(pid, found.start, signal.SIGKILL)
     time.sleep(0.1)

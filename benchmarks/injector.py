@@ -1,17 +1,17 @@
-"""Faults put into a training process from inside, at a known step: `HANGPROOF_INJECT=benchmarks.injector:fire`.
+"""Injects faults into a training process from inside, at a known step: `HANGPROOF_INJECT=benchmarks.injector:fire`.
 
-Decision: the trainers know nothing of faults. They beat; the heartbeat calls the injector that the environment names; the
-injector makes the process misbehave the way real ones do. So the code under test is the code that ships. Nothing in the
-log says which fault it is: a monitor that reads logs for causes must not be told the answer.
+Decision: the trainers know nothing of faults. The heartbeat calls the injector that the environment names, and the injector
+makes the process fail as real ones do, so the code under test is the code that ships. The log does not name the fault:
+a monitor that reads logs for causes must not find the answer there.
 
     HANGPROOF_FAULT       one of FAULTS, or nothing
-    HANGPROOF_FAULT_STEP  the completed step at which it strikes (default 1)
-    HANGPROOF_FAULT_PHASE strike in this phase instead ("save", "sample", "cache_latents", "load", "end"…)
+    HANGPROOF_FAULT_STEP  the completed step at which it occurs (default 1)
+    HANGPROOF_FAULT_PHASE occur in this phase instead ("save", "sample", "cache_latents", "load", "end"…)
     HANGPROOF_FAULT_EVERY 1: on every attempt (default: only on attempt 1)
-    HANGPROOF_FAULT_ARG   what the fault needs to know: seconds, a path, a list
+    HANGPROOF_FAULT_ARG   the fault's argument: seconds, a path, a list
     HANGPROOF_PACE_S      a step takes at least this many seconds, so that tiny models last as long as real ones
-    HANGPROOF_SLOW        STEP:SECONDS:FILE: from that step on it takes so many seconds, until FILE is there: whoever
-                          does something to the run from outside is not raced by it, however loaded the machine
+    HANGPROOF_SLOW        STEP:SECONDS:FILE: from that step on, a step takes this long until FILE exists; an action from
+                          outside then has time, however loaded the machine
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from benchmarks import injector_files
 from guards.heartbeat import Heartbeat
 
-STRUCK = "a fault is put in here"
+INJECTED = "a fault is injected here"
 FOREVER_S = 24 * 3600.0
 _CLONE_VM, _CLONE_VFORK = 0x100, 0x4000  # linux/sched.h
 
 
 def step_sleeps(_: Heartbeat) -> None:
-    """The main thread sleeps for good, as in a wait for a worker that never answers."""
+    """The main thread sleeps forever, as in a wait for a worker that never answers."""
     time.sleep(FOREVER_S)
 
 
@@ -64,7 +65,7 @@ def busy_loop(heartbeat: Heartbeat) -> None:
 
 
 def lock_deadlock(_: Heartbeat) -> None:
-    """Two threads, two locks, each waits for the other's."""
+    """Two threads and two locks; each thread waits for the lock that the other holds."""
     first, second = threading.Lock(), threading.Lock()
     first.acquire()
 
@@ -83,22 +84,22 @@ def raises(_: Heartbeat) -> None:
 
 
 def exit_zero(_: Heartbeat) -> None:
-    """The process ends in the middle with exit code 0 and says nothing."""
+    """The process exits in the middle of the run with exit code 0 and no message."""
     os._exit(0)
 
 
 def exit_hangs(_: Heartbeat) -> None:
-    """From now on the process trains to its end, says so, and then does not leave."""
+    """From now on the process trains to its end, reports that it is done, and then does not exit."""
     from guards import crash
 
-    def leave(code: int, grace_s: float = 0.0) -> None:
+    def exit_now(code: int, grace_s: float = 0.0) -> None:
         time.sleep(FOREVER_S)
 
-    crash.leave = leave
+    crash.exit_now = exit_now  # type: ignore[assignment]  # it returns late instead of never
 
 
 def slow(_: Heartbeat) -> None:
-    """Everything of the phase takes so many seconds longer (`HANGPROOF_FAULT_ARG`)."""
+    """Each beat of the phase takes this many seconds longer (`HANGPROOF_FAULT_ARG`)."""
     time.sleep(float(argument()))
 
 
@@ -116,6 +117,7 @@ def deaf_child(_: Heartbeat) -> None:
     """A child that ignores SIGTERM is left running, and the main thread sleeps."""
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(86400)"
     child = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+    assert child.stdout is not None
     child.stdout.readline()
     time.sleep(FOREVER_S)
 
@@ -127,12 +129,12 @@ def session_grandchild(_: Heartbeat) -> None:
 
 
 def orphaned(_: Heartbeat) -> None:
-    """The launcher is killed; this process trains on with nobody waiting for it."""
+    """The launcher is killed; this process continues to train without a parent."""
     os.kill(os.getppid(), signal.SIGKILL)
 
 
 def zombie(_: Heartbeat) -> None:
-    """The launcher is stopped, then this process is killed: nobody collects it."""
+    """The launcher is stopped, then this process is killed: nothing reaps it."""
     os.kill(os.getppid(), signal.SIGSTOP)
     _signal_self(signal.SIGKILL)
 
@@ -146,26 +148,43 @@ def shouts(_: Heartbeat) -> None:
     sys.stderr.flush()
 
 
+def tqdm_restarts(heartbeat: Heartbeat) -> None:
+    """The phase counts its items several times from 1, each time like a new tqdm. `HANGPROOF_FAULT_ARG` = `ITEMS:SECONDS,…`."""
+    phase, total, inject = heartbeat.current_phase, heartbeat._total, heartbeat._inject
+    loops = [
+        (int(items), float(seconds)) for items, _, seconds in (loop.partition(":") for loop in argument().split(","))
+    ]
+    heartbeat._inject = None
+    heartbeat.phase(phase, max(items for items, _ in loops))
+    for items, seconds in loops:
+        for done in range(1, items + 1):
+            time.sleep(seconds)
+            heartbeat.item(done)
+    heartbeat.phase(phase, total)
+    heartbeat._inject = inject
+
+
 _workers_sleep: mmap.mmap | None = None
 
 
 def prepare_worker_sleeps(_: Heartbeat) -> None:
-    """Before the workers are forked: a flag they share, looked at whenever one reads a cache file."""
+    """Before the workers are forked: a flag that they share and check at each read of a cache file."""
     global _workers_sleep
     from guards import npz
 
     flag, main, load = mmap.mmap(-1, 1), os.getpid(), npz.load
 
-    def sleepy(*args: object, **kwargs: object) -> object:
+    def sleepy(*args: Any, **kwargs: Any) -> Any:
         if flag[0] and os.getpid() != main:
             time.sleep(FOREVER_S)
         return load(*args, **kwargs)
 
-    npz.load, _workers_sleep = sleepy, flag
+    npz.load, _workers_sleep = sleepy, flag  # for the workers
 
 
 def worker_sleeps(_: Heartbeat) -> None:
-    """The workers of the data loader fall asleep in the middle of a read."""
+    """The workers of the data loader sleep forever in the middle of a read."""
+    assert _workers_sleep is not None, "prepare_worker_sleeps was not called"
     _workers_sleep[0] = 1
 
 
@@ -179,7 +198,7 @@ def loader_workers() -> list[int]:
 
 def _signal_worker(number: signal.Signals) -> Callable[[Heartbeat], None]:
     def fault(_: Heartbeat) -> None:
-        for pid in loader_workers()[:1]:  # none: the run has been changed to do without, and nothing can happen to them
+        for pid in loader_workers()[:1]:  # none: the run was changed to do without workers
             os.kill(pid, number)
 
     fault.__doc__ = f"A worker of the data loader gets {number.name}."
@@ -216,6 +235,7 @@ FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     "zombie": zombie,
     "shouts": shouts,
     "worker_sleeps": worker_sleeps,
+    "tqdm_restarts": tqdm_restarts,
     "sigstop": _kill(signal.SIGSTOP),
     "sigkill": _kill(signal.SIGKILL),
     "segv": _kill(signal.SIGSEGV),
@@ -225,11 +245,11 @@ FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     **injector_files.FAULTS,
 }
 PREPARE: dict[str, Callable[[Heartbeat], None]] = {"worker_sleeps": prepare_worker_sleeps, **injector_files.PREPARE}
-"""What has to be in place before the first step, so before the loader's workers exist."""
+"""What must be in place before the first step, because the loader's workers are forked then."""
 REPEATING = ("slow",)
 
 _last_step = [0.0, -1]  # when the last step ended (monotonic seconds), its number
-_state = {"prepared": False, "struck": False}
+_state = {"prepared": False, "injected": False}
 
 
 def argument() -> str:
@@ -238,7 +258,7 @@ def argument() -> str:
 
 
 def pace_s(step: int) -> float:
-    """How many seconds this step takes at least."""
+    """The least duration of this step, seconds."""
     start, seconds, file = os.environ.get("HANGPROOF_SLOW", "::").split(":", 2)
     if file and step >= int(start) and not os.path.exists(file):
         return float(seconds)
@@ -246,14 +266,14 @@ def pace_s(step: int) -> float:
 
 
 def fire(phase: str, step: int, heartbeat: Heartbeat) -> None:
-    """Called at each beat: pace the steps, and strike once the moment has come."""
+    """Called at each beat: pace the steps, and inject the fault when its moment has come."""
     if phase == "step" and step != _last_step[1]:
         wait_s = _last_step[0] + pace_s(step) - time.monotonic()
         if wait_s > 0:
             time.sleep(wait_s)
         _last_step[:] = time.monotonic(), step
     name = os.environ.get("HANGPROOF_FAULT")
-    if not name or (_state["struck"] and name not in REPEATING):
+    if not name or (_state["injected"] and name not in REPEATING):
         return
     if os.environ.get("HANGPROOF_ATTEMPT", "1") != "1" and os.environ.get("HANGPROOF_FAULT_EVERY") != "1":
         return
@@ -263,7 +283,7 @@ def fire(phase: str, step: int, heartbeat: Heartbeat) -> None:
     in_phase = os.environ.get("HANGPROOF_FAULT_PHASE", "step")
     if phase != in_phase or step < int(os.environ.get("HANGPROOF_FAULT_STEP", "1")):
         return
-    if not _state["struck"]:
-        _state["struck"] = True
-        print(f"{STRUCK} (phase {phase}, step {step})", file=sys.stderr, flush=True)
+    if not _state["injected"]:
+        _state["injected"] = True
+        print(f"{INJECTED} (phase {phase}, step {step})", file=sys.stderr, flush=True)
     FAULTS[name](heartbeat)

@@ -1,6 +1,6 @@
-"""Faults of files: checkpoints that are cut, zeroed or poisoned, caches that rot, disks that fill or freeze, kills in mid-save.
+"""Faults of files: checkpoints that are cut, zeroed or hold NaN, corrupt caches, full or frozen disks, kills in mid-save.
 
-Each leaves the disk as the real thing does: what a power cut, a full volume or a bad sector leaves, not a neat error.
+Each leaves the disk as a power cut, a full volume or a bad sector leaves it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cut(state: Path) -> None:
 
 
 def zero(state: Path) -> None:
-    """The weights have their size, and nothing in them after the header: blocks that never reached the disk."""
+    """The weights have their size, and only zeros after the header: blocks that never reached the disk."""
     path = state / WEIGHTS
     data = path.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
@@ -61,7 +61,7 @@ def _damage(how: Callable[[Path], None], every: bool = False) -> Callable[[Heart
     def fault(_: Heartbeat) -> None:
         states = checkpoint.states(_run())
         if len(states) < 2:
-            raise AssertionError(f"this fault needs two states in {_run()}, and there are {len(states)}")
+            raise AssertionError(f"this fault needs two states in {_run()}, found {len(states)}")
         for state in states if every else states[:1]:
             how(state)
         _die()
@@ -71,7 +71,7 @@ def _damage(how: Callable[[Path], None], every: bool = False) -> Callable[[Heart
 
 
 def corrupt_npz(_: Heartbeat) -> None:
-    """Some bytes in the middle of a cached latent are others than were written; either trainer's cache."""
+    """Some bytes in the middle of a cached latent differ from what was written; either trainer's cache."""
     images = _run().parent.parent / "datasets" / _run().name
     caches = sorted((images / ".hangproof-cache").glob("latents-*.npz")) or sorted(images.glob("*_flux.npz"))
     path = random.Random(os.environ.get("HANGPROOF_FAULT_ARG", "0")).choice(caches)
@@ -99,7 +99,7 @@ def disk_freezes(_: Heartbeat) -> None:
     frozen = os.environ["HANGPROOF_FAULT_ARG"]
     subprocess.run(["fsfreeze", "--freeze", frozen], check=True)
     with open(Path(frozen) / "log", "w", encoding="utf-8") as file:
-        file.write("this never arrives")
+        file.write("never written")
 
 
 class _SaveKiller:
@@ -110,22 +110,22 @@ class _SaveKiller:
         attempt = int(os.environ.get("HANGPROOF_ATTEMPT", "1"))
         listed = [int(n) for n in offsets.split(",")]
         self.target = listed[attempt - 1] if attempt <= len(listed) else None
-        # One save further with each attempt: the killed one may not count, and the run must still come forward.
+        # One save further with each attempt: the killed save may not count, and the run must still make progress.
         self.from_step = int(every) * (attempt + 1)
         self.heartbeat = heartbeat
         self.done = 0
 
     def install(self) -> None:
-        sys.addaudithook(self.heard)
+        sys.addaudithook(self.on_event)
         fsync = os.fsync
 
         def counted(descriptor: int) -> None:
             self.count()
             fsync(descriptor)
 
-        os.fsync = counted
+        os.fsync = counted  # type: ignore[assignment]  # of this process: the next save goes through it
 
-    def heard(self, event: str, args: tuple) -> None:
+    def on_event(self, event: str, args: tuple) -> None:
         writes = event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+")
         if writes or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir"):
             self.count()
@@ -138,7 +138,7 @@ class _SaveKiller:
 
 
 def prepare_kill_in_save(heartbeat: Heartbeat) -> None:
-    """Hooks into the file operations of this process; from then on the fault strikes by itself."""
+    """Hook into the file operations of this process; from then on the fault occurs by itself."""
     _SaveKiller(heartbeat).install()
 
 

@@ -1,13 +1,17 @@
-"""What the protection costs: a heartbeat in microseconds, all patches in a share of a training step, the monitor beside it.
+"""The cost of the protection: a heartbeat in microseconds, all patches as a share of a training step, and the monitor.
 
 Two real sd-scripts trainings, one plain and one with every patch, take their steps in turns, one step each, on the same
-machine and the same seed: whatever else the machine does meets both alike, which two runs one after the other would not
-give. The overhead is the median of the differences between neighbouring steps, in wall time and in processor time of the
-process (all its threads), with a 95 % bootstrap interval; also as a share of a 100 ms step, the shortest that people train
-FLUX with. A second round swaps who goes first. On a busy machine the wall time's interval may be too wide to judge by:
-then it says so, and the processor time decides. Without sd-scripts only the parts are measured.
+machine and with the same seed, so that other programs affect both equally. The overhead is the median of the differences
+between neighbouring steps, in wall time and in processor time of the process (all its threads), with a 95 % bootstrap
+interval; also as a share of a 100 ms step, the shortest that FLUX is trained with. A second round swaps who is first. On a
+busy machine the interval of the wall time may be too wide; `judged_by` then names the processor time. Without sd-scripts
+only the parts and the monitor are measured.
 
-`python -m benchmarks overhead [--steps 200] [--monitor-seconds 60] [--json]`; exit code 1 where a limit is exceeded.
+`--against DIR` compares with a checkout of another commit: the parts, the monitor and, with sd-scripts, all patches of both,
+in turns; the ratios ours / theirs are reported with their lowest and highest value.
+
+`python -m benchmarks overhead [--steps 200] [--monitor-seconds 60] [--against DIR] [--json]`; exit code 1 where a limit is
+exceeded.
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks import overhead_monitor
+from benchmarks import overhead_monitor, pairs
 from benchmarks.goodput import machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +40,7 @@ HEARTBEAT_LIMIT_US = 2.0
 MONITOR_LIMIT_MB = 40.0
 MONITOR_LIMIT_SHARE = 0.005  # of one core, at 20 steps a second
 WARM_UP = 10  # steps of each run that are not counted: first batches, lazy imports
+ROUNDS = 5  # of the parts, with --against
 
 TURNS = """
 import os, time
@@ -59,7 +65,7 @@ module.LossRecorder.add = add
 
 
 def microseconds(function: Callable[[], object], times: int = 2000, rounds: int = 60) -> float:
-    """The best of many short rounds: the cost itself, not what a busy machine adds to it."""
+    """The best of many short rounds, so that other programs add little."""
     best = float("inf")
     for _ in range(rounds):
         begun = time.perf_counter()
@@ -70,12 +76,14 @@ def microseconds(function: Callable[[], object], times: int = 2000, rounds: int 
 
 
 def parts(folder: Path) -> dict[str, float]:
-    """Microseconds of each thing that happens once a step."""
+    """Microseconds of each operation that happens once a step."""
+    from guards import deadline as deadlines
     from guards.bounded import bounded
     from guards.deadline import Deadline
     from guards.heartbeat import Heartbeat
     from guards.metrics import Metrics
 
+    deadlines.install(None)  # as in a training: with the backstop that does not need the GIL
     beat, metrics = Heartbeat(folder / "rank-0.hb"), Metrics(folder / "metrics.jsonl")
 
     def deadline() -> None:
@@ -91,18 +99,25 @@ def parts(folder: Path) -> dict[str, float]:
     }
 
 
-def take_turns(work: Path, folder: Path, steps: int, first_patched: bool) -> dict[bool, list[tuple[float, ...]]]:
-    """(wall, processor) seconds of each step, plain (False) and patched (True), from two trainings that alternate."""
+Side = tuple[str, Path, bool]  # name, checkout, patched
+OURS: tuple[Side, Side] = (("plain", ROOT, False), ("patched", ROOT, True))
+
+
+def take_turns(
+    work: Path, folder: Path, steps: int, second_first: bool, sides: tuple[Side, Side] = OURS
+) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    """(wall, processor) seconds of each step of the two sides, from two trainings that alternate."""
     from tests import tiny_sd_scripts as tiny
 
     folder.mkdir()
     (folder / "turns.py").write_text(TURNS, encoding="utf-8")
     images = folder / "images" / f"{-(-steps // 10)}_thing"  # ten images, repeated so that one epoch is enough
     shutil.copytree(work / "images" / "1_thing", images)
-    for name in ("plain", "patched"):
+    for name, _, _ in sides:
         os.mkfifo(folder / f"{name}.turn")
     running = []
-    for patched, name, other in ((False, "plain", "patched"), (True, "patched", "plain")):
+    for number, (name, root, patched) in enumerate(sides):
+        other = sides[1 - number][0]
         (folder / name).mkdir()
         env = tiny.environment(
             work,
@@ -111,7 +126,8 @@ def take_turns(work: Path, folder: Path, steps: int, first_patched: bool) -> dic
             TURNS_MINE=str(folder / f"{name}.turn"),
             TURNS_OTHERS=str(folder / f"{other}.turn"),
             TURNS_RECORD=str(folder / f"{name}.txt"),
-            TURNS_FIRST=str(int(patched == first_patched)),
+            TURNS_FIRST=str(int(bool(number) == second_first)),
+            PYTHONPATH=f"{work / 'site'}{os.pathsep}{root}",
             HANGPROOF_HEARTBEAT=str(folder / name / "hb"),
             HANGPROOF_RUN=str(folder / name),
         )
@@ -137,15 +153,15 @@ def take_turns(work: Path, folder: Path, steps: int, first_patched: bool) -> dic
         for process in running:
             process.kill()
             process.wait()
-    for process, name in zip(running, ("plain", "patched"), strict=True):
+    for process, (name, _, _) in zip(running, sides, strict=True):
         if process.returncode:
             tail = (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")[-2000:]
             raise RuntimeError(f"the {name} training ended with code {process.returncode}:\n{tail}")
-    seconds = {}
-    for patched, name in ((False, "plain"), (True, "patched")):
-        lines = (folder / f"{name}.txt").read_text().splitlines()[WARM_UP:]
-        seconds[patched] = [tuple(map(float, line.split())) for line in lines]
-    return seconds
+    first, second = (
+        [tuple(map(float, line.split())) for line in (folder / f"{name}.txt").read_text().splitlines()[WARM_UP:]]
+        for name, _, _ in sides
+    )
+    return first, second
 
 
 def compare(plain: list[float], patched: list[float]) -> dict[str, float]:
@@ -164,8 +180,8 @@ def compare(plain: list[float], patched: list[float]) -> dict[str, float]:
     }
 
 
-def real_loop(steps: int) -> dict[str, object]:
-    """Two rounds of turns on the tiny FLUX, or {"skipped": why}."""
+def real_loop(steps: int, sides: tuple[Side, Side] = OURS) -> dict[str, Any]:
+    """Two rounds of turns on the tiny FLUX, or {"skipped": reason}. `plain_ms` is the first side, `patched_ms` the second."""
     from tests import tiny_sd_scripts as tiny
 
     missing = tiny.why_not() or ("" if hasattr(os, "mkfifo") else "no FIFOs on this platform")
@@ -174,18 +190,45 @@ def real_loop(steps: int) -> dict[str, object]:
     work = tiny.workdir()
     plain, patched = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for first_patched in (False, True):
-            seconds = take_turns(work, Path(folder) / str(first_patched), steps, first_patched)
-            plain += seconds[False]
-            patched += seconds[True]
+        for second_first in (False, True):
+            one, other = take_turns(work, Path(folder) / str(second_first), steps, second_first, sides)
+            plain += one
+            patched += other
     wall, cpu = (compare([x[i] for x in plain], [x[i] for x in patched]) for i in (0, 1))
     noisy = wall["high_ms"] - wall["low_ms"] > STEP_SHARE_LIMIT * STEP_MS
     judged_by = "processor" if noisy else "wall"
     return {"pairs": len(plain), "wall": wall, "processor": cpu, "judged_by": judged_by}
 
 
+def against(root: Path, steps: int, seconds: float) -> dict[str, object]:
+    """Ratios ours / theirs of the parts and the monitor; all patches of both, theirs first."""
+    costs: dict[Path, list[dict[str, float]]] = {ROOT: [], root: []}
+    for turn in range(ROUNDS):
+        for checkout in (ROOT, root) if turn % 2 == 0 else (root, ROOT):
+            costs[checkout].append(parts_of(checkout))
+    both = list(zip(costs[ROOT], costs[root], strict=True))
+    found: dict[str, object] = {
+        name: pairs.ratio((a[name], b[name]) for a, b in both) for name in costs[ROOT][0] if name in costs[root][0]
+    }
+    if seconds:
+        found["monitor"] = overhead_monitor.compare(seconds, root)
+    return found | {"loop": real_loop(steps, (("theirs", root, True), ("ours", ROOT, True)))}
+
+
+def parts_of(root: Path) -> dict[str, float]:
+    """`parts` of a checkout, measured by its own code in a process of its own."""
+    code = (
+        "import json, tempfile; from pathlib import Path; from benchmarks.overhead import parts\n"
+        "with tempfile.TemporaryDirectory() as folder: print(json.dumps(parts(Path(folder))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True, timeout=600
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def main(argv: list[str]) -> int:
-    """Measure, print, and judge against the limits."""
+    """Measure, print, and compare with the limits."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks overhead", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--steps", type=int, default=200, help="steps of each training, in each of two rounds (default 200)"
@@ -194,16 +237,20 @@ def main(argv: list[str]) -> int:
         "--monitor-seconds",
         type=float,
         default=30.0,
-        help="how long the monitor is watched (default 30; 0: not at all)",
+        help="how long the monitor is measured (default 30; 0: not at all)",
     )
+    parser.add_argument("--against", type=Path, metavar="DIR", help="a checkout of another commit to compare with")
     parser.add_argument("--json", action="store_true", help="one JSON value on the last line")
     args = parser.parse_args(argv)
     if args.steps <= 2 * WARM_UP:
         parser.error(f"--steps must be more than {2 * WARM_UP}")
     with tempfile.TemporaryDirectory() as folder:
         costs = {name: round(value, 3) for name, value in parts(Path(folder)).items()}
-    watching = overhead_monitor.measure(args.monitor_seconds) if args.monitor_seconds else {"skipped": "asked to"}
+    watching: dict[str, Any] = (
+        overhead_monitor.measure(args.monitor_seconds) if args.monitor_seconds else {"skipped": "--monitor-seconds 0"}
+    )
     loop = real_loop(args.steps)
+    compared = against(args.against.resolve(), args.steps, args.monitor_seconds) if args.against else {}
     exceeded = []
     if costs["heartbeat_step"] > HEARTBEAT_LIMIT_US:
         exceeded.append(f"a heartbeat costs {costs['heartbeat_step']} µs, the limit is {HEARTBEAT_LIMIT_US:g}")
@@ -211,10 +258,10 @@ def main(argv: list[str]) -> int:
     if share > STEP_SHARE_LIMIT:
         exceeded.append(f"all patches cost {share:.2%} of a 100 ms step, the limit is {STEP_SHARE_LIMIT:.0%}")
     if watching.get("memory_mb", 0.0) > MONITOR_LIMIT_MB:
-        exceeded.append(f"the monitor takes {watching['memory_mb']} MB, the limit is {MONITOR_LIMIT_MB:g}")
+        exceeded.append(f"the monitor and its keeper use {watching['memory_mb']} MB, the limit is {MONITOR_LIMIT_MB:g}")
     if watching.get("share_of_core", 0.0) > MONITOR_LIMIT_SHARE:
         exceeded.append(
-            f"the monitor takes {watching['share_of_core']:.2%} of a core, the limit is {MONITOR_LIMIT_SHARE:.1%}"
+            f"the monitor uses {watching['share_of_core']:.2%} of a core, the limit is {MONITOR_LIMIT_SHARE:.1%}"
         )
     limits = {
         "heartbeat_step_us": HEARTBEAT_LIMIT_US,
@@ -222,14 +269,14 @@ def main(argv: list[str]) -> int:
         "monitor_memory_mb": MONITOR_LIMIT_MB,
         "monitor_share_of_core": MONITOR_LIMIT_SHARE,
     }
-    result = {"microseconds": costs, "monitor": watching, "loop": loop}
+    result: dict[str, Any] = {"microseconds": costs, "monitor": watching, "loop": loop, "against": compared}
     result |= {"machine": machine(), "limits": limits, "ok": not exceeded, "exceeded": exceeded}
     if args.json:
         print(json.dumps(result))
     else:
         for name, value in costs.items():
             print(f"{name:<22}{value:9.2f} µs")
-        for name, value in (*watching.items(), *loop.items()):
+        for name, value in (*watching.items(), *loop.items(), *compared.items()):
             print(f"{name:<22}{value}")
     for line in exceeded:
         print(f"benchmarks overhead: {line}", file=sys.stderr)

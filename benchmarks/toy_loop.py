@@ -1,20 +1,19 @@
-"""A training loop with nothing in it but what a supervisor meets: steps of 50 ms, checkpoints, faults. No torch.
+"""A training loop that holds only what a supervisor sees: steps of 50 ms, checkpoints, faults. No torch.
 
     python -m benchmarks.toy_loop --output_dir DIR --output_name NAME --max_train_steps N --save_every_n_steps K [--resume STATE]
 
-Decision: one file for every contender of `python -m benchmarks goodput`, so that only the supervisor differs. It takes
-the trainer's flag names, which is why our own monitor can start it in place of the trainer, unchanged, through
-`$ACCELERATE`; other launchers start it by path. Without `--resume` it goes on from the newest state that verifies, as a
-script under torchrun must do by itself.
+Decision: one file for every contender of `python -m benchmarks goodput`, so that only the supervisor differs. It accepts the
+trainer's flags, so our monitor starts it in place of the trainer through `$ACCELERATE`; other launchers start it by path.
+Without `--resume` it resumes from the newest state that verifies, as a script under torchrun must do by itself.
 
-Each step hashes the one before, so a run that lost, repeated wrongly or skipped a step ends with another file. What
-happens is appended to a ledger (`TOY_LEDGER`), one JSON line each, from which every contender is scored alike.
+Each step hashes the one before, so a run that lost, repeated wrongly or skipped a step ends with a different file. Events are
+appended to a ledger (`TOY_LEDGER`), one JSON line each, and every contender is scored from it in the same way.
 
-    TOY_FAULTS=sleep@47,sigkill@88   each strikes once in the run, when that step is complete
-    TOY_FAULTS_DONE=DIR              where it is noted that they have struck
-    TOY_STEP_S=0.05                  how long a step takes
-    TOY_TORCH=1                      import torch first, as trainers do
-    TOY_CLIENT=nvrx                  beat to ft_launcher's rank monitor
+    TOY_FAULTS=step_sleeps@47,sigkill@88   each occurs once in the run, when that step is complete
+    TOY_FAULTS_DONE=DIR                    one file for each fault that has occurred
+    TOY_STEP_S=0.05                        the duration of a step
+    TOY_TORCH=1                            import torch first, as trainers do
+    TOY_CLIENT=nvrx                        send heartbeats to ft_launcher's rank monitor
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import time
 
 _BEGUN_S = time.monotonic()
 
-import argparse  # noqa: E402 - the ledger's first line is to say when the interpreter was ready
+import argparse  # noqa: E402 - the ledger's first line holds the time when the interpreter was ready
 import hashlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
@@ -39,8 +38,8 @@ from guards.heartbeat import REQUEST_STOP, Heartbeat  # noqa: E402
 WEIGHTS = 1 << 16  # bytes
 
 
-def tell(what: str, step: int, t: float | None = None) -> None:
-    """Append what happened to the ledger; `t` in monotonic seconds, default now."""
+def log(what: str, step: int, t: float | None = None) -> None:
+    """Append an event to the ledger; `t` in monotonic seconds, default now."""
     path = os.environ.get("TOY_LEDGER")
     if path:
         line = {"what": what, "step": step, "t": time.monotonic() if t is None else t, "wall": time.time()}
@@ -50,7 +49,7 @@ def tell(what: str, step: int, t: float | None = None) -> None:
 
 
 def advance(weights: bytes, step: int) -> bytes:
-    """The weights after `step` (from 1), a pure function of those before."""
+    """The weights after `step` (from 1), computed from those before."""
     return hashlib.sha256(weights + step.to_bytes(8, "little")).digest()
 
 
@@ -61,7 +60,7 @@ def to_file(weights: bytes) -> bytes:
 
 
 def expected(steps: int) -> bytes:
-    """The file that an undisturbed run of `steps` ends with."""
+    """The LoRA of an undisturbed run of `steps`."""
     weights = b""
     for step in range(1, steps + 1):
         weights = advance(weights, step)
@@ -69,7 +68,7 @@ def expected(steps: int) -> bytes:
 
 
 def due(step: int) -> str | None:
-    """The fault that strikes at this step, if it has not yet; from here on it has."""
+    """The fault of this step, once: the next call for the same step returns None."""
     for word in filter(None, os.environ.get("TOY_FAULTS", "").split(",")):
         name, _, at = word.partition("@")
         if int(at) == step:
@@ -82,7 +81,7 @@ def due(step: int) -> str | None:
 
 
 def client() -> Callable[[], None]:
-    """What to call at each step for the contender's own heartbeat, if it has one."""
+    """The function that sends the contender's own heartbeat, for each step."""
     if os.environ.get("TOY_CLIENT") != "nvrx":
         return lambda: None
     from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
@@ -101,7 +100,7 @@ def save(output: Path, name: str, step: int, weights: bytes, beat: Heartbeat) ->
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run to the end. Exit code 0; 3 when the monitor asked for a stop."""
+    """Run to the end. Exit code 0; 3 when the monitor requested a stop."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--output_name", required=True)
@@ -109,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--save_every_n_steps", type=int, required=True)
     parser.add_argument("--resume", type=Path)
     args, _ = parser.parse_known_args(argv)
-    tell("start", 0, _BEGUN_S)
+    log("start", 0, _BEGUN_S)
     beat = Heartbeat.from_env(rank=0)
     crash.install(beat)
     if os.environ.get("TOY_TORCH") == "1":
@@ -121,9 +120,10 @@ def main(argv: list[str] | None = None) -> int:
     step, weights = 0, b""
     if state is not None:
         guard = checkpoint.guard_of(state)
+        assert guard is not None, f"{state} has no guard file"
         step, weights = guard["step"], (state / "weights.bin").read_bytes()
     beat.plan(args.max_train_steps)
-    tell("resume", step)
+    log("resume", step)
     step_s = float(os.environ.get("TOY_STEP_S", "0.05"))
     beat.phase("first_step")
     from benchmarks.injector import FAULTS
@@ -134,22 +134,22 @@ def main(argv: list[str] | None = None) -> int:
         weights = advance(weights, step)
         beat.step(step, loss=1.0 / step)
         notify()
-        tell("step", step)
+        log("step", step)
         if step % args.save_every_n_steps == 0:
             save(args.output_dir, args.output_name, step, weights, beat)
         fault = due(step)
         if fault:
-            tell(fault, step)
+            log(fault, step)
             FAULTS[fault](beat)
         if beat.request == REQUEST_STOP:
             save(args.output_dir, args.output_name, step, weights, beat)
             beat.end("stopped")
             return crash.EXIT_STOPPED
     checkpoint.atomic_write(args.output_dir / f"{args.output_name}.safetensors", to_file(weights))
-    tell("done", step)
+    log("done", step)
     beat.end("done")
     return 0
 
 
 if __name__ == "__main__":
-    crash.leave(main())
+    crash.exit_now(main())

@@ -1,7 +1,7 @@
-"""Take the README's pictures again: `python docs/screenshot.py`. Nothing in them is drawn: a real run, really stuck once.
+"""Takes the README's screenshots: `python docs/screenshot.py`. They show a real run with one injected hang.
 
-Photographs that come with scikit-image, the tiny model, a step that never ends put in by the fault injector; the picture
-of the run is taken after it has been brought back. Needs requirements-dev.txt and a browser; about two minutes.
+The run trains the tiny model on photographs from scikit-image. The fault injector makes one step hang, and the screenshot of
+the run is taken after its recovery. Needs requirements-dev.txt and a browser; takes about two minutes.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 
-from ui_helpers import browsing, end_runs, photos, serving  # noqa: E402
+from ui_helpers import browsing, kill_runs, photos, serving  # noqa: E402
 
 FAULT = {
     "HANGPROOF_INJECT": "benchmarks.injector:fire",
@@ -32,54 +32,54 @@ WIDTH = 1240  # pixels
 
 def main() -> int:
     """Write docs/steps.png and docs/page.png."""
-    with tempfile.TemporaryDirectory() as place:
-        data = Path(place) / "data"
+    with tempfile.TemporaryDirectory() as temporary:
+        data = Path(temporary) / "data"
         try:
-            take(data)
+            capture(data)
         finally:
-            end_runs(data)
+            kill_runs(data)
     print(f"{HERE / 'steps.png'}\n{HERE / 'page.png'}")
     return 0
 
 
-def take(data: Path) -> None:
-    """Set a run up, let it get stuck, and wait until it goes again."""
+def capture(data: Path) -> None:
+    """Start a run, wait until it has recovered from its hang, and take both screenshots."""
     with serving(data, **FAULT) as server, browsing() as browser:
         page = browser.new_context(viewport={"width": WIDTH, "height": 860}, device_scale_factor=1.25).new_page()
         page.goto(server.url)
         page.locator("body.hp-open").wait_for()
-        three_steps(page)
-        shoot(page, "steps.png")
+        fill_in_form(page)
+        screenshot(page, "steps.png")
         page.locator("#start").click()
         wait_for_step(page, 110)
-        shoot(page, "page.png", above="#run-log")
+        screenshot(page, "page.png", above="#run-log")
         page.locator("#stop").click()
         page.locator("[data-testid=state][data-state=stopped]").wait_for(timeout=LIMIT_S * 1000)
 
 
-def shoot(page, name: str, above: str = "") -> None:
-    """Take the page, down to the element `above` when given; 256 colours, a quarter of the bytes."""
+def screenshot(page, name: str, above: str = "") -> None:
+    """Save a screenshot of the page, cut above the element `above` if given; 256 colours take a quarter of the bytes."""
     from PIL import Image
 
     height = (
         page.locator(above).bounding_box()["y"] - 8 if above else page.evaluate("document.documentElement.scrollHeight")
     )
     page.screenshot(path=HERE / name, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": height})
-    with Image.open(HERE / name) as taken:
-        small = taken.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    with Image.open(HERE / name) as image:
+        small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     small.save(HERE / name, optimize=True)
 
 
-def three_steps(page) -> None:
-    """Fill the form in as a person would."""
+def fill_in_form(page) -> None:
+    """Fill in the three steps."""
     page.locator("#name input, #name textarea").first.fill("Everyday things")
     page.locator("#trigger input, #trigger textarea").first.fill("evrdy")
     page.locator("#model input").first.click()
     page.get_by_role("option", name="Tiny Flux").click()
     page.get_by_test_id("image-picker").set_input_files([str(path) for path in photos(*CAPTIONS)])
-    for file, words in CAPTIONS.items():
-        page.locator(f".hp-card[data-file='{file}'] textarea").fill(words)
-    page.get_by_role("button", name="Put the trigger word first").click()
+    for file, text in CAPTIONS.items():
+        page.locator(f".hp-card[data-file='{file}'] textarea").fill(text)
+    page.get_by_role("button", name="Add trigger word to all captions").click()
     page.wait_for_function(
         "() => [...document.querySelectorAll('.hp-card textarea')].every(t => t.value.startsWith('evrdy'))"
     )
@@ -91,7 +91,11 @@ def three_steps(page) -> None:
 
 
 def wait_for_step(page, step: int) -> None:
-    """Wait until the page shows so many steps. Raises TimeoutError."""
+    """Wait until the page shows at least `step` steps.
+
+    Raises:
+        TimeoutError: not within LIMIT_S seconds.
+    """
     end = time.monotonic() + LIMIT_S
     steps = page.get_by_test_id("steps")
     while not steps.count() or int(steps.get_attribute("data-step") or 0) < step:

@@ -1,13 +1,13 @@
-"""Run one blocking call for at most so many seconds, then raise `TimeoutError` where it was made.
+"""Run one blocking call within a time limit; `TimeoutError` is raised where the call was made.
 
-On a main thread of a Unix process the call is interrupted in place by SIGALRM, which costs two system calls and no
-thread. Everywhere else (pool threads, Windows) it runs in a helper thread that is left behind when it does not
-return. Two limits of SIGALRM decide the rest: a read in uninterruptible sleep (a dead NFS mount, a stalled FUSE) is
-not woken by it, so a second deadline, a little later and from another thread, ends the process; and an outer alarm that
-somebody else has set keeps its own time and its own handler.
+On the main thread of a Unix process SIGALRM interrupts the call in place, which costs two system calls and no thread.
+Everywhere else (pool threads, Windows) the call runs in a helper thread, which is abandoned when it does not return.
+SIGALRM has two limits. It does not wake a read in uninterruptible sleep (a dead NFS mount, a stalled FUSE), so a
+deadline on another thread kills the process `alarm_backstop_s` later. And other code may have set an alarm before:
+that one keeps its time and its handler.
 
-Always the builtin `TimeoutError`: a DataLoader worker pickles its exception for the parent, and a class that the
-parent cannot import left it waiting for ever (measured).
+Always the builtin `TimeoutError`: a DataLoader worker pickles its exception for the parent, and the parent waited for
+ever for one of a class that it could not import (measured).
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TypeVar
 
+from guards import limits
 from guards.deadline import Deadline, call
 
 T = TypeVar("T")
-BACKSTOP_S = 5.0
-"""How much later than the alarm the process is ended where the alarm could not interrupt the call."""
 
 
 def bounded(function: Callable[[], T], seconds: float, what: str) -> T:
-    """`function()`, within `seconds` (0: no limit). Raises TimeoutError saying what was waited for."""
+    """The result of `function()`, within `seconds` (0: no limit). The TimeoutError names what the process waited for."""
     if seconds <= 0:
         return function()
     if not _can_alarm():
         return call(function, seconds=seconds, what=what)
-    with Deadline(seconds + BACKSTOP_S, f"{what} (not interruptible)"), alarm(seconds, what):
+    with Deadline(seconds + limits.seconds("alarm_backstop_s"), f"{what} (not interruptible)"), alarm(seconds, what):
         return function()
 
 
 @contextmanager
 def alarm(seconds: float, what: str) -> Iterator[None]:
-    """Raise TimeoutError in the body after `seconds`. Main thread only (ValueError elsewhere: signal's own rule).
+    """Raise TimeoutError in the body after `seconds`. ValueError outside the main thread (a rule of `signal`).
 
-    An alarm that was set before is put back with the time it has left, and fires in the body if it is due first.
+    An alarm that was set before is restored with its remaining time. It fires in the body if it is due first.
     """
     outer = signal.getsignal(signal.SIGALRM)
     outer_left, outer_every = signal.setitimer(signal.ITIMER_REAL, 0)
-    begun = time.monotonic()
-    over = False
+    began = time.monotonic()
+    finished = False
 
-    def expired(number: int, frame: object) -> None:
-        nonlocal outer_left, begun, seconds
-        passed = time.monotonic() - begun
+    def expired(number: int, frame: FrameType | None) -> None:
+        nonlocal outer_left, began, seconds
+        passed = time.monotonic() - began
         if outer_left and outer_left <= passed + 1e-3 and passed + 1e-3 < seconds:
-            # The outer alarm is due, not ours. If its handler returns, the rest of our time still counts.
-            outer_left, begun, seconds = outer_every, time.monotonic(), seconds - passed
+            # The outer alarm is due, not ours. If its handler returns, our remaining time still counts.
+            outer_left, began, seconds = outer_every, time.monotonic(), seconds - passed
             signal.setitimer(signal.ITIMER_REAL, min(seconds, outer_left) if outer_left else seconds)
-            _hand_over(outer, number, frame)
-        elif not over:
+            _run_handler(outer, number, frame)
+        elif not finished:
             raise TimeoutError(f"waited {seconds:g} s for {what}")
 
     try:
@@ -64,12 +64,12 @@ def alarm(seconds: float, what: str) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, min(seconds, outer_left) if outer_left else seconds)
             yield
         finally:
-            over = True
+            finished = True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, outer if outer is not None else signal.SIG_DFL)
         if outer_left:
-            left = outer_left - (time.monotonic() - begun)
+            left = outer_left - (time.monotonic() - began)
             signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), outer_every)
 
 
@@ -77,7 +77,7 @@ def _can_alarm() -> bool:
     return hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
 
 
-def _hand_over(handler: object, number: int, frame: object) -> None:
+def _run_handler(handler: object, number: int, frame: FrameType | None) -> None:
     if callable(handler):
         handler(number, frame)
     elif handler == signal.SIG_DFL:

@@ -1,28 +1,35 @@
-"""State folders that count only when whole.
+"""State folders that count only when they are complete.
 
-Decision: a state is written into a temporary folder beside its place, every file fsynced, a guard file with the size and
-SHA-256 of each written last, and the folder renamed into place. `accelerate.save_state` writes in place, so a kill in
-mid-save leaves a state that looks whole; here it leaves a temporary folder that nobody resumes from. A truncated
-safetensors is refused by its loader, but zeroed data and NaN load silently: hence the hashes, and the deep check.
+Decision: a state is written into a temporary folder beside its final place. Every file is fsynced, a guard file with the
+size and SHA-256 of each file is written last, and the folder is renamed into place. `accelerate.save_state` writes in
+place, so a kill during the save leaves a state that looks complete; here it leaves a temporary folder that nobody resumes
+from. safetensors refuses a truncated file, but zeroed data and NaN load without an error: hence the hashes and the deep
+check.
+
+"Bad" and "cannot be verified" are different answers (VerifyResult): a disk that does not read, or a broken torch, proves
+nothing about a state. And the folder may change under a reader: the trainer renames and deletes states at any time.
 
 Names are sd-scripts': `{name}-step00000020-state`, `{name}-000003-state`, `{name}-state`. Standard library only; the deep
-check (finite weights, an optimizer that loads) imports torch, and is run as a command where those are not wanted:
-`python -m guards.checkpoint verify FOLDER [--deep] [--json]`.
+check of an optimizer imports torch, so the monitor runs it as a command:
+`python -m guards.checkpoint verify FOLDER [--deep] [--json]`, `… verify-lora FILE [--json]`.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
+import stat
 import struct
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 GUARD = "hangproof.json"
 VERSION = 1
@@ -30,7 +37,7 @@ _STATE = re.compile(r"^(?P<name>.+?)(?:-step(?P<step>\d{8})|-(?P<epoch>\d{6}))?-
 
 
 class CheckpointError(RuntimeError):
-    """A state that cannot be written or used; the message says which, why, and what to do."""
+    """A file that is not what it should be. The message names the file and the reason."""
 
 
 def _fsync_path(path: Path) -> None:
@@ -44,8 +51,8 @@ def _fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def atomic_write(path: str | os.PathLike, data: bytes | str) -> None:
-    """Replace `path` by `data` (text as UTF-8): whole and on the disk, or untouched."""
+def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
+    """Replace `path` with `data` (text as UTF-8): complete and fsynced, or not at all. Raises OSError."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -61,8 +68,8 @@ def atomic_write(path: str | os.PathLike, data: bytes | str) -> None:
 
 
 @contextlib.contextmanager
-def writing_file(final: str | os.PathLike) -> Iterator[Path]:
-    """A temporary path beside `final` for a writer that wants a file name; renamed into place, on the disk, on success."""
+def writing_file(final: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary path beside `final`, for a writer that needs a file name. On success it is fsynced and renamed. Raises OSError."""
     final = Path(final)
     temporary = final.with_name(f".{final.stem}.{os.getpid()}.tmp{final.suffix}")
     try:
@@ -87,8 +94,8 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_guard(folder: str | os.PathLike, step: int, epoch: int, **extra: object) -> None:
-    """fsync every file of `folder`, then write its guard file: the mark that the state is whole."""
+def write_guard(folder: str | os.PathLike[str], step: int, epoch: int, **extra: object) -> None:
+    """fsync every file of `folder`, then write its guard file: the mark of a complete state. Raises OSError."""
     folder = Path(folder)
     files = {}
     for path in _files(folder):
@@ -99,11 +106,11 @@ def write_guard(folder: str | os.PathLike, step: int, epoch: int, **extra: objec
 
 
 @contextlib.contextmanager
-def writing(final: str | os.PathLike, step: int, epoch: int, **extra: object) -> Iterator[Path]:
-    """Write a state: yields an empty temporary folder beside `final`; on success it is guarded and takes that name.
+def writing(final: str | os.PathLike[str], step: int, epoch: int, **extra: object) -> Iterator[Path]:
+    """Write a state: yields an empty temporary folder, which gets its guard file and the name `final` on success.
 
-    step, epoch: completed ones, for the guard file, with whatever JSON values `extra` holds. A state already of that
-    name is replaced only once the new one is whole. On an error or a kill nothing of that name changes.
+    step, epoch: the completed ones. They go into the guard file, with the JSON values of `extra`. An existing state of that
+    name is replaced only when the new one is complete; an error or a kill does not change it. Raises OSError.
     """
     final = Path(final)
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
@@ -125,93 +132,249 @@ def writing(final: str | os.PathLike, step: int, epoch: int, **extra: object) ->
     _fsync_path(final.parent)
 
 
-def guard_of(folder: str | os.PathLike) -> dict | None:
-    """The guard file's content, or None when there is none or it does not parse."""
+def guard_of(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The content of the guard file; None when it is missing, cannot be read or is not valid. Never raises."""
     try:
-        guard = json.loads((Path(folder) / GUARD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return _parse_guard((Path(folder) / GUARD).read_bytes())
+    except OSError:
         return None
-    well_formed = (
-        isinstance(guard, dict) and isinstance(guard.get("step"), int) and isinstance(guard.get("files"), dict)
+
+
+def _parse_guard(data: bytes) -> dict[str, Any] | None:
+    try:
+        guard = json.loads(data)
+    except ValueError:
+        return None
+    valid = (
+        isinstance(guard, dict)
+        and isinstance(guard.get("step"), int)
+        and isinstance(guard.get("files"), dict)
+        and all(isinstance(e, dict) and {"size", "sha256"} <= e.keys() for e in guard["files"].values())
     )
-    return guard if well_formed else None
+    return guard if valid else None
 
 
-def problems(folder: str | os.PathLike, deep: bool = False) -> list[str]:
-    """What is wrong with a state; [] when it verifies.
+@dataclass(frozen=True)
+class VerifyResult:
+    """What a verification found. A state is bad only if `problems` is not empty."""
 
-    deep: weights must also be finite and the optimizer's file must load (imports torch where there is one).
+    problems: tuple[str, ...] = ()  # damage that was seen
+    unchecked: tuple[str, ...] = ()  # deep checks that could not run, each with its reason; the hashes matched
+    error: str = ""  # why the state could not be verified at all: nothing is known about it
+
+    @property
+    def usable(self) -> bool:
+        """Every hash matched and no check found damage."""
+        return not self.problems and not self.error
+
+
+def verify(folder: str | os.PathLike[str], deep: bool = False) -> VerifyResult:
+    """Compare a state with its guard file. Never raises OSError: what cannot be read is in `error`.
+
+    deep: also check that the weights are finite and that the optimizer's file loads (imports torch if there is such a file).
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        return [f"{folder}: is not a folder"]
-    guard = guard_of(folder)
+    try:
+        data = _guard_bytes(folder)
+    except OSError as error:
+        return VerifyResult(error=_cannot_read(folder, error))
+    if isinstance(data, str):
+        return VerifyResult((data,))
+    guard = _parse_guard(data)
     if guard is None:
-        return [f"{folder.name}: has no readable guard file ({GUARD}): it was not written to its end"]
-    found = []
-    for name, expected in guard["files"].items():
-        path = folder / name
-        if not path.is_file():
-            found.append(f"{name}: is missing")
-        elif path.stat().st_size != expected["size"]:
-            found.append(f"{name}: {path.stat().st_size} bytes where {expected['size']} were written: truncated")
-        elif _sha256(path) != expected["sha256"]:
-            found.append(f"{name}: its bytes are not those that were written")
-    if deep and not found:
-        for path in _files(folder):
-            found += _deep_problems(path)
-    return found
-
-
-def _deep_problems(path: Path) -> list[str]:
-    if path.suffix == ".safetensors":
-        bad = non_finite(path)
-        return [f"{path.name}: {bad} holds NaN or infinity"] if bad else []
-    if path.suffix in (".bin", ".pt") and path.name.startswith("optimizer"):
-        import pickle
-
-        import torch
-
+        return VerifyResult((f"{folder.name}: its guard file ({GUARD}) is damaged",))
+    problems, errors = _compare(folder, guard["files"])
+    if problems or errors:
+        # The trainer may have replaced or deleted the state meanwhile; then these findings mean nothing.
         try:
-            torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, ValueError, OSError, EOFError, KeyError, pickle.UnpicklingError) as error:
-            return [f"{path.name}: does not load: {str(error).splitlines()[0]}"]
-    return []
+            changed = (folder / GUARD).read_bytes() != data
+        except OSError:
+            changed = True
+        if changed and not errors:
+            return VerifyResult(error=f"{folder.name}: it was replaced or deleted during the verification")
+        return VerifyResult(tuple(problems), error="" if problems else errors[0])
+    unchecked: list[str] = []
+    if deep:
+        for name in guard["files"]:
+            bad, skipped = _deep_check(folder / name)
+            problems += bad
+            unchecked += skipped
+    return VerifyResult(tuple(problems), tuple(unchecked))
 
 
-def non_finite(path: str | os.PathLike) -> str | None:
+def problems(folder: str | os.PathLike[str], deep: bool = False) -> list[str]:
+    """The damage that `verify` finds in a state, and the reason if it cannot be verified; [] when it can be used."""
+    result = verify(folder, deep)
+    return [*result.problems, *([result.error] if result.error else [])]
+
+
+def _guard_bytes(folder: Path) -> bytes | str:
+    """The guard file, or the sentence that there is none. Raises OSError: no such folder, or a disk that does not read."""
+    try:
+        return (folder / GUARD).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    try:
+        is_folder = stat.S_ISDIR(os.stat(folder).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        is_folder = False
+    if not is_folder:
+        raise FileNotFoundError(errno.ENOENT, "no such folder")
+    return f"{folder.name}: it has no guard file ({GUARD}), so the save did not complete"
+
+
+def _compare(folder: Path, files: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """(damage, what could not be read) of the files of a state."""
+    problems, errors = [], []
+    for name, expected in files.items():
+        path = folder / name
+        try:
+            size = os.stat(path).st_size
+            if size != expected["size"]:
+                problems.append(f"{name}: truncated: {size} bytes instead of {expected['size']}")
+            elif _sha256(path) != expected["sha256"]:
+                problems.append(f"{name}: its content has changed since it was written (wrong SHA-256)")
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            problems.append(f"{name}: missing")
+        except OSError as error:
+            errors.append(_cannot_read(path, error))
+    return problems, errors
+
+
+def _cannot_read(path: Path, error: OSError) -> str:
+    return f"{path}: cannot read it: {error.strerror or error}"
+
+
+def _deep_check(path: Path) -> tuple[list[str], list[str]]:
+    """(damage, what could not be checked) inside one file whose hash matched."""
+    try:
+        if path.suffix == ".safetensors":
+            bad = non_finite(path)
+            return ([f"{path.name}: {bad} holds NaN or infinity"] if bad else []), []
+        if path.suffix in (".bin", ".pt") and path.name.startswith("optimizer"):
+            return _optimizer_check(path)
+    except CheckpointError as error:
+        return [str(error)], []
+    except (OSError, MemoryError) as error:
+        return [], [f"{path.name}: {type(error).__name__}: {error}"]
+    return [], []
+
+
+_BROKEN_INSTALLATION = (
+    *(ImportError, OSError, RuntimeError, MemoryError, SystemError),
+    *(AttributeError, NameError, TypeError, ValueError, SyntaxError),
+)
+"""What importing torch raises where it is missing, damaged, or built for another numpy or CUDA."""
+
+
+def _optimizer_check(path: Path) -> tuple[list[str], list[str]]:
+    """Only what torch reports about the file's content is damage; torch itself may be missing, broken or out of memory."""
+    import pickle
+
+    try:
+        import torch
+    except _BROKEN_INSTALLATION as error:
+        return [], [f"{path.name}: torch cannot be imported: {type(error).__name__}: {_first_line(error)}"]
+    try:
+        torch.load(path, map_location="cpu", weights_only=True, mmap=_mappable(path))
+    except (ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        return [f"{path.name}: does not load: {_first_line(error)}"], []
+    except RuntimeError as error:
+        text = _first_line(error)
+        if (
+            "alloc" in text or "memory" in text
+        ):  # "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory (12)"
+            return [], [f"{path.name}: out of memory: {text}"]
+        return [f"{path.name}: does not load: {text}"], []
+    return [], []
+
+
+def _mappable(path: Path) -> bool:
+    """torch maps only files in its zip format, and then needs no memory for their tensors."""
+    with open(path, "rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def non_finite(path: str | os.PathLike[str]) -> str | None:
     """The first tensor of a safetensors file that holds NaN or infinity, or None.
 
-    Format: an 8-byte little-endian header length, a JSON header, the data (github.com/huggingface/safetensors).
-    Raises CheckpointError when the file is not that.
+    Raises CheckpointError when the file is not a complete safetensors file, OSError when it cannot be read.
     """
-    path = Path(path)
-    size = path.stat().st_size
     with open(path, "rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > size - 8:
-            raise CheckpointError(f"{path}: not a safetensors file, or truncated")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
-            raise CheckpointError(f"{path}: its header does not parse: {error}") from error
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            file.seek(8 + length + begin)
-            data = file.read(end - begin)
-            if len(data) != end - begin:
-                raise CheckpointError(f"{path}: {name} is truncated")
-            if entry["dtype"] in _FLOATS and _holds_non_finite(data, *_FLOATS[entry["dtype"]]):
-                return name
+        start, tensors = _read_header(file, Path(path))
+        for tensor in tensors:
+            if tensor.dtype in _FLOATS:
+                file.seek(start + tensor.begin)
+                if _holds_non_finite(file.read(tensor.end - tensor.begin), *_FLOATS[tensor.dtype]):
+                    return tensor.name
     return None
 
 
-# A float is NaN or infinity when all bits of its exponent are set. They stand in its last byte and the upper bits of the one
-# before: type -> (its bytes, last bytes that qualify, mask of the byte before). Integers and float8 hold none.
-# In plain Python, because a restart waits for this answer, and importing numpy takes longer than looking.
+def verify_lora(path: str | os.PathLike[str]) -> VerifyResult:
+    """Is `path` a complete safetensors file with finite numbers? Never raises OSError: see `error` of the result."""
+    path = Path(path)
+    try:
+        bad = non_finite(path)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return VerifyResult((f"{path}: no such file",))
+    except CheckpointError as error:
+        return VerifyResult((str(error),))
+    except OSError as error:
+        return VerifyResult(error=_cannot_read(path, error))
+    except MemoryError:
+        return VerifyResult(error=f"{path}: not enough memory to read it")
+    return VerifyResult((f"{path.name}: {bad} holds NaN or infinity",) if bad else ())
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    name: str
+    dtype: str
+    begin: int  # bytes, from the start of the data
+    end: int
+
+
+def _read_header(file: BinaryIO, path: Path) -> tuple[int, list[_Tensor]]:
+    """(where the data starts, the tensors in the order of their data) of a safetensors file. Raises CheckpointError.
+
+    Format (github.com/huggingface/safetensors): an 8-byte little-endian header length, a JSON header, the data. The tensors
+    must cover the data without a gap and to its last byte, so that a truncated or padded file is found here.
+    """
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(8)
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+    if length > size - 8:
+        raise CheckpointError(f"{path}: truncated, or not a safetensors file")
+    try:
+        header = json.loads(file.read(length))
+        tensors = [
+            _Tensor(name, str(entry["dtype"]), *map(int, entry["data_offsets"]))
+            for name, entry in header.items()
+            if name != "__metadata__"
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: its safetensors header is damaged: {type(error).__name__}: {error}") from error
+    if not tensors:
+        raise CheckpointError(f"{path}: it holds no tensors")
+    at = 0
+    for tensor in sorted(tensors, key=lambda t: (t.begin, t.end)):
+        if tensor.begin != at or tensor.end < at:
+            raise CheckpointError(f"{path}: {tensor.name} is not where the tensor before it ends")
+        at = tensor.end
+    if at != size - 8 - length:
+        raise CheckpointError(
+            f"{path}: {size - 8 - length} bytes of data where its header names {at}: truncated or damaged"
+        )
+    return 8 + length, tensors
+
+
+# A float is NaN or infinity when all bits of its exponent are set. They are in its last byte and the upper bits of the
+# byte before: type -> (bytes of a number, last bytes that qualify, mask of the byte before).
+# In plain Python, because a restart waits for this result, and importing numpy takes longer than this search.
 _FLOATS = {
     "F64": (8, b"\x7f\xff", 0xF0),
     "F32": (4, b"\x7f\xff", 0x80),
@@ -222,52 +385,95 @@ _FLOATS = {
 
 def _holds_non_finite(data: bytes, width: int, last: bytes, mask: int) -> bool:
     ends = data[width - 1 :: width]
-    if not any(byte in ends for byte in last):  # nearly always: a number of this size is no weight
+    if not any(byte in ends for byte in last):  # nearly always: no weight is that large
         return False
     return any(end in last and byte & mask == mask for end, byte in zip(ends, data[width - 2 :: width], strict=True))
 
 
-def states(output_dir: str | os.PathLike, name: str | None = None) -> list[Path]:
-    """State folders of a run (of LoRA `name`), newest first by the guard's step; those without a guard come last."""
+def states(output_dir: str | os.PathLike[str], name: str | None = None) -> list[Path]:
+    """State folders of a run (of LoRA `name`), newest first by the guard's step; those without a readable guard come last.
+
+    The trainer may rename or delete states meanwhile: one that vanishes is left out, one that cannot be read is listed. [] where
+    `output_dir` does not exist. Raises OSError where it cannot be listed, because then [] would mean "no checkpoint".
+    """
+    try:
+        names = os.listdir(output_dir)
+    except FileNotFoundError:
+        return []
     found = []
-    for path in Path(output_dir).glob("*-state"):
-        match = _STATE.match(path.name)
-        if match and path.is_dir() and not path.name.startswith(".") and (name is None or match["name"] == name):
+    for entry in names:
+        match = _STATE.match(entry)
+        if not match or entry.startswith(".") or name not in (None, match["name"]):
+            continue
+        path = Path(output_dir) / entry
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            found.append((-1, 0.0, path))
+            continue
+        if stat.S_ISDIR(status.st_mode):
             guard = guard_of(path)
-            found.append((guard["step"] if guard else -1, path.stat().st_mtime, path))
+            found.append((guard["step"] if guard else -1, status.st_mtime, path))
     return [path for *_, path in sorted(found, key=lambda f: f[:2], reverse=True)]
 
 
-def newest_valid(output_dir: str | os.PathLike, name: str | None = None, deep: bool = False) -> Path | None:
-    """The newest state that verifies, or None."""
-    return next((path for path in states(output_dir, name) if not problems(path, deep)), None)
+def newest_valid(output_dir: str | os.PathLike[str], name: str | None = None, deep: bool = False) -> Path | None:
+    """The newest state that verifies, or None. Raises OSError as `states` does."""
+    return next((path for path in states(output_dir, name) if verify(path, deep).usable), None)
 
 
-def set_aside(path: str | os.PathLike, reason: str) -> Path:
-    """Rename a bad state or cache file to `….bad` (`….bad-2`, …) with its reason beside it; returns the new path."""
+def set_aside(path: str | os.PathLike[str], reason: str) -> Path:
+    """Rename a bad state or cache file to `….bad` (`….bad-2`, …) and write its reason beside it; returns the new path.
+
+    Raises OSError where it cannot be renamed (FileNotFoundError: it vanished). The reason is left out where the disk is full.
+    """
     path = Path(path)
     number = 1
-    while (aside := path.with_name(path.name + (".bad" if number == 1 else f".bad-{number}"))).exists():
+    while _exists(aside := path.with_name(path.name + (".bad" if number == 1 else f".bad-{number}"))):
         number += 1
     os.replace(path, aside)
-    atomic_write(aside.with_name(aside.name + ".reason.txt"), reason + "\n")
+    with contextlib.suppress(OSError):
+        atomic_write(aside.with_name(aside.name + ".reason.txt"), reason + "\n")
     return aside
 
 
-def retire(folder: str | os.PathLike) -> bool:
-    """Delete an old state, but only while another one of the same LoRA verifies on the disk; False: none does, so it stays.
+def retire(folder: str | os.PathLike[str]) -> bool:
+    """Delete an old state if another state of the same LoRA verifies; False: none does, so it is kept.
 
-    The one way in which states are deleted, whoever decides that one is old. One without a guard file counts for nothing
-    and goes. It is renamed first, so that what a kill leaves of it never stands under its own name.
+    All states are deleted by this function, whoever decides that one is old. A state without a guard file is deleted at
+    once: nobody resumes from it. It is renamed first, so that a kill leaves no half state under its name.
+
+    Raises OSError where a disk does not read or write; the state then keeps its name, or `sweep` removes the rest of it.
     """
     folder = Path(folder)
     match = _STATE.match(folder.name)
-    others = [path for path in states(folder.parent, match and match["name"]) if path.name != folder.name]
-    if guard_of(folder) and not any(not problems(path) for path in others):
-        return False
+    try:
+        guarded = _parse_guard((folder / GUARD).read_bytes()) is not None
+    except (FileNotFoundError, NotADirectoryError):
+        guarded = False
+    if guarded:
+        others = [path for path in states(folder.parent, match and match["name"]) if path.name != folder.name]
+        if not any(verify(path).usable for path in others):
+            return False
     gone = folder.with_name(f".{folder.name}.{os.getpid()}.gone")
-    os.replace(folder, gone)
+    try:
+        os.replace(folder, gone)
+    except FileNotFoundError:
+        return True  # another process deleted it
     shutil.rmtree(gone)
+    return True
+
+
+def _exists(path: Path) -> bool:
+    """Is there anything at `path`? True where that cannot be found out."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
     return True
 
 
@@ -277,46 +483,68 @@ _LEFT = re.compile(
 )
 
 
-def sweep(output_dir: str | os.PathLike, name: str | None = None) -> list[Path]:
-    """Remove what killed writers of states, LoRAs and samples (of LoRA `name`) left. For the one trainer of a run.
+def sweep(output_dir: str | os.PathLike[str], name: str | None = None) -> list[Path]:
+    """Remove what killed writers of states, LoRAs and samples (of LoRA `name`) left. Returns what was removed.
 
-    A state that is whole and has lost its name (the kill came between the two renames that replace a state) gets it back.
-    Only those: others write into the same folder (the monitor its status, the page a picture), and a file taken from under
-    a writer's hands is an error there. What another sweep has removed meanwhile is no error here. Returns what was removed.
+    For the one trainer of a run. A complete state that lost its name (the kill came between the two renames that replace a
+    state) gets it back. Other files are left alone, because other processes write into the same folder. So is what cannot be
+    removed or judged (a disk that went read-only): it is not in the result, and the next sweep tries again. Never raises OSError.
     """
-    found = [(path, _LEFT.match(path.name)) for path in Path(output_dir).glob(".*")]
-    left = [(path, match) for path, match in found if match and name in (None, match["name"])]
-    for path, match in sorted(
-        left, key=lambda entry: entry[1]["state"] == "old"
-    ):  # where both are whole the new one counts
+    try:
+        names = os.listdir(output_dir)
+    except OSError:
+        return []
+    left = [
+        (Path(output_dir) / entry, match)
+        for entry in names
+        if (match := _LEFT.match(entry)) and name in (None, match["name"])
+    ]
+    # Where both the old and the new state are complete, the new one counts.
+    for path, match in sorted(left, key=lambda entry: entry[1]["state"] == "old"):
         final = path.with_name(path.name[1:].rsplit(".", 2)[0])
-        if match["state"] in ("tmp", "old") and not final.exists() and not problems(path):
-            os.replace(path, final)
-        elif path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    return [path for path, _ in left if not path.exists()]
+        with contextlib.suppress(OSError):
+            if match["state"] in ("tmp", "old") and not _exists(final):
+                result = verify(path)
+                if result.usable:
+                    os.replace(path, final)
+                if not result.problems:
+                    continue  # it has its name, or nothing is known about it
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+    return [path for path, _ in left if not _exists(path)]
+
+
+EXIT_BAD, EXIT_CANNOT_VERIFY = 1, 3
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`verify FOLDER [--deep] [--json]`: exit 0 when the state verifies, 1 with what is wrong on standard error."""
-    parser = argparse.ArgumentParser(prog="python -m guards.checkpoint", description="Verify a state folder.")
-    parser.add_argument("command", choices=["verify"])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--deep", action="store_true", help="finite weights, an optimizer that loads")
-    parser.add_argument("--json", action="store_true")
+    """Exit code 0: it can be used, 1: it is bad, 3: it cannot be verified. The reasons go to standard error."""
+    import argparse  # not in the monitor, which imports this file, too
+
+    parser = argparse.ArgumentParser(prog="python -m guards.checkpoint", description="Verify a state or a LoRA file.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    state = commands.add_parser("verify", help="compare a state folder with its guard file")
+    state.add_argument("path", type=Path, metavar="FOLDER")
+    state.add_argument("--deep", action="store_true", help="check for finite weights and an optimizer that loads, too")
+    lora = commands.add_parser("verify-lora", help="check that a safetensors file is complete and finite")
+    lora.add_argument("path", type=Path, metavar="FILE")
+    for command in (state, lora):
+        command.add_argument("--json", action="store_true", help="print the result as JSON")
     arguments = parser.parse_args(argv)
-    try:
-        found = problems(arguments.folder, arguments.deep)
-    except CheckpointError as error:
-        found = [str(error)]
-    guard = guard_of(arguments.folder) or {}
-    for line in found:
-        print(line, file=sys.stderr)
+    is_state = arguments.command == "verify"
+    result = verify(arguments.path, arguments.deep) if is_state else verify_lora(arguments.path)
+    for line in (*result.problems, *result.unchecked, result.error):
+        if line:
+            print(line, file=sys.stderr)
     if arguments.json:
-        print(json.dumps({"folder": str(arguments.folder), "step": guard.get("step"), "problems": found}))
-    return 1 if found else 0
+        guard = (guard_of(arguments.path) if is_state else None) or {}
+        answer = {"path": str(arguments.path), "step": guard.get("step"), "usable": result.usable, **asdict(result)}
+        print(json.dumps(answer))
+    if result.problems:
+        return EXIT_BAD
+    return EXIT_CANNOT_VERIFY if result.error else 0
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
-"""A process that has failed leaves, and can say where it stood.
+"""A process that failed exits, and can report the stack of every thread.
 
-Decision: an uncaught error ends the process with `os._exit` once it has been printed. The interpreter's own exit joins
-every pool thread and every loader worker, and a stuck one is joined for ever (sd-scripts, measured: a traceback on the
-screen and the process alive all night). Stacks come from faulthandler on a signal: its handler is C code that runs while
-the GIL is held elsewhere, when no Python handler would.
+Decision: once an uncaught error is printed, `os._exit` ends the process. The interpreter's own exit joins every pool
+thread and every loader worker, and joins a stuck one for ever (measured with sd-scripts: a traceback on the screen, and
+the process still alive the next morning). Stacks come from faulthandler on a signal: its handler is C code, which runs
+while other code holds the GIL. A Python handler does not.
 
-A machine that goes down sends SIGTERM to everything at once (systemd to a whole cgroup, Slurm to a whole step), so the
-training cannot leave it to the monitor: a watched one takes the signal itself as the wish for a state at the next step
-boundary. Where there is nothing to save, or at the second signal, it ends as any process does.
+A machine that shuts down sends SIGTERM to all processes at once (systemd to the cgroup, Slurm to the job step), so the
+training cannot rely on the monitor. A watched training process treats the first SIGTERM as a request to save a state at
+the next step boundary. At the second one, or where no step is complete, it dies as any process does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import logging
 import os
 import signal
 import sys
@@ -22,73 +21,89 @@ import threading
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import IO, NoReturn
 
+from guards import limits
 from guards.heartbeat import Heartbeat
 
 EXIT_FAILED = 1
 EXIT_STOPPED = 3
 EXIT_DEADLINE = 75  # EX_TEMPFAIL of sysexits.h: try again
+BACKSTOP_SIGNAL = getattr(signal, "SIGVTALRM", 0)
+"""Kills a process whose deadline passed while C code held the GIL (guards/deadline.py). 0: this platform has none."""
 
-_stacks_file = None  # faulthandler keeps the descriptor, so the file object must live as long as the process
+_stacks_file: IO[str] | None = None  # faulthandler keeps its descriptor, so the object lives as long as the process
 
 
-def stacks_path(folder: str | os.PathLike, pid: int) -> Path:
-    """Where process `pid` writes its stacks. The file exists once its handler is registered, not before."""
+def stacks_path(folder: str | os.PathLike[str], pid: int) -> Path:
+    """The file that process `pid` writes its stacks to. It exists once the signal handler is registered."""
     return Path(folder) / f"stacks-{pid}.txt"
 
 
-def enable_stacks(folder: str | os.PathLike | None = None) -> Path | None:
-    """Write every thread's stack to a file on SIGUSR2, and on a fatal signal.
+def enable_stacks(folder: str | os.PathLike[str] | None = None) -> Path | None:
+    """Write the stack of every thread on SIGUSR2, on BACKSTOP_SIGNAL and on a fatal signal; returns the file (mode 0600).
 
-    folder: default `$HANGPROOF_HEARTBEAT`; without one, or without SIGUSR2 (Windows), only fatal signals are handled.
-    Safe to call again: after a fork the child gets its own file.
+    folder: default `$HANGPROOF_HEARTBEAT`. Without one, fatal signals and BACKSTOP_SIGNAL write to standard error and
+    SIGUSR2 is not handled. May be called again: after a fork the child gets its own file. Raises OSError.
     """
     global _stacks_file
     folder = folder or os.environ.get("HANGPROOF_HEARTBEAT")
     if not folder:
         faulthandler.enable()
+        if BACKSTOP_SIGNAL and sys.__stderr__ is not None:
+            faulthandler.register(BACKSTOP_SIGNAL, file=sys.__stderr__, all_threads=True, chain=True)
         return None
     path = stacks_path(folder, os.getpid())
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - see _stacks_file
+    file = open(path, "a", encoding="utf-8", opener=_private)  # noqa: SIM115 - see _stacks_file
     faulthandler.enable(file=file)
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
+    if BACKSTOP_SIGNAL:
+        faulthandler.register(BACKSTOP_SIGNAL, file=file, all_threads=True, chain=True)
     _stacks_file = file
     return path
 
 
-def leave(code: int, grace_s: float = 5.0) -> None:
-    """Flush what can be flushed within `grace_s` seconds and end this process now with `code`, whatever still runs."""
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def exit_now(code: int, grace_s: float | None = None) -> NoReturn:
+    """Flush the log and the output within `grace_s` (default: the limit `flush_s`), then end this process with `code`.
+
+    Threads, workers and exit handlers that still run do not delay it.
+    """
     flushed = threading.Event()
 
     def flush() -> None:
         try:
-            logging.shutdown()
+            if "logging" in sys.modules:  # not in the monitor, which imports this file, too
+                sys.modules["logging"].shutdown()
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
                     stream.flush()
-        except (OSError, ValueError):  # a closed or full stream: nothing more can be said on it
+        except (OSError, ValueError):  # the stream is closed, or its disk is full: there is nowhere to report it
             pass
         flushed.set()
 
     threading.Thread(target=flush, name="hangproof-flush", daemon=True).start()
-    flushed.wait(grace_s)
+    flushed.wait(limits.seconds("flush_s") if grace_s is None else grace_s)
     os._exit(code)
 
 
-def leave_within(seconds: float, code: int) -> None:
-    """This process ends with `code` in so many seconds at the latest, even if its last words block on a full pipe."""
-    watch = threading.Timer(seconds, os._exit, (code,))
-    watch.daemon = True
-    watch.start()
+def exit_within(seconds: float, code: int) -> None:
+    """This process exits with `code` in `seconds` at the latest, even if what it still writes blocks on a full pipe."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
-def install(heartbeat: Heartbeat | None = None, grace_s: float = 5.0) -> None:
-    """Stacks on a signal, and an end for a process whose main thread died of an uncaught error.
+def install(heartbeat: Heartbeat | None = None, grace_s: float | None = None) -> None:
+    """Write stacks on a signal, and exit after an uncaught error on the main thread. Raises OSError.
 
-    The error is printed as ever, the heartbeat gets its last words, and the process ends with code 1 within `grace_s`
-    seconds even when another thread is stuck. SystemExit is left alone.
+    The error is printed as usual and recorded in the heartbeat. Then the process exits with code 1 within `grace_s`
+    (default: the limit `flush_s`), even when another thread is stuck. SystemExit is not changed.
     """
     enable_stacks()
     if hasattr(os, "register_at_fork"):
@@ -98,27 +113,26 @@ def install(heartbeat: Heartbeat | None = None, grace_s: float = 5.0) -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        forget_children()
+        ignore_child_deaths()
         previous(kind, error, trace)
         code = 130 if issubclass(kind, KeyboardInterrupt) else EXIT_FAILED
         if heartbeat is not None:
-            last = "".join(traceback.format_exception_only(kind, error)).strip()
-            heartbeat.end("failed", last)
-        leave(code, grace_s)
+            heartbeat.end("failed", "".join(traceback.format_exception_only(kind, error)).strip())
+        exit_now(code, grace_s)
 
     sys.excepthook = hook
 
 
-def forget_children() -> None:
-    """From now on a child's death raises nothing here; for a process that ends anyway.
+def ignore_child_deaths() -> None:
+    """From now on the death of a child process raises nothing here. For a process that is about to exit.
 
-    torch's handler for dead loader workers raises wherever the main thread stands: while a traceback is printed, that loses
-    the traceback (measured: 8 of 300 runs whose worker was killed).
+    torch's SIGCHLD handler raises for a dead loader worker wherever the main thread is. Raised while a traceback is printed,
+    it replaces that traceback (measured: in 8 of 300 runs whose worker was killed).
     """
     if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         return
     while signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL:
-        with contextlib.suppress(RuntimeError):  # it raises once more where its signal has come already
+        with contextlib.suppress(RuntimeError):  # a signal that is pending raises once more
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
@@ -129,36 +143,37 @@ def _save_at_term(heartbeat: Heartbeat) -> None:
     if not hasattr(signal, "SIGHUP") or not in_main():
         return  # Windows has neither; Python handlers belong to the main thread
 
+    first, owner = True, os.getpid()
+
     def term(number: int, _: object) -> None:
         nonlocal first
-        if first and os.getpid() == owner and heartbeat.sent_term():
+        if first and os.getpid() == owner and heartbeat.request_stop():
             first = False
-            # The loader's workers have had the signal too: torch's handler would raise for them in the middle of the step.
-            forget_children()
+            # The loader's workers got the signal too, and torch's handler would raise for them in the middle of the step.
+            ignore_child_deaths()
             os.write(2, b"hangproof: SIGTERM: saving a state at the next step boundary\n")  # print is not reentrant
             return
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    def aside() -> None:
-        # Python forgets a signal that reaches a child while it is being forked; who sent it would wait for ever.
+    def default() -> None:
+        # Python loses a signal that reaches a child during the fork, and its sender would wait for ever.
         if in_main() and signal.getsignal(signal.SIGTERM) is term:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def back() -> None:
+    def restore() -> None:
         if in_main() and first and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, term)
 
-    first, owner = True, os.getpid()
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, term)
-        os.register_at_fork(before=aside, after_in_parent=back)
+        os.register_at_fork(before=default, after_in_parent=restore)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent along when a session ends; the monitor decides
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when a terminal closes; the monitor decides
 
 
 def _enable_in_child() -> None:
     try:
         enable_stacks()
-    except OSError as error:  # the folder is gone: the child still works, only without a file for its stacks
-        print(f"hangproof: no file for this worker's stacks: {error}", file=sys.stderr)
+    except OSError as error:  # the folder is gone: the child works without a file for its stacks
+        print(f"hangproof: cannot write the stacks of this worker: {error}", file=sys.stderr)

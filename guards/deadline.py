@@ -1,146 +1,325 @@
-"""Every wait has an end: a deadline that names what it waited for and ends the process.
+"""Every wait has a limit: a deadline that names what the process waits for, and kills the process when it expires.
 
-Decision: expiry ends the process with `os._exit(75)`, it does not raise. The wait it guards sits in C code (a queue, a
-socket, a CUDA call), where no exception can reach it; and an error raised beside it would be followed by an interpreter
-exit that joins the stuck thread for ever. The monitor restarts the run from its last checkpoint.
+Decision: an expired deadline kills the process with `os._exit(75)`; it does not raise. The guarded wait sits in C code (a
+queue, a socket, a CUDA call), where no exception reaches it, and an error raised on another thread is followed by an
+interpreter exit that joins the stuck thread for ever. The monitor restarts the run from its last checkpoint.
 
-One daemon thread serves all deadlines of a process. Where a wait can be given up alone, `call` raises
-the builtin TimeoutError instead: builtin, because an exception class that a parent process cannot unpickle hangs it.
+One daemon thread serves all deadlines of a process. It needs the GIL, and C code that holds the GIL stops it. So there is a
+backstop that does not need the GIL: `gil_grace_s` after the earliest open deadline a kernel timer kills the process with
+SIGVTALRM, and faulthandler's C handler writes the stacks first (crash.enable_stacks). A deadline that was met must not kill
+a process that then holds the GIL for long, or is suspended with Ctrl-Z. To set and clear the timer with each deadline costs
+two system calls, more than the rest of it. So the timer stays set, and what it does is decided when it fires: the C library
+calls `system` with a command in this process's memory, and that command is a comment while no deadline is open. A deadline
+writes one byte; a system call moves the timer only where it would fire too early, or more than a quarter of the grace late.
+
+The alternative, `faulthandler.dump_traceback_later`, starts and joins a thread each time (12 us). It is used on Windows, where
+there is no such timer. macOS has neither a timer of this kind nor a safe fork with that thread: no backstop there.
+
+Where a wait can be abandoned, `call` raises the builtin TimeoutError instead. Builtin, because an exception class that a
+parent process cannot unpickle makes the parent hang.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import faulthandler
-import heapq
-import itertools
+import math
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
-from guards import crash
+from guards import crash, limits
 from guards.heartbeat import Heartbeat
 
 T = TypeVar("T")
 
-LAST_WORDS_S = 5.0
-"""What saying why may take: standard error may be a pipe that nobody reads any more."""
 _heartbeat: Heartbeat | None = None
+_backstop_on = False
 
 
-def use_heartbeat(heartbeat: Heartbeat | None) -> None:
-    """Give deadlines a place for their last words."""
-    global _heartbeat
+def install(heartbeat: Heartbeat | None) -> None:
+    """From now on an expired deadline writes its message to `heartbeat` (None: nowhere), and the GIL backstop is on.
+
+    For a process of its own, after `crash.install`. Without this call deadlines work, without message and backstop.
+    """
+    global _heartbeat, _backstop_on, _watch
     _heartbeat = heartbeat
+    if not _backstop_on:
+        _backstop_on = True
+        _watch = None  # a watch that was made before has no backstop; its thread still serves its own deadlines
 
 
 def expire(seconds: float, what: str) -> None:
-    """Say what was waited for, write every thread's stack, end the process with code 75."""
-    crash.leave_within(LAST_WORDS_S, crash.EXIT_DEADLINE)
+    """Report what the process waited for, write the stack of every thread, kill the process with exit code 75."""
+    # Standard error may be a full pipe that nobody reads: the report has a limit, too.
+    crash.exit_within(limits.seconds("expire_s"), crash.EXIT_DEADLINE)
     message = f"waited {seconds:g} s for {what}"
     if _heartbeat is not None:
         _heartbeat.end("deadline", message)
-    sys.stderr.write(f"\nhangproof: {message}; ending this process so that the run can go on\n")
+    sys.stderr.write(f"\nhangproof: {message}. The process exits so that the run can restart.\n")
     sys.stderr.flush()
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
-    crash.leave(crash.EXIT_DEADLINE)
+    crash.exit_now(crash.EXIT_DEADLINE)
+
+
+class _Timer(Protocol):
+    def open(self, at_s: float) -> None:
+        """The earliest open deadline expires at `at_s` (time.monotonic()): kill this process `gil_grace_s` later."""
+
+    def close(self) -> None:
+        """No deadline is open: kill nobody."""
+
+    def idle(self) -> None:
+        """No deadline has been open for a while. Called now and then, after `close`."""
+
+
+class _SigEvent(ctypes.Structure):
+    """struct sigevent of Linux, 64 bytes."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("rest", ctypes.c_char * (64 - 8 - 2 * ctypes.sizeof(ctypes.c_void_p))),
+    )
+
+
+class _TimerSpec(ctypes.Structure):
+    """struct itimerspec: interval, then value."""
+
+    _fields_ = tuple((name, ctypes.c_long) for name in ("interval_s", "interval_ns", "value_s", "value_ns"))
+
+
+class _KernelTimer:
+    """A POSIX timer on CLOCK_MONOTONIC. Not inherited by a forked child, so each process makes its own."""
+
+    _MONOTONIC = 1  # linux/time.h
+    _ABSOLUTE = 1  # TIMER_ABSTIME
+    _THREAD = 2  # SIGEV_THREAD: the C library calls `function(value)` on a thread of its own
+
+    def __init__(self) -> None:
+        """Raises OSError or AttributeError where the C library has no such timer."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            self._library, _ = libc, libc.timer_settime
+        except AttributeError:  # glibc before 2.34
+            self._library = ctypes.CDLL("librt.so.1", use_errno=True)
+        self._library.timer_settime.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        self._system = ctypes.cast(libc.system, ctypes.c_void_p)
+        self._grace_s = limits.seconds("gil_grace_s")
+        self._late_s = self._grace_s / 4
+        self._fires_s = math.inf  # inf: it is not set
+        self._from_s = self._to_s = math.inf  # a deadline that expires between these two needs no other time
+        self._kept: list[object] = []  # the C library may still read the command of a timer that fired
+        self._create()
+
+    def _create(self) -> None:
+        self._command = bytearray(f"#kill -s {signal.Signals(crash.BACKSTOP_SIGNAL).name[3:]} {os.getpid()}\0".encode())
+        in_memory = (ctypes.c_char * len(self._command)).from_buffer(self._command)
+        self._kept.append(in_memory)
+        self._id = ctypes.c_void_p()
+        event = _SigEvent(value=ctypes.addressof(in_memory), notify=self._THREAD, function=self._system)
+        if self._library.timer_create(self._MONOTONIC, ctypes.byref(event), ctypes.byref(self._id)):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    def open(self, at_s: float) -> None:
+        if not self._from_s <= at_s <= self._to_s:
+            self._from_s, self._to_s = at_s, at_s + self._late_s
+            self._set(self._to_s + self._grace_s)
+        self._command[0] = 32  # a space; this runs with every deadline, so it is short
+
+    def close(self) -> None:
+        self._command[0] = 35  # "#"
+
+    def idle(self) -> None:
+        self._from_s = self._to_s = math.inf
+        self._set(math.inf)
+
+    def _set(self, at_s: float) -> None:
+        before_s, self._fires_s = self._fires_s, at_s
+        self._settime(at_s)
+        if time.monotonic() >= before_s:
+            # It may have fired just before, as after Ctrl-Z and fg: its thread must not find the next deadline's command.
+            self.close()
+            self._library.timer_delete(self._id)
+            with contextlib.suppress(OSError):  # the next deadline tries again
+                self._create()
+            self._settime(at_s)
+
+    def _settime(self, at_s: float) -> None:
+        if not self._id:
+            self._from_s = self._to_s = math.inf
+            return
+        spec = _TimerSpec()  # all zero: never
+        if at_s != math.inf:
+            spec.value_s, spec.value_ns = int(at_s), int(at_s % 1 * 1e9)
+        self._library.timer_settime(self._id, self._ABSOLUTE, ctypes.byref(spec), None)
+
+
+class _FaulthandlerTimer:
+    """faulthandler's thread, which does not need the GIL. Not safe in a child that is forked while it is set."""
+
+    def __init__(self) -> None:
+        self._grace_s = limits.seconds("gil_grace_s")
+        self._at_s: float | None = None
+
+    def open(self, at_s: float) -> None:
+        if at_s != self._at_s:
+            self._at_s = at_s
+            faulthandler.dump_traceback_later(max(at_s + self._grace_s - time.monotonic(), 0.001), exit=True)
+
+    def close(self) -> None:
+        self._at_s = None
+        faulthandler.cancel_dump_traceback_later()
+
+    def idle(self) -> None:
+        pass
+
+
+def _make_timer() -> _Timer | None:
+    if not _backstop_on:
+        return None
+    if sys.platform == "linux":
+        try:
+            return _KernelTimer()
+        except (OSError, AttributeError) as error:
+            sys.stderr.write(f"hangproof: no timer for the GIL backstop: {error}\n")
+            return None
+    return None if hasattr(os, "fork") else _FaulthandlerTimer()
 
 
 class _Watch:
-    """The thread that waits for the earliest deadline. Made anew in a forked child, where threads do not survive."""
+    """The thread that waits for the earliest deadline. A forked child makes its own, because threads do not survive."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.due: list[tuple[float, int, Deadline]] = []
-        self.changed = threading.Condition()
+        self.open: dict[Deadline, float] = {}  # -> when it expires
+        self.lock = threading.RLock()  # a signal handler may enter a deadline while its thread holds it
+        self.changed = threading.Condition(self.lock)
         self.thread: threading.Thread | None = None
+        self.wakes_s = math.inf  # when the thread looks again by itself
+        self.timer = _make_timer()
+        self.forks = _forks  # a child that is forked has a copy that nobody serves
 
-    def add(self, deadline: Deadline) -> None:
-        with self.changed:
-            heapq.heappush(self.due, (deadline.at, next(_order), deadline))
-            if self.thread is None:
-                self.thread = threading.Thread(target=self.run, name="hangproof-deadline", daemon=True)
-                self.thread.start()
-            elif self.due[0][2] is deadline:
+    def add(self, deadline: Deadline, at: float) -> None:
+        with self.lock:
+            self.open[deadline] = at
+            if self.timer is not None:
+                self.timer.open(min(self.open.values()) if len(self.open) > 1 else at)
+            if at < self.wakes_s:
+                self.wakes_s = at
                 self.changed.notify()
+                if self.thread is None:
+                    self.thread = threading.Thread(target=self.run, name="hangproof-deadline", daemon=True)
+                    self.thread.start()
+
+    def remove(self, deadline: Deadline) -> None:
+        with self.lock:
+            if self.open.pop(deadline, None) is not None and self.timer is not None:
+                if self.open:
+                    self.timer.open(min(self.open.values()))
+                else:
+                    self.timer.close()
 
     def run(self) -> None:
         while True:
             with self.changed:
-                while self.due and self.due[0][2].at != self.due[0][0]:
-                    heapq.heappop(self.due)  # left or moved: its live entry, if any, stands elsewhere in the heap
-                wait_s = self.due[0][0] - time.monotonic() if self.due else None
-                if wait_s is None or wait_s > 0:
-                    self.changed.wait(wait_s)
+                deadline = min(self.open, key=self.open.__getitem__, default=None)
+                now_s = time.monotonic()
+                if deadline is not None:
+                    self.wakes_s = self.open[deadline]
+                elif now_s >= self.wakes_s:  # not at once: the next deadline would have to wake this thread
+                    self.wakes_s = math.inf
+                    if self.timer is not None:
+                        self.timer.idle()
+                if deadline is None or now_s < self.wakes_s:
+                    self.changed.wait(None if self.wakes_s == math.inf else self.wakes_s - now_s)
                     continue
-                deadline = heapq.heappop(self.due)[2]
             deadline.action(deadline.seconds, deadline.what)
-            deadline.at = None
+            self.remove(deadline)
 
 
-_order = itertools.count()
 _watch: _Watch | None = None
+_forks = 0  # between the first process and this one
 
 
-def _the_watch() -> _Watch:
+def _new_watch() -> _Watch:
     global _watch
-    if _watch is None or _watch.pid != os.getpid():
-        _watch = _Watch()
+    _watch = _Watch()
     return _watch
 
 
-class Deadline:
-    """`with Deadline(30, "the swap of block 7"): …` – leave in time, or the process ends with code 75.
+def _after_fork() -> None:
+    global _watch, _forks
+    _watch, _forks = None, _forks + 1
 
-    seconds: the budget; None or <= 0 means no deadline. what: a noun phrase for people. action: instead of ending the
-    process, a function (seconds, what), run on the watching thread.
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class Deadline:
+    """`with Deadline(30, "the swap of block 7"): …`: the block ends in time, or the process exits with code 75.
+
+    seconds: the limit; None or <= 0 means none. what: a noun phrase for people. action: called on the watching thread with
+    (seconds, what) instead of killing the process.
     """
 
-    def __init__(self, seconds: float | None, what: str, action: Callable[[float, str], Any] | None = None):
+    __slots__ = ("_watch", "action", "seconds", "what")
+
+    def __init__(self, seconds: float | None, what: str, action: Callable[[float, str], object] | None = None):
         self.seconds = seconds if seconds and seconds > 0 else 0.0
         self.what = what
         self.action = action or expire
-        self.at: float | None = None
+        self._watch: _Watch | None = None
 
     def __enter__(self) -> Deadline:
         if self.seconds:
-            self.at = time.monotonic() + self.seconds
-            _the_watch().add(self)
+            self._watch = _watch or _new_watch()
+            self._watch.add(self, time.monotonic() + self.seconds)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.at = None
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None and watch.forks == _forks:  # a child that was forked in the block has no such deadline
+            watch.remove(self)
 
     def extend(self, seconds: float | None = None) -> None:
-        """Progress was made: the budget starts again (`seconds`: a new one)."""
+        """Restart the limit, with `seconds` as the new one if it is not None: there was progress."""
         if seconds is not None:
             self.seconds = seconds
-        if self.at is not None:
-            self.at = time.monotonic() + self.seconds
-            _the_watch().add(self)
+        if self._watch is not None and self._watch.forks == _forks:
+            self._watch.add(self, time.monotonic() + self.seconds)
 
 
-def call(function: Callable[..., T], *args: Any, seconds: float, what: str, **kwargs: Any) -> T:
-    """function(*args, **kwargs) on a daemon thread: its result or its error, or TimeoutError after `seconds`.
+def call(function: Callable[..., T], *args: object, seconds: float, what: str, **kwargs: object) -> T:
+    """The result or the error of function(*args, **kwargs), run on a daemon thread. TimeoutError after `seconds` (0: none).
 
-    The thread of a call that timed out is abandoned (a daemon, so it holds no exit); use it for waits that hold no lock.
+    The thread of a call that timed out is abandoned (a daemon thread, so it does not block the exit). For waits that hold no
+    lock.
     """
-    outcome: list[tuple[bool, Any]] = []
+    if seconds <= 0:
+        return function(*args, **kwargs)
+    outcome: list[T] = []
+    failure: list[BaseException] = []
 
     def run() -> None:
         try:
-            outcome.append((True, function(*args, **kwargs)))
-        except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
-            outcome.append((False, error))
+            outcome.append(function(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller
+            failure.append(error)
 
     thread = threading.Thread(target=run, name=f"hangproof-call {what}", daemon=True)
     thread.start()
     thread.join(seconds)
+    if failure:
+        raise failure[0]
     if not outcome:
         raise TimeoutError(f"waited {seconds:g} s for {what}")
-    good, value = outcome[0]
-    if not good:
-        raise value
-    return value
+    return outcome[0]

@@ -1,12 +1,12 @@
-"""The heartbeat: one memory-mapped record a rank, so that progress can be read from outside without asking.
+"""The heartbeat: one memory-mapped record for each rank, so that other processes can read the progress.
 
-Decision: a file mapped by both sides, not a socket or a queue. A beat is a few memory writes (no system call, no lock,
-nothing that can block), it survives the death of either side, and a reader sees the last words of a killed process. A
-client that asks a server at each step costs hundreds of microseconds; this costs one to two.
+Decision: a file that both sides map, not a socket or a queue. A beat is a few memory writes (no system call, no lock,
+nothing that can block), it outlives either side, and a reader finds the final record of a killed process. A client
+that contacts a server at each step costs hundreds of microseconds; a beat costs one.
 
-The record carries *progress* (steps completed, items done inside a phase), never mere liveness: there is no beating thread.
-Times are `time.monotonic()` seconds, one clock for all processes of a host. A sequence number, odd while a write is under
-way, lets a reader refuse a torn record.
+The record carries *progress* (steps completed, items done in a phase). There is no thread that beats: a tick without a
+changed counter is not progress. Times are `time.monotonic()` seconds, one clock for all processes of a host. A sequence
+number that is odd during a write lets a reader refuse a torn record.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import importlib
 import math
 import mmap
 import os
+import re
 import struct
 import time
 from collections.abc import Callable
@@ -37,7 +38,7 @@ PHASES = (
 OUTCOMES = ("running", "done", "stopped", "failed", "deadline")
 REQUEST_NONE = 0
 REQUEST_STOP = 1
-REQUEST_TERM = 2  # the process's own: it was sent SIGTERM, and does as for REQUEST_STOP
+REQUEST_TERM = 2  # set by the process itself when it got SIGTERM; it acts as for REQUEST_STOP
 
 _MAGIC = 0x48504842  # "HPHB"
 _VERSION = 1
@@ -56,6 +57,7 @@ _AT_SEQUENCE = 8
 _AT_IDENTITY = 16
 _AT_REQUEST = 28
 _AT_BODY = 32
+_BEAT_FIELD = 10  # of _BODY: when the last beat was written
 _AT_NOTE = _AT_BODY + _BODY.size
 _AT_RING = 512
 SIZE = _AT_RING + _RING * _ITEM.size
@@ -65,12 +67,12 @@ _PHASE_INDEX = {name: i for i, name in enumerate(PHASES)}
 
 
 class HeartbeatError(OSError):
-    """A heartbeat record that cannot be read: not there, of another version, or torn for longer than a write can last."""
+    """A heartbeat record that cannot be read: missing, of another version, or torn for longer than a write lasts."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a record said at one moment. Times are `time.monotonic()` seconds of this host; `intervals` are seconds."""
+    """A record at one moment. Times are `time.monotonic()` seconds of this host; `intervals` are seconds."""
 
     rank: int
     world: int
@@ -79,14 +81,14 @@ class Beat:
     phase: str
     outcome: str
     step: int  # global optimizer steps completed, resumed ones included
-    planned: int  # optimizer steps of the whole run, 0 while unknown
+    planned: int  # optimizer steps of the complete run, 0 while unknown
     epoch: int
     done: int  # items done inside the phase
     total: int  # items of the phase, 0 while unknown
     count: int  # optimizer steps completed by this process
     loss: float
     lr: float
-    beat_s: float  # last sign of any kind
+    beat_s: float  # the last beat of any kind
     phase_s: float  # when the phase was entered
     step_s: float  # when the last optimizer step completed, 0.0 before the first
     started_s: float
@@ -94,17 +96,17 @@ class Beat:
     intervals: tuple[float, ...]  # durations of the last steps of this process, oldest first
 
 
-def path_of(folder: str | os.PathLike, rank: int) -> Path:
+def path_of(folder: str | os.PathLike[str], rank: int) -> Path:
     """The record of `rank` in a heartbeat folder."""
     return Path(folder) / f"rank-{rank}.hb"
 
 
 class Heartbeat:
-    """The writer, one for a process. Without a path it keeps its counts and writes nowhere, so callers need no `if`."""
+    """The writer, one for each process. Without a path it counts and writes nowhere, so callers need no `if`."""
 
     def __init__(
         self,
-        path: str | os.PathLike | None,
+        path: str | os.PathLike[str] | None,
         rank: int = 0,
         world: int = 1,
         inject: Callable[[str, int, Heartbeat], None] | None = None,
@@ -128,10 +130,10 @@ class Heartbeat:
 
     @classmethod
     def from_env(cls, rank: int | None = None) -> Heartbeat:
-        """The heartbeat that the environment asks for.
+        """The heartbeat that the environment describes.
 
         `HANGPROOF_HEARTBEAT` names the folder (unset: nothing is written), `RANK` and `WORLD_SIZE` are the launcher's,
-        `HANGPROOF_INJECT` = `module:function` is a fault injector called at every beat (tests and benchmarks only).
+        `HANGPROOF_INJECT` = `module:function` is a fault injector that every beat calls (tests and benchmarks only).
         """
         folder = os.environ.get("HANGPROOF_HEARTBEAT")
         if rank is None:
@@ -148,27 +150,32 @@ class Heartbeat:
         return PHASES[self._phase]
 
     @property
+    def last_beat_s(self) -> float:
+        """When the last beat of any kind was written, in monotonic seconds."""
+        return float(_BODY.unpack_from(self._map, _AT_BODY)[_BEAT_FIELD])
+
+    @property
     def request(self) -> int:
-        """What is asked for: REQUEST_NONE, or REQUEST_STOP (save at the next step boundary, then leave).
+        """REQUEST_NONE, or REQUEST_STOP: save a state at the next step boundary, then exit.
 
-        A reader of the record is told which: REQUEST_STOP by the monitor, REQUEST_TERM by a signal to this process.
+        The record itself tells who requested it: REQUEST_STOP the monitor, REQUEST_TERM a signal to this process.
         """
-        asked = _REQUEST.unpack_from(self._map, _AT_REQUEST)[0]
-        return REQUEST_STOP if asked == REQUEST_TERM else asked
+        request: int = _REQUEST.unpack_from(self._map, _AT_REQUEST)[0]
+        return REQUEST_STOP if request == REQUEST_TERM else request
 
-    def sent_term(self) -> bool:
-        """SIGTERM has come: ask for a stop. False where no step is complete, so that there is nothing to save."""
+    def request_stop(self) -> bool:
+        """Request a stop because of SIGTERM. False where no step is complete: there is nothing to save."""
         if self._count and self.request == REQUEST_NONE:
             _REQUEST.pack_into(self._map, _AT_REQUEST, REQUEST_TERM)
         return self._count > 0
 
     def plan(self, total_steps: int) -> None:
-        """Say how many optimizer steps the whole run has."""
+        """Record how many optimizer steps the run has."""
         self._planned = total_steps
         self._write(time.monotonic())
 
     def phase(self, name: str, total: int = 0, note: str = "") -> None:
-        """Enter a phase of PHASES; `total` is the number of items it has, 0 where unknown. KeyError on another name."""
+        """Enter a phase of PHASES with `total` items (0: unknown). KeyError for any other name."""
         now = time.monotonic()
         self._phase, self._done, self._total = _PHASE_INDEX[name], 0, total
         self._phase_s = now
@@ -179,7 +186,7 @@ class Heartbeat:
             self._inject(name, self._step, self)
 
     def item(self, done: int, note: str | None = None) -> None:
-        """Sub-progress: `done` items of this phase are complete. `note` says which one is next or was last."""
+        """`done` items of this phase are complete. `note` names the next or the last one."""
         self._done = done
         self._write(time.monotonic(), note)
         if self._inject is not None:
@@ -200,10 +207,13 @@ class Heartbeat:
             self._inject("step", step, self)
 
     def end(self, outcome: str, note: str = "") -> None:
-        """Last words: why this process ends, one of OUTCOMES. A launcher may lose the exit code; the record does not."""
+        """Record the outcome, one of OUTCOMES, and its reason. A launcher may lose the exit code; the record is kept.
+
+        "done" is the final beat: only what the limit `exit_grace_s` covers may follow.
+        """
         now = time.monotonic()
         self._outcome = OUTCOMES.index(outcome)
-        if outcome in ("done", "stopped"):  # otherwise the phase it ended in is the evidence
+        if outcome in ("done", "stopped"):  # after a failure the phase it happened in is the evidence
             self._phase, self._phase_s = _PHASE_INDEX["end"], now
         self._write(now, note)
 
@@ -246,18 +256,30 @@ def _fit(note: str) -> bytes:
 
 
 def _create(path: Path) -> mmap.mmap:
-    """A fresh zeroed record, put in place whole: a reader of the old one keeps the old one."""
+    """A new zeroed record at `path`, mode 0600. A reader of the old record keeps the old one.
+
+    Windows does not rename a file that is open or mapped, so the temporary file is closed before the rename and the final
+    one is mapped. Raises OSError.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w+b") as file:
+    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(bytes(SIZE))
-        file.flush()
-        mapped = mmap.mmap(file.fileno(), SIZE)
+    _replace(temporary, path)
+    with open(path, "r+b") as file:
+        return mmap.mmap(file.fileno(), SIZE)
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    for _ in range(50 if os.name == "nt" else 0):  # a reader has the old record open for a moment
+        try:
+            return os.replace(temporary, path)
+        except PermissionError:
+            time.sleep(0.02)
     os.replace(temporary, path)
-    return mapped
 
 
-def read(path: str | os.PathLike) -> Beat:
+def read(path: str | os.PathLike[str]) -> Beat:
     """The record at `path`. HeartbeatError when it is missing, foreign, or torn."""
     try:
         with open(path, "rb") as file:
@@ -272,10 +294,10 @@ def read(path: str | os.PathLike) -> Beat:
                 time.sleep(0.0002)
     except OSError as error:
         raise HeartbeatError(f"{path}: cannot read the heartbeat: {error.strerror or error}") from error
-    raise HeartbeatError(f"{path}: the heartbeat is torn: its process was ended in the middle of a write")
+    raise HeartbeatError(f"{path}: the heartbeat is torn: its process was killed during a write")
 
 
-def _parse(data: bytes, path: str | os.PathLike) -> Beat | None:
+def _parse(data: bytes, path: str | os.PathLike[str]) -> Beat | None:
     if len(data) != SIZE or _STATIC.unpack_from(data, 0) != (_MAGIC, _VERSION):
         raise HeartbeatError(f"{path}: not a heartbeat of this version")
     if _SEQUENCE.unpack_from(data, _AT_SEQUENCE)[0] % 2:
@@ -315,19 +337,23 @@ def _parse(data: bytes, path: str | os.PathLike) -> Beat | None:
     )
 
 
-def read_all(folder: str | os.PathLike) -> list[Beat]:
-    """Every readable record of a heartbeat folder, by rank; [] when there is none yet. Unreadable ones are left out."""
+def read_all(folder: str | os.PathLike[str]) -> list[Beat]:
+    """Every readable record of a heartbeat folder, sorted by rank; [] when there is none. Never raises: unreadable ones are left out."""
     beats = []
-    for path in Path(folder).glob("rank-*.hb"):
+    try:
+        paths = [Path(folder) / name for name in os.listdir(folder) if re.fullmatch(r"rank-\d+\.hb", name)]
+    except OSError:
+        return []
+    for path in paths:
         try:
             beats.append(read(path))
         except HeartbeatError:
-            continue  # a record being replaced, or torn by a kill: the caller judges by what it can read
+            continue  # it is being replaced, or a kill tore it: the caller decides with what is readable
     return sorted(beats, key=lambda b: b.rank)
 
 
-def set_request(path: str | os.PathLike, request: int) -> None:
-    """Ask the process that beats at `path` for something: REQUEST_STOP, or REQUEST_NONE to take it back."""
+def set_request(path: str | os.PathLike[str], request: int) -> None:
+    """Send REQUEST_STOP to the process whose record is `path`, or REQUEST_NONE to withdraw it. Raises OSError."""
     with open(path, "r+b") as file:
         file.seek(_AT_REQUEST)
         file.write(_REQUEST.pack(request))

@@ -1,19 +1,22 @@
-"""Which DataLoader settings cannot hang, as one pure function, and workers that do not outlive their trainer: the
-sd-scripts patch and our own trainer share both.
+"""DataLoader settings that cannot hang, as one pure function, and workers that die with their trainer.
 
-A loader with workers and no timeout waits for ever for a worker that sleeps, so workers imply a timeout. A loader
-without workers refuses persistent workers, prefetch and timeout, so no workers drop all three together. Windows and
-macOS start workers by spawning; there, workers have hung after the first step often enough (kohya-ss/sd-scripts and
-FluxGym issue trackers) that none is the rule.
+The sd-scripts patch and the built-in trainer share both. A loader with workers and no timeout waits for ever for a worker
+that sleeps, so workers imply a timeout. A loader without workers refuses persistent workers, prefetch and a timeout, so
+without workers all three are dropped. Windows and macOS spawn workers, and there they often hung after the first step
+(issue trackers of kohya-ss/sd-scripts and FluxGym), so there are none on these platforms.
 """
 
 from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import multiprocessing.process
 import os
 import signal
 import sys
+import threading
+
+from guards import limits
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -27,7 +30,7 @@ def rules(
     platform: str = sys.platform,
     cuda: bool = False,
 ) -> dict[str, object]:
-    """Keyword arguments for `torch.utils.data.DataLoader` from those asked for. `timeout` in seconds.
+    """Safe keyword arguments for `torch.utils.data.DataLoader`, from the requested ones. `timeout` in seconds.
 
     Returns num_workers, persistent_workers, prefetch_factor (None: torch's default), timeout, pin_memory.
     Raises ValueError for a negative number.
@@ -39,7 +42,7 @@ def rules(
     if num_workers == 0:
         persistent_workers, prefetch_factor, timeout = False, None, 0.0
     elif timeout == 0:
-        timeout = 60.0
+        timeout = limits.TABLE["dataloader_timeout_s"].default_s
     return {
         "num_workers": num_workers,
         "persistent_workers": persistent_workers,
@@ -50,14 +53,26 @@ def rules(
 
 
 def die_with_parent(_: int = 0) -> None:
-    """Called in a worker: Linux kills it when its parent dies, however that comes. A `worker_init_fn`; elsewhere it does nothing.
+    """Have Linux kill this worker when its trainer dies. A `worker_init_fn`; does nothing on other platforms.
 
-    A worker whose sibling was killed may wait for ever for a lock that the dead one holds, and keep the log's pipe open.
-    The signal is sent when the *thread* that started the worker exits, so only for workers that a main thread started.
+    Without it, a worker whose sibling was killed may wait for ever for a lock that the dead one holds, and it keeps the
+    pipe of the log open. The kernel sends the signal when the *thread* that started this process exits, so call this
+    only in workers that a main thread started. Under the start method forkserver (the default of Python 3.14) the
+    parent in the kernel's sense is the fork server; a thread of the worker then waits for the trainer's death instead.
     """
     if sys.platform != "linux":
         return
-    parent = multiprocessing.parent_process()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent is not None and os.getppid() != parent.pid:
-        os._exit(1)  # it died before we could ask
+    trainer = multiprocessing.parent_process()
+    if trainer is None:
+        return
+    if os.getppid() == trainer.pid:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != trainer.pid:
+            os._exit(1)  # the trainer died before the call
+    else:
+        threading.Thread(target=_exit_after, args=(trainer,), name="hangproof-parent", daemon=True).start()
+
+
+def _exit_after(trainer: multiprocessing.process.BaseProcess) -> None:
+    trainer.join()  # waits on a pipe that closes with the trainer
+    os._exit(1)

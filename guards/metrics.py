@@ -1,8 +1,8 @@
-"""One line a step in `metrics.jsonl`: what the loss chart and the run's history are drawn from.
+"""One line for each step in `metrics.jsonl`, from which the loss chart and the run's history are drawn.
 
-Decision: the training process appends itself, whole lines in one write with O_APPEND, so that no line is lost between
-two looks of the monitor and several writers (the monitor adds GPU samples) never mix. After a restart steps repeat; a
-reader keeps the last line of a step. The file is a record for people, not for resuming, so it is not fsynced.
+Decision: the training process appends its own lines, each in a single write with O_APPEND. So no line is lost between two
+polls of the monitor, and several writers (the monitor appends GPU samples) never mix. A restart repeats steps; a reader
+keeps the last line of each step. Nobody resumes from this file, so it is not fsynced.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
 
 def utc_now() -> str:
-    """The time for people: UTC, ISO 8601, milliseconds."""
+    """The current UTC time for people: ISO 8601 with milliseconds."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def append_line(path: str | os.PathLike, record: dict) -> None:
-    """Append one JSON line in a single write. Numbers that JSON has no word for (NaN, infinity) become null."""
+def append_line(path: str | os.PathLike[str], record: Mapping[str, object]) -> None:
+    """Append one JSON line in a single write. NaN and infinity, which JSON lacks, become null. Raises OSError."""
     clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
     line = (json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
@@ -31,7 +32,7 @@ def append_line(path: str | os.PathLike, record: dict) -> None:
 
 
 class Metrics:
-    """Appends step lines; without a path it does nothing."""
+    """Appends step lines. Does nothing without a path."""
 
     def __init__(self, path: Path | None, attempt: int = 1):
         self.path = path
@@ -39,7 +40,7 @@ class Metrics:
 
     @classmethod
     def from_env(cls) -> Metrics:
-        """`$HANGPROOF_RUN/metrics.jsonl`, attempt `$HANGPROOF_ATTEMPT`; no run folder: nothing is written."""
+        """Metrics in `$HANGPROOF_RUN/metrics.jsonl` for attempt `$HANGPROOF_ATTEMPT`. Without a run folder nothing is written."""
         run = os.environ.get("HANGPROOF_RUN")
         return cls(Path(run) / "metrics.jsonl" if run else None, int(os.environ.get("HANGPROOF_ATTEMPT", "1")))
 

@@ -1,12 +1,12 @@
-"""Cache files (.npz) that cannot block a run for ever, nor make it fail for ever.
+"""Cache files (.npz) that neither block a run for ever nor make every start of it fail.
 
-`np.load` of an npz reads the zip directory only; the bytes come, and can hang or be corrupt, at `archive[key]`. So
-each member is read under a time limit and its CRC is checked before numpy sees a byte of it. A file that cannot be right
-is renamed `.corrupt` and reported as `ValueError`: the next start finds no cache and encodes it anew, where it used to
-fail in the same place each time. Files are written aside and renamed, so a kill in mid-write leaves none that is half
-there. (No fsync: after a power cut a cache that fails its CRC is encoded again, and a data set has thousands of them.)
+`np.load` reads only the zip directory of an npz. The bytes are read, and the read can hang or find damage, at
+`archive[key]`. So each member is read within a limit, and its CRC is checked before numpy parses it. A damaged file is
+renamed to `.corrupt` and reported as a `ValueError`: the next start finds no cache and encodes the image again. Files are
+written under a temporary name and renamed, so a kill during the write leaves no partial file. (There is no fsync: after a
+power failure a cache with a wrong CRC is encoded again, and a data set has thousands of caches.)
 
-Only builtin exceptions leave this file: they cross from a DataLoader worker to its parent (see bounded.py).
+Only builtin exceptions leave this module, because they cross from a DataLoader worker to its parent (see bounded.py).
 """
 
 from __future__ import annotations
@@ -16,33 +16,36 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from guards import limits
 from guards.bounded import bounded
 
 if TYPE_CHECKING:
     import numpy
 
+T = TypeVar("T")
+DEFAULT_TIMEOUT_S = limits.TABLE["npz_timeout_s"].default_s
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError)
-"""What zipfile and numpy raise on damaged bytes (RuntimeError: a flipped bit says encrypted, or compressed in an unknown way)."""
+"""What zipfile and numpy raise for damaged bytes (RuntimeError: a flipped bit turned on encryption or an unknown compression)."""
 
 
 class Archive:
-    """What `np.load` returns for an npz, as far as it is used: members by key, `in`, `files`, a context manager.
+    """The used part of what `np.load` returns for an npz: members by key, `in`, `files`, a context manager.
 
-    The directory is read on opening, each member when asked for, every read within `timeout_s`.
+    The directory is read when it is opened, each member when it is accessed; every read within `timeout_s`.
     """
 
-    def __init__(self, path: str | os.PathLike, timeout_s: float = 30.0) -> None:
-        """Raises TimeoutError, FileNotFoundError, other OSError, or ValueError after setting a damaged file aside."""
+    def __init__(self, path: str | os.PathLike[str], timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Raises TimeoutError, FileNotFoundError, other OSError, or ValueError after a damaged file was renamed."""
         self.path = Path(path)
         self.timeout_s = timeout_s
-        self._zip = self._guard(self._open, "the directory")
+        self._zip = self._guarded(self._open, "the directory")
         self.files = [name.removesuffix(".npy") for name in self._zip.namelist()]
 
-    def __enter__(self):
+    def __enter__(self) -> Archive:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,10 +61,10 @@ class Archive:
         return len(self.files)
 
     def __getitem__(self, key: str) -> numpy.ndarray:
-        """One member. KeyError names the file and what it holds."""
+        """One member. KeyError names the file and its members."""
         if key not in self.files:
             raise KeyError(f"{self.path}: no {key!r}; it holds {', '.join(self.files)}")
-        return self._guard(lambda: self._read(key), repr(key))
+        return self._guarded(lambda: self._read(key), repr(key))
 
     def keys(self) -> list[str]:
         """The names of the members."""
@@ -76,7 +79,7 @@ class Archive:
         for key in self.files:
             self[key]
 
-    def _guard(self, read, part: str):
+    def _guarded(self, read: Callable[[], T], part: str) -> T:
         try:
             return bounded(read, self.timeout_s, f"{part} of {self.path}")
         except _DAMAGE as error:
@@ -94,19 +97,19 @@ class Archive:
 
 
 def load(
-    path: str | os.PathLike, keys: Iterable[str] | None = None, timeout_s: float = 30.0
+    path: str | os.PathLike[str], keys: Iterable[str] | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> dict[str, numpy.ndarray]:
-    """The members of an npz (all, or those of `keys`), each read completely and verified; `timeout_s` is for each read.
+    """The members of an npz (all, or those in `keys`), read completely and verified; `timeout_s` is for each read.
 
-    Raises TimeoutError naming the file; ValueError after renaming a damaged one `.corrupt`; KeyError for a member
-    that is not there; FileNotFoundError and other OSError as they come.
+    Raises TimeoutError with the file's name, ValueError after a damaged file was renamed to `.corrupt`, KeyError for a
+    missing member, FileNotFoundError and other OSError unchanged.
     """
     with Archive(path, timeout_s) as archive:
         return {key: archive[key] for key in (archive.files if keys is None else keys)}
 
 
-def save(path: str | os.PathLike, **arrays: object) -> Path:
-    """`np.savez(path, **arrays)`, but whole or not at all. Returns the path, with `.npz` added where it lacks it."""
+def save(path: str | os.PathLike[str], **arrays: object) -> Path:
+    """`np.savez(path, **arrays)`, complete or not at all. Returns the path, with `.npz` added if it is missing."""
     import numpy
 
     final = Path(path)
@@ -115,15 +118,15 @@ def save(path: str | os.PathLike, **arrays: object) -> Path:
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            numpy.savez(file, **arrays)
+            numpy.savez(file, **arrays)  # type: ignore[arg-type]  # its other keyword is a bool
         os.replace(temporary, final)
     finally:
         temporary.unlink(missing_ok=True)
     return final
 
 
-def set_aside_near(path: str | os.PathLike) -> bool:
-    """True where some cache of that folder has been found damaged before: its neighbours deserve a full look."""
+def found_corrupt(path: str | os.PathLike[str]) -> bool:
+    """Was a damaged cache found in the folder of `path` before? Then the other caches there should be verified. Raises OSError."""
     return any(name.endswith(".corrupt") for name in os.listdir(Path(path).parent))
 
 
@@ -132,7 +135,7 @@ def _set_aside(path: Path) -> str:
     try:
         os.replace(path, target)
     except FileNotFoundError:
-        return "another worker has set it aside"
+        return "another worker has renamed it"
     except OSError as error:
-        return f"it could not be renamed ({error.strerror}): delete it, then start again"
-    return f"renamed {target.name}, so that it is encoded anew when it is looked for"
+        return f"it cannot be renamed ({error.strerror}). Delete it and start again"
+    return f"renamed to {target.name}. The next start encodes the image again"

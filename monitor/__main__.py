@@ -1,24 +1,39 @@
 """`python -m monitor run|start|status|stop|resume-all|diagnose|metrics|notify`: supervise a run, and ask about it.
 
-Each command imports what it needs when it runs: the watching process must stay small.
+Each command imports what it needs when it runs: the monitor and its keeper must stay small. For the same reason
+`run --child` and `run --keep`, which only `keeper.py` uses, are read without argparse.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
-from monitor.folder import MonitorError
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 failed (reason on standard error), 2 wrong usage; `run` also 3 stopped by the user, 4 budget
+    spent or no progress, 5 preempted, and 70 for the keeper: the monitor itself failed."""
+    words = sys.argv[1:] if argv is None else argv
+    if words[:2] == ["run", "--keep"]:
+        from monitor.keeper import keep
+
+        return keep(words[2:])
+    if words[:2] == ["run", "--child"]:
+        return _child(words[2:])
+    return _command(words)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def _command(words: list[str]) -> int:
+    """What a person types."""
+    import argparse
+
+    from monitor.run_folder import STATE, MonitorError, find
+
     top = argparse.ArgumentParser(prog="python -m monitor", description="Supervise training runs.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    choices = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str, run: str | None = "RUN") -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
+        command = choices.add_parser(name, help=text, description=text)
         if run:
             nargs = "?" if run == "[RUN]" else None
             command.add_argument("run", nargs=nargs, metavar="RUN", help="name, slug or folder of a run")
@@ -27,39 +42,59 @@ def parser() -> argparse.ArgumentParser:
 
     run = add("run", "supervise a run in the foreground until it ends")
     run.add_argument("--checked", action="store_true", help=argparse.SUPPRESS)  # `start` has looked for what is missing
-    add("start", "supervise a run in the background; a living training is taken up, never doubled")
-    status = add("status", "what a run, or every run, is doing", "[RUN]")
+    add("start", "supervise a run in the background; a training that is already running is adopted, never doubled")
+    status = add("status", "show what a run, or every run, is doing", "[RUN]")
     status.add_argument("--watch", action="store_true", help="keep showing it")
-    stop = add("stop", "stop a run: a checkpoint first, then the end")
+    stop = add("stop", "stop a run: save a checkpoint first, then end")
     stop.add_argument("--now", action="store_true", help="do not wait for a checkpoint")
-    stop.add_argument(
-        "--wait", type=float, default=0.0, metavar="SECONDS", help="until it has stopped, at most this long"
-    )
-    add("resume-all", "start every run that a reboot, a pre-emption or a killed monitor left unfinished", None)
-    add("notify", "send a message to your own addresses, to see that they work (see monitor/notify.py)", None)
-    add("diagnose", "explain what a run, or any process, is doing and waits for")
+    stop.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="wait this long for the run to stop")
+    add("resume-all", "start every run that a reboot, a pre-emption or a killed monitor interrupted", None)
+    add("notify", "send a test message to your own addresses (see monitor/cli/notify.py)", None)
+    add("diagnose", "explain what a run, or any process, is doing and what it waits for")
     metrics = add("metrics", "serve every run's status to Prometheus at /metrics", None)
     metrics.add_argument("--port", type=int, default=9477)
-    return top
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 failed (reason on standard error), 2 wrong usage; `run` also 3 stopped, 4 budget, 5 preempted."""
-    args = parser().parse_args(argv)
+    args = top.parse_args(words)
     try:
-        if args.command == "run":
-            from monitor.folder import find
-            from monitor.supervisor import supervise
+        if args.command != "run":
+            from monitor.cli import commands
 
-            return supervise(find(args.run), echo="HANGPROOF_QUIET" not in os.environ, checked=args.checked)
-        from monitor import commands
+            return getattr(commands, args.command.replace("-", "_"))(args)
+        from monitor.keeper import become
 
-        return getattr(commands, args.command.replace("-", "_"))(args)
+        folder = find(args.run)
+        return become(str(folder), str(folder / STATE), args.checked)
+    except (MonitorError, OSError) as error:
+        print(f"monitor: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _child(words: list[str]) -> int:
+    """The monitor. `words`: the keeper's pid, --checked, --restarted, --received=SIGNAL for each so far, the folder."""
+    import traceback
+    from pathlib import Path
+
+    from monitor.keeper import EXIT_ERROR
+    from monitor.run_folder import MonitorError
+
+    try:
+        from monitor.supervisor import supervise
+
+        parent_pid, *options, folder = words
+        received = [int(word.partition("=")[2]) for word in options if word.startswith("--received=")]
+        echo = "HANGPROOF_QUIET" not in os.environ
+        return supervise(
+            Path(folder), echo, "--checked" in options, int(parent_pid), "--restarted" in options, received
+        )
     except MonitorError as error:
         print(f"monitor: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except Exception:  # noqa: BLE001 - the top of the process: the keeper restarts it
+        traceback.print_exc()
+        return EXIT_ERROR
 
 
 if __name__ == "__main__":

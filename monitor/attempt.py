@@ -1,197 +1,275 @@
 """One attempt: the script started in a session of its own, its processes, its heartbeats, and how it ended.
 
-The script runs under a one-line shell that writes its exit code to a file: a monitor that adopts a living training is not
-its parent and could not ask otherwise. The launcher's code is only a hint; what counts is the heartbeat's last word.
+The script runs under a one-line shell that writes its own process number and, at the end, the script's exit code to files:
+a monitor that adopts a living training is not its parent and could not ask for either. What is needed to adopt an attempt
+is written to monitor.json before the shell starts, so no kill of the monitor can leave a training that nobody knows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from guards import heartbeat
 from guards.heartbeat import Beat
-from monitor import clock, folder, system
-from monitor.tree import RUN, TOKEN, Tree
+from monitor.process import platform
+from monitor.process.platform import Moment, ProcessInfo
+from monitor.process.tree import RUN, TOKEN, KillResult, Tree, kill
+from monitor.run_folder import TRAINING_LOG, RunFolder
+from monitor.state import AttemptRecord
 
-_WRAPPER = 'bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
+_WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
 _OURS = (TOKEN, RUN, "HANGPROOF_ATTEMPT", "HANGPROOF_HEARTBEAT", "HANGPROOF_RESUME")
-
-
-LIST_S = 1.0
+LIST_S = 1.0  # how often the folder of heartbeats is listed; reading known records costs less
+ACTIVE_CORES = 0.05  # processor cores that the script's processes use when they are at work
+ACTIVE_BYTES_S = 16 * 1024  # bytes a second that they read and write
 
 
 @dataclass(frozen=True)
-class Exit:
-    """How an attempt ended. `code` None: not known (adopted, and killed); `outcome` is rank 0's last word, "" without one."""
+class AttemptView:
+    """One observation of an attempt."""
+
+    moment: Moment
+    beats: list[Beat]
+    script_alive: bool
+    living: list[ProcessInfo]  # the ranks that are alive
+    log_bytes: int
+    activity: float  # grows while the script's remaining processes work, once the ranks are gone
+
+    @property
+    def ranks_gone(self) -> bool:
+        """There were ranks, and none is alive."""
+        return bool(self.beats) and not self.living
+
+    @property
+    def gone(self) -> bool:
+        """Neither the script nor a rank is alive."""
+        return not self.script_alive and not self.living
+
+    @property
+    def dead(self) -> frozenset[int]:
+        """Process numbers of ranks that are not alive."""
+        return frozenset(b.pid for b in self.beats) - {p.pid for p in self.living}
+
+    @property
+    def stopped(self) -> frozenset[int]:
+        """Process numbers of ranks that a signal has stopped."""
+        return frozenset(p.pid for p in self.living if p.state == "T")
+
+    @property
+    def step(self) -> int:
+        return max((b.step for b in self.beats), default=0)
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """How an attempt ended. `code` None: unknown; `outcome` and `note` are rank 0's final record, "" without one."""
 
     code: int | None
     signal: int | None
     outcome: str
     note: str
+    trained: bool  # rank 0 completed steps, and all that were planned
 
-    @property
-    def done(self) -> bool:
-        """Is the training complete? The heartbeat's word, or exit code 0 of a script that has no heartbeat."""
-        return self.outcome == "done" or (self.outcome == "" and self.code == 0)
+    def done(self, foreign: bool, killed: bool) -> bool:
+        """Did the training complete? The script's own exit decides.
+
+        foreign: the user's own script, whose stages and files are unknown. killed: the monitor killed it after its ranks had
+        reported their outcome, so that its exit code says nothing. For a rendered script the caller also verifies the LoRA.
+        """
+        ended_well = self.code == 0 and not killed
+        if self.outcome != "done":
+            return ended_well and self.outcome == ""
+        return ended_well or (self.trained and (killed or self.code is None or not foreign))
 
     def __str__(self) -> str:
         if self.signal:
-            return f"ended by {system.signal_name(self.signal)}"
-        said = ""
+            return f"killed by {platform.signal_name(self.signal)}"
+        final = ""
         if self.outcome not in ("", "running"):
-            said = f", its last word: {self.outcome}" + (f" ({self.note})" if self.note else "")
-        return (f"exit code {self.code}" if self.code is not None else "it is gone, without an exit code") + said
+            final = f", final record: {self.outcome}" + (f" ({self.note})" if self.note else "")
+        return (f"exit code {self.code}" if self.code is not None else "gone without an exit code") + final
 
 
 class Attempt:
-    """The training under way. Make one with `start` or `adopt`."""
+    """The current training. Make one with `prepare` and `start` it, or `adopt` one."""
 
-    def __init__(self, number: int, tree: Tree, beats: Path, log_start: int, started_s: float):
-        self.number = number
-        self.tree = tree
-        self.heartbeats = beats
-        self.log_start = log_start
-        self.started_s = started_s  # monotonic
-        self._popen: subprocess.Popen | None = None
-        self._records: list[str] = []
-        self._listed_s = 0.0
-        self._starts: dict[int, float] = {}  # rank's pid -> start
-        self.stopped: frozenset[int] = frozenset()  # ranks that a signal has stopped, at the last `ranks_alive`
+    def __init__(self, folder: RunFolder, record: AttemptRecord):
+        self.folder = folder
+        self.record = record
+        self.tree = Tree(record.token, record.root)
+        self.heartbeats = Path(record.heartbeats)
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._paths: list[str] = []  # of the heartbeats
+        self._beats: list[Beat] = []
+        self._start_times: dict[int, float] = {}  # rank's pid -> start time
+        self._orphaned = False  # ranks outlived the script, so its exit code says nothing about them
+        self._listed_s = self._refreshed_s = self._sampled_s = -1e9
+        self._activity = 0.0
+        self._sample: dict[int, tuple[float, int]] = {}  # pid -> (CPU seconds, bytes read and written)
+        self._log_bytes = 0
 
     @classmethod
-    def start(
-        cls, files: folder.RunFiles, script: Path, number: int, resume: Path | None, inherit: tuple[int, ...] = ()
-    ) -> Attempt:
-        """Start `script` as attempt `number`; its output is appended to training.log, `inherit` are descriptors it keeps.
+    def prepare(cls, folder: RunFolder, number: int, now: Moment, oom_kills: dict[str, int]) -> Attempt:
+        """An attempt that has not started; its record can be saved. OSError: no private folder can be made."""
+        heartbeats = str(platform.private_folder(folder.folder.name))
+        boot, token = platform.boot_id(), os.urandom(16).hex()
+        record = AttemptRecord(boot, number, token, heartbeats, folder.log_size(), now.mono_s, None, oom_kills)
+        return cls(folder, record)
 
-        OSError: it cannot be started.
+    @classmethod
+    def adopt(cls, folder: RunFolder, record: AttemptRecord) -> Attempt | None:
+        """The attempt that an earlier monitor recorded; None after a reboot. Its processes may be gone: see `tree.members`."""
+        boot = platform.boot_id()
+        if boot and record.boot_id and boot != record.boot_id:
+            return None
+        attempt = cls(folder, record)
+        if record.root is None:  # the monitor was killed while it started the script
+            with contextlib.suppress(OSError, ValueError):
+                process = platform.process_info(int((attempt.heartbeats / "pid").read_text()))
+                if process is not None and record.token.encode() in platform.environ_of(process.pid):
+                    attempt._set_root(process)
+        attempt.tree.refresh()
+        return attempt
+
+    def start(self, script: Path, resume: Path | None, inherit: tuple[int, ...] = ()) -> None:
+        """Start `script`; its output is appended to training.log, `inherit` are descriptors that it keeps open.
+
+        Raises:
+            OSError: it cannot be started; nothing runs then.
         """
-        token = secrets.token_hex(16)
-        beats = folder.private_folder(files.folder.name)
         env = {k: v for k, v in os.environ.items() if k not in _OURS}
-        env |= {
-            RUN: str(files.folder),
-            TOKEN: token,
-            "HANGPROOF_ATTEMPT": str(number),
-            "HANGPROOF_HEARTBEAT": str(beats),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONFAULTHANDLER": "1",
-        }
+        env |= {RUN: str(self.folder.folder), TOKEN: self.record.token, "HANGPROOF_ATTEMPT": str(self.record.number)}
+        env |= {"HANGPROOF_HEARTBEAT": str(self.heartbeats), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         if resume is not None:
             env["HANGPROOF_RESUME"] = str(resume)
-        command = system.shell_command(script)
-        if not system.WINDOWS:
-            command = ["bash", "-c", _WRAPPER, "hangproof", str(script), str(beats / "exit")]
-        with open(files.folder / folder.TRAINING_LOG, "ab") as log:
-            start = log.tell()
-            log.write(f"=== {clock.now().utc} attempt {number}: {script.name}, from {resume or 'the start'}\n".encode())
+        command = ["cmd", "/c", str(script)]
+        if not platform.WINDOWS:
+            files = [str(self.heartbeats / name) for name in ("exit", "pid")]
+            command = ["bash", "-c", _WRAPPER, "hangproof", str(script), *files]
+        header = f"=== {platform.now().utc} attempt {self.record.number}: {script.name}, from {resume or 'the start'}\n"
+        with open(self.folder.folder / TRAINING_LOG, "ab") as log:
+            log.write(header.encode())
             log.flush()
-            popen = subprocess.Popen(
+            self._popen = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=files.folder,
+                cwd=self.folder.folder,
                 env=env,
                 pass_fds=inherit,
-                **system.detached(),
+                **platform.detached(),
             )
-        process = system.proc(popen.pid)
-        tree = Tree(token, (popen.pid, process.start if process else 0.0))
-        attempt = cls(number, tree, beats, start, clock.now().mono_s)
-        attempt._popen = popen
-        return attempt
+        # From here on a training runs: an error must not read as "not started". Without a root the token finds it.
+        with contextlib.suppress(OSError, ValueError):
+            process = platform.process_info(self._popen.pid)
+            if process is not None:
+                self._set_root(process)
 
-    @classmethod
-    def adopt(cls, book: dict) -> Attempt | None:
-        """The attempt that an earlier monitor wrote into its book, when processes of it still live; else None."""
-        kept = book.get("attempt_under_way")
-        if not kept or kept["boot_id"] != system.boot_id():
-            return None
-        tree = Tree(kept["token"], tuple(kept["root"]))
-        attempt = cls(kept["number"], tree, Path(kept["heartbeats"]), kept["log_start"], kept["started_s"])
-        if tree.refresh():
-            return attempt
-        # Nobody was there when it ended: its last words tell whether it has to be run again.
-        return attempt if kept.get("number") and attempt.heartbeats.is_dir() else None
-
-    def to_book(self) -> dict:
-        """What `adopt` needs."""
-        return {
-            "boot_id": system.boot_id(),
-            "number": self.number,
-            "token": self.tree.token,
-            "root": list(self.tree.root),
-            "heartbeats": str(self.heartbeats),
-            "log_start": self.log_start,
-            "started_s": self.started_s,
-        }
+    def _set_root(self, process: ProcessInfo) -> None:
+        self.tree.root = (process.pid, process.start)
+        self.record = replace(self.record, root=self.tree.root)
 
     @property
-    def pid(self) -> int:
-        return self.tree.root[0]
+    def pid(self) -> int | None:
+        """The script's shell."""
+        return self.record.root[0] if self.record.root else (self._popen.pid if self._popen else None)
 
-    def beats(self, fresh: bool = False) -> list[Beat]:
-        """The records of its ranks. The folder is listed again only now and then, which costs more; `fresh`: now."""
-        now_s = clock.now().mono_s
-        if fresh or not self._records or now_s - self._listed_s >= LIST_S:
+    def poll(self, now: Moment, tree_s: float, fresh: bool = False) -> AttemptView:
+        """Observe the attempt: heartbeats, which ranks live, the log's size.
+
+        tree_s: the age in seconds at which the list of processes is renewed. fresh: read everything again, now.
+        """
+        beats = self._read_beats(now.mono_s, fresh)
+        script_alive, living = self._script_alive(), self._living(beats)
+        self._orphaned |= bool(living) and not script_alive
+        if beats and not living and script_alive:
+            self._measure_activity(now.mono_s)
+        elif fresh or now.mono_s - self._refreshed_s >= tree_s:
+            self.tree.refresh()
+            self._refreshed_s = now.mono_s
+        return AttemptView(now, beats, script_alive, living, self.folder.log_size(), self._activity)
+
+    def _read_beats(self, now_s: float, fresh: bool) -> list[Beat]:
+        """The records of the ranks; the last known one of a rank whose record is being replaced."""
+        if fresh or not self._paths or now_s - self._listed_s >= LIST_S:
             self._listed_s = now_s
-            try:
+            with contextlib.suppress(OSError):
                 names = sorted(name for name in os.listdir(self.heartbeats) if name.endswith(".hb") and name[0] != ".")
-            except OSError:
-                names = []
-            self._records = [os.path.join(self.heartbeats, name) for name in names]
-        found = []
-        for path in self._records:
+                self._paths = [os.path.join(self.heartbeats, name) for name in names]
+        found = {beat.rank: beat for beat in self._beats}
+        for path in self._paths:
             with contextlib.suppress(heartbeat.HeartbeatError):  # being replaced, or torn by a kill
-                found.append(heartbeat.read(path))
-        return sorted(found, key=lambda beat: beat.rank)
+                beat = heartbeat.read(path)
+                found[beat.rank] = beat
+        self._beats = [found[rank] for rank in sorted(found)]
+        return self._beats
 
-    def root_alive(self) -> bool:
-        """Does the script's shell live? Collects its exit code once it does not."""
+    def _script_alive(self) -> bool:
+        """Is the script's shell alive? Collects its exit code once it is not."""
         if self._popen is not None:
             return self._popen.poll() is None
-        return system.alive(*self.tree.root)
+        return self.record.root is not None and platform.alive(*self.record.root)
 
-    def ranks_alive(self, beats: list[Beat]) -> list[int]:
-        """The process numbers of the ranks that live. A number that is used again by another process does not count."""
-        living = []
-        for beat in beats:
-            process = system.proc(beat.pid)
-            if process is None or process.dead:
-                continue
-            if self._starts.setdefault(beat.pid, process.start) == process.start:
-                living.append(process)
-        self.stopped = frozenset(process.pid for process in living if process.state == "T")
-        return [process.pid for process in living]
+    def _living(self, beats: list[Beat]) -> list[ProcessInfo]:
+        """The ranks that are alive. A process number that another process uses again does not count: its start time differs
+        from the known one, or, for an adopted attempt whose ranks were never seen, it is not in the tree."""
+        found = [p for beat in beats if (p := platform.process_info(beat.pid)) is not None and not p.dead]
+        known = self._start_times.keys() | (self.tree.members.keys() if self._popen is None else {p.pid for p in found})
+        return [p for p in found if p.pid in known and self._start_times.setdefault(p.pid, p.start) == p.start]
 
-    def exit(self, beats: list[Beat]) -> Exit:
+    def _measure_activity(self, now_s: float) -> None:
+        """Once a second: do the processes that are left use a core, move bytes or write to the log?"""
+        elapsed = now_s - self._sampled_s
+        if elapsed < 1.0:
+            return
+        self._sampled_s = now_s
+        before, log_before = self._sample, self._log_bytes
+        members = self.tree.refresh()
+        self._sample = {pid: (process.cpu_s, platform.io_bytes(pid)) for pid, process in members.items()}
+        self._log_bytes = self.folder.log_size()
+        both = self._sample.keys() & before.keys()
+        cpu_s = sum(self._sample[pid][0] - before[pid][0] for pid in both)
+        moved = sum(self._sample[pid][1] - before[pid][1] for pid in both)
+        changed = len(both) < len(self._sample) or self._log_bytes != log_before
+        if changed or cpu_s / elapsed >= ACTIVE_CORES or moved / elapsed >= ACTIVE_BYTES_S:
+            self._activity += 1
+
+    def exit_status(self, beats: list[Beat]) -> ExitStatus:
         """How it ended, once it has."""
         code = self._popen.returncode if self._popen is not None else None
-        with contextlib.suppress(OSError, ValueError):  # none when the shell itself was killed
+        with contextlib.suppress(OSError, ValueError):  # absent when the shell itself was killed
             code = int((self.heartbeats / "exit").read_text())
+        code = None if self._orphaned else code
         number = None
         if code is not None and (code < 0 or 128 < code <= 192):
             number = -code if code < 0 else code - 128
         first = next((b for b in beats if b.rank == 0), None)
-        outcome = first.outcome if first and first.outcome != "running" else ("running" if first else "")
-        return Exit(code, number, outcome, first.note if first and first.outcome != "running" else "")
+        if first is None:
+            return ExitStatus(code, number, "", "", False)
+        note = first.note if first.outcome != "running" else ""
+        return ExitStatus(code, number, first.outcome, note, 0 < first.step >= first.planned)
 
-    def ask_to_stop(self) -> bool:
-        """Ask every rank for a checkpoint at the next step boundary and an end; False when nobody beats."""
+    def request_stop(self) -> bool:
+        """Ask every rank to save a checkpoint at the next step boundary and exit; False when no rank could be asked."""
         asked = False
-        for beat in self.beats():
-            heartbeat.set_request(heartbeat.path_of(self.heartbeats, beat.rank), heartbeat.REQUEST_STOP)
-            asked = True
+        for beat in self._beats:
+            with contextlib.suppress(OSError):
+                heartbeat.set_request(heartbeat.path_of(self.heartbeats, beat.rank), heartbeat.REQUEST_STOP)
+                asked = True
         return asked
 
+    def kill(self, grace_s: float, kill_wait_s: float) -> KillResult:
+        """Kill whatever is left of the attempt; the ranks at once: they had their time to save, or hang."""
+        result = kill(self.tree, grace_s, kill_wait_s, at_once=[b.pid for b in self._beats])
+        self._script_alive()
+        return result
+
     def close(self) -> None:
-        """Remove what it left outside the run's folder. Only once all its processes are gone."""
-        if self._popen is not None:
-            self._popen.poll()
-        folder.drop_private(self.heartbeats)
+        """Remove its private folder. Only once all its processes are gone."""
+        self._script_alive()
+        platform.drop_private(self.heartbeats)

@@ -1,11 +1,11 @@
 """What to train with: VRAM tiers, base models, defaults and platform rules, as TOML tables and pure functions.
 
-Tables, not code, because people tune them and a user adds models without touching Python. Imports nothing of ours and,
-until `lint`, `schema` or `estimate` is asked for, nothing but the standard library: the monitor and the page load it.
+Tables instead of code, because people tune them and users add models without Python. This package imports nothing else of
+the project, and only the standard library until `lint`, `schema` or `estimate` is imported: the monitor and the page load it.
 """
 
 from presets.rules import loader_settings, platform_rules
-from presets.tables import ROOT, PresetError, data_root, defaults, families, find_model, models, tiers
+from presets.tables import ROOT, PresetError, data_root, defaults, families, find_model, models, sanity, tiers
 
 __all__ = [
     "ROOT",
@@ -17,5 +17,6 @@ __all__ = [
     "loader_settings",
     "models",
     "platform_rules",
+    "sanity",
     "tiers",
 ]

@@ -1,4 +1,4 @@
-"""`python -m presets list|lint|estimate`: the tables; what in a script is known to hang; the memory of a spec."""
+"""`python -m presets list|lint|estimate`: show the tables, lint a training script, estimate the memory of a run."""
 
 import argparse
 import difflib
@@ -12,24 +12,26 @@ import presets
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
-        prog="python -m presets", description="Tiers, base models, and what is known to hang."
+        prog="python -m presets",
+        description="VRAM tiers, base models, lint for training scripts, and memory estimates.",
     )
     commands = top.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="tiers and base models")
-    lint = commands.add_parser("lint", help="what in a training script is known to hang")
-    lint.add_argument("script", help="a train.sh, .bat or any script that trains; - reads standard input")
+    listing = commands.add_parser("list", help="list VRAM tiers and base models")
+    lint = commands.add_parser("lint", help="find what is known to hang or fail in a training script")
     lint.add_argument(
-        "--fix", action="store_true", help="rewrite the script so that it lints clean and trains the same"
+        "script",
+        help="a bash script, batch file (.bat) or PowerShell script (.ps1); - reads a bash script from standard input",
     )
-    estimate = commands.add_parser("estimate", help="GPU memory that a run needs, roughly")
-    estimate.add_argument("run", help="a run's name or folder, or a run.toml")
+    lint.add_argument("--fix", action="store_true", help="rewrite the script without the problems; it trains the same")
+    estimate = commands.add_parser("estimate", help="estimate the GPU memory of a run")
+    estimate.add_argument("run", help="name or folder of a run, or a run.toml")
     for command in (listing, lint, estimate):
-        command.add_argument("--json", action="store_true", help="end with one line of JSON")
+        command.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0 done (lint: clean), 1 failed or findings, 2 wrong usage."""
+    """Exit code 0: done (lint: no findings). 1: failed, or lint has findings. 2: wrong usage."""
     args = parser().parse_args(argv)
     try:
         return {"list": show, "lint": lint, "estimate": estimate}[args.command](args)
@@ -53,66 +55,95 @@ def show(args: argparse.Namespace) -> int:
 
 
 def lint(args: argparse.Namespace) -> int:
-    """Print the findings of a script; with --fix, mend them and print what was changed."""
+    """Print the findings of a script; with --fix, fix them first and print the changes."""
+    from dataclasses import asdict, replace
+
+    from presets.fix import describe, fix
     from presets.lint import as_json
     from presets.lint import lint as find
-    from presets.mend import mend
     from presets.training import trainings
 
-    text, name, base, mounts = _source(args.script)
+    text, name, base, mounts, encoding = _source(args.script)
     if not trainings(text, name, base, mounts):
         raise presets.PresetError(
-            f"{args.script}: no training command found; lint knows kohya's sd-scripts (flux_train_network.py …) and `-m trainer`"
+            f"{args.script}: no training command found; lint checks scripts that start kohya's sd-scripts "
+            "(flux_train_network.py, …) or `-m trainer`"
         )
-    mended = mend(text, name, base, mounts) if args.fix else None
-    now = mended.text if mended else text
-    findings = find(now, name, base, mounts)
-    if mended and args.script == "-":
+    fixed = fix(text, name, base, mounts) if args.fix else None
+    now = fixed.text if fixed else text
+    # What is left after --fix has to be fixed by hand.
+    findings = [replace(f, fixable=f.fixable and not fixed) for f in find(now, name, base, mounts)]
+    # With `--fix -`, standard output is the script and nothing else.
+    out = sys.stderr if fixed and args.script == "-" else sys.stdout
+    if fixed and args.script == "-":
         print(now, end="")
-    elif mended and now != text:
-        _replace(Path(args.script), now)
+    elif fixed and now != text:
+        _replace(Path(args.script), now, encoding)
         sys.stdout.writelines(
             line if line.endswith("\n") else f"{line}\n"
-            for line in difflib.unified_diff(text.splitlines(True), now.splitlines(True), name, f"{name} (mended)")
+            for line in difflib.unified_diff(text.splitlines(True), now.splitlines(True), name, f"{name} (fixed)")
         )
+    changes = fixed.changes if fixed else []
+    several = len({index for _, index, _ in changes}) > 1
+    for rule, index, change in changes:
+        command = f" (training command {index + 1})" if several else ""
+        print(f"{args.script}: fixed {rule}{command}: {describe(change)}", file=out)
     for finding in findings:
-        print(f"{args.script}:{finding.line}: {finding.id} ({finding.level}): {finding.why}")
-        print(f"    {finding.mend}")
+        print(f"{args.script}:{finding.line}: {finding.id} ({finding.level}): {finding.why}", file=out)
+        print(f"    {finding.fix}", file=out)
     if not findings and args.script != "-":
-        print(f"{args.script}: clean")
+        print(f"{args.script}: no problems found")
     if args.json:
-        result = {"clean": not findings, "findings": as_json(findings), "mended": mended.mended if mended else []}
-        print(json.dumps(result, ensure_ascii=False))
+        result = {
+            "clean": not findings,
+            "findings": as_json(findings),
+            "fixed": fixed.fixed if fixed else [],
+            "changes": [
+                {"rule": r, "command": i + 1, "kind": type(c).__name__, **asdict(c), "text": describe(c)}
+                for r, i, c in changes
+            ],
+        }
+        print(json.dumps(result, ensure_ascii=False), file=out)
     return 1 if findings else 0
 
 
-def _source(script: str) -> tuple[str, str, Path, str]:
-    """The script's text, its name, the folder that its relative paths start from, and what is mounted here."""
+def _source(script: str) -> tuple[str, str, Path, str, str]:
+    """The script's text, its name, the folder of its relative paths, the contents of /proc/mounts, and its encoding."""
     mounts = Path("/proc/mounts")
     table = mounts.read_text(encoding="utf-8", errors="replace") if mounts.is_file() else ""
     if script == "-":
-        return sys.stdin.read(), "train.sh", Path.cwd(), table
+        return sys.stdin.read(), "train.sh", Path.cwd(), table, "utf-8"
     path = Path(script)
     try:
-        text = path.read_bytes().decode("utf-8", "surrogateescape")
+        content = path.read_bytes()
     except OSError as error:
-        raise presets.PresetError(f"{script}: {error.strerror}; name a script that exists") from error
-    return text, path.name, path.absolute().parent, table
+        raise presets.PresetError(f"{script}: {error.strerror}; check the path") from error
+    encoding = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(content[:2], "utf-8")
+    if encoding != "utf-8" and path.suffix.lower() != ".ps1":
+        raise presets.PresetError(f"{script}: UTF-16 text, which bash and cmd cannot run; save the file as UTF-8")
+    try:
+        text = content.decode(encoding, "surrogateescape" if encoding == "utf-8" else "strict")
+    except UnicodeDecodeError as error:
+        raise presets.PresetError(f"{script}: not valid UTF-16 (byte {error.start}); save the file as UTF-8") from error
+    return text, path.name, path.absolute().parent, table, encoding
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write the mended script in place of the old one, whole or not at all, with its permissions."""
+def _replace(script: Path, text: str, encoding: str) -> None:
+    """Replace the script atomically; its permissions stay, and a link to it stays a link."""
     import os
     import shutil
 
-    new = path.with_name(f".{path.name}.mended")
+    path = script.resolve()
+    new = path.with_name(f".{path.name}.fixed")
     try:
-        new.write_bytes(text.encode("utf-8", "surrogateescape"))
+        new.write_bytes(text.encode(encoding, "surrogateescape" if encoding == "utf-8" else "strict"))
         shutil.copymode(path, new)
         os.replace(new, path)
     except OSError as error:
         new.unlink(missing_ok=True)
-        raise presets.PresetError(f"{path}: cannot be rewritten ({error.strerror}); it is as it was") from error
+        raise presets.PresetError(
+            f"{script}: cannot be replaced: {error.strerror}; the script is unchanged. Check the folder's permissions and free space"
+        ) from error
 
 
 def estimate(args: argparse.Namespace) -> int:
@@ -120,19 +151,17 @@ def estimate(args: argparse.Namespace) -> int:
     from presets.estimate import estimate as of
     from presets.tables import read_toml
 
-    given = Path(args.run)
-    places = [given, given / "run.toml", presets.data_root() / "outputs" / args.run / "run.toml"]
-    path = next((place for place in places if place.is_file()), None)
+    given, outputs = Path(args.run), presets.data_root() / "outputs"
+    candidates = [given, given / "run.toml", outputs / args.run / "run.toml"]
+    path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
-        raise presets.PresetError(
-            f"no run {args.run!r}: neither a run.toml, a run's folder, nor one in {places[2].parent.parent}"
-        )
+        raise presets.PresetError(f"no run {args.run!r} in {outputs}; give the name or folder of a run, or a run.toml")
     result = of(read_toml(path))
     for stage, gigabytes in result["stages_gb"].items():
-        print(f"{stage:10} {gigabytes:6.1f} GB" + ("  ← the most" if stage == result["peak_stage"] else ""))
-    print("training is " + ", ".join(f"{part} {gigabytes:.2f}" for part, gigabytes in result["parts_gb"].items()))
-    fits = [tier for tier, fit in result["fits"].items() if fit]
-    print(f"fits: {', '.join(fits) or 'none of the tiers'} ({result['note']})")
+        print(f"{stage:10} {gigabytes:6.1f} GB" + ("  ← peak" if stage == result["peak_stage"] else ""))
+    print("training: " + ", ".join(f"{part} {gigabytes:.2f}" for part, gigabytes in result["parts_gb"].items()))
+    enough = [tier for tier, is_enough in result["tiers"].items() if is_enough]
+    print(f"tiers with enough memory: {', '.join(enough) or 'none'} ({result['note']})")
     if args.json:
         print(json.dumps(result))
     return 0

@@ -1,19 +1,19 @@
-"""How much GPU memory a run needs, roughly, so that a tier is chosen before an hour is lost.
+"""Estimates the GPU memory, time and disk space of a run, so that a tier that is too small is noticed before the start.
 
-A run goes through stages, and needs what the largest of them does:
+A run has three stages and needs as much memory as the largest:
 
-    text      = T5 + CLIP, in 16 bits, while captions are encoded
+    text      = T5 + CLIP in 16 bits, while captions are encoded
     images    = VAE + its activations at the largest bucket
-    training  = weights + LoRA + activations + one block computed anew
-      weights      parameters × bytes (1 as fp8, 2 as bf16/fp16, 4 in float32); split mode: the larger half only;
-                   block swap: without the swapped blocks; not cached text: T5 and CLIP too
+    training  = weights + LoRA + activations + one block recomputed
+      weights      parameters × bytes (fp8: 1, bf16 and fp16: 2, float32: 4); split mode: only the larger half;
+                   block swap: without the swapped blocks; text not cached: also T5 and CLIP
       LoRA         rank × Σ(in + out) of the trained layers × (4 weight + 4 gradient + optimizer bytes)
-      activations  tokens × width × 2 bytes × blocks (with gradient checkpointing; else × 34 for each block)
-      one block    tokens × width × 2 bytes × 40, and its weights in the computing format
-    + 1 GB for the CUDA context, the allocator's fragments and the rest
+      activations  tokens × width × 2 bytes × blocks (without gradient checkpointing: × 34)
+      one block    tokens × width × 2 bytes × 40, and its weights in the compute precision
+    + 1 GB for the CUDA context, fragmentation and the rest
 
-tokens = batch × ((resolution / 16)² + text tokens). The shapes are in models.toml. It is an estimate: attention kernels,
-drivers and a desktop on the same GPU move it by a gigabyte or two.
+tokens = batch × ((resolution / 16)² + text tokens). The shapes are in models.toml. The actual use differs by one or two
+gigabytes with the attention kernels, the driver and a desktop on the same GPU.
 """
 
 from collections.abc import Mapping
@@ -24,31 +24,27 @@ from presets.tables import defaults, families, find_model, models, tiers
 GB = 1e9
 OVERHEAD_GB = 1.0
 OPTIMIZER_BYTES = {"adafactor": 0.1, "adamw8bit": 2, "adamw": 8, "lion8bit": 1, "lion": 4, "prodigy": 16, "sgd": 4}
-NOTE = "an estimate: kernels, drivers and a desktop on the same GPU move it by a gigabyte or two"
+NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"
 
 
 def estimate(run: Mapping[str, Any]) -> dict:
-    """The memory of a run.
+    """The GPU memory of a run in GB.
 
     Args:
-        run: fields of a RunSpec (what `run.toml` holds); missing ones have their defaults.
+        run: fields of a RunSpec (the contents of `run.toml`); missing fields have their defaults.
 
     Returns:
-        {"stages_gb": {stage: GB}, "peak_gb", "peak_stage", "parts_gb": of training, "fits": {tier: bool}, "note"}.
+        {"model", "stages_gb": {stage: GB}, "peak_gb", "peak_stage", "parts_gb": the parts of training,
+        "tiers": {tier: whether its memory is enough}, "note"}.
 
     Raises:
-        PresetError: no such base model.
+        PresetError: there is no such base model.
     """
-    base = defaults()
-    key = find_model(run.get("model", base["run"]["model"]))
-    model = models()[key]
-    run = {**base["run"], **model["settings"], **run}
-    flags = {**base["all"], **base["flags"], **tiers()[run["tier"]]["flags"], **run.get("extra", {})}
-    shape = {**families()[model["family"]]["shape"], **model["shape"]}
+    key, run, flags, shape = _settled(run)
     parts = _training(run, flags, shape)
     text = shape["text_parameters"] * 2 / GB + OVERHEAD_GB
     pixels = run["batch_size"] * run["resolution"] ** 2 if "vae_batch_size" in flags else run["resolution"] ** 2
-    images = shape["vae_parameters"] * 2 / GB + pixels * shape["vae_bytes_a_pixel"] / GB + OVERHEAD_GB
+    images = shape["vae_parameters"] * 2 / GB + pixels * shape["vae_bytes_per_pixel"] / GB + OVERHEAD_GB
     stages = {"text": text, "images": images, "training": sum(parts.values())}
     stages = {name: round(value, 1) for name, value in stages.items()}
     peak = max(stages, key=lambda name: stages[name])
@@ -58,9 +54,66 @@ def estimate(run: Mapping[str, Any]) -> dict:
         "peak_gb": stages[peak],
         "peak_stage": peak,
         "parts_gb": {name: round(value, 2) for name, value in parts.items()},
-        "fits": {name: stages[peak] <= tier["vram_gb"] for name, tier in tiers().items()},
+        "tiers": {name: stages[peak] <= tier["vram_gb"] for name, tier in tiers().items()},
         "note": NOTE,
     }
+
+
+def _settled(run: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """(model key, the run with its defaults, the trainer's flags that matter here, the model's shape)."""
+    base = defaults()
+    key = find_model(run.get("model", base["run"]["model"]))
+    model = models()[key]
+    full = {**base["run"], **model["settings"], **run}
+    flags = {**base["all"], **base["flags"], **tiers()[full["tier"]]["flags"], **full.get("extra", {})}
+    return key, full, flags, {**families()[model["family"]]["shape"], **model["shape"]}
+
+
+def table_time(run: Mapping[str, Any]) -> tuple[float, float, str]:
+    """(seconds of one step, seconds until the first step, source) from the table in defaults.toml."""
+    key, run, _, shape = _settled(run)
+    speed = defaults()["speed"]
+    if models()[key]["generated"]:
+        entry = speed["generated"]
+        return entry["step_s"] * run["batch_size"] * run["gradient_accumulation"], entry["start_s"], entry["source"]
+    tier = speed["tiers"][run["tier"]]
+    tokens = run["batch_size"] * run["gradient_accumulation"] * ((run["resolution"] / 16) ** 2 + shape["text_tokens"])
+    return tier["s_per_1000_tokens"] * tokens / 1000, speed["start_s"], tier["source"]
+
+
+def samples_s(run: Mapping[str, Any], prompts: int, step_s: float, steps: int) -> float:
+    """Seconds that sample images take: one denoising step is a forward pass, about a third of a training step."""
+    every = run.get("sample_every_n_steps") or 0
+    one_image_s = step_s / (run["batch_size"] * run["gradient_accumulation"])
+    return steps // every * prompts * run["sample_steps"] * one_image_s / 3 if every else 0.0
+
+
+def disk(run: Mapping[str, Any], images: int) -> dict[str, float]:
+    """Bytes that a run writes: {"checkpoints": training states, "LoRAs": saved files, "caches": latents and captions}."""
+    _, run, flags, shape = _settled(run)
+    parameters = run["rank"] * _lora_sides(flags, shape)
+    every = run["save_every_n_epochs"]
+    by_epoch = 0 if run.get("max_train_steps") or not every else run["epochs"] // every
+    state = parameters * (4 + _optimizer_bytes(flags))
+    latent = (run["resolution"] / 8) ** 2 * 16 * 4
+    return {
+        # Of the newest steps and of the newest epochs, and one that is being written before an old one is deleted
+        "checkpoints": state * (run["keep_states"] + min(by_epoch, run["keep_states"]) + 1),
+        "LoRAs": parameters * (4 if run["mixed_precision"] == "no" else 2) * (by_epoch + run["keep_states"] + 1),
+        "caches": images * (latent + shape["text_tokens"] * shape["text_width"] * 4),
+    }
+
+
+def _lora_sides(flags: Mapping[str, Any], shape: Mapping[str, Any]) -> int:
+    """Inputs + outputs of all layers that the LoRA trains."""
+    trained = " ".join(flags.get("network_args") or [])
+    double = 0 if "train_blocks=single" in trained else shape["double_lora_sides"] * shape["double_blocks"]
+    single = 0 if "train_blocks=double" in trained else shape["single_lora_sides"] * shape["single_blocks"]
+    return int(double + single)
+
+
+def _optimizer_bytes(flags: Mapping[str, Any]) -> float:
+    return OPTIMIZER_BYTES.get(str(flags.get("optimizer_type", "adamw")).lower(), 8)
 
 
 def _training(run: Mapping[str, Any], flags: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, float]:
@@ -79,11 +132,7 @@ def _training(run: Mapping[str, Any], flags: Mapping[str, Any], shape: Mapping[s
     weights = kept * stored
     if not (flags.get("cache_text_encoder_outputs") or flags.get("cache_text_encoder_outputs_to_disk")):
         weights += shape["text_parameters"] * 2
-    trained = " ".join(flags.get("network_args") or [])
-    sides = 0 if "train_blocks=single" in trained else shape["double_lora_sides"] * doubles
-    sides += 0 if "train_blocks=double" in trained else shape["single_lora_sides"] * singles
-    optimizer = OPTIMIZER_BYTES.get(str(flags.get("optimizer_type", "adamw")).lower(), 8)
-    lora = run["rank"] * sides * (4 + 4 + optimizer)
+    lora = run["rank"] * _lora_sides(flags, shape) * (4 + 4 + _optimizer_bytes(flags))
     tokens = run["batch_size"] * ((run["resolution"] // 16) ** 2 + shape["text_tokens"])
     row = tokens * shape["width"] * compute
     through = singles if flags.get("split_mode") else doubles + singles

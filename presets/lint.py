@@ -1,9 +1,10 @@
-"""What in a training script is known to hang: rules as data (lint.toml), checks as pure functions, each with its mend.
+"""Lint for training scripts: finds what is known to hang or fail. Rules are data (lint.toml), checks are pure functions.
 
-A check looks at one training command and returns None where all is well, else the changes that mend it (none when only a
-person can). A mend never changes what is learned: no learning rate, step count, data or precision.
+A check examines one training command. It returns None when nothing is wrong, otherwise the changes that fix it (an empty
+list when only a person can). A fix never changes what is learned: no learning rate, step count, data or precision.
 """
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,14 +16,14 @@ from presets.training import Training, file_name, trainings
 
 @dataclass(frozen=True)
 class Drop:
-    """Leave a flag out."""
+    """Remove a flag."""
 
     flag: str
 
 
 @dataclass(frozen=True)
 class Set:
-    """Give a flag this value, whether or not it is there."""
+    """Set a flag to these values; add it if it is missing."""
 
     flag: str
     values: tuple[str, ...] = ()
@@ -30,43 +31,68 @@ class Set:
 
 @dataclass(frozen=True)
 class Guard:
-    """Start the script through the guarded launcher."""
+    """Start the script with the guarded launcher."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Write to a local folder, and copy it to where the output was to go when the script ends."""
+    """Write to the folder `local`, and copy it to the folder `wanted` when the script ends."""
 
     local: str
     wanted: str
 
 
-Change = Drop | Set | Guard | Stage
-Mend = list[Change] | None
+@dataclass(frozen=True)
+class Quote:
+    """Put the value of a flag in quotes; the flag "" stands for the script's path."""
+
+    flag: str
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Remove a flag from the config file: the command uses a copy of the file without it."""
+
+    flag: str
+    config: str
+
+
+@dataclass(frozen=True)
+class Newlines:
+    """Replace Windows line endings."""
+
+
+@dataclass(frozen=True)
+class Unmark:
+    """Remove the byte order mark at the start of the script."""
+
+
+Change = Drop | Set | Guard | Stage | Quote | Copy | Newlines | Unmark
+Fix = list[Change] | None
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is known to hang, with why and what mends it."""
+    """One problem: which rule, where, why it is a problem, and how to fix it."""
 
     id: str
     level: str
     line: int
     why: str
     source: str
-    mend: str
+    fix: str
     fixable: bool
 
 
 def trains_single_blocks(t: Training) -> bool:
-    """Whether only FLUX's single blocks get a LoRA, and none that needs the input layers."""
+    """Whether only FLUX's single blocks get a LoRA, and the input layers (in_dims) get none."""
     words = [v or "" for v in (t.flags["network_args"].values if t.has("network_args") else [])]
     last = [w.partition("=")[2] for w in words if w.startswith("train_blocks=")][-1:]
     return last == ["single"] and not any(w.startswith("in_dims=") for w in words)
 
 
 def is_flux(t: Training) -> bool:
-    """Whether the command trains a LoRA of FLUX, the only family that has a split mode."""
+    """Whether the command trains a LoRA of FLUX, the only family with a split mode."""
     return t.module == "trainer" or file_name(t.command.words[t.script].shape) == "flux_train_network.py"
 
 
@@ -74,20 +100,110 @@ def _unguarded(t: Training) -> bool:
     return t.module == ""
 
 
-def block_swap(t: Training) -> Mend:
+def line_endings(t: Training) -> Fix:
+    return [Newlines()] if t.language == "sh" and "\r\n" in t.source else None
+
+
+def byte_order_mark(t: Training) -> Fix:
+    return [Unmark()] if t.language != "ps" and t.source.startswith("\ufeff") else None
+
+
+def unquoted_path(t: Training) -> Fix:
+    table = _table("lint.toml")
+    changes: list[Change] = []
+    found = False
+    for flag in [*table["path_flags"], *table["name_flags"], ""]:
+        words = split_words(t, flag)
+        if len(words) < 2:
+            continue
+        first, *rest = (t.command.words[i].shape for i in words)
+        first = first.partition("=")[2] if first.startswith(f"--{flag}=") else first
+        exists = (t.base / " ".join((first, *rest))).exists()
+        is_path = exists or any(
+            re.search(r"[/\\]|\.(safetensors|sft|toml|json|txt|ckpt|pt|yaml)$", word) for word in rest
+        )
+        if flag in table["path_flags"] and not is_path and not re.search(r"[/\\]", first):
+            continue
+        found = True
+        if (is_path or flag in table["name_flags"] or not flag) and quoted(t, flag):
+            changes.append(Quote(flag))
+    return changes if found else None
+
+
+def split_words(t: Training, flag: str) -> list[int]:
+    """The words of a value without quotes that may have been meant as one: those on one line, with spaces between.
+
+    Args:
+        flag: "" stands for the script's path.
+    """
+    if flag:
+        known = t.flags.get(flag)
+        words = known.words if known else []
+        words = words if words and "=" in t.command.words[words[0]].shape else words[1:]
+    else:
+        words = _script_words(t)
+    out = words[:1]
+    for before, after in itertools.pairwise(words):
+        one, two = t.command.words[before], t.command.words[after]
+        gap = t.source[one.span[1] : two.span[0]]
+        if one.span != two.span and (not gap or gap.strip(" \t")):
+            break
+        if two.shape.startswith(("\0", "@")):
+            break  # it may stand for other flags
+        out.append(after)
+    quoted = any(re.search("[\"']", t.source[slice(*t.command.words[i].span)]) for i in out)
+    return [] if quoted else out
+
+
+def _script_words(t: Training) -> list[int]:
+    """The script's word and those before it that can only belong to its path."""
+    if t.module:
+        return [t.script]
+    words = t.command.words
+    for i in range(t.script - 1, t.launcher, -1):
+        if words[i].shape.startswith("-"):
+            break
+        if re.match(r"\.{0,2}/|~|[A-Za-z]:[/\\]|\0[/\\]", words[i].shape):
+            option = words[i - 1].shape
+            is_value = option == "-m" or option.lstrip("-") in _table("lint.toml")["launcher_path_options"]
+            return [t.script] if is_value else list(range(i, t.script + 1))
+    return [t.script]
+
+
+def quoted(t: Training, flag: str) -> tuple[int, int, str] | None:
+    """Where the value of a flag is written, and the same in quotes; None where quotes would change more than the spaces."""
+    words = [t.command.words[i] for i in split_words(t, flag)]
+    start, end = words[0].span[0], words[-1].span[1]
+    if t.source.startswith(f"--{flag}=", start):
+        start += len(flag) + 3
+    raw = t.source[start:end]
+    special = {"sh": r"""["'`\\*?\[{~]|\$\(""", "cmd": r'["^]', "ps": r"""["'`,@(){}]|\\$"""}[t.language]
+    home = "~/" if t.language == "sh" and raw.startswith("~/") else ""
+    raw = raw.removeprefix(home)
+    if re.search(special, raw) or start >= end:
+        return None
+    doubled = re.sub(r"(\\+)$", r"\1\1", raw) if t.language == "cmd" else raw
+    return start, end, f'{home}"{doubled}"'
+
+
+def cut_off(t: Training) -> Fix:
+    return None if t.cut_at is None else []
+
+
+def block_swap(t: Training) -> Fix:
     if not t.has("blocks_to_swap") or t.number("blocks_to_swap") == 0:
         return None
     saves_memory = is_flux(t) and trains_single_blocks(t) and not t.has("split_mode")
     return [Drop("blocks_to_swap"), *([Set("split_mode")] if saves_memory else [])]
 
 
-def split_mode(t: Training) -> Mend:
+def split_mode(t: Training) -> Fix:
     if not (t.has("split_mode") and _unguarded(t)):
         return None
     return [Guard()] if trains_single_blocks(t) else [Drop("split_mode")]
 
 
-def split_mode_conflict(t: Training) -> Mend:
+def split_mode_conflict(t: Training) -> Fix:
     if not t.has("split_mode") or _unguarded(t):
         return None
     if not trains_single_blocks(t):
@@ -95,12 +211,12 @@ def split_mode_conflict(t: Training) -> Mend:
     return [Drop("cpu_offload_checkpointing")] if t.has("cpu_offload_checkpointing") else None
 
 
-def fused_optimizer(t: Training) -> Mend:
+def fused_optimizer(t: Training) -> Fix:
     fused = [f for f in ("blockwise_fused_optimizers", "fused_backward_pass", "fused_optimizer_groups") if t.has(f)]
     return [Drop(f) for f in fused] or None
 
 
-def no_state(t: Training) -> Mend:
+def no_state(t: Training) -> Fix:
     saves = t.has("save_state") or t.opaque
     every = [f for f in ("save_every_n_epochs", "save_every_n_steps", "save_n_epoch_ratio") if t.has(f)]
     if saves and (every or t.opaque):
@@ -116,18 +232,18 @@ def no_state(t: Training) -> Mend:
     return changes
 
 
-def persistent_without_workers(t: Training) -> Mend:
+def persistent_without_workers(t: Training) -> Fix:
     persistent = t.has("persistent_data_loader_workers") and t.number("max_data_loader_n_workers") == 0
     return [Drop("persistent_data_loader_workers")] if persistent else None
 
 
-def many_workers(t: Training) -> Mend:
+def many_workers(t: Training) -> Fix:
     workers = 8 if t.lacks("max_data_loader_n_workers") else t.number("max_data_loader_n_workers")
     return [Set("max_data_loader_n_workers", ("2",))] if workers is not None and workers > 2 else None
 
 
-def windows_workers(t: Training) -> Mend:
-    if t.language != "cmd":
+def windows_workers(t: Training) -> Fix:
+    if t.language == "sh":
         return None
     workers = 8 if t.lacks("max_data_loader_n_workers") else t.number("max_data_loader_n_workers")
     if not workers and not t.has("persistent_data_loader_workers"):
@@ -135,45 +251,45 @@ def windows_workers(t: Training) -> Mend:
     return [Set("max_data_loader_n_workers", ("0",)), Drop("persistent_data_loader_workers")]
 
 
-def _asked(t: Training, flag: str) -> bool:
+def _is_on(t: Training, flag: str) -> bool:
     return t.has(flag) and t.number(flag) != 0
 
 
-def sampling(t: Training) -> Mend:
-    asked = any(_asked(t, f) for f in ("sample_every_n_steps", "sample_every_n_epochs", "sample_at_first"))
-    return [Guard()] if asked and _unguarded(t) else None
+def sampling(t: Training) -> Fix:
+    samples = any(_is_on(t, f) for f in ("sample_every_n_steps", "sample_every_n_epochs", "sample_at_first"))
+    return [Guard()] if samples and _unguarded(t) else None
 
 
-def tracker(t: Training) -> Mend:
+def tracker(t: Training) -> Fix:
     return [Guard()] if t.text("log_with") in ("wandb", "all") and _unguarded(t) else None
 
 
-def upload(t: Training) -> Mend:
+def upload(t: Training) -> Fix:
     return [Guard()] if (t.has("huggingface_repo_id") or t.has("async_upload")) and _unguarded(t) else None
 
 
-def resume(t: Training) -> Mend:
+def resume(t: Training) -> Fix:
     return [Guard()] if t.has("resume") and _unguarded(t) else None
 
 
-def unguarded(t: Training) -> Mend:
+def unguarded(t: Training) -> Fix:
     return [Guard()] if _unguarded(t) else None
 
 
-def cache_in_memory(t: Training) -> Mend:
+def cache_in_memory(t: Training) -> Fix:
     flags = ("cache_latents", "cache_text_encoder_outputs")
     if t.module == "trainer":
-        return None  # it caches on disk whatever is said
+        return None  # it always caches on disk
     return [Set(f"{f}_to_disk") for f in flags if t.has(f) and t.lacks(f"{f}_to_disk")] or None
 
 
-def network_place(path: str | None, t: Training) -> bool:
-    """Whether a path is certainly on a network file system, by /proc/mounts or its UNC form."""
+def on_network(path: str | None, t: Training) -> bool:
+    """Whether a path is known to be on a network file system: by /proc/mounts, or because it is a UNC path."""
     if not path:
         return False
     if re.match(r"\\\\[^\\]|//[^/]", path):
         return True
-    full = Path(path) if t.language == "cmd" else (t.base / path).absolute()
+    full = Path(path) if t.language != "sh" else (t.base / path).absolute()
     kind, longest = "", -1
     for line in t.mounts.splitlines():
         parts = line.split()
@@ -185,22 +301,22 @@ def network_place(path: str | None, t: Training) -> bool:
     return kind in _table("lint.toml")["network_file_systems"]
 
 
-def network_output(t: Training) -> Mend:
+def network_output(t: Training) -> Fix:
     wanted = t.text("output_dir")
-    if not network_place(wanted, t):
+    if not on_network(wanted, t):
         return None
     name = re.sub(r"[^\w-]+", "-", t.text("output_name") or file_name(wanted or "")).strip("-") or "run"
     return [Stage(f"/var/tmp/hangproof/{name}", wanted or "")] if t.language == "sh" else []
 
 
-def network_data(t: Training) -> Mend:
+def network_data(t: Training) -> Fix:
     if not _unguarded(t):
         return None
     places = ("train_data_dir", "dataset_config", "reg_data_dir", "in_json", "conditioning_data_dir")
-    return [Guard()] if any(network_place(t.text(p), t) for p in places) else None
+    return [Guard()] if any(on_network(t.text(p), t) for p in places) else None
 
 
-def collective_timeout(t: Training) -> Mend:
+def collective_timeout(t: Training) -> Fix:
     def above_one(option: str) -> bool:
         value = t.launch.get(option) or ""
         return value.isdigit() and int(value) > 1
@@ -211,8 +327,12 @@ def collective_timeout(t: Training) -> Mend:
     return [Set("ddp_timeout", ("60",))] if several and t.lacks("ddp_timeout") else None
 
 
-# In the order they are mended: the specific ones first, so that a finding names its own reason.
-CHECKS: dict[str, Callable[[Training], Mend]] = {
+# In the order in which they are fixed: specific rules first, so that each finding names its own reason.
+CHECKS: dict[str, Callable[[Training], Fix]] = {
+    "line-endings": line_endings,
+    "byte-order-mark": byte_order_mark,
+    "unquoted-path": unquoted_path,
+    "cut-off": cut_off,
     "block-swap": block_swap,
     "split-mode": split_mode,
     "split-mode-conflict": split_mode_conflict,
@@ -234,23 +354,26 @@ CHECKS: dict[str, Callable[[Training], Mend]] = {
 
 
 def check(t: Training) -> list[tuple[str, list[Change]]]:
-    """The ids of what is wrong with a training command, each with its changes."""
+    """The rules that a training command breaks, each with the changes that fix it."""
     found = [(name, changes) for name, rule in CHECKS.items() if (changes := rule(t)) is not None]
     windows = any(name == "windows-workers" for name, _ in found)
     return [(name, changes) for name, changes in found if not (windows and name == "many-workers")]
 
 
 def lint(text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "") -> list[Finding]:
-    """All findings of a script, in the order of its commands."""
+    """All findings in a script, in the order of its commands.
+
+    Args: as presets.training.trainings.
+    """
     rules = _table("lint.toml")["rules"]
     return [
         Finding(
             id=rule,
             level=rules[rule]["level"],
-            line=text.count("\n", 0, _place(t, changes)) + 1,
+            line=text.count("\n", 0, _position(t, rule, changes)) + 1,
             why=rules[rule]["why"],
             source=rules[rule]["source"],
-            mend=rules[rule]["mend"],
+            fix=rules[rule]["fix"],
             fixable=bool(changes),
         )
         for t in trainings(text, name, base, mounts)
@@ -258,13 +381,15 @@ def lint(text: str, name: str = "train.sh", base: Path | None = None, mounts: st
     ]
 
 
-def _place(t: Training, changes: list[Change]) -> int:
-    """Where in the source the finding is: the first flag to be changed that stands there, else the script's name."""
+def _position(t: Training, rule: str, changes: list[Change]) -> int:
+    """Where a finding is in the script's text: at the first written flag that changes, else at the script's name."""
+    if rule == "cut-off" and t.cut_at is not None:
+        return t.cut_at
     for change in changes:
-        known = t.flags.get(change.flag) if isinstance(change, Drop | Set) else None
+        known = t.flags.get(change.flag) if isinstance(change, Drop | Set | Quote) else None
         if known and known.words:
-            return t.command.words[known.words[0]].start
-    return t.command.words[t.script].start
+            return t.command.words[known.words[0]].span[0]
+    return t.command.words[t.script].span[0]
 
 
 def as_json(findings: list[Finding]) -> list[dict]:

@@ -1,13 +1,13 @@
-"""Platform rules: a pure function of (platform, settings), so that all three are tested from Linux.
+"""Platform rules: a pure function of (platform, settings), so that all three platforms are tested on Linux.
 
-The table (platforms.toml) says what a platform cannot do without hanging; this only lays it over what was asked.
+The table (platforms.toml) lists what hangs on a platform; `platform_rules` applies it to the requested settings.
 """
 
 from presets.tables import _table
 
 
 def loader_settings(workers: int, persistent: bool = True) -> dict:
-    """Settings of a data loader as `platform_rules` takes them; 0 workers drop what only workers can have."""
+    """Data-loader settings for `platform_rules`; with 0 workers, without the settings that need workers."""
     return {
         "workers": workers,
         "persistent_workers": persistent and workers > 0,
@@ -18,16 +18,18 @@ def loader_settings(workers: int, persistent: bool = True) -> dict:
 
 
 def platform_rules(platform: str, settings: dict) -> dict:
-    """Settings that do not hang on a platform.
+    """The settings without what hangs on a platform.
 
     Args:
-        platform: as `sys.platform` writes it; only its beginning counts (`linux2`, `win32`, `darwin`).
-        settings: workers, persistent_workers, prefetch_factor, start_method (None: the platform's own), env. Left as is.
+        platform: a value of `sys.platform`; its prefix decides (`linux2`, `win32`, `darwin`).
+        settings: workers, persistent_workers, prefetch_factor, start_method (None: the platform's default), env. Not modified.
 
     Returns:
-        A new dict with the same keys. Zero workers never keep persistent workers or a prefetch factor: torch refuses them.
+        A new dict with the same keys. With zero workers there are no persistent workers and no prefetch factor, because
+        torch refuses them.
     """
-    rules = next((table for name, table in _table("platforms.toml").items() if platform.startswith(name)), {})
+    tables = _table("platforms.toml")
+    rules: dict = next((table for name, table in tables.items() if platform.startswith(name)), {})
     out = {**settings, "env": {**settings.get("env", {}), **rules.get("env", {})}}
     for key, value in rules.get("loader", {}).items():
         out[key] = None if value == "none" else value

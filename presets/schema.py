@@ -1,10 +1,10 @@
-"""Flags, types, choices, defaults and help of a trainer's own parser, read from its source without importing it.
+"""Reads flags, types, choices, defaults and help of a trainer's argument parser from its source, without importing it.
 
-Importing sd-scripts' parser takes torch, five seconds and its whole environment; the page has none of these. Its parsers
-are plain `add_argument` calls in functions that call each other, so the syntax tree holds all of it: starting at the
-script's `setup_parser`, every call that passes the parser on is followed into the module it was imported from. Branches on
-a function's own parameters (`if support_dreambooth:`) are decided from the literal arguments of the call. What cannot be
-read (a default that is computed) is left out by name rather than guessed. The result is cached by the checkout's commit.
+Importing sd-scripts' parser needs torch, five seconds and its complete environment; the page has none of these. The parsers
+are plain `add_argument` calls in functions that call each other. The reader starts at the script's `setup_parser` and
+follows every call that passes the parser on, also into imported modules. It decides branches on a function's parameters
+(`if support_dreambooth:`) from the literal arguments of the call. A default that is computed is marked as such, never
+guessed. The result is cached by the commit of the checkout.
 """
 
 import ast
@@ -24,12 +24,12 @@ ADDERS = ("add_argument",)
 
 
 def sd_scripts(checkout: Path, script: str = "flux_train_network.py") -> dict[str, dict]:
-    """The flags of a script of an sd-scripts checkout, by name without dashes, in the parser's order.
+    """The flags of a script in an sd-scripts checkout by name (without dashes), in the parser's order.
 
-    Each: {type: bool|int|float|str, nargs, choices, default, required, help, group}; `group` is the function that adds it.
+    Each: {type: bool|int|float|str, nargs, choices, default, required, help, group}; `group` is the function that adds the flag.
 
     Raises:
-        PresetError: no such script, or it has no `setup_parser`.
+        PresetError: the script does not exist or has no `setup_parser`.
     """
     path = checkout / script
     if not path.is_file():
@@ -49,22 +49,22 @@ def _trainer(path: Path, stamp: tuple[int, int]) -> dict[str, dict]:
     module = reader.module(path)
     makers = [name for name, node in module.functions.items() if _makes_parser(node)]
     if not makers:
-        raise PresetError(f"{path}: no function there makes an ArgumentParser")
+        raise PresetError(f"{path}: no function creates an ArgumentParser; restore the file")
     for name in makers:
         reader.run(module, name, [], {})
     return reader.flags
 
 
 def trainer(path: Path) -> dict[str, dict]:
-    """The flags of the embedded trainer, from its `arguments.py`; same shape as `sd_scripts`.
+    """The flags of the built-in trainer, from its `arguments.py`; same form as `sd_scripts`.
 
     Raises:
-        PresetError: the file is missing or makes no parser.
+        PresetError: the file is missing or creates no parser.
     """
     try:
         stat = path.stat()
     except FileNotFoundError as error:
-        raise PresetError(f"{path} does not exist; the project is incomplete, clone it again") from error
+        raise PresetError(f"{path} does not exist; this installation is incomplete, clone the project again") from error
     return json.loads(json.dumps(_trainer(path, (stat.st_mtime_ns, stat.st_size))))
 
 
@@ -72,13 +72,15 @@ def _read_script(checkout: Path, path: Path) -> dict[str, dict]:
     reader = _Reader(checkout)
     module = reader.module(path)
     if "setup_parser" not in module.functions:
-        raise PresetError(f"{path}: no function setup_parser; this version of sd-scripts cannot be read")
+        raise PresetError(
+            f"{path}: no function setup_parser; this version of sd-scripts is not supported, run ./start.sh sd-scripts"
+        )
     reader.run(module, "setup_parser", [], {})
     return reader.flags
 
 
 def commit(checkout: Path) -> str | None:
-    """The commit a git checkout stands at, read from its files; None when it is no git checkout or has been packed oddly."""
+    """The current commit of a git checkout, read from its files; None when it cannot be found there."""
     try:
         head = (checkout / ".git" / "HEAD").read_text(encoding="utf-8").strip()
         if not head.startswith("ref: "):
@@ -96,13 +98,13 @@ def commit(checkout: Path) -> str | None:
 
 
 def _cache_file(checkout: Path, script: str) -> Path | None:
-    """Where the flags of a script are cached: by commit, this reader's own source and the script's time of change."""
-    stands_at = commit(checkout)
-    if not stands_at:
+    """The cache file for the flags of a script; its name depends on the commit, this module and the script's mtime."""
+    current = commit(checkout)
+    if not current:
         return None
     key = hashlib.sha256(
         "\0".join(
-            [stands_at, script, str((checkout / script).stat().st_mtime_ns), Path(__file__).read_text(encoding="utf-8")]
+            [current, script, str((checkout / script).stat().st_mtime_ns), Path(__file__).read_text(encoding="utf-8")]
         ).encode()
     ).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -113,11 +115,11 @@ def _read_cache(path: Path) -> dict[str, dict] | None:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # absent, or another process was killed while writing it: it is made anew
+        return None  # missing or damaged: it is written again
 
 
 def _write_cache(path: Path, flags: dict[str, dict]) -> None:
-    """Keep the result; a home that cannot be written only costs the time of reading again."""
+    """Write the cache. Errors are ignored: they only cost the time of reading the source again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
@@ -141,7 +143,7 @@ def _tail(node: ast.expr) -> str:
 
 
 class _Module:
-    """One source file: its functions, its constants, and where its names come from."""
+    """One source file: its functions, constants and imports."""
 
     def __init__(self, path: Path):
         self.tree = ast.parse(path.read_bytes(), filename=str(path))
@@ -165,7 +167,7 @@ class _Module:
 
 
 class _Reader:
-    """Follows a parser through the functions that add to it, collecting its flags."""
+    """Follows a parser through the functions that add to it and collects the flags."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -177,11 +179,13 @@ class _Reader:
             try:
                 self.modules[path] = _Module(path)
             except (OSError, SyntaxError, ValueError) as error:
-                raise PresetError(f"{path} cannot be read as Python ({error}); check the checkout out again") from error
+                raise PresetError(
+                    f"{path} cannot be parsed as Python ({error}); restore the file with `git checkout`"
+                ) from error
         return self.modules[path]
 
     def run(self, module: _Module, name: str, args: list[Any], keywords: dict[str, Any]) -> None:
-        """Go through a function's body, knowing what its parameters are where that is known."""
+        """Read a function's body with the known values of its parameters."""
         function = module.functions[name]
         names = [a.arg for a in function.args.args]
         known = dict(zip(reversed(names), map(literal, reversed(function.args.defaults)), strict=False))
@@ -218,7 +222,7 @@ class _Reader:
             self.run(other, name, args, keywords)
 
     def _find(self, module: _Module, func: ast.expr) -> tuple[_Module, str] | None:
-        """The function that is called, where it is one of this checkout that has to do with parsers."""
+        """The module and name of the called function; None where it is not in this checkout."""
         if isinstance(func, ast.Name):
             if func.id in module.functions:
                 return module, func.id
@@ -266,7 +270,7 @@ class _Reader:
 
 
 def literal(node: ast.expr, known: dict[str, Any] | None = None) -> Any:
-    """The value of an expression of literals and known names; UNKNOWN when it cannot be told without running it."""
+    """The value of an expression of literals and known names; UNKNOWN when it has other parts."""
     known = known or {}
     if isinstance(node, ast.Constant):
         return node.value

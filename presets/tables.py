@@ -1,7 +1,7 @@
-"""Read the tables: tiers, models (ours and the user's), families, defaults.
+"""Reads the tables: tiers, models (built-in and the user's), families, defaults.
 
-Read once and cached, handed out as copies, so that no caller can change another's table. A user's `models.toml` is read
-again whenever it changes, because the page stays open while it is edited.
+Tables are read once and returned as copies, so that no caller can change another's. The user's `models.toml` is read again
+when it changes, because the page stays open while it is edited.
 """
 
 import copy
@@ -14,6 +14,7 @@ import tomllib
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_KEYS = {
     "name": str,
+    "note": str,
     "family": str,
     "repo": str,
     "licence": str,
@@ -28,7 +29,7 @@ BACKENDS = ("sd-scripts", "diffusers")
 
 
 class PresetError(ValueError):
-    """A table that cannot be used: what is wrong, in which file, and what to do."""
+    """A table is invalid. The message says what is wrong, in which file, and what to do."""
 
 
 def data_root() -> Path:
@@ -38,13 +39,17 @@ def data_root() -> Path:
 
 
 def read_toml(path: Path) -> dict:
-    """A TOML file as a dict; PresetError names the file when it does not parse or is not UTF-8."""
+    """A TOML file as a dict.
+
+    Raises:
+        PresetError: the file is not valid TOML or not UTF-8; the message names it.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise PresetError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+        raise PresetError(f"{path}: not UTF-8 text (byte {error.start}); save the file as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
-        raise PresetError(f"{path}: {error}; fix the line, or compare with presets/models.toml") from error
+        raise PresetError(f"{path}: not valid TOML: {error}; fix this line") from error
 
 
 @functools.cache
@@ -58,17 +63,22 @@ def _user_table(path: Path, stamp: tuple[int, int]) -> dict:
 
 
 def tiers() -> dict[str, dict]:
-    """Tiers by name: {label, vram_gb, note, flags}; flags are the tier's own, `defaults()["all"]` those of every tier."""
+    """Tiers by name: {label, vram_gb, note, flags}. `defaults()["all"]` has the flags that all tiers share."""
     return copy.deepcopy(_table("tiers.toml")["tiers"])
 
 
 def defaults() -> dict:
-    """The defaults table, with `all`: the flags that every tier gets."""
+    """The defaults table, with `all`: the flags of every tier."""
     return {**copy.deepcopy(_table("defaults.toml")), "all": copy.deepcopy(_table("tiers.toml")["all"])}
 
 
+def sanity() -> dict:
+    """The tables of values that make no sense: {rule, flag, rates, flags}."""
+    return copy.deepcopy(_table("sanity.toml"))
+
+
 def families() -> dict[str, dict]:
-    """Model families: {script, network_module, needs}."""
+    """Model families by name: {script, network_module, needs, parts, shape}."""
     return copy.deepcopy(_table("models.toml")["families"])
 
 
@@ -81,10 +91,10 @@ def _user_models(user_file: Path) -> dict:
 
 
 def models(user_file: Path | None = None) -> dict[str, dict]:
-    """Base models by key, ours and then the user's (`<data root>/models.toml`), every optional key filled in.
+    """Base models by key, with every optional key: the built-in ones, then the user's (`<data root>/models.toml`).
 
     Raises:
-        PresetError: the user's file does not parse, or a model in it misses a key or has an unknown one.
+        PresetError: the user's file is not valid TOML, or a model in it lacks a key or has an unknown one.
     """
     path = user_file or data_root() / "models.toml"
     user = _user_models(path)
@@ -96,7 +106,7 @@ def models(user_file: Path | None = None) -> dict[str, dict]:
 
 
 def downloads(user_file: Path | None = None) -> dict[str, dict]:
-    """Where a model file comes from, by its name in the models folder: {repo, path[, size, sha256]}."""
+    """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}."""
     user = _user_models(user_file or data_root() / "models.toml")
     return copy.deepcopy({**_table("models.toml")["downloads"], **user.get("downloads", {})})
 
@@ -104,14 +114,15 @@ def downloads(user_file: Path | None = None) -> dict[str, dict]:
 def _complete(key: str, model: dict, origin: str) -> dict:
     where = f"{origin}: [models.{key}]"
     if not isinstance(model, dict):
-        raise PresetError(f"{where} is not a table; write it as in presets/models.toml")
+        raise PresetError(f"{where} is not a table; write it like the models in presets/models.toml")
     for name, value in model.items():
         if name not in MODEL_KEYS:
-            raise PresetError(f"{where}: unknown key {name!r}; known: {', '.join(MODEL_KEYS)}")
+            raise PresetError(f"{where}: unknown key {name!r}; use one of {', '.join(MODEL_KEYS)}")
         if not isinstance(value, MODEL_KEYS[name]):
             raise PresetError(f"{where}: {name} must be a {MODEL_KEYS[name].__name__}, not {value!r}")
     full = {
         "name": key,
+        "note": "",
         "family": "flux",
         "repo": "",
         "licence": "unknown",
@@ -124,22 +135,24 @@ def _complete(key: str, model: dict, origin: str) -> dict:
         **copy.deepcopy(model),
     }
     if full["family"] not in _table("models.toml")["families"]:
-        raise PresetError(f"{where}: unknown family {full['family']!r}; known: {', '.join(families())}")
+        raise PresetError(f"{where}: unknown family {full['family']!r}; use one of {', '.join(families())}")
     unknown = [b for b in full["backends"] if b not in BACKENDS]
     if unknown or not full["backends"]:
-        raise PresetError(f"{where}: give `repo` (diffusers) or `files` (sd-scripts); backends: {full['backends']}")
+        raise PresetError(
+            f"{where}: no trainer can load it (backends = {full['backends']}); set `repo` for diffusers or `files` for sd-scripts"
+        )
     return full
 
 
 def find_model(name: str, user_file: Path | None = None) -> str:
-    """The key of the model that is called `name`: its key or its shown name, upper and lower case alike.
+    """The key of the model with this key or display name, ignoring case.
 
     Raises:
-        PresetError: there is none; the message lists those there are.
+        PresetError: there is no such model; the message lists the known ones.
     """
     table = models(user_file)
     wanted = name.strip().casefold()
     for key, model in table.items():
         if wanted in (key.casefold(), model["name"].casefold()):
             return key
-    raise PresetError(f"no base model {name!r}; there are: {', '.join(table)} (yours go into models.toml)")
+    raise PresetError(f"no base model {name!r}; use one of {', '.join(table)}, or add yours to models.toml")

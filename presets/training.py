@@ -1,59 +1,64 @@
-"""A training command as lint sees it: which script, started by what, with which flags, from the line or a config file."""
+"""Finds the training commands of a script: script or module, launcher options, and flags (also those of a config file)."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from presets import shell
+from presets.syntax import Command
 from presets.tables import PresetError, _table, read_toml
-from presets.words import Command
 
 MODULES = ("trainer", "sd_scripts_patches")
+FLAG = re.compile(r"--[A-Za-z]")
 
 
 @dataclass
 class Flag:
-    """A flag's values (None: cannot be known) and its words; no words when a config file sets it."""
+    """The values of a flag (None: unknown) and the indices of its words; no words where a config file sets it."""
 
     values: list[str | None]
     words: list[int] = field(default_factory=list)
-    earlier: list[int] = field(default_factory=list)  # words of the same flag that a later one overrides
+    earlier: list[int] = field(default_factory=list)  # words of earlier mentions, which this one overrides
 
 
 @dataclass
 class Training:
-    """One command that trains."""
+    """One training command."""
 
     command: Command
     language: str
-    script: int  # index of the word that names the script or module
-    module: str  # "trainer", "sd_scripts_patches", or "" where sd-scripts runs by itself
+    script: int  # index of the word with the script or module
+    module: str  # "trainer", "sd_scripts_patches", or "" where sd-scripts runs without guards
     flags: dict[str, Flag]
     launch: dict[str, str | None]  # options of accelerate or torchrun
-    opaque: bool  # something stands for words that cannot be known: nothing is said about what is absent
+    opaque: bool  # some words are unknown, so no flag is known to be absent
     config: Path | None = None
     mounts: str = ""  # /proc/mounts
-    base: Path = Path()  # relative paths are taken from here
+    base: Path = Path()  # the folder that relative paths start from
+    source: str = ""  # the whole script
+    cut_at: int | None = None  # where flags follow that the command does not get
+    launcher: int = 0  # index of the word that starts the script: accelerate, python, or the script itself
 
     def has(self, flag: str) -> bool:
-        """Whether a switch is on or a flag given."""
+        """Whether a flag is set."""
         return flag in self.flags
 
     def text(self, flag: str) -> str | None:
-        """A flag's first value; None when it is not given or cannot be known."""
+        """The first value of a flag; None when the flag is not set or its value is unknown."""
         values = self.flags[flag].values if flag in self.flags else []
         return values[0] if values else None
 
     def number(self, flag: str) -> float | None:
-        """A flag's value as a number; None when it has none."""
+        """The first value of a flag as a number; None when it is not a number."""
         try:
             return float(self.text(flag) or "")
         except ValueError:
             return None
 
     def lacks(self, flag: str) -> bool:
-        """Whether a flag is certainly not given."""
+        """Whether a flag is known to be absent."""
         return not self.opaque and flag not in self.flags
 
 
@@ -61,15 +66,34 @@ def trainings(text: str, name: str = "train.sh", base: Path | None = None, mount
     """The training commands of a script (or of a bare command line).
 
     Args:
-        name: the file's name, for its dialect. base: where relative paths start. mounts: /proc/mounts.
+        name: the file's name, which decides the dialect. base: the folder that relative paths start from.
+        mounts: the contents of /proc/mounts.
     """
     language = shell.dialect(name, text)
     base = base or Path()
-    return [t for c in shell.commands(text, language) if (t := _training(c, language, base, mounts))]
+    found = shell.commands(text, language)
+    out = []
+    for command, following in zip(found, [*found[1:], None], strict=True):
+        if training := _training(command, language, base, mounts):
+            training.source = text
+            if following and _is_cut_off(text, command, following):
+                training.cut_at, training.opaque = following.start, True
+            out.append(training)
+    return out
+
+
+def _is_cut_off(text: str, command: Command, following: Command) -> bool:
+    """Whether the next command is a line that starts with a flag, so that a line continuation is missing before it."""
+    line = text[text.rfind("\n", 0, following.start) + 1 : following.start]
+    return (
+        command.end <= following.start - len(line)
+        and not line.strip()
+        and bool(re.match(r"--?[A-Za-z]", following.words[0].shape))
+    )
 
 
 def file_name(path: str) -> str:
-    """The last part of a path, whichever slashes it has."""
+    """The last part of a path with slashes of either kind."""
     return PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name
 
 
@@ -85,27 +109,60 @@ def _training(command: Command, language: str, base: Path, mounts: str) -> Train
         elif file_name(word.shape) in scripts:
             script = i
             break
-    if script is None:
+    launcher = None if script is None else _launcher(command, script)
+    if script is None or launcher is None:
         return None
     if module == "sd_scripts_patches" and file_name(command.words[script].shape) not in scripts:
-        return None  # `check DIR`, or a module that is run through the launcher
+        return None  # `check DIR`, or a module that the launcher runs
     flags = dict(_flags(command, script + 1))
     before = {f: (v.values[-1] if v.values else "") for f, v in _flags(command, 0, script)}
     training = Training(command, language, script, module, flags, before, command.opaque, mounts=mounts, base=base)
+    training.launcher = launcher
     _read_config(training)
     return training
+
+
+def _program_name(value: str) -> str:
+    return re.sub(r"(\.exe|\.cmd|\.bat)$", "", file_name(value).lower().lstrip("!"))
+
+
+def program(command: Command) -> int:
+    """The index of the program's name, after assignments such as `CUDA_VISIBLE_DEVICES=0`."""
+    return next((i for i, word in enumerate(command.words) if not re.match(r"[A-Za-z_]\w*=", word.shape)), 0)
+
+
+def _launcher(command: Command, script: int) -> int | None:
+    """The index of the program that starts the script; None where a command such as `cp` or `test -f` only mentions it."""
+    table = _table("lint.toml")
+    names = [_program_name(word.value or "") for word in command.words[:script]]
+    first = program(command)
+    while first < script and names[first] in table["wrappers"]:
+        first += 1
+    if first >= script or command.words[first].value is None:
+        return min(first, script)
+    if names[first] in table["printers"]:
+        return None
+    starts = [i for i, name in enumerate(names) if re.fullmatch(table["launchers"], name)]
+    if not starts:
+        return None
+    between = [word.value or "" for word in command.words[starts[-1] + 1 : script + 1]]
+    modules = [after for word, after in itertools.pairwise(between) if word == "-m"]
+    other_script = any(word.endswith(".py") for word in between[:-1])
+    known = all(module in MODULES or module in table["launch_modules"] for module in modules)
+    return starts[-1] if known and not other_script else None
 
 
 def _flags(command: Command, start: int, end: int | None = None) -> Iterator[tuple[str, Flag]]:
     found: dict[str, Flag] = {}
     flag = None
     for i in range(start, len(command.words) if end is None else end):
-        value = command.words[i].value
-        if value is not None and re.match(r"--[A-Za-z]", value):
-            name, equals, rest = value[2:].partition("=")
+        word = command.words[i]
+        value, shape = word.value, word.shape
+        if FLAG.match(shape) and (value is not None or "=" in shape.partition("\0")[0]):
+            name, equals, rest = shape[2:].partition("=")
             name = name.replace("-", "_") if end is not None else name
             earlier = [*found[name].earlier, *found[name].words] if name in found else []
-            flag = found[name] = Flag([rest] if equals else [], [i], earlier)
+            flag = found[name] = Flag([None if value is None else rest] if equals else [], [i], earlier)
         elif flag is not None:
             flag.values.append(value)
             flag.words.append(i)
@@ -113,7 +170,7 @@ def _flags(command: Command, start: int, end: int | None = None) -> Iterator[tup
 
 
 def _read_config(training: Training) -> None:
-    """Lay the command line over the `--config_file` of the training (kohya_ss writes all settings into one)."""
+    """Add the flags of the `--config_file` (kohya_ss writes all settings there); the command line overrides them."""
     if not training.has("config_file") or training.module == "trainer":
         return
     name = training.text("config_file")

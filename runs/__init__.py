@@ -1,8 +1,8 @@
 """A run on disk: its spec, its data set, its script, the layout of its folder.
 
-Names are loaded when they are first used: the monitor and the page import this package and must stay small, and pydantic
-(in `runs.spec`) and Pillow (when images are taken in) are what is heavy. No module here is called like one of these
-names: importing it would put the module in the place of the function.
+Names are loaded on first use: the monitor and the page import this package and must stay small, while pydantic (in
+`runs.spec`) and Pillow (when images are added) are large. No module here has the name of an exported function, because
+importing the module would replace the function.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""`python -m runs new|show|render|fetch-model`: make a run without a browser."""
+"""`python -m runs new|show|render|rename|delete|fetch-model`: create, show and manage runs without a browser."""
 
 import argparse
 import json
@@ -7,67 +7,88 @@ import time
 from pathlib import Path
 
 import runs
-from presets import PresetError
+from presets import PresetError, tiers
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="python -m runs", description="Make, show and render runs without a browser.")
+    top = argparse.ArgumentParser(prog="python -m runs", description="Create, show and render runs without a browser.")
     commands = top.add_subparsers(dest="command", required=True)
-    new = commands.add_parser("new", help="make a run's folder and print its path")
-    new.add_argument("--name", required=True, help="what the LoRA is called")
-    new.add_argument("--images", required=True, type=Path, help="folder with images, and captions as .txt beside them")
-    new.add_argument("--trigger", help="word that calls the LoRA; the caption of images that have none")
-    new.add_argument("--model", help="base model: python -m presets list")
-    new.add_argument("--tier", help="VRAM tier: 12G, 16G or 20G")
-    new.add_argument("--backend", help="sd-scripts or diffusers")
-    new.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt for sample images; can be repeated")
+    new = commands.add_parser("new", help="create a run and print the path of its folder")
+    new.add_argument("--name", required=True, help="name of the LoRA")
+    new.add_argument(
+        "--images", required=True, type=Path, help="folder of the images, with captions as .txt files of the same name"
+    )
+    new.add_argument(
+        "--trigger", help="word that activates the LoRA in a prompt; also the caption of images without one"
+    )
+    new.add_argument("--model", help="base model (list them with: python -m presets list)")
+    new.add_argument("--tier", help=f"VRAM tier: {', '.join(tiers())}")
+    new.add_argument("--backend", help="trainer: diffusers (built-in) or sd-scripts")
+    new.add_argument("--prompt", action="append", metavar="TEXT", help="prompt of a sample image; can be repeated")
     new.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a field of the spec (python -m runs show NAME) or a flag of the backend's trainer; can be repeated",
+        help="set a field of the spec (list them with: python -m runs show NAME) or a flag of the trainer; can be repeated",
     )
     show = commands.add_parser("show", help="print a run's spec, or list the runs")
-    show.add_argument("run", nargs="?", help="name or folder")
-    render = commands.add_parser("render", help="write a run's script again from its run.toml")
-    render.add_argument("run", help="name or folder")
-    fetch = commands.add_parser("fetch-model", help="fetch the model files that sd-scripts needs")
-    fetch.add_argument("model", help="base model: python -m presets list")
-    for command in (new, show, render, fetch):
-        command.add_argument("--json", action="store_true", help="end with one line of JSON")
+    show.add_argument("run", nargs="?", help="name or folder of a run")
+    render = commands.add_parser("render", help="write a run's script again after run.toml was changed")
+    render.add_argument("run", help="name or folder of a run")
+    rename = commands.add_parser("rename", help="rename a run with its data set, LoRA files, states and samples")
+    rename.add_argument("run", help="name or folder of a run")
+    rename.add_argument("new_name", help="the new name")
+    delete = commands.add_parser("delete", help="delete a run with its LoRA files, checkpoints, samples and log")
+    delete.add_argument("run", help="name or folder of a run")
+    delete.add_argument("--images", action="store_true", help="also delete its data set: images and captions")
+    delete.add_argument("--yes", action="store_true", help="do not ask")
+    fetch = commands.add_parser("fetch-model", help="download the model files that sd-scripts needs")
+    fetch.add_argument("model", help="base model (list them with: python -m presets list)")
+    for command in (new, show, render, rename, delete, fetch):
+        command.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0 done, 1 failed with the reason on standard error, 2 wrong usage."""
+    """Exit code 0: done. 1: failed, with the reason on standard error. 2: wrong usage."""
     args = parser().parse_args(argv)
     try:
-        return {"new": new, "show": show, "render": render, "fetch-model": fetch}[args.command](args)
+        actions = {"new": new, "show": show, "render": render, "rename": rename, "delete": delete, "fetch-model": fetch}
+        return actions[args.command](args)
     except (runs.RunError, PresetError) as error:
         print(f"runs: {error}", file=sys.stderr)
         return 1
 
 
 def new(args: argparse.Namespace) -> int:
-    """Make a run; notes and what still stands in the way of a start go to standard error."""
-    from runs.command import samples
-    from runs.flags import parse_settings
+    """Create a run. Notes, warnings, and problems that prevent a start, go to standard error.
 
-    given = {
+    An impossible value creates nothing, as on the page.
+    """
+    from runs.command import samples
+    from runs.dataset import counts
+    from runs.flags import parse_settings
+    from runs.machine import this_machine
+    from runs.sanity import IMPOSSIBLE, judge
+
+    fields = {
         k: getattr(args, k) for k in ("name", "trigger", "model", "tier", "backend") if getattr(args, k) is not None
     }
     if args.prompt:
-        given["prompts"] = args.prompt
-    spec = runs.make(parse_settings(args.set, given))
-    folder = runs.create(spec, args.images, tell=lambda text: print(f"note: {text}", file=sys.stderr))
+        fields["prompts"] = args.prompt
+    spec = runs.make(parse_settings(args.set, fields))
+    findings = judge(spec, counts(args.images), this_machine(spec.backend))
+    if impossible := [finding.fault() for finding in findings if finding.severity == IMPOSSIBLE]:
+        raise runs.RunError(impossible)
+    for finding in findings:
+        print(f"warning: {finding.fault()}", file=sys.stderr)
+    folder = runs.create(spec, args.images, on_note=lambda text: print(f"note: {text}", file=sys.stderr))
     if spec.prompts and not samples(spec):
-        print(
-            "note: no sample image is drawn with these prompts; --set sample_every_n_steps=N says when", file=sys.stderr
-        )
+        print("note: sample images are turned off; turn them on with --set sample_every_n_steps=N", file=sys.stderr)
     for problem in runs.problems(runs.load(folder)):
-        print(f"before it can start: {problem}", file=sys.stderr)
+        print(f"not ready to start: {problem.message}", file=sys.stderr)
     print(folder)
     if args.json:
         print(json.dumps({"folder": str(folder)}))
@@ -75,7 +96,7 @@ def new(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print a run's spec, or the runs there are."""
+    """Print a run's spec, or list the runs."""
     if args.run is None:
         folders = runs.list_runs()
         print("\n".join(map(str, folders)) or f"no runs in {runs.outputs_dir()}")
@@ -86,12 +107,16 @@ def show(args: argparse.Namespace) -> int:
     spec = runs.load(folder)
     print(runs.dumps(spec), end="")
     if args.json:
-        print(json.dumps({"folder": str(folder), "spec": spec.model_dump(), "problems": runs.problems(spec)}))
+        print(
+            json.dumps(
+                {"folder": str(folder), "spec": spec.model_dump(), "problems": [p.message for p in runs.problems(spec)]}
+            )
+        )
     return 0
 
 
 def render(args: argparse.Namespace) -> int:
-    """Write a run's script again."""
+    """Write a run's script again from its `run.toml`."""
     script = runs.render(runs.run_folder(args.run))
     print(script)
     if args.json:
@@ -99,21 +124,56 @@ def render(args: argparse.Namespace) -> int:
     return 0
 
 
+def rename(args: argparse.Namespace) -> int:
+    """Rename a run."""
+    from runs import manage
+
+    folder = manage.rename(args.run, args.new_name)
+    print(folder)
+    if args.json:
+        print(json.dumps({"folder": str(folder)}))
+    return 0
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Delete a run after a question, which `--yes` answers."""
+    from runs import manage
+
+    used = manage.usage(args.run)
+    size = used.run_bytes + (used.images_bytes if args.images else 0)
+    what = f"{args.run}{' and its data set' if args.images else ''}: this frees {manage.size_text(size)}"
+    if not args.yes:
+        if not sys.stdin.isatty():
+            raise runs.RunError(f"{what}; add --yes to delete it")
+        if input(f"Delete {what}. Type yes to delete: ").strip().lower() != "yes":
+            raise runs.RunError(f"{args.run} was not deleted")
+    freed = manage.delete(args.run, args.images)
+    print(f"{args.run}: deleted, {manage.size_text(freed)} freed")
+    if args.json:
+        print(json.dumps({"freed_bytes": freed}))
+    return 0
+
+
 def fetch(args: argparse.Namespace) -> int:
-    """Fetch model files; progress goes to standard error, at most a line a second."""
+    """Download model files; progress goes to standard error, at most one line per second."""
+    from guards.download import Progress
     from runs.models import fetch_model
 
-    told = [0.0, ""]
+    printed_s, printed_name = 0.0, ""
 
-    def tell(name: str, done: int, size: int) -> None:
-        now = time.monotonic()
-        if now - told[0] >= 1 or name != told[1] or done == size:
-            share = f" · {100 * done / size:.0f} %" if size else ""
-            print(f"{name}: {done / 1e9:.2f} of {size / 1e9:.2f} GB{share}", file=sys.stderr, flush=True)
-            told[:] = [now, name]
+    def on_progress(at: Progress) -> None:
+        nonlocal printed_s, printed_name
+        now_s = time.monotonic()
+        if now_s - printed_s >= 1 or at.name != printed_name or at.done == at.total:
+            share = f" · {100 * at.done / at.total:.0f} %" if at.total else ""
+            speed = f" · {at.speed / 1e6:.1f} MB/s" if at.speed else ""
+            left = f" · {at.eta_s / 60:.0f} min left" if at.eta_s and at.eta_s >= 60 else ""
+            line = f"{at.name}: {at.done / 1e9:.2f} of {at.total / 1e9:.2f} GB{share}{speed}{left}"
+            print(line, file=sys.stderr, flush=True)
+            printed_s, printed_name = now_s, at.name
 
-    files = [str(path) for path in fetch_model(args.model, tell)]
-    print("\n".join(files) or f"{args.model}: all files are there")
+    files = [str(path) for path in fetch_model(args.model, on_progress)]
+    print("\n".join(files) or f"{args.model}: all files are downloaded already")
     if args.json:
         print(json.dumps({"files": files}))
     return 0

@@ -1,7 +1,7 @@
-"""Put files on disk whole or not at all.
+"""Atomic writes of files and folders.
 
-A file is written to a temporary name in its own folder, fsynced, renamed; a folder is built beside its place and renamed.
-Whatever interrupts (a full disk, Ctrl-C, bad input), the old state stays.
+A file is written to a temporary name in its folder, fsynced and renamed; a folder is built beside its final place and
+renamed. After an interruption (a full disk, Ctrl-C, invalid input) the old state is still there.
 """
 
 import contextlib
@@ -9,40 +9,56 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong. `field`: the field of the spec, or "" for none; `message`: the problem and what to do."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}" if self.field else self.message
+
+
 class RunError(Exception):
-    """Something a person can put right: says what is wrong, where, and what to do."""
+    """An error that a user can fix, as one or several faults. Each says what is wrong, where, and what to do."""
+
+    def __init__(self, what: str | Iterable[Fault]):
+        self.faults: tuple[Fault, ...] = (Fault("", what),) if isinstance(what, str) else tuple(what)
+        super().__init__("\n".join(map(str, self.faults)))
 
 
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space and try again",
     errno.EDQUOT: "your disk quota is used up; free some space and try again",
-    errno.EACCES: "no permission to write there; fix the folder's permissions, or set HANGPROOF_DATA to one of yours",
-    errno.EPERM: "no permission to write there; fix the folder's permissions, or set HANGPROOF_DATA to one of yours",
-    errno.EROFS: "the file system is read-only; set HANGPROOF_DATA to a folder on another one",
-    errno.ENOTDIR: "a file is in the way of the folder; move it aside, or set HANGPROOF_DATA to another folder",
-    errno.EEXIST: "a file is in the way of the folder; move it aside, or set HANGPROOF_DATA to another folder",
-    errno.ENAMETOOLONG: "the path is too long; choose a shorter name or a shorter HANGPROOF_DATA",
-    errno.ENOENT: "the folder is gone; make it again, or set HANGPROOF_DATA to one that exists",
+    errno.EACCES: "no permission to write there; fix the folder's permissions, or set HANGPROOF_DATA to a folder of yours",
+    errno.EPERM: "no permission to write there; fix the folder's permissions, or set HANGPROOF_DATA to a folder of yours",
+    errno.EROFS: "the file system is read-only; set HANGPROOF_DATA to a folder on another disk",
+    errno.ENOTDIR: "a file has the name of the folder; move or rename the file, or set HANGPROOF_DATA to another folder",
+    errno.EEXIST: "a file has the name of the folder; move or rename the file, or set HANGPROOF_DATA to another folder",
+    errno.ENAMETOOLONG: "the path is too long; use a shorter name, or set HANGPROOF_DATA to a shorter path",
+    errno.ENOENT: "the folder does not exist; create it, or set HANGPROOF_DATA to an existing folder",
 }
 
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn an OSError inside into a RunError that says what could not be done, where, why, and what to do."""
+    """Turn an OSError of the block into a RunError that says what failed, where, why, and what to do."""
     try:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        reason = REASONS.get(error.errno) or error.strerror or str(error)
+        reason = REASONS.get(error.errno or 0) or error.strerror or str(error)
         raise RunError(f"cannot {what}{where}: {reason}") from error
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make renames in `folder` survive a power cut; where a folder cannot be opened (Windows) there is nothing to do."""
+    """Make renames in `folder` survive a power cut. Does nothing on Windows, which cannot open folders."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -53,10 +69,11 @@ def fsync_folder(folder: Path) -> None:
 
 
 def atomic_write(path: Path, content: str | bytes, executable: bool = False) -> None:
-    """Replace `path` by `content` (text as UTF-8, line ends as given; a path's undecodable bytes come out as they were).
+    """Replace the file `path` by `content`. Text is written as UTF-8 with its own line ends; surrogates become the bytes of
+    a path that is not UTF-8.
 
     Raises:
-        OSError: as the file system says; the old file is then still there, whole.
+        OSError: the file could not be written; the old file is unchanged.
     """
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)
@@ -78,10 +95,10 @@ def atomic_write(path: Path, content: str | bytes, executable: bool = False) -> 
 
 @contextlib.contextmanager
 def building(final: Path) -> Iterator[Path]:
-    """A new folder beside `final`, renamed to it when the block ends well, deleted when it does not.
+    """A new folder, renamed to `final` when the block succeeds and deleted when it raises.
 
     Raises:
-        RunError: `final` exists by then (two processes made the same name): nothing of it is touched.
+        RunError: `final` exists already, for example because two processes use the same name; it is not changed.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=final.parent))
@@ -89,12 +106,12 @@ def building(final: Path) -> Iterator[Path]:
         yield temporary
         os.chmod(temporary, 0o755)
         if final.exists():
-            raise RunError(f"{final} exists; choose another name, or delete that folder")
+            raise RunError(f"{final} exists already; choose another name, or delete that folder")
         try:
             os.rename(temporary, final)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                raise RunError(f"{final} exists; choose another name, or delete that folder") from error
+                raise RunError(f"{final} exists already; choose another name, or delete that folder") from error
             raise
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

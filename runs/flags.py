@@ -1,24 +1,30 @@
-"""What `--set key=value` may say: a field of the spec, else a flag of the chosen backend's parser, of its type.
+"""Checks `--set key=value`: a field of the spec, or a flag of the backend's trainer with a valid value.
 
-Checked when a run is made or rendered, never when it is loaded: an old run must open although the checkout is gone.
+The trainer's own parser decides. The built-in one is called with the complete arguments of the run. That of sd-scripts needs
+torch, so its flags are read from its source (presets/schema.py), and presets/sanity.toml has the choices that its code checks
+only after the models are loaded. Flags are checked when a run is created or rendered, but not when it is loaded: an old run
+must load without the checkout.
 """
 
+import ast
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import presets
-from runs.files import RunError
+from runs.files import Fault, RunError
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
-WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+KINDS = {"int": "a whole number", "float": "a number", "str": "text"}
+SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def known_flags(backend: str, family: str) -> dict[str, dict]:
-    """The flags of a backend's parser by name; {} when sd-scripts is not installed."""
+    """The flags of a backend's trainer by name; {} when sd-scripts is not installed."""
     from presets import schema
     from runs.paths import ROOT, sd_scripts_dir
 
@@ -29,84 +35,160 @@ def known_flags(backend: str, family: str) -> dict[str, dict]:
 
 
 def check_extra(spec: "RunSpec") -> None:
-    """Refuse flags that the chosen backend does not have, or values of the wrong type.
+    """Refuse flags that the backend's trainer does not have, and values that it refuses.
 
     Raises:
-        RunError: one line a fault, with the closest flags there are.
+        RunError: one fault for each wrong flag, with similar flags.
     """
+    if found := flag_faults(spec):
+        raise RunError(found)
+
+
+def flag_faults(spec: "RunSpec") -> list[Fault]:
+    """The faults of the extra flags; a value that the trainer refuses because of a field is a fault of that field."""
     if not spec.extra:
-        return
+        return []
     family = presets.models()[spec.model]["family"]
     known = known_flags(spec.backend, family)
     if not known:
         paths = {*presets.families()[family]["needs"], "tokenizer_cache_dir"}
         others = sorted(set(spec.extra) - paths)
         if others:
-            raise RunError(
-                f"cannot check {', '.join(others)}: sd-scripts is not installed; run ./start.sh sd-scripts, "
-                "or set SD_SCRIPTS_DIR"
-            )
-        return
-    faults = [fault for flag, value in spec.extra.items() if (fault := _fault(flag, value, known, spec.backend))]
-    if faults:
-        raise RunError("\n".join(faults))
+            reason = "Cannot be checked, because sd-scripts is not installed; run ./start.sh sd-scripts, or set SD_SCRIPTS_DIR"
+            return [Fault("extra", f"{', '.join(others)}: {reason}")]
+        return []
+    found = [wrong for flag, value in spec.extra.items() if (wrong := _wrong(flag, value, known, spec.backend))]
+    if found or spec.backend != "diffusers":
+        return [Fault("extra", wrong) for wrong in found]
+    return _refused(spec)
 
 
-def _fault(flag: str, value: Any, known: Mapping[str, dict], backend: str) -> str | None:
+def _refused(spec: "RunSpec") -> list[Fault]:
+    """The error of the built-in trainer's parser for the run's complete arguments, as at the start."""
+    from runs.command import arguments
+    from runs.paths import outputs_dir
+    from runs.spec import ALIASES
+    from trainer.arguments import problem
+
+    try:
+        wrong = problem(arguments(spec, outputs_dir() / spec.slug))
+    except RunError:
+        return []  # samples without a prompt: `create` says so
+    if not wrong:
+        return []
+    named = re.match(r"(?:argument )?--(\w+)[: ]+", wrong)
+    flag, text = (named[1], wrong[named.end() :]) if named else ("", wrong)
+    field = ALIASES.get(flag, flag)
+    if field in type(spec).model_fields and flag not in spec.extra:
+        return [Fault(field, text)]
+    return [Fault("extra", f"{flag}: {text}" if flag else text)]
+
+
+def _wrong(flag: str, value: Any, known: Mapping[str, dict], backend: str) -> str | None:
+    """What is wrong with one flag; None where it is valid on its own."""
     if flag not in known:
         from runs.spec import RunSpec
 
-        close = difflib.get_close_matches(flag, [*known, *RunSpec.model_fields], n=3)
-        return f"{backend} has no flag {flag!r}" + (f"; did you mean {', '.join(close)}?" if close else "")
+        unsupported = _unsupported() if backend == "diffusers" else {}
+        if flag in unsupported:
+            return f"{flag}: The built-in trainer does not support it: {unsupported[flag]}"
+        close = difflib.get_close_matches(flag, [*known, *RunSpec.model_fields, *unsupported], n=3)
+        return f"{flag}: {backend} has no such flag; " + (f"did you mean {', '.join(close)}?" if close else "remove it")
     entry = known[flag]
     if entry["type"] == "bool":
-        return None if isinstance(value, bool) else f"{flag}: is a switch; say true or false, not {value!r}"
+        return None if isinstance(value, bool) else f"{flag}: Must be true or false, not {value!r}"
     if isinstance(value, bool):
-        return None if value is False else f"{flag}: needs a value of type {entry['type']}"
+        return None if value is False else f"{flag}: Add a value: {KINDS[entry['type']]}"
     values = value if isinstance(value, list) else [value]
     if isinstance(value, list) and not entry["nargs"]:
-        return f"{flag}: takes one value, not {value!r}"
+        return f"{flag}: Must be one value, not the list {value!r}"
     for one in values:
         if entry["choices"] and str(one) not in map(str, entry["choices"]):
-            return f"{flag}: {one!r} is none of {', '.join(map(str, entry['choices']))}"
+            return f"{flag}: Must be one of {', '.join(map(str, entry['choices']))}, not {one!r}"
         kind = {"int": int, "float": float}.get(entry["type"])
         if kind:
             try:
                 kind(str(one))
             except ValueError:
-                return f"{flag}: {one!r} is not of type {entry['type']}"
+                return f"{flag}: Must be {KINDS[entry['type']]}, not {one!r}"
+    return _refused_later(flag, value, backend)
+
+
+def _unsupported() -> dict[str, str]:
+    """Flags of sd-scripts that the built-in trainer refuses, with the reasons."""
+    from trainer.unsupported import reasons
+
+    return {flag.removeprefix("--"): reason for flag, reason in reasons().items()}
+
+
+def _refused_later(flag: str, value: Any, backend: str) -> str | None:
+    """What the code of sd-scripts refuses behind its parser, after minutes of loading (presets/sanity.toml)."""
+    table = presets.sanity()["flags"].get(backend, {})
+    choices = table.get("choices", {}).get(flag)
+    if choices and str(value).lower() not in map(str.lower, choices) and "." not in str(value):
+        close = difflib.get_close_matches(str(value).lower(), {c.lower(): c for c in choices}, n=1)
+        guess = next((f"; did you mean {choice}?" for choice in choices if choice.lower() in close), "")
+        return f"{flag}: {value!r} is not supported by {backend}{guess or '; use one of ' + ', '.join(choices)}"
+    if flag not in table.get("key_values", ()) or not isinstance(value, list):
+        return None
+    for word in value:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            return f"{flag}: {word!r} is not KEY=VALUE; write for example weight_decay=0.01"
+        if flag in table["literals"]:
+            try:
+                ast.literal_eval(text)
+            except (ValueError, SyntaxError):
+                return f"{flag}: {word!r} needs a number, True, False, a tuple or a quoted text after ="
     return None
 
 
-def parse_settings(settings: list[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a spec from `key=value` texts laid over `given`; what is no field goes into `extra`.
+def parse_settings(texts: list[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a spec from `key=value` texts, added to `given`; keys that are not fields go into `extra`.
 
-    Values are read by what the field or flag wants; lists are JSON (`["a=1", "b=2"]`) or words separated by spaces.
+    A list is JSON (`["a=1", "b=2"]`) or words separated by spaces.
 
     Raises:
-        RunError: a text has no `=`, or the flag does not exist.
+        RunError: one fault for each text that has no `=` or holds an invalid list.
     """
+    out, faults = settings(texts, given)
+    if faults:
+        raise RunError(faults)
+    return out
+
+
+def settings(lines: list[str], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+    """As parse_settings: the fields of the texts that can be parsed, and a fault for each of the others."""
     from runs.spec import ALIASES, DEFAULTS, RunSpec
 
-    out, extra = dict(given), {}
+    out, extra, faults = dict(given), {}, []
     texts = {}
-    for setting in settings:
+    for setting in lines:
         key, equals, value = setting.partition("=")
         key = key.strip().removeprefix("--").replace("-", "_")
         if not equals or not key:
-            raise RunError(f"--set {setting!r}: write KEY=VALUE, e.g. --set rank=16")
+            faults.append(Fault("extra", f"{setting!r} is not KEY=VALUE; write for example rank=16"))
+            continue
         texts[key] = value
     for key, text in texts.items():
         key = ALIASES.get(key, key)
         if key in RunSpec.model_fields and key != "extra":
-            out[key] = _field_value(key, text)
+            try:
+                out[key] = _field_value(key, text)
+            except ValueError as error:
+                faults.append(Fault(key, str(error)))
         else:
             extra[key] = text
     if extra:
         model = presets.models()[presets.find_model(out.get("model", DEFAULTS["model"]))]
         known = known_flags(out.get("backend", DEFAULTS["backend"]), model["family"])
-        out["extra"] = {key: _flag_value(text, known.get(key)) for key, text in extra.items()}
-    return out
+        out["extra"] = {}
+        for key, text in extra.items():
+            try:
+                out["extra"][key] = _flag_value(text, known.get(key))
+            except ValueError as error:
+                faults.append(Fault("extra", f"{key}: {error}"))
+    return out, faults
 
 
 def _field_value(key: str, text: str) -> Any:
@@ -122,14 +204,14 @@ def _list(text: str, split) -> list[str]:
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
-            raise RunError(f'{text!r} is not a JSON list ({error}); write ["a", "b"]') from error
+            raise ValueError(f'{text!r} is not a JSON list ({error}); write for example ["a", "b"]') from error
         return [str(value) for value in values]
     return split(text)
 
 
 def _flag_value(text: str, entry: dict | None) -> Any:
-    """A flag's value as its type wants it; text stays when it does not fit, for check_extra to refuse by name."""
-    word = WORDS.get(text.strip().lower())
+    """A flag's value converted to its type; text that cannot be converted stays, and check_extra refuses it."""
+    word = SWITCH.get(text.strip().lower())
     if entry is None:
         return text
     if entry["type"] == "bool":

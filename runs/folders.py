@@ -1,49 +1,50 @@
-"""Make a run on disk, render it again, say what stands in the way of a start.
+"""Creates a run on disk, renders it again, and lists the problems that prevent a start.
 
-Everything is checked and built in temporary folders beside their places and renamed at the end: an error, a full disk or
-Ctrl-C leaves no half-made run behind, and what was there before stays.
+A run is checked and built in temporary folders that are renamed at the end: an error, a full disk or Ctrl-C leaves no
+incomplete run and changes nothing that existed before.
 """
 
 import math
+import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
 from runs import dataset, weights
 from runs.command import dataset_toml, launcher, sample_prompts, samples
-from runs.files import RunError, atomic_write, building, explained
-from runs.paths import datasets_dir, outputs_dir, sd_scripts_dir
-from runs.scripts import CURE, script, script_name
+from runs.files import Fault, RunError, atomic_write, building, explained
+from runs.paths import datasets_dir, entries, outputs_dir, sd_scripts_dir
+from runs.scripts import INSTALL, script, script_name
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
 
-def _silent(_: str) -> None:
-    """The default listener."""
+def _ignore(_: str) -> None:
+    """The default for `on_note`."""
 
 
 def create(
     spec: "RunSpec",
-    images: Path | Iterable[Path],
+    images: Path | Iterable[Path] | Sequence[dataset.Source],
     captions: Mapping[str, str] | None = None,
-    tell: Callable[[str], None] = _silent,
+    on_note: Callable[[str], None] = _ignore,
 ) -> Path:
-    """Make the run's folder and its data set.
+    """Create the run's folder and its data set.
 
     Args:
-        images: a folder, or files (images and .txt captions). The data-set folder of this very name is used as it is.
-        captions: by image file name; an entry counts more than a .txt file.
-        tell: called with a sentence for everything that was changed or is worth knowing.
+        images: a folder, files (images and .txt captions), or sources. The run's own data-set folder is used as it is.
+        captions: by image file name; they override .txt files.
+        on_note: called with one sentence for each image that was changed and each warning.
 
     Returns:
         The run's folder.
 
     Raises:
-        RunError: bad images, a name that exists, an unknown flag, a full disk, no permission: nothing has been made then.
+        RunError: invalid images, a name that exists, an unknown flag, a full disk, no permission. Nothing was created then.
     """
     from runs.flags import check_extra
     from runs.spec import save
@@ -51,23 +52,24 @@ def create(
     check_extra(spec)
     samples(spec)
     folder, data = outputs_dir() / spec.slug, datasets_dir() / spec.slug
-    images = images if isinstance(images, str | Path) else list(images)
     reuse = isinstance(images, str | Path) and data.is_dir() and Path(images).resolve() == data.resolve()
-    with explained(f"make the run {spec.slug}"):
-        for place in (folder, *(() if reuse else (data,))):
-            if place.exists() or place.is_symlink():
-                raise RunError(_exists(place, spec.name))
+    with explained(f"create the run {spec.slug}"):
+        if fault := name_fault(spec, data if reuse else None):
+            raise RunError([fault])
         if reuse:
-            count = len([dataset.check_image(path) for path in _some(dataset.images_in(data), data)])
+            for path in _at_least_one(dataset.images_in(data), data):
+                dataset.check_image(path)
         sources = [] if reuse else dataset.gather(images, captions, spec.trigger)
         made_data = False
         try:
             with building(folder) as work:
                 if not reuse:
                     with building(data) as new:
-                        count = len(dataset.ingest(sources, new, tell))
+                        dataset.ingest(sources, new, on_note)
                     made_data = True
+                count = dataset.counts(data)
                 spec = spec if spec.save_every_n_steps is not None else with_save_interval(spec, count)
+                spec = with_sample_interval(spec, count, [source.caption for source in sources])
                 save(work, spec)
                 _write(work, folder, spec)
         except BaseException:
@@ -77,48 +79,85 @@ def create(
     return folder
 
 
-def _exists(place: Path, name: str) -> str:
-    if place.parent == outputs_dir():
-        return f"a run called {name!r} exists: {place}; choose another name, or delete that folder"
-    return (
-        f"a data set called {name!r} exists: {place}; choose another name, delete that folder, "
-        "or give it as the images to train on it again"
-    )
+def name_fault(spec: "RunSpec", own_data: Path | None = None) -> Fault | None:
+    """Why the name of a new run cannot be used: a run or a data set has it; None when it is free.
+
+    Names that differ only in case are the same folder on Windows and macOS, so they are refused everywhere.
+
+    Args:
+        own_data: a data set that may have the name, because the run uses it.
+    """
+    for kind, parent in (("run", outputs_dir()), ("data set", datasets_dir())):
+        for taken in entries(parent):
+            place = parent / taken
+            if taken.casefold() != spec.slug.casefold() or place == own_data:
+                continue
+            if taken == spec.slug:
+                message = f"A {kind} named {spec.name!r} already exists in {place}; choose another name, or delete that folder"
+            else:
+                message = (
+                    f"A {kind} named {taken!r} already exists, and Windows and macOS do not tell it from {spec.slug!r}; "
+                    "choose another name"
+                )
+            if kind == "data set" and taken == spec.slug:
+                message += ", or use it as the images of this run"
+            return Fault("name", message)
+    return None
 
 
-def _some(images: list[Path], folder: Path) -> list[Path]:
+def _at_least_one(images: list[Path], folder: Path) -> list[Path]:
     if not images:
-        raise RunError(f"no images in {folder}; add at least one (10 to 30 make a good LoRA)")
+        raise RunError(f"no images in {folder}; add at least one image (10 to 30 are recommended)")
     return images
 
 
-def planned_steps(spec: "RunSpec", images: int) -> int:
-    """Optimizer steps of a run on so many images. An estimate when the batch is above 1: buckets fill up unevenly."""
+def planned_steps(spec: "RunSpec", images: int | Mapping[str, int]) -> int:
+    """Optimizer steps of a run. An estimate for batch sizes above 1, because buckets do not fill evenly.
+
+    Args:
+        images: their number, or their number by folder: a folder such as `10_cat` has its own repeats.
+    """
     if spec.max_train_steps:
         return spec.max_train_steps
-    batches = math.ceil(math.ceil(images * spec.repeats / spec.batch_size) / spec.gpus)
+    batches = math.ceil(math.ceil(dataset.shown_per_epoch(images, spec.repeats) / spec.batch_size) / spec.gpus)
     return spec.epochs * math.ceil(batches / spec.gradient_accumulation)
 
 
-def with_save_interval(spec: "RunSpec", images: int) -> "RunSpec":
-    """The spec with its steps between saved states: a tenth of the run, at most 100 (presets/defaults.toml)."""
+def with_save_interval(spec: "RunSpec", images: int | Mapping[str, int]) -> "RunSpec":
+    """The spec with its save interval: a tenth of the run, at most 100 steps (presets/defaults.toml)."""
     rule = presets.defaults()["save"]
     share = planned_steps(spec, images) // rule["share_of_run"]
     return spec.changed(save_every_n_steps=max(1, min(rule["at_most_every_n_steps"], share)))
 
 
+def with_sample_interval(spec: "RunSpec", images: int | Mapping[str, int], captions: Iterable[str] = ()) -> "RunSpec":
+    """The spec with its sample interval where it has none: a tenth of the run (presets/defaults.toml).
+
+    The prompts are those of the spec, else the trigger word, else the first caption. Without any, samples are turned off.
+    """
+    if spec.sample_every_n_steps is not None:
+        return spec
+    if not spec.prompts and not spec.trigger.strip():
+        first = next((text for caption in captions if (text := dataset.one_line(caption).replace("--", " "))), "")
+        if not first:
+            return spec.changed(sample_every_n_steps=0)
+        spec = spec.changed(prompts=[first])
+    share = presets.defaults()["samples"]["share_of_run"]
+    return spec.changed(sample_every_n_steps=max(1, planned_steps(spec, images) // share))
+
+
 def _write(work: Path, folder: Path, spec: "RunSpec") -> None:
-    """Write what follows from a spec into `work`; `folder` is where it will be."""
+    """Write the files rendered from a spec into `work`, which is renamed to `folder` later."""
     atomic_write(work / "dataset.toml", dataset_toml(spec))
     atomic_write(work / "sample_prompts.txt", sample_prompts(spec))
     atomic_write(work / script_name(), script(spec, folder), executable=True)
 
 
 def render(folder: Path, spec: "RunSpec | None" = None) -> Path:
-    """Write a run's script, data-set file and prompts again from its `run.toml` (or a given spec); returns the script.
+    """Write a run's script, data-set file and prompts from its `run.toml` (or from `spec`); returns the script's path.
 
     Raises:
-        RunError: the spec is wrong, names another run, or the folder cannot be written.
+        RunError: the spec is invalid or belongs to another run, or the folder cannot be written.
     """
     from runs.flags import check_extra
     from runs.spec import load
@@ -126,7 +165,7 @@ def render(folder: Path, spec: "RunSpec | None" = None) -> Path:
     folder = Path(folder)
     spec = spec or load(folder)
     if spec.slug != folder.name:
-        raise RunError(f"{folder}/run.toml: the name {spec.name!r} belongs to a folder {spec.slug!r}; change it back")
+        raise RunError(f"{folder}/run.toml: name {spec.name!r} belongs to the folder {spec.slug}; change it back")
     check_extra(spec)
     with explained(f"write the script of {spec.slug}"):
         _write(folder, folder, spec)
@@ -134,27 +173,29 @@ def render(folder: Path, spec: "RunSpec | None" = None) -> Path:
 
 
 def longer(fields: Mapping[str, object]) -> tuple[str, int] | None:
-    """What is to be raised to train a run on: ("epochs" or "max_train_steps", how many now); None in a broken `run.toml`."""
+    """The field that sets the length of a run ("epochs" or "max_train_steps") and its value; None where it is invalid."""
     field = "max_train_steps" if fields.get("max_train_steps") else "epochs"
     now = fields.get(field)
     return (field, now) if isinstance(now, int) else None
 
 
 def train_longer(folder: Path, total: int) -> "RunSpec":
-    """Ask a run for more epochs, or for more steps where it stops after a number of them; `run.toml` and the script follow.
+    """Raise the epochs of a run (or its steps, where max_train_steps limits it) in `run.toml` and the script.
 
     Args:
-        total: epochs (steps) in all, those trained already included.
+        total: the total of epochs or steps, including those already trained.
 
     Raises:
-        RunError: fewer than it asks for now, a spec that is wrong, or a folder that cannot be written.
+        RunError: `total` is less than the current value, the spec is invalid, or the folder cannot be written.
     """
     from runs.spec import load, save
 
     spec = load(folder)
-    field, now = longer(spec.model_dump())
+    found = longer(spec.model_dump())
+    assert found is not None, "a valid spec has epochs"
+    field, now = found
     if total < now:
-        raise RunError(f"{field}: {total} is less than the {now} it was to be trained for; type more than that")
+        raise RunError([Fault(field, f"Must be {now} or more; the run is set to {now} already")])
     spec = spec.changed(**{field: total})
     render(folder, spec)
     with explained(f"change {folder.name}"):
@@ -163,11 +204,14 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
 
 
 def write_attempt(folder: Path, spec: "RunSpec", attempt: int, resume: Path | None = None) -> Path:
-    """Write the script of one attempt (1 is `train.sh` itself) and the files it reads; returns the script.
+    """Write the script of an attempt (1 is `train.sh` itself) and the files that it reads; returns the script's path.
 
     Args:
-        spec: what this attempt trains, mitigations applied; `run.toml` stays as the user wrote it.
-        resume: the state folder to go on from.
+        spec: the spec of this attempt with its mitigations; `run.toml` is not changed.
+        resume: the state folder to resume from.
+
+    Raises:
+        RunError: a file cannot be written, or the script cannot hold a value.
     """
     folder = Path(folder)
     path = folder / script_name(attempt)
@@ -178,27 +222,26 @@ def write_attempt(folder: Path, spec: "RunSpec", attempt: int, resume: Path | No
     return path
 
 
-def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -> list[str]:
-    """What stands in the way of a start, each as a sentence with its cure; empty when the run can start.
+def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -> list[Fault]:
+    """What prevents a start, each with the field that it concerns; empty when the run can start.
 
     Args:
-        ask: ask the hub, too, about a base model that is to be fetched from there (seconds).
+        ask: also ask the model hub about a base model that is not on this machine; takes up to 8 seconds.
     """
-    found = weights.problems(spec, ask)
+    found = [Fault("model", problem) for problem in weights.problems(spec, ask)]
     if spec.backend == "sd-scripts" and not (sd_scripts_dir() / "library").is_dir():
-        found.append(f"sd-scripts is not installed at {sd_scripts_dir()}; {CURE['sd-scripts']}, or set SD_SCRIPTS_DIR")
+        fix = f"{INSTALL['sd-scripts']}, or set SD_SCRIPTS_DIR"
+        found.append(Fault("backend", f"sd-scripts is not installed at {sd_scripts_dir()}; {fix}"))
     if not _launcher_found(spec, platform):
-        found.append(f"no accelerate for the {spec.backend} backend; {CURE[spec.backend]}")
+        found.append(Fault("backend", f"no accelerate for the {spec.backend} backend; {INSTALL[spec.backend]}"))
     data = datasets_dir() / spec.slug
     if not dataset.images_in(data):
-        found.append(f"no images in {data}; add some")
+        found.append(Fault("images", f"no images in {data}; add at least one image"))
     return found
 
 
 def _launcher_found(spec: "RunSpec", platform: str) -> bool:
-    import os
-
-    given = os.environ.get("ACCELERATE")
-    if given:
-        return shutil.which(given) is not None
+    chosen = os.environ.get("ACCELERATE")
+    if chosen:
+        return shutil.which(chosen) is not None
     return launcher(spec, platform).is_file() or shutil.which("accelerate") is not None

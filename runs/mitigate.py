@@ -1,23 +1,35 @@
-"""What can be changed in a run that keeps failing: each a pure `spec → (spec, sentence)`; the monitor's table names them.
+"""Changes to a run that keeps failing. The monitor's table of causes (causes.toml) names them.
 
-The gentle ones keep what is learned: the same data, effective batch and steps, only less that can get stuck. Where a saved
-state of before cannot be resumed after a change, `same_state` says so.
+Each mitigation is a pure function `spec → (spec, sentence)`. An extra flag is written after the flag of a typed field and
+overrides it, so a mitigation also changes every extra flag that would undo it. `apply` compares what the trainer would
+read before and after: a mitigation that changes nothing there returns the same spec and no sentence, and the monitor
+takes the next one. Most mitigations keep what is learned (same data, effective batch, steps). `same_state` says whether
+the saved states can still be resumed.
 """
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
+from runs.command import dataset_toml, environment, flags, launch, sample_prompts
 from runs.files import RunError
 
 if TYPE_CHECKING:
-    from runs.spec import RunSpec
+    from runs.spec import RunSpec, Value
 
 STAGING = "/var/tmp/hangproof"
-SAMPLING = ("sample_every_n_epochs", "sample_at_first")
-VALIDATION = ("validation_split", "validate_every_n_steps", "validate_every_n_epochs", "max_validation_steps")
 CACHES = ("cache_latents_to_disk", "cache_text_encoder_outputs_to_disk")
-SMALLER = {"20G": "16G", "16G": "12G"}
+ENCODER_BATCHES = ("vae_batch_size", "text_encoder_batch_size")
+HUB = ("huggingface_repo_id", "save_state_to_huggingface", "resume_from_huggingface", "async_upload")
+RATES = ("unet_lr", "text_encoder_lr")  # sd-scripts and the built-in trainer prefer these to learning_rate
+REGEX_RATES = "network_reg_lrs="  # in network_args of sd-scripts: a learning rate for each pattern of layer names
+SAMPLING = ("sample_every_n_epochs", "sample_at_first")
+SEVERAL_GPUS = ("ddp_timeout", "ddp_gradient_as_bucket_view", "ddp_static_graph")
+SWAPPING = ("blocks_to_swap", "cpu_offload_checkpointing")  # neither works together with split mode
+VALIDATION = ("validation_split", "validate_every_n_steps", "validate_every_n_epochs", "max_validation_steps")
+OFFLINE = ("1", "true", "yes", "on")
 Changed = tuple["RunSpec", str]
 
 
@@ -25,127 +37,201 @@ def _same(spec: "RunSpec") -> Changed:
     return spec, ""
 
 
-def _without(spec: "RunSpec", *flags: str) -> dict:
-    return {flag: value for flag, value in spec.extra.items() if flag not in flags}
+def _without(spec: "RunSpec", *names: str) -> dict[str, "Value"]:
+    return {flag: value for flag, value in spec.extra.items() if flag not in names}
+
+
+def _number(value: object) -> float:
+    """A flag's value as a number; 0 where it is off or not a number."""
+    try:
+        return float(str(value)) if not isinstance(value, bool) else float(value)
+    except ValueError:
+        return 0.0
 
 
 def workers_0(spec: "RunSpec") -> Changed:
-    """Load data in the training process; persistent workers and prefetch go with the workers."""
+    """Load data in the training process; persistent workers and prefetching are turned off with the workers."""
     if spec.workers == 0:
         return _same(spec)
-    return spec.changed(
-        workers=0
-    ), f"images are loaded by the trainer itself, no longer by {spec.workers} worker processes"
+    sentence = f"the training process loads the images itself instead of {spec.workers} worker processes"
+    return spec.changed(workers=0, extra=_without(spec, "persistent_data_loader_workers")), sentence
 
 
 def batch_1(spec: "RunSpec") -> Changed:
-    """One image at a time; gradients are added up, so that the effective batch stays."""
+    """Process one image at a time, also while encoding; gradients are accumulated, so the effective batch stays."""
+    extra: dict[str, Value] = {**spec.extra}
+    extra |= {flag: 1 for flag in ENCODER_BATCHES if _number(spec.extra.get(flag, 1)) > 1}
     if spec.batch_size == 1:
-        return _same(spec)
+        return spec.changed(extra=extra), "images and captions are encoded one at a time"
     steps = spec.gradient_accumulation * spec.batch_size
-    changed = spec.changed(batch_size=1, gradient_accumulation=steps)
+    changed = spec.changed(batch_size=1, gradient_accumulation=steps, extra=extra)
     return (
         changed,
-        f"one image at a time instead of {spec.batch_size}; {steps} are added up to a step, so the result is the same",
+        f"batch size 1 instead of {spec.batch_size}; gradients of {steps} batches make up one step as before",
     )
 
 
 def lean(spec: "RunSpec") -> Changed:
-    """Give GPU memory back between caching and training."""
-    if spec.extra.get("highvram") is False:
-        return _same(spec)
-    return spec.changed(
-        extra={**spec.extra, "highvram": False}
-    ), "GPU memory is given back after caching (no --highvram)"
+    """Free GPU memory between caching and training."""
+    extra = {**_without(spec, "lowram"), "highvram": False}  # --lowram keeps the image encoder on the GPU
+    return spec.changed(extra=extra), "GPU memory is freed after caching (without --highvram)"
 
 
 def tier_down(spec: "RunSpec") -> Changed:
     """The next smaller tier. Its optimizer, and for 12G the trained blocks, differ: see same_state."""
-    if spec.tier not in SMALLER:
+    tiers = presets.tiers()
+    below = [name for name in tiers if tiers[name]["vram_gb"] < tiers[spec.tier]["vram_gb"]]
+    if not below:
         return _same(spec)
-    tier = SMALLER[spec.tier]
-    return spec.changed(tier=tier), f"tier {tier} instead of {spec.tier}: {presets.tiers()[tier]['note']}"
+    tier = max(below, key=lambda name: tiers[name]["vram_gb"])
+    smaller = tiers[tier]
+    # Extra flags override a tier's. Those of the optimizer and of the trained blocks decide its memory.
+    extra = _without(spec, "optimizer_type", "optimizer_args")
+    if smaller["flags"].get("split_mode"):
+        extra = {flag: value for flag, value in extra.items() if flag not in ("split_mode", *SWAPPING)}
+        extra |= _network_args(extra, smaller["flags"]["network_args"])
+    removed = "".join(f", without --{flag}" for flag in spec.extra if flag not in extra)
+    return spec.changed(tier=tier, extra=extra), f"tier {tier} instead of {spec.tier}{removed}: {smaller['note']}"
+
+
+def _network_args(extra: dict[str, "Value"], wanted: list[str]) -> dict[str, "Value"]:
+    """The extra flag network_args with a tier's arguments; {} where the tier's own flag stays in force."""
+    given = extra.get("network_args")
+    if not isinstance(given, list):
+        return {}
+    replaced = (*(word.partition("=")[0] + "=" for word in wanted), "in_dims=")
+    return {"network_args": [*(word for word in given if not word.startswith(replaced)), *wanted]}
 
 
 def no_block_swap(spec: "RunSpec") -> Changed:
-    """Never swap blocks; where only the single blocks train, split mode takes its place."""
-    if not spec.extra.get("blocks_to_swap"):
+    """Never swap blocks between GPU and host memory."""
+    if not _number(spec.extra.get("blocks_to_swap", 0)):
         return _same(spec)
-    return spec.changed(
-        extra=_without(spec, "blocks_to_swap")
-    ), f"no block swap; the set of tier {spec.tier} fits without"
+    return spec.changed(extra=_without(spec, "blocks_to_swap")), "no blocks are swapped (without --blocks_to_swap)"
 
 
 def one_gpu(spec: "RunSpec") -> Changed:
-    """One GPU instead of many; gradients are added up, so that the effective batch stays."""
+    """One GPU instead of several; gradients are accumulated, so the effective batch stays."""
     if spec.gpus == 1:
         return _same(spec)
     steps = spec.gradient_accumulation * spec.gpus
-    changed = spec.changed(gpus=1, gradient_accumulation=steps, extra=_without(spec, "ddp_timeout"))
-    return changed, f"one GPU instead of {spec.gpus}: no other to wait for; a step adds up {steps} batches instead"
+    changed = spec.changed(gpus=1, gradient_accumulation=steps, extra=_without(spec, *SEVERAL_GPUS))
+    return changed, f"one GPU instead of {spec.gpus}; gradients of {steps} batches make up one step as before"
 
 
 def sampling_off(spec: "RunSpec") -> Changed:
     """No sample images."""
-    if not spec.sample_every_n_steps and not any(spec.extra.get(flag) for flag in SAMPLING):
-        return _same(spec)
-    return spec.changed(sample_every_n_steps=0, extra=_without(spec, *SAMPLING)), "no sample images any more"
+    return spec.changed(sample_every_n_steps=0, extra=_without(spec, *SAMPLING)), "sample images are turned off"
 
 
 def validation_off(spec: "RunSpec") -> Changed:
-    """No validation."""
-    if not any(spec.extra.get(flag) for flag in VALIDATION):
+    """No validation. Without a share of the images to validate on, the other flags have no effect."""
+    if not _number(spec.extra.get("validation_split", 0)):
         return _same(spec)
-    return spec.changed(extra=_without(spec, *VALIDATION)), "no validation any more"
+    return spec.changed(extra=_without(spec, *VALIDATION)), "validation is turned off"
 
 
 def trackers_offline(spec: "RunSpec") -> Changed:
-    """wandb writes to disk only; where it already does, or for others, no tracker at all."""
+    """Keep wandb offline; where it is offline already, or could be set online by a file, use no tracker."""
     if not spec.trackers:
         return _same(spec)
-    if spec.trackers == "tensorboard" or spec.environment.get("WANDB_MODE") == "offline":
-        return spec.changed(trackers=""), f"{spec.trackers} is no longer written to; the loss is in metrics.jsonl"
-    environment = {**spec.environment, "WANDB_MODE": "offline"}
-    return spec.changed(environment=environment), "wandb is kept offline; upload it later with `wandb sync`"
+    certain = spec.environment.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
+    if spec.trackers == "tensorboard" or certain or spec.extra.get("log_tracker_config"):
+        return spec.changed(trackers=""), f"trackers ({spec.trackers}) are turned off; metrics.jsonl keeps the loss"
+    changed = spec.changed(
+        environment={**spec.environment, "WANDB_MODE": "offline"}, extra=_without(spec, "wandb_api_key")
+    )
+    return changed, "wandb writes to disk only; upload the run later with `wandb sync`"
 
 
 def hub_offline(spec: "RunSpec") -> Changed:
-    """Use what has been downloaded, ask the hub for nothing."""
-    if spec.environment.get("HF_HUB_OFFLINE") == "1":
+    """Use downloaded files only and contact no model hub."""
+    offline = spec.environment.get("HF_HUB_OFFLINE", "").lower() in OFFLINE
+    extra = _without(spec, *HUB)
+    if offline and extra == spec.extra:
         return _same(spec)
-    environment = {**spec.environment, "HF_HUB_OFFLINE": "1"}
-    return spec.changed(environment=environment), "the model hub is not asked any more; downloaded files are used"
+    sentence = "the model hub is not contacted; files that are already downloaded are used"
+    if spec.extra.get("huggingface_repo_id"):
+        sentence += ", and nothing is uploaded"
+    return spec.changed(environment={**spec.environment, "HF_HUB_OFFLINE": "1"}, extra=extra), sentence
 
 
 def cache_aside(spec: "RunSpec") -> Changed:
-    """Encode into memory, reading no cache file. The embedded trainer sets a bad file aside by itself."""
-    if spec.backend != "sd-scripts" or all(spec.extra.get(flag) is False for flag in CACHES):
+    """Encode into memory and read no cache file. The built-in trainer replaces a damaged cache file by itself."""
+    if spec.backend != "sd-scripts":
         return _same(spec)
-    extra = {**spec.extra, **dict.fromkeys(CACHES, False)}
-    return spec.changed(extra=extra), "cache files are not read any more; images and captions are encoded at each start"
+    changed = spec.changed(extra={**spec.extra, **dict.fromkeys(CACHES, False)})
+    return changed, "cache files are not used; images and captions are encoded again at each start"
 
 
 def save_local(spec: "RunSpec") -> Changed:
-    """Write states to a local disk first; they are copied into the run's folder when the script ends."""
+    """Write states to a local disk first; the script copies them into the run's folder when it ends."""
     if spec.save_dir:
         return _same(spec)
     place = f"{STAGING}/{spec.slug}"
-    return spec.changed(save_dir=place), f"states are written to {place}, and copied into the run's folder at the end"
+    return spec.changed(save_dir=place), f"checkpoints are written to {place} and copied to the run's folder at the end"
 
 
 def lower_lr(spec: "RunSpec") -> Changed:
-    """Half the learning rate."""
-    rate = spec.learning_rate / 2
-    return spec.changed(learning_rate=rate), f"learning rate {rate:g} instead of {spec.learning_rate:g}"
+    """Halve every learning rate, those of extra flags included: they override the field."""
+    if _relative_steps(spec):
+        return _same(spec)
+    halved: dict[str, Value] = {flag: _halved(spec.extra[flag]) for flag in RATES if spec.extra.get(flag)}
+    args = spec.extra.get("network_args")
+    if isinstance(args, list):
+        halved["network_args"] = [_halved_regex_rates(word) for word in args]
+    changed = spec.changed(learning_rate=spec.learning_rate / 2, extra={**spec.extra, **halved})
+    rates = [f"learning rate {changed.learning_rate:g} instead of {spec.learning_rate:g}"]
+    rates += [
+        f"{flag} {_shown(changed.extra[flag])} instead of {_shown(spec.extra[flag])}"
+        for flag in RATES
+        if flag in halved
+    ]
+    return changed, ", ".join(rates)
+
+
+def _relative_steps(spec: "RunSpec") -> bool:
+    """Whether the optimizer finds its own learning rate: Adafactor, unless relative_step=False."""
+    in_force = {**presets.tiers()[spec.tier]["flags"], **spec.extra}
+    if str(in_force.get("optimizer_type")).lower() != "adafactor":
+        return False
+    words = in_force.get("optimizer_args")
+    options = dict(word.partition("=")[::2] for word in words) if isinstance(words, list) else {}
+    return options.get("relative_step", "True") != "False" or options.get("warmup_init", "False") != "False"
+
+
+def _halved(value: "Value") -> "Value":
+    """Half a rate, or half of each of several; what is not a number stays."""
+    if isinstance(value, list):
+        return [_halved_word(word) for word in value]
+    return _number(value) / 2 if _number(value) and not isinstance(value, bool) else value
+
+
+def _halved_word(word: str) -> str:
+    return f"{_number(word) / 2:g}" if _number(word) else word
+
+
+def _halved_regex_rates(word: str) -> str:
+    """`network_reg_lrs=PATTERN=RATE,PATTERN=RATE` with half of each rate; any other word as it is."""
+    if not word.startswith(REGEX_RATES):
+        return word
+    pairs = [pair.rpartition("=") for pair in word.removeprefix(REGEX_RATES).split(",")]
+    return REGEX_RATES + ",".join(f"{name}{equals}{_halved_word(rate)}" for name, equals, rate in pairs)
+
+
+def _shown(value: "Value") -> str:
+    return " ".join(value) if isinstance(value, list) else f"{_number(value):g}"
 
 
 def fp32_guard(spec: "RunSpec") -> Changed:
-    """Compute where fp16 overflows in a wider format: bf16 for the model, float32 for the image encoder."""
-    wanted = "bf16" if spec.mixed_precision == "fp16" else spec.mixed_precision
-    if spec.extra.get("no_half_vae") and wanted == spec.mixed_precision:
-        return _same(spec)
-    changed = spec.changed(mixed_precision=wanted, extra={**spec.extra, "no_half_vae": True})
-    return changed, f"images are encoded in float32, and the model computes in {wanted}"
+    """Compute in a format with a wider range where fp16 overflows: bf16 for the model, float32 for the image encoder."""
+    if spec.mixed_precision == "no":
+        return _same(spec)  # everything is float32 already
+    extra = {**_without(spec, "full_fp16"), "no_half_vae": True}  # sd-scripts refuses --full_fp16 with bf16
+    changed = spec.changed(mixed_precision="bf16", extra=extra)
+    parts = ["images are encoded in float32"] * (not spec.extra.get("no_half_vae"))
+    parts += ["the model computes in bf16 instead of fp16"] * (spec.mixed_precision == "fp16")
+    return changed, "; ".join(parts)
 
 
 MITIGATIONS: dict[str, Callable[["RunSpec"], Changed]] = {
@@ -157,25 +243,40 @@ MITIGATIONS: dict[str, Callable[["RunSpec"], Changed]] = {
 }  # fmt: skip
 
 
-def apply(spec: "RunSpec", name: str) -> Changed:
-    """One mitigation by name: the changed spec and a sentence for the user; the same spec and "" where nothing changes.
+def apply(spec: "RunSpec", name: str, platform: str = sys.platform) -> Changed:
+    """The spec after a mitigation, and a sentence for the user; the same spec and "" where the trainer reads the same.
 
     Raises:
-        RunError: there is none of that name.
+        RunError: no mitigation has this name.
     """
     if name not in MITIGATIONS:
         raise RunError(f"no mitigation {name!r}; there are: {', '.join(MITIGATIONS)}")
-    return MITIGATIONS[name](spec)
+    changed, sentence = MITIGATIONS[name](spec)
+    if _read_by_trainer(changed, platform) == _read_by_trainer(spec, platform):
+        return _same(spec)
+    return changed, sentence
+
+
+def _read_by_trainer(spec: "RunSpec", platform: str) -> tuple[object, ...]:
+    """Everything that the trainer reads: its flags without those that are off, its files, its environment."""
+    written = {flag: value for flag, value in flags(spec, Path("run"), platform=platform).items() if value is not False}
+    return written, launch(spec), dataset_toml(spec), sample_prompts(spec), environment(spec, platform)
 
 
 def same_state(before: "RunSpec", after: "RunSpec") -> bool:
-    """Whether a state that `before` saved can be resumed by `after`: same base model, optimizer, and trained modules."""
+    """Whether `after` can resume a state that `before` saved: same base model, optimizer and trained modules."""
 
-    def shape(spec: "RunSpec") -> tuple:
+    def shape(spec: "RunSpec") -> tuple[object, ...]:
         flags = {**presets.tiers()[spec.tier]["flags"], **spec.extra}
         return (
-            spec.model, spec.backend, spec.rank, str(flags.get("optimizer_type")).lower(), flags.get("network_args"),
+            spec.model, spec.backend, spec.rank, str(flags.get("optimizer_type")).lower(), _trained(flags),
             flags.get("network_module"), str(flags.get("lr_scheduler", "constant")),
         )  # fmt: skip
 
     return shape(before) == shape(after)
+
+
+def _trained(flags: dict[str, object]) -> list[str] | None:
+    """network_args without learning rates, which do not decide what is trained."""
+    words = flags.get("network_args")
+    return [word for word in words if not word.startswith(REGEX_RATES)] if isinstance(words, list) else None

@@ -1,6 +1,6 @@
-"""Where runs, data sets, models and the backends' environments are; a run is found by its name, slug or folder.
+"""The folders of runs, data sets, models and backends. A run is found by its name, slug or folder.
 
-Everything a user makes lies under one data root, so that moving it (a second disk, a test) is one variable.
+Everything that a user creates is in one data folder, so that one variable moves it to another disk.
 """
 
 import os
@@ -14,7 +14,7 @@ from runs.files import RunError
 __all__ = ["ROOT", "data_root"]
 
 MAX_SLUG = 80
-RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(10))}
+RESERVED_NAMES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(10))}
 
 
 def outputs_dir() -> Path:
@@ -27,19 +27,27 @@ def datasets_dir() -> Path:
     return data_root() / "datasets"
 
 
+def entries(folder: Path) -> list[str]:
+    """The names in a folder; none where it does not exist."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
 def models_dir() -> Path:
     """The folder of model files."""
     return data_root() / "models"
 
 
 def sd_scripts_dir() -> Path:
-    """The checkout of kohya's sd-scripts: `$SD_SCRIPTS_DIR`, else `sd-scripts/` in the project folder (may not exist)."""
+    """The checkout of kohya's sd-scripts (may not exist): `$SD_SCRIPTS_DIR`, else `sd-scripts/` in the project folder."""
     given = os.environ.get("SD_SCRIPTS_DIR")
     return Path(given).expanduser().absolute() if given else ROOT / "sd-scripts"
 
 
 def backend_venv(backend: str) -> Path:
-    """The environment a backend trains in (may not exist): the project's own, or `$SD_SCRIPTS_VENV`."""
+    """The virtual environment of a backend (may not exist): `.venv`; for sd-scripts `$SD_SCRIPTS_VENV` or `.venv-sd-scripts`."""
     if backend == "diffusers":
         return ROOT / ".venv"
     given = os.environ.get("SD_SCRIPTS_VENV")
@@ -47,23 +55,23 @@ def backend_venv(backend: str) -> Path:
 
 
 def venv_program(venv: Path, program: str, platform: str = sys.platform) -> Path:
-    """The path of a program of a virtual environment on a platform."""
+    """The path of a program in a virtual environment."""
     return venv / "Scripts" / f"{program}.exe" if platform.startswith("win") else venv / "bin" / program
 
 
 def slug(name: str) -> str:
-    """The folder and file name of a run called `name`: ASCII letters, digits, `_` and `-`, case kept, at most 80 long.
+    """The folder and file name of a run: ASCII letters, digits, `_` and `-`, at most 80 characters, case kept.
 
     Raises:
-        RunError: nothing is left of the name, or Windows reserves what is.
+        RunError: the name has no letter or digit, or Windows reserves it.
     """
     from slugify import slugify
 
     text = slugify(name, lowercase=False, regex_pattern=r"[^-a-zA-Z0-9_]+", max_length=MAX_SLUG).strip("-")
     if not re.search(r"[a-zA-Z0-9]", text):
-        raise RunError(f"the name {name!r} has no letter or digit to make a folder name of; add some, e.g. 'my-lora'")
-    if text.upper() in RESERVED:
-        raise RunError(f"the name {name!r} would make a folder {text!r}, which Windows reserves; choose another")
+        raise RunError("Use at least one letter or digit")
+    if text.upper() in RESERVED_NAMES:
+        raise RunError(f"Windows reserves the name {text}; choose another name")
     return text
 
 
@@ -73,21 +81,21 @@ def list_runs() -> list[Path]:
 
 
 def run_folder(name: str | Path) -> Path:
-    """The folder of the run that `name` means: a folder with a `run.toml`, a run's slug, or its name as typed.
+    """The folder of a run. `name` is a folder with a `run.toml`, a run's slug, or its name.
 
     Raises:
-        RunError: there is none; the message lists those there are.
+        RunError: there is no such run; the message lists the runs.
     """
     text = os.fspath(name)
     for candidate in (Path(text), outputs_dir() / text):
         if text and (candidate / "run.toml").is_file():
             return candidate.absolute()
     try:
-        candidate = outputs_dir() / slug(text)
+        by_name: Path | None = outputs_dir() / slug(text)
     except RunError:
-        candidate = None
-    if candidate and (candidate / "run.toml").is_file():
-        return candidate
+        by_name = None
+    if by_name and (by_name / "run.toml").is_file():
+        return by_name
     runs = [p.name for p in list_runs()]
-    there = f"there are: {', '.join(runs)}" if runs else "there is none yet"
-    raise RunError(f"no run {text!r} in {outputs_dir()}; {there}")
+    known = f"use one of {', '.join(runs)}" if runs else "create one with `python -m runs new`"
+    raise RunError(f"no run {text!r} in {outputs_dir()}; {known}")

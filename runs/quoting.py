@@ -1,9 +1,9 @@
-"""One quoting function a shell: what every value that reaches a script goes through.
+"""Quoting of every value that is written into a script: one function for bash, one for cmd.exe.
 
-bash: a word of harmless characters stands as it is, everything else between single quotes, where bash changes nothing;
-control characters are written as escapes in `$'…'`, so that one flag stays one line. cmd.exe: the quotes that the
-program's own parser needs, then a caret before every character that cmd would act on (the quotes too, so that cmd never
-enters its own quoted state and no `&` can end the command), and doubled percent signs, as batch files want them.
+bash: a word of safe characters stays as it is; anything else is put between single quotes, which bash takes literally.
+Control characters become escapes in `$'…'`, so that each flag stays on one line. cmd.exe: the quotes that the program's own
+parser needs, then a caret before every character that cmd interprets (also before quotes, so that cmd never enters its
+quoted state and no `&` can end the command), and doubled percent signs.
 """
 
 import re
@@ -18,13 +18,13 @@ CMD_PLAIN = set(string.ascii_letters + string.digits + "_+-./:\\@#=,")
 
 
 def quote(value: str) -> str:
-    """A word that bash reads as exactly `value`.
+    """`value` quoted for bash.
 
     Raises:
-        RunError: `value` holds a NUL character, which no argument of a program can.
+        RunError: `value` contains a NUL character, which no argument can.
     """
     if "\0" in value:
-        raise RunError(f"a value holds a NUL character, which no command line can: {value!r}")
+        raise RunError(f"the value {value!r} contains a NUL character; remove it")
     if PLAIN.fullmatch(value):
         return value
     if not any(ord(c) < 32 or ord(c) == 127 for c in value):
@@ -37,13 +37,15 @@ def quote(value: str) -> str:
 
 
 def quote_cmd(value: str) -> str:
-    """A word of a batch file that reaches the program as exactly `value`.
+    """`value` quoted for a batch file.
 
     Raises:
-        RunError: `value` holds a line break or NUL: a batch file has no way to write them.
+        RunError: `value` contains a line break or NUL, which a batch file cannot hold.
     """
     if any(c in value for c in "\0\r\n\x1a"):
-        raise RunError(f"a batch file cannot hold a line break or control character in a value: {value!r}")
+        raise RunError(
+            f"the value {value!r} contains a line break or control character, which a batch file cannot hold; remove it"
+        )
     if value and all(c in CMD_PLAIN for c in value):
         return value
     inner = re.sub(r'(\\*)"', r'\1\1\\"', value)

@@ -1,7 +1,6 @@
-"""`train.sh` and `train.bat`: a plain script that a person can read, change and run, one flag a line.
+"""`train.sh` and `train.bat`: plain scripts that a person can read, change and run, with one flag per line.
 
-It trains with or without our monitor; nothing in it is hidden. Where the values come from is runs/command.py, how they
-are quoted is runs/quoting.py.
+A script trains with or without the monitor. runs/command.py determines the values, runs/quoting.py quotes them.
 """
 
 import sys
@@ -17,33 +16,35 @@ from runs.quoting import quote, quote_cmd
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
-MISSING = "no accelerate for the {backend} backend at {path}, nor on PATH; {cure}"
-CURE = {"diffusers": "run ./start.sh once", "sd-scripts": "run ./start.sh sd-scripts"}
+MISSING = "no accelerate for the {backend} backend: {path} does not exist and PATH has none; {install}"
+INSTALL = {"diffusers": "run ./start.sh once", "sd-scripts": "run ./start.sh sd-scripts"}
 
 
 def script_name(attempt: int = 1, platform: str = sys.platform) -> str:
-    """The script's file name; the first attempt's is the one a person starts."""
+    """The file name of an attempt's script; the first is the one that a person starts."""
     suffix = "bat" if platform.startswith("win") else "sh"
     return f"train.{suffix}" if attempt == 1 else f"train.attempt-{attempt}.{suffix}"
 
 
 def script(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: str = sys.platform) -> str:
-    """The whole script.
+    """The text of the script.
+
+    Args: as runs.command.arguments.
 
     Raises:
-        RunError: a value cannot be written in the platform's script; or samples are asked for without a prompt.
+        RunError: the platform's script cannot hold a value, or samples are turned on without a prompt.
     """
     lines = [*launch(spec), *words(flags(spec, folder, resume, platform))]
     return (_batch if platform.startswith("win") else _bash)(spec, lines, platform, folder)
 
 
 def _title(spec: "RunSpec") -> str:
-    backend = {"diffusers": "the embedded trainer", "sd-scripts": "kohya's sd-scripts"}[spec.backend]
+    backend = {"diffusers": "the built-in trainer", "sd-scripts": "kohya's sd-scripts"}[spec.backend]
     return f"Trains {spec.slug}: a LoRA of {presets.models()[spec.model]['name']}, tier {spec.tier}, with {backend}."
 
 
 def _missing(spec: "RunSpec", path: Path) -> str:
-    return MISSING.format(backend=spec.backend, path=path, cure=CURE[spec.backend])
+    return MISSING.format(backend=spec.backend, path=path, install=INSTALL[spec.backend])
 
 
 def _bash(spec: "RunSpec", lines: list[list[str]], platform: str, folder: Path) -> str:
@@ -52,13 +53,12 @@ def _bash(spec: "RunSpec", lines: list[list[str]], platform: str, folder: Path) 
     command = " \\\n  ".join(" ".join(map(quote, line)) for line in lines)
     aside, start = "", "exec "
     if spec.save_dir:
-        # a trap keeps the exit code, and needs the shell to stay: no exec
-        local, final = quote(spec.save_dir), quote(str(folder))
-        aside = f"mkdir -p -- {local}\ntrap {quote(f'cp -R -- {local}/. {final}/')} EXIT\n"
-        start = ""
+        aside = _copy_at_exit(spec.save_dir, str(folder))
+        start = ""  # exec would replace the shell, and its trap would never run
     return f"""#!/usr/bin/env bash
 # {" ".join(_title(spec).split())}
-# Written from run.toml. By itself: bash train.sh · watched, and brought back when it hangs: python -m monitor run {spec.slug}
+# Written from run.toml. Run it without the monitor: bash train.sh
+# Run it with the monitor, which restarts it after a hang: python -m monitor run {spec.slug}
 set -eu
 cd {quote(str(ROOT))}
 export PYTHONPATH={quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"
@@ -73,13 +73,79 @@ fi
 """
 
 
+COPY_AT_EXIT = """# The trainer writes to a local folder. When this script ends, also after an error, the results are copied to the run's
+# folder. Each is copied under a hidden name and renamed when it is complete: an interrupted copy leaves no truncated file.
+mkdir -p -- {local}
+copy_into() {{
+  local item name part old failed=0
+  mkdir -p -- "$2" || return 1
+  for item in "$1"/*; do
+    [ -e "$item" ] || continue
+    name=${{item##*/}}
+    if [ -d "$item" ] && [ "$name" = "${{name%-state}}" ]; then
+      copy_into "$item" "$2/$name" || failed=1
+      continue
+    fi
+    part=$2/.$name.$$.tmp old=$2/.$name.$$.old
+    rm -rf -- "$2/.$name".*.tmp
+    if cp -R -- "$item" "$part" && {{ [ -d "$part" ] || sync -- "$part"; }} &&
+      {{ [ ! -d "$2/$name" ] || mv -- "$2/$name" "$old"; }} && mv -- "$part" "$2/$name"; then
+      rm -rf -- "$old"
+    else
+      failed=1
+      rm -rf -- "$part"
+      [ ! -d "$old" ] || [ -e "$2/$name" ] || mv -- "$old" "$2/$name"
+    fi
+  done
+  return "$failed"
+}}
+copy_results() {{
+  local code=$?
+  copy_into {local} {final} && return
+  echo {failed} >&2
+  [ "$code" -ne 0 ] || exit 1
+}}
+trap copy_results EXIT
+"""
+
+
+def _copy_at_exit(local: str, final: str) -> str:
+    """Shell code that copies the results from `local` to `final` at the end and keeps the trainer's exit code."""
+    return COPY_AT_EXIT.format(local=quote(local), final=quote(final), failed=quote(_not_copied(local, final)))
+
+
+def _not_copied(local: str, final: str) -> str:
+    return (
+        f"error: some results could not be copied from {local} to {final}; free some space there and copy them by hand"
+    )
+
+
 def _in_quotes(value: str) -> str:
-    """A value for cmd's own commands (`cd`, `set`, `if exist`), which do not take carets between quotes."""
+    """A value for cmd's own commands (`cd`, `set`, `if exist`), which take carets literally between quotes."""
     if any(c in value for c in '"\0\r\n\x1a'):
         raise RunError(
-            f"a batch file cannot hold this path: {value!r}; move the folder to one without these characters"
+            f"a batch file cannot hold the path {value!r}; move the folder to a path without quotes and control characters"
         )
     return value.replace("%", "%%")
+
+
+# cmd has no trap: the copy runs when the trainer has ended. xcopy replaces other folders (samples) file by file.
+COPY_AFTER = r"""set "code=%ERRORLEVEL%"
+set "failed="
+for %%F in ("{local}\*") do (copy /b /y "%%F" "{final}\.%%~nxF.tmp" >nul && move /y "{final}\.%%~nxF.tmp" "{final}\%%~nxF" >nul) || set "failed=1"
+for /d %%D in ("{local}\*-state") do call :copy_state "%%~nxD" || set "failed=1"
+for /d %%D in ("{local}\*") do (echo %%~nxD| findstr /e /c:"-state" >nul || xcopy /e /i /y /q "%%D" "{final}\%%~nxD" >nul) || set "failed=1"
+if defined failed echo {failed} 1>&2
+if defined failed if "%code%"=="0" exit /b 1
+exit /b %code%
+
+:copy_state
+if exist "{final}\.%~1.tmp" rmdir /s /q "{final}\.%~1.tmp"
+xcopy /e /i /y /q "{local}\%~1" "{final}\.%~1.tmp" >nul || exit /b 1
+if exist "{final}\%~1" rmdir /s /q "{final}\%~1"
+move "{final}\.%~1.tmp" "{final}\%~1" >nul
+exit /b %ERRORLEVEL%
+"""
 
 
 def _batch(spec: "RunSpec", lines: list[list[str]], platform: str, folder: Path) -> str:
@@ -88,12 +154,14 @@ def _batch(spec: "RunSpec", lines: list[list[str]], platform: str, folder: Path)
     command = " ^\n  ".join(" ".join(map(quote_cmd, line)) for line in lines)
     before, after = "", "exit /b %ERRORLEVEL%\n"
     if spec.save_dir:
-        local, final = _in_quotes(spec.save_dir), _in_quotes(str(folder))
+        local, final = (_in_quotes(path.replace("/", "\\")) for path in (spec.save_dir, str(folder)))
         before = f'if not exist "{local}" mkdir "{local}"\n'
-        after = f'set "code=%ERRORLEVEL%"\nxcopy /e /i /y /q "{local}" "{final}" >nul\nexit /b %code%\n'
+        failed = quote_cmd(_not_copied(spec.save_dir, str(folder)))
+        after = COPY_AFTER.format(local=local, final=final, failed=failed)
     text = f"""@echo off
 rem {" ".join(_title(spec).split()).translate(str.maketrans("", "", "%^&|<>"))}
-rem Written from run.toml. By itself: train.bat - watched, and brought back when it hangs: python -m monitor run {spec.slug}
+rem Written from run.toml. Run it without the monitor: train.bat
+rem Run it with the monitor, which restarts it after a hang: python -m monitor run {spec.slug}
 chcp 65001 >nul
 setlocal DisableDelayedExpansion
 cd /d "{root}" || exit /b 1

@@ -1,7 +1,7 @@
-"""`RunSpec`: what a run is, in full; saved as `run.toml`, the one source of truth.
+"""`RunSpec`: the complete description of a run, saved as `run.toml`, the single source of truth.
 
-A pydantic model because its errors name the field and because unknown keys must be refused. Everything else (script,
-data-set file, prompts) is rendered from it, so that the same spec gives the same bytes.
+A pydantic model, because its errors name the field and because unknown keys must be refused (the sentences that users see
+are in validation.py). The script, the data-set file and the prompts are rendered from it: the same spec gives the same bytes.
 """
 
 import re
@@ -14,13 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 import presets
 from runs.files import RunError, atomic_write
 from runs.paths import slug
+from runs.validation import FieldError, faults
 
 DEFAULTS = presets.defaults()["run"]
 Value = bool | int | float | str | list[str]
-Steps = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+MOST = 10**12  # of any count: runs/sanity.py judges far smaller ones, and computes with floats
+Steps = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
 
-# sd-scripts' flags that a field stands for: `--set network_dim=8` means rank.
+# Flags of sd-scripts that are fields of the spec: `--set network_dim=8` sets rank.
 ALIASES = {
     "network_dim": "rank",
     "network_alpha": "alpha",
@@ -31,7 +33,7 @@ ALIASES = {
     "max_data_loader_n_workers": "workers",
     "log_with": "trackers",
 }
-# Flags that follow from the run's folder; a second value would contradict it.
+# Flags that the run's folder determines.
 RESERVED_FLAGS = (
     "output_dir",
     "output_name",
@@ -46,19 +48,19 @@ RESERVED_FLAGS = (
     "logging_dir",
     "debug_dataset",
 )
-# Variables that the script or the monitor sets.
+# Environment variables that the script or the monitor sets.
 RESERVED_VARIABLES = ("PYTHONPATH", "ACCELERATE", *(f"HANGPROOF_{n}" for n in ("RUN", "ATTEMPT", "TOKEN", "HEARTBEAT")))
 
 
 class RunSpec(BaseModel):
-    """A run. Fields not given come from the model's settings, then from presets/defaults.toml."""
+    """A run. Missing fields come from the model's settings, then from presets/defaults.toml."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True)
 
     name: str
     trigger: str = ""
     model: str = DEFAULTS["model"]
-    tier: Literal["12G", "16G", "20G"] = DEFAULTS["tier"]
+    tier: str = DEFAULTS["tier"]  # a table of presets/tiers.toml
     backend: Literal["sd-scripts", "diffusers"] = DEFAULTS["backend"]
     resolution: Annotated[int, Field(ge=32, le=4096, multiple_of=32)] = DEFAULTS["resolution"]
     batch_size: Count = DEFAULTS["batch_size"]
@@ -77,18 +79,18 @@ class RunSpec(BaseModel):
     save_every_n_epochs: Steps = DEFAULTS["save_every_n_epochs"]
     keep_states: Count = DEFAULTS["keep_states"]
     prompts: list[str] = []
-    sample_every_n_steps: Steps = DEFAULTS["sample_every_n_steps"]
+    sample_every_n_steps: Steps | None = DEFAULTS["sample_every_n_steps"]  # None: a tenth of the run; 0: none
     sample_steps: Count = DEFAULTS["sample_steps"]
     keep_tokens: Steps = DEFAULTS["keep_tokens"]
     trackers: Literal["", "tensorboard", "wandb", "all"] = ""
-    save_dir: str = ""  # where states are written first; "" is the run's own folder
-    environment: dict[str, str] = {}  # variables of the training process
-    extra: dict[str, Value] = {}  # further flags of the trainer
+    save_dir: str = ""  # folder that checkpoints are written to; "" is the run's folder
+    environment: dict[str, str] = {}  # environment variables of the training process
+    extra: dict[str, Value] = {}  # other flags of the trainer; they override the flags of the fields
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        """Take the model's own settings for what was not given, and write its key however it was called."""
+        """Add the model's settings for missing fields, and replace the model's display name by its key."""
         if not isinstance(data, dict):
             return data
         name = data.get("model", DEFAULTS["model"])
@@ -96,7 +98,7 @@ class RunSpec(BaseModel):
             try:
                 key = presets.find_model(name)
             except presets.PresetError as error:
-                raise ValueError(str(error)) from error
+                raise FieldError("model", str(error)) from error
             data = {**presets.models()[key]["settings"], **data, "model": key}
         if isinstance(data.get("tier"), str):
             data = {**data, "tier": data["tier"].strip().upper().removesuffix("+")}
@@ -106,7 +108,7 @@ class RunSpec(BaseModel):
     @classmethod
     def _one_line(cls, text: str) -> str:
         if "\0" in text:
-            raise ValueError("holds a NUL character, which no file or command line can")
+            raise ValueError("Contains a NUL character; remove it")
         return text
 
     @field_validator("name")
@@ -118,11 +120,18 @@ class RunSpec(BaseModel):
             raise ValueError(str(error)) from error
         return name
 
+    @field_validator("tier")
+    @classmethod
+    def _tier_exists(cls, tier: str) -> str:
+        if tier not in presets.tiers():
+            raise ValueError(f"Must be one of {', '.join(presets.tiers())}")
+        return tier
+
     @field_validator("prompts")
     @classmethod
     def _prompts(cls, prompts: list[str]) -> list[str]:
         if any("\0" in p for p in prompts):
-            raise ValueError("a prompt holds a NUL character")
+            raise ValueError("A prompt contains a NUL character; remove it")
         return [p for p in prompts if p.strip()]
 
     @field_validator("environment")
@@ -130,9 +139,11 @@ class RunSpec(BaseModel):
     def _environment(cls, environment: dict[str, str]) -> dict[str, str]:
         for name, value in environment.items():
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in RESERVED_VARIABLES:
-                raise ValueError(f"{name!r} is not a variable that a run can set")
+                raise ValueError(
+                    f"{name!r} cannot be set; use letters, digits and _, and no variable that Hangproof sets"
+                )
             if "\0" in value:
-                raise ValueError(f"{name} holds a NUL character")
+                raise ValueError(f"{name}: Contains a NUL character; remove it")
         return environment
 
     @field_validator("extra")
@@ -140,85 +151,75 @@ class RunSpec(BaseModel):
     def _extra(cls, extra: dict[str, Value]) -> dict[str, Value]:
         for flag, value in extra.items():
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
-                raise ValueError(f"{flag!r} is not a flag's name; write it without dashes, e.g. guidance_scale")
+                raise ValueError(
+                    f"{flag!r} is not the name of a flag; write it without dashes, for example guidance_scale"
+                )
             if flag in ALIASES or flag in cls.model_fields:
-                raise ValueError(f"{flag} is the field {ALIASES.get(flag, flag)!r}; set that")
+                raise ValueError(f"{flag}: Set the field {ALIASES.get(flag, flag)} instead")
             if flag in RESERVED_FLAGS:
-                raise ValueError(f"{flag} follows from the run's folder and cannot be set")
+                raise ValueError(f"{flag}: The run's folder determines this flag; remove it")
             values = value if isinstance(value, list) else [value]
             if any(isinstance(v, str) and "\0" in v for v in values):
-                raise ValueError(f"{flag} holds a NUL character")
+                raise ValueError(f"{flag}: Contains a NUL character; remove it")
             if isinstance(value, list) and any(v.startswith("-") for v in value):
-                raise ValueError(f"{flag}: a value of a list cannot start with a dash: {value}")
+                raise ValueError(f"{flag}: A value in a list cannot start with a dash; change {value}")
         return extra
 
     @model_validator(mode="after")
     def _backend_loads_model(self) -> "RunSpec":
         able = presets.models()[self.model]["backends"]
         if self.backend not in able:
-            raise ValueError(f"model {self.model} cannot be trained with {self.backend}, only with {', '.join(able)}")
+            raise FieldError("backend", f"{self.backend} cannot train {self.model}; use {' or '.join(able)}")
         return self
 
     @cached_property
     def slug(self) -> str:
-        """The run's folder and file name."""
+        """The name of the run's folder and files."""
         return slug(self.name)
 
     def changed(self, **fields: Any) -> "RunSpec":
-        """A copy with other values, checked like a new one. Raises RunError."""
+        """A copy with other values, validated like a new spec. Raises RunError."""
         return make({**self.model_dump(), **fields})
 
 
 def make(fields: dict[str, Any]) -> RunSpec:
-    """A RunSpec of plain values.
+    """A validated RunSpec from plain values.
 
     Raises:
-        RunError: one line a fault, each naming its field; unknown fields come with the closest known ones.
+        RunError: one fault for each wrong field.
     """
     try:
         return RunSpec.model_validate(fields)
     except ValidationError as error:
-        raise RunError("\n".join(_sentence(fault) for fault in error.errors())) from error
-
-
-def _sentence(fault: dict) -> str:
-    import difflib
-
-    field = ".".join(str(part) for part in fault["loc"]) or "spec"
-    if fault["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(field, RunSpec.model_fields, n=3)
-        return f"{field}: no such field" + (f"; did you mean {', '.join(close)}?" if close else "")
-    message = fault["msg"].removeprefix("Value error, ")
-    shown = repr(fault["input"])
-    return f"{field}: {message}" + ("" if isinstance(fault["input"], dict) or len(shown) > 80 else f" (got {shown})")
+        raise RunError(faults(error.errors(), RunSpec)) from error
 
 
 def dumps(spec: RunSpec) -> str:
-    """The spec as TOML; every field is written, so that a later default does not change an old run."""
+    """The spec as TOML, with every field, so that a new default does not change an old run."""
     import tomlkit
 
     fields = {key: value for key, value in spec.model_dump().items() if value is not None}
     tables = {key: dict(sorted(fields.pop(key).items())) for key in ("environment", "extra")}
-    head = "# What this run trains. Change it, then: python -m runs render NAME\n"
+    head = "# What this run trains. After a change, write the script again: python -m runs render NAME\n"
     return head + tomlkit.dumps({**fields, **tables})
 
 
 def save(folder: Path, spec: RunSpec) -> None:
-    """Write `run.toml`, whole or not at all."""
+    """Write `run.toml` atomically."""
     atomic_write(Path(folder) / "run.toml", dumps(spec))
 
 
 def load(folder: Path) -> RunSpec:
-    """The spec of a run's folder.
+    """The spec in a run's folder.
 
     Raises:
-        RunError: the file is missing, is not TOML, or a field is wrong: each is named.
+        RunError: the file is missing or not valid TOML, or fields are wrong; the message names the file and the fields.
     """
     path = Path(folder) / "run.toml"
     try:
         fields = presets.tables.read_toml(path)
     except FileNotFoundError as error:
-        raise RunError(f"{path} does not exist; a run is made by `python -m runs new`") from error
+        raise RunError(f"{path} does not exist; create a run with `python -m runs new`") from error
     except presets.PresetError as error:
         raise RunError(str(error)) from error
     try:

@@ -1,13 +1,12 @@
-"""Is the base model really there? Looked at before a run is started, because a trainer finds out after minutes.
+"""Checks the base model before a run starts, because a trainer notices a missing file only after minutes.
 
-Nothing is read but names, sizes and the heads of files. The hub is asked only where a start depends on it (`ask`), once,
-and with an end: a model in the local cache needs no network.
+Only names, sizes and the headers of files are read. The hub is contacted only with `ask`, once, and with a time limit; a
+model in the local cache needs no network.
 """
 
 import functools
 import json
 import os
-import shutil
 import threading
 import urllib.error
 from http.client import HTTPException
@@ -18,21 +17,22 @@ import presets
 from runs import models
 from runs.command import model_files
 from runs.files import RunError
-from runs.paths import ROOT
+from runs.machine import free_gb
+from runs.paths import ROOT, models_dir
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
-ASK_S = 8.0  # for the hub's answer, name resolution included
+HUB_TIMEOUT_S = 8.0  # for a response of the hub, name resolution included
 POINTER = b"version https://git-lfs"
-MAX_HEAD = 100_000_000  # bytes; safetensors' own limit
+MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors
 
 
 def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
-    """What of the base model is missing or cannot be used, each as a sentence with its cure.
+    """The files of the base model that are missing or unusable, each as a sentence with what to do.
 
     Args:
-        ask: ask the hub about a model that is not on this machine; takes at most ASK_S seconds.
+        ask: also ask the hub about a model that is not on this machine; takes up to HUB_TIMEOUT_S seconds.
     """
     model = presets.models()[spec.model]
     if spec.backend == "diffusers":
@@ -46,15 +46,15 @@ def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
         if not path.is_file():
             missing[flag] = path
         elif fault := file_fault(path):
-            cure = f"put a whole one there, name another with --set {flag}=PATH{fetch}"
-            found.append(f"model file {path} (--{flag}) {fault}; delete it, then {cure}")
+            fix = f"put an intact copy there, use another file as the trainer option {flag}=PATH{fetch}"
+            found.append(f"model file {path} (--{flag}) {fault}; delete it, then {fix}")
     if missing:
-        found.insert(0, f"{_missing(missing)}, name others with --set FLAG=PATH{fetch}")
+        found.insert(0, f"{_missing(missing)}, use other files as trainer options FLAG=PATH{fetch}")
     return found
 
 
 def _missing(paths: dict[str, Path]) -> str:
-    """Which files are missing, by flag, and that they are to be put there; one sentence however many."""
+    """One sentence that names the missing files with their flags and says where to put them."""
     folders = {path.parent for path in paths.values()}
     one = len(folders) == 1
     names = ", ".join(f"{path.name if one else path} (--{flag})" for flag, path in paths.items())
@@ -63,7 +63,7 @@ def _missing(paths: dict[str, Path]) -> str:
 
 
 def file_fault(path: Path) -> str:
-    """Why a file of weights cannot be what it is called, as the end of a sentence; "" where nothing speaks against it."""
+    """What is wrong with a file of weights, as the end of a sentence; "" where nothing is found."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -77,37 +77,37 @@ def _file_fault(path: Path, size: int, stamp: int) -> str:
         with path.open("rb") as file:
             head = file.read(8)
             if head.startswith(POINTER[:8]):
-                return "is a git-lfs pointer, not the file itself (git lfs pull)"
+                return "is a git-lfs pointer instead of the file itself (run `git lfs pull`)"
             if path.suffix != ".safetensors":
                 return ""
             length = int.from_bytes(head, "little")
-            if len(head) < 8 or length > MAX_HEAD:
-                return "is no safetensors file"
+            if len(head) < 8 or length > MAX_HEADER_BYTES:
+                return "is not a safetensors file"
             table = json.loads(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in table.items() if name != "__metadata__"]
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return "is no safetensors file, or was cut short"
-    whole = 8 + length + max(ends, default=0)
-    return "" if size == whole else f"was cut short: it has {size} of {whole} bytes"
+        return "is not a safetensors file, or is truncated"
+    expected = 8 + length + max(ends, default=0)
+    return "" if size == expected else f"is truncated: it has {size} of {expected} bytes"
 
 
 def _diffusers(spec: "RunSpec", name: str, ask: bool) -> list[str]:
-    """Of a folder in diffusers' layout, or of a hub id."""
-    folder = ROOT / Path(name).expanduser()  # a relative one is taken from where the script runs
+    """The problems of a model in diffusers' layout: a folder or a hub id."""
+    folder = ROOT / Path(name).expanduser()  # the script runs in the project folder
     if folder.is_file():
         return [
-            f"model {folder} is a single file, and the built-in trainer reads a folder in diffusers' layout; give one, or "
-            "choose kohya's sd-scripts"
+            f"model {folder} is a single file, but the built-in trainer reads a folder in diffusers' layout; use such a folder, "
+            "or choose kohya's sd-scripts"
         ]
     if folder.is_dir():
         missing = incomplete(spec, folder)
         if not missing:
             return []
-        return [f"the model in {folder} is not complete ({'; '.join(missing)}); download the whole folder again"]
+        return [f"the model in {folder} is incomplete ({'; '.join(missing)}); download the complete folder again"]
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        return [f"model folder missing: {folder}; correct the path, or name a Hugging Face id"]
+        return [f"model folder missing: {folder}; correct the path, or use a Hugging Face id"]
     cached = snapshot(name)
     if cached is not None and not incomplete(spec, cached):
         return []
@@ -115,37 +115,36 @@ def _diffusers(spec: "RunSpec", name: str, ask: bool) -> list[str]:
 
 
 def incomplete(spec: "RunSpec", folder: Path) -> list[str]:
-    """The files of a model folder that are missing or cannot be used."""
+    """The files of a model folder that are missing or unusable."""
     wrong = []
     for part, (config, *stem) in presets.families()[presets.models()[spec.model]["family"]]["parts"].items():
-        place = folder / part
-        if not (place / config).is_file():
+        if not (folder / part / config).is_file():
             wrong.append(f"{part}/{config} is missing")
         elif stem:
-            wrong += [f"{part}/{fault}" for fault in _weight_faults(place, stem[0])]
+            wrong += [f"{part}/{fault}" for fault in _weight_faults(folder / part, stem[0])]
     return wrong
 
 
-def _weight_faults(place: Path, stem: str) -> list[str]:
-    """What is wrong with a part's weights: one file, or several that an index names."""
-    index = place / f"{stem}.safetensors.index.json"
+def _weight_faults(folder: Path, stem: str) -> list[str]:
+    """What is wrong with the weights of a part: one file, or several in an index."""
+    index = folder / f"{stem}.safetensors.index.json"
     names = [f"{stem}.safetensors"]
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             return [f"{index.name} cannot be read"]
-    faults = ((name, file_fault(place / name) if (place / name).is_file() else "is missing") for name in names)
+    faults = ((name, file_fault(folder / name) if (folder / name).is_file() else "is missing") for name in names)
     return [f"{name} {fault}" for name, fault in faults if fault]
 
 
 def hub_cache() -> Path:
-    """Where models of the hub are kept."""
+    """The folder in which the hub's library keeps models."""
     return Path(os.environ.get("HF_HUB_CACHE") or models.hub_home() / "hub").expanduser()
 
 
 def snapshot(repo: str) -> Path | None:
-    """Where the hub's own library keeps a model that has been fetched; None when it has not."""
+    """The folder of a downloaded model in the hub's cache; None when it is not there."""
     cache = hub_cache() / f"models--{repo.replace('/', '--')}"
     try:
         commit = (cache / "refs" / "main").read_text(encoding="utf-8").strip()
@@ -156,27 +155,23 @@ def snapshot(repo: str) -> Path | None:
 
 
 def _from_hub(repo: str, model: dict, ask: bool) -> list[str]:
-    """Why a model that is not (wholly) on this machine cannot be fetched when the run starts."""
+    """Why the run could not download a model that is missing or incomplete on this machine."""
     page = f"{models.endpoint()}/{repo}"
-    by_hand = (
-        f"fetch it elsewhere (hf download {repo}) and name the folder with --set pretrained_model_name_or_path=PATH"
-    )
+    by_hand = f"download it elsewhere (hf download {repo}) and use the folder as the trainer option pretrained_model_name_or_path=PATH"
     if models.offline():
-        return [
-            f"{repo} is not on this machine, and HF_HUB_OFFLINE keeps it from being fetched; unset it, or {by_hand}"
-        ]
+        return [f"{repo} is not on this machine, and HF_HUB_OFFLINE prevents the download; unset it, or {by_hand}"]
     if model["gated"] and model["repo"] == repo and not models.token():
         return [
-            f"{repo} is not on this machine, and its makers give it to those who accept its licence: open {page}, accept, then "
-            f"run `hf auth login` (or set HF_TOKEN); or {by_hand}"
+            f"{repo} is not on this machine. You must accept its licence on Hugging Face first: open {page}, accept it, then log in "
+            f"under “Hugging Face account” on the page (or run `hf auth login`, or set HF_TOKEN); or {by_hand}"
         ]
     if not ask:
         return []
-    status, reason = _asked(f"{page}/resolve/main/model_index.json")
+    status, reason = _hub_status(f"{page}/resolve/main/model_index.json")
     if status in (401, 403):
         return [
-            f"{repo} is not on this machine, and the hub does not give it to you ({status}): accept its licence at {page} with the "
-            f"account of your token (`hf auth whoami`), or {by_hand}"
+            f"{repo} is not on this machine, and the hub refuses access (HTTP status {status}): accept its licence at {page} with "
+            f"the account of your token (`hf auth whoami` shows it), or {by_hand}"
         ]
     if status in (404, 410):
         return [
@@ -184,45 +179,78 @@ def _from_hub(repo: str, model: dict, ask: bool) -> list[str]:
         ]
     if status == 0 or status >= 400:
         return [
-            f"{repo} is not on this machine, and {page} does not answer ({reason}); check the network, or {by_hand}"
+            f"{repo} is not on this machine, and {page} is not available ({reason}); check the network, or {by_hand}"
         ]
     return []
 
 
-def _asked(url: str) -> tuple[int, str]:
-    """(HTTP status, reason) of a file on the hub; status 0 when there is no answer in time."""
-    found = [(0, f"nothing within {ASK_S:.0f} s")]
+def _hub_status(url: str) -> tuple[int, str]:
+    """(HTTP status, reason) of a file on the hub; status 0 when there is no response in time."""
+    found = [(0, f"no response within {HUB_TIMEOUT_S:.0f} s")]
 
     def ask() -> None:
         try:
-            answers = models.follow(url, {}, "HEAD")
-            answers[-1].close()
-            found[:] = [(answers[-1].status, f"it answers {answers[-1].status}")]
+            responses = models.follow(url, {}, "HEAD")
+            responses[-1].close()
+            found[:] = [(responses[-1].status, f"HTTP status {responses[-1].status}")]
         except (urllib.error.URLError, HTTPException, OSError, RunError) as error:
             found[:] = [(0, str(getattr(error, "reason", None) or error))]
 
-    # A thread of its own, because looking a name up cannot be given an end; one that is stuck holds nothing up.
+    # In a daemon thread, because name resolution has no timeout; a stuck thread blocks nothing.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(ASK_S)
+    asking.join(HUB_TIMEOUT_S)
     return found[0]
 
 
-def note(spec: "RunSpec") -> str:
-    """A sentence where the model will have to be fetched when the run starts, and whether there may be room; else ""."""
+def from_hub(spec: "RunSpec") -> str:
+    """The hub id of the model that the run downloads when it starts; "" where nothing has to be downloaded."""
     model = presets.models()[spec.model]
     name = model_files(spec).get("pretrained_model_name_or_path", "")
-    if (
-        spec.backend != "diffusers"
-        or model["generated"]
-        or (ROOT / Path(name).expanduser()).exists()
-        or models.offline()
-    ):
+    if spec.backend != "diffusers" or model["generated"] or (ROOT / Path(name).expanduser()).exists():
         return ""
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        return ""  # a folder that does not exist
     cached = snapshot(name)
-    if cached is not None and not incomplete(spec, cached):
+    return "" if cached is not None and not incomplete(spec, cached) else name
+
+
+def needs_login(spec: "RunSpec") -> str:
+    """The hub id of a gated model that the run cannot download because no token is stored; "" otherwise."""
+    model, name = presets.models()[spec.model], from_hub(spec)
+    return name if name == model["repo"] and model["gated"] and not models.token() and not models.offline() else ""
+
+
+def missing(spec: "RunSpec") -> list[str]:
+    """The names of the model's files for sd-scripts that are not on this machine."""
+    return [Path(value).name for value in model_files(spec).values() if not Path(value).expanduser().is_file()]
+
+
+def can_be_fetched(spec: "RunSpec") -> bool:
+    """Whether the page offers the next step for a model that is not on this machine: its licence and login, or a download."""
+    if spec.backend == "diffusers":
+        return bool(needs_login(spec))
+    return not presets.models()[spec.model]["generated"] and bool(models.missing_files(spec.model))
+
+
+def to_download(spec: "RunSpec") -> tuple[float, Path]:
+    """Bytes of the model's files that are not on this machine (as far as known), and the folder that receives them."""
+    if spec.backend == "diffusers":
+        family = presets.families()[presets.models()[spec.model]["family"]]
+        return (float(family["download_bytes"]) if from_hub(spec) else 0.0), hub_cache()
+    if presets.models()[spec.model]["generated"]:
+        return 0.0, models_dir()
+    missing, sources = models.missing_files(spec.model), presets.tables.downloads()
+    return float(sum(sources.get(path.name, {}).get("size", 0) for path in missing.values())), models_dir()
+
+
+def note(spec: "RunSpec") -> str:
+    """A sentence for a model that the run downloads when it starts, with the free space; "" for any other."""
+    name = from_hub(spec)
+    if not name or models.offline():
         return ""
-    free = shutil.disk_usage(next(p for p in (hub_cache(), *hub_cache().absolute().parents) if p.exists())).free
+    size, folder = to_download(spec)
+    free = free_gb(folder)
     return (
-        f"{name} is not on this machine yet; the run begins by fetching it (tens of GB; {free / 1e9:.0f} GB are free)."
+        f"{name} is not on this machine yet. The run downloads it first ({size / 1e9:.0f} GB; {free:.0f} GB are free)."
     )

@@ -1,6 +1,8 @@
-"""Guards put into kohya's sd-scripts while its modules are imported; not one file of the checkout is edited.
+"""Installs the guards into kohya's sd-scripts as its modules are imported. No file of the checkout is changed.
 
-Why import hooks rather than a fork or a diff: a diff binds by line and breaks with the next release, a fork has to
-be rebased for ever. A hook binds by name, can say beforehand whether it will fit, and refuses to run when it does
-not. `python -m sd_scripts_patches check DIR` asks; `python -m sd_scripts_patches SCRIPT ARGS` runs.
+Why import hooks and not a fork or a diff: a diff binds to line numbers and breaks with the next release, and a fork
+must be rebased on every one. A hook binds to names, its compatibility can be checked before a run, and the launcher
+refuses to start when a name is missing.
+
+`python -m sd_scripts_patches check DIR` checks a checkout. `python -m sd_scripts_patches SCRIPT ARGS` runs a script.
 """

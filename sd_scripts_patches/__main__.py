@@ -1,33 +1,38 @@
-"""`python -m sd_scripts_patches SCRIPT ARGS` · `… -m MODULE ARGS` · `… check DIR [--json]`.
+"""`python -m sd_scripts_patches SCRIPT ARGS` · `… -m MODULE ARGS` · `… check DIR [--json]` · `… audit DIR`
+· `… selftest DIR [--json]` · `… canary OLD NEW [--json]`.
 
-The first is the line that `train.sh` has in place of `python SCRIPT ARGS`; our own flags (`--hangproof_…`, see
-timeouts.py) may stand anywhere among ARGS. Exit code: the script's own; 1 where a patch does not fit, before
-anything is loaded; 2 for wrong usage.
+`train.sh` uses the first form in place of `python SCRIPT ARGS`. Our own flags (`--hangproof_…`, see timeouts.py) may
+appear anywhere among ARGS. Exit code: the script's own; 1 when a patch is incompatible, before anything is loaded;
+2 for wrong usage.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
-from sd_scripts_patches import exit as leaving
-from sd_scripts_patches import fits, hooks, registry, runner, session, timeouts
-from sd_scripts_patches.patch import DoesNotFit
+from sd_scripts_patches import audit, canary, compatibility, hooks, registry, runner, selftest, session, timeouts
+from sd_scripts_patches import exit as exit_patch
+from sd_scripts_patches.patch import Incompatible
 
-USAGE = """usage: python -m sd_scripts_patches [--hangproof_…] SCRIPT ARGS   run a script of sd-scripts, guarded
-       python -m sd_scripts_patches [--hangproof_…] -m MODULE ARGS   run a module in the same way
-       python -m sd_scripts_patches check DIR [--json]             which patches fit this checkout
+USAGE = """usage: python -m sd_scripts_patches [--hangproof_…] SCRIPT ARGS     run a script of sd-scripts with the guards
+       python -m sd_scripts_patches [--hangproof_…] -m MODULE ARGS   run a module with the guards
+       python -m sd_scripts_patches check DIR [--json]               check which patches are compatible with a checkout
+       python -m sd_scripts_patches audit DIR [--against OTHER] [--json]   list its waits, and what ends each
+       python -m sd_scripts_patches selftest DIR [--json]            train tiny weights with it: does it work, is it guarded
+       python -m sd_scripts_patches canary OLD NEW [--json]          compare the training of two checkouts or environments
 
-deadlines in seconds (0: none) and settings, each also as HANGPROOF_… in the environment:
+time limits in seconds (0: none) and settings; each can also be set as HANGPROOF_… in the environment:
 """
 
 
 def main(arguments: list[str]) -> int:
-    """Returns an exit code, or does not return: a script that has run leaves by itself."""
+    """Run the command and return its exit code. After a script has run, the process exits here and nothing is returned."""
     try:
         arguments = timeouts.take_flags(arguments)
-        patches = registry.patches()
+        registry.patches()
     except timeouts.UsageError as error:
         print(f"sd_scripts_patches: {error}", file=sys.stderr)
         return 2
@@ -36,87 +41,95 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     if arguments[0] == "check":
         return check(arguments[1:])
+    if arguments[0] == "audit":
+        return audit.main(arguments[1:])
+    if arguments[0] == "selftest":
+        return selftest.main(arguments[1:])
+    if arguments[0] == "canary":
+        return canary.main(arguments[1:])
     as_module = arguments[0] == "-m"
     if as_module and len(arguments) < 2:
         print(USAGE + timeouts.listing(), end="", file=sys.stderr)
         return 2
     if not as_module and not Path(arguments[0]).is_file():
-        print(f"sd_scripts_patches: {arguments[0]}: no such script", file=sys.stderr)
+        print(f"sd_scripts_patches: {arguments[0]}: script not found", file=sys.stderr)
         return 2
 
-    checkout = Path.cwd() if as_module else Path(arguments[0]).resolve().parent
-    refusal = refuse(checkout)
-    if refusal:
-        print(refusal, file=sys.stderr)
-        return 1
+    folder = Path.cwd() if as_module else Path(arguments[0]).resolve().parent
+    checkout = compatibility.find_checkout(folder)
+    patches = registry.patches(checkout.trainer if checkout else compatibility.SD_SCRIPTS)
+    source = checkout.source if checkout else None
+    if source is None:
+        session.log(f"{folder} is not an sd-scripts checkout: only installed packages are guarded")
+    else:
+        os.environ[hooks.CHECKOUT_VARIABLE] = str(source)
+        refusal, spared = compatibility.refusal(patches, source, arguments, timeouts.setting("strict") == "1")
+        if refusal:
+            print(refusal, file=sys.stderr)
+            return 1
+        for line in spared:
+            session.log(f"not guarded, and not used by this run: {line}")
     session.start()
+    outcome, note = "failed", ""
     try:
         for patch in patches:
             if patch.prepare is not None:
                 patch.prepare(False)
-        hooks.install(patches)
-        runner.guard_spawned_workers()
+        hooks.install(patches, source)
+        runner.patch_spawned_workers()
         if as_module:
-            runner.run_module(arguments[1], arguments[2:])
+            runner.run_module(arguments[1], arguments[2:], source)
         else:
-            runner.run_script(Path(arguments[0]), arguments[1:])
-    except DoesNotFit as error:
-        session.say(f"does not fit: {error}. Nothing was trained.")
+            runner.run_script(Path(arguments[0]), arguments[1:], source)
+    except Incompatible as error:
+        note = f"incompatible with this {checkout.trainer if checkout else 'script'}: {error}"
+        session.log(f"{note}. Nothing was trained.")
         code = 1
-        session.heartbeat().end("failed", f"does not fit: {error}")
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
-        session.heartbeat().end("failed" if code else "done", f"exit code {code}" if code else "")
-    except BaseException as error:  # noqa: BLE001 - the top of the process: whatever ends the script ends here
-        code = leaving.failed(error)
+        outcome, note = ("failed", f"exit code {code}") if code else ("done", "")
+    except BaseException as error:  # noqa: BLE001 - top of the process: every error of the script ends here
+        code, note = exit_patch.report_error(error)
     else:
-        code = 0
-        session.heartbeat().end("done")
+        code, outcome = 0, "done"
     if not any(patch.name == "exit" for patch in patches):
+        session.heartbeat().end(outcome, note)
         return code
-    return leaving.leave_with(code)
+    return exit_patch.exit_process(code, outcome, note)
 
 
 def check(arguments: list[str]) -> int:
-    """Print the table; 1 where a patch that the presets rely on does not fit."""
+    """Print what is guarded in a checkout; return 1 when something is not."""
     folders = [a for a in arguments if a != "--json"]
     if len(folders) != 1 or folders[0].startswith("-"):
         print(USAGE + timeouts.listing(), end="", file=sys.stderr)
         return 2
     folder = Path(folders[0]).resolve()
-    if not fits.is_checkout(folder):
+    checkout = compatibility.find_checkout(folder)
+    if checkout is None:
+        sd_scripts, musubi = (" and ".join(names) for names in compatibility.MARKERS.values())
         print(
-            f"sd_scripts_patches: {folder}: no sd-scripts checkout (looked for {', '.join(fits.MARKS)})",
+            f"sd_scripts_patches: {folder} is not an sd-scripts checkout: it needs {sd_scripts}; "
+            f"nor one of musubi-tuner: src/ needs {musubi}",
             file=sys.stderr,
         )
         return 1
-    findings = [fits.judge(patch, folder) for patch in registry.patches()]
-    broken = [f.patch for f in findings if f.verdict == fits.UNFIT and f.relied_on]
+    findings = [compatibility.check_patch(patch, checkout.source) for patch in registry.patches(checkout.trainer)]
+    broken = [finding.patch for finding in findings if finding.open]
+    targets = [target.verdict for finding in findings for target in finding.targets]
+    counts = {verdict: targets.count(verdict) for verdict in compatibility.VERDICTS}
     if "--json" in arguments:
-        print(json.dumps({"checkout": str(folder), "ok": not broken, "patches": fits.as_json(findings)}))
+        rows = compatibility.to_json(findings)
+        print(json.dumps({"checkout": str(folder), "ok": not broken, "counts": counts, "patches": rows}))
     else:
-        print(fits.table(findings))
+        print(compatibility.format_table(findings))
+        shown = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        print(f"\n{len(findings)} patches checked with {folder}: {shown}")
     if broken:
-        print(f"sd_scripts_patches: does not fit: {', '.join(broken)}", file=sys.stderr)
+        print(f"sd_scripts_patches: not guarded: {', '.join(broken)}; see the table", file=sys.stderr)
     return 1 if broken else 0
-
-
-def refuse(checkout: Path) -> str:
-    """Why the script may not run against this checkout: the table of what does not fit; "" where all fits."""
-    here = checkout if fits.is_checkout(checkout) else None
-    if here is None:
-        print(f"hangproof: {checkout} is no sd-scripts checkout: only installed packages are guarded", file=sys.stderr)
-        return ""
-    findings = [fits.judge(patch, here) for patch in registry.patches()]
-    broken = [f for f in findings if f.verdict == fits.UNFIT]
-    if not broken:
-        return ""
-    return (
-        f"{fits.table(findings)}\nhangproof: {', '.join(f.patch for f in broken)} does not fit {checkout}; nothing was loaded. "
-        "Use the pinned sd-scripts, or leave it out on your own risk with --hangproof_without=NAME."
-    )
 
 
 if __name__ == "__main__":

@@ -1,41 +1,37 @@
-"""A barrier that one rank never reaches ends with that rank's peers saying so, not with all of them waiting.
+"""A barrier that one rank never reaches ends the process with a message that names the barrier, the rank and the phase.
 
-`wait_for_everyone` is where a run with several GPUs stands when one of them hangs (NCCL's own limit, where it is set at all,
-gives up in the middle of a long caching phase on rank 0). The limit is generous, because the other ranks wait
-there while rank 0 caches; the monitor sees each rank's phase and judges sooner.
+`wait_for_everyone` is where the other GPUs wait when one rank hangs. NCCL's own timeout, when it is set at all, fires in
+the middle of a long caching phase on rank 0. This limit is generous because the other ranks wait there while rank 0
+caches; the monitor sees the phase of each rank and decides sooner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from typing import Any
 
 from sd_scripts_patches import session
-from sd_scripts_patches.patch import Patch, Target, wrap
+from sd_scripts_patches.patch import Patch, Target
 
 MODULE = "accelerate.accelerator"
 
 
-def apply(module: ModuleType) -> None:
-    """A deadline around the barrier; nothing where there is one process."""
+def _with_deadline(original: Callable) -> Callable:
+    """Put a deadline around the barrier. A run with one process has none."""
 
-    def make(original: Callable) -> Callable:
-        def wait_for_everyone(self):
-            if self.num_processes < 2:
-                return original(self)
-            phase = session.heartbeat().current_phase
-            what = f"all {self.num_processes} ranks at a barrier (this is rank {self.process_index}, phase {phase})"
-            with session.within("barrier_timeout_s", what):
-                return original(self)
+    def wait_for_everyone(self: Any) -> None:
+        if self.num_processes < 2:
+            return original(self)
+        phase = session.heartbeat().current_phase
+        what = f"all {self.num_processes} ranks at a barrier (this is rank {self.process_index}, phase {phase})"
+        with session.limit("barrier_timeout_s", what):
+            return original(self)
 
-        return wait_for_everyone
-
-    wrap(module, "Accelerator.wait_for_everyone", make)
+    return wait_for_everyone
 
 
 PATCH = Patch(
     name="barrier",
-    why="one rank is late or dead: the others wait in a barrier for ever",
-    targets=(Target(MODULE, "Accelerator.wait_for_everyone", params=("self",)),),
-    apply={MODULE: apply},
+    why="when one rank is late or dead, the others wait at a barrier for ever",
+    targets=(Target(MODULE, "Accelerator.wait_for_everyone", params=("self",), make=_with_deadline),),
 )

@@ -1,119 +1,108 @@
-"""No batch is waited for without end.
+"""Every wait for a batch has a limit.
 
-The settings go in at `DataLoader.__init__` (the class itself stays: accelerate copies a loader's settings and tests by
-isinstance), so a loader with workers always has a timeout and one without never has the settings it would refuse. Each
-batch then has a deadline of our own around it. Why not torch's timeout alone: it does not fire while the parent sits in
-`resource_sharer.get_connection` for a tensor of a stopped worker (measured), it does not exist for a loader without
-workers, and its message names neither batch nor worker. The first batch of an iterator has a longer budget: workers
-start, and import torch where they are spawned.
+The settings are changed in `DataLoader.__init__` (the class itself stays: accelerate copies a loader's settings and uses
+isinstance), so a loader with workers always has a timeout, and one without workers never has the settings that torch
+refuses. A deadline of our own surrounds each batch. torch's timeout alone is not enough: it does not fire while the
+parent is in `resource_sharer.get_connection` for a tensor of a stopped worker (measured), it does not exist for a loader
+without workers, and its message names neither batch nor worker. The first batch of an iterator has a longer limit:
+workers start, and import torch when they are spawned.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from guards import limits
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target, wrap
+from sd_scripts_patches.patch import Patch, Target
 
 MODULE = "torch.utils.data.dataloader"
-LATER_S = 5.0
-"""How much later than our deadline torch's own timeout is: ours says what was waited for, so it comes first."""
 
 
-def apply(module: ModuleType) -> None:
-    """Settings for every loader, a deadline for every batch."""
-    wrap(module, "DataLoader.__init__", _settings)
-    wrap(module, "DataLoader.__iter__", _start)
-    wrap(module, "_MultiProcessingDataLoaderIter._next_data", _from_workers)
-    wrap(module, "_SingleProcessDataLoaderIter._next_data", _from_here)
-
-
-def _settings(original: Callable) -> Callable:
-    import inspect
-
+def _safe_settings(original: Callable) -> Callable:
     from guards import loader
 
     signature = inspect.signature(original)
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         import torch
 
         bound = signature.bind(self, *args, **kwargs)
-        asked = bound.arguments
-        workers = asked.get("num_workers", 0)
+        given = bound.arguments
+        workers = given.get("num_workers", 0)
         limit = timeouts.seconds("dataloader_timeout_s") if workers else 0.0
         safe = loader.rules(
             num_workers=workers,
-            persistent_workers=asked.get("persistent_workers", False),
-            prefetch_factor=asked.get("prefetch_factor"),
-            timeout=asked.get("timeout", 0) or limit,
-            pin_memory=asked.get("pin_memory", False),
+            persistent_workers=given.get("persistent_workers", False),
+            prefetch_factor=given.get("prefetch_factor"),
+            timeout=given.get("timeout", 0) or limit,
+            pin_memory=given.get("pin_memory", False),
             platform=sys.platform,
             cuda=torch.cuda.is_available(),
         )
         if workers and not limit:
-            safe["timeout"] = asked.get("timeout", 0)  # switched off by the user
+            safe["timeout"] = given.get("timeout", 0)  # the user switched the limit off
         if safe["num_workers"] != workers:
-            session.say(f"data loader: {workers} workers asked for, {safe['num_workers']} used on {sys.platform}")
-        asked.update({name: value for name, value in safe.items() if name in signature.parameters})
+            session.log(f"data loader: {safe['num_workers']} workers instead of {workers} on {sys.platform}")
+        given.update({name: value for name, value in safe.items() if name in signature.parameters})
         original(*bound.args, **bound.kwargs)
 
     return __init__
 
 
-def _start(original: Callable) -> Callable:
-    def __iter__(self):
-        with session.within("dataloader_first_batch_s", f"{self.num_workers} data loader workers to start"):
+def _start_workers(original: Callable) -> Callable:
+    def __iter__(self: Any) -> Iterator[Any]:
+        with session.limit("dataloader_first_batch_s", f"{self.num_workers} data loader workers to start"):
             return original(self)
 
     return __iter__
 
 
-def _from_workers(original: Callable) -> Callable:
-    def _next_data(self):
+def _batch_from_workers(original: Callable) -> Callable:
+    def _next_data(self: Any) -> Any:
         number = self._num_yielded + 1
         limit = timeouts.seconds("dataloader_timeout_s")
         if number == 1:
             limit = max(limit, timeouts.seconds("dataloader_first_batch_s")) if limit else limit
         task = self._task_info.get(self._rcvd_idx)
         worker = f"worker {task[0]} (pid {self._workers[task[0]].pid})" if task else "its workers"
-        if limit:
-            self._timeout = limit + LATER_S
-        return _bounded(original, self, limit, f"batch {number} of the data loader from {worker}")
+        if limit:  # torch's timeout comes later than our deadline, whose message names batch and worker
+            self._timeout = limit + limits.seconds("loader_margin_s")
+        return _within_limit(original, self, limit, f"batch {number} of the data loader from {worker}")
 
     return _next_data
 
 
-def _from_here(original: Callable) -> Callable:
-    def _next_data(self):
-        what = f"batch {self._num_yielded + 1} of the data loader (no workers: read by the trainer itself)"
-        return _bounded(original, self, timeouts.seconds("dataloader_first_batch_s"), what)
+def _batch_without_workers(original: Callable) -> Callable:
+    def _next_data(self: Any) -> Any:
+        what = f"batch {self._num_yielded + 1} of the data loader (no workers: the trainer itself reads it)"
+        return _within_limit(original, self, timeouts.seconds("dataloader_first_batch_s"), what)
 
     return _next_data
 
 
-def _bounded(original: Callable, iterator: object, limit: float, what: str) -> object:
-    """One batch within `limit` seconds; an error on the way is said with the batch's name before it goes on."""
-    with session.Deadline(limit, what):
+def _within_limit(original: Callable, iterator: object, limit_s: float, what: str) -> Any:
+    """Return one batch within `limit_s` seconds. An error is logged with the batch's name before it propagates."""
+    with session.Deadline(limit_s, what):
         try:
             return original(iterator)
         except StopIteration:
             raise
         except Exception as error:
-            session.say(f"{what} could not be had: {type(error).__name__}")
+            session.log(f"{what} failed: {type(error).__name__}")
             raise
 
 
 PATCH = Patch(
     name="dataloader",
-    why="a worker that sleeps or is stopped: the next batch never comes",
+    why="when a worker sleeps or is stopped, the next batch never arrives",
     targets=(
-        Target(MODULE, "DataLoader.__init__", params=("self", "dataset", "batch_size", "shuffle")),
-        Target(MODULE, "DataLoader.__iter__", params=("self",)),
-        Target(MODULE, "_MultiProcessingDataLoaderIter._next_data", params=("self",)),
-        Target(MODULE, "_SingleProcessDataLoaderIter._next_data", params=("self",)),
+        Target(MODULE, "DataLoader.__init__", params=("self", "dataset", "batch_size", "shuffle"), make=_safe_settings),
+        Target(MODULE, "DataLoader.__iter__", params=("self",), make=_start_workers),
+        Target(MODULE, "_MultiProcessingDataLoaderIter._next_data", params=("self",), make=_batch_from_workers),
+        Target(MODULE, "_SingleProcessDataLoaderIter._next_data", params=("self",), make=_batch_without_workers),
     ),
-    apply={MODULE: apply},
 )

@@ -1,151 +1,172 @@
-"""A process that has finished or failed leaves, with its own exit code.
+"""A process that has finished or failed exits with its own exit code, whatever still runs.
 
-At exit the interpreter joins every pool thread (`concurrent.futures`) and every child of multiprocessing, without limit: a
-thread stuck on a CUDA stream, or a loader worker that ignores SIGTERM, keeps a finished run alive for ever (both
-measured on sd-scripts). So the exit is ours: workers are ended first (SIGTERM, a moment, SIGKILL), then threads and
-exit handlers get their grace, then `os._exit` with the code that the script ended with. What did not come back is named.
+At exit the interpreter joins every pool thread (`concurrent.futures`) and every child of multiprocessing without a limit:
+a thread that is stuck on a CUDA stream, or a loader worker that ignores SIGTERM, keeps a finished run alive for ever
+(both measured on sd-scripts). So the exit is ours. The outcome is recorded once nothing that the run needs is pending:
+after a successful run the uploads come first, in phase "end". Then workers are stopped (SIGTERM, `worker_term_s`, SIGKILL),
+threads and exit handlers get `exit_grace_s`, and `os._exit` ends the process with the script's exit code. What did not
+finish is named in the log.
 
-The other half: when the trainer itself is killed, its workers must not outlive it. Each asks Linux for a SIGKILL at its
-parent's death. That signal is sent when the *thread* that started the worker exits, so only workers started by a
-main thread ask for it.
+When the trainer itself is killed, its workers must not outlive it: each asks Linux for a SIGKILL at its parent's death.
+Linux sends that signal when the *thread* that started the worker exits, so only workers of a main thread ask for it.
 """
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing
+import multiprocessing.process
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from guards import crash, loader
+from guards import crash, limits, loader
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target, wrap
+from sd_scripts_patches.patch import Patch, Target
 
 LOADER = "torch.utils.data.dataloader"
 WORKER = "torch.utils.data._utils.worker"
-WORKER_TERM_S = 3.0
-SHUTDOWN_S = 5.0
-_started_by_main_thread = True
-_before_leaving: list[Callable[[], None]] = []
+MAIN_THREAD_KEY = "hangproof_started_by_main_thread"
+_before_exit: list[Callable[[float], None]] = []
 
 
-def before_leaving(function: Callable[[], None]) -> None:
-    """Have `function` called once the script has ended, before anything is torn down. It must bound its own time."""
-    _before_leaving.append(function)
+def before_exit(function: Callable[[float], None]) -> None:
+    """Register `function(limit_s)`, called once the script has ended; it must return within `limit_s` seconds."""
+    _before_exit.append(function)
 
 
-def leave_with(code: int) -> NoReturn:
-    """End this process with `code` after an orderly exit of at most `exit_grace_s`. Does not return."""
-    for function in _before_leaving:
-        function()
+def exit_process(code: int, outcome: str, note: str = "") -> NoReturn:
+    """End this process with `code`. `outcome` and `note` go into the heartbeat (see heartbeat.OUTCOMES).
+
+    A run that is done finishes its uploads before it says so: from the outcome on, the monitor allows `exit_grace_s` and
+    little more. A run that failed or was stopped reports that at once; its uploads get half of the exit grace.
+    """
     grace_s = timeouts.seconds("exit_grace_s")
-    watch = threading.Timer(grace_s, _give_up, (code, grace_s))
-    watch.daemon = True
+    if outcome == "done":
+        _finish(float("inf"))
+    session.heartbeat().end(outcome, note)
+    watchdog = threading.Timer(grace_s, _grace_expired, (code, grace_s))
+    watchdog.daemon = True
     if grace_s > 0:
-        watch.start()
-    end_workers()
-    threading._shutdown()  # joins threads, pool threads too
+        watchdog.start()
+    if outcome != "done":
+        _finish(grace_s / 2 if grace_s > 0 else float("inf"))
+    stop_workers()
+    threading._shutdown()  # type: ignore[attr-defined]  # joins threads, pool threads included
     atexit._run_exitfuncs()
-    crash.leave(code)
+    crash.exit_now(code)
 
 
-def failed(error: BaseException) -> int:
-    """Print an error that ended the script as python would, put it in the record, return the exit code."""
-    crash.forget_children()
+def report_error(error: BaseException) -> tuple[int, str]:
+    """Print an error that ended the script as Python does; return the exit code and the note for the heartbeat."""
+    crash.ignore_child_deaths()
     traceback.print_exception(type(error), error, error.__traceback__)
     code = 130 if isinstance(error, KeyboardInterrupt) else crash.EXIT_FAILED
-    session.heartbeat().end("failed", "".join(traceback.format_exception_only(type(error), error)).strip())
-    return code
+    return code, "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
-def end_workers() -> None:
-    """End the daemonic children of multiprocessing (loader workers): SIGTERM, WORKER_TERM_S, SIGKILL."""
+def stop_workers() -> None:
+    """Stop the daemonic children of multiprocessing (loader workers): SIGTERM, `worker_term_s` together, SIGKILL."""
     children = [child for child in multiprocessing.active_children() if child.daemon]
     if not children:
         return
-    crash.forget_children()  # torch's handler would raise for a worker that we end
+    crash.ignore_child_deaths()  # torch's handler raises for a worker that is stopped on purpose
     for child in children:
         child.terminate()
-    limit = time.monotonic() + WORKER_TERM_S
+    term_s = limits.seconds("worker_term_s")
+    end_s = time.monotonic() + term_s
     for child in children:
-        child.join(max(0.0, limit - time.monotonic()))
+        child.join(max(0.0, end_s - time.monotonic()))
         if child.is_alive():
-            session.say(f"worker {child.name} (pid {child.pid}) did not end on SIGTERM; killed")
+            session.log(f"worker {child.name} (pid {child.pid}) did not exit on SIGTERM; killed")
             child.kill()
-            child.join(WORKER_TERM_S)
+            child.join(term_s)
 
 
-def _give_up(code: int, grace_s: float) -> None:
-    crash.leave_within(SHUTDOWN_S, code)
-    me = threading.current_thread()
-    left = [t.name for t in threading.enumerate() if t not in (me, threading.main_thread()) and not t.daemon]
-    left += [f"{child.name} (pid {child.pid})" for child in multiprocessing.active_children()]
-    what = ", ".join(left) or "an exit handler"
-    session.say(f"waited {grace_s:g} s at exit for {what}; leaving with code {code}")
+def _finish(limit_s: float) -> None:
+    for function in _before_exit:
+        function(limit_s)
+
+
+def _grace_expired(code: int, grace_s: float) -> None:
+    crash.exit_within(limits.seconds("shutdown_s"), code)
+    this = threading.current_thread()
+    pending = [t.name for t in threading.enumerate() if t not in (this, threading.main_thread()) and not t.daemon]
+    pending += [f"{child.name} (pid {child.pid})" for child in multiprocessing.active_children()]
+    what = ", ".join(pending) or "an exit handler"
+    session.log(f"waited {grace_s:g} s at exit for {what}; exiting with code {code}")
     for child in multiprocessing.active_children():
         child.kill()
-    crash.leave(code)
+    crash.exit_now(code)
 
 
-def apply_to_worker(module: ModuleType) -> None:
-    """Loader workers die with their parent."""
+def _die_with_parent(original: Callable) -> Callable:
+    """Make loader workers die with their parent."""
 
-    def make(original: Callable) -> Callable:
-        def _worker_loop(*args, **kwargs):
-            if _started_by_main_thread:
-                loader.die_with_parent()
-            return original(*args, **kwargs)
+    def _worker_loop(*args: Any, **kwargs: Any) -> Any:
+        if _inherited().get(MAIN_THREAD_KEY, False):
+            loader.die_with_parent()
+        return original(*args, **kwargs)
 
-        return _worker_loop
-
-    wrap(module, "_worker_loop", make)
+    return _worker_loop
 
 
-def apply_to_loader(module: ModuleType) -> None:
-    """Remember, for the workers about to be forked, which thread starts them."""
+def _tell_workers(original: Callable) -> Callable:
+    """Tell the workers which kind of thread starts them."""
 
-    def make(original: Callable) -> Callable:
-        def __init__(self, loader):
-            global _started_by_main_thread
-            _started_by_main_thread = threading.current_thread() is threading.main_thread()
-            original(self, loader)
+    def __init__(self: Any, loader: Any) -> None:
+        _inherited()[MAIN_THREAD_KEY] = threading.current_thread() is threading.main_thread()
+        original(self, loader)
 
-        return __init__
-
-    wrap(module, "_MultiProcessingDataLoaderIter.__init__", make)
-    wrap(module, "_MultiProcessingDataLoaderIter._shutdown_workers", _shut_down)
+    return __init__
 
 
-def _shut_down(original: Callable) -> Callable:
-    """Workers of an iterator get SHUTDOWN_S together; torch gives each 5 s in turn, and an error is not even printed until then."""
+def _inherited() -> dict[str, Any]:
+    """Return the settings that a process of multiprocessing copies from its parent, whatever its start method.
 
-    def _shutdown_workers(self):
+    A module variable reaches forked workers only: a spawned one, or one of a fork server, imports this module anew.
+    """
+    return multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+
+
+def _shutdown_within_limit(original: Callable) -> Callable:
+    """The workers of an iterator get `shutdown_s` together. torch gives each 5 s in turn, and delays an error until then."""
+
+    def _shutdown_workers(self: Any) -> None:
+        expired = threading.Event()
+
         def kill(seconds: float, what: str) -> None:
             from torch.utils.data._utils import signal_handling
 
-            signal_handling._remove_worker_pids(id(self))  # so that torch does not take the kill for a failure
+            expired.set()
+            if self._worker_pids_set:  # or torch reports the kill as a failure; it removes them itself when it is set
+                self._worker_pids_set = False
+                signal_handling._remove_worker_pids(id(self))
             for worker in self._workers:
                 if worker.is_alive():
-                    session.say(f"waited {seconds:g} s for {what}: {worker.name} (pid {worker.pid}) killed")
+                    session.log(f"waited {seconds:g} s for {what}: {worker.name} (pid {worker.pid}) killed")
                     worker.kill()
 
-        with session.Deadline(SHUTDOWN_S, "data loader workers to end", action=kill):
-            return original(self)
+        with session.Deadline(limits.seconds("shutdown_s"), "data loader workers to exit", action=kill):
+            try:
+                original(self)
+            except ValueError:  # both threads removed the process ids at the same time
+                if not expired.is_set():
+                    raise
 
     return _shutdown_workers
 
 
 PATCH = Patch(
     name="exit",
-    why="stuck pool threads and workers that ignore SIGTERM hold a finished process for ever",
+    why="stuck pool threads and workers that ignore SIGTERM keep a finished process alive for ever",
     targets=(
-        Target(WORKER, "_worker_loop", params=("dataset_kind", "dataset")),
-        Target(LOADER, "_MultiProcessingDataLoaderIter.__init__", params=("self", "loader")),
-        Target(LOADER, "_MultiProcessingDataLoaderIter._shutdown_workers", params=("self",)),
+        Target(WORKER, "_worker_loop", params=("dataset_kind", "dataset"), make=_die_with_parent),
+        Target(LOADER, "_MultiProcessingDataLoaderIter.__init__", params=("self", "loader"), make=_tell_workers),
+        Target(
+            LOADER, "_MultiProcessingDataLoaderIter._shutdown_workers", params=("self",), make=_shutdown_within_limit
+        ),
     ),
-    apply={WORKER: apply_to_worker, LOADER: apply_to_loader},
 )

@@ -1,29 +1,30 @@
-"""What the run is doing, told from inside: phases, items done in them, every optimizer step with its loss.
+"""Reports what the run is doing: phases, items done in a phase, and every optimizer step with its loss.
 
-The seams are methods that `train()` calls on itself, so they are wrapped on the trainer *instance* when `train` begins:
-every family's own override is covered by one binding to `NetworkTrainer`. A step counts as done when `train` calls
-`sample_images(…, epoch=None, global_step)`, which it does once an optimizer step, right after counting it; the
-heartbeat then carries sd-scripts' own number; once a minute the log gets a line that says the same. Sampling, saving and validation are phases of their own and no part of a
-step's duration. A stop is honoured when all that belongs to a step is done (`session.after_batch`), what it saves too.
+`train()` calls methods on itself, so these are wrapped on the trainer *instance* when `train` starts: one binding to
+`NetworkTrainer` covers the overrides of every family. A step counts as done when `train` calls
+`sample_images(…, epoch=None, global_step)`, which it does once per optimizer step, right after counting it. The heartbeat
+carries sd-scripts' own step number, and once a minute the log gets a line with it. Sampling, saving and validation are
+phases of their own and no part of a step's duration. A stop request is honored when everything that belongs to a step is
+complete (`session.on_batch_end`), saves included.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
+import math
 import time
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from guards import crash
 from guards.heartbeat import REQUEST_STOP
-from sd_scripts_patches import exit as leaving
-from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target, wrap
+from sd_scripts_patches import exit as exit_patch
+from sd_scripts_patches import hooks, session, timeouts
+from sd_scripts_patches.patch import Patch, Target
 
 TRAINER = "train_network"
+ACCELERATOR = "accelerate.accelerator"
 UTIL = "library.train_util"
 NETWORKS = {
     "networks.lora": "LoRANetwork",
@@ -38,53 +39,56 @@ NETWORKS = {
 }
 HASH_BLOCK = 64 << 20
 
-_scheduler: Any = None  # the LR scheduler of this run, as sd-scripts made it
+_scheduler: Any = None  # the LR scheduler of this run, as sd-scripts created it
 _epoch: Any = None  # the multiprocessing.Value in which train() keeps its epoch
 
 
-class Loop:
-    """One training loop as seen from its seams."""
+class TrainingLoop:
+    """One call of `train()`, followed through the methods that it calls."""
+
+    util = UTIL
+    """The module that saves states."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.beat = session.heartbeat()
-        self.losses: list = []  # of the micro-batches of the step under way: detached tensors
-        self.lr = float("nan")
-        self.validated = 0
+        self.losses: list[Any] = []  # detached tensors: one per micro-batch of the current step
+        self.lr = math.nan
+        self.validation_batches = 0
         self.planned = False
         self.accelerator: Any = None
-        self.number = 0  # of the newest optimizer step
-        self.step_began_s = self.told_s = time.monotonic()
+        self.step = 0  # the newest completed optimizer step
+        self.step_start_s = self.last_line_s = time.monotonic()
 
     def attach(self, trainer: Any) -> None:
-        """Put the seams around the trainer's own methods."""
-        trainer.process_batch = self.micro_batch(trainer.process_batch)
-        trainer.sample_images = self.boundary(trainer.sample_images)
+        """Wrap the trainer's own methods."""
+        trainer.process_batch = self.wrap_process_batch(trainer.process_batch)
+        trainer.sample_images = self.wrap_sample_images(trainer.sample_images)
         cache = trainer.cache_text_encoder_outputs_if_needed
 
-        def cache_text_encoder_outputs_if_needed(*args, **kwargs):
+        def cache_text_encoder_outputs_if_needed(*args: Any, **kwargs: Any) -> Any:
             with session.phase("cache_text"):
                 return cache(*args, **kwargs)
 
         trainer.cache_text_encoder_outputs_if_needed = cache_text_encoder_outputs_if_needed
-        session.after_batch.append(self.stop_if_asked)
+        session.on_batch_end.append(self.honor_stop_request)
 
-    def micro_batch(self, original: Callable) -> Callable:
-        """A forward pass: one micro-batch of a step, or one of validation."""
+    def wrap_process_batch(self, original: Callable) -> Callable:
+        """A forward pass: one micro-batch of a step, or one batch of validation."""
 
-        def process_batch(*args, **kwargs):
+        def process_batch(*args: Any, **kwargs: Any) -> Any:
             beat = self.beat
             if not kwargs.get("is_train", True):
                 if beat.current_phase != "validate":
                     beat.phase("validate")
-                    self.validated = 0
+                    self.validation_batches = 0
                 loss = original(*args, **kwargs)
-                self.validated += 1
-                beat.item(self.validated)
+                self.validation_batches += 1
+                beat.item(self.validation_batches)
                 return loss
             if beat.current_phase == "validate":
                 beat.phase("step")
-                self.step_began_s = time.monotonic()
+                self.step_start_s = time.monotonic()
             if not self.planned:
                 beat.plan(self.args.max_train_steps)
                 self.planned = True
@@ -97,101 +101,94 @@ class Loop:
 
         return process_batch
 
-    def boundary(self, original: Callable) -> Callable:
-        """`sample_images`, called at each optimizer step, each epoch, and before the first step."""
+    def wrap_sample_images(self, original: Callable) -> Callable:
+        """`sample_images` is called after each optimizer step, after each epoch, and before the first step."""
 
-        def sample_images(accelerator, args, epoch, global_step, *rest, **kwargs):
-            at_step = epoch is None and global_step > 0
-            if at_step:
+        def sample_images(
+            accelerator: Any, args: Any, epoch: int | None, global_step: int, *rest: Any, **kwargs: Any
+        ) -> None:
+            if epoch is None and global_step > 0:
                 self.accelerator = accelerator
-                self.step(global_step)
+                self.record_step(global_step)
             before = self.beat.current_phase
             original(accelerator, args, epoch, global_step, *rest, **kwargs)
             if self.beat.current_phase != before:
                 self.beat.phase(before)
-            self.step_began_s = time.monotonic()
+            self.step_start_s = time.monotonic()
 
         return sample_images
 
-    def step(self, number: int) -> None:
-        """Optimizer step `number` is done: the mean loss of its micro-batches, and its learning rate."""
-        loss = sum(float(x) for x in self.losses) / len(self.losses) if self.losses else float("nan")
+    def record_step(self, step: int) -> None:
+        """Optimizer step `step` is complete: record the mean loss of its micro-batches and its learning rate."""
+        loss = sum(float(x) for x in self.losses) / len(self.losses) if self.losses else math.nan
         self.losses.clear()
-        self.number = number
+        self.step = step
         now = time.monotonic()
-        taken = now - max(self.step_began_s, session.phase_left_s())
+        step_s = now - max(self.step_start_s, session.nested_phase_end_s())
         epoch = _epoch.value if _epoch is not None else 0
-        self.beat.step(number, epoch=epoch, loss=loss, lr=self.lr)
-        session.metrics().step(step=number, epoch=epoch, loss=loss, lr=self.lr, step_s=taken)
-        every = timeouts.count("progress_line_s")
-        if every and now - self.told_s >= every:
-            self.told_s = now
-            session.say(
-                f"step {number} of {self.args.max_train_steps}, epoch {epoch}, loss {loss:.4g}, {taken:.2f} s a step"
+        self.beat.step(step, epoch=epoch, loss=loss, lr=self.lr)
+        session.metrics().step(step=step, epoch=epoch, loss=loss, lr=self.lr, step_s=step_s)
+        every_s = timeouts.count("progress_line_s")
+        if every_s and now - self.last_line_s >= every_s:
+            self.last_line_s = now
+            session.log(
+                f"step {step} of {self.args.max_train_steps}, epoch {epoch}, loss {loss:.4g}, {step_s:.2f} s per step"
             )
-        for function in session.at_step:
-            function(number)
+        for function in session.on_step:
+            function(step)
 
-    def stop_if_asked(self) -> None:
-        """Between two steps: when the monitor has asked for it, save a state of this step and leave; then it does not return."""
-        between_steps = self.number and not self.losses
+    def honor_stop_request(self) -> None:
+        """Between two steps: when a stop is requested, save a state of this step and exit; then it does not return."""
+        between_steps = self.step and not self.losses
         if not between_steps or self.beat.request != REQUEST_STOP or not self.accelerator.is_main_process:
             return
-        session.say(f"asked to stop: saving a state at step {self.number}")
+        session.log(f"stop requested: saving a state at step {self.step}")
         keep_all = {"save_last_n_steps": None, "save_last_n_steps_state": None, "save_state_to_huggingface": False}
         args = argparse.Namespace(**{**vars(self.args), **keep_all})
-        importlib.import_module(UTIL).save_and_remove_state_stepwise(args, self.accelerator, self.number)
-        self.beat.end("stopped", f"stopped at step {self.number}")
-        leaving.leave_with(crash.EXIT_STOPPED)
+        hooks.current(self.util, "save_and_remove_state_stepwise")(args, self.accelerator, self.step)
+        exit_patch.exit_process(crash.EXIT_STOPPED, "stopped", f"stopped at step {self.step}")
 
 
-def apply_to_trainer(module: ModuleType) -> None:
-    """Watch every loop of `NetworkTrainer` and the trainers derived from it."""
+def _follow_training(original: Callable) -> Callable:
+    """Follow every training loop of `NetworkTrainer` and of the trainers derived from it."""
 
-    def make(original: Callable) -> Callable:
-        def train(self, args):
-            session.heartbeat().phase("load")
-            Loop(args).attach(self)
-            original(self, args)
-            session.heartbeat().phase("end")
+    def train(self: Any, args: argparse.Namespace) -> None:
+        for line in hooks.not_guarded():
+            session.log(f"not guarded: {line}")
+        session.heartbeat().phase("load")
+        TrainingLoop(args).attach(self)
+        original(self, args)
+        session.heartbeat().phase("end")
 
-        return train
-
-    wrap(module, "NetworkTrainer.train", make)
+    return train
 
 
-def apply_to_util(module: ModuleType) -> None:
-    """Phases of the long silent parts, and the values that `train` keeps in local names."""
-    counted = module.tqdm
+def _in_phase_end(original: Callable) -> Callable:
+    """The trackers finish in phase "end": in phase "step" that would look like a hung step."""
 
-    class Counted(counted):
-        """tqdm, whose every item is a sign of progress."""
+    def end_training(self: Any) -> None:
+        session.heartbeat().phase("end")
+        original(self)
 
-        def __iter__(self):
+    return end_training
+
+
+def _count_items(tqdm: Any) -> Any:
+    class CountingTqdm(tqdm):
+        """tqdm that reports every item as progress."""
+
+        def __iter__(self) -> Iterator[Any]:
             beat = session.heartbeat()
             for number, item in enumerate(super().__iter__(), 1):
                 yield item
                 beat.item(number)
 
-    module.tqdm = Counted
-    wrap(module, "DatasetGroup.new_cache_latents", _in_phase("cache_latents"))
-    wrap(module, "model_hash", _in_phase("hash"))
-    wrap(module, "calculate_sha256", _hash)
-    for name in ("save_and_remove_state_stepwise", "save_and_remove_state_on_epoch_end", "save_state_on_train_end"):
-        wrap(module, name, _in_phase("save"))
-    wrap(module, "init_trackers", _then_first_step)
-    wrap(module, "get_scheduler_fix", _keep_scheduler)
-    wrap(module, "collator_class.__init__", _keep_epoch)
-
-
-def apply_to_network(module: ModuleType) -> None:
-    """Writing a LoRA is saving."""
-    wrap(module, f"{NETWORKS[module.__name__]}.save_weights", _in_phase("save"))
+    return CountingTqdm
 
 
 def _in_phase(name: str) -> Callable[[Callable], Callable]:
     def make(original: Callable) -> Callable:
-        def inside(*args, **kwargs):
+        def inside(*args: Any, **kwargs: Any) -> Any:
             with session.phase(name):
                 return original(*args, **kwargs)
 
@@ -200,12 +197,12 @@ def _in_phase(name: str) -> Callable[[Callable], Callable]:
     return make
 
 
-def _hash(original: Callable) -> Callable:
-    """The same digest, with a sign of life every 64 MiB: the model has tens of gigabytes."""
+def _hash_with_progress(original: Callable) -> Callable:
+    """The same digest, with progress reported every 64 MiB: a model has tens of gigabytes."""
 
-    def calculate_sha256(filename):
+    def calculate_sha256(filename: str) -> str:
         try:
-            file = open(filename, "rb")  # noqa: SIM115 - what cannot be opened is the original's to answer
+            file = open(filename, "rb")  # noqa: SIM115 - the original handles a file that cannot be opened
         except OSError:
             return original(filename)
         digest, read = hashlib.sha256(), 0
@@ -219,8 +216,8 @@ def _hash(original: Callable) -> Callable:
     return calculate_sha256
 
 
-def _then_first_step(original: Callable) -> Callable:
-    def init_trackers(*args, **kwargs):
+def _enter_first_step(original: Callable) -> Callable:
+    def init_trackers(*args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
         session.heartbeat().phase("first_step")
 
@@ -228,7 +225,7 @@ def _then_first_step(original: Callable) -> Callable:
 
 
 def _keep_scheduler(original: Callable) -> Callable:
-    def get_scheduler_fix(*args, **kwargs):
+    def get_scheduler_fix(*args: Any, **kwargs: Any) -> Any:
         global _scheduler
         _scheduler = original(*args, **kwargs)
         return _scheduler
@@ -237,7 +234,7 @@ def _keep_scheduler(original: Callable) -> Callable:
 
 
 def _keep_epoch(original: Callable) -> Callable:
-    def __init__(self, epoch, step, dataset):
+    def __init__(self: Any, epoch: Any, step: Any, dataset: Any) -> None:
         global _epoch
         _epoch = epoch
         original(self, epoch, step, dataset)
@@ -245,25 +242,43 @@ def _keep_epoch(original: Callable) -> Callable:
     return __init__
 
 
+_SAVES = {
+    "save_and_remove_state_stepwise": ("args", "accelerator", "step_no"),
+    "save_and_remove_state_on_epoch_end": ("args", "accelerator", "epoch_no"),
+    "save_state_on_train_end": ("args", "accelerator"),
+}
+
 PATCH = Patch(
     name="heartbeat",
-    why="silence: nobody can tell a long phase from a hang",
+    why="without progress reports a long phase looks like a hang",
     targets=(
-        Target(TRAINER, "NetworkTrainer.train", params=("self", "args")),
+        Target(TRAINER, "NetworkTrainer.train", params=("self", "args"), make=_follow_training),
         Target(TRAINER, "NetworkTrainer.process_batch", params=("self", "batch")),
         Target(TRAINER, "NetworkTrainer.sample_images", params=("self", "accelerator", "args", "epoch", "global_step")),
         Target(TRAINER, "NetworkTrainer.cache_text_encoder_outputs_if_needed", params=("self", "args")),
-        Target(UTIL, "tqdm"),
-        Target(UTIL, "DatasetGroup.new_cache_latents", params=("self", "model", "accelerator")),
-        Target(UTIL, "model_hash", params=("filename",)),
-        Target(UTIL, "calculate_sha256", params=("filename",)),
-        Target(UTIL, "save_and_remove_state_stepwise", params=("args", "accelerator", "step_no")),
-        Target(UTIL, "save_and_remove_state_on_epoch_end", params=("args", "accelerator", "epoch_no")),
-        Target(UTIL, "save_state_on_train_end", params=("args", "accelerator")),
-        Target(UTIL, "init_trackers", params=("accelerator", "args", "default_tracker_name")),
-        Target(UTIL, "get_scheduler_fix", params=("args", "optimizer", "num_processes")),
-        Target(UTIL, "collator_class.__init__", params=("self", "epoch", "step", "dataset")),
-        *(Target(m, f"{c}.save_weights", params=("self", "file"), optional=True) for m, c in NETWORKS.items()),
+        Target(UTIL, "tqdm", beside="DatasetGroup", make=_count_items),
+        Target("library.dreambooth_dataset", "tqdm", beside="DreamBoothDataset", optional=True, make=_count_items),
+        Target(
+            UTIL,
+            "DatasetGroup.new_cache_latents",
+            params=("self", "model", "accelerator"),
+            make=_in_phase("cache_latents"),
+        ),
+        Target(UTIL, "model_hash", params=("filename",), make=_in_phase("hash")),
+        Target(UTIL, "calculate_sha256", params=("filename",), make=_hash_with_progress),
+        *(Target(UTIL, name, params=params, make=_in_phase("save")) for name, params in _SAVES.items()),
+        Target(
+            UTIL,
+            "init_trackers",
+            params=("accelerator", "args", "default_tracker_name"),
+            make=_enter_first_step,
+        ),
+        Target(ACCELERATOR, "Accelerator.end_training", params=("self",), make=_in_phase_end),
+        Target(UTIL, "get_scheduler_fix", params=("args", "optimizer", "num_processes"), make=_keep_scheduler),
+        Target(UTIL, "collator_class.__init__", params=("self", "epoch", "step", "dataset"), make=_keep_epoch),
+        *(
+            Target(m, f"{c}.save_weights", params=("self", "file"), optional=True, make=_in_phase("save"))
+            for m, c in NETWORKS.items()
+        ),
     ),
-    apply={TRAINER: apply_to_trainer, UTIL: apply_to_util, **dict.fromkeys(NETWORKS, apply_to_network)},
 )

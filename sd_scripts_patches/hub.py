@@ -1,121 +1,154 @@
-"""The model hub: what is cached is not asked for again, a download that stands still ends, an upload holds nothing.
+"""The model hub: cached files need no network, a stalled download ends the process, an upload never holds the exit.
 
-A file that is in the cache is taken from there without a request, and a tokenizer of which all that was ever asked for is
-there is loaded as with `HF_HUB_OFFLINE=1` (its loader has questions of its own to the hub, some without any limit): a run
-does not depend on a network that it does not need. A download may take hours as long as bytes arrive; when none have for `hub_timeout_s` the process ends, and the
-next start resumes the partial file (a retry in the same process would wait for the lock that the stuck one holds).
-Errors are retried twice. Uploads are extra copies: they get their time, then the run goes on without; the thread of
-`--async_upload` is a daemon, waited for at the end for `upload_exit_s`.
+A file in the cache is used without a request. A tokenizer whose cache is complete is loaded as with `HF_HUB_OFFLINE=1`,
+because its loader makes requests of its own, some without a timeout. So a run does not depend on a network that it does
+not need. Other files are downloaded by guards/hub_cache.py, which watches bytes, resumes, and leaves them where the library
+finds them. A download may take hours as long as bytes arrive; without any for `hub_timeout_s` the process ends and the next
+start resumes the partial file. The library's own download remains for what that one does not do (other endpoints, a
+`local_dir`) and for its exceptions, which callers expect for a missing file; a thread watches its bytes. Uploads are extra copies: each gets `upload_timeout_s`, then the run continues without it. The
+threads of `--async_upload` are daemons; at the end the run waits `upload_exit_s` for them.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from guards import deadline
-from sd_scripts_patches import exit as leaving
+from guards import deadline, download, hub_cache
+from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target, wrap
+from sd_scripts_patches.patch import Patch, Target
 
 T = TypeVar("T")
 DOWNLOAD = "huggingface_hub.file_download"
 UTIL = "library.huggingface_util"
 STRATEGY = "library.strategy_base"
-TRIES = 3
-PAUSE_S = 2.0
+ATTEMPTS = 3
+RETRY_PAUSE_S = 2.0
 POLL_S = 0.5
 
-_uploads: list[threading.Thread] = []
-_not_cached: list[str] = []  # files that were looked for in the cache alone and are not known there
+_upload_threads: list[threading.Thread] = []
+_cache_misses: list[str] = []  # files that were looked up in the cache only and are not there
 
 
 def prepare(worker: bool) -> None:
-    """Sockets of the hub's client get a limit of their own, before it is imported and reads them."""
+    """Set timeouts for the sockets of the hub's client before it is imported and reads them."""
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "10")
     os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "30")
     if not worker:
-        leaving.before_leaving(finish_uploads)
+        exit_patch.before_exit(wait_for_uploads)
 
 
-def apply_to_download(module: ModuleType) -> None:
-    """One file from the hub: cache first, then the network, watched."""
+def _cache_first(original: Callable[..., str]) -> Callable[..., str]:
+    """Read a file from the cache first, then from the network, with a limit."""
 
-    def make(original: Callable) -> Callable:
-        def hf_hub_download(repo_id, filename, **kwargs):
-            if kwargs.get("local_files_only"):
-                try:
-                    return original(repo_id, filename, **kwargs)
-                except FileNotFoundError:
-                    _not_cached.append(filename)
-                    raise
-            plain = not any(kwargs.get(k) for k in ("force_download", "local_dir"))
-            if plain:
-                inside = "/".join(part for part in (kwargs.get("subfolder"), filename) if part)
-                where = {k: kwargs.get(k) for k in ("cache_dir", "revision", "repo_type")}
-                cached = module.try_to_load_from_cache(repo_id, inside, **where)
-                if isinstance(cached, str):
-                    return cached
-            folder = Path(kwargs.get("local_dir") or kwargs.get("cache_dir") or module.constants.HF_HUB_CACHE)
-            return watched(
-                lambda: original(repo_id, filename, **kwargs), folder, f"{filename} of {repo_id} from the hub"
-            )
-
-        return hf_hub_download
-
-    wrap(module, "hf_hub_download", make)
-
-
-def watched(download: Callable[[], str], folder: Path, what: str) -> str:
-    """`download()`, tried again after an error; the process ends once no byte has come for `hub_timeout_s`."""
-    for attempt in range(1, TRIES + 1):
-        try:
-            return _while_bytes_come(download, folder, what)
-        except OSError as error:  # requests' errors and the hub's are OSErrors; a missing file is not worth a retry
-            missing = getattr(getattr(error, "response", None), "status_code", None) in (401, 403, 404)
-            if missing or attempt == TRIES or isinstance(error, FileNotFoundError):
+    def hf_hub_download(repo_id: str, filename: str, **kwargs: Any) -> str:
+        module = sys.modules[DOWNLOAD]
+        if kwargs.get("local_files_only"):
+            try:
+                return original(repo_id, filename, **kwargs)
+            except FileNotFoundError:
+                _cache_misses.append(filename)
                 raise
-            session.say(f"{what}: {type(error).__name__}: {error}; trying again ({attempt} of {TRIES})")
-            time.sleep(PAUSE_S * attempt)
+        cache = Path(kwargs.get("cache_dir") or module.constants.HF_HUB_CACHE)
+        what = f"{filename} of {repo_id} from the hub"
+        if not (kwargs.get("force_download") or kwargs.get("local_dir")):
+            inside = "/".join(part for part in (kwargs.get("subfolder"), filename) if part)
+            where = {k: kwargs.get(k) for k in ("cache_dir", "revision", "repo_type")}
+            cached = module.try_to_load_from_cache(repo_id, inside, **where)
+            if isinstance(cached, str):
+                return cached
+            if cached is None and not kwargs.get("endpoint"):
+                source = download.Source(
+                    repo_id, inside, kwargs.get("revision") or "main", kwargs.get("repo_type") or "model"
+                )
+                path = _download_to_cache(source, cache, kwargs.get("token"), what)
+                if path is not None:
+                    return str(path)
+        folder = Path(kwargs.get("local_dir") or cache)
+        return download_with_retries(lambda: original(repo_id, filename, **kwargs), folder, what)
+
+    return hf_hub_download
+
+
+def _download_to_cache(source: download.Source, cache: Path, token: object, what: str) -> Path | None:
+    """The downloaded file; None where the library itself should say why there is none. A stall ends the process."""
+    limit = timeouts.seconds("hub_timeout_s")
+
+    def beat(at: download.Progress) -> None:
+        if threading.current_thread() is threading.main_thread():  # else `_download_with_limit` counts the bytes
+            session.heartbeat().item(at.done >> 20, note=f"downloading {what}, MiB")
+
+    given = token if isinstance(token, str) else "" if token is False else None
+    options = download.Options(beat, session.log, stall_s=limit, token=given, wait=True)
+    try:
+        return hub_cache.to_cache(source, options, cache)
+    except download.DownloadError as error:
+        if error.kind == "stalled":
+            session.log(str(error))
+            deadline.expire(limit, f"a byte of {what}")
+        if error.kind in ("space", "disk", "damaged"):
+            raise
+        if error.kind == "gated":
+            session.log(str(error))
+        return None
+
+
+def download_with_retries(download: Callable[[], T], folder: Path, what: str) -> T:
+    """Return `download()`, retried after an error. The process ends when no byte has arrived for `hub_timeout_s`."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _download_with_limit(download, folder, what)
+        except OSError as error:  # errors of requests and of the hub are OSErrors; a missing file needs no retry
+            missing = getattr(getattr(error, "response", None), "status_code", None) in (401, 403, 404)
+            if missing or attempt == ATTEMPTS or isinstance(error, FileNotFoundError):
+                raise
+            session.log(f"{what}: {type(error).__name__}: {error}; retrying (attempt {attempt} of {ATTEMPTS} failed)")
+            time.sleep(RETRY_PAUSE_S * attempt)
     raise AssertionError("unreachable")
 
 
-def _while_bytes_come(download: Callable[[], T], folder: Path, what: str) -> T:
+def _download_with_limit(download: Callable[[], T], folder: Path, what: str) -> T:
     limit = timeouts.seconds("hub_timeout_s")
-    outcome: list[tuple[bool, object]] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            outcome.append((True, download()))
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
-            outcome.append((False, error))
+            results.append(download())
+        except BaseException as error:  # noqa: BLE001 - passed to the thread that waits
+            errors.append(error)
 
     thread = threading.Thread(target=run, name=f"hangproof-hub {what}", daemon=True)
     thread.start()
-    seen, since = -1, time.monotonic()
+    known, since = -1, time.monotonic()
     while thread.is_alive():
-        thread.join(0.01 if seen < 0 else POLL_S)
+        thread.join(0.01 if known < 0 else POLL_S)
         size = _partial_bytes(folder)
-        if size != seen:
-            seen, since = size, time.monotonic()
+        if size != known:
+            known, since = size, time.monotonic()
             session.heartbeat().item(size >> 20, note=f"downloading {what}, MiB")
         elif limit and time.monotonic() - since > limit and thread.is_alive():
             deadline.expire(limit, f"a byte of {what}")
-    good, value = outcome[0]
-    if not good:
-        raise value
-    return value
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _partial_bytes(folder: Path) -> int:
-    """Bytes in the partial files of a cache, or of a `local_dir`: what grows while a download is alive."""
+    """Return the bytes in the partial files of a cache, or of a `local_dir`: they grow while a download makes progress."""
     total = 0
-    for pattern in ("*/blobs/*.incomplete", ".cache/huggingface/download/**/*.incomplete"):
+    for pattern in (
+        "*/blobs/*.incomplete",
+        "*/blobs/.*.part",
+        "*/blobs/.*.xet/**/*",
+        ".cache/huggingface/**/*.incomplete",
+    ):
         for path in folder.glob(pattern):
             try:
                 total += path.stat().st_size
@@ -124,111 +157,124 @@ def _partial_bytes(folder: Path) -> int:
     return total
 
 
-class OfflineFirst:
-    """A tokenizer class that asks the hub only for what is not in the cache as a whole."""
+class CacheFirst:
+    """A tokenizer class that uses the network only when its files in the cache are not complete."""
 
-    def __init__(self, inner: type) -> None:
+    def __init__(self, inner: Any) -> None:
         self.inner = inner
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
     def from_pretrained(self, name: str, *args: object, **kwargs: object) -> object:
-        """As the class's own. A cache that a killed download left half-filled would do for the loader; not for us."""
+        """Return the tokenizer. The loader itself would accept a cache that a killed download left incomplete."""
         if os.path.isdir(name):
             return self.inner.from_pretrained(name, *args, **kwargs)
-        _not_cached.clear()
+        _cache_misses.clear()
+        found: object = None
         try:
             found = self.inner.from_pretrained(name, *args, **{**kwargs, "local_files_only": True})
         except Exception:
-            if not _not_cached:
+            if not _cache_misses:
                 raise
-        if not _not_cached:
+        if not _cache_misses:
             return found
         from huggingface_hub import constants
 
         def load() -> object:
             return self.inner.from_pretrained(name, *args, **kwargs)
 
-        return _while_bytes_come(load, Path(constants.HF_HUB_CACHE), f"the tokenizer {name} from the hub")
+        return _download_with_limit(load, Path(constants.HF_HUB_CACHE), f"the tokenizer {name} from the hub")
 
 
-def apply_to_strategy(module: ModuleType) -> None:
-    """Tokenizers: all families load theirs in one place."""
+def _tokenizer_from_cache(original: Callable) -> Callable:
+    """Load tokenizers from the cache first. All families load theirs here."""
 
-    def make(original: Callable) -> Callable:
-        def _load_tokenizer(self, model_class, model_id, *args, **kwargs):
-            return original(self, OfflineFirst(model_class), model_id, *args, **kwargs)
+    def _load_tokenizer(self: Any, model_class: Any, model_id: str, *args: Any, **kwargs: Any) -> object:
+        return original(self, CacheFirst(model_class), model_id, *args, **kwargs)
 
-        return _load_tokenizer
-
-    wrap(module, "TokenizeStrategy._load_tokenizer", make)
+    return _load_tokenizer
 
 
-def apply_to_util(module: ModuleType) -> None:
-    """Uploads and questions to the hub, as sd-scripts makes them."""
-    wrap(module, "upload", _upload)
-    wrap(module, "list_dir", _asked)
-    wrap(module, "exists_repo", _asked)
-    module.fire_in_thread = fire_in_daemon
-
-
-def fire_in_daemon(function: Callable, *args, **kwargs) -> None:
-    """As sd-scripts' `fire_in_thread`, but the thread cannot hold the exit."""
+def fire_in_daemon(function: Callable, *args: Any, **kwargs: Any) -> None:
+    """Do what sd-scripts' `fire_in_thread` does, with a daemon thread, which cannot hold the exit."""
     thread = threading.Thread(target=function, args=args, kwargs=kwargs, name="hangproof-upload", daemon=True)
-    _uploads.append(thread)
+    _upload_threads.append(thread)
     thread.start()
 
 
-def finish_uploads() -> None:
-    """Give uploads that are still under way `upload_exit_s`, all together."""
-    limit = time.monotonic() + timeouts.seconds("upload_exit_s")
-    for thread in _uploads:
-        thread.join(max(0.0, limit - time.monotonic()))
-    late = sum(thread.is_alive() for thread in _uploads)
+def wait_for_uploads(limit_s: float = float("inf")) -> None:
+    """Wait for the uploads in progress, at most `upload_exit_s` (and `limit_s`) seconds together."""
+    pending = [thread for thread in _upload_threads if thread.is_alive()]
+    if not pending:
+        return
+    allowed_s = min(limit_s, timeouts.seconds("upload_exit_s"))
+    beat = session.heartbeat()
+    if limit_s == float("inf"):  # a run that failed or was stopped has recorded its outcome; its phase is evidence
+        note = f"waiting for {len(pending)} uploads to the hub"
+        session.log(note)
+        beat.phase("end", total=len(pending), note=note)
+    end_s = time.monotonic() + allowed_s
+    for number, thread in enumerate(pending, 1):
+        thread.join(max(0.0, end_s - time.monotonic()))
+        if not thread.is_alive():
+            beat.item(number)
+    late = sum(thread.is_alive() for thread in pending)
     if late:
-        session.say(f"waited {timeouts.seconds('upload_exit_s'):g} s for {late} uploads to the hub; left behind")
+        session.log(f"waited {allowed_s:g} s for {late} uploads to the hub; exiting without them")
 
 
 def _upload(original: Callable) -> Callable:
-    def upload(args, src, *rest, **kwargs):
+    def upload(args: Any, src: object, *rest: Any, **kwargs: Any) -> None:
         limit = timeouts.seconds("upload_timeout_s")
         what = f"the upload of {src if isinstance(src, (str, Path)) else 'a file'}"
-        if not limit:
-            return original(args, src, *rest, **kwargs)
-        try:
-            deadline.call(original, args, src, *rest, seconds=limit, what=what, **kwargs)
-        except TimeoutError as error:
-            session.say(f"{error}; the run goes on, the file is in the output folder")
+        with session.phase("save", note=what):  # in phase "step" it would look like a hung step
+            if not limit:
+                return original(args, src, *rest, **kwargs)
+            try:
+                deadline.call(original, args, src, *rest, seconds=limit, what=what, **kwargs)
+            except TimeoutError as error:
+                session.log(f"{error}; the run continues, the file is in the output folder")
 
     return upload
 
 
-def _asked(original: Callable) -> Callable:
-    def ask(*args, **kwargs):
+def _query(original: Callable) -> Callable:
+    def query(*args: Any, **kwargs: Any) -> object:
         limit = timeouts.seconds("hub_timeout_s")
         if not limit:
             return original(*args, **kwargs)
         what = f"the hub to answer about {kwargs.get('repo_id') or (args[0] if args else 'a repository')}"
         return deadline.call(lambda: original(*args, **kwargs), seconds=limit, what=what)
 
-    return ask
+    return query
 
 
 PATCH = Patch(
     name="hub",
     why="a hub that does not answer blocks the start; an upload in the background holds the exit",
     targets=(
-        Target(DOWNLOAD, "hf_hub_download", params=("repo_id", "filename")),
+        Target(DOWNLOAD, "hf_hub_download", params=("repo_id", "filename"), make=_cache_first),
         Target(
             DOWNLOAD, "try_to_load_from_cache", params=("repo_id", "filename", "cache_dir", "revision", "repo_type")
         ),
-        Target(STRATEGY, "TokenizeStrategy._load_tokenizer", params=("self", "model_class", "model_id")),
-        Target(UTIL, "upload", params=("args", "src")),
-        Target(UTIL, "list_dir", params=("repo_id",)),
-        Target(UTIL, "exists_repo", params=("repo_id",)),
-        Target(UTIL, "fire_in_thread"),
+        Target(
+            STRATEGY,
+            "TokenizeStrategy._load_tokenizer",
+            params=("self", "model_class", "model_id"),
+            make=_tokenizer_from_cache,
+            wait="the hub, for a tokenizer",
+        ),
+        Target(UTIL, "upload", params=("args", "src"), make=_upload, wait="an upload to the hub"),
+        Target(UTIL, "list_dir", params=("repo_id",), make=_query, wait="the hub to answer"),
+        Target(UTIL, "exists_repo", params=("repo_id",), make=_query, wait="the hub to answer"),
+        Target(
+            UTIL,
+            "fire_in_thread",
+            beside="upload",
+            make=lambda _: fire_in_daemon,
+            wait="an upload in the background, at the exit",
+        ),
     ),
-    apply={DOWNLOAD: apply_to_download, STRATEGY: apply_to_strategy, UTIL: apply_to_util},
     prepare=prepare,
 )

@@ -1,10 +1,10 @@
-"""An image is read within a limit; one that cannot be read any more is passed over, named and counted, not the run's end.
+"""Each image is read within a limit; an unreadable one is replaced, named and counted, and does not end the run.
 
-The restart that mends a damaged cache cannot mend an image, and today the error comes after hours and names no file. So
-the data set gives its next batch in place of one with such an image. Not the loader: were the batch left out there, the
-epoch would be shorter and every later count another one. Which batch takes its place depends on nothing but its index,
-so a resumed run trains on the same ones. While images are cached at the start there is nothing to pass over
-to: there the error names the file and ends the run.
+A restart cannot repair an image as it repairs a damaged cache, and the original error comes after hours and names no
+file. So the data set returns its next batch in place of one with such an image. This is not done in the loader: a batch
+left out there would shorten the epoch and change every later count. The replacement depends on the index alone, so a
+resumed run trains on the same batches. While images are cached at the start there is no batch to use instead: the error
+names the file and ends the run.
 """
 
 from __future__ import annotations
@@ -14,62 +14,61 @@ import functools
 import struct
 import zlib
 from collections.abc import Callable
-from types import ModuleType
+from typing import Any
 
 from guards.bounded import bounded
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target, find_function, find_one, wrap
+from sd_scripts_patches.patch import Patch, Target, find_function, find_one
 
 UTIL = "library.train_util"
 DAMAGE = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
-"""What Pillow raises on a file that is missing, damaged, or no image."""
+"""What Pillow raises for a file that is missing, damaged, or not an image."""
 
 _unreadable: set[str] = set()  # in this process: the trainer or one loader worker
 
 
 class UnreadableImage(OSError):
-    """An image that cannot be read; the message says which and why. What leaves the data set is a plain OSError."""
+    """An image that cannot be read; the message says which and why. Outside the data set it becomes a plain OSError."""
 
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"image {path} cannot be read ({why}); mend or remove it")
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"image {path} cannot be read ({reason}); fix or remove it")
         self.path = path
 
 
-def apply(module: ModuleType) -> None:
-    """Reading an image, looking up its size, and making a batch."""
-    wrap(module, "load_image", _image)
-    wrap(module, "BaseDataset.get_image_size", _image_size)
-    # Inherited from ConcatDataset. Of the whole group, since a data set of pairs asks another one for half of each batch.
-    module.DatasetGroup.__getitem__ = _batch(module.DatasetGroup.__getitem__)
+def _guard_group(group: Any) -> Any:
+    """The group inherits __getitem__ from ConcatDataset. It is wrapped on the group as a unit, because a data set of image
+    pairs reads half of each batch from another data set."""
+    group.__getitem__ = _replace_unreadable(group.__getitem__)
+    return group
 
 
-def _image(original: Callable) -> Callable:
-    def load_image(image_path, *args, **kwargs):
+def _load_image(original: Callable) -> Callable:
+    def load_image(image_path: str, *args: Any, **kwargs: Any) -> Any:
         return _read(lambda: original(image_path, *args, **kwargs), image_path, f"image {image_path}")
 
     return load_image
 
 
-def _image_size(original: Callable) -> Callable:
-    def get_image_size(self, image_path):
+def _get_image_size(original: Callable) -> Callable:
+    def get_image_size(self: Any, image_path: str) -> Any:
         return _read(lambda: original(self, image_path), image_path, f"the size of image {image_path}")
 
     return get_image_size
 
 
-def _read(read: Callable, path: str, what: str) -> object:
+def _read(read: Callable[[], Any], path: str, what: str) -> Any:
     try:
         return bounded(read, timeouts.seconds("image_timeout_s"), what)
     except TimeoutError:
-        raise  # a disk that does not answer: a restart may find it well again
+        raise  # the disk does not answer: a restart may find it working
     except DAMAGE as error:
         raise UnreadableImage(str(path), f"{type(error).__name__}: {error}") from error
 
 
-def _batch(original: Callable) -> Callable:
+def _replace_unreadable(original: Callable) -> Callable:
     @functools.wraps(original)
-    def __getitem__(self, index):
-        caching = any(dataset.caching_mode is not None for dataset in self.datasets)
+    def __getitem__(self: Any, index: int) -> Any:
+        caching = any(getattr(dataset, "caching_mode", None) is not None for dataset in self.datasets)
         batches, limit = len(self), timeouts.count("skip_images")
         for distance in range(1 if caching else batches):
             number = (index + distance) % batches
@@ -79,34 +78,35 @@ def _batch(original: Callable) -> Callable:
                 _unreadable.add(error.path)
                 if caching or len(_unreadable) > limit or distance == batches - 1:
                     raise OSError(str(error)) from error
-                session.say(
-                    f"batch {number} is passed over, the next one takes its place: {error} "
-                    f"({len(_unreadable)} of at most {limit} such images)"
+                session.log(
+                    f"batch {number} is replaced by the next one: {error} "
+                    f"({len(_unreadable)} of at most {limit} unreadable images)"
                 )
         raise IndexError(f"batch {index} of an empty data set")
 
     return __getitem__
 
 
-def _datasets_know_their_mode(tree: ast.Module) -> str | None:
+def _caches_elsewhere(tree: ast.Module) -> str | None:
+    """Up to v0.10 a data set that is being cached says so in `caching_mode`; v0.11 caches outside of `__getitem__`."""
     body = ast.unparse(find_function(tree, "BaseDataset.__init__"))
-    return None if "self.caching_mode = None" in body else "BaseDataset has no caching_mode"
+    uses = any(isinstance(node, ast.Attribute) and node.attr == "caching_mode" for node in ast.walk(tree))
+    return None if not uses or "self.caching_mode = None" in body else "BaseDataset has no caching_mode"
 
 
 def _inherits_from_concat(tree: ast.Module) -> str | None:
-    group = find_one(tree, lambda node: isinstance(node, ast.ClassDef) and node.name == "DatasetGroup", "DatasetGroup")
+    group = find_one(tree, ast.ClassDef, lambda node: node.name == "DatasetGroup", "class DatasetGroup")
     bases = [ast.unparse(base) for base in group.bases]
-    return None if bases == ["torch.utils.data.ConcatDataset"] else f"DatasetGroup is made of {', '.join(bases)}"
+    return None if bases == ["torch.utils.data.ConcatDataset"] else f"DatasetGroup inherits from {', '.join(bases)}"
 
 
 PATCH = Patch(
     name="images",
-    why="an image on a dead mount blocks for ever; one that cannot be read ends the run in its middle",
+    why="an image on a dead mount blocks for ever; an unreadable one ends the run after hours",
     targets=(
-        Target(UTIL, "load_image", params=("image_path", "alpha")),
-        Target(UTIL, "BaseDataset.get_image_size", params=("self", "image_path")),
-        Target(UTIL, "BaseDataset.__init__", check=_datasets_know_their_mode),
-        Target(UTIL, "DatasetGroup", check=_inherits_from_concat),
+        Target(UTIL, "load_image", params=("image_path", "alpha"), make=_load_image),
+        Target(UTIL, "BaseDataset.get_image_size", params=("self", "image_path"), make=_get_image_size),
+        Target(UTIL, "BaseDataset.__init__", check=_caches_elsewhere),
+        Target(UTIL, "DatasetGroup", check=_inherits_from_concat, make=_guard_group),
     ),
-    apply={UTIL: apply},
 )

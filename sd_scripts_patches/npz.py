@@ -1,11 +1,11 @@
-"""Cache files are read within a limit, verified, and written whole.
+"""Cache files are read within a limit, verified, and written atomically.
 
-The modules of sd-scripts that read caches do so through their global `np`; each gets a numpy whose `load` and `savez` are
-those of guards/npz.py and which is numpy in everything else. That reaches every read in every family, the lazy
-member reads too, without repeating a line of their logic; `check` refuses a checkout in which a cache is read in some
-other way. A cache found damaged counts as not cached: where sd-scripts asks, it is encoded at once; where it is read
-in the middle of training, the run ends with an error and the restart encodes it. Once a folder has held a damaged
-cache, all its caches are read in full at the start, so that a hundred of them do not take a hundred restarts.
+The modules of sd-scripts that read caches use their global `np`. Each gets a numpy whose `load` and `savez` are those of
+guards/npz.py and which is numpy in everything else. That covers every read in every family, the lazy reads of members
+included, without a copy of their logic; `check` refuses a checkout that reads a cache in another way. A damaged cache
+counts as missing: when sd-scripts looks it up, it is encoded again at once; when it is read in the middle of training,
+the run ends with an error and the restart encodes it. Once a folder has held a damaged cache, all its caches are
+verified at the start, so that a hundred damaged files do not take a hundred restarts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from guards import npz
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target, wrap
+from sd_scripts_patches.patch import Patch, Target
 
 LATENTS = "LatentsCachingStrategy"
 EXPECTED = {
@@ -34,29 +35,20 @@ EXPECTED = {
     ),
     "library.train_util": ("is_disk_cached_latents_is_expected",),
 }
-NEEDED = ("library.strategy_base", "library.strategy_flux", "library.train_util")
-
-
-def apply(module: ModuleType) -> None:
-    """A guarded `np` for one module, and its question "is this cached?" answered with no for a damaged file."""
-    module.np = guarded_numpy()
-    for name in EXPECTED[module.__name__]:
-        wrap(module, name, _expected)
-    if module.__name__ == "library.strategy_base":
-        wrap(module, f"{LATENTS}.save_latents_to_disk", _save)
+REQUIRED = ("library.strategy_base", "library.strategy_flux", "library.train_util")
 
 
 @functools.lru_cache(maxsize=1)
 def guarded_numpy() -> ModuleType:
-    """numpy, with our `load` for .npz files and our `savez`."""
+    """Return numpy with our `load` for .npz files and our `savez`."""
     import numpy
 
-    def load(file, *args, **kwargs):
+    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or not (isinstance(file, (str, os.PathLike)) and os.fspath(file).endswith(".npz")):
             return numpy.load(file, *args, **kwargs)
         return npz.Archive(file, timeouts.seconds("npz_timeout_s"))
 
-    def savez(file, *args, **kwargs):
+    def savez(file: Any, *args: Any, **kwargs: Any) -> None:
         if args or not isinstance(file, (str, os.PathLike)):
             return numpy.savez(file, *args, **kwargs)
         npz.save(file, **kwargs)
@@ -67,48 +59,49 @@ def guarded_numpy() -> ModuleType:
     return guarded
 
 
-def _expected(original: Callable) -> Callable:
-    def is_expected(*args, **kwargs):
+def _expect_readable(original: Callable) -> Callable:
+    def is_expected(*args: Any, **kwargs: Any) -> bool:
         path = next((a for a in (*args, *kwargs.values()) if isinstance(a, str) and a.endswith(".npz")), None)
         try:
-            if path is not None and _doubtful(Path(path).parent) and os.path.exists(path):
+            if path is not None and _verify_all(Path(path).parent) and os.path.exists(path):
                 with npz.Archive(path, timeouts.seconds("npz_timeout_s")) as archive:
                     archive.verify()
             return original(*args, **kwargs)
         except ValueError as error:
             if path is None or os.path.exists(path):
                 raise
-            _folders[Path(path).parent] = True
-            session.say(str(error))
+            _folders_to_verify[Path(path).parent] = True
+            session.log(str(error))
             return False
 
     return is_expected
 
 
-_folders: dict[Path, bool] = {}
+_folders_to_verify: dict[Path, bool] = {}
 
 
-def _doubtful(folder: Path) -> bool:
-    if folder not in _folders:
-        _folders[folder] = folder.is_dir() and npz.set_aside_near(folder / "any")
-    return _folders[folder]
+def _verify_all(folder: Path) -> bool:
+    """Return True when the folder has held a damaged cache, so that each of its caches is read in full."""
+    if folder not in _folders_to_verify:
+        _folders_to_verify[folder] = folder.is_dir() and npz.found_corrupt(folder / "any")
+    return _folders_to_verify[folder]
 
 
 def _save(original: Callable) -> Callable:
-    def save_latents_to_disk(self, npz_path, *args, **kwargs):
+    def save_latents_to_disk(self: Any, npz_path: str, *args: Any, **kwargs: Any) -> None:
         try:
             return original(self, npz_path, *args, **kwargs)
-        except ValueError as error:  # it adds to a file that is there: one that is damaged is gone now
+        except ValueError as error:  # it adds to an existing file; a damaged one has been set aside
             if os.path.exists(npz_path):
                 raise
-            session.say(str(error))
+            session.log(str(error))
             return original(self, npz_path, *args, **kwargs)
 
     return save_latents_to_disk
 
 
-def only_known_reads(tree: ast.Module) -> str | None:
-    """Every use of numpy's load and savez goes through the global `np`, in the form that is guarded."""
+def check_numpy_use(tree: ast.Module) -> str | None:
+    """Return None when numpy's load and savez are used through the global `np` in the guarded form, else what is not."""
     aliases = [
         (alias.asname or alias.name)
         for node in ast.walk(tree)
@@ -117,27 +110,38 @@ def only_known_reads(tree: ast.Module) -> str | None:
         if alias.name == "numpy"
     ]
     if aliases != ["np"]:
-        return f"numpy is imported as {', '.join(aliases) or 'nothing'}, expected once, as np"
+        return f"numpy is imported as {', '.join(aliases) or 'nothing'}; expected one import, as np"
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "numpy" and any(a.name == "load" for a in node.names):
-            return f"line {node.lineno}: numpy's load is imported by itself"
+            return f"line {node.lineno}: load is imported from numpy by name"
         if (
             isinstance(node, ast.Call)
             and ast.unparse(node.func) == "np.load"
             and (len(node.args) != 1 or node.keywords)
         ):
-            return f"line {node.lineno}: {ast.unparse(node)} is no read that is known"
+            return f"line {node.lineno}: {ast.unparse(node)} is not a guarded form of np.load"
     return None
 
 
 def _targets() -> tuple[Target, ...]:
     targets = []
     for module, names in EXPECTED.items():
-        optional = module not in NEEDED
-        targets.append(Target(module, "np", optional=optional, check=only_known_reads))
-        targets += [Target(module, name, optional=optional) for name in names]
+        optional = module not in REQUIRED
+        wait = "the read of a cache file (.npz)"
+        targets.append(
+            Target(
+                module,
+                "np",
+                beside=names[0].split(".")[0],
+                optional=optional,
+                check=check_numpy_use,
+                make=lambda _: guarded_numpy(),
+                wait=wait,
+            )
+        )
+        targets += [Target(module, name, optional=optional, make=_expect_readable, wait=wait) for name in names]
     targets += [
-        Target("library.strategy_base", f"{LATENTS}.save_latents_to_disk", params=("self", "npz_path")),
+        Target("library.strategy_base", f"{LATENTS}.save_latents_to_disk", params=("self", "npz_path"), make=_save),
     ]
     return tuple(targets)
 
@@ -146,5 +150,4 @@ PATCH = Patch(
     name="npz",
     why="a cache file on a dead mount blocks for ever; a damaged one fails every retry",
     targets=_targets(),
-    apply=dict.fromkeys(EXPECTED, apply),
 )

@@ -1,11 +1,12 @@
-"""The patches, in the order in which they are applied where two of them wrap the same name (the later one is outermost)."""
+"""The patches in the order in which they are applied. When two wrap the same name, the later one is the outer one."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 
-from sd_scripts_patches import timeouts
+from sd_scripts_patches import compatibility, locate, timeouts
 from sd_scripts_patches.patch import Patch
 
 NAMES = (
@@ -26,11 +27,42 @@ NAMES = (
 )
 
 
-@functools.lru_cache(maxsize=1)
-def patches() -> tuple[Patch, ...]:
-    """All of them, less those left out by name. Raises timeouts.UsageError for a name that does not exist."""
+MUSUBI_NAMES = (
+    "hygiene",
+    "dataloader",
+    "block_swap",
+    "caches",
+    "trackers",
+    "sampling",
+    "barrier",
+    "heartbeat",
+    "resume",
+    "save",
+    "exit",
+)
+"""The patches of musubi-tuner. Those that are not in the folder `musubi` are sd-scripts' own, without its modules."""
+SHARED = ("hygiene", "dataloader", "barrier", "exit")
+
+
+@functools.lru_cache(maxsize=2)
+def patches(trainer: str = compatibility.SD_SCRIPTS) -> tuple[Patch, ...]:
+    """Return a trainer's patches except those that the setting `without` names.
+
+    Raises timeouts.UsageError for an unknown name.
+    """
+    names = MUSUBI_NAMES if trainer == compatibility.MUSUBI else NAMES
     without = {n for n in timeouts.setting("without").replace(" ", "").split(",") if n}
-    unknown = without - set(NAMES)
+    unknown = without - {*NAMES, *MUSUBI_NAMES}
     if unknown:
-        raise timeouts.UsageError(f"no such patch: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    return tuple(importlib.import_module(f"sd_scripts_patches.{name}").PATCH for name in NAMES if name not in without)
+        raise timeouts.UsageError(f"unknown patch: {', '.join(sorted(unknown))}; the patches are {', '.join(names)}")
+    return tuple(_patch(trainer, name) for name in names if name not in without)
+
+
+def _patch(trainer: str, name: str) -> Patch:
+    if trainer != compatibility.MUSUBI:
+        return importlib.import_module(f"sd_scripts_patches.{name}").PATCH
+    if name not in SHARED:
+        return importlib.import_module(f"sd_scripts_patches.musubi.{name}").PATCH
+    patch: Patch = importlib.import_module(f"sd_scripts_patches.{name}").PATCH
+    installed = tuple(t for t in patch.targets if not locate.belongs_to_checkout(t.module, None))
+    return dataclasses.replace(patch, targets=installed)

@@ -1,14 +1,14 @@
-"""A save is whole or it is not there; nothing older goes before the new one stands; the last one waits for nobody.
+"""Saves are atomic, an old state is deleted only while a newer one verifies, and the last save waits for no tracker.
 
-accelerate writes a state file by file into its final folder, and a LoRA is written in place: a kill in between leaves
-what looks like a checkpoint. Here each state is made in a folder beside its place, synced, hashed and renamed
-(guards.checkpoint), each LoRA likewise as a file; what a killed process left half-written is swept away when the next one
-begins. sd-scripts deletes old states after that call has returned, by its own count; each goes only while another one
-verifies on the disk, and a deletion that fails cannot end the run. Weights that hold NaN are refused: they would
-overwrite, in turn, every state that could still be resumed.
+accelerate writes a state file by file into its final folder, and sd-scripts writes a LoRA in place: a kill in between
+leaves something that looks like a checkpoint. Here each state is written to a temporary folder beside its final name,
+synced, hashed and renamed (guards.checkpoint), and each LoRA likewise as a file. What a killed process left incomplete is
+removed when the next one starts. sd-scripts deletes old states after the save has returned, by its own count; each is
+deleted only while another one on the disk verifies, and a deletion that fails does not end the run. Weights that contain
+NaN are refused: they would replace, one by one, every state that can still be resumed.
 
-At its end `train()` closes the trackers first and saves afterwards (a tracker that hangs loses both the last state and
-the LoRA); that one statement is moved behind the saves.
+At its end `train()` closes the trackers first and saves afterwards (a tracker that hangs loses the last state and the
+LoRA). That statement is moved behind the saves, and gets a limit as a whole.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from sd_scripts_patches import session, trees
-from sd_scripts_patches.patch import DoesNotFit, Patch, Target, find_function, wrap
+from guards import crash
+from sd_scripts_patches import ast_utils, session, timeouts
+from sd_scripts_patches.patch import Incompatible, Patch, Target, find_function, find_one
+
+if TYPE_CHECKING:
+    import torch
 
 MODULE = "train_network"
 UTIL = "library.train_util"
 ACCELERATOR = "accelerate.accelerator"
 SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
-"""Distributed types where every rank writes its part of a state: one rank cannot make the folder for all."""
+"""Distributed types in which every rank writes its part of a state, so no rank can create the folder for all."""
 _NUMBERS = re.compile(r"-step(?P<step>\d{8})-state$|-(?P<epoch>\d{6})-state$")
 
 
@@ -36,24 +40,25 @@ class NotSaved(RuntimeError):
     """Weights that must not be saved; the message says where they were to go, why not, and what to do."""
 
 
-def refuse_nan(named: dict, what: str) -> None:
-    """Raise NotSaved where a trainable tensor holds NaN or infinity. named: name → tensor; one look at the device."""
+def refuse_nan(tensors: dict[str, torch.Tensor], what: str) -> None:
+    """Raise NotSaved when a trained tensor contains NaN or infinity. One synchronization with the device for all."""
     import torch
 
-    if not named:
+    if not tensors:
         return
-    finite = torch.stack([torch.isfinite(tensor).all().cpu() for tensor in named.values()])
+    finite = torch.stack([torch.isfinite(tensor).all().cpu() for tensor in tensors.values()])
     if bool(finite.all()):
         return
-    bad = [name for name, good in zip(named, finite.tolist(), strict=True) if not good]
+    bad = [name for name, good in zip(tensors, finite.tolist(), strict=True) if not good]
     raise NotSaved(
-        f"{what} is not saved: {len(bad)} of {len(named)} trained tensors hold NaN or infinity ({bad[0]} first). Training "
-        "cannot recover from that; resume from the last state, with a lower learning rate or with bf16 in place of fp16"
+        f"{what} is not saved: {len(bad)} of {len(tensors)} trained tensors hold NaN or infinity (the first is {bad[0]}). "
+        "Training cannot recover from that. Resume from the last state with a lower learning rate, or with bf16 in place "
+        "of fp16"
     )
 
 
-def save_weights(network: object, file: str, dtype: object, metadata: dict | None) -> None:
-    """`network.save_weights(file, …)`, whole or not at all. Stands in for that call in `train()`."""
+def save_weights(network: Any, file: str, dtype: Any, metadata: dict[str, str] | None) -> None:
+    """`network.save_weights(file, …)`, atomically. Replaces that call in `train()`."""
     from guards import checkpoint
 
     refuse_nan(_trained(network), file)
@@ -61,111 +66,133 @@ def save_weights(network: object, file: str, dtype: object, metadata: dict | Non
         network.save_weights(str(temporary), dtype, metadata)
 
 
-def apply_to_accelerator(module: ModuleType) -> None:
-    """Every state is written aside."""
+def end_training(accelerator: Any) -> None:
+    """`accelerator.end_training()` within a limit. Replaces that call at the end of `train()`, after the last save.
 
-    def make(original: Callable) -> Callable:
-        def save_state(self, output_dir=None, *args, **kwargs):
-            kind = getattr(self.distributed_type, "name", str(self.distributed_type))
-            if output_dir is None or kind in SHARDED:
-                session.say(f"this state ({kind}) is written by accelerate alone, without a guard file")
-                return original(self, output_dir, *args, **kwargs)
-            from guards import checkpoint
+    It closes the trackers and then waits for the other ranks. A run whose files are complete does not hang there: when the
+    limit expires, the process exits as done.
+    """
 
-            for model in self._models:
-                refuse_nan(_trained(model), str(output_dir))
-            step, epoch = _numbers(Path(output_dir))
-            with checkpoint.writing(output_dir, step, epoch) as temporary:
-                original(self, str(temporary), *args, **kwargs)
-            return output_dir
+    def exit_as_done(seconds: float, what: str) -> None:
+        note = f"waited {seconds:g} s for {what}; every file of the run is complete, exiting as done"
+        session.log(note)
+        session.heartbeat().end("done", note)
+        crash.exit_now(0)
 
-        return save_state
-
-    wrap(module, "Accelerator.save_state", make)
+    what = "the trackers and the other ranks to end the training"
+    with session.Deadline(timeouts.seconds("end_training_s"), what, action=exit_as_done):
+        accelerator.end_training()
 
 
-def apply_to_util(module: ModuleType) -> None:
-    """Old states and models: out of sight at once, then deleted; a disk that refuses does not end the run."""
-    module.shutil = Pruning()
+def _write_aside(original: Callable) -> Callable:
+    """Write every state to a temporary folder first."""
+
+    def save_state(self: Any, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        kind = getattr(self.distributed_type, "name", str(self.distributed_type))
+        if output_dir is None or kind in SHARDED:
+            session.log(f"accelerate writes this state ({kind}) itself, without a guard file")
+            return original(self, output_dir, *args, **kwargs)
+        from guards import checkpoint
+
+        for model in self._models:
+            refuse_nan(_trained(model), str(output_dir))
+        step, epoch = _step_and_epoch(Path(output_dir))
+        with checkpoint.writing(output_dir, step, epoch) as temporary:
+            original(self, str(temporary), *args, **kwargs)
+        return output_dir
+
+    return save_state
 
 
-class Pruning:
-    """`shutil`, with a `rmtree` for sd-scripts' deletion of what is old."""
+class SafeDeletion:
+    """`shutil` with a `rmtree` that sd-scripts may call on old states."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(shutil, name)
 
     @staticmethod
     def rmtree(path: str | os.PathLike) -> None:
-        """Delete an old state, unless it is the last good one."""
+        """Delete an old state, unless it is the last valid one."""
         from guards import checkpoint
 
         try:
             if not checkpoint.retire(path):
-                session.say(f"{path} is kept: no other state verifies, so it is the last good one")
+                session.log(f"{path} is kept: no other state verifies, so it is the last valid one")
         except OSError as error:
-            session.say(f"{path} was not deleted ({error}); delete it by hand")
+            session.log(f"{path} was not deleted ({error}); delete it by hand")
 
 
-def apply_to_trainer(module: ModuleType) -> None:
-    """Before anything looks for a state: what killed writers have left is removed, or put back where it is whole."""
+def _sweep_first(original: Callable) -> Callable:
+    """Remove what killed processes left incomplete, or restore what is complete, before anything looks for a state."""
 
-    def make(original: Callable) -> Callable:
-        def train(self, args):
-            if os.environ.get("RANK", "0") == "0" and args.output_dir:
-                from guards import checkpoint
+    def train(self: Any, args: Any) -> Any:
+        if os.environ.get("RANK", "0") == "0" and args.output_dir:
+            from guards import checkpoint
 
-                for path in checkpoint.sweep(args.output_dir, args.output_name):
-                    session.say(f"{path}, left by a killed process, was removed")
-            return original(self, args)
+            for path in checkpoint.sweep(args.output_dir, args.output_name):
+                session.log(f"removed {path}, which a killed process left")
+        return original(self, args)
 
-        return train
-
-    wrap(module, "NetworkTrainer.train", make)
+    return train
 
 
 def rewrite(tree: ast.Module) -> ast.Module:
-    """Move the end of the trackers behind the last saves, and route the LoRA through `save_weights`."""
-    train = find_function(tree, "NetworkTrainer.train")
-    trees.require(train, ("accelerator", "args"))
-    end = trees.find_statement(train, ast.Expr, "accelerator.end_training()")
-    save = trees.find_statement(train, ast.Expr, "unwrapped_nw.save_weights(ckpt_file, save_dtype, metadata_to_save)")
-    last = trees.find_statement(train, ast.Expr, "train_util.save_state_on_train_end(args, accelerator)")
-    body = trees.body_of(train, end)
+    """Rewrite `train()`. The LoRA is saved in it (v0.10) or in a method that it calls (v0.11)."""
+    return rewrite_loop(tree, "NetworkTrainer.train", "sd_scripts_patches.save")
+
+
+def rewrite_loop(tree: ast.Module, loop: str, functions: str) -> ast.Module:
+    """Move the end of the trackers behind the last saves of the function `loop`, and save LoRAs through `save_weights`.
+
+    functions: the module of `save_weights` and `end_training`.
+    """
+    train = find_function(tree, loop)
+    ast_utils.require_variables(train, ("accelerator", "args"))
+    end = ast_utils.find_call(train, "end_training", "accelerator")
+    last = ast_utils.find_call(train, "save_state_on_train_end")
+    trainer = find_one(tree, ast.ClassDef, lambda node: node.name == "NetworkTrainer", "class NetworkTrainer")
+    save = ast_utils.find_statement(
+        trainer, ast.Expr, "unwrapped_nw.save_weights(ckpt_file, save_dtype, metadata_to_save)"
+    )
+    body = ast_utils.enclosing_body(train, end)
     if body is not train.body or not any(last in ast.walk(node) for node in body[body.index(end) :]):
-        raise DoesNotFit("accelerator.end_training() does not stand before the last save in train()")
+        raise Incompatible(f"accelerator.end_training() is not before the last save in {loop}()")
     body.remove(end)
-    body.append(end)
-    save.value = ast.parse("_hangproof_save(unwrapped_nw, ckpt_file, save_dtype, metadata_to_save)", mode="eval").body
-    train.body[:0] = trees.statements("from sd_scripts_patches.save import save_weights as _hangproof_save")
+    body += ast_utils.parse_statements("_hangproof_end(accelerator)")
+    save.value = ast_utils.parse_expression("_hangproof_save(unwrapped_nw, ckpt_file, save_dtype, metadata_to_save)")
+    ast_utils.insert_import(
+        tree,
+        f"from {functions} import end_training as _hangproof_end, save_weights as _hangproof_save",
+    )
     return tree
 
 
-def _trained(model: object) -> dict:
+def _trained(model: Any) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _numbers(folder: Path) -> tuple[int, int]:
-    """(steps, epochs) completed, for the guard file: the run's own, else what the folder's name says."""
-    from sd_scripts_patches.resume import run
+def _step_and_epoch(folder: Path) -> tuple[int, int]:
+    """Return (steps, epochs) completed for the guard file: the run's own numbers, else those in the folder's name."""
+    from sd_scripts_patches import resume
 
-    if run.step:
-        return run.step, run.epochs_done
+    if resume.run.step:
+        return resume.run.step, resume.run.epochs_done
     match = _NUMBERS.search(folder.name)
-    return int(match["step"] or 0) if match else 0, int(match["epoch"] or 0) if match else 0
+    return (int(match["step"] or 0), int(match["epoch"] or 0)) if match else (0, 0)
 
+
+_TRAIN = Target(MODULE, "NetworkTrainer.train", params=("self", "args"), make=_sweep_first)
 
 PATCH = Patch(
     name="save",
-    why="a kill in mid-save leaves a state that looks whole; a hung tracker loses the last save",
+    why="a kill during a save leaves a state that looks complete; a hung tracker loses the last save",
     targets=(
-        Target(MODULE, "NetworkTrainer.train", params=("self", "args")),
-        Target(ACCELERATOR, "Accelerator.save_state", params=("self", "output_dir")),
+        _TRAIN,
+        Target(ACCELERATOR, "Accelerator.save_state", params=("self", "output_dir"), make=_write_aside),
         Target(UTIL, "save_and_remove_state_stepwise", params=("args", "accelerator", "step_no")),
         Target(UTIL, "save_and_remove_state_on_epoch_end", params=("args", "accelerator", "epoch_no")),
         Target(UTIL, "save_state_on_train_end", params=("args", "accelerator")),
-        Target(UTIL, "shutil"),
+        Target(UTIL, "shutil", beside="save_and_remove_state_stepwise", make=lambda _: SafeDeletion()),
     ),
-    apply={ACCELERATOR: apply_to_accelerator, UTIL: apply_to_util, MODULE: apply_to_trainer},
-    rewrite={MODULE: rewrite},
+    rewrites=((_TRAIN, rewrite),),
 )

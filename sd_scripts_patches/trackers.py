@@ -1,49 +1,49 @@
 """Experiment trackers (wandb, tensorboard…) run beside training, on rank 0, and cannot stop it.
 
-Starting them has a deadline; when it is spent, wandb is tried once more offline, and if that hangs too the run goes on
-without. What is logged goes through a queue to one thread of its own, in order: a tracker that hangs in mid-run fills the
-queue and loses lines, and the trainer never waits. Finishing has a deadline too. The stuck threads are daemons.
+Their start has a limit. When it is exceeded, wandb is started once more offline; if that hangs too, the run continues
+without trackers. Log calls go through a queue to a thread of their own, in order: a tracker that hangs during the run
+fills the queue and loses entries, and the trainer never waits. The end has a limit too. The stuck threads are daemons.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from guards import deadline
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target, wrap
+from sd_scripts_patches.patch import Patch, Target, uses
 
 UTIL = "library.train_util"
-QUEUE = 1000
+QUEUE_SIZE = 1000
 
 
-class Outbox:
-    """Calls made in order on a thread of their own; `put` never waits."""
+class CallQueue:
+    """Makes calls in order on a thread of its own. `put` never waits."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.lost = name, 0
-        self.calls: queue.Queue[tuple[Callable, tuple, dict]] = queue.Queue(QUEUE)
+        self.name, self.dropped = name, 0
+        self.calls: queue.Queue[tuple[Callable, tuple, dict]] = queue.Queue(QUEUE_SIZE)
         threading.Thread(target=self._run, name=f"hangproof-tracker {name}", daemon=True).start()
 
     def put(self, function: Callable, *args: Any, **kwargs: Any) -> None:
-        """Have function(*args, **kwargs) called; dropped, and counted, when the queue is full."""
+        """Queue function(*args, **kwargs). When the queue is full, the call is dropped and counted."""
         try:
             self.calls.put_nowait((function, args, kwargs))
         except queue.Full:
-            self.lost += 1
-            if self.lost == 1:
-                session.say(f"tracker {self.name} takes nothing any more; the run goes on, its lines are dropped")
+            self.dropped += 1
+            if self.dropped == 1:
+                session.log(f"tracker {self.name} does not respond; the run continues and drops its entries")
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all calls are made; False where `seconds` did not suffice."""
-        limit = time.monotonic() + seconds
-        while self.calls.unfinished_tasks and time.monotonic() < limit:
+        """Wait until all calls have been made; return False when that takes longer than `seconds`."""
+        end_s = time.monotonic() + seconds
+        while self.calls.unfinished_tasks and time.monotonic() < end_s:
             time.sleep(0.02)
         return not self.calls.unfinished_tasks
 
@@ -52,25 +52,19 @@ class Outbox:
             function, args, kwargs = self.calls.get()
             try:
                 function(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - a tracker's failure is said, and is not the run's
-                session.say(f"tracker {self.name}: {type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 - top of the thread: a tracker's error is logged, the run continues
+                session.log(f"tracker {self.name}: {type(error).__name__}: {error}")
             finally:
                 self.calls.task_done()
 
 
-def apply(module: ModuleType) -> None:
-    """Bound the start; put every tracker behind its outbox."""
-    wrap(module, "prepare_accelerator", _login)
-    wrap(module, "init_trackers", _start)
-
-
-def _login(original: Callable) -> Callable:
-    def prepare_accelerator(args):
+def _without_login(original: Callable) -> Callable:
+    def prepare_accelerator(args: Any) -> Any:
         if int(os.environ.get("RANK", "0")) != 0:
-            args.log_with = None  # only rank 0 tracks; today every rank logs in to wandb
+            args.log_with = None  # only rank 0 tracks; sd-scripts logs in to wandb on every rank
             args.logging_dir = None
         elif getattr(args, "wandb_api_key", None) is not None:
-            # wandb.login() talks to the server here, with no end; wandb.init() reads the key by itself, in time.
+            # wandb.login() contacts the server here without a limit; wandb.init() reads the key itself, later.
             os.environ["WANDB_API_KEY"] = args.wandb_api_key
             args.wandb_api_key = None
         return original(args)
@@ -78,64 +72,74 @@ def _login(original: Callable) -> Callable:
     return prepare_accelerator
 
 
-def _start(original: Callable) -> Callable:
-    def init_trackers(accelerator, args, default_tracker_name):
+def _start_within_limit(original: Callable) -> Callable:
+    def init_trackers(accelerator: Any, *args: Any, **kwargs: Any) -> None:
         names = ", ".join(str(tracker) for tracker in accelerator.log_with)
         if not names or not accelerator.is_main_process:
-            return original(accelerator, args, default_tracker_name)
+            return original(accelerator, *args, **kwargs)
         limit = timeouts.seconds("tracker_timeout_s")
-        tries = ["", "offline"] if "wandb" in names and os.environ.get("WANDB_MODE") != "offline" else [""]
-        for mode in tries:
+        modes = ["", "offline"] if "wandb" in names and os.environ.get("WANDB_MODE") != "offline" else [""]
+        for number, mode in enumerate(modes):
             if mode:
                 os.environ["WANDB_MODE"] = mode
+            what = f"trackers to start ({names}{', ' + mode if mode else ''})"
+            session.heartbeat().item(number, note=f"waiting for {what}")  # each attempt has the limit for itself
             try:
-                what = f"trackers to start ({names}{', ' + mode if mode else ''})"
-                start(original, accelerator, args, default_tracker_name, seconds=limit, what=what)
+                call_within(limit, what, functools.partial(original, accelerator, *args, **kwargs))
                 break
-            except Exception as error:  # noqa: BLE001 - no tracker is worth the run
-                session.say(f"{type(error).__name__}: {error}; the run goes on offline")
+            except Exception as error:  # noqa: BLE001 - an error of any tracker must not end the run
+                session.log(f"{type(error).__name__}: {error}; the run continues offline")
                 accelerator.trackers = []
         for tracker in accelerator.trackers:
-            protect(tracker)
+            decouple(tracker)
 
     return init_trackers
 
 
-def start(function: Callable, *args: Any, seconds: float, what: str) -> None:
-    """Call within a limit; without one where it is 0."""
-    if seconds > 0:
-        deadline.call(function, *args, seconds=seconds, what=what)
+def call_within(limit_s: float, what: str, function: Callable, *args: Any) -> None:
+    """Call function(*args) within `limit_s` seconds; 0 means no limit. Raises TimeoutError naming `what`."""
+    if limit_s > 0:
+        deadline.call(function, *args, seconds=limit_s, what=what)
     else:
         function(*args)
 
 
-def protect(tracker: Any) -> None:
-    """Let this tracker's `log` go through an outbox, and bound its `finish`."""
-    outbox = Outbox(tracker.name)
+def decouple(tracker: Any) -> None:
+    """Send this tracker's `log` calls through a queue, and limit its `finish`."""
+    calls = CallQueue(tracker.name)
     log, finish = tracker.log, tracker.finish
 
-    def queued(values, *args, **kwargs):
-        outbox.put(log, dict(values), *args, **kwargs)
+    def queued(values: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        calls.put(log, dict(values), *args, **kwargs)
 
-    def finished():
+    def finish_within_limit() -> None:
         limit = timeouts.seconds("tracker_timeout_s")
-        if not outbox.drain(limit or float("inf")):
-            session.say(f"waited {limit:g} s for tracker {tracker.name} to take what was logged; left behind")
+        session.heartbeat().item(0, note=f"waiting for tracker {tracker.name} to log its last entries")
+        if not calls.drain(limit or float("inf")):
+            session.log(f"waited {limit:g} s for tracker {tracker.name} to log its last entries; continuing without it")
             return
+        what = f"tracker {tracker.name} to finish"
+        session.heartbeat().item(1, note=f"waiting for {what}")
         try:
-            start(finish, seconds=limit, what=f"tracker {tracker.name} to finish")
-        except Exception as error:  # noqa: BLE001 - the training is over: nothing of it may be lost to a tracker
-            session.say(f"{type(error).__name__}: {error}; left behind")
+            call_within(limit, what, finish)
+        except Exception as error:  # noqa: BLE001 - training is complete; a tracker's error must not fail the run
+            session.log(f"{type(error).__name__}: {error}; continuing without it")
 
-    tracker.log, tracker.finish = queued, finished
+    tracker.log, tracker.finish = queued, finish_within_limit
 
 
 PATCH = Patch(
     name="trackers",
-    why="all ranks stop at the W&B login; a tracker that hangs holds the run",
+    why="all ranks stop at the W&B login; a tracker that hangs stops the run",
     targets=(
-        Target(UTIL, "prepare_accelerator", params=("args",)),
-        Target(UTIL, "init_trackers", params=("accelerator", "args", "default_tracker_name")),
+        Target(UTIL, "prepare_accelerator", params=("args",), make=_without_login, wait="the login to wandb"),
+        Target(
+            UTIL,
+            "init_trackers",
+            params=("accelerator", "args", "default_tracker_name"),
+            make=_start_within_limit,
+            wait="a tracker to start, to log, to finish",
+        ),
     ),
-    apply={UTIL: apply},
+    relevant=uses("--log_with", "--wandb_api_key"),
 )

@@ -1,7 +1,7 @@
-"""Scenes of the fault matrix on the real sd-scripts: tiny weights, the rendered script, the guarded launcher, the monitor.
+"""Scenarios of the fault matrix on the real sd-scripts: tiny weights, the rendered script, the guarded launcher, the monitor.
 
-The undisturbed run is what a person gets from `bash train.sh`; a disturbed one must end with its steps, its learning rates
-and its file names. (sd-scripts draws its noise from generators that no state keeps, so its bytes are not compared here.)
+The undisturbed run is the outcome of `bash train.sh`; a disturbed run must end with its steps, learning rates and file names.
+(sd-scripts draws its noise from generators that no state keeps, so the bytes are not compared here.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import tiny_sd_scripts
 
 from benchmarks import faults_reference as ref
-from benchmarks.faults_scene import Scene
+from benchmarks.faults_scenario import Row, Scenario
 
 STEPS = 36
 RUN_S = 600
@@ -38,7 +38,7 @@ FILES = {
 
 
 def environment(data: Path, **more: str) -> dict[str, str]:
-    """The environment of a process of such a scene."""
+    """The environment of a process of such a scenario."""
     tiny = tiny_sd_scripts.environment(tiny_sd_scripts.workdir(images=4))
     taken = {name: tiny[name] for name in ("PYTHONPATH", "SD_SCRIPTS_DIR")}
     return {**ref.environment(data), **taken, "SD_SCRIPTS_VENV": str(tiny_sd_scripts.python().parent.parent), **more}
@@ -58,18 +58,18 @@ def create(data: Path, changed: dict) -> Path:
 
 
 def outcome(folder: Path) -> dict:
-    """What is compared: learning rate by step (the last of each), and the names of what is left."""
+    """What is compared: the learning rate by step (the last of each), and the names of the files."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     names = {p.name for p in folder.iterdir() if p.suffix == ".safetensors" or p.name.endswith("-state")}
     return {"lr": {line["step"]: line["lr"] for line in lines if line["kind"] == "step"}, "names": sorted(names)}
 
 
-_creating = threading.Lock()  # `data_root` sets the environment of the whole process
+_creating = threading.Lock()  # `data_root` sets the environment of the process
 _comparing = threading.Lock()
 
 
 def undisturbed() -> dict:
-    """The outcome of a run that nothing happens to; made once, scenes side by side may ask for it."""
+    """The outcome of an undisturbed run; made once, also when several scenarios need it at the same time."""
     with _comparing:
         return _undisturbed()
 
@@ -92,11 +92,11 @@ def _undisturbed() -> dict:
         shutil.rmtree(data, ignore_errors=True)
 
 
-class SdScripts(Scene):
-    """A scene whose trainer is sd-scripts."""
+class SdScripts(Scenario):
+    """A scenario whose trainer is sd-scripts."""
 
     @classmethod
-    def undisturbed(cls, row: dict, seed: int) -> ref.Reference:
+    def undisturbed(cls, row: Row, seed: int) -> ref.Reference:
         return ref.Reference(Path(), "", STEPS)
 
     def new_run(self, data: Path) -> Path:
@@ -106,18 +106,20 @@ class SdScripts(Scene):
         return {**super().prepare_environment(), **environment(self.data)}
 
     def compare(self) -> list[str]:
-        """Steps, learning rates and names are those of the undisturbed run; the report reads as one."""
+        """Steps, learning rates and names are those of the undisturbed run; the report has its parts."""
         want, found, wrong = undisturbed(), outcome(self.folder), []
         if found["lr"] != want["lr"]:
             other = [s for s in want["lr"] if found["lr"].get(s) != want["lr"][s]]
-            wrong.append(f"other learning rates than undisturbed at steps {other}, {len(found['lr'])} steps in all")
+            wrong.append(
+                f"learning rates differ from the undisturbed run's at steps {other}, {len(found['lr'])} steps in all"
+            )
         if found["names"] != want["names"]:
             wrong.append(f"files: {found['names']}, undisturbed: {want['names']}")
         for incident, report in zip(self.incidents(), self.reports(), strict=True):
-            for words in (f"step {incident['step']} of {STEPS}", "## What it cost", "## Why, most likely"):
+            for words in (f"step {incident['step']} of {STEPS}", "## Cost", "## Likely cause"):
                 if words not in report:
-                    wrong.append(f"report.md does not say {words!r}:\n{report[:1500]}")
+                    wrong.append(f"report.md does not contain {words!r}:\n{report[:1500]}")
             back = incident["resumed_from"]
             if back and f"checkpoint of step {back}" not in report:
-                wrong.append(f"report.md does not say that the run went on from step {back}:\n{report[:1500]}")
+                wrong.append(f"report.md does not name the restart from step {back}:\n{report[:1500]}")
         return wrong

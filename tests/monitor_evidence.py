@@ -1,8 +1,12 @@
-"""What is found on a stuck or a dead run, made by hand: for tests of the causes, the stacks and the reports."""
+"""Evidence on hung and dead runs, made by hand: for tests of the causes, the stacks and the reports."""
 
 from __future__ import annotations
 
-from monitor.evidence import Evidence
+import time
+from pathlib import Path
+
+from guards.heartbeat import Beat
+from monitor.diagnose.collect import Evidence, Scope
 
 
 def crash(log: str = "", **values) -> Evidence:
@@ -30,3 +34,22 @@ def rank(number: int, step: int = 5, phase: str = "step", silent: float = 9.0) -
 def proc(pid: int, state: str, trainer: bool = False, ppid: int = 1, wchan: str = "") -> dict:
     return {"pid": pid, "ppid": ppid, "name": "p", "state": state, "wchan": wchan, "cpu_s": 1.0, "trainer": trainer,
             "command": ""}  # fmt: skip
+
+
+def beat(number: int = 0, step: int = 5, phase: str = "step", silent: float = 9.0, **values) -> Beat:
+    """The heartbeat of a rank that last beat `silent` seconds ago; its pid is 100 + its rank."""
+    now_s = time.monotonic()
+    known = dict(
+        rank=number, world=1, pid=100 + number, request=0, phase=phase, outcome="running", step=step, planned=40, epoch=0,
+        done=0, total=0, count=step, loss=0.1, lr=1e-4, beat_s=now_s - silent, phase_s=now_s - silent,
+        step_s=now_s - silent, started_s=now_s - 60, note="", intervals=(),
+    )  # fmt: skip
+    return Beat(**{**known, **values})
+
+
+def scope(folder: Path, *beats: Beat, **values) -> Scope:
+    known = dict(
+        members={}, heartbeats=folder, started_s=time.monotonic() - 60, oom_kills_before={}, planned=40, best_step=5,
+        folder=folder, log_tail="",
+    )  # fmt: skip
+    return Scope(list(beats), **{**known, **values})

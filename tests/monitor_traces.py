@@ -1,11 +1,20 @@
-"""Simulated training runs on a virtual clock: what a healthy run does in an hour, and what a stuck one looks like.
+"""Simulated runs on a virtual clock: what a healthy script does in an hour, and what a stuck one looks like.
 
-A trace is a list of (phase, seconds, items): phases and steps one after the other. `play` shows it to `Watch` exactly as the
-monitor would see it: one look every `poll_s()` seconds, records that say what has completed by then.
+A trace is a sequence of (event, seconds, amount):
+    PHASE     enter the phase; `amount` items are counted in it, evenly
+    "loop"    the next tqdm of the same phase, which counts from 1 again
+    "step"    one optimizer step
+    "stuck"   nothing changes any more
+    "exit"    rank 0's outcome is "done" and its process lives on
+    "crash"   the rank is killed, without an outcome
+    "gone"    no rank lives, the script does; its processes use `amount` of activity (CPU seconds, bytes) a second
+    "process" the next stage of the script: a new rank process in phase "import"
+`play` shows a trace to `Watch` as the monitor sees it: one observation every `poll_s()` seconds.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections import deque
@@ -13,86 +22,149 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from guards.heartbeat import Beat
-from monitor.decide import HUNG, Observation, Signals, Verdict, Watch
-from monitor.limits import Limits
+from monitor.config import Config
+from monitor.detect.progress import HUNG, OK, OVER, Observation, Signals, Verdict, Watch
 
 FOREVER = 1e9
 ASLEEP = Signals(stuck=("asleep",))
+Event = tuple[str, float, float]
 
 
 @dataclass
 class Played:
-    """What came of a trace."""
+    """The result of a trace."""
 
-    hours: float
-    steps: int
-    looks: int
-    kills: list[Verdict]
-    suspects: int
-    detect_s: float | None = None  # for a hang: from the last progress to the verdict
-    caught: Verdict | None = None
-    reached: Beat | None = field(default=None, repr=False)
+    hours: float = 0.0
+    steps: int = 0
+    polls: int = 0
+    suspects: int = 0
+    stages: int = 1
+    loops: int = 0
+    detect_s: float = 0.0  # of a hang: from the last progress to the verdict
+    caught: Verdict | None = None  # a false kill where the trace is healthy
 
 
-def play(
-    trace: Iterator[tuple[str, float, int]], watch: Watch, signals: Signals = ASLEEP, limit_s: float = FOREVER
-) -> Played:
-    """Show the trace to `watch`. `signals` is what the second opinion says whenever it is asked: ASLEEP is the worst case."""
-    clock = 1000.0
-    phase, phase_s, done, total, count, step_s, since_s, beat_s = "import", clock, 0, 0, 0, 0.0, clock, clock
-    ring: deque[float] = deque(maxlen=256)
-    look_at, result = clock, Played(0.0, 0, 0, [], 0)
-    begun, pid = clock, 1
+@dataclass
+class _Simulation:
+    """The run's state at `clock`."""
 
-    def looks(until: float) -> bool:
-        """The monitor's looks before `until`; True when one of them ends the run."""
-        nonlocal look_at
-        while look_at < until:
-            if look_at - begun > limit_s:
+    watch: Watch
+    signals: Signals
+    limit_s: float
+    clock: float = 1000.0
+    poll_at: float = 1000.0
+    phase: str = "import"
+    phase_s: float = 1000.0
+    beat_s: float = 1000.0
+    step_s: float = 0.0
+    since_s: float = 1000.0
+    moved_s: float = 1000.0  # last progress of any kind
+    done: int = 0
+    total: int = 0
+    count: int = 0
+    pid: int = 1
+    outcome: str = "running"
+    gone: bool = False
+    activity: float = 0.0
+    rate: float = 0.0
+    ring: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+    result: Played = field(default_factory=Played)
+
+    def beat(self) -> Beat:
+        return Beat(
+            0, 1, self.pid, 0, self.phase, self.outcome, self.count, 0, 1, self.done, self.total, self.count, 0.5, 1e-4,
+            self.beat_s, self.phase_s, self.step_s, 1000.0, "", tuple(self.ring),
+        )  # fmt: skip
+
+    def poll(self, until: float) -> bool:
+        """The monitor's polls before `until`; True when one of them ends the run."""
+        if self.poll_at >= until:
+            return False
+        began, beat = self.clock, self.beat()
+        while self.poll_at < until:
+            if self.poll_at - 1000.0 > self.limit_s:
                 return True
-            beat = Beat(
-                0, 1, pid, 0, phase, "running", count, 0, 1, done, total, count, 0.5, 1e-4,
-                beat_s, phase_s, step_s, begun, "", tuple(ring),
-            )  # fmt: skip
-            verdict = watch.look(Observation(look_at, look_at, (beat,), 0, Signals()))
-            if verdict.quiet_s >= verdict.budget_s:
-                verdict = watch.look(Observation(look_at, look_at, (beat,), 0, signals))
-            result.looks += 1
-            if verdict.kind == HUNG:
-                result.kills.append(verdict)
-                result.caught, result.detect_s, result.reached = verdict, look_at - beat_s, beat
+            activity = self.activity + self.rate * max(0.0, self.poll_at - began)
+            seen = Observation(self.poll_at, self.poll_at, (beat,), ranks_gone=self.gone, activity=activity)
+            verdict = self.watch.observe(seen)
+            if verdict.stalled_s >= verdict.budget_s and verdict.kind != OVER:
+                verdict = self.watch.observe(dataclasses.replace(seen, signals=self.signals))
+            self.result.polls += 1
+            if verdict.kind in (HUNG, OVER):
+                self.result.caught, self.result.detect_s = verdict, self.poll_at - self.moved_s
                 return True
-            result.suspects += verdict.kind != "ok"
-            look_at += watch.poll_s()
+            self.result.suspects += verdict.kind != OK
+            self.poll_at += self.watch.poll_s()
         return False
 
-    for name, seconds, items in trace:
+    def pass_time(self, seconds: float) -> bool:
+        if self.poll(self.clock + seconds):
+            return True
+        self.clock += seconds
+        self.activity += self.rate * seconds
+        return False
+
+    def enter(self, phase: str, total: int = 0) -> None:
+        self.phase, self.phase_s, self.beat_s, self.moved_s = phase, self.clock, self.clock, self.clock
+        self.done, self.total = 0, total
+
+    def event(self, name: str, seconds: float, amount: float) -> bool:
+        """Play one event; True when the monitor ends the run in it."""
         if name == "step":
-            if phase not in ("step", "first_step"):
-                phase, phase_s, since_s, beat_s, done, total = "step", clock, clock, clock, 0, 0
-            if looks(clock + seconds):
-                break
-            clock += seconds
-            if phase == "first_step":
-                phase, phase_s = "step", clock
-            count += 1
-            ring.append(clock - since_s)
-            step_s = since_s = beat_s = clock
+            if self.phase not in ("step", "first_step"):
+                self.enter("step")
+                self.since_s = self.clock
+            if self.pass_time(seconds):
+                return True
+            if self.phase == "first_step":
+                self.phase, self.phase_s = "step", self.clock
+            self.count += 1
+            self.result.steps += 1
+            self.ring.append(self.clock - self.since_s)
+            self.step_s = self.since_s = self.beat_s = self.moved_s = self.clock
+            return False
+        if name in ("stuck", "crash"):
+            self.gone = self.gone or name == "crash"
+            self.rate = 0.0
+            return self.pass_time(seconds)
+        if name == "exit":
+            self.enter("end")
+            self.outcome = "done"
+            return self.pass_time(seconds)
+        if name == "gone":
+            self.gone, self.rate, self.moved_s = True, amount, self.clock
+            return self.pass_time(seconds)
+        if name == "process":
+            self.pid += 1
+            self.outcome, self.gone, self.rate, self.count = "running", False, 0.0, 0
+            self.ring.clear()
+            self.enter("import")
+            self.result.stages += 1
+            return self.pass_time(seconds)
+        if name == "loop":
+            self.result.loops += 1
         else:
-            phase, phase_s, beat_s, done, total = name, clock, clock, 0, items
-            since_s = clock if name == "first_step" else since_s
-            if name == "first_step":
-                continue
-            for item in range(1, max(items, 1) + 1):
-                if looks(clock + seconds / max(items, 1)):
-                    break
-                clock += seconds / max(items, 1)
-                if items:
-                    done, beat_s = item, clock
-            if result.caught:
-                break
-    result.hours, result.steps = (min(clock, look_at) - begun) / 3600, count
-    return result
+            self.enter(name)
+        if name == "first_step":
+            self.since_s = self.clock
+            return False
+        items = int(amount)
+        for item in range(1, max(items, 1) + 1):
+            if self.pass_time(seconds / max(items, 1)):
+                return True
+            if items:
+                self.done, self.beat_s, self.moved_s = item, self.clock, self.clock
+        return False
+
+
+def play(trace: Iterator[Event], watch: Watch, signals: Signals = ASLEEP, limit_s: float = FOREVER) -> Played:
+    """Show the trace to `watch`. signals: the probe's evidence whenever it is taken; ASLEEP is the worst case."""
+    simulation = _Simulation(watch, signals, limit_s)
+    for event in trace:
+        if simulation.event(*event):
+            break
+    simulation.result.hours = (min(simulation.clock, simulation.poll_at) - 1000.0) / 3600
+    return simulation.result
 
 
 def step_times(kind: str, usual_s: float, rng: random.Random) -> Iterator[float]:
@@ -121,13 +193,25 @@ def step_times(kind: str, usual_s: float, rng: random.Random) -> Iterator[float]
 KINDS = ("steady", "heavy-tailed", "bimodal", "rare slow", "warm-up", "outliers", "drifting")
 
 
-def healthy(kind: str, usual_s: float, hours: float, seed: int) -> Iterator[tuple[str, float, int]]:
-    """A run of so many hours: start, caching, steps, a save every ten minutes, samples and a slow save every hour."""
-    rng = random.Random(f"{kind} {usual_s} {seed}")
-    yield "import", rng.uniform(5, 60), 0
+def caching(phase: str, rng: random.Random) -> Iterator[Event]:
+    """One to three data sets: a fast pass that checks what is cached, then a slow pass that encodes."""
+    for number in range(rng.randint(1, 3)):
+        images = rng.randint(2, 120)
+        yield phase if number == 0 else "loop", images * rng.uniform(0.001, 0.01), images
+        yield "loop", images * rng.choice((0.05, 0.5, 5.0, 40.0)) * rng.uniform(0.5, 1.5), images
+
+
+def ending(rng: random.Random) -> Iterator[Event]:
+    """Uploads in phase "end", the outcome, the exit of the process."""
+    yield "end", rng.uniform(1, 60), 0
+    yield "exit", rng.uniform(0.1, 15), 0
+
+
+def training(kind: str, usual_s: float, hours: float, rng: random.Random) -> Iterator[Event]:
+    """A training process: a save every ten minutes, samples and a slow save every hour."""
     yield "load", rng.uniform(10, 240), 0
-    yield "cache_latents", rng.uniform(20, 200), 40
-    yield "cache_text", rng.uniform(10, 60), 40
+    yield from caching("cache_latents", rng)
+    yield from caching("cache_text", rng)
     yield "first_step", 0.0, 0
     yield "step", rng.uniform(2, 90) + usual_s, 0
     passed, saves, samples = 0.0, 600.0, 3600.0
@@ -143,20 +227,43 @@ def healthy(kind: str, usual_s: float, hours: float, seed: int) -> Iterator[tupl
             samples += 3600.0
         if passed >= hours * 3600:
             break
-    yield "end", rng.uniform(1, 20), 0
+    yield from ending(rng)
 
 
-def hanging(kind: str, usual_s: float, at: str, after: int, seed: int) -> Iterator[tuple[str, float, int]]:
-    """A healthy run that stops for good: in phase `at`, or at step number `after` of the training."""
+def healthy(kind: str, usual_s: float, hours: float, seed: int, trainings: int = 1) -> Iterator[Event]:
+    """A script with a caching stage, one or two training stages (the second up to 20 times slower a step), and a copy at the end.
+
+    hours: of each training stage.
+    """
+    rng = random.Random(f"{kind} {usual_s} {seed}")
+    yield "import", rng.uniform(5, 60), 0
+    yield "load", rng.uniform(10, 240), 0
+    yield from caching("cache_latents", rng)
+    yield from ending(rng)
+    for stage in range(trainings):
+        yield "gone", rng.uniform(5, 120), 1.0  # the next stage imports: a core is busy
+        yield "gone", rng.uniform(5, 110), 0.0  # from a slow disk
+        yield "gone", rng.uniform(1, 10), 1.0
+        yield "process", rng.uniform(5, 60), 0
+        yield from training(kind, usual_s * (max(1.0, min(20.0, 8.0 / usual_s)) if stage else 1.0), hours, rng)
+    yield "gone", rng.uniform(5, 900), 1e6  # cp of the LoRA to save_dir
+
+
+def hanging(kind: str, usual_s: float, at: str, after: int, seed: int, trainings: int = 1) -> Iterator[Event]:
+    """A healthy script that hangs for good in event `at`, once `after` of these are complete."""
     n = 0
-    for phase, seconds, items in healthy(kind, usual_s, 1000.0, seed):
-        if phase == "step":
-            n += 1
-        if (at == "step" and phase == "step" and n > after) or (phase == at != "step"):
-            yield phase, FOREVER, 0
+    for event, seconds, amount in healthy(kind, usual_s, 1.1, seed, trainings):
+        n += event == at
+        if event == at and n > after:
+            if amount >= 2 and event != "gone":
+                yield event, seconds / 2, amount // 2
+                yield "stuck", FOREVER, 0
+            else:
+                yield event, FOREVER, 0
             return
-        yield phase, seconds, items
+        yield event, seconds, amount
+    raise ValueError(f"no {after + 1} times {at!r} in this trace")
 
 
-def new_watch(limits: Limits, known: dict | None = None) -> Watch:
-    return Watch(limits, known or {})
+def new_watch(config: Config, known: dict[str, dict[str, float]] | None = None) -> Watch:
+    return Watch(config, known or {})

@@ -1,7 +1,7 @@
 """Small programs that hang, each in one known way: test_patches_hangs.py runs them under the launcher.
 
-A program writes `HANG`, and its clock, where it begins to hang. Lines are written in one call: loader workers write to the
-same pipe, and what `print` writes in pieces would mix with theirs.
+A program writes `HANG` and its clock when it starts to hang. Each line is written in one call: loader workers write to the
+same pipe, and `print` writes in pieces that would mix with theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOADER = """
 import os, signal, sys, time
 import torch.utils.data
 
-def tell(text):
+def write(text):
     os.write(1, (text + "\\n").encode())
 
 class Data(torch.utils.data.Dataset):
@@ -32,19 +32,20 @@ class Data(torch.utils.data.Dataset):
         return 6
     def __getitem__(self, i):
         if i == BAD:
-            tell(f"HANG {time.monotonic()} pid {os.getpid()}")
+            write(f"HANG {time.monotonic()} pid {os.getpid()}")
             FAULT
         return torch.full((300, 300), float(i))
 
 if __name__ == "__main__":
     loader = torch.utils.data.DataLoader(Data(), num_workers=int(sys.argv[1]))
-    tell(f"loader timeout {loader.timeout}")
+    write(f"loader timeout {loader.timeout}")
     KEPT
     for n, batch in enumerate(kept):
-        tell(f"got {n}")
+        write(f"got {n}")
         AFTER
 """
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+SLOW_EXIT = "import multiprocessing.util; multiprocessing.util.Finalize(None, time.sleep, (3600,), exitpriority=100)"
 POOL = """
 import os, sys, time
 from concurrent.futures import ThreadPoolExecutor
@@ -96,8 +97,8 @@ def never(self, *args, **kwargs):
 where, how = sys.argv[1:3]
 setattr(TensorBoardTracker, where, never)
 accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=sys.argv[3])
-asked = argparse.Namespace(wandb_run_name=None, log_tracker_config=None, log_tracker_name=None, log_config=False)
-train_util.init_trackers(accelerator, asked, "run")
+args = argparse.Namespace(wandb_run_name=None, log_tracker_config=None, log_tracker_name=None, log_config=False)
+train_util.init_trackers(accelerator, args, "run")
 for step in range(3):
     accelerator.log({"loss": 0.5}, step=step)
 print("trained", flush=True)
@@ -127,7 +128,7 @@ BAD_FORK = "import torch\ntorch.cuda._is_in_bad_fork = lambda: True\ntorch.zeros
 
 
 def loader(fault: str, bad: int = 4, after: str = "pass", kept: str = "kept = loader") -> str:
-    """LOADER with its gaps filled in."""
+    """Return LOADER with its placeholders filled in."""
     source = LOADER
     for name, text in {"FAULT": fault, "BAD": str(bad), "KEPT": kept, "AFTER": after}.items():
         source = source.replace(name, text)
@@ -136,14 +137,14 @@ def loader(fault: str, bad: int = 4, after: str = "pass", kept: str = "kept = lo
 
 @contextlib.contextmanager
 def fifo(folder: Path):
-    """A cache that opens and never answers."""
+    """A cache file that opens and never returns data."""
     os.mkfifo(folder / "x.npz")
     yield {"CACHE": str(folder / "x.npz")}
 
 
 @contextlib.contextmanager
 def stalled_mount(folder: Path):
-    """A cache on a mount that does not answer any more: its reader is not even woken by a signal."""
+    """A cache on a mount that has stopped responding: not even a signal wakes its reader."""
     (folder / "mnt").mkdir()
     with stalled.stalled_mount(folder / "mnt"):
         yield {"CACHE": str(folder / "mnt" / "x.npz")}
@@ -161,13 +162,13 @@ def damaged(spoil: Callable[[bytes], bytes]):
 
 
 def flip(data: bytes) -> bytes:
-    """A wrong byte in the middle of the largest member; the zip directory is whole."""
+    """A wrong byte in the middle of the largest member; the zip directory is intact."""
     return data[:4000] + bytes([data[4000] ^ 0xFF]) + data[4001:]
 
 
 @contextlib.contextmanager
 def late_rank(folder: Path):
-    """Rank 1 of two, which comes to the first barrier and not to the second."""
+    """Rank 1 of two, which reaches the first barrier and not the second."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     both = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -191,7 +192,7 @@ def late_rank(folder: Path):
 
 @dataclass(frozen=True)
 class Probe:
-    """source, args: the module to run. env: its deadlines. real: needs the checkout. around: what must be there meanwhile."""
+    """source, args: the module to run. env: its limits. real: needs the checkout. around: what must exist while it runs."""
 
     source: str
     args: tuple[str, ...] = ()
@@ -200,7 +201,7 @@ class Probe:
     around: Callable[[Path], AbstractContextManager[dict[str, str]]] = lambda folder: contextlib.nullcontext({})
     why_not: str = ""
 
-    def run(self, folder: Path) -> helpers.Ended:
+    def run(self, folder: Path) -> helpers.RunResult:
         folder.mkdir()
         with self.around(folder) as more:
             args = [a.replace("FOLDER", str(folder)) for a in self.args]
@@ -219,6 +220,7 @@ PROBES = {
     "worker deaf": Probe(loader(DEAF), ("2",), BATCHES),
     "worker deaf, iterator dropped": Probe(loader(DEAF, bad=1, after=FAILS), ("2",), BATCHES),
     "worker deaf, iterator kept": Probe(loader(DEAF, bad=1, after=FAILS, kept="kept = iter(loader)"), ("2",), BATCHES),
+    "worker slow to exit": Probe(loader(SLOW_EXIT), ("2",), BATCHES),
     "no workers": Probe(loader("time.sleep(3600)"), ("0",), {"HANGPROOF_DATALOADER_FIRST_BATCH_S": "5"}),
     "slow first batch": Probe(
         loader("time.sleep(5)", bad=0), ("2",), {**BATCHES, "HANGPROOF_DATALOADER_TIMEOUT_S": "3"}

@@ -1,7 +1,7 @@
-"""A file system that opens files and never answers a read, as a dead NFS or SMB mount does: a FUSE of one file.
+"""A file system that opens files and never completes a read, like a dead NFS or SMB mount: a FUSE of one file.
 
-Spoken to the kernel directly (struct layouts: linux/fuse.h, protocol 7), because a library for sixty lines is one
-more thing that may be missing. Needs root and /dev/fuse; `why_not()` says so in a line where they are not there.
+It uses the kernel's interface directly (struct layouts: linux/fuse.h, protocol 7), because sixty lines are less than one
+more dependency. It needs root and /dev/fuse; `why_not()` returns a line when they are missing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIZE = 4096
 
 
 def why_not() -> str:
-    """One line saying why there can be no such mount here; "" where there can."""
+    """Return one line that says why such a mount is not possible here, or ""."""
     if sys.platform != "linux":
         return "a stalled file system needs Linux's FUSE"
     if os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
@@ -64,15 +64,15 @@ def _serve(fd: int) -> None:
         error, body = (answer, b"") if isinstance(answer, int) else (0, answer)
         os.write(fd, _OUT.pack(_OUT.size + len(body), error, unique) + body)
         if opcode == OPEN:
-            return  # and that is the point: from here on nobody answers
+            return  # from here on no request is answered
 
 
 @contextlib.contextmanager
 def stalled_mount(folder: Path) -> Iterator[None]:
-    """`folder` holds `*.npz` files; the first that is opened stalls the mount: its daemon takes no request any more.
+    """`folder` holds `*.npz` files; the first that is opened stalls the mount: its daemon reads no more requests.
 
-    A reader is then in state D and a signal handler does not wake it, but it can be killed. (A request that a daemon
-    has taken and never answers cannot even be killed; no deadline can do anything about that.)
+    A reader is then in state D: a signal handler does not wake it, but it can be killed. (A request that a daemon has
+    read and never answers cannot even be killed; no deadline can help there.)
     """
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open("/dev/fuse", os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Train, kill, resume; and compare what two runs of sd-scripts left behind."""
+"""Train, kill and resume runs of sd-scripts, and compare the output of two runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def recorded(self, *, epoch, step, loss):
         os.kill(os.getpid(), signal.SIGKILL)
 module.LossRecorder.add = recorded
 """
-"""SIGKILL from inside, at once, after that many micro-batches: the moment is the test's, nothing gets to clean up."""
+"""SIGKILL from inside after that many micro-batches: the test determines the moment, and no cleanup runs."""
 
 
 def train(
@@ -36,13 +36,13 @@ def train(
     env=(),
     **changed: str,
 ):
-    """One process. Output, losses and metrics gather in `out`, across attempts. Returns helpers.Ended."""
+    """Run one process. Output, losses and metrics accumulate in `out` across attempts. Returns helpers.RunResult."""
     out.mkdir(exist_ok=True)
     settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **dict(env)}
     if die_after:
         (out / "die.py").write_text(DIE)
         settings["DIE_AFTER"] = str(die_after)
-        faults = f"library.train_util={out / 'die.py'};{faults}"
+        faults = f"{tiny.home('LossRecorder')}={out / 'die.py'};{faults}"
     return helpers.train(
         work, tiny.arguments(work, out / "made", *more, **changed), timeout_s=timeout_s, TINY_FAULTS=faults, **settings
     )
@@ -53,17 +53,17 @@ def killed_and_resumed(work: Path, out: Path, *more: str, kills: int, seed: int,
     state; then let it finish. Returns how often it was killed."""
     rng, killed, resume = random.Random(seed), 0, []
     while True:
-        ended = train(work, out, *more, *resume, die_after=rng.randint(4, 9) if killed < kills else 0, **changed)
-        if ended.code == 0:
+        result = train(work, out, *more, *resume, die_after=rng.randint(4, 9) if killed < kills else 0, **changed)
+        if result.code == 0:
             return killed
-        assert ended.code == -signal.SIGKILL, ended.log[-3000:]
+        assert result.code == -signal.SIGKILL, result.log[-3000:]
         killed += 1
         newest = checkpoint.newest_valid(out / "made")
         resume = ["--resume", str(newest)] if newest else []
 
 
 def tensors(path: Path) -> dict[str, str]:
-    """Digest of each tensor of a safetensors file: its metadata holds times and session numbers."""
+    """Return a digest of each tensor of a safetensors file; its metadata (times, session numbers) is left out."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -73,7 +73,7 @@ def tensors(path: Path) -> dict[str, str]:
 
 
 def samples(out: Path) -> dict[str, set[bytes]]:
-    """Sample pictures by name without the time; one that was drawn twice must be the same."""
+    """Return sample images by name without the time. One that was made twice must be identical."""
     found: dict[str, set[bytes]] = {}
     for path in (out / "made/sample").glob("*.png"):
         found.setdefault("_".join(path.stem.split("_")[:3]), set()).add(path.read_bytes())
@@ -81,7 +81,7 @@ def samples(out: Path) -> dict[str, set[bytes]]:
 
 
 def names(out: Path) -> list[str]:
-    """States and LoRAs that a run made."""
+    """Return the names of the states and LoRAs of a run."""
     return sorted(path.name for path in (out / "made").iterdir())
 
 
@@ -90,13 +90,13 @@ def state_json(out: Path, state: str, name: str) -> dict:
 
 
 def learning_rates(out: Path) -> dict[int, float]:
-    """Step → LR, the last word on each."""
+    """Return step → LR, the last entry of each step."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: line["lr"] for line in lines if line["kind"] == "step"}
 
 
 def stripped(state: Path, folder: Path, **train_state: int) -> Path:
-    """A copy of a state as sd-scripts alone leaves it: no guard, no place; `train_state` replaces what its JSON says."""
+    """Copy a state as sd-scripts alone writes it, without our files. `train_state` replaces the content of its JSON."""
     import shutil
 
     copy = Path(shutil.copytree(state, folder / state.name))

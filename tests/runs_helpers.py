@@ -1,4 +1,4 @@
-"""What the tests of runs share: a data root of their own, pictures, a launcher that only tells its arguments."""
+"""Shared by the tests of runs: a temporary data root, test images, a launcher that only prints its arguments."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def data(tmp_path, monkeypatch) -> Path:
 
 
 def picture(path: Path, size=(96, 64), mode="RGB", **save) -> Path:
-    """A picture with four quarters of different colours, so that turning it is seen."""
+    """An image with four quarters of different colours, so that a rotation is visible."""
     image = Image.new("RGB", size, "red")
     w, h = size
     image.paste("lime", (w // 2, 0, w, h // 2))
@@ -37,19 +37,19 @@ def picture(path: Path, size=(96, 64), mode="RGB", **save) -> Path:
 
 
 def pictures(folder: Path, count: int = 3) -> Path:
-    """A folder with pictures and no captions."""
+    """A folder with images and without captions."""
     for i in range(count):
         picture(folder / f"{i}.png")
     return folder
 
 
 def spec(**fields) -> "runs.RunSpec":
-    """A valid spec; fields can be given."""
+    """A valid spec with some fields changed."""
     return runs.make({"name": "my lora", "trigger": "ohwx", "model": "flux-dev", "backend": "diffusers", **fields})
 
 
 def stub(folder: Path) -> Path:
-    """A launcher that writes its arguments to standard output, each ended by NUL."""
+    """A launcher that prints its arguments, each followed by a NUL."""
     path = folder / "accelerate stub"
     path.write_text(STUB)
     path.chmod(0o755)
@@ -57,12 +57,12 @@ def stub(folder: Path) -> Path:
 
 
 def encode(text: str) -> bytes:
-    """Text as an argument's bytes; a path's undecodable bytes come out as they were."""
+    """Text as the bytes of an argument; surrogates become the bytes of a path that is not UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def run_script(script: str | Path, launcher: Path | None, **env: str) -> subprocess.CompletedProcess:
-    """Run a script by bash; `launcher` as $ACCELERATE."""
+    """Run a script with bash and `launcher` as $ACCELERATE."""
     environment = {k: v for k, v in os.environ.items() if k not in ("ACCELERATE", "PYTHONPATH")} | env
     timeout_s = float(environment.pop("TIMEOUT_S", "300"))
     if launcher:
@@ -70,14 +70,14 @@ def run_script(script: str | Path, launcher: Path | None, **env: str) -> subproc
     return subprocess.run(["bash", str(script)], capture_output=True, timeout=timeout_s, env=environment, check=False)
 
 
-def told(result: subprocess.CompletedProcess) -> list[bytes]:
-    """The arguments that the stub told."""
+def arguments_of(result: subprocess.CompletedProcess) -> list[bytes]:
+    """The arguments that the stub printed."""
     assert result.returncode == 0, result.stderr.decode(errors="replace")
     return result.stdout.split(b"\0")[:-1]
 
 
 def python(*words: str, cwd: Path = PROJECT, timeout: float = 300, **env: str) -> subprocess.CompletedProcess:
-    """Run a command of ours as a user would."""
+    """Run a command of the project like a user."""
     return subprocess.run(
         [sys.executable, *words],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Every row of the fault matrix, two at a time: `pytest -m long tests/test_faults_full.py`, eleven minutes on two cores."""
+"""Every row of the fault matrix, two at a time: `pytest -m long tests/test_faults_full.py`, thirteen minutes on two cores."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from patches_helpers import ahead, asks
 from benchmarks import faults
 
 ROWS = faults.table()
-SLACK_S = 120.0  # how soon is for `python -m benchmarks faults --run` and `goodput` to say
+SLACK_S = 120.0  # `python -m benchmarks faults --run` and `goodput` measure how fast
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +20,14 @@ def started(request):
 
 @pytest.fixture
 def result(request, started):
-    """What came of the row of that name."""
+    """The result of the row of that name."""
     return started[request.param].result()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 @asks("result", *ROWS)
-def test_a_fault_ends_as_the_table_says(result):
+def test_a_fault_ends_as_the_table_requires(result):
     if result["skipped"]:
         pytest.skip(result["skipped"])
-    assert result["ok"], faults.tell(ROWS[result["name"]], result)
+    assert result["ok"], faults.describe(ROWS[result["name"]], result)

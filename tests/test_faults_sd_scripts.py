@@ -1,6 +1,6 @@
-"""Faults in runs of the real sd-scripts end as on the embedded trainer: completed, with the undisturbed run's steps, LR, names.
+"""Faults in runs of the real sd-scripts end as on the built-in trainer: completed, with the undisturbed run's steps, LR, names.
 
-Where there is no checkout they are skipped, with the reason. Two are played every time, all of them with `-m long`.
+Without a checkout they are skipped, with the reason. Two of them always run, all of them with `-m long`.
 """
 
 from functools import partial
@@ -39,7 +39,7 @@ ROWS = {
     )
 }
 QUICK = ("SIGSTOP worker", "kill in mid-save")
-SLACK_S = 120.0  # how soon is for the benchmarks to say
+SLACK_S = 120.0  # the benchmarks measure how fast
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,13 @@ def started(request):
 
 @pytest.fixture
 def played(request, started):
-    """(its row, what came of it)"""
+    """(its row, its result)"""
     return ROWS[request.param], started[request.param].result()
 
 
 def ended_well(played):
     row, result = played
-    assert result["ok"], faults.tell(row, result)
+    assert result["ok"], faults.describe(row, result)
     assert result["seen"]["step"] == STEPS
 
 

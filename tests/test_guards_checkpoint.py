@@ -1,12 +1,16 @@
-"""States count once whole: every kind of damage is seen, and no kill leaves a state that looks whole."""
+"""A state counts only when it is complete: every kind of damage is found, and no kill leaves a state that only looks complete."""
 
+import errno
+import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -54,7 +58,7 @@ def test_damage_is_named_and_the_one_before_is_chosen(tmp_path, damage):
     assert checkpoint.newest_valid(tmp_path, "lora") == older
 
 
-def test_nan_weights_load_silently_elsewhere_and_are_named_here(tmp_path):
+def test_nan_weights_that_load_without_an_error_are_named(tmp_path):
     state = make(tmp_path, 10, value=float("nan"))
     assert checkpoint.problems(state) == []
     assert checkpoint.problems(state, deep=True) == ["model.safetensors: w holds NaN or infinity"]
@@ -77,12 +81,12 @@ def test_bfloat16_infinity_is_seen_and_finite_bfloat16_is_not(tmp_path):
 def test_an_optimizer_that_does_not_load_is_named(tmp_path):
     import torch
 
-    for name, data in (("whole", None), ("broken", b"PK\x03\x04 not a zip")):
+    for name, data in (("intact", None), ("broken", b"PK\x03\x04 not a zip")):
         with checkpoint.writing(tmp_path / f"{name}-state", step=1, epoch=1) as temporary:
             torch.save({"state": {0: torch.ones(3)}}, temporary / "optimizer.bin")
             if data:
                 (temporary / "optimizer.bin").write_bytes(data)
-    assert checkpoint.problems(tmp_path / "whole-state", deep=True) == []
+    assert checkpoint.problems(tmp_path / "intact-state", deep=True) == []
     assert "optimizer.bin: does not load" in checkpoint.problems(tmp_path / "broken-state", deep=True)[0]
 
 
@@ -99,7 +103,7 @@ def damage(state: Path) -> None:
     os.truncate(state / "model.safetensors", 10)
 
 
-def test_an_old_state_goes_once_a_newer_one_verifies(tmp_path):
+def test_an_old_state_is_deleted_once_a_newer_one_verifies(tmp_path):
     old, new = make(tmp_path, 5), make(tmp_path, 10)
     assert checkpoint.retire(old) is True
     assert [p.name for p in tmp_path.iterdir()] == [new.name]
@@ -117,7 +121,7 @@ def test_the_last_good_state_is_never_deleted(tmp_path, others):
     assert checkpoint.problems(good, deep=True) == []
 
 
-def test_a_damaged_or_unguarded_state_goes_too(tmp_path):
+def test_a_damaged_or_unguarded_state_is_deleted_too(tmp_path):
     """Neither is the last good one. Plain accelerate writes no guard file."""
     damaged, good, plain = make(tmp_path, 5), make(tmp_path, 10), tmp_path / "lora-step00000015-state"
     damage(damaged)
@@ -126,7 +130,7 @@ def test_a_damaged_or_unguarded_state_goes_too(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [good.name]
 
 
-def test_what_a_kill_leaves_of_a_deletion_is_swept_and_never_seen_as_a_state(tmp_path, monkeypatch):
+def test_what_a_kill_leaves_of_a_deletion_is_removed_and_is_never_a_state(tmp_path, monkeypatch):
     old, new = make(tmp_path, 5), make(tmp_path, 10)
     monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: None)  # as if killed right after the renaming
     assert checkpoint.retire(old)
@@ -153,7 +157,7 @@ def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path,
     assert checkpoint.newest_valid(tmp_path) == final and checkpoint.guard_of(final)["step"] == step
 
 
-def test_a_bad_state_is_set_aside_with_its_reason_and_no_longer_seen(tmp_path):
+def test_a_bad_state_is_set_aside_with_its_reason_and_no_longer_listed(tmp_path):
     aside = []
     for _ in range(2):
         aside.append(checkpoint.set_aside(make(tmp_path, 5), "its weights are truncated"))
@@ -176,27 +180,27 @@ while True:
 """
 
 
-def test_kills_at_twenty_moments_never_leave_a_state_that_lies(tmp_path):
-    """Each state that verifies is whole, and at most one step is lost; what killed writers left is swept."""
+def test_kills_at_twenty_moments_never_leave_an_incomplete_state_that_verifies(tmp_path):
+    """Each state that verifies is complete, at most one step is lost, and a sweep removes what killed writers left."""
     dice = random.Random(7)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for number in range(20):
         folder = tmp_path / str(number)
         folder.mkdir()
         process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], env=environment, stdout=subprocess.PIPE)
-        said = [int(process.stdout.readline()) for _ in range(2)]
+        steps = [int(process.stdout.readline()) for _ in range(2)]
         time.sleep(dice.random() * 0.02)
         process.send_signal(signal.SIGKILL)
-        said += [int(line) for line in process.communicate()[0].split(b"\n") if line]
+        steps += [int(line) for line in process.communicate()[0].split(b"\n") if line]
         newest = checkpoint.newest_valid(folder)
         step = checkpoint.guard_of(newest)["step"]
-        assert step in (said[-1], said[-1] + 1)
+        assert step in (steps[-1], steps[-1] + 1)
         assert all((newest / f"part{p}.bin").read_bytes() == str(step).encode() * 20000 for p in range(4))
         checkpoint.sweep(folder)
         assert [p for p in folder.iterdir() if p.name.startswith(".")] == []
 
 
-def test_a_sweep_takes_what_trainers_left_and_nothing_that_another_process_is_writing(tmp_path):
+def test_a_sweep_removes_what_trainers_left_and_nothing_that_another_process_is_writing(tmp_path):
     left = [".x-step00000010-state.7.tmp", ".x-state.7.old", ".x-000002-state.7.gone", ".x.safetensors.7.tmp"]
     left += [".x-step00000004.7.tmp.safetensors", ".x_000010_00_1_42.7.tmp.png"]
     others = [".status.json.8.tmp", ".monitor.json.8.tmp", ".learned.json", ".x.safetensors", ".hangproof-cache"]
@@ -208,6 +212,277 @@ def test_a_sweep_takes_what_trainers_left_and_nothing_that_another_process_is_wr
     assert checkpoint.sweep(tmp_path, "xx") == []  # another LoRA's run may be writing into the same folder
     assert sorted(p.name for p in checkpoint.sweep(tmp_path, "x")) == sorted(left)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(others)
+
+
+def failing(number: int, *names: str):
+    """A function like `real` that raises OSError(number) for paths whose text holds one of `names` (none: for all)."""
+
+    def wrap(real):
+        def call(path, *args, **kwargs):
+            if not names or any(name in str(path) for name in names):
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path, *args, **kwargs)
+
+        return call
+
+    return wrap
+
+
+def test_states_are_listed_while_the_trainer_renames_and_deletes_them(tmp_path):
+    """As the monitor does each second of a healthy run."""
+    stays = make(tmp_path, 1)
+    moving, hidden = tmp_path / "lora-step00000009-state", tmp_path / ".lora-step00000009-state.7.gone"
+    moving.mkdir()
+    stop = threading.Event()
+
+    def rename():
+        while not stop.is_set():
+            os.replace(moving, hidden)
+            os.replace(hidden, moving)
+
+    thread = threading.Thread(target=rename)
+    thread.start()
+    try:
+        listings = [checkpoint.states(tmp_path) for _ in range(3000)]
+    finally:
+        stop.set()
+        thread.join()
+    assert all(listing[0] == stays for listing in listings)
+
+
+def test_a_state_that_vanishes_between_two_calls_is_left_out(tmp_path, monkeypatch):
+    """The same at fixed moments: the folder vanishes after the listing, and after its status was read."""
+    make(tmp_path, 1)
+    for number in (1, 2):
+        gone = make(tmp_path, 9)
+        real, calls = os.stat, []
+
+        def stat(path, *args, real=real, calls=calls, gone=gone, number=number, **kwargs):
+            if str(path) == str(gone):
+                calls.append(path)
+                if len(calls) == number:
+                    shutil.rmtree(gone)
+            return real(path, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", stat)
+            found = checkpoint.states(tmp_path)
+        assert calls and [p.name for p in found][-1] == "lora-step00000001-state"
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def test_a_state_that_cannot_be_read_is_listed_and_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
+    """No state and no answer differ: from "no state" follows a start at step 0."""
+    good, unreadable = make(tmp_path, 5), make(tmp_path, 10)
+    assert checkpoint.states(tmp_path / "missing") == []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", failing(errno.EIO, unreadable.name)(os.stat))
+        assert checkpoint.states(tmp_path) == [good, unreadable]
+    monkeypatch.setattr(os, "listdir", failing(errno.EIO)(os.listdir))
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoint.states(tmp_path)
+
+
+def test_a_state_on_a_disk_that_does_not_read_is_not_bad(tmp_path, monkeypatch):
+    state = make(tmp_path, 10)
+    for name in (checkpoint.GUARD, "model.safetensors"):
+        with monkeypatch.context() as patch:
+            patch.setattr("builtins.open", failing(errno.EIO, name)(open))
+            patch.setattr(io, "open", failing(errno.EIO, name)(io.open))
+            result = checkpoint.verify(state)
+        assert (
+            result.problems == ()
+            and "cannot read it: Input/output error" in result.error
+            and name in result.error + name
+        )
+        assert not result.usable
+    assert checkpoint.verify(state).usable
+
+
+def test_a_state_that_is_deleted_or_replaced_during_its_verification_is_not_bad(tmp_path, monkeypatch):
+    for replaced in (False, True):
+        state = make(tmp_path, 10, value=1.0)
+        real = checkpoint._sha256
+
+        def change(path, real=real, state=state, replaced=replaced):
+            if path.name == "model.safetensors":
+                shutil.rmtree(state)
+                if replaced:
+                    make(tmp_path, 10, value=2.0)
+            return real(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "_sha256", change)
+            result = checkpoint.verify(state)
+        assert result.problems == () and "replaced or deleted during the verification" in result.error
+    assert checkpoint.verify(tmp_path / "lora-step00000077-state").problems == ()
+    assert "no such folder" in checkpoint.verify(tmp_path / "lora-step00000077-state").error
+
+
+def with_optimizer(folder: Path) -> Path:
+    import torch
+
+    with checkpoint.writing(folder / "lora-step00000010-state", step=10, epoch=1) as temporary:
+        save_file({"w": np.ones((8, 8), dtype=np.float32)}, temporary / "model.safetensors")
+        torch.save({"state": {0: torch.ones(3)}}, temporary / "optimizer.bin")
+    return folder / "lora-step00000010-state"
+
+
+def command(*arguments: str, **environment: str) -> tuple[int, dict, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "guards.checkpoint", *arguments, "--json"],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "raise ImportError('libcudart.so.12: cannot open shared object file')",
+        "raise OSError('libcudart.so.12: cannot open shared object file')",
+        "raise RuntimeError('CUDA driver initialization failed')",
+        "raise MemoryError",
+        "import a_module_that_is_missing",
+        "def broken(:",
+    ],
+)
+def test_where_torch_is_broken_the_hashes_count(tmp_path, broken):
+    state = with_optimizer(tmp_path)
+    (tmp_path / "torch.py").write_text(broken)
+    code, answer, _ = command("verify", str(state), "--deep", PYTHONPATH=str(tmp_path))
+    assert (code, answer["problems"], answer["error"], answer["usable"], answer["step"]) == (0, [], "", True, 10)
+    assert len(answer["unchecked"]) == 1
+    assert answer["unchecked"][0].startswith("optimizer.bin: torch cannot be imported: ")
+    os.truncate(state / "model.safetensors", 30)
+    code, answer, _ = command("verify", str(state), "--deep", PYTHONPATH=str(tmp_path))
+    assert code == 1 and "truncated" in answer["problems"][0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "MemoryError",
+        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+    ],
+)
+def test_where_memory_runs_out_the_hashes_count(tmp_path, error):
+    state = with_optimizer(tmp_path)
+    kind, _, text = error.partition(": ")
+    (tmp_path / "torch.py").write_text(f"def load(*args, **kwargs): raise {kind}({text!r})")
+    code, answer, _ = command("verify", str(state), "--deep", PYTHONPATH=str(tmp_path))
+    assert (code, answer["problems"], answer["usable"]) == (0, [], True) and answer["unchecked"]
+
+
+def test_the_command_tells_bad_from_cannot_verify(tmp_path):
+    state = with_optimizer(tmp_path)
+    assert command("verify", str(state), "--deep")[0] == 0
+    code, answer, reasons = command("verify", str(tmp_path / "missing-state"))
+    assert (code, answer["problems"], answer["usable"]) == (3, [], False)
+    assert "no such folder" in answer["error"] and "no such folder" in reasons
+    (state / checkpoint.GUARD).unlink()
+    code, answer, _ = command("verify", str(state))
+    assert code == 1 and "has no guard file" in answer["problems"][0]
+
+
+def lora(path: Path, **tensors: np.ndarray) -> Path:
+    save_file(tensors or {"a": np.ones((4, 4), np.float32), "b": np.ones(8, np.float16)}, path)
+    return path
+
+
+def test_a_complete_lora_verifies_and_each_shorter_or_longer_one_does_not(tmp_path):
+    path = lora(tmp_path / "x.safetensors")
+    data = path.read_bytes()
+    assert checkpoint.verify_lora(path).usable
+    assert command("verify-lora", str(path))[:2][0] == 0
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        assert len(checkpoint.verify_lora(path).problems) == 1, length
+    path.write_bytes(data + b"x")
+    assert "truncated or damaged" in checkpoint.verify_lora(path).problems[0]
+    code, answer, reasons = command("verify-lora", str(path))
+    assert (code, answer["usable"]) == (1, False) and answer["problems"][0] in reasons
+
+
+def test_a_lora_that_is_missing_not_finite_or_not_one_is_bad_and_one_that_cannot_be_read_is_not(tmp_path, monkeypatch):
+    assert "no such file" in checkpoint.verify_lora(tmp_path / "none.safetensors").problems[0]
+    assert "no such file" in checkpoint.verify_lora(tmp_path).problems[0]
+    nan = lora(tmp_path / "nan.safetensors", a=np.array([1, np.nan], np.float32))
+    assert checkpoint.verify_lora(nan).problems == ("nan.safetensors: a holds NaN or infinity",)
+    for header in (b"[]", b"{}", b'{"a": 1}', b'{"a": {"dtype": "F32", "data_offsets": [0, null]}}', b"\xff"):
+        (tmp_path / "odd.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        assert len(checkpoint.verify_lora(tmp_path / "odd.safetensors").problems) == 1, header
+    path = lora(tmp_path / "x.safetensors")
+    monkeypatch.setattr("builtins.open", failing(errno.EIO, "x.safetensors")(open))
+    result = checkpoint.verify_lora(path)
+    assert result.problems == () and "cannot read it" in result.error
+
+
+READ_ONLY = [errno.EROFS, errno.EACCES, errno.EIO]
+
+
+@pytest.mark.parametrize("number", READ_ONLY)
+def test_a_sweep_on_a_disk_that_went_read_only_removes_and_returns_nothing(tmp_path, monkeypatch, number):
+    (tmp_path / ".lora-state.7.gone").mkdir()
+    (tmp_path / ".lora-state.7.gone" / "part").touch()
+    (tmp_path / ".lora.safetensors.7.tmp").touch()
+    nameless = make(tmp_path, 10)
+    os.replace(nameless, tmp_path / ".lora-step00000010-state.7.tmp")
+    with monkeypatch.context() as patch:
+        for name in ("replace", "unlink", "rmdir"):
+            patch.setattr(os, name, failing(number)(getattr(os, name)))
+        patch.setattr(Path, "unlink", failing(number)(Path.unlink))
+        assert checkpoint.sweep(tmp_path) == []
+        assert len(list(tmp_path.iterdir())) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", failing(number)(os.listdir))
+        assert checkpoint.sweep(tmp_path) == []
+    assert len(checkpoint.sweep(tmp_path)) == 3
+    assert checkpoint.states(tmp_path) == [nameless]
+
+
+def test_a_sweep_keeps_the_only_copy_of_a_state_that_it_cannot_read(tmp_path, monkeypatch):
+    os.replace(make(tmp_path, 10), tmp_path / ".lora-step00000010-state.7.old")
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", failing(errno.EIO, "model.safetensors")(open))
+        assert checkpoint.sweep(tmp_path) == []
+    checkpoint.sweep(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["lora-step00000010-state"]
+
+
+def test_an_old_state_whose_guard_cannot_be_read_is_not_deleted(tmp_path, monkeypatch):
+    old = make(tmp_path, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(io, "open", failing(errno.EIO, checkpoint.GUARD)(io.open))
+        with pytest.raises(OSError, match="Input/output error"):
+            checkpoint.retire(old)
+    assert checkpoint.verify(old).usable
+
+
+@pytest.mark.parametrize("number", READ_ONLY)
+def test_where_nothing_can_be_renamed_retire_and_set_aside_raise_and_the_state_stays(tmp_path, monkeypatch, number):
+    old, new = make(tmp_path, 5), make(tmp_path, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", failing(number)(os.replace))
+        for action in (checkpoint.retire, lambda state: checkpoint.set_aside(state, "bad")):
+            with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+                action(old)
+    assert checkpoint.states(tmp_path) == [new, old] and checkpoint.verify(old).usable
+    shutil.rmtree(old)
+    assert checkpoint.retire(old) is True  # another process deleted it
+    with pytest.raises(FileNotFoundError):
+        checkpoint.set_aside(old, "bad")
+
+
+def test_on_a_full_disk_a_bad_state_is_set_aside_without_its_reason(tmp_path, monkeypatch):
+    state = make(tmp_path, 5)
+    monkeypatch.setattr("builtins.open", failing(errno.ENOSPC, ".reason.txt")(open))
+    assert checkpoint.set_aside(state, "bad").name == "lora-step00000005-state.bad"
+    assert not state.exists()
 
 
 def test_atomic_write_replaces_or_leaves(tmp_path):

@@ -1,5 +1,6 @@
 """The heartbeat, its writer and its reader, across real processes."""
 
+import errno
 import math
 import os
 import signal
@@ -85,6 +86,58 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_record_is_neither_open_nor_mapped_when_it_is_renamed(tmp_path, monkeypatch):
+    """Windows refuses to rename a file that is open or mapped, so no training started there."""
+    used = []
+    replace = os.replace
+
+    def checked(source, target):
+        open_files = [
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.lexists(f"/proc/self/fd/{fd}")
+        ]
+        used.append((str(source) in open_files, str(source) in Path("/proc/self/maps").read_text()))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", checked)
+    writer = Heartbeat(path_of(tmp_path, 0))
+    assert used == [(False, False)]
+    writer.step(3)
+    assert read(path_of(tmp_path, 0)).step == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["rank-0.hb"]
+
+
+def test_a_reader_of_the_old_record_keeps_the_old_record(tmp_path):
+    old = Heartbeat(path_of(tmp_path, 0))
+    with open(path_of(tmp_path, 0), "rb") as file:
+        new = Heartbeat(path_of(tmp_path, 0))
+        old.step(3)
+        new.step(7)
+        assert heartbeat._parse(file.read(heartbeat.SIZE), "old").step == 3
+    assert read(path_of(tmp_path, 0)).step == 7
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_nobody_else_may_read_the_record(tmp_path):
+    folder = tmp_path / "heartbeats"
+    Heartbeat(path_of(folder, 0))
+    assert (folder.stat().st_mode & 0o777, path_of(folder, 0).stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOENT])
+def test_a_folder_that_cannot_be_listed_holds_no_readable_records(tmp_path, monkeypatch, number):
+    Heartbeat(path_of(tmp_path, 0))
+
+    def failing(*_args):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "listdir", failing)
+    monkeypatch.setattr(os, "scandir", failing)
+    assert read_all(tmp_path) == []
+
+
 # Bursts at full speed with short pauses: a reader meets writes under way, and whatever the load there is a moment to read.
 WRITER = """
 import time
@@ -112,7 +165,7 @@ def test_no_read_is_torn_while_another_process_writes_in_bursts_and_is_killed(tm
             try:
                 beat = read(path_of(tmp_path, 2))
             except HeartbeatError:
-                continue  # the reader refuses what it cannot read whole
+                continue  # the reader refuses a torn record
             assert beat.step == beat.epoch == int(beat.loss if beat.step else 0)
             steps.add(beat.step)
         assert len(steps) == 300

@@ -14,6 +14,7 @@ from monitor_helpers import (
     events,
     finish,
     incidents,
+    kill_monitor,
     monitor,
     report,
     status,
@@ -23,13 +24,13 @@ from monitor_helpers import (
 )
 from PIL import Image
 
-from monitor import book
-from monitor.folder import RunFiles
+from monitor import state
+from monitor.run_folder import RunFolder
 from runs.mitigate import STAGING
 
 # What accelerate would start: it takes the trainer's arguments and fails as the flags say it must.
 TRAINER = f"""
-import argparse, json, os, signal, sys, time
+import argparse, json, os, signal, struct, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from guards import checkpoint, crash
@@ -58,18 +59,21 @@ while step < 40:
         hb.phase("step")
     if hb.request == REQUEST_STOP:
         hb.end("stopped")
-        crash.leave(3)
+        crash.exit_now(3)
     if step == 25:
         exec(os.environ.get("TOY_FAULT", ""))
-checkpoint.atomic_write(args.output_dir / f"{{args.output_name}}.safetensors", args.optimizer_type)
+weight = {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+header = json.dumps({{"__metadata__": {{"optimizer": args.optimizer_type}}, "weight": weight}}).encode()
+lora = args.output_dir / f"{{args.output_name}}.safetensors"
+checkpoint.atomic_write(lora, struct.pack("<Q", len(header)) + header + bytes(4))
 hb.end("done")
-crash.leave(0)
+crash.exit_now(0)
 """
 
 
-CRASHES = "[restart]\nbackoff_first = 0.1\n[phases.step]\nfloor = 30\n"
-HANGS = "[restart]\nbackoff_first = 0.1\n" + "".join(
-    f"[phases.{name}]\nfloor = 2\nceiling = 4\n" for name in ("load", "sample", "validate", "save", "end")
+CRASHES = "allow_below_guards = true\n[restart]\nbackoff_first_s = 0.1\n[phases.step]\nfloor_s = 30\n"
+HANGS = "allow_below_guards = true\n[restart]\nbackoff_first_s = 0.1\n" + "".join(
+    f"[phases.{name}]\nfloor_s = 2\nceiling_s = 4\n" for name in ("load", "sample", "validate", "save", "end")
 )
 
 
@@ -124,7 +128,7 @@ def test_a_certain_cause_is_changed_at_the_first_restart_and_the_spec_stays_the_
     assert incident["cause"] == "cuda_after_fork" and incident["resumed_from"] == 20
     assert len(incident["changed"]) == 1 and "worker processes" in incident["changed"][0]
     assert now["changes"] == incident["changed"] and events(folder, "mitigated")[0]["change"] == "workers_0"
-    assert "Changed: images are loaded by the trainer itself" in report(folder)
+    assert f"Changed: {incident['changed'][0]}" in report(folder)
     assert "workers = 2" in (folder / "run.toml").read_text(), "the original is kept"
     first, second = (folder / "train.sh").read_text(), (folder / "train.attempt-2.sh").read_text()
     assert "--max_data_loader_n_workers 2" in first and "--max_data_loader_n_workers 0" in second
@@ -174,9 +178,9 @@ def test_a_change_that_old_checkpoints_do_not_fit_keeps_them_aside_and_begins_ag
     assert code == 0
     changes = [e["change"] for e in events(folder, "mitigated")]
     assert changes[-1] == "tier_down"
-    assert (folder / "Ladder-1.safetensors").read_text().lower() == "adafactor"
+    assert b"adafactor" in (folder / "Ladder-1.safetensors").read_bytes().lower()
     last = incidents(folder)[-1]
-    assert last["resumed_from"] == 0 and any("begins again" in sentence for sentence in last["changed"])
+    assert last["resumed_from"] == 0 and any("starts over" in sentence for sentence in last["changed"])
     assert list(folder.glob("*-step00000020-state.bad")), "kept aside, not lost"
 
 
@@ -210,21 +214,18 @@ def test_a_training_that_nobody_watches_is_listed_and_can_be_stopped(tmp_path):
     env = {"HANGPROOF_DATA": str(tmp_path)}
     process = monitor(folder, **env)
     wait_for(lambda: step_of(folder) > 10)
-    process.kill()
-    finish(process)
+    kill_monitor(process, folder)
     import subprocess
 
     command = [sys.executable, "-m", "monitor", "status"]
     shown = subprocess.run(
         command, cwd=ROOT, env=environment(folder, **env), capture_output=True, text=True, timeout=120, check=True
     ).stdout
-    assert "unwatched" in shown and str(folder) in shown and "not watched: start it again" in shown
+    assert "unwatched" in shown and str(folder) in shown and "not watched; start it again" in shown
     other = toy_run(tmp_path / "outputs" / "other", steps=20, pace=0.01)
     assert finish(monitor(other, **env))[0] == 0
     log = (other / "monitor.log").read_text()
-    assert f"of {folder} (" in log and f"`python -m monitor stop {folder}` ends them" in log, (
-        "listed at another's start too"
-    )
+    assert f"of {folder} (" in log and f"python -m monitor stop {folder}" in log, "listed at another's start too"
     stop(folder, "--wait", "60", **env)
     now = status(folder)
     assert now["state"] == "stopped" and now["checkpoint"]["step"] == now["step"]
@@ -236,6 +237,6 @@ def test_what_a_completed_run_taught_is_kept_for_the_next_of_its_kind(run, tmp_p
     assert code == 0
     table = json.loads((tmp_path / "outputs" / ".learned.json").read_text())
     (key,) = table
-    assert key == book.learned_key(RunFiles(folder).spec, "") and "tiny-flux" in key
+    assert key == state.learned_key(RunFolder(folder).spec, "") and "tiny-flux" in key
     assert table[key]["step"]["n"] >= 30 and 0.01 < table[key]["step"]["median"] < 1
-    assert book.learned(tmp_path / "outputs" / ".learned.json", "another") == {}
+    assert state.load_learned(tmp_path / "outputs" / ".learned.json", "another") == {}

@@ -17,6 +17,7 @@ from monitor_helpers import (
     fault_at,
     finish,
     incidents,
+    kill_monitor,
     limits_file,
     members,
     monitor,
@@ -70,7 +71,7 @@ def test_a_stop_while_it_waits_to_restart_starts_nothing_more(folder):
 
 def test_a_stop_while_a_hang_is_being_looked_into_ends_it_without_a_restart(folder):
     toy_run(folder, HANGS, **SHORT)
-    process = monitor(folder, HANGPROOF_LIMITS=str(limits_file(folder, "[phases.step]\nfloor = 20\n")))
+    process = monitor(folder, HANGPROOF_LIMITS=str(limits_file(folder, "[phases.step]\nfloor_s = 20\n")))
     wait_for(lambda: status(folder)["state"] == "suspect")
     (folder / "stop.request").write_text("{}")  # what `monitor stop` writes, without its start
     assert finish(process)[0] == 3
@@ -96,7 +97,7 @@ def test_a_stop_in_the_middle_of_a_save_waits_for_it(folder):
 
 def test_a_second_stop_does_not_wait_for_a_checkpoint(folder):
     toy_run(folder, HANGS, **SHORT)
-    process = monitor(folder, HANGPROOF_LIMITS=str(limits_file(folder, "[phases.step]\nfloor = 600\n")))
+    process = monitor(folder, HANGPROOF_LIMITS=str(limits_file(folder, "[phases.step]\nfloor_s = 600\n")))
     wait_for(lambda: step_of(folder) == AT)
     stop(folder)
     wait_for(lambda: status(folder)["state"] == "stopping")
@@ -147,7 +148,7 @@ def test_a_sigterm_to_everything_at_once_leaves_a_checkpoint_of_the_last_step(fo
     toy_run(folder, steps=2000, pace=0.03, every=1000, launcher="child")
     process = monitor(folder)
     wait_for(lambda: step_of(folder) > 15)
-    for pid in [*members(folder), process.pid]:
+    for pid in [*members(folder), status(folder)["monitor_pid"], process.pid]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     for pid in members(folder):  # a session that ends sends this after it, to those that have not left yet
@@ -208,8 +209,7 @@ def test_resume_all_takes_a_living_training_up_and_doubles_nothing(tmp_path):
     env = {"HANGPROOF_DATA": str(tmp_path)}
     process = monitor(folder, **env)
     wait_for(lambda: step_of(folder) > 15)
-    process.kill()
-    finish(process)
+    kill_monitor(process, folder)
     (trainer,) = trainers(folder)
     command = [sys.executable, "-m", "monitor", "resume-all", "--json"]
     for _ in range(2):  # the second finds it watched
@@ -224,12 +224,11 @@ def test_resume_all_takes_a_living_training_up_and_doubles_nothing(tmp_path):
 
 
 def test_a_killed_monitor_is_followed_by_one_that_takes_the_living_training_over(folder):
-    once = "def fault(step):\n    if attempt == 1 and (run / 'strike').exists():\n        time.sleep(3600)\n"
-    toy_run(folder, once, steps=400, pace=0.03, every=10)
+    hang = "def fault(step):\n    if attempt == 1 and (run / 'hang').exists():\n        time.sleep(3600)\n"
+    toy_run(folder, hang, steps=400, pace=0.03, every=10)
     process = monitor(folder)
     wait_for(lambda: step_of(folder) > 15)
-    process.kill()
-    finish(process)
+    kill_monitor(process, folder)
     (trainer,) = trainers(folder)
     assert status(folder)["state"] == "running", "left alone, and the status does not know"
     code, out, _ = finish(monitor(folder, "start", "--json"))
@@ -239,7 +238,7 @@ def test_a_killed_monitor_is_followed_by_one_that_takes_the_living_training_over
     assert trainers(folder) == [trainer], "taken over, not doubled"
     again = json.loads(finish(monitor(folder, "start", "--json"))[1].splitlines()[-1])
     assert again["already"] and again["pid"] == started["pid"]
-    (folder / "strike").touch()
+    (folder / "hang").touch()
     wait_for(lambda: status(folder)["state"] == "completed")
     assert ended(folder, "completed")["restarts"] == 1, "the hang after it was seen by the second monitor"
     assert weight(folder) == undisturbed(400)
@@ -250,8 +249,7 @@ def test_a_training_that_ended_while_nobody_watched_is_judged_by_its_last_words(
     toy_run(folder, **SHORT)
     process = monitor(folder)
     wait_for(lambda: step_of(folder) > 5)
-    process.kill()
-    finish(process)
+    kill_monitor(process, folder)
     wait_for(lambda: trainers(folder) == [])
     assert supervise(folder)[0] == 0
     assert ended(folder, "completed")["attempt"] == 1
@@ -283,7 +281,7 @@ def test_a_folder_that_takes_no_status_and_no_report_does_not_keep_a_run_from_it
 
 def test_a_pre_emption_of_a_trainer_that_cannot_save_any_more_still_ends_in_time(folder):
     toy_run(folder, fault_at(AT, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(3600)"), **SHORT)
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[phases.step]\nfloor = 60\n[end]\npreempt_save = 4\n"))}
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[phases.step]\nfloor_s = 60\n[end]\npreempt_save_s = 4\n"))}
     process = monitor(folder, **env)
     wait_for(lambda: step_of(folder) == AT)
     began = time.monotonic()

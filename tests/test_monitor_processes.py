@@ -1,45 +1,321 @@
-"""Processes and locks: who belongs to a run, who holds what, and how it ended."""
+"""Processes and locks: who belongs to a run, who holds what, and what happens when the system cannot say."""
 
+import errno
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 
 import pytest
 from monitor_helpers import ROOT, wait_for
 
-from monitor import system, tree
-from monitor.attempt import Exit
-from monitor.locks import Lock, is_held
+from monitor.process import locks, platform, tree
+from monitor.process.locks import Lock, is_held
 
 LINUX = sys.platform.startswith("linux")
+linux = pytest.mark.skipif(not LINUX, reason="/proc")
 
 
-def test_a_process_is_known_by_number_and_start():
-    child = subprocess.Popen(["sleep", "60"])
-    start = system.proc(child.pid).start
-    assert system.alive(child.pid, start) and not system.alive(child.pid, start + 1)
-    assert not system.send(child.pid, start + 1, 15), "a number that was used again is not ours to signal"
+@pytest.fixture
+def child():
+    """A process that does nothing."""
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def error(number):
+    return OSError(number, os.strerror(number))
+
+
+def failing(monkeypatch, suffix, number):
+    """Reading files of /proc whose path ends in `suffix` fails."""
+    read = platform._read
+
+    def broken(path):
+        if path.endswith(suffix):
+            raise error(number)
+        return read(path)
+
+    monkeypatch.setattr(platform, "_read", broken)
+
+
+def test_a_process_is_known_by_number_and_start(child):
+    start = platform.process_info(child.pid).start
+    assert platform.alive(child.pid, start) and not platform.alive(child.pid, start + 1)
+    assert not platform.send(child.pid, start + 1, 15), "a reused pid must not be signalled"
     child.kill()
-    wait_for(lambda: system.proc(child.pid).dead, what="a zombie is dead")
-    assert not system.alive(child.pid, start)
+    wait_for(lambda: platform.process_info(child.pid).dead, what="a zombie is dead")
+    assert not platform.alive(child.pid, start)
     child.wait()
-    assert system.proc(child.pid) is None
+    assert platform.process_info(child.pid) is None
 
 
-@pytest.mark.skipif(not LINUX, reason="/proc/PID/environ")
-def test_processes_are_found_by_the_token_they_inherited_and_ended():
+@linux
+def test_processes_that_exit_during_a_scan_are_left_out():
+    code = "for i in $(seq 400); do /bin/true; done"
+    shells = [subprocess.Popen(["bash", "-c", code]) for _ in range(2)]
+    while any(shell.poll() is None for shell in shells):
+        found = platform.scan()
+        assert os.getpid() in found
+        for pid in found:
+            platform.environ_of(pid), platform.command_of(pid), platform.catches(pid, 1)
+
+
+@linux
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM])
+def test_a_process_that_cannot_be_read_is_not_dead(monkeypatch, child, number):
+    start = platform.process_info(child.pid).start
+    failing(monkeypatch, f"/{child.pid}/stat", number)
+    for call in (platform.scan, lambda: platform.alive(child.pid, start), lambda: platform.send(child.pid, start, 9)):
+        with pytest.raises(OSError):
+            call()
+    assert child.poll() is None, "nobody knows whether it is the same process"
+
+
+@linux
+def test_a_process_that_can_be_read_only_later_is_killed_then(monkeypatch, child):
+    read, until = platform._read, time.monotonic() + 0.5
+
+    def broken(path):
+        if time.monotonic() < until:
+            raise error(errno.EMFILE)
+        return read(path)
+
+    members = {child.pid: platform.process_info(child.pid)}
+    monkeypatch.setattr(platform, "_read", broken)
+    result = tree.kill(tree.Tree("", members=members), grace_s=30, kill_wait_s=60)
+    assert result.survivors == () and result.took_s < 30, "SIGTERM is sent as soon as it can be"
+    assert platform.process_info(child.pid) is None
+
+
+@linux
+def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, child):
+    path = f"/{child.pid}/environ"
+    for number in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
+        with monkeypatch.context() as context:
+            failing(context, path, number)
+            assert platform.environ_of(child.pid) == b""
+    failing(monkeypatch, path, errno.EIO)
+    with pytest.raises(OSError):
+        platform.environ_of(child.pid)
+    with pytest.raises(OSError):
+        tree.with_environment(tree.RUN, "/nowhere")
+    with pytest.raises(OSError):
+        tree.orphans()
+
+
+@linux
+def test_a_token_that_could_not_be_read_is_read_at_the_next_refresh(monkeypatch):
+    env = {**os.environ, tree.TOKEN: "test-token-2"}
+    process = subprocess.Popen(["sleep", "60"], env=env)
+    found = tree.Tree("test-token-2")
+    with monkeypatch.context() as context:
+        failing(context, "/environ", errno.EMFILE)
+        assert found.refresh() == {}
+    assert list(found.refresh()) == [process.pid]
+    tree.kill(found, 5, 5)
+    process.wait()
+
+
+@linux
+def test_a_machine_that_cannot_be_listed_is_an_error_not_an_empty_machine(monkeypatch):
+    def broken(path):
+        raise error(errno.EMFILE)
+
+    monkeypatch.setattr(os, "listdir", broken)
+    for call in (platform.scan, tree.orphans, lambda: tree.with_environment(tree.RUN, ""), tree.Tree("x").refresh):
+        with pytest.raises(OSError):
+            call()
+
+
+@linux
+def test_which_signals_a_process_catches(child):
+    code = "import signal, time; signal.signal(signal.SIGUSR2, print); print(1, flush=True); time.sleep(60)"
+    handler = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    handler.stdout.readline()
+    assert platform.catches(handler.pid, signal.SIGUSR2) and not platform.catches(handler.pid, signal.SIGUSR1)
+    assert not platform.catches(child.pid, signal.SIGUSR2), "SIGUSR2 would kill it"
+    handler.kill()
+    handler.communicate()
+    assert not platform.catches(handler.pid, signal.SIGUSR2), "gone"
+
+
+@linux
+def test_processes_are_found_by_the_token_they_inherited_and_killed():
     env = {**os.environ, tree.TOKEN: "test-token-1"}
-    child = subprocess.Popen(["bash", "-c", "trap '' TERM; sleep 61 & wait; wait"], env=env, start_new_session=True)
-    found = tree.Tree("test-token-1", (child.pid, system.proc(child.pid).start))
+    shell = subprocess.Popen(["bash", "-c", "trap '' TERM; sleep 61 & wait; wait"], env=env, start_new_session=True)
+    found = tree.Tree("test-token-1", (shell.pid, platform.process_info(shell.pid).start))
     wait_for(lambda: len(found.refresh()) == 2)
-    ended = tree.end(found, grace_s=0.3, kill_wait_s=60)
-    assert {p.name for p in ended.killed} == {"bash", "sleep"} and ended.left == ()
-    assert child.wait(60) == -9, "parents are ended first"
+    result = tree.kill(found, grace_s=0.3, kill_wait_s=60)
+    assert {p.name for p in result.killed} == {"bash", "sleep"} and result.survivors == ()
+    assert shell.wait(60) == -9, "parents are killed first"
+
+
+@linux
+def test_a_process_forked_while_its_parent_is_killed_does_not_escape(tmp_path, monkeypatch):
+    env = {**os.environ, tree.TOKEN: "test-token-3"}
+    escapee = tmp_path / "escapee"
+    escapee.write_text(f"#!/bin/bash\ntrap '' TERM\ntouch {tmp_path}/escaped\nwhile :; do sleep 1; done\n")
+    escapee.chmod(0o755)
+    script = f"trap 'setsid {escapee} & exit' TERM; touch {tmp_path}/ready; while :; do sleep 0.1; done"
+    shell = subprocess.Popen(["bash", "-c", script], env=env, start_new_session=True)
+    wait_for((tmp_path / "ready").exists)
+    found = tree.Tree("test-token-3", (shell.pid, platform.process_info(shell.pid).start))
+    refresh, rounds = tree.Tree.refresh, iter((True, False))
+
+    def refresh_after_the_fork(self):
+        if not next(rounds, True):
+            wait_for((tmp_path / "escaped").exists)
+        return refresh(self)
+
+    monkeypatch.setattr(tree.Tree, "refresh", refresh_after_the_fork)
+    result = tree.kill(found, grace_s=0.2, kill_wait_s=60)
+    shell.wait()
+    assert result.survivors == () and not tree.with_environment(tree.TOKEN, "test-token-3")
+    assert {"bash", "escapee"} <= {p.name for p in result.killed}
+
+
+@linux
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ESRCH, errno.EIO])
+def test_a_signal_that_fails_does_not_protect_the_other_processes(monkeypatch, number):
+    env = {**os.environ, tree.TOKEN: "test-token-4"}
+    children = [subprocess.Popen(["sleep", "60"], env=env) for _ in range(3)]
+    send = platform.send
+
+    def broken(pid, start, which):
+        if pid == children[0].pid:
+            raise error(number)
+        return send(pid, start, which)
+
+    monkeypatch.setattr(platform, "send", broken)
+    began = time.monotonic()
+    result = tree.kill(tree.Tree("test-token-4"), grace_s=0.2, kill_wait_s=0.5)
+    assert time.monotonic() - began < 10
+    assert [p.pid for p in result.survivors] == [children[0].pid] and len(result.killed) == 3
+    children[0].kill()
+    for process in children:
+        process.wait(30)
+
+
+@linux
+def test_the_known_processes_are_killed_when_the_machine_cannot_be_listed(monkeypatch):
+    env = {**os.environ, tree.TOKEN: "test-token-5"}
+    children = [subprocess.Popen(["sleep", "60"], env=env) for _ in range(2)]
+    found = tree.Tree("test-token-5")
+    assert len(found.refresh()) == 2
+
+    def broken():
+        raise error(errno.EMFILE)
+
+    monkeypatch.setattr(platform, "scan", broken)
+    result = tree.kill(found, grace_s=5, kill_wait_s=5)
+    assert len(result.killed) == 2 and result.survivors == ()
+    assert [process.wait(30) for process in children] == [-signal.SIGTERM] * 2
+
+
+@linux
+def test_pids_named_for_it_are_killed_without_a_sigterm():
+    env = {**os.environ, tree.TOKEN: "test-token-6"}
+    process = subprocess.Popen(["sleep", "60"], env=env)
+    root = (process.pid, platform.process_info(process.pid).start)
+    tree.kill(tree.Tree("test-token-6", root), 5, 5, at_once=[process.pid])
+    assert process.wait(30) == -signal.SIGKILL
+
+
+@linux
+def test_orphans_are_named_with_what_to_do(tmp_path):
+    process = subprocess.Popen(["sleep", "60"], env={**os.environ, tree.RUN: str(tmp_path)})
+    (sentence,) = [s for s in tree.orphans() if str(tmp_path) in s]
+    assert f"1 process of {tmp_path} (sleep {process.pid})" in sentence and f"monitor start {tmp_path}" in sentence
+    lock = Lock(tmp_path / locks.LOCK)
+    assert lock.acquire()
+    assert not [s for s in tree.orphans() if str(tmp_path) in s], "it has a monitor"
+    lock.release()
+    assert tree.with_environment(tree.RUN, str(tmp_path))[0].pid == process.pid
+    assert not tree.with_environment(tree.RUN, str(tmp_path) + "x")
+    process.kill()
+    process.wait()
+
+
+@linux
+def test_the_boot_id_does_not_depend_on_the_wall_clock(monkeypatch):
+    """A name computed from the wall clock flips, and a healthy training would be killed as one of the boot before."""
+    before = platform.boot_id()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert platform.boot_id() == before != ""
+    monkeypatch.setattr(platform, "_read", lambda path: (_ for _ in ()).throw(FileNotFoundError(path)))
+    assert platform.boot_id() == "", "unknown off Linux"
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"hangproof-{os.getuid() if hasattr(os, 'getuid') else os.environ.get('USERNAME', 'user')}"
+
+
+def test_the_private_folder_is_ours_alone(scratch):
+    assert platform.private_base() == scratch and scratch.stat().st_mode & 0o777 == 0o700
+    scratch.chmod(0o755)
+    folder = platform.private_folder("a run")
+    assert scratch.stat().st_mode & 0o777 == 0o700 and folder.parent == scratch
+    platform.drop_private(folder)
+    assert not folder.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners of files")
+def test_a_private_folder_that_somebody_else_made_is_refused(scratch, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    scratch.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=f"{scratch} is not a directory.*TMPDIR"):
+        platform.private_folder("run")
+    assert not list((tmp_path / "elsewhere").iterdir())
+    scratch.unlink()
+    scratch.mkdir()
+    scratch.chmod(0o777)
+    with pytest.raises(OSError, match=f"{scratch} is yours.*every user can write.*TMPDIR"):
+        platform.private_folder("run")
+    scratch.chmod(0o700)
+    if os.getuid() == 0:
+        os.chown(scratch, 12345, 12345)
+        owner = 12345
+    else:
+        owner = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+        scratch.rename(scratch.with_name(f"hangproof-{owner + 1}"))
+    with pytest.raises(OSError, match=f"belongs to user {owner}.*TMPDIR"):
+        platform.private_folder("run")
+
+
+@linux
+def test_a_waker_sleeps_its_time_and_wakes_when_a_child_exits_or_a_signal_handler_says_so():
+    waker = platform.Waker()
+    began = time.monotonic()
+    waker.sleep(0.2)
+    assert 0.19 <= time.monotonic() - began < 5
+    process = subprocess.Popen(["sleep", "0.2"])
+    waker.sleep(60)
+    assert time.monotonic() - began < 30
+    process.wait()
+    before = signal.signal(signal.SIGALRM, lambda *_: waker.wake())
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    waker.sleep(60)
+    assert time.monotonic() - began < 45
+    signal.signal(signal.SIGALRM, before)
+    for _ in range(3):
+        waker.wake()
+    waker.sleep(60)
+    began = time.monotonic()
+    waker.sleep(0.2)
+    assert 0.19 <= time.monotonic() - began < 5, "several wakes end one sleep"
 
 
 def test_a_lock_goes_with_its_holder(tmp_path):
     path = tmp_path / "lock"
-    code = f"from monitor.locks import Lock; from pathlib import Path; import time; assert Lock(Path({str(path)!r})).acquire(); print(1, flush=True); time.sleep(60)"
+    code = f"from monitor.process.locks import Lock; from pathlib import Path; import time; assert Lock(Path({str(path)!r})).acquire(); print(1, flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
     holder.stdout.readline()
     mine = Lock(path)
@@ -53,9 +329,92 @@ def test_a_lock_goes_with_its_holder(tmp_path):
     mine.release()
 
 
-def test_exit_codes_and_last_words():
-    assert Exit(0, None, "", "").done, "a script without heartbeats"
-    assert not Exit(0, None, "running", "").done, "exit code 0 alone does not count"
-    assert Exit(1, None, "done", "").done, "a launcher's code is only a hint"
-    assert str(Exit(137, 9, "running", "")) == "ended by SIGKILL"
-    assert "waited for a batch" in str(Exit(75, None, "deadline", "waited for a batch"))
+def test_a_lock_that_is_only_probed_is_free(tmp_path):
+    """`is_held` takes a shared lock for a moment; who wants the lock in that moment gets it a moment later."""
+    path = tmp_path / "lock"
+    path.touch()
+    code = f"from monitor.process.locks import is_held; from pathlib import Path; import time\nprint(1, flush=True)\nwhile True: is_held(Path({str(path)!r}))"
+    probes = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for probe in probes:
+            probe.stdout.readline()
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            lock = Lock(path)
+            assert lock.acquire()
+            lock.release()
+    finally:
+        for probe in probes:
+            probe.kill()
+            probe.communicate()
+
+
+@linux
+def test_a_lock_on_a_file_removed_meanwhile_is_taken_again_on_the_new_one(tmp_path, monkeypatch):
+    path = tmp_path / "ticket"
+    first, lock = [True], locks._lock
+
+    def removed_before(handle, shared=False):
+        if first.pop() if first else False:
+            path.unlink()
+        return lock(handle, shared)
+
+    monkeypatch.setattr(locks, "_lock", removed_before)
+    mine = Lock(path)
+    assert mine.acquire() and path.exists() and is_held(path)
+    assert not locks.remove_unheld(path), "only the lock file of a dead process is removed"
+    mine.release()
+    assert not is_held(path) and locks.remove_unheld(path) and not path.exists()
+
+
+def test_a_lock_that_is_not_held_has_no_descriptor(tmp_path):
+    with pytest.raises(RuntimeError, match="not held"):
+        _ = Lock(tmp_path / "lock").handle
+
+
+def test_exit_codes_and_outcomes():
+    from monitor.attempt import ExitStatus
+
+    def done(*status):
+        return ExitStatus(*status).done(foreign=False, killed=False)
+
+    assert done(0, None, "", "", False), "a script without heartbeats"
+    assert not done(0, None, "running", "", False), "exit code 0 alone does not count"
+    assert done(1, None, "done", "", True), "a launcher's code is only a hint"
+    assert "SIGKILL" in str(ExitStatus(137, 9, "running", "", False))
+    assert "waited for a batch" in str(ExitStatus(75, None, "deadline", "waited for a batch", False))
+
+
+def test_none_of_it_imports_more_than_the_standard_library():
+    modules = ["process.platform", "process.tree", "process.locks", "process.subjob", "gpu.nvml", "gpu.queue"]
+    code = f"import sys, importlib\nfor m in {modules}: importlib.import_module('monitor.' + m)\nprint(*sorted(m for m in sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    allowed = set(sys.stdlib_module_names) | {"monitor", "sitecustomize", "__main__"}
+    names = {name.partition(".")[0] for name in shown.split()}
+    assert {n for n in names if n not in allowed and not n.startswith(("_", "distutils"))} == set()
+
+
+@pytest.mark.parametrize("system", ["win32", "darwin"])
+def test_it_imports_and_works_without_linux(system, tmp_path):
+    """The modules of another system are missing, and psutil reads the processes."""
+    code = f"""
+import contextlib, os, pathlib, random, signal, subprocess, sys, tempfile, threading, psutil
+tempfile.tempdir = {str(tmp_path)!r}
+sys.platform = {system!r}
+if sys.platform == "win32":
+    sys.modules["fcntl"] = None
+    for name in ("getuid", "sysconf", "killpg", "pidfd_open", "waitpid", "set_blocking"):
+        delattr(os, name)
+    del signal.SIGKILL, signal.SIGCONT
+from monitor.process import locks, platform, subjob, tree
+from monitor.gpu import nvml, queue
+child = subprocess.Popen(["sleep", "60"], env={{**os.environ, tree.TOKEN: "test-token-7"}})
+print(platform.alive(child.pid, platform.process_info(child.pid).start), platform.process_info(1 << 22))
+print(len(tree.Tree("test-token-7").refresh()), platform.command_of(child.pid), platform.catches(child.pid, 9))
+platform.Waker().sleep(0.01)
+platform.private_folder("x")
+os.kill(child.pid, 9)
+"""
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == ["True None", "1 sleep 60 True"]

@@ -1,7 +1,11 @@
 """Runs that want the same GPU: first come, first served, by locks that go with their holders."""
 
+import errno
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from monitor_helpers import (
@@ -19,14 +23,16 @@ from monitor_helpers import (
     wait_for,
 )
 
-from monitor import queue
+from monitor.gpu import queue
+from monitor.gpu.queue import GpuQueue
+from monitor.process import locks, platform, tree
 
 GPU = {"HANGPROOF_GPUS": "0"}
 
 
 @pytest.fixture
 def waiting(tmp_path):
-    """Two waiting runs behind one that trains: (folders, their monitors), in the order they asked."""
+    """Two waiting runs behind one that trains: (folders, their monitors), in the order they queued."""
     (tmp_path / "outputs").mkdir()
     names = ("first", "second", "third")
     folders = [toy_run(tmp_path / "outputs" / name, steps=5000 if name == "first" else 60, pace=0.03) for name in names]
@@ -36,16 +42,25 @@ def waiting(tmp_path):
         processes.append(monitor(folder, **env))
         wait_for(lambda f=folder: "GPU 0" in status(f)["message"] or step_of(f) > 3)
     yield folders, processes, env
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-    for folder in folders:
-        for pid in trainers(folder):
-            subprocess.run(["kill", "-9", str(pid)], check=False)
+    while left := tree.with_environment("HANGPROOF_DATA", str(tmp_path)):  # keepers, monitors and trainings
+        for process in left:
+            platform.send(process.pid, process.start, signal.SIGKILL)
+        for monitored in processes:
+            monitored.poll()
+    for monitored in processes:
+        monitored.communicate()
 
 
-def test_they_train_one_after_the_other_in_the_order_they_asked(waiting):
+def kill_monitor(process):
+    """Kill a monitor and, first, its keeper, which would restart it; the training stays."""
+    monitors = [p for p in platform.scan().values() if p.ppid == process.pid]
+    process.kill()
+    for one in monitors:
+        platform.send(one.pid, one.start, signal.SIGKILL)
+    process.communicate()
+
+
+def test_they_train_one_after_the_other_in_the_order_they_queued(waiting):
     folders, processes, env = waiting
     assert [status(f)["state"] for f in folders] == ["running", "queued", "queued"]
     stop(folders[0], "--now", **env)
@@ -55,14 +70,14 @@ def test_they_train_one_after_the_other_in_the_order_they_asked(waiting):
     assert starts[0] < ends[0] <= starts[1] < ends[1] <= starts[2]
 
 
-def test_status_says_who_has_the_gpu_and_how_many_asked_before(waiting):
+def test_status_names_who_has_the_gpu_and_how_many_queued_before(waiting):
     folders, _, env = waiting
     command = [sys.executable, "-m", "monitor", "status"]
     shown = subprocess.run(
         command, cwd=ROOT, env=environment(folders[0], **env), capture_output=True, text=True, check=True
     ).stdout
     assert "second: queued, step 0. waiting for GPU 0: the run 'first' uses it" in shown
-    assert "third: queued, step 0. waiting for GPU 0: 1 run asked before" in shown
+    assert "third: queued, step 0. waiting for GPU 0: 1 run queued before" in shown
 
 
 def test_a_waiting_run_can_be_stopped_and_its_place_goes_to_the_next(waiting):
@@ -77,8 +92,7 @@ def test_a_waiting_run_can_be_stopped_and_its_place_goes_to_the_next(waiting):
 
 def test_the_place_of_a_killed_monitor_goes_to_the_next(waiting):
     folders, processes, env = waiting
-    processes[1].kill()
-    processes[1].communicate()
+    kill_monitor(processes[1])
     wait_for(lambda: "'first' uses it" in status(folders[2])["message"])
     stop(folders[0], "--now", **env)
     assert finish(processes[2])[0] == 0
@@ -86,8 +100,7 @@ def test_the_place_of_a_killed_monitor_goes_to_the_next(waiting):
 
 def test_the_gpu_stays_taken_while_the_training_of_a_killed_monitor_lives(waiting):
     folders, processes, env = waiting
-    processes[0].kill()
-    processes[0].communicate()
+    kill_monitor(processes[0])
     before = status(folders[1])["updated_at"]
     wait_for(lambda: status(folders[1])["updated_at"] > before)
     wait_for(lambda: status(folders[1])["updated_at"] > before and members(folders[0]))
@@ -104,3 +117,152 @@ def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
     assert queue.devices({}) == []
     monkeypatch.setenv("HANGPROOF_GPUS", "a")
     assert queue.devices({}) == ["a"]
+    monkeypatch.delenv("HANGPROOF_GPUS")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(queue.nvml, "present", lambda: True)
+    assert queue.devices({}) == ["0"] and queue.devices({"gpus": 2}) == ["0", "1"]
+    monkeypatch.setattr(queue.nvml, "present", lambda: False)
+    assert queue.devices({"gpus": 2}) == []
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch):
+    """Queues of this process for the GPUs "0" and "1", in a folder of the test's own."""
+    monkeypatch.setenv("HANGPROOF_GPUS", "0,1")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return lambda name: GpuQueue(name, {})
+
+
+def test_the_oldest_ticket_gets_the_gpus_and_all_of_them(gpus):
+    first, second, third = gpus("first"), gpus("second"), gpus("third")
+    assert not first.held
+    for one in (first, second, third):
+        one.ask(None)
+        one.acquire()
+    assert (first.held, second.held, third.held) == (True, False, False)
+    assert len(first.handles()) == 2 and second.handles() == ()
+    assert second.message == "waiting for GPU 0: the run 'first' uses it"
+    assert third.message == "waiting for GPU 0: 1 run queued before"
+    first.release()
+    assert not third.acquire() and second.acquire() and second.message == ""
+    second.release()
+    assert third.acquire()
+    third.release()
+
+
+def test_a_place_is_kept_by_the_time_it_was_queued(gpus):
+    early, late = gpus("early"), gpus("late")
+    now_s = platform.now().boot_s
+    late.ask(now_s + 1000)
+    assert now_s <= late.queued_at_s <= now_s + 60, "a time of the boot before, or of a clock that was ahead"
+    early.ask(now_s - 5)
+    holder = gpus("holder")
+    holder.ask(None)
+    assert holder.acquire() and not early.acquire() and not late.acquire()
+    holder.release()
+    assert not late.acquire() and early.acquire()
+
+
+@pytest.mark.parametrize("call", ["open", "fstat"])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(gpus, monkeypatch, number, call):
+    one = gpus("one")
+
+    def broken(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as context:
+        context.setattr(locks.os, call, broken)
+        one.ask(None)
+        assert not one.acquire() and not one.held
+    assert one.message == f"waiting for GPU 0, 1: its queue is not usable: {os.strerror(number)}"
+    assert one.acquire() and one.message == ""
+    other = gpus("other")
+    other.ask(None)
+    assert not other.acquire()
+    one.release()
+    assert other.acquire()
+    other.release()
+
+
+def test_a_full_disk_only_costs_the_name_of_the_holder(gpus, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    one = gpus("one")
+    monkeypatch.setattr(locks.os, "write", full)
+    one.ask(None)
+    assert one.acquire()
+    one.release()
+
+
+RUNS = """
+import os, random, sys, time
+from pathlib import Path
+from monitor.gpu.queue import GpuQueue
+name, folder = sys.argv[1], Path(sys.argv[2])
+until, turns = time.monotonic() + 4, 0
+while time.monotonic() < until:
+    queue = GpuQueue(name, {})
+    queue.ask(None)
+    while not queue.acquire():
+        assert len(queue._tickets) == 1 and all(t.path.exists() for t in queue._tickets.values()), "its ticket is lost"
+        time.sleep(random.uniform(0, 0.003))
+    assert all(type(handle) is int for handle in queue.handles())
+    os.close(os.open(folder / "in use", os.O_CREAT | os.O_EXCL))
+    time.sleep(0.001)
+    os.unlink(folder / "in use")
+    queue.release()
+    turns += 1
+print(turns)
+"""
+
+PROBES = """
+import os, sys, time
+from pathlib import Path
+from monitor.process.locks import is_held
+base = Path(sys.argv[1]) / f"hangproof-{os.getuid()}" / "gpus"
+until = time.monotonic() + 5
+while time.monotonic() < until:
+    for path in [*base.glob("*.lock"), *base.glob("*/*.ticket")]:
+        is_held(path)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.getuid")
+def test_runs_that_queue_and_probe_all_the_time_share_a_gpu(tmp_path):
+    """Real processes: each gets its turn, never two at once, and no ticket is lost."""
+    env = {**os.environ, **GPU, "TMPDIR": str(tmp_path)}
+
+    def start(code, *arguments):
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    runs = [start(RUNS, f"run {i}", str(tmp_path)) for i in range(4)]
+    probes = [start(PROBES, str(tmp_path)) for _ in range(2)]
+    results = [(process.communicate(timeout=60), process.returncode) for process in runs]
+    assert [code for _, code in results] == [0] * 4, "\n".join(err for (_, err), _ in results)
+    assert all(int(out) >= 3 for (out, _), _ in results), results
+    assert [probe.wait(60) for probe in probes] == [0, 0]
+    for probe in probes:
+        probe.communicate()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="os.getuid")
+def test_a_free_gpu_that_is_only_probed_is_taken_at_once(tmp_path, gpus):
+    one = gpus("one")
+    one.ask(None)
+    assert one.acquire()
+    one.release()
+    command = [sys.executable, "-c", PROBES, str(tmp_path)]
+    probes = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
+    try:
+        while all(probe.poll() is None for probe in probes):
+            one = gpus("one")
+            one.ask(None)
+            assert one.acquire(), one.message
+            one.release()
+    finally:
+        for probe in probes:
+            probe.kill()
+            probe.wait()

@@ -1,63 +1,79 @@
-"""`report.md`, read by somebody who has never seen this program: whole sentences, right numbers, nothing twice."""
+"""`report.md` for a reader who does not know the monitor, and `incident.json`, which a new monitor reads back."""
 
+import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 from monitor_evidence import crash, frames, hang, proc, rank
 
-from monitor import causes, report
-from monitor.incident import Incident
+from monitor import phrases
+from monitor.detect.progress import Signals
+from monitor.diagnose import causes, incident
+from monitor.diagnose.incident import Incident, report
+from monitor.process import platform
+from monitor.run_folder import RunFolder
 
-SLEEPS = dict(ranks=[rank(0)], stacks={100: frames("loop.py:one_step")}, planned=40, quiet_s=2.3, budget_s=2.1)
+SLEEPS = dict(ranks=[rank(0)], stacks={100: frames("loop.py:one_step")}, planned=40, stalled_s=2.3, budget_s=2.1)
 LAUNCHER = (
     "Traceback (most recent call last):\n"
     '  File "/venv/bin/accelerate", line 8, in <module>\n    sys.exit(main())\n'
     "subprocess.CalledProcessError: Command '['/venv/bin/python', '-m', 'trainer']' returned non-zero exit status 1.\n"
 )
+KNOWN = dict(attempt=1, progress_s=0.0, best_step=10, started_at="2026-01-02T03:04:05.678Z", detect_s=2.3)
+RECOVERED = dict(resumed_from=8, steps_repeated=2, recover_s=5.04, outcome="step 11 is new: the run has recovered")
 
 
-def told(evidence, **values) -> str:
-    """The report of an incident, without its log."""
-    known = dict(
-        attempt=1, progress_s=0.0, best_step=10, started_at="2026-01-02T03:04:05.678Z", detect_s=2.3, resumed_from=8,
-        steps_repeated=2, recover_s=5.04, outcome="the run went on: step 11 is new",
-    )  # fmt: skip
-    incident = Incident(Path("incidents/0001"), evidence, causes.match(evidence), **{**known, **values})
-    return report.write(incident, "toy")
+def text_of(evidence, **values) -> str:
+    """The report of an incident that was recovered from."""
+    found = Incident(Path("incidents/0001"), evidence, causes.match(evidence), **{**KNOWN, **RECOVERED, **values})
+    return report(found, "toy")
 
 
-def test_a_hang_is_told_with_its_place_its_time_its_limit_and_its_signs():
-    text = told(hang(why=("asleep: the same stack twice within 1.2 s, and no CPU time used",), **SLEEPS))
+def test_a_hang_is_reported_with_its_place_time_limit_and_evidence():
+    text = text_of(hang(signs=["the same stack twice within 1.2 s, no CPU time used"], **SLEEPS))
     assert (
-        "The training stood still in the middle of training, at step 10 of 40. Its last progress was at 2026-01-02 03:04:05 "
-        "UTC. Here it is given 2.1 s without progress; after 2.3 s it was taken to be stuck: asleep: the same stack twice "
-        "within 1.2 s, and no CPU time used. Its main thread stood in `one_step (loop.py:1)`."
+        "The training hung after step 10 of 40. Last progress: 2026-01-02 03:04:05 UTC. The limit for this phase was 2.1 s "
+        "without progress; the monitor declared a hang after 2.3 s. Evidence: the same stack twice within 1.2 s, no CPU time used.\n"
     ) in text
-    assert "- The run went back to its checkpoint of step 8.\n- The run went on: step 11 is new." in text
+    assert "No step completed for much longer than usual. The main thread was in one_step (loop.py:1)." in text
     assert (
-        "Found after 2.3 s. 2 steps had to be trained again. From the last progress to the next new step it took 5.0 s."
+        "- The monitor restarted the run from its checkpoint of step 8.\n- Step 11 is new: the run has recovered.\n"
         in text
     )
-    assert "nothing spoke for or against it, so twice that was waited" in told(hang(**SLEEPS))
+    assert ("2 steps were repeated. The run completed its first new step 5.0 s after the last progress.") in text
+    assert "There was no other evidence, so the monitor waited twice the limit." in text_of(hang(**SLEEPS))
+    headings = ["What happened", "Likely cause", "What was done", "Cost", "Details"]
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == headings
+
+
+def test_a_hang_in_a_group_names_the_rank_that_the_others_wait_for():
+    text = text_of(hang(ranks=[rank(0, phase="save"), rank(1)], phase="save", budget_s=4, signs=["sleeping"]))
+    assert "The training hung while saving a checkpoint, after step 10." in text
+    assert "The other ranks were waiting for rank 0. The limit was 4.0 s without progress" in text
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "sentence"),
     [
-        (dict(outcome="failed", exit_code=1), "The training failed with an error in the middle of training, at step 10 (exit code 1)."),
-        (dict(outcome="deadline", exit_code=75), "The training ended itself in the middle of training, at step 10 (exit code 75)"),
-        (dict(outcome="stopped", exit_code=3), "The training saved a checkpoint and left in the middle of training, at step 10"),
-        (dict(ended="ended by SIGKILL", signal=9, phase="save"), "The training ended while saving a checkpoint, at step 10: ended by SIGKILL."),
+        (dict(outcome="failed", exit_code=1), "The training failed with an error after step 10 (exit code 1). Last progress"),
+        (dict(outcome="deadline", exit_code=75, note="waited 10 s for it"),
+         "A wait inside the training timed out after step 10, so the training stopped itself (exit code 75)."),
+        (dict(outcome="stopped", exit_code=3), "The training saved a checkpoint and exited after step 10 (exit code 3)."),
+        (dict(outcome="lora_damaged", exit_code=0, note="the LoRA toy.safetensors is missing", phase="end"),
+         "The script exited while finishing, after step 10 (exit code 0), but the LoRA toy.safetensors is missing."),
+        (dict(ended="killed by SIGKILL", signal=9, phase="save"),
+         "The training ended while saving a checkpoint, after step 10: killed by SIGKILL."),
     ],
 )  # fmt: skip
-def test_a_crash_is_told_by_how_it_ended(values, words):
-    text = told(crash(**values))
-    assert words in text and "Found at once." in text
+def test_a_crash_is_reported_by_how_it_ended(values, sentence):
+    assert sentence in text_of(crash(**values))
 
 
-def test_an_error_is_told_once_and_a_launchers_own_traceback_not_at_all():
+def test_an_error_is_shown_once_and_a_launchers_own_traceback_not_at_all():
     log = "Traceback (most recent call last):\n  File 'x', line 1\nKeyError: 'lora_7'\n" + LAUNCHER
-    text = told(
+    text = text_of(
         crash(log, outcome="failed", exit_code=1, note="KeyError: 'lora_7'", ranks=[{**rank(0), "outcome": "failed"}])
     )
     before, _, details = text.partition("## Details")
@@ -65,37 +81,234 @@ def test_an_error_is_told_once_and_a_launchers_own_traceback_not_at_all():
     assert "accelerate" not in text and "CalledProcessError" not in text
 
 
-def test_what_it_cost_and_what_was_lost_agree_with_what_was_done():
-    assert "The run began again: there was no checkpoint yet." in told(hang(**SLEEPS), resumed_from=0)
-    bad = told(hang(**SLEEPS), resumed_from=0, bad_checkpoints=["toy-step00000008-state.bad (truncated)"])
-    assert "because it is bad: toy-step00000008-state.bad" in bad and "no checkpoint is left that can be used" in bad
-    assert "No step was lost." in told(hang(**SLEEPS), steps_repeated=0)
-    assert "1 step had to be trained again." in told(hang(**SLEEPS), steps_repeated=1)
-    open_yet = told(
-        hang(**SLEEPS), resumed_from=None, steps_repeated=None, recover_s=None, outcome="the run is being brought back"
-    )
-    assert "The run is being brought back." in open_yet and "None" not in open_yet
+def test_what_was_done_and_what_it_cost_agree():
+    assert "from step 0, because there was no checkpoint yet." in text_of(hang(**SLEEPS), resumed_from=0)
+    bad = text_of(hang(**SLEEPS), resumed_from=0, bad_checkpoints=["toy-step00000008-state.bad (truncated)"])
+    assert "- Checkpoint set aside as damaged: toy-step00000008-state.bad (truncated).\n" in bad
+    assert "from step 0, because no usable checkpoint was left." in bad
+    assert "No steps were lost." in text_of(hang(**SLEEPS), steps_repeated=0)
+    assert "1 step was repeated." in text_of(hang(**SLEEPS), steps_repeated=1)
+    open_yet = dict(resumed_from=None, steps_repeated=None, recover_s=None, outcome="the run is being restarted")
+    text = text_of(hang(**SLEEPS), **open_yet)
+    assert "- The run is being restarted.\n" in text and "None" not in text
+    assert "No new step has been completed since then." in text
+    killed = [{"name": "python", "pid": pid} for pid in range(14)]
+    assert "The monitor killed 1 remaining process: python (0)." in text_of(hang(**SLEEPS), killed=killed[:1])
+    assert "The monitor killed 14 remaining processes: python (0), " in text_of(hang(**SLEEPS), killed=killed)
 
 
-def test_every_rank_process_gpu_and_note_has_its_line():
+def test_every_rank_process_gpu_and_missing_reading_has_its_line():
     gpus = [
         {"name": "H", "utilization": 3, "memory_used": 2e9, "memory_total": 8e9, "temperature": 50, "power_w": 70.4}
     ]
     found = hang(
         ranks=[rank(0, 9), rank(1, 8, phase="save")], processes=[proc(100, "S", True, wchan="futex_wait"), proc(7, "")],
         gpu=gpus, gpu_note="the NVIDIA driver has not answered for 40 s", kernel=["NVRM: Xid (PCI:0000:01:00): 79"],
-        host={"MemAvailable": 1e9, "MemTotal": 2e9, "disk_free": 3e9, "disk_total": 4e9},
+        host={"MemAvailable": 1e9, "MemTotal": 2e9, "disk_free": 3e9, "disk_total": 4e9, "cgroup_limit": 1e9,
+              "cgroup_used": 5e8},
+        missing=["kernel log: Operation not permitted (/dev/kmsg)"],
     )  # fmt: skip
-    text = told(found)
-    for words in (
-        "rank 0 (pid 100): training", "rank 1 (pid 101): saving a checkpoint", "process 100 p: asleep, waits in `futex_wait`",
-        "process 7 p: gone", "GPU 0 H: 3 % busy, 2.0 of 8.0 GB, 50 °C, 70 W", "has not answered for 40 s", "Xid",
-        "memory: 1.0 of 2.0 GB available", "disk: 3.0 of 4.0 GB free",
+    text = text_of(found)
+    for line in (
+        "- Rank 0 (pid 100): training, 9 steps completed, last heartbeat 9.0 s earlier\n",
+        "- Rank 1 (pid 101): saving a checkpoint, 8 steps completed",
+        "- Process 100 (p): sleeping, waits in futex_wait, 1.0 s of CPU time\n",
+        "- Process 7 (p): exited, 1.0 s", "- GPU 0 (H): 3 % busy, 2.0 of 8.0 GB used, 50 °C, 70 W\n",
+        "- GPU: the NVIDIA driver has not answered for 40 s\n", "- Kernel log: NVRM: Xid (PCI:0000:01:00): 79\n",
+        "- Memory: 1.0 of 2.0 GB available\n", "- Memory of the container: 0.5 of 1.0 GB used\n",
+        "- Disk: 3.0 of 4.0 GB free\n", "- Not available: kernel log: Operation not permitted (/dev/kmsg)\n",
     ):  # fmt: skip
-        assert words in text, words
+        assert line in text, line
 
 
-def test_durations_numbers_and_times_read_well():
-    assert [report.duration(s) for s in (3.21, 310, 7500)] == ["3.2 s", "5 min 10 s", "2 h 5 min"]
-    assert [report.count(n, "process") for n in (0, 1, 2)] == ["0 processes", "1 process", "2 processes"]
-    assert report.moment("2026-01-02T03:04:05.678Z") == "2026-01-02 03:04:05 UTC"
+# ---- hostile text ----
+
+HOSTILE = [
+    "```", "````text", "# Not a heading", "</code><script>alert(1)</script>", "![x](http://evil/p.png)", "*" * 500, "- item",
+    "\x1b[31mred\x1b[0m\x07\x00\x08", "a\u2028b\u0085c\u202ed", "1. one", "> quote", "---", "=====", "~~~", "x" * 100_000,
+    "progress 1\rprogress 2\rprogress 3", "\udcff", "a\tb",
+]  # fmt: skip
+
+
+def blocks(text: str) -> list[str]:
+    """The structure of a Markdown text: the kinds of its blocks, with HTML, links and images as parsers find them."""
+    from markdown_it import MarkdownIt
+
+    tokens = MarkdownIt("commonmark").parse(text)
+    return [token.type for token in tokens] + [c.type for t in tokens for c in t.children or [] if c.type != "text"]
+
+
+@pytest.mark.parametrize("line", HOSTILE, ids=[repr(line[:16]) for line in HOSTILE])
+def test_a_hostile_line_changes_nothing_of_the_structure(line):
+    # Wherever text from outside may stand: the log and its error, notes, names, the kernel's log, checkpoints, a mitigation.
+    def with_line(line):
+        bad = dict(killed=[{"name": line, "pid": 1}], bad_checkpoints=[line], changed=[line], outcome=line)
+        trainer = {**proc(1, "S", wchan=line), "name": line}
+        note = {**rank(0), "note": line}
+        found = crash(
+            f"{line}\nValueError: {line}\n", outcome="lora_damaged", note=line, ended=line, kernel=[line], gpu_note=line,
+            processes=[trainer], ranks=[note], missing=[line], gpu=[{"name": line}],
+        )  # fmt: skip
+        error = crash(f"ValueError: {line}\n", ended=line)
+        return text_of(found, **bad), text_of(error), text_of(hang(signs=[line], note=line, phase="cache_text"))
+
+    for hostile, harmless in zip(with_line(line), with_line("harmless"), strict=True):
+        assert blocks(hostile) == blocks(harmless)
+        *_, tail = hostile.partition("The last lines of the log")
+        assert all(len(shown) <= incident.WIDTH + 5 for shown in tail.splitlines())
+        assert all(c.isprintable() or c == "\n" for c in hostile)
+
+
+def test_text_is_shown_as_it_is_where_markdown_would_change_it():
+    from markdown_it import MarkdownIt
+
+    for text in (
+        "KeyError: '__init__'",
+        "C:\\data\\_x",
+        "a*b*c",
+        "[a](b) <c> `d`",
+        "1. x",
+        "#1 of 2",
+        "snake_case",
+        "\\*",
+    ):
+        shown = "".join(
+            c.content for t in MarkdownIt("commonmark").parse(incident.escape(text)) for c in t.children or []
+        )
+        assert shown == text
+    assert incident.escape("snake_case 2 of 3") == "snake_case 2 of 3"
+
+
+def test_the_log_shows_a_progress_bar_as_a_person_saw_it():
+    text = text_of(crash("steps: 1\rsteps: 2\rsteps: 3\r\nValueError: x\n"))
+    assert text.endswith("\n\n    steps: 3\n    ValueError: x\n")
+    assert "The last lines of the log" not in text_of(crash(""))
+
+
+# ---- incident.json ----
+
+KEYS = [
+    "id",
+    "kind",
+    "cause",
+    "title",
+    "explanation",
+    "phase",
+    "step",
+    "resumed_from",
+    "steps_repeated",
+    "detect_s",
+    "recover_s",
+    "changed",
+    "started_at",
+    "ended_at",
+    "attempt",
+    "outcome",
+    "evidence",
+]
+
+
+def opened(folder: Path, **values) -> Incident:
+    evidence = hang(signs=["sleeping"], log_tail="steps: 3\n", **SLEEPS)
+    found = Incident.open(RunFolder(folder), evidence, causes.match(evidence), **{**KNOWN, **values})
+    return found
+
+
+def test_an_incident_is_read_back_as_it_was_written(tmp_path):
+    found = opened(tmp_path)
+    found.killed, found.changed, found.resumed_from = [{"name": "python", "pid": 7}], ["no workers"], 8
+    assert found.save(RunFolder(tmp_path))
+    again = Incident.load(found.folder)
+    assert again.cause == found.cause and again.evidence.where() == found.evidence.where() == "one_step (loop.py:1)"
+    assert again.evidence.log_tail.strip() == "steps: 3"
+    again.evidence.log_tail = found.evidence.log_tail
+    assert again.evidence == found.evidence
+    before = (found.folder / "report.md").read_text()
+    assert again.save(RunFolder(tmp_path)) and (found.folder / "report.md").read_text() == before
+    assert {**vars(again), "evidence": 0} == {**vars(found), "evidence": 0}
+    values = json.loads((found.folder / "incident.json").read_text())
+    assert set(KEYS) <= set(values) and values["evidence"]["stalled_s"] == 2.3
+    assert opened(tmp_path).number == "0002"
+
+
+def test_after_a_reboot_the_time_of_the_last_progress_comes_from_the_wall_clock(tmp_path, monkeypatch):
+    found = opened(tmp_path, started_at=platform.utc(platform.now().wall_s - 100), progress_s=1e9)
+    assert Incident.load(found.folder).progress_s == 1e9
+    monkeypatch.setattr(platform, "boot_id", lambda: "another")
+    assert platform.now().mono_s - Incident.load(found.folder).progress_s == pytest.approx(100, abs=5)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"diagnosis": 3, "evidence": {}}', '{"attempt": 1}'])
+def test_a_damaged_incident_is_none(text, tmp_path):
+    assert Incident.load(tmp_path / "absent") is None
+    (tmp_path / "incident.json").write_text(text)
+    assert Incident.load(tmp_path) is None
+
+
+class FullDisk(RunFolder):
+    """A folder on a disk with room for some files only."""
+
+    room: tuple[str, ...] = ()
+
+    def replace(self, name, text, sync=False):
+        return Path(name).name in self.room and super().replace(name, text, sync)
+
+
+def test_a_full_disk_costs_the_files_that_do_not_fit_and_the_next_save_writes_them(tmp_path):
+    disk = FullDisk(tmp_path)
+    found = opened(tmp_path)
+    for name in ("incident.json", "report.md", "stacks.txt", "log_tail.txt"):
+        (found.folder / name).unlink()
+    disk.room = ("incident.json",)
+    assert not found.save(disk) and os.listdir(found.folder) == ["incident.json"]
+    disk.room = ("incident.json", "report.md", "stacks.txt", "log_tail.txt")
+    assert found.save(disk) and len(os.listdir(found.folder)) == 4
+    assert "one_step" in (found.folder / "stacks.txt").read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_made_at_the_next_save(tmp_path, capfd):
+    (tmp_path / "incidents").write_text("in the way")
+    found = opened(tmp_path)
+    assert not found.save(RunFolder(tmp_path)) and found.number == "0001"
+    assert "cannot write" in capfd.readouterr().err
+    (tmp_path / "incidents").unlink()
+    assert found.save(RunFolder(tmp_path)) and Incident.load(found.folder) is not None
+
+
+def test_the_incidents_of_a_folder_that_cannot_be_listed_are_numbered_by_attempt(tmp_path, monkeypatch):
+    def fails(folder):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(RunFolder, "new_incident", fails)
+    assert opened(tmp_path, attempt=3).number == "0003"
+
+
+def test_a_name_that_is_not_utf_8_is_written_all_the_same(tmp_path):
+    found = opened(tmp_path)
+    found.bad_checkpoints = ["toy-\udcff-state.bad"]
+    assert found.save(RunFolder(tmp_path)) and Incident.load(found.folder).bad_checkpoints == ["toy-?-state.bad"]
+
+
+# ---- monitor diagnose ----
+
+
+def test_a_diagnosis_has_the_keys_that_programs_read_and_reads_well():
+    evidence = hang(processes=[proc(100, "S", True, wchan="futex_wait")], signs=["sleeping"], **SLEEPS)
+    text, found = incident.describe("toy, attempt 1", evidence, Signals(stuck=("sleeping",)), causes.match(evidence))
+    assert {"name", "summary", "phase", "step", "stalled_s", "where", "signals", "cause", "processes", "stacks"} <= set(
+        found
+    )
+    assert found["cause"] == "stuck" and json.dumps(found)
+    assert "toy, attempt 1: no progress.\nTraining, step 10. Last progress: 2.3 s ago.\n- sleeping\n" in text
+    assert "Likely cause if it is stuck: The training hung. No step completed" in text
+    assert "  Process 100 (p): sleeping, waits in futex_wait, 1.0 s of CPU time" in text and "Stacks of 100:" in text
+    text, calm = incident.describe("process 7", hang(), Signals(), causes.match(hang()))
+    assert calm["cause"] is None and calm["ranks"] == [] and text == "process 7: no sign of a hang."
+    text, slow = incident.describe("x", hang(), Signals(slow=("the machine is swapping",)), causes.match(hang()))
+    assert slow["summary"] == "slow, but making progress" and "- the machine is swapping" in text
+
+
+def test_durations_counts_and_times_read_well():
+    assert [phrases.duration(s) for s in (3.21, 59.99, 310, 7500)] == ["3.2 s", "1 min 0 s", "5 min 10 s", "2 h 5 min"]
+    assert [phrases.count(n, "process") for n in (0, 1, 2)] == ["0 processes", "1 process", "2 processes"]
+    assert phrases.moment("2026-01-02T03:04:05.678Z") == "2026-01-02 03:04:05 UTC"

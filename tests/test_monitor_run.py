@@ -96,7 +96,7 @@ def test_a_step_that(what, folder):
     assert incident["resumed_from"] == 30 and incident["steps_repeated"] == AT - 30
     assert in_time(folder, incident) and incident["recover_s"] > incident["detect_s"]
     text = report(folder)
-    assert f"step {AT} of 50" in text and "checkpoint of step 30" in text and "What it cost" in text
+    assert f"step {AT} of 50" in text and "checkpoint of step 30" in text and "## Cost" in text
     if what != "is stopped":
         assert "fault" in (folder / "incidents/0001/stacks.txt").read_text()
     assert incident["cause"] == ("trainer_stopped" if what == "is stopped" else "stuck")
@@ -107,7 +107,7 @@ DEATHS = {
     "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed_in_c"),
     "an exception": ("raise RuntimeError('the loss machine broke')", "exception"),
     "out of memory": ("raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')", "cuda_out_of_memory"),
-    "exit code 0 without a last word": ("os._exit(0)", "no_last_word"),
+    "exit code 0 without an outcome": ("os._exit(0)", "exited_unexpectedly"),
 }
 
 
@@ -127,7 +127,7 @@ def test_a_death_by(what, folder):
 
 def test_the_same_exception_three_times_without_a_new_step_ends_the_run_with_code_4_and_the_report(folder):
     toy_run(folder, fault_at(24, "raise ValueError('always here')", "True"), **SHORT)
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[restart]\nbackoff_first = 0.2\n"))}
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[restart]\nbackoff_first_s = 0.2\n"))}
     code, _, _ = supervise(folder, **env)
     assert code == 4
     now = status(folder)
@@ -135,14 +135,14 @@ def test_the_same_exception_three_times_without_a_new_step_ends_the_run_with_cod
     assert "always here" in now["reason"] and "incidents/0003/report.md" in now["reason"]
     assert len(incidents(folder)) == 3
     assert checkpoint.newest_valid(folder).name == "toy-step00000020-state", "nothing is lost"
-    assert "given up" in report(folder, 3)
+    assert "gave up" in report(folder, 3)
 
 
-def test_a_process_that_does_not_leave_after_its_last_word_does_not_keep_the_run_from_completing(folder):
+def test_a_process_that_does_not_exit_after_its_outcome_does_not_keep_the_run_from_completing(folder):
     toy_run(folder, **SHORT)
     text = (folder / "toy.py").read_text()
     (folder / "toy.py").write_text(text.replace('hb.end("done")', 'hb.end("done"); time.sleep(3600)'))
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nexit = 2\n"))}
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nexit_s = 2\n"))}
     code, _, _ = supervise(folder, **env)
     assert code == 0
     completed(folder, restarts=0)
@@ -160,7 +160,7 @@ time.sleep(0.3)
 time.sleep(3600)
 """
     toy_run(folder, fault_at(AT, spawn), launcher="child", **SHORT)
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[end]\ngrace = 0.5\n"))}
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[end]\ngrace_s = 0.5\n"))}
     code, _, _ = supervise(folder, **env)
     assert code == 0
     completed(folder, restarts=1)
@@ -179,7 +179,7 @@ def test_an_orphaned_trainer_is_watched_to_its_end_not_doubled(folder):
 def test_a_dead_trainer_below_a_living_launcher_is_a_crash(folder):
     toy_run(folder, fault_at(AT, "os.kill(os.getpid(), 9)"), **SHORT)
     (folder / "train.sh").write_text(f"cd {folder}\n{sys.executable} toy.py || sleep 3600\n")
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nlauncher = 1\n"))}
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nlauncher_s = 1\n"))}
     code, _, _ = supervise(folder, **env)
     assert code == 0
     completed(folder, restarts=1)
@@ -253,7 +253,7 @@ def test_a_script_without_heartbeats_is_watched_by_its_log(folder):
         'for i in 1 2 3; do echo "line $i of attempt $HANGPROOF_ATTEMPT"; sleep 0.3; done\n'
         '[ "$HANGPROOF_ATTEMPT" = 1 ] && sleep 3600\necho done\n'
     )
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nlog_silence = 2\n"))}
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nlog_silence_s = 2\n"))}
     code, _, _ = supervise(folder, **env)
     assert code == 0
     now = status(folder)
@@ -266,27 +266,31 @@ def test_a_script_without_heartbeats_is_watched_by_its_log(folder):
 def test_a_script_that_fails_at_once_is_tried_three_times_and_the_reason_is_its_own(folder):
     folder.mkdir()
     (folder / "train.sh").write_text("echo 'FileNotFoundError: no such model: flux.safetensors' >&2\nexit 1\n")
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[restart]\nbackoff_first = 0.1\n"))}
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[restart]\nbackoff_first_s = 0.1\n"))}
     code, _, _ = supervise(folder, **env)
     assert code == 4
     assert "no such model: flux.safetensors" in status(folder)["reason"]
 
 
 @pytest.mark.skipif(not LINUX, reason="/proc/PID/environ")
-def test_strays_of_a_dead_attempt_are_named_and_ended_before_a_new_one_starts(folder):
+def test_orphans_of_a_dead_attempt_are_named_and_killed_before_a_new_one_starts(folder):
     toy_run(folder, **SHORT)
-    stray = subprocess.Popen(["sleep", "3618"], env={**os.environ, "HANGPROOF_RUN": str(folder)})
+    orphan = subprocess.Popen(["sleep", "3618"], env={**os.environ, "HANGPROOF_RUN": str(folder)})
     assert supervise(folder)[0] == 0
-    assert stray.wait(60) == -signal.SIGTERM
-    assert str(stray.pid) in events(folder, "killed")[0]["message"]
+    assert orphan.wait(60) == -signal.SIGTERM
+    assert str(orphan.pid) in events(folder, "killed")[0]["message"]
 
 
 def test_a_driver_that_fails_changes_nothing_but_the_report(folder):
-    (folder.parent / "broken_nvml.py").write_text(
+    (folder.parent / "pynvml.py").write_text(
         "class NVMLError(Exception): pass\ndef nvmlInit(): raise NVMLError('Driver/library version mismatch')\n"
     )
+    (folder.parent / "sitecustomize.py").write_text(
+        "import sys\nif 'monitor' in sys.orig_argv:\n"
+        f"    sys.path.insert(0, {str(ROOT)!r})\n    import monitor.gpu.nvml\n    import pathlib\n    monitor.gpu.nvml.DRIVER_FILES = (pathlib.Path('/'),)\n"
+    )
     toy_run(folder, fault_at(AT, "time.sleep(3600)"), **SHORT)
-    env = {"HANGPROOF_NVML": "broken_nvml", "PYTHONPATH": str(folder.parent)}
+    env = {"PYTHONPATH": str(folder.parent)}
     assert supervise(folder, **env)[0] == 0
     completed(folder, restarts=1)
     assert "version mismatch" in report(folder)
@@ -298,8 +302,10 @@ def test_the_monitor_costs_under_40_mb_and_half_a_percent_of_a_core_at_20_steps_
     process = monitor(folder)
     wait_for(lambda: step_of(folder) > 40)
 
+    pid = status(folder)["monitor_pid"]
+
     def cpu_s():
-        with open(f"/proc/{process.pid}/schedstat") as file:
+        with open(f"/proc/{pid}/schedstat") as file:
             return int(file.read().split()[0]) / 1e9
 
     shares: list[float] = []
@@ -309,7 +315,7 @@ def test_the_monitor_costs_under_40_mb_and_half_a_percent_of_a_core_at_20_steps_
         before, began = cpu_s(), time.monotonic()
         time.sleep(12)
         shares.append((cpu_s() - before) / (time.monotonic() - began))
-    memory = psutil.Process(process.pid).memory_info().rss
+    memory = psutil.Process(pid).memory_info().rss
     stop(folder, "--now")
     finish(process)
     print(f"monitor: {', '.join(f'{share:.2%}' for share in shares)} of a core, {memory / 1e6:.0f} MB")

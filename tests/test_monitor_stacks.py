@@ -1,15 +1,46 @@
 """Stacks of stuck processes: what is read from them, and tools that hang, are denied or are missing."""
 
+import errno
+import os
 import subprocess
 import sys
+import time
 
 import pytest
-from monitor_evidence import frames
-from monitor_helpers import wait_for
 
-from monitor import stacks, system
+from guards.crash import stacks_path
+from monitor.detect import stacks
+from monitor.process import platform
 
 LINUX = sys.platform.startswith("linux")
+GUARDED = "import sys, time; from guards import crash; crash.enable_stacks(sys.argv[1]); print('ready', flush=True); time.sleep(600)"
+
+
+def frames(*names: str) -> str:
+    """The main thread of a faulthandler dump with these `file.py:function` frames, innermost first."""
+    lines = [f'  File "/x/{name.split(":")[0]}", line 1 in {name.split(":")[1]}' for name in names]
+    return "Current thread 0x00007f (most recent call first):\n" + "\n".join(lines)
+
+
+def wait_for(condition, what: str = "", seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """A process of ours that writes its stacks on SIGUSR2."""
+    child = subprocess.Popen([sys.executable, "-c", GUARDED, str(tmp_path)], stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"ready\n"
+    yield child
+    child.kill()
+    child.communicate()
+
+
+def key(child: subprocess.Popen) -> tuple[int, float]:
+    return child.pid, platform.process_info(child.pid).start
 
 
 def test_names_and_places_are_read_from_faulthandler_and_from_py_spy():
@@ -28,18 +59,90 @@ def test_names_and_places_are_read_from_faulthandler_and_from_py_spy():
 def test_no_signal_is_sent_to_a_process_that_has_no_handler_for_it(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        assert stacks.dump(tmp_path, [(child.pid, system.proc(child.pid).start)], 0.2) == {}
-        assert child.poll() is None, "SIGUSR2 without a handler would have ended it"
+        assert stacks.dump(tmp_path, [(child.pid, platform.process_info(child.pid).start)], 0.2) == {}
+        assert child.poll() is None, "SIGUSR2 without a handler kills it"
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.skipif(not LINUX, reason="SigCgt is in /proc")
+def test_a_reused_pid_does_not_die_of_the_signal(tmp_path):
+    """Fault 15: the stacks file of a former process is there, another program has its pid."""
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        stacks_path(tmp_path, child.pid).write_text("stacks of the process that had this pid\n")
+        assert stacks.dump(tmp_path, [key(child)], 0.3) == {}
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0.3)
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.skipif(not LINUX, reason="SIGUSR2 is not on Windows")
+def test_a_guarded_process_answers_with_its_stacks(guarded, tmp_path):
+    found = stacks.dump(tmp_path, [key(guarded)], 20.0)
+    assert stacks.where(found[guarded.pid]).startswith("<module>")
+    assert guarded.poll() is None
+
+
+@pytest.mark.skipif(not LINUX, reason="SIGUSR2 is not on Windows")
+def test_a_stacks_file_that_vanishes_while_it_is_read_is_no_error(guarded, tmp_path, monkeypatch):
+    path, real = stacks_path(tmp_path, guarded.pid), platform.send
+
+    def send(pid: int, start: float, number: int) -> bool:
+        sent = real(pid, start, number)
+        path.unlink(missing_ok=True)
+        return sent
+
+    monkeypatch.setattr(platform, "send", send)
+    assert stacks.dump(tmp_path, [key(guarded)], 2.0) == {}
+
+
+@pytest.mark.skipif(not LINUX, reason="SIGUSR2 is not on Windows")
+def test_a_stacks_file_that_cannot_be_read_is_no_error(guarded, tmp_path, monkeypatch):
+    real, calls = os.path.getsize, []
+
+    def getsize(path):
+        calls.append(path)
+        if len(calls) > 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path)
+
+    monkeypatch.setattr(os.path, "getsize", getsize)
+    assert stacks.dump(tmp_path, [key(guarded)], 2.0) == {}
+    assert len(calls) > 1
+
+
+def test_the_dump_of_a_fatal_signal_is_found_behind_dumps_on_request(tmp_path):
+    assert stacks.fatal_dump(tmp_path, 7) == ""
+    stacks_path(tmp_path, 7).write_text(frames("loop.py:one_step") + "\n")
+    assert stacks.fatal_dump(tmp_path, 7) == ""
+    with open(stacks_path(tmp_path, 7), "a") as file:
+        file.write("x" * (1 << 17) + "\nFatal Python error: Segmentation fault\n\n" + frames("loop.py:one_step"))
+    assert stacks.fatal_dump(tmp_path, 7).startswith("Fatal Python error: Segmentation fault")
+
+
+def test_py_spy_is_killed_when_the_probe_ends(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "py-spy").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    (tmp_path / "bin" / "py-spy").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    spy = stacks.PySpy(60.0)
+    spy.begin(os.getpid(), platform.process_info(os.getpid()).start)
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+    spy.close()
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: platform.process_info(pid) is None or platform.process_info(pid).dead)
+    assert not spy.poll()
 
 
 @pytest.mark.skipif(not LINUX, reason="the stand-in for py-spy is a shell script")
 @pytest.mark.parametrize(
     ("script", "answer"),
     [
-        ("sleep 60", "no answer within"),
+        ("sleep 60", "timed out"),
         ("echo 'Permission Denied: Try running again with elevated permissions'; exit 1", "Permission Denied"),
         ("kill -STOP $4; echo 'Thread 1: MainThread'", "MainThread"),
         (None, "not installed"),
@@ -55,10 +158,10 @@ def test_py_spy_that_hangs_is_denied_missing_or_leaves_its_target_stopped(tmp_pa
     child = subprocess.Popen(["sleep", "60"])
     try:
         spy = stacks.PySpy(timeout_s=0.5 if script == "sleep 60" else 60)
-        spy.begin(child.pid, system.proc(child.pid).start)
+        spy.begin(child.pid, platform.process_info(child.pid).start)
         wait_for(lambda: not spy.poll())
         assert answer in spy.texts[child.pid]
-        wait_for(lambda: system.proc(child.pid).state == "S", what="the target runs again")
+        wait_for(lambda: platform.process_info(child.pid).state == "S", what="the target runs again")
     finally:
         child.kill()
         child.wait()

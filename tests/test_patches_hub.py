@@ -1,5 +1,6 @@
-"""The model hub: what is cached needs no network, what stands still ends, what is missing is said once."""
+"""The model hub: cached files need no network, a stalled download ends the process, a missing file is not retried."""
 
+import argparse
 import contextlib
 import http.server
 import os
@@ -15,7 +16,8 @@ import patches_helpers as helpers
 import pytest
 import tiny_sd_scripts as tiny
 
-from sd_scripts_patches import hub
+from guards import download as download_module
+from sd_scripts_patches import hub, session
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMIT = "a" * 40
@@ -30,13 +32,13 @@ print("words", len(made), made.model_max_length, flush=True)
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """As much of the hub as its client asks for: files of one repository by name, and an answer to what is not there."""
+    """The part of the hub that its client uses: the files of one repository by name, 404 for everything else."""
 
     protocol_version = "HTTP/1.1"
 
     def answer(self):
         server = self.server
-        server.asked.append(self.path)
+        server.requests.append(self.path)
         if server.silent:
             server.closing.wait(600)
             self.close_connection = True
@@ -65,7 +67,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 def serving(files: Path, silent: bool):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         server.daemon_threads = True
-        server.files, server.asked = files, []
+        server.files, server.requests = files, []
         server.silent, server.closing = silent, threading.Event()
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
@@ -75,10 +77,10 @@ def serving(files: Path, silent: bool):
 
 @pytest.fixture(scope="module")
 def loads(tmp_path_factory):
-    """A tokenizer loaded three times: from the hub; from the cache that this made, while the hub is silent; and so from a
-    copy of the cache that a killed download might have left. For each, how it ended and what the hub was asked."""
+    """A tokenizer loaded three times: from the hub; from the cache that this created, with a silent hub; and from a copy
+    of the cache as a killed download leaves it, with a silent hub. For each: the result and the requests to the hub."""
     tiny.need()
-    base, told = tmp_path_factory.mktemp("hub"), {}
+    base, results = tmp_path_factory.mktemp("hub"), {}
     files = tiny.workdir() / "tokenizers" / "openai_clip-vit-large-patch14"
 
     def load(name):
@@ -97,120 +99,166 @@ def loads(tmp_path_factory):
                 "HF_HUB_ETAG_TIMEOUT": "300",
                 "no_proxy": "127.0.0.1",
             }
-            told[name] = helpers.module(base / name, TOKENIZER, **env), server.asked
+            results[name] = helpers.module(base / name, TOKENIZER, **env), server.requests
 
     load("hub")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(load, ("cache", "half")))
-    return told
+    return results
 
 
-def test_a_tokenizer_comes_from_the_hub_where_the_cache_is_empty(loads):
-    ended, asked = loads["hub"]
-    assert ended.code == 0 and "words 1000 77" in ended.log, ended
-    assert any(path.endswith("vocab.json") for path in asked)
+def test_a_tokenizer_comes_from_the_hub_when_the_cache_is_empty(loads):
+    result, requests = loads["hub"]
+    assert result.code == 0 and "words 1000 77" in result.log, result
+    assert any(path.endswith("vocab.json") for path in requests)
 
 
-def test_a_tokenizer_whose_cache_is_whole_needs_no_hub(loads):
-    """As with HF_HUB_OFFLINE=1: its loader would ask for the list of its files, without any limit."""
-    ended, asked = loads["cache"]
-    assert ended.code == 0 and "words 1000 77" in ended.log, ended
-    assert asked == []
+def test_a_tokenizer_with_a_complete_cache_needs_no_hub(loads):
+    """As with HF_HUB_OFFLINE=1: otherwise its loader requests the list of its files, without a timeout."""
+    result, requests = loads["cache"]
+    assert result.code == 0 and "words 1000 77" in result.log, result
+    assert requests == []
 
 
 def test_a_hub_that_never_answers(loads):
-    """And a cache that is not whole is not taken for one."""
-    ended, asked = loads["half"]
-    assert ended.code == 75 and asked and ended.hung_s() < 4 + 10, ended
-    assert "hangproof: waited 4 s for a byte of " in ended.log
-    assert "openai/clip-vit-large-patch14 from the hub" in ended.log
+    """An incomplete cache is not used."""
+    result, requests = loads["half"]
+    assert result.code == 75 and requests and result.hung_s() < 4 + 10, result
+    assert "hangproof: waited 4 s for a byte of " in result.log
+    assert "openai/clip-vit-large-patch14 from the hub" in result.log
 
 
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "60")
     monkeypatch.setattr(hub, "POLL_S", 0.05)
-    monkeypatch.setattr(hub, "PAUSE_S", 0.01)
+    monkeypatch.setattr(hub, "RETRY_PAUSE_S", 0.01)
 
 
-def test_a_slow_download_goes_on_as_long_as_bytes_come(tmp_path, monkeypatch):
-    """By a clock of its own, which runs a second at each look: ten times the limit in all, never two looks without a byte."""
-    blobs, looks = tmp_path / "models--a--b" / "blobs", []
+def test_a_slow_download_continues_while_bytes_arrive(tmp_path, monkeypatch):
+    """With a clock that advances one second per call: ten times the limit in all, and a byte arrives at every call."""
+    blobs, calls = tmp_path / "models--a--b" / "blobs", []
     blobs.mkdir(parents=True)
     done = threading.Event()
 
     def seconds():
-        looks.append(1)
+        calls.append(1)
         with open(blobs / "x.incomplete", "ab") as file:
             file.write(b"x")
-        if len(looks) > 30:
+        if len(calls) > 30:
             done.set()
-        return float(len(looks))
+        return float(len(calls))
 
     monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "3")
     monkeypatch.setattr(hub, "POLL_S", 0.01)
     monkeypatch.setattr(hub, "time", SimpleNamespace(monotonic=seconds))
-    assert hub.watched(lambda: done.wait(60) and "path", tmp_path, "a file") == "path"
+    assert hub.download_with_retries(lambda: done.wait(60) and "path", tmp_path, "a file") == "path"
 
 
-def test_a_download_that_stands_still_ends_the_process(tmp_path):
+def test_a_stalled_download_ends_the_process(tmp_path):
     script = (
         "import time; from pathlib import Path; from sd_scripts_patches import hub\n"
-        f"hub.watched(lambda: time.sleep(60), Path({str(tmp_path)!r}), 'model.bin of a/b')"
+        f"hub.download_with_retries(lambda: time.sleep(60), Path({str(tmp_path)!r}), 'model.bin of a/b')"
     )
     env = {**os.environ, "HANGPROOF_HUB_TIMEOUT_S": "0.5"}
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, env=env, check=False, capture_output=True, text=True, timeout=120
     )
-    assert ended.returncode == 75 and "waited 0.5 s for a byte of model.bin of a/b" in ended.stderr
+    assert result.returncode == 75 and "waited 0.5 s for a byte of model.bin of a/b" in result.stderr
 
 
-def test_errors_of_the_network_are_tried_again_and_a_missing_file_is_not(tmp_path, impatient, capsys):
-    tries = []
+def test_network_errors_are_retried_and_a_missing_file_is_not(tmp_path, impatient, capsys):
+    attempts = []
 
     def flaky():
-        tries.append(1)
-        if len(tries) < 3:
+        attempts.append(1)
+        if len(attempts) < 3:
             raise ConnectionError("reset")
         return "path"
 
-    assert hub.watched(flaky, tmp_path, "a file") == "path" and len(tries) == 3
-    assert "a file: ConnectionError: reset; trying again (2 of 3)" in capsys.readouterr().err
+    assert hub.download_with_retries(flaky, tmp_path, "a file") == "path" and len(attempts) == 3
+    assert "a file: ConnectionError: reset; retrying (attempt 2 of 3 failed)" in capsys.readouterr().err
 
     class Missing(OSError):
         response = SimpleNamespace(status_code=404)
 
     def missing():
-        tries.append(1)
+        attempts.append(1)
         raise Missing("no such file")
 
-    tries.clear()
+    attempts.clear()
     with pytest.raises(Missing):
-        hub.watched(missing, tmp_path, "a file")
-    assert len(tries) == 1
+        hub.download_with_retries(missing, tmp_path, "a file")
+    assert len(attempts) == 1
 
 
-def test_a_cached_file_is_taken_without_a_request(tmp_path, monkeypatch):
-    """The real client, against an address where nobody listens."""
-    download = pytest.importorskip("huggingface_hub.file_download")
+def test_a_cached_file_needs_no_request(tmp_path, monkeypatch):
+    """The real client, without a network."""
+    pytest.importorskip("huggingface_hub.file_download")
     name, commit = "models--some--model", "a" * 40
     snapshot = tmp_path / name / "snapshots" / commit
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     (tmp_path / name / "refs").mkdir()
     (tmp_path / name / "refs" / "main").write_text(commit)
-    asked = []
+    requests = []
 
     def refuse(*args, **kwargs):
-        asked.append(args)
+        requests.append(args)
         raise ConnectionError("no network here")
 
-    monkeypatch.setattr(hub, "PAUSE_S", 0.01)
-    with monkeypatch.context() as patched:
-        patched.setattr(download, "hf_hub_download", refuse)
-        hub.apply_to_download(download)
-        found = download.hf_hub_download("some/model", "config.json", cache_dir=str(tmp_path))
-        assert Path(found) == snapshot / "config.json" and not asked
-        with pytest.raises(ConnectionError):
-            download.hf_hub_download("some/model", "other.json", cache_dir=str(tmp_path))
-        assert len(asked) == 3
+    monkeypatch.setattr(hub, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(download_module, "PAUSE_S", 0.01)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "0.5")
+    expired = []
+    monkeypatch.setattr(hub.deadline, "expire", lambda seconds, what: expired.append(what))
+    load = hub._cache_first(refuse)
+    found = load("some/model", "config.json", cache_dir=str(tmp_path))
+    assert Path(found) == snapshot / "config.json" and not requests
+    with pytest.raises(ConnectionError):
+        load("some/model", "other.json", cache_dir=str(tmp_path))
+    assert expired == ["a byte of other.json of some/model from the hub"] and len(requests) == 3
+
+
+@pytest.mark.parametrize("environment", ["ours", "sd-scripts"])
+def test_the_library_finds_what_the_patch_downloaded(tmp_path, environment):
+    """In both environments: huggingface-hub 0.34 (sd-scripts) and 2.x (ours)."""
+    if environment == "sd-scripts":
+        tiny.need(run=False)
+    python = sys.executable if environment == "ours" else str(tiny.python())
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "weights.bin").write_bytes(bytes(300_000))
+    script = (
+        "import os, sys, huggingface_hub.file_download as module\nfrom sd_scripts_patches import hub\n"
+        "load = hub._cache_first(lambda *a, **k: sys.exit('the library downloads itself'))\n"
+        "path = load('some/model', 'weights.bin')\n"
+        "os.environ['HF_HUB_OFFLINE'] = '1'\n"
+        "assert module.hf_hub_download('some/model', 'weights.bin', local_files_only=True) == path\n"
+        "print(os.path.getsize(path))"
+    )
+    with serving(files, silent=False) as server:
+        env = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "0",
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": str(tmp_path / "home"),
+            "no_proxy": "127.0.0.1",
+        }
+        done = subprocess.run(
+            [python, "-c", script], cwd=ROOT, env=env, check=False, capture_output=True, text=True, timeout=300
+        )
+    assert done.returncode == 0 and done.stdout.strip() == "300000", done.stderr
+
+
+def test_an_upload_during_training_is_phase_save(monkeypatch):
+    """In phase "step" the monitor would take it for a hung step."""
+    phases, beat = [], session.heartbeat()
+    beat.phase("step")
+    upload = hub._upload(lambda args, src: phases.append(beat.current_phase))
+    for limit in ("5", "0"):
+        monkeypatch.setenv("HANGPROOF_UPLOAD_TIMEOUT_S", limit)
+        upload(argparse.Namespace(), "x.safetensors")
+    assert phases == ["save", "save"] and beat.current_phase == "step"

@@ -1,4 +1,4 @@
-"""The launcher is python to the script it runs: arguments, paths, exit codes, spawned workers. No checkout needed."""
+"""The launcher runs a script as Python does: arguments, paths, exit codes, spawned workers. No checkout needed."""
 
 import json
 import subprocess
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import tiny_sd_scripts as tiny
+
+from guards import heartbeat
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,7 +37,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_a_script_sees_what_python_would_show_it(tmp_path):
+def test_a_script_sees_what_python_shows_it(tmp_path):
     write(tmp_path, "helper.py", "VALUE = 7\n")
     script = write(tmp_path, "report.py", REPORT)
     args = ["--a", "1", "--hangproof_npz_timeout_s", "9", "b c", "--hangproof_exit_grace_s=3"]
@@ -63,9 +65,7 @@ def test_exit_codes_are_the_scripts_own(tmp_path, ending, code):
     assert ("no\n" in done.stderr) == ("'no'" in ending)
 
 
-def test_how_it_ended_is_in_the_heartbeat(tmp_path):
-    from guards import heartbeat
-
+def test_the_outcome_is_in_the_heartbeat(tmp_path):
     for ending, outcome, note in [
         ("pass", "done", ""),
         ("1 / 0", "failed", "ZeroDivisionError: division by zero"),
@@ -74,6 +74,37 @@ def test_how_it_ended_is_in_the_heartbeat(tmp_path):
         launch(write(tmp_path, "ends.py", ending + "\n"), HANGPROOF_HEARTBEAT=str(tmp_path / "hb"))
         (beat,) = heartbeat.read_all(tmp_path / "hb")
         assert (beat.outcome, beat.note) == (outcome, note)
+
+
+UPLOAD = """
+import os, sys, time
+from guards import heartbeat
+from sd_scripts_patches import hub
+def upload():
+    time.sleep(float(sys.argv[1]))
+    (beat,) = heartbeat.read_all(os.environ["HANGPROOF_HEARTBEAT"])
+    print("in the upload:", beat.phase, beat.outcome, beat.note, flush=True)
+hub.fire_in_daemon(upload)
+"""
+
+
+def test_a_run_is_done_only_after_its_uploads(tmp_path):
+    """From the outcome on, the monitor allows little time: an upload that is still in progress would be killed."""
+    script = write(tmp_path, "uploads.py", UPLOAD)
+    done = launch(script, "1.5", HANGPROOF_HEARTBEAT=str(tmp_path / "hb"))
+    assert done.returncode == 0
+    assert "in the upload: end running waiting for 1 uploads to the hub\n" in done.stdout, done.stderr
+    (beat,) = heartbeat.read_all(tmp_path / "hb")
+    assert (beat.phase, beat.outcome) == ("end", "done")
+
+
+def test_a_failed_run_reports_its_error_before_it_waits_for_uploads(tmp_path):
+    script = write(tmp_path, "uploads.py", UPLOAD + "1 / 0\n")
+    done = launch(script, "1.5", HANGPROOF_HEARTBEAT=str(tmp_path / "hb"))
+    assert "in the upload: import failed ZeroDivisionError: division by zero\n" in done.stdout, done.stderr
+    late = launch(script, "3600", "--hangproof_exit_grace_s=2")
+    assert late.returncode == 1
+    assert "hangproof: waited 1 s for 1 uploads to the hub; exiting without them" in late.stderr
 
 
 def test_exit_handlers_run_and_output_is_flushed(tmp_path):
@@ -92,8 +123,8 @@ print(*(os.environ[n] for n in ("TOKENIZERS_PARALLELISM", "PYTHONUNBUFFERED", "P
 """
 
 
-def test_output_is_utf8_and_not_held_back_and_tokenizers_start_no_threads(tmp_path):
-    """In an environment that says ASCII, where a caption would end the run."""
+def test_output_is_utf8_and_unbuffered_and_tokenizers_start_no_threads(tmp_path):
+    """In an ASCII environment, in which a caption would end the run."""
     script = write(tmp_path, "hygiene.py", HYGIENE)
     left_out = ("PYTHONUNBUFFERED", "PYTHONUTF8", "TOKENIZERS_PARALLELISM")
     env = {k: v for k, v in tiny.environment(tmp_path).items() if k not in left_out and not k.startswith("LC_")}
@@ -121,7 +152,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has only spawn")
-def test_workers_get_the_patches_whichever_way_they_are_started(tmp_path):
+def test_workers_get_the_patches_with_every_start_method(tmp_path):
     done = launch(write(tmp_path, "spawn.py", SPAWN), "fork", "spawn", "forkserver", timeout_s=400)
     assert done.returncode == 0, done.stderr
     lines = [line.split("|") for line in done.stdout.splitlines()]
@@ -132,26 +163,51 @@ def test_workers_get_the_patches_whichever_way_they_are_started(tmp_path):
         assert name in ("__main__", "__mp_main__")
 
 
+LOADER = """
+import sys, threading
+from torch.utils.data import DataLoader
+
+def start_in_thread(loader):
+    made = []
+    thread = threading.Thread(target=lambda: made.append(iter(loader)))
+    thread.start()
+    thread.join()
+    return made[0]
+
+if __name__ == "__main__":
+    for method in sys.argv[1:]:
+        loader = DataLoader([1, 2, 3], num_workers=2, multiprocessing_context=method)
+        print(method, [int(batch) for batch in loader], [int(batch) for batch in start_in_thread(loader)], flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
+def test_loader_workers_live_with_every_start_method_and_whichever_thread_starts_them(tmp_path):
+    """A fork server is not the trainer, and a thread that starts workers may exit before them: neither kills a worker."""
+    pytest.importorskip("torch")
+    methods = ("fork", "spawn", "forkserver")
+    done = launch(write(tmp_path, "loader.py", LOADER), *methods, timeout_s=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == [f"{method} [1, 2, 3] [1, 2, 3]" for method in methods]
+
+
 REWRITE = """
 import ast
 from sd_scripts_patches.patch import Patch, Target, find_function, find_one, wrap
 
 def rewrite(tree):
-    node = find_one(find_function(tree, "Thing.value"), lambda n: isinstance(n, ast.Constant) and n.value == 1, "the 1")
+    node = find_one(find_function(tree, "Thing.value"), ast.Constant, lambda n: n.value == 1, "the 1")
     node.value = 10
     return tree
 
 def rewrite_main(tree):
-    find_one(tree, lambda n: isinstance(n, ast.Constant) and n.value == "plain", "the word").value = "rewritten"
+    find_one(tree, ast.Constant, lambda n: n.value == "plain", "the word").value = "rewritten"
     return tree
 
-def apply(module):
-    wrap(module, "Thing.value", lambda original: lambda self: original(self) + 5)
+VALUE = Target("thing", "Thing.value", make=lambda original: lambda self: original(self) + 5)
+WHO = Target("script", "Here.who", make=lambda original: lambda: original() + " and patched")
 
-def apply_main(module):
-    wrap(module, "Here.who", lambda original: lambda: original() + " and patched")
-
-PATCH = Patch(name="probe", why="a test", apply={"thing": apply, "script": apply_main}, rewrite={"thing": rewrite, "script": rewrite_main})
+PATCH = Patch(name="probe", why="a test", targets=(VALUE, WHO), rewrites=((VALUE, rewrite), (WHO, rewrite_main)))
 """
 THING = "class Thing:\n    def value(self):\n        return 1\n"
 SCRIPT = """
@@ -169,7 +225,7 @@ from pathlib import Path
 sys.path.insert(0, {folder!r})
 from sd_scripts_patches import hooks, runner
 import probe_patch
-hooks.install([probe_patch.PATCH])
+hooks.install([probe_patch.PATCH], Path({folder!r}))
 runner.run_script(Path({folder!r}) / "script.py", [])
 """
 
@@ -186,7 +242,7 @@ def drive(folder: Path, thing: str = THING, script: str = SCRIPT, before: str = 
 def test_a_module_and_the_script_itself_are_rewritten_and_patched(tmp_path):
     done = drive(tmp_path)
     assert done.stdout == "15 rewritten and patched\n", done.stderr
-    assert drive(tmp_path).stdout == done.stdout  # a cached .pyc of the original would show here
+    assert drive(tmp_path).stdout == done.stdout  # a cached .pyc of the original would be used here
 
 
 def test_a_rewrite_composes_with_other_import_hooks(tmp_path):
@@ -206,13 +262,13 @@ def test_a_rewrite_composes_with_other_import_hooks(tmp_path):
     assert drive(tmp_path, before=before).stdout == "other hook\n15 rewritten and patched\n"
 
 
-def test_what_cannot_be_rewritten_is_refused_with_the_patchs_name(tmp_path):
+def test_a_failed_rewrite_is_refused_with_the_name_of_the_patch(tmp_path):
     done = drive(tmp_path, thing=THING.replace("1", "1 + 1"))
-    assert done.returncode == 1 and "patch probe: thing: the 1: looked for exactly one, found 2" in done.stderr
+    assert done.returncode == 1 and "patch probe: thing: the 1: expected exactly one, found 2" in done.stderr
     assert done.stdout == ""
 
 
-def test_a_name_that_is_gone_at_run_time_is_refused(tmp_path):
+def test_a_name_that_is_missing_at_run_time_is_refused(tmp_path):
     done = drive(tmp_path, thing=THING + "del Thing.value\n")
     assert "patch probe: thing:Thing.value: not defined there" in done.stderr and done.stdout == ""
 
@@ -223,6 +279,6 @@ def test_a_module_that_was_imported_too_early_is_refused(tmp_path):
     assert "thing was loaded without its rewrite (probe)" in done.stderr and done.stdout == ""
 
 
-def test_a_script_without_a_seam_for_its_patches_is_refused(tmp_path):
+def test_a_script_without_a_main_guard_is_refused(tmp_path):
     done = drive(tmp_path, script=SCRIPT.split("if __name__")[0] + "print(Here.who())\n")
-    assert "no `if __name__" in done.stderr and done.stdout == ""
+    assert "there is no `if __name__" in done.stderr and done.stdout == ""

@@ -1,4 +1,4 @@
-"""Parts of the patches by themselves: the trackers' outbox, loader settings, images, samples, small hygiene."""
+"""Parts of the patches by themselves: queues of trackers, loader settings, images, samples, exit, settings."""
 
 import os
 import signal
@@ -8,15 +8,16 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 
+import patches_helpers as helpers
 import pytest
 
-from guards import npz
+from guards import limits, npz
 from sd_scripts_patches import dataloader, heartbeat, hygiene, images, sampling, session, timeouts, trackers
-from sd_scripts_patches import exit as leaving
+from sd_scripts_patches import exit as exit_patch
 
 
 class Tracker:
-    """Keeps what it is given; `stuck` makes the next call wait."""
+    """Keeps its entries. While `stuck` is clear, calls wait."""
 
     name = "toy"
 
@@ -37,12 +38,12 @@ class Tracker:
 def tracker(monkeypatch):
     monkeypatch.setenv("HANGPROOF_TRACKER_TIMEOUT_S", "0.5")
     made = Tracker()
-    trackers.protect(made)
+    trackers.decouple(made)
     yield made
     made.stuck.set()
 
 
-def test_lines_arrive_in_order_and_as_they_were_when_logged(tracker):
+def test_entries_arrive_in_order_and_as_they_were_when_logged(tracker):
     values = {"loss": 0}
     for step in range(50):
         values["loss"] = step
@@ -54,28 +55,28 @@ def test_lines_arrive_in_order_and_as_they_were_when_logged(tracker):
 
 def test_a_stuck_tracker_costs_the_trainer_nothing(tracker, capsys):
     tracker.stuck.clear()
-    begun = time.monotonic()
+    start = time.monotonic()
     for step in range(1500):
         tracker.log({"loss": 0.5}, step=step)
     tracker.finish()
-    assert time.monotonic() - begun < 25, "the tracker itself would have waited 30 s for each line"
-    said = capsys.readouterr().err
-    assert said.count("takes nothing any more") == 1
-    assert "waited 0.5 s for tracker toy to take what was logged; left behind" in said
+    assert time.monotonic() - start < 25, "the tracker itself waits 30 s for each entry"
+    log = capsys.readouterr().err
+    assert log.count("does not respond; the run continues and drops its entries") == 1
+    assert "waited 0.5 s for tracker toy to log its last entries; continuing without it" in log
 
 
 def accelerator(log_with=("wandb",), main=True):
     return SimpleNamespace(log_with=list(log_with), trackers=[], is_main_process=main)
 
 
-def started(init):
+def patched_module(init):
     module = ModuleType("library.train_util")
     module.prepare_accelerator, module.init_trackers = (lambda args: args), init
-    trackers.apply(module)
+    helpers.apply(trackers.PATCH, module)
     return module
 
 
-def test_wandb_is_tried_once_more_offline(monkeypatch, capsys):
+def test_wandb_is_started_once_more_offline(monkeypatch, capsys):
     monkeypatch.setenv("HANGPROOF_TRACKER_TIMEOUT_S", "0.3")
     monkeypatch.delenv("WANDB_MODE", raising=False)
 
@@ -84,10 +85,10 @@ def test_wandb_is_tried_once_more_offline(monkeypatch, capsys):
             time.sleep(30)
         accelerator.trackers.append(Tracker())
 
-    asked = accelerator()
-    started(init).init_trackers(asked, None, "run")
-    assert len(asked.trackers) == 1
-    assert "waited 0.3 s for trackers to start (wandb); the run goes on offline" in capsys.readouterr().err
+    made = accelerator()
+    patched_module(init).init_trackers(made, None, "run")
+    assert len(made.trackers) == 1
+    assert "waited 0.3 s for trackers to start (wandb); the run continues offline" in capsys.readouterr().err
     monkeypatch.delenv("WANDB_MODE")
 
 
@@ -96,13 +97,13 @@ def test_a_tracker_that_fails_to_start_is_left_out(capsys):
         accelerator.trackers.append(Tracker())
         raise ConnectionError("no route")
 
-    asked = accelerator(["tensorboard"])
-    started(init).init_trackers(asked, None, "run")
-    assert asked.trackers == [] and "ConnectionError: no route; the run goes on offline" in capsys.readouterr().err
+    made = accelerator(["tensorboard"])
+    patched_module(init).init_trackers(made, None, "run")
+    assert made.trackers == [] and "ConnectionError: no route; the run continues offline" in capsys.readouterr().err
 
 
 def test_only_rank_0_tracks_and_the_key_goes_to_wandb_without_a_login(monkeypatch):
-    module = started(lambda *a: None)
+    module = patched_module(lambda *a: None)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("RANK", "1")
     args = module.prepare_accelerator(SimpleNamespace(log_with="wandb", logging_dir="logs", wandb_api_key="k"))
@@ -113,7 +114,7 @@ def test_only_rank_0_tracks_and_the_key_goes_to_wandb_without_a_login(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("platform", "cuda", "asked", "made"),
+    ("platform", "cuda", "given", "made"),
     [
         ("linux", True, {"num_workers": 2}, {"num_workers": 2, "timeout": 60.0, "pin_memory": True}),
         ("linux", False, {"num_workers": 2}, {"num_workers": 2, "timeout": 60.0, "pin_memory": False}),
@@ -136,7 +137,7 @@ def test_only_rank_0_tracks_and_the_key_goes_to_wandb_without_a_login(monkeypatc
         ),
     ],
 )
-def test_every_loader_is_made_with_settings_that_cannot_hang(monkeypatch, platform, cuda, asked, made):
+def test_every_loader_is_made_with_settings_that_cannot_hang(monkeypatch, platform, cuda, given, made):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(dataloader.sys, "platform", platform)
@@ -145,46 +146,46 @@ def test_every_loader_is_made_with_settings_that_cannot_hang(monkeypatch, platfo
     def init(self, dataset, batch_size=1, num_workers=0, pin_memory=False, timeout=0, prefetch_factor=None, persistent_workers=False):  # fmt: skip
         got.update(locals())
 
-    dataloader._settings(init)(None, [1, 2], **asked)
+    dataloader._safe_settings(init)(None, [1, 2], **given)
     assert {name: got[name] for name in made} == made
     assert got["dataset"] == [1, 2]
 
 
-def test_the_gpus_cache_is_emptied_only_when_asked(monkeypatch):
+def test_the_gpus_cache_is_emptied_only_on_request(monkeypatch):
     torch = pytest.importorskip("torch")
     emptied, steps = [], []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(steps[-1]))
 
-    def train(asked):
-        monkeypatch.setattr(session, "at_step", [])
-        monkeypatch.setenv("HANGPROOF_EMPTY_CACHE_STEPS", asked)
+    def train(every):
+        monkeypatch.setattr(session, "on_step", [])
+        monkeypatch.setenv("HANGPROOF_EMPTY_CACHE_STEPS", every)
         hygiene.prepare(worker=False)
         for step in range(1, 8):
             steps.append(step)
-            for function in session.at_step:
+            for function in session.on_step:
                 function(step)
 
-    for asked in ("", "0"):
-        train(asked)
+    for every in ("", "0"):
+        train(every)
     assert emptied == []
     train("3")
     assert emptied == [3, 6]
 
 
 def test_git_that_does_not_answer_costs_ten_seconds_at_most(monkeypatch, capsys):
-    assert timeouts.TABLE["git_timeout_s"][0] == 10
+    assert limits.TABLE["git_timeout_s"].default_s == 10
     monkeypatch.setenv("HANGPROOF_GIT_TIMEOUT_S", "0.3")
     module = ModuleType("library.train_util")
     module.get_git_revision_hash = lambda: time.sleep(3600)
-    hygiene.apply_to_util(module)
+    helpers.apply(hygiene.PATCH, module)
     assert module.get_git_revision_hash() == "(unknown)"
     assert "waited 0.3 s for git rev-parse" in capsys.readouterr().err
 
 
 def images_module(load, batches=6):
-    """What the patch of images sees of sd-scripts: a group of one data set of `batches`, each of one image."""
+    """What the images patch uses of sd-scripts: a group of one data set of `batches`, each of one image."""
     module = ModuleType("library.train_util")
 
     class BaseDataset:
@@ -204,7 +205,7 @@ def images_module(load, batches=6):
             return module.load_image(f"{index}.png", False)
 
     module.load_image, module.BaseDataset, module.DatasetGroup = load, BaseDataset, DatasetGroup
-    images.apply(module)
+    helpers.apply(images.PATCH, module)
     return module, DatasetGroup()
 
 
@@ -213,7 +214,7 @@ def nothing_unreadable(monkeypatch):
     monkeypatch.setattr(images, "_unreadable", set())
 
 
-def test_the_batch_that_takes_a_place_depends_on_nothing_but_the_index(nothing_unreadable, capsys):
+def test_the_replacement_of_a_batch_depends_on_the_index_alone(nothing_unreadable, capsys):
     def load(path, alpha):
         if path in ("2.png", "3.png", "5.png"):
             raise SyntaxError("broken PNG file")
@@ -222,12 +223,15 @@ def test_the_batch_that_takes_a_place_depends_on_nothing_but_the_index(nothing_u
     _, data = images_module(load)
     for _ in range(2):
         assert [data[i] for i in (5, 2, 3, 0, 2)] == ["0.png", "4.png", "4.png", "0.png", "4.png"]
-    said = capsys.readouterr().err
-    assert "batch 2 is passed over" in said and "image 2.png cannot be read (SyntaxError: broken PNG file)" in said
-    assert "(3 of at most 10 such images)" in said
+    log = capsys.readouterr().err
+    assert (
+        "batch 2 is replaced by the next one" in log
+        and "image 2.png cannot be read (SyntaxError: broken PNG file)" in log
+    )
+    assert "(3 of at most 10 unreadable images)" in log
 
 
-def test_so_many_unreadable_images_end_the_run_by_name(nothing_unreadable, monkeypatch):
+def test_too_many_unreadable_images_end_the_run_with_a_name(nothing_unreadable, monkeypatch):
     def load(path, alpha):
         raise FileNotFoundError(2, "No such file or directory", path)
 
@@ -241,7 +245,7 @@ def test_so_many_unreadable_images_end_the_run_by_name(nothing_unreadable, monke
         data[0]
 
 
-def test_while_images_are_cached_none_is_passed_over(nothing_unreadable):
+def test_while_images_are_cached_none_is_replaced(nothing_unreadable):
     def load(path, alpha):
         raise OSError("image file is truncated")
 
@@ -251,7 +255,7 @@ def test_while_images_are_cached_none_is_passed_over(nothing_unreadable):
         data[1]
 
 
-def test_what_a_restart_may_mend_is_not_passed_over(nothing_unreadable, monkeypatch):
+def test_what_a_restart_can_repair_is_not_replaced(nothing_unreadable, monkeypatch):
     """A disk that does not answer, and a damaged cache, which is encoded anew."""
     monkeypatch.setenv("HANGPROOF_IMAGE_TIMEOUT_S", "0.3")
     module, data = images_module(lambda path, alpha=False: time.sleep(3600))
@@ -262,13 +266,13 @@ def test_what_a_restart_may_mend_is_not_passed_over(nothing_unreadable, monkeypa
     with pytest.raises(TimeoutError, match=r"waited 0\.3 s for the size of image 9\.png"):
         data.datasets[0].get_image_size("9.png")
     _, data = images_module(lambda path, alpha: path)
-    monkeypatch.setattr(type(data), "__getitem__", images._batch(lambda self, i: npz.load("damaged.npz")))
+    monkeypatch.setattr(type(data), "__getitem__", images._replace_unreadable(lambda self, i: npz.load("damaged.npz")))
     monkeypatch.setattr(npz, "load", lambda path: (_ for _ in ()).throw(ValueError(f"{path} is damaged")))
     with pytest.raises(ValueError, match=r"damaged\.npz is damaged"):
         data[1]
 
 
-def test_a_prompt_file_that_was_spoilt_in_mid_run_costs_the_samples_and_nothing_else(capsys):
+def test_a_prompt_file_damaged_during_the_run_costs_only_the_samples(capsys):
     torch = pytest.importorskip("torch")
 
     def sample_images(*args):
@@ -277,12 +281,12 @@ def test_a_prompt_file_that_was_spoilt_in_mid_run_costs_the_samples_and_nothing_
 
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    assert sampling._occasion(sample_images)() is None
+    assert sampling._sample_all(sample_images)() is None
     assert torch.equal(torch.get_rng_state(), before)
-    assert "no samples this time: ValueError: prompts.txt: no such option --q" in capsys.readouterr().err
+    assert "sample images skipped: ValueError: prompts.txt: no such option --q" in capsys.readouterr().err
 
 
-def test_an_image_that_was_given_up_leaves_the_vae_where_it_was(monkeypatch, capsys):
+def test_a_skipped_image_leaves_the_vae_on_its_device(monkeypatch, capsys):
     class Vae:
         device = "cpu"
 
@@ -297,12 +301,12 @@ def test_an_image_that_was_given_up_leaves_the_vae_where_it_was(monkeypatch, cap
         vae.decode(None)
 
     vae = Vae()
-    sampling._image(sample_image_inference)(vae, {"enum": 2})
+    sampling._sample_one(sample_image_inference)(vae, {"enum": 2})
     assert vae.device == "cpu"
     assert "sample image 3 skipped: MemoryError: no memory for a picture" in capsys.readouterr().err
 
 
-def test_phases_nest_and_come_back():
+def test_phases_nest():
     beat = session.heartbeat()
     beat.phase("step")
     with session.phase("save"):
@@ -312,7 +316,7 @@ def test_phases_nest_and_come_back():
     assert beat.current_phase == "step"
 
 
-def test_a_phase_that_fails_is_where_the_run_ended():
+def test_the_record_keeps_the_phase_that_failed():
     beat = session.heartbeat()
     beat.phase("step")
     with pytest.raises(OSError), session.phase("save"):
@@ -322,9 +326,9 @@ def test_a_phase_that_fails_is_where_the_run_ended():
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="no SIGCHLD here")
-def test_a_worker_that_dies_while_the_script_s_error_is_printed_does_not_lose_it(monkeypatch):
+def test_a_worker_that_dies_while_an_error_is_printed_does_not_hide_the_error(monkeypatch):
     def dead(*_):
-        raise RuntimeError("a worker is gone")
+        raise RuntimeError("a worker died")
 
     printed = []
 
@@ -332,45 +336,45 @@ def test_a_worker_that_dies_while_the_script_s_error_is_printed_does_not_lose_it
         signal.raise_signal(signal.SIGCHLD)
         printed.append(str(error))
 
-    before = signal.signal(signal.SIGCHLD, dead)  # as torch's handler does: it raises, wherever the main thread stands
+    before = signal.signal(signal.SIGCHLD, dead)  # torch's handler raises wherever the main thread is
     monkeypatch.setattr(traceback, "print_exception", show)
     try:
-        assert leaving.failed(ValueError("the reason")) == 1
+        assert exit_patch.report_error(ValueError("the reason")) == (1, "ValueError: the reason")
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert printed == ["the reason"]
 
 
-def test_once_a_minute_the_log_says_where_training_is(monkeypatch, capsys):
+def test_once_a_minute_the_log_shows_the_progress(monkeypatch, capsys):
     clock = [1000.0]
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(session, "_phase_left_s", 0.0)
+    monkeypatch.setattr(session, "_nested_phase_end_s", 0.0)
 
     def train(every):
         monkeypatch.setenv("HANGPROOF_PROGRESS_LINE_S", every)
-        loop = heartbeat.Loop(SimpleNamespace(max_train_steps=100))
+        loop = heartbeat.TrainingLoop(SimpleNamespace(max_train_steps=100))
         for step in range(1, 101):
             clock[0] += 2.0
             loop.losses.append(0.25)
-            loop.step(step)
-            loop.step_began_s = clock[0]
+            loop.record_step(step)
+            loop.step_start_s = clock[0]
         return capsys.readouterr().err.splitlines()
 
     lines = train("")
-    assert lines == [f"hangproof: step {n} of 100, epoch 0, loss 0.25, 2.00 s a step" for n in (30, 60, 90)]
+    assert lines == [f"hangproof: step {n} of 100, epoch 0, loss 0.25, 2.00 s per step" for n in (30, 60, 90)]
     assert len(train("20")) == 10 and train("0") == []
 
 
 def test_a_flag_wins_over_the_environment_and_reaches_children(monkeypatch):
     for name in ("HANGPROOF_GIT_TIMEOUT_S", "HANGPROOF_SKIP_IMAGES"):
-        monkeypatch.setenv(name, "")  # so that what is put there goes with this test
+        monkeypatch.setenv(name, "")  # so that monkeypatch removes what the test sets
     monkeypatch.setenv("HANGPROOF_NPZ_TIMEOUT_S", "7")
     assert timeouts.seconds("npz_timeout_s") == 7
     rest = timeouts.take_flags(["--lr", "1", "--hangproof_npz_timeout_s=9", "--hangproof_git_timeout_s", "2"])
     assert rest == ["--lr", "1"]
     assert timeouts.seconds("npz_timeout_s") == 9 and os.environ["HANGPROOF_GIT_TIMEOUT_S"] == "2"
     monkeypatch.delenv("HANGPROOF_GIT_TIMEOUT_S")
-    assert timeouts.seconds("git_timeout_s") == timeouts.TABLE["git_timeout_s"][0]
+    assert timeouts.seconds("git_timeout_s") == limits.TABLE["git_timeout_s"].default_s
     with pytest.raises(timeouts.UsageError, match="HANGPROOF_SKIP_IMAGES='many': expected a whole number"):
         timeouts.take_flags(["--hangproof_skip_images=many"])
     monkeypatch.delenv("HANGPROOF_SKIP_IMAGES")

@@ -1,4 +1,4 @@
-"""A run of the real FLUX trainer, killed and resumed, is the undisturbed one: steps, losses, LR, names, weights."""
+"""A killed and resumed run of the real FLUX trainer equals the uninterrupted one: steps, losses, LR, names, weights."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ import tiny_sd_scripts as tiny
 from patches_helpers import ahead, asks
 
 from guards import checkpoint, heartbeat
-from sd_scripts_patches import place as places
+from sd_scripts_patches import trainer_state
 
 real = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
 pytestmark = pytest.mark.timeout(1800)  # the first test waits for fourteen training processes
@@ -34,18 +34,18 @@ def work():
 
 @pytest.fixture(scope="module")
 def runs(work, tmp_path_factory):
-    """For accumulation 1 (no workers) and 2 (two that stay): an undisturbed run, and one killed five times at random."""
+    """For accumulation 1 (no workers) and 2 (two that stay): an uninterrupted run, and one killed five times at random."""
     base = tmp_path_factory.mktemp("resume")
 
-    def undisturbed(accumulation):
-        out = base / f"undisturbed-{accumulation}"
-        ended = helpers.train(
+    def uninterrupted(accumulation):
+        out = base / f"uninterrupted-{accumulation}"
+        result = helpers.train(
             work, out, *arguments(accumulation, work), max_data_loader_n_workers=WORKERS[accumulation]
         )
-        assert ended.code == 0, ended.log[-3000:]
+        assert result.code == 0, result.log[-3000:]
         return out
 
-    def disturbed(accumulation):
+    def interrupted(accumulation):
         out = base / f"killed-{accumulation}"
         killed = helpers.killed_and_resumed(
             work, out, *arguments(accumulation, work), kills=KILLS, seed=accumulation, max_data_loader_n_workers=WORKERS[accumulation]
@@ -54,8 +54,8 @@ def runs(work, tmp_path_factory):
         return out
 
     with ThreadPoolExecutor(2) as pool:
-        killed = pool.map(disturbed, (1, 2))
-        return {a: pair for a, pair in zip((1, 2), zip(map(undisturbed, (1, 2)), killed, strict=True), strict=True)}
+        killed = pool.map(interrupted, (1, 2))
+        return {a: pair for a, pair in zip((1, 2), zip(map(uninterrupted, (1, 2)), killed, strict=True), strict=True)}
 
 
 @real
@@ -69,7 +69,7 @@ def test_five_kills_repeat_at_most_what_was_not_yet_saved(runs, accumulation):
 
 @real
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_every_loss_is_the_undisturbed_ones_to_the_digit(runs, accumulation):
+def test_every_loss_is_the_uninterrupted_ones_to_the_digit(runs, accumulation):
     plain, killed = (tiny.losses(out / "losses") for out in runs[accumulation])
     expected = {(epoch, step): loss for epoch, step, loss in plain}
     assert [entry for entry in killed if expected[entry[0], entry[1]] != entry[2]] == []
@@ -78,7 +78,7 @@ def test_every_loss_is_the_undisturbed_ones_to_the_digit(runs, accumulation):
 
 @real
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_every_step_has_the_undisturbed_ones_learning_rate(runs, accumulation):
+def test_every_step_has_the_uninterrupted_ones_learning_rate(runs, accumulation):
     plain, killed = (helpers.learning_rates(out) for out in runs[accumulation])
     assert len(plain) == math.ceil(IMAGES / accumulation) * EPOCHS[accumulation]
     assert killed == plain
@@ -96,13 +96,13 @@ def test_states_and_loras_have_the_same_names_and_the_same_weights(runs, accumul
 
 @real
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_each_state_tells_the_same_place(runs, accumulation):
-    """Counts, averages, generators, order: the whole of it, so that a third and a tenth resume go on alike."""
+def test_each_state_holds_the_same_trainer_state(runs, accumulation):
+    """Counts, averages, generators, order: everything, so that a third and a tenth resume continue in the same way."""
     plain, killed = runs[accumulation]
     states = [name for name in helpers.names(plain) if name.endswith("-state")]
     assert len(states) > 8
     for state in states:
-        for file in ("train_state.json", places.FILE):
+        for file in ("train_state.json", trainer_state.FILE):
             assert helpers.state_json(killed, state, file) == helpers.state_json(plain, state, file), (state, file)
         assert checkpoint.problems(killed / "made" / state, deep=True) == []
         if "-step" in state:
@@ -111,25 +111,25 @@ def test_each_state_tells_the_same_place(runs, accumulation):
 
 @real
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_the_samples_of_every_epoch_are_the_undisturbed_ones(runs, accumulation):
+def test_the_samples_of_every_epoch_are_the_uninterrupted_ones(runs, accumulation):
     plain, killed = (helpers.samples(out) for out in runs[accumulation])
     assert sorted(plain) == [f"tiny_e{epoch:06d}_00" for epoch in range(1, EPOCHS[accumulation] + 1)]
     assert all(len(pictures) == 1 for pictures in plain.values()) and killed == plain
 
 
-# More runs, resumed from states of those. They are functions, started together; each test looks at how one ended.
+# More runs, resumed from states of those. They are functions, started together; each test checks the result of one.
 
 
 def stopped_twice(work, folder, plain):
-    """Asked to stop at step 4, between two saves; at step 6, on one; then left alone."""
-    ended, state = [], []
+    """Stopped on request at step 4, between two saves, and at step 6, on one; then it finishes."""
+    results, state = [], []
     for word in ("four", "six", ""):
         env = {"HANGPROOF_HEARTBEAT": str(folder / f"hb{word}")}
-        env |= {"HANGPROOF_INJECT": f"tests.patches_tell:stop_at_{word}"} if word else {}
+        env |= {"HANGPROOF_INJECT": f"tests.patches_injectors:stop_at_{word}"} if word else {}
         resume = ["--resume", str(state[-1])] if state else []
-        ended.append(helpers.train(work, folder / "out", *arguments(1, work), *resume, env=env))
+        results.append(helpers.train(work, folder / "out", *arguments(1, work), *resume, env=env))
         state.append(checkpoint.newest_valid(folder / "out" / "made"))
-    return ended, state
+    return results, state
 
 
 def plain_step_state(work, folder, plain):
@@ -154,35 +154,35 @@ def state_without_json(work, folder, plain):
     return helpers.train(work, folder / "out", *arguments(1, work), "--resume", str(state))
 
 
-SCENES = (stopped_twice, plain_step_state, plain_epoch_state, finished_run, state_without_json)
+SCENARIOS = (stopped_twice, plain_step_state, plain_epoch_state, finished_run, state_without_json)
 
 
 @pytest.fixture(scope="module")
-def scenes(request, work, runs, tmp_path_factory):
+def scenarios(request, work, runs, tmp_path_factory):
     plain = {accumulation: pair[0] for accumulation, pair in runs.items()}
-    folders = {scene.__name__: tmp_path_factory.mktemp(scene.__name__) for scene in SCENES}
-    jobs = {scene.__name__: partial(scene, work, folders[scene.__name__], plain) for scene in SCENES}
-    with ahead(request, "scene", jobs) as futures:
+    folders = {scenario.__name__: tmp_path_factory.mktemp(scenario.__name__) for scenario in SCENARIOS}
+    jobs = {scenario.__name__: partial(scenario, work, folders[scenario.__name__], plain) for scenario in SCENARIOS}
+    with ahead(request, "scenario", jobs) as futures:
         yield folders, futures
 
 
 @pytest.fixture
-def scene(request, scenes):
+def scenario(request, scenarios):
     """(its folder, what the run's function returned)"""
-    folders, futures = scenes
+    folders, futures = scenarios
     return folders[request.param], futures[request.param].result()
 
 
-def plays(scene):
-    return asks("scene", scene.__name__)
+def runs_scenario(scenario):
+    return asks("scenario", scenario.__name__)
 
 
 @real
-@plays(stopped_twice)
-def test_a_stop_saves_its_step_and_the_rest_is_as_if_it_had_not_been(scene, runs):
-    folder, (ended, states) = scene
+@runs_scenario(stopped_twice)
+def test_a_stop_saves_its_step_and_the_rest_equals_an_uninterrupted_run(scenario, runs):
+    folder, (results, states) = scenario
     plain, out = runs[1][0], folder / "out"
-    assert [e.code for e in ended] == [3, 3, 0], ended[-1].log[-2000:]
+    assert [r.code for r in results] == [3, 3, 0], results[-1].log[-2000:]
     assert [state.name for state in states[:2]] == ["tiny-step00000004-state", "tiny-step00000006-state"]
     for word, step in (("four", 4), ("six", 6)):
         (beat,) = heartbeat.read_all(folder / f"hb{word}")
@@ -194,63 +194,63 @@ def test_a_stop_saves_its_step_and_the_rest_is_as_if_it_had_not_been(scene, runs
 
 
 @real
-@plays(plain_step_state)
-def test_a_state_of_plain_sd_scripts_goes_on_at_its_true_step(scene, runs):
-    """Its JSON is what a second plain resume leaves: too low. The LR scheduler knows better, and the log says so."""
-    folder, ended = scene
-    assert ended.code == 0, ended.log[-2000:]
+@runs_scenario(plain_step_state)
+def test_a_state_of_plain_sd_scripts_continues_at_its_true_step(scenario, runs):
+    """The step in its JSON is too low, as after a second plain resume. The LR scheduler has the right one, which is logged."""
+    folder, result = scenario
+    assert result.code == 0, result.log[-2000:]
     rest = {step: lr for step, lr in helpers.learning_rates(runs[1][0]).items() if step > 12}
     assert helpers.learning_rates(folder / "out") == rest
     assert "tiny-step00000015-state" in helpers.names(folder / "out")
-    told = next(line for line in ended.log.splitlines() if "was saved without hangproof" in line)
-    assert "train_state.json says 2, the LR scheduler 12; 12 is taken" in told and "order of the images" in told
+    warning = next(line for line in result.log.splitlines() if "was saved without hangproof" in line)
+    assert "train_state.json has 2, the LR scheduler 12; 12 is used" in warning and "order of the images" in warning
 
 
 @real
-@plays(plain_epoch_state)
-def test_an_epoch_state_of_plain_sd_scripts_gives_the_undisturbed_losses(scene, runs):
-    folder, ended = scene
-    assert ended.code == 0, ended.log[-2000:]
-    undisturbed = [line for line in tiny.losses(runs[1][0] / "losses") if line[0] == 2]
-    assert tiny.losses(folder / "out/losses") == undisturbed
+@runs_scenario(plain_epoch_state)
+def test_an_epoch_state_of_plain_sd_scripts_gives_the_uninterrupted_losses(scenario, runs):
+    folder, result = scenario
+    assert result.code == 0, result.log[-2000:]
+    uninterrupted = [line for line in tiny.losses(runs[1][0] / "losses") if line[0] == 2]
+    assert tiny.losses(folder / "out/losses") == uninterrupted
 
 
 @real
-@plays(plain_epoch_state)
-def test_samples_that_a_kill_has_cost_are_drawn_after_the_resume(scene, runs):
+@runs_scenario(plain_epoch_state)
+def test_samples_that_a_kill_lost_are_made_after_the_resume(scenario, runs):
     """An epoch's state is saved before its samples are made. Here none of epoch 2's are in the output folder."""
-    undisturbed = helpers.samples(runs[1][0])
-    assert helpers.samples(scene[0] / "out") == {
-        name: undisturbed[name] for name in ("tiny_e000002_00", "tiny_e000003_00")
+    uninterrupted = helpers.samples(runs[1][0])
+    assert helpers.samples(scenario[0] / "out") == {
+        name: uninterrupted[name] for name in ("tiny_e000002_00", "tiny_e000003_00")
     }
 
 
 @real
-@plays(finished_run)
-def test_a_finished_run_that_is_resumed_trains_nothing_and_ends_well(scene, runs):
-    (folder, ended), plain = scene, runs[2][0]
+@runs_scenario(finished_run)
+def test_a_finished_run_that_is_resumed_trains_nothing_and_exits_with_0(scenario, runs):
+    (folder, result), plain = scenario, runs[2][0]
     out = folder / "out"
-    assert ended.code == 0, ended.log[-2000:]
+    assert result.code == 0, result.log[-2000:]
     assert not (out / "losses").exists()
     assert helpers.tensors(out / "made/tiny.safetensors") == helpers.tensors(plain / "made/tiny.safetensors")
-    place, before = (helpers.state_json(o, "tiny-state", places.FILE) for o in (out, plain))
+    place, before = (helpers.state_json(o, "tiny-state", trainer_state.FILE) for o in (out, plain))
     counts = ("step", "epoch", "batch", "epoch_over", "losses", "epoch_start")
     assert {c: place[c] for c in counts} == {c: before[c] for c in counts}
 
 
 @real
-@plays(state_without_json)
-def test_a_state_without_its_json_is_refused_before_anything_is_loaded(scene):
-    folder, ended = scene
-    assert ended.code == 1
+@runs_scenario(state_without_json)
+def test_a_state_without_its_json_is_refused_before_anything_is_loaded(scenario):
+    folder, result = scenario
+    assert result.code == 1
     path = folder / "tiny-step00000003-state/train_state.json"
-    assert f"{path} is missing: the state does not say at which step it was saved" in ended.log
-    assert "--initial_step N" in ended.log and "Building Flux" not in ended.log and "prepare images" not in ended.log
+    assert f"{path} is missing, so the step of this state is unknown" in result.log
+    assert "--initial_step N" in result.log and "Building Flux" not in result.log and "prepare images" not in result.log
 
 
 @real
 @pytest.mark.long
-def test_workers_that_start_anew_each_epoch_flip_the_same_images(work, tmp_path):
+def test_workers_that_restart_each_epoch_flip_the_same_images(work, tmp_path):
     args = [
         *SAVES,
         "--max_train_epochs",

@@ -1,4 +1,4 @@
-"""What the real FLUX trainer has saved is whole, whenever it was killed; what must not be saved is refused."""
+"""Saves of the real FLUX trainer are complete whenever it is killed; weights that must not be saved are refused."""
 
 import ast
 import shutil
@@ -12,7 +12,7 @@ import tiny_sd_scripts as tiny
 
 from guards import checkpoint
 from sd_scripts_patches import save
-from sd_scripts_patches.patch import DoesNotFit, find_function
+from sd_scripts_patches.patch import Incompatible, find_function
 
 real = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
 SAVES = ["--save_state", "--save_every_n_steps", "2", "--save_last_n_steps_state", "2", "--max_train_steps", "10"]
@@ -42,14 +42,16 @@ module.LoRANetwork.on_epoch_start = on_epoch_start
 
 TRACKER_LOOKS = """
 import os, time
+from guards import heartbeat
 def finish(self):
     with open(os.environ["SEEN"], "w") as file:
-        file.write("\\n".join(sorted(os.listdir(os.environ["MADE"]))))
+        phase = heartbeat.read_all(os.environ["HANGPROOF_HEARTBEAT"])[0].phase
+        file.write("\\n".join(["phase-" + phase, *sorted(os.listdir(os.environ["MADE"]))]))
     os.write(1, f"HANG {time.monotonic()}\\n".encode())
     time.sleep(3600)
 module.TensorBoardTracker.finish = finish
 """
-"""A tracker that writes down what is there when it is asked to end, and never returns."""
+"""A tracker that records the files and the phase at the time of `finish`, and never returns."""
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +75,8 @@ def killed(work, tmp_path_factory):
         out = base / name
         out.mkdir()
         faults = fault(out, module, KILLED_IN_A_FILE.replace("NAME", function).replace("NUMBER", str(number)))
-        ended = helpers.train(work, out, *SAVES, faults=faults)
-        assert ended.code == -signal.SIGKILL, ended.log[-2000:]
+        result = helpers.train(work, out, *SAVES, faults=faults)
+        assert result.code == -signal.SIGKILL, result.log[-2000:]
         return out
 
     with ThreadPoolExecutor(2) as pool:
@@ -85,7 +87,7 @@ def killed(work, tmp_path_factory):
 
 @real
 @pytest.mark.parametrize("what", ["state", "lora"])
-def test_a_kill_in_mid_save_leaves_only_what_is_whole(killed, what):
+def test_a_kill_during_a_save_leaves_only_complete_files(killed, what):
     made = killed[what] / "made"
     assert [path.name for path in checkpoint.states(made)] == ["tiny-step00000004-state", "tiny-step00000002-state"]
     assert all(checkpoint.problems(path, deep=True) == [] for path in checkpoint.states(made))
@@ -100,42 +102,45 @@ def test_a_kill_in_mid_save_leaves_only_what_is_whole(killed, what):
 
 @pytest.fixture(scope="module")
 def resumed(work, killed):
-    """The first of them resumed to its end; its tracker hangs in its own end."""
+    """The first of them, resumed until it finishes; its tracker hangs in `finish`."""
     out = killed["state"]
     newest = checkpoint.newest_valid(out / "made")
     left = [path.name for path in (out / "made").glob(".*")]
-    env = {"SEEN": str(out / "seen"), "MADE": str(out / "made"), "HANGPROOF_TRACKER_TIMEOUT_S": "2"}
+    env = {"SEEN": str(out / "seen"), "MADE": str(out / "made"), "HANGPROOF_TRACKER_TIMEOUT_S": "8"}
+    env["HANGPROOF_HEARTBEAT"] = str(out / "hb")
     logs = ("--log_with", "tensorboard", "--logging_dir", str(out / "logs"))
     faults = fault(out, "accelerate.tracking", TRACKER_LOOKS)
-    ended = helpers.train(work, out, *SAVES, *logs, "--resume", str(newest), faults=faults, env=env)
-    assert ended.code == 0, ended.log[-2000:]
-    return out, ended, left
+    result = helpers.train(work, out, *SAVES, *logs, "--resume", str(newest), faults=faults, env=env)
+    assert result.code == 0, result.log[-2000:]
+    return out, result, left
 
 
 @real
-def test_the_run_goes_on_from_there_and_old_states_go_once_new_ones_stand(resumed):
-    out, ended, left = resumed
+def test_the_resumed_run_finishes_and_deletes_old_states_after_new_ones(resumed):
+    out, result, left = resumed
     states = [path.name for path in checkpoint.states(out / "made")]
     assert sorted(states) == ["tiny-state", "tiny-step00000008-state", "tiny-step00000010-state"]
-    assert len(left) == 1 and f"{left[0]}, left by a killed process, was removed" in ended.log
+    assert len(left) == 1 and f"/made/{left[0]}, which a killed process left" in result.log
     assert not list((out / "made").glob(".*"))
 
 
 @real
 def test_a_tracker_that_never_returns_at_the_end_loses_nothing(resumed):
-    """The last state and the LoRA are there before it is asked to end. sd-scripts ends it first."""
-    out, ended, _ = resumed
-    assert {"tiny-state", "tiny.safetensors"} <= set((out / "seen").read_text().split())
-    assert "waited 2 s for tracker tensorboard to finish; left behind" in ended.log
-    assert ended.code == 0 and ended.hung_s() < 2 + 10
+    """The last state and the LoRA exist before `finish` is called. sd-scripts calls it first."""
+    out, result, _ = resumed
+    assert {"phase-end", "tiny-state", "tiny.safetensors"} <= set((out / "seen").read_text().split())
+    assert "waited 8 s for tracker tensorboard to finish; continuing without it" in result.log
+    assert result.code == 0 and result.hung_s() < 8 + 10
 
 
 @real
 def test_weights_with_nan_are_refused_and_the_run_ends(work, tmp_path):
     args = ("--save_state", "--save_every_n_epochs", "1", "--max_train_epochs", "3")
-    ended = helpers.train(work, tmp_path / "out", *args, faults=fault(tmp_path, "networks.lora_flux", NAN_AT_EPOCH_TWO))
-    assert ended.code == 1
-    assert "tiny-000002.safetensors is not saved" in ended.log and "hold NaN or infinity" in ended.log, ended.log[
+    result = helpers.train(
+        work, tmp_path / "out", *args, faults=fault(tmp_path, "networks.lora_flux", NAN_AT_EPOCH_TWO)
+    )
+    assert result.code == 1
+    assert "tiny-000002.safetensors is not saved" in result.log and "hold NaN or infinity" in result.log, result.log[
         -2000:
     ]
     assert helpers.names(tmp_path / "out") == ["tiny-000001-state", "tiny-000001.safetensors"]
@@ -150,11 +155,11 @@ def test_a_finite_network_passes_and_the_bad_tensor_is_named():
     good = {"a": torch.ones(2), "b": torch.zeros(3, dtype=torch.bfloat16)}
     save.refuse_nan(good, "x")
     save.refuse_nan({}, "x")
-    with pytest.raises(save.NotSaved, match=r"x is not saved: 1 of 3 trained tensors .*\(c first\)"):
+    with pytest.raises(save.NotSaved, match=r"x is not saved: 1 of 3 trained tensors .*\(the first is c\)"):
         save.refuse_nan({**good, "c": torch.tensor([1.0, float("inf")])}, "x")
 
 
-def test_a_lora_is_replaced_whole_or_not_at_all(tmp_path):
+def test_a_lora_is_replaced_atomically(tmp_path):
     torch = pytest.importorskip("torch")
     network, path = torch.nn.Linear(2, 2), tmp_path / "x.safetensors"
 
@@ -176,11 +181,12 @@ def test_a_lora_is_replaced_whole_or_not_at_all(tmp_path):
 def test_a_folder_that_cannot_be_deleted_does_not_end_the_run(tmp_path, capsys):
     old = tmp_path / "tiny-step00000002-state"
     old.mkdir()
-    save.Pruning().rmtree(str(old))
+    save.SafeDeletion().rmtree(str(old))
     assert not list(tmp_path.iterdir())
-    save.Pruning().rmtree(str(old))
+    old.touch()
+    save.SafeDeletion().rmtree(str(old / "x-state"))  # its parent is a file: no deletion is possible
     assert "was not deleted" in capsys.readouterr().err
-    assert save.Pruning().copyfile is shutil.copyfile
+    assert save.SafeDeletion().copyfile is shutil.copyfile
 
 
 def test_the_last_good_state_stays_when_sd_scripts_counts_it_as_old(tmp_path, capsys):
@@ -189,22 +195,22 @@ def test_the_last_good_state_stays_when_sd_scripts_counts_it_as_old(tmp_path, ca
         with checkpoint.writing(tmp_path / f"tiny-step{step:08d}-state", step=step, epoch=1) as folder:
             (folder / "optimizer.bin").write_bytes(b"x" * 100)
     (tmp_path / "tiny-step00000004-state" / "optimizer.bin").write_bytes(b"y" * 100)
-    save.Pruning().rmtree(str(tmp_path / "tiny-step00000002-state"))
+    save.SafeDeletion().rmtree(str(tmp_path / "tiny-step00000002-state"))
     assert checkpoint.newest_valid(tmp_path).name == "tiny-step00000002-state"
     assert "is kept: no other state verifies" in capsys.readouterr().err
 
 
-def test_a_state_of_another_trainer_takes_its_numbers_from_its_name():
-    assert save._numbers(Path("out/x-step00000012-state")) == (12, 0)
-    assert save._numbers(Path("out/x-000003-state")) == (0, 3)
-    assert save._numbers(Path("out/x-state")) == (0, 0)
+def test_the_numbers_of_a_state_of_another_trainer_come_from_its_name():
+    assert save._step_and_epoch(Path("out/x-step00000012-state")) == (12, 0)
+    assert save._step_and_epoch(Path("out/x-000003-state")) == (0, 3)
+    assert save._step_and_epoch(Path("out/x-state")) == (0, 0)
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ("accelerator.end_training()", "accelerator.finish()"),
-        ("train_util.save_state_on_train_end(args, accelerator)", "train_util.save_state(args, accelerator)"),
+        ("save_state_on_train_end(args, accelerator)", "save_state(args, accelerator)"),
         ("unwrapped_nw.save_weights(ckpt_file, save_dtype, metadata_to_save)", "unwrapped_nw.save(ckpt_file)"),
         (
             "        accelerator.end_training()\n",
@@ -212,11 +218,11 @@ def test_a_state_of_another_trainer_takes_its_numbers_from_its_name():
         ),
     ],
 )
-def test_a_train_loop_that_has_moved_on_is_refused(old, new):
+def test_a_changed_train_loop_is_refused(old, new):
     tiny.need(run=False)
     source = (tiny.checkout() / "train_network.py").read_text(encoding="utf-8")
     body = find_function(save.rewrite(ast.parse(source)), "NetworkTrainer.train").body
-    assert ast.unparse(body[-1]) == "accelerator.end_training()"
+    assert ast.unparse(body[-1]) == "_hangproof_end(accelerator)"
     assert old in source
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(Incompatible):
         save.rewrite(ast.parse(source.replace(old, new)))

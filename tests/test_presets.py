@@ -1,4 +1,4 @@
-"""The tables and what is read from trainers' sources."""
+"""The tables, and the flags that are read from the trainers' sources."""
 
 import argparse
 import json
@@ -14,27 +14,27 @@ from runs_helpers import PROJECT, python
 import presets
 from presets import schema
 
-ASKED = {"workers": 4, "persistent_workers": True, "prefetch_factor": 2, "start_method": None, "env": {"A": "1"}}
+REQUESTED = {"workers": 4, "persistent_workers": True, "prefetch_factor": 2, "start_method": None, "env": {"A": "1"}}
 
 
-def test_windows_and_macos_get_no_workers():
+def test_windows_and_macos_have_no_workers():
     for platform in ("win32", "darwin", "darwin23"):
-        rules = presets.platform_rules(platform, ASKED)
+        rules = presets.platform_rules(platform, REQUESTED)
         assert (rules["workers"], rules["persistent_workers"], rules["prefetch_factor"]) == (0, False, None)
         assert rules["start_method"] == "spawn" and rules["env"]["A"] == "1"
-    threads = presets.platform_rules("darwin", ASKED)["env"]
+    threads = presets.platform_rules("darwin", REQUESTED)["env"]
     assert {k for k, v in threads.items() if v == "1"} >= {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
-    assert set(presets.platform_rules("win32", ASKED)["env"]) == {"A"}
+    assert set(presets.platform_rules("win32", REQUESTED)["env"]) == {"A"}
 
 
-def test_linux_keeps_what_was_asked_and_nobodys_settings_are_changed():
-    before = json.dumps(ASKED)
-    assert presets.platform_rules("linux", ASKED) == ASKED and json.dumps(ASKED) == before
+def test_linux_keeps_the_settings_and_does_not_modify_them():
+    before = json.dumps(REQUESTED)
+    assert presets.platform_rules("linux", REQUESTED) == REQUESTED and json.dumps(REQUESTED) == before
 
 
-def test_no_workers_means_nothing_that_only_workers_have():
+def test_without_workers_there_are_no_settings_for_workers():
     for platform in ("linux", "win32", "darwin", "freebsd14"):
-        rules = presets.platform_rules(platform, {**ASKED, "workers": 0})
+        rules = presets.platform_rules(platform, {**REQUESTED, "workers": 0})
         assert (rules["persistent_workers"], rules["prefetch_factor"]) == (False, None)
     assert presets.loader_settings(0) == {
         **presets.loader_settings(2),
@@ -50,7 +50,7 @@ def test_a_caller_cannot_change_the_tables():
     assert "blocks_to_swap" not in presets.tiers()["12G"]["flags"] and presets.models()["flux-dev"]["files"]
 
 
-def test_every_model_file_can_be_had_or_is_generated():
+def test_every_model_file_can_be_downloaded_or_is_generated():
     for model in presets.models().values():
         needs = presets.families()[model["family"]]["needs"]
         if "sd-scripts" in model["backends"]:
@@ -78,7 +78,7 @@ def test_list_prints_tiers_and_models():
 
 
 def of_argparse(parser: argparse.ArgumentParser) -> dict[str, dict]:
-    """A live parser as presets.schema shows one."""
+    """A parser in the form of presets.schema."""
     out = {}
     for action in parser._actions:
         names = [n for n in action.option_strings if n.startswith("--")]
@@ -113,7 +113,7 @@ def need_checkout() -> Path:
     return tiny_sd_scripts.checkout()
 
 
-def test_the_static_read_is_what_sd_scripts_own_parsers_say(tmp_path):
+def test_the_flags_read_from_the_source_are_those_of_sd_scripts_parsers(tmp_path):
     import inspect
 
     tiny_sd_scripts.need()
@@ -143,7 +143,7 @@ def test_the_pinned_sd_scripts_has_as_many_flags_as_were_counted(script, count):
     assert len(schema.sd_scripts(checkout, f"{script}.py")) == count
 
 
-def test_the_embedded_trainers_flags_are_what_its_parser_says():
+def test_the_built_in_trainers_flags_are_those_of_its_parser():
     from trainer.arguments import parser
 
     read = schema.trainer(PROJECT / "trainer/arguments.py")
@@ -207,17 +207,17 @@ def test_the_read_is_cached_by_commit(tmp_path, monkeypatch):
     assert schema.sd_scripts(checkout, "train.py") == {}
     kept.write_text("{ half a fi")
     (checkout / ".git/packed-refs").write_text("a" * 40 + " refs/heads/main\n")
-    assert schema.sd_scripts(checkout, "train.py") == {}, "a damaged cache is made anew"
+    assert schema.sd_scripts(checkout, "train.py") == {}, "a damaged cache is written again"
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_text("a file where the folder should be")
     assert schema.sd_scripts(checkout, "train.py") == {}
 
 
-def test_a_missing_or_unreadable_checkout_is_told(tmp_path):
+def test_a_missing_or_unreadable_checkout_is_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(presets.PresetError, match=r"start\.sh sd-scripts"):
         schema.sd_scripts(tmp_path)
     (tmp_path / "flux_train_network.py").write_text("def setup_parser(: pass")
-    with pytest.raises(presets.PresetError, match="cannot be read as Python"):
+    with pytest.raises(presets.PresetError, match="cannot be parsed as Python"):
         schema.sd_scripts(tmp_path)
     (tmp_path / "flux_train_network.py").write_text("pass")
     with pytest.raises(presets.PresetError, match="no function setup_parser"):

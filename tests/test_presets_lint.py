@@ -1,4 +1,4 @@
-"""Lint knows what hangs in anybody's script, and mends it without changing what is trained."""
+"""Lint finds what is known to hang in any training script, and fixes it without changing what is trained."""
 
 import json
 import os
@@ -11,12 +11,12 @@ import tiny_sd_scripts
 import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import PROJECT, data, python, run_script, spec, stub, told  # noqa: F401
+from runs_helpers import PROJECT, data, python, run_script, spec, stub  # noqa: F401
 
 import presets
 import runs
+from presets.fix import fix
 from presets.lint import CHECKS, lint
-from presets.mend import mend
 from presets.training import trainings
 
 GOOD = """#!/bin/bash
@@ -44,8 +44,11 @@ def plus(more: str, script: str = GOOD) -> str:
     return script.rstrip("\n") + f" {more}\n"
 
 
-# rule: (a script that has it, flags that the mend may add, flags that it may take away)
+# rule: (a script that breaks it, flags that the fix may add, flags that it may remove)
 FAULTS = {
+    "line-endings": (GOOD.replace("\n", "\r\n"), set(), set()),
+    "byte-order-mark": (f"\ufeff{GOOD}", set(), set()),
+    "unquoted-path": (GOOD.replace("/out ", "/my loras/x "), set(), set()),
     "block-swap": (plus("--blocks_to_swap 18"), {"split_mode"}, {"blocks_to_swap"}),
     "split-mode": (plus("--split_mode", UNGUARDED), set(), set()),
     "split-mode-conflict": (plus("--split_mode --cpu_offload_checkpointing"), set(), {"cpu_offload_checkpointing"}),
@@ -71,47 +74,51 @@ FAULTS = {
     "network-data": (plus("--train_data_dir '/home/me/my share/cats'", UNGUARDED), set(), set()),
     "collective-timeout": (GOOD.replace("processes 1", "processes 2 --multi_gpu"), {"ddp_timeout"}, set()),
 }  # fmt: skip
-MAY_CHANGE = {"many-workers": "max_data_loader_n_workers", "network-output": "output_dir"}
+MAY_CHANGE = {
+    "unquoted-path": "output_dir",
+    "many-workers": "max_data_loader_n_workers",
+    "network-output": "output_dir",
+}
 
 
 def test_a_good_script_is_clean_and_left_alone():
     assert ids(GOOD, mounts=NFS) == set()
-    assert mend(GOOD, mounts=NFS).text == GOOD
+    assert fix(GOOD, mounts=NFS).text == GOOD
 
 
-def test_every_rule_is_told_with_why_source_and_mend_and_has_a_test():
+def test_every_rule_has_a_reason_a_source_a_fix_and_a_test():
     rules = presets.tables._table("lint.toml")["rules"]
-    assert set(rules) == set(CHECKS) == set(FAULTS)
+    assert set(rules) == set(CHECKS) == {*FAULTS, "cut-off"}  # cut-off: test_lint_corpus.py
     for rule in rules.values():
-        assert rule["level"] in ("hang", "loss", "waste") and rule["why"] and rule["source"] and rule["mend"]
+        assert rule["level"] in ("fail", "hang", "loss", "waste") and rule["why"] and rule["source"] and rule["fix"]
 
 
 @pytest.mark.parametrize("rule", list(FAULTS))
-def test_each_fault_is_found_and_mended_and_the_training_stays(rule):
+def test_each_problem_is_found_and_fixed_and_the_training_stays(rule):
     text, added, taken = FAULTS[rule]
     name = "train.bat" if rule == "windows-workers" else "train.sh"
     assert rule in ids(text, name, NFS)
     finding = next(f for f in lint(text, name, mounts=NFS) if f.id == rule)
     assert finding.fixable and finding.line >= 1
-    out = mend(text, name, mounts=NFS)
-    assert ids(out.text, name, NFS) == set() and rule in out.mended
+    out = fix(text, name, mounts=NFS)
+    assert ids(out.text, name, NFS) == set() and rule in out.fixed
     before, after = flags_of(text, name), flags_of(out.text, name)
     assert set(after) - set(before) == added and set(before) - set(after) == taken
     changed = {flag for flag in set(before) & set(after) if before[flag] != after[flag]}
     assert changed <= {MAY_CHANGE.get(rule)}
-    assert mend(out.text, name, mounts=NFS).text == out.text, "a mended script needs no mend"
+    assert fix(out.text, name, mounts=NFS).text == out.text, "a fixed script needs no fix"
 
 
 def test_a_split_mode_that_trains_all_blocks_is_left_out():
     """With other blocks than the single ones it was block swap and nothing else; the launcher would refuse it."""
     text = plus("--split_mode", UNGUARDED).replace("train_blocks=single", "train_blocks=all")
-    out = mend(text)
+    out = fix(text)
     assert "--split_mode" not in out.text and "sd_scripts_patches" in out.text and ids(out.text) == set()
 
 
 def test_a_script_without_any_saves_gets_a_state_each_epoch():
     text = re.sub(r"--save\S+( \d)?", "", GOOD)
-    after = flags_of(mend(text).text)
+    after = flags_of(fix(text).text)
     assert (after["save_state"], after["save_every_n_epochs"], after["save_last_n_epochs_state"]) == ([], ["1"], ["2"])
 
 
@@ -156,15 +163,15 @@ ONE_LINE = "cd /nowhere 2>/dev/null; if true; then python sd/train_network.py --
 
 
 @pytest.mark.parametrize("text", [FLUXGYM, ARRAY, ONE_LINE], ids=["FluxGym", "arrays", "one line"])
-def test_a_mended_script_runs_the_same_training_in_bash(tmp_path, text):
-    """Both scripts are run by bash with a launcher that tells its arguments; what changed is what was to change."""
+def test_a_fixed_script_runs_the_same_training_in_bash(tmp_path, text):
+    """bash runs both scripts with a launcher that prints its arguments; only the intended ones differ."""
     launcher = stub(tmp_path)
     for program in ("accelerate", "python", "python3"):
         (tmp_path / program).symlink_to(launcher)
-    mended = mend(text)
-    assert ids(mended.text) == set() and {"unguarded", "no-state"} <= set(mended.mended)
+    fixed = fix(text)
+    assert ids(fixed.text) == set() and {"unguarded", "no-state"} <= set(fixed.fixed)
     runs_of = []
-    for name, content in (("before.sh", text), ("after.sh", mended.text)):
+    for name, content in (("before.sh", text), ("after.sh", fixed.text)):
         (tmp_path / name).write_text(content)
         done = run_script(tmp_path / name, None, PATH=f"{tmp_path}:/usr/bin:/bin", USER="me", HOME="/home/me")
         assert done.returncode == 0, done.stderr
@@ -195,14 +202,14 @@ def test_a_mended_script_runs_the_same_training_in_bash(tmp_path, text):
 
 
 def test_only_the_words_concerned_are_changed():
-    """Every line that needs no mend is there byte for byte."""
-    text = FLUXGYM.replace("\n", "\r\n", 1) + "\n# trailing é\udcff comment  \n\n"
-    out = mend(text).text
+    """Every other line stays the same byte for byte."""
+    text = FLUXGYM + "\n# trailing é\udcff comment  \n\n"
+    out = fix(text).text
     kept = [line for line in text.split("\n") if not re.search("launch|train_network|blocks_to_swap|output_name", line)]
     assert [line for line in out.split("\n") if line in kept] == kept
 
 
-def test_kohya_ss_settings_in_a_config_file_are_read_and_mended_in_a_copy(tmp_path):
+def test_kohya_ss_settings_in_a_config_file_are_read_and_fixed_in_a_copy(tmp_path):
     config = tmp_path / "config_lora.toml"
     config.write_text(
         'output_dir = "/out"\nmax_data_loader_n_workers = 0\npersistent_data_loader_workers = true\nblocks_to_swap = 4\n'
@@ -219,9 +226,9 @@ def test_kohya_ss_settings_in_a_config_file_are_read_and_mended_in_a_copy(tmp_pa
         "unguarded",
         "cache-in-memory",
     }
-    out = mend(text)
+    out = fix(text)
     assert ids(out.text) == set() and config.read_bytes() == original
-    copy = tmp_path / "config_lora.mended.toml"
+    copy = tmp_path / "config_lora.fixed.toml"
     assert str(copy) in out.text and "# often" in copy.read_text()
     before, after = tomllib.loads(original.decode()), tomllib.loads(copy.read_text())
     assert set(before) - set(after) == {"persistent_data_loader_workers", "blocks_to_swap"}
@@ -238,14 +245,14 @@ def test_what_cannot_be_known_is_not_called_absent(tmp_path):
     assert "block-swap" not in ids("python flux_train_network.py --blocks_to_swap 0 $X")
 
 
-def test_fluxgyms_windows_script_is_mended(tmp_path):
+def test_fluxgyms_windows_script_is_fixed(tmp_path):
     text = (
         "accelerate launch ^\r\n  --num_cpu_threads_per_process 1 ^\r\n  sd-scripts/flux_train_network.py ^\r\n"
         '  --clip_l "C:\\my gym\\clip.safetensors" ^\r\n  --sdpa --persistent_data_loader_workers ^\r\n'
         "  --max_data_loader_n_workers 2 ^\r\n  --save_every_n_epochs 4\r\necho done\r\n"
     )
     assert "windows-workers" in ids(text, "train.bat")
-    out = mend(text, "train.bat")
+    out = fix(text, "train.bat")
     assert ids(out.text, "train.bat") == set()
     lines = out.text.split("\r\n")
     assert (
@@ -266,7 +273,7 @@ def test_output_on_a_network_file_system_is_written_here_and_copied_when_the_scr
     )
     program.chmod(0o755)
     text = f"set -e\nexec python sd/flux_train_network.py --save_state --output_dir '{share}/out' --output_name \"my run\"\n"
-    out = mend(text, mounts=mounts)
+    out = fix(text, mounts=mounts)
     assert ids(out.text, mounts=mounts) == set()
     local = tmp_path / "local"
     (tmp_path / "train.sh").write_text(out.text.replace("/var/tmp/hangproof/my-run", str(local)))
@@ -274,8 +281,8 @@ def test_output_on_a_network_file_system_is_written_here_and_copied_when_the_scr
     assert done.returncode == 7, "the exit code is still the trainer's"
     assert (share / "out/it's.safetensors").read_text() == "lora\n"
     trapped = "trap 'echo mine' EXIT\n" + text.replace("exec ", "")
-    assert "network-output" in ids(mend(trapped, mounts=mounts).text, mounts=mounts), (
-        "two EXIT traps would lose one: not mended"
+    assert "network-output" in ids(fix(trapped, mounts=mounts).text, mounts=mounts), (
+        "two EXIT traps would lose one: not fixed"
     )
 
 
@@ -305,9 +312,9 @@ lines = st.lists(
 @settings(max_examples=400, deadline=None)
 @given(flags=lines, joint=st.sampled_from([" ", " \\\n  ", "\t"]), start=st.sampled_from(["python", "accelerate launch --multi_gpu", "./"]),
        script=st.sampled_from(["flux_train_network.py", "sdxl_train.py"]))  # fmt: skip
-def test_any_mix_of_faults_is_mended_in_one_go(flags, joint, start, script):
+def test_any_mix_of_problems_is_fixed_at_once(flags, joint, start, script):
     text = f"cd /x\n{start if start == './' else start + ' '}{script}{joint}{joint.join(flags)}\n"
-    out = mend(text, mounts=NFS)
+    out = fix(text, mounts=NFS)
     assert ids(out.text, mounts=NFS) == set()
     done = subprocess.run(["bash", "-n"], input=out.text.encode(), capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -324,15 +331,15 @@ def test_any_mix_of_faults_is_mended_in_one_go(flags, joint, start, script):
     assert {k: v for k, v in after.items() if k in kept} == {k: v for k, v in before.items() if k in kept}
 
 
-def test_the_command_line_tells_and_mends(tmp_path):
+def test_the_command_line_reports_and_fixes(tmp_path):
     script = tmp_path / "train.sh"
     script.write_text(FLUXGYM)
     script.chmod(0o750)
-    told_first = python("-m", "presets", "lint", str(script), "--json")
-    value = json.loads(told_first.stdout.splitlines()[-1])
-    assert told_first.returncode == 1 and not value["clean"]
+    first = python("-m", "presets", "lint", str(script), "--json")
+    value = json.loads(first.stdout.splitlines()[-1])
+    assert first.returncode == 1 and not value["clean"]
     assert {f["id"] for f in value["findings"]} >= {"block-swap", "split-mode", "no-state", "sampling", "unguarded"}
-    assert all(set(f) == {"id", "level", "line", "why", "source", "mend", "fixable"} for f in value["findings"])
+    assert all(set(f) == {"id", "level", "line", "why", "source", "fix", "fixable"} for f in value["findings"])
     assert (
         next(f["line"] for f in value["findings"] if f["id"] == "block-swap")
         == FLUXGYM.split("\n").index("  --blocks_to_swap 18") + 1
@@ -341,7 +348,7 @@ def test_the_command_line_tells_and_mends(tmp_path):
     assert fixed.returncode == 0 and json.loads(fixed.stdout.splitlines()[-1])["clean"]
     assert "-  --blocks_to_swap 18" in fixed.stdout and script.stat().st_mode & 0o777 == 0o750
     again = python("-m", "presets", "lint", str(script))
-    assert again.returncode == 0 and again.stdout.strip() == f"{script}: clean"
+    assert again.returncode == 0 and again.stdout.strip() == f"{script}: no problems found"
     assert [p.name for p in tmp_path.iterdir()] == ["train.sh"]
 
 
@@ -357,8 +364,8 @@ def test_the_command_line_reads_a_bare_command_and_refuses_what_trains_nothing(t
         assert done.returncode == 1 and says in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_mended_12g_script_of_fluxgym_is_taken_by_the_real_launcher(tmp_path):
-    """The mended line starts the guarded launcher, which finds sd-scripts' script and its patches fit (it stops at --help)."""
+def test_a_fixed_12g_script_of_fluxgym_is_taken_by_the_real_launcher(tmp_path):
+    """The fixed line starts the guarded launcher with sd-scripts' script; its patches match (it stops at --help)."""
     tiny_sd_scripts.need()
     tiny_sd_scripts.write_site(tmp_path)
     script = tiny_sd_scripts.checkout() / "flux_train_network.py"
@@ -366,7 +373,7 @@ def test_a_mended_12g_script_of_fluxgym_is_taken_by_the_real_launcher(tmp_path):
     environment = tiny_sd_scripts.environment(tmp_path) | {"PYTHONPATH": str(tmp_path / "site")}
     done = subprocess.run(
         ["bash"],
-        input=mend(text).text,
+        input=fix(text).text,
         text=True,
         capture_output=True,
         timeout=300,
@@ -375,4 +382,4 @@ def test_a_mended_12g_script_of_fluxgym_is_taken_by_the_real_launcher(tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 0 and "--split_mode" in done.stdout, done.stderr[-1500:]
-    assert "sd_scripts_patches" in mend(text).text and os.sep in str(script)
+    assert "sd_scripts_patches" in fix(text).text and os.sep in str(script)

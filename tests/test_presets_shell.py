@@ -71,13 +71,13 @@ wait
 
 def test_a_script_is_read_as_bash_runs_it(tmp_path):
     stub = tmp_path / "program"
-    stub.write_text('#!/bin/sh\n{ for w in "$@"; do printf "%s\\0" "$w"; done; printf "\\n\\0"; } >> "$TOLD"\n')
+    stub.write_text('#!/bin/sh\n{ for w in "$@"; do printf "%s\\0" "$w"; done; printf "\\n\\0"; } >> "$PRINTED"\n')
     stub.chmod(0o755)
-    told = tmp_path / "told"
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TOLD": str(told)}
+    printed = tmp_path / "printed"
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PRINTED": str(printed)}
     subprocess.run(["bash"], input=SCRIPT, text=True, env=env, check=True, timeout=300, capture_output=True)
     runs, now = [], []
-    for word in told.read_text().split("\0")[:-1]:
+    for word in printed.read_text().split("\0")[:-1]:
         if word == "\n":
             runs.append(now)
             now = []

@@ -1,14 +1,15 @@
-"""A completed run that is started again: nothing is trained twice, and more epochs go on from where it ended."""
+"""A completed run that is started again: nothing is trained twice, and more epochs continue from its end."""
 
 import json
 
 import pytest
 import tiny_sd_scripts
 from runs_helpers import data, pictures, python  # noqa: F401
-from ui_helpers import end_runs
+from ui_helpers import kill_runs
 
 SET = ("epochs=2", "repeats=2", "workers=0", "save_every_n_steps=3")
 LIMIT_S = 400
+MODELS = {"diffusers": "tiny-flux", "sd-scripts": "toy-flux"}
 
 
 def environment(backend: str, data) -> tuple[dict[str, str], list[str]]:  # noqa: F811
@@ -17,14 +18,11 @@ def environment(backend: str, data) -> tuple[dict[str, str], list[str]]:  # noqa
         return {}, []
     tiny_sd_scripts.need()
     work = tiny_sd_scripts.workdir()
-    place = data / "models" / "tiny-flux-sd-scripts"
-    place.mkdir(parents=True)
-    for name in ("flux", "clip_l", "t5xxl", "ae"):
-        (place / f"{name}.safetensors").symlink_to(work / f"{name}.safetensors")
+    options = tiny_sd_scripts.toy_model(data, work)
     toy = tiny_sd_scripts.environment(work)
     names = ("PYTHONPATH", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "SD_SCRIPTS_DIR")
     venv = {"SD_SCRIPTS_VENV": str(tiny_sd_scripts.python().parent.parent)}
-    settings = [f"tokenizer_cache_dir={work / 'tokenizers'}", "t5xxl_max_token_length=32"]
+    settings = [f"{name}={value}" for name, value in options.items()]
     return {**{name: toy[name] for name in names}, **venv}, settings
 
 
@@ -40,7 +38,7 @@ def steps(folder) -> list[tuple[int, int]]:
 
 
 def weights(lora: bytes) -> bytes:
-    """The numbers of a LoRA without its head, which also names the epochs that were asked for."""
+    """The numbers of a LoRA without its header, which also has the number of epochs."""
     return lora[8 + int.from_bytes(lora[:8], "little") :]
 
 
@@ -51,7 +49,7 @@ def test_a_completed_run_started_again(data, tmp_path, backend):  # noqa: F811
     given = [word for setting in (*SET, *settings) for word in ("--set", setting)]
     made = python(
         *("-m", "runs", "new", "--name", "again", "--images", str(pictures(tmp_path / "in", 2)), "--trigger", "tok"),
-        *("--model", "tiny-flux", "--tier", "16G", "--backend", backend, *given),
+        *("--model", MODELS[backend], "--tier", "16G", "--backend", backend, *given),
         **env,
     )
     folder = data / "outputs" / "again"
@@ -68,8 +66,8 @@ def test_a_completed_run_started_again(data, tmp_path, backend):  # noqa: F811
         assert steps(folder) == expected
         before = files(folder)
         for command in ("start", "run"):
-            said = monitor(command, "again").stdout
-            assert "completed already (8 steps), nothing is left to train" in said and "raise epochs" in said
+            printed = monitor(command, "again").stdout
+            assert "already completed (8 steps)" in printed and "raise epochs" in printed
         assert json.loads(monitor("start", "again", "--json").stdout.splitlines()[-1])["pid"] is None
         assert files(folder) == before  # not a byte of it was touched
 
@@ -85,4 +83,4 @@ def test_a_completed_run_started_again(data, tmp_path, backend):  # noqa: F811
         assert weights((folder / "again.safetensors").read_bytes()) != weights(before["again.safetensors"])
         assert json.loads((folder / "status.json").read_text())["state"] == "completed"
     finally:
-        end_runs(data)
+        kill_runs(data)

@@ -47,7 +47,7 @@ def by_flag(words: list[str]) -> dict[str, list[str]]:
     for word in words:
         if word.startswith("--"):
             flag, equals, value = word.removeprefix("--").partition("=")
-            assert flag not in out, f"--{flag} stands twice"
+            assert flag not in out, f"--{flag} is written twice"
             out[flag] = [value] if equals else []
             last = flag
         else:
@@ -76,7 +76,7 @@ def checkout() -> Path:
 
 
 def everything() -> dict:
-    """A spec in which as much as possible is asked for."""
+    """A spec with as many options as possible."""
     return {
         "prompts": ["a"], "sample_every_n_steps": 5, "trackers": "wandb", "gpus": 2, "gradient_accumulation": 2,
         "max_train_steps": 9, "workers": 0, "extra": {"network_dropout": 0.1, "training_comment": "-starts with a dash"},
@@ -130,7 +130,7 @@ def test_every_rendered_flag_is_one_of_its_parser(backend):
                 assert not entry["choices"] or set(values) <= set(map(str, entry["choices"])), flag
 
 
-def test_the_embedded_trainers_own_parser_takes_every_script():
+def test_the_built_in_trainers_own_parser_takes_every_script():
     from trainer.arguments import parse
 
     for tier in TIERS:
@@ -152,7 +152,7 @@ def test_states_older_than_the_kept_ones_are_pruned():
 
 @pytest.mark.parametrize("platform", ["linux", "win32", "darwin"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_platform_gets_only_what_does_not_hang_there(platform, workers):
+def test_a_platform_has_only_settings_that_do_not_hang_there(platform, workers):
     words = by_flag(runs.arguments(spec(workers=workers), Path("/out"), platform=platform))
     kept = workers if platform == "linux" else 0
     assert words["max_data_loader_n_workers"] == [str(kept)]
@@ -172,7 +172,7 @@ def test_float32_runs_drop_fp8():
     assert "fp8_base" not in words and words["save_precision"] == ["float"]
 
 
-def test_a_model_brings_its_own_settings_unless_told_otherwise():
+def test_a_model_has_its_own_defaults():
     assert (spec(model="tiny-flux").resolution, spec(model="tiny-flux").mixed_precision) == (64, "no")
     assert spec(model="tiny-flux", resolution=128).resolution == 128
     assert spec(model="Flux.1-DEV").model == "flux-dev" and spec(tier="20G+").tier == "20G"
@@ -193,7 +193,7 @@ def test_a_model_is_loaded_from_where_its_backend_looks(data):  # noqa: F811
 
 @pytest.mark.parametrize("backend", ["sd-scripts", "diffusers"])
 @pytest.mark.parametrize("resolution", [32, 64, 96, 256, 512, 640, 768, 1024, 2048])
-def test_buckets_fit_every_resolution(resolution, backend):
+def test_buckets_are_valid_for_every_resolution(resolution, backend):
     """sd-scripts asserts min ≤ resolution ≤ max, and steps in multiples of 64 (train_util, train_network)."""
     table = tomllib.loads(runs.dataset_toml(spec(resolution=resolution, backend=backend)))["datasets"][0]
     step = table["bucket_reso_steps"]
@@ -262,18 +262,18 @@ def test_any_spec_survives_its_file(tmp_path_factory, name, trigger, prompts, ex
     assert made.slug.isascii() and 0 < len(made.slug) <= 80 and "/" not in made.slug
 
 
-def test_a_broken_run_toml_is_told_by_line_and_field(tmp_path):
+def test_an_invalid_run_toml_is_refused_with_its_line_or_field(tmp_path):
     path = tmp_path / "run.toml"
-    for content, says in (
+    for content, message in (
         (b"name = \nx = 1", "at line 1"),
         (b'name = "caf\xe9"', "not UTF-8"),
-        (b'name = "x"\nrankk = 3', "rankk: no such field; did you mean rank"),
+        (b'name = "x"\nrankk = 3', "rankk: Unknown field; did you mean rank"),
         (b'name = "x"\nrank = "lots"', "rank: "),
         (b'name = "x"\nmodel = "gone"', "no base model 'gone'"),
-        (b"rank = 3", "name: Field required"),
+        (b"rank = 3", "name: Missing; add a value"),
     ):
         path.write_bytes(content)
-        with pytest.raises(runs.RunError, match=says.replace("(", r"\(")) as caught:
+        with pytest.raises(runs.RunError, match=message.replace("(", r"\(")) as caught:
             runs.load(tmp_path)
         assert str(path) in str(caught.value)
     path.unlink()
@@ -282,18 +282,18 @@ def test_a_broken_run_toml_is_told_by_line_and_field(tmp_path):
 
 
 def test_values_are_checked():
-    for fields, says in (
-        ({"extra": {"network_dim": 3}}, "is the field 'rank'"),
-        ({"extra": {"resume": "/x"}}, "follows from the run's folder"),
+    for fields, message in (
+        ({"extra": {"network_dim": 3}}, "network_dim: Set the field rank instead"),
+        ({"extra": {"resume": "/x"}}, "resume: The run's folder determines this flag"),
         ({"extra": {"--bad": 1}}, "without dashes"),
         ({"extra": {"network_args": ["-x"]}}, "cannot start with a dash"),
         ({"resolution": 500}, "multiple of 32"),
         ({"learning_rate": float("nan")}, "learning_rate"),
-        ({"model": "flux-dev2pro"}, "cannot be trained with diffusers"),
+        ({"model": "flux-dev2pro"}, "backend: diffusers cannot train flux-dev2pro; use sd-scripts"),
         ({"name": "a\0b"}, "NUL"),
-        ({"unknown": 1}, "unknown: no such field"),
+        ({"unknown": 1}, "unknown: Unknown field; remove it"),
     ):
-        with pytest.raises(runs.RunError, match=says):
+        with pytest.raises(runs.RunError, match=message):
             spec(**fields)
 
 
@@ -312,13 +312,13 @@ def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypat
     from runs.flags import check_extra, parse_settings
 
     check_extra(spec(extra={"network_dropout": 0.1, "highvram": False}))
-    for extra, says in (
-        ({"blocks_to_swap": 18}, "no flag 'blocks_to_swap'"),
-        ({"sdpa": "yes"}, "is a switch"),
-        ({"network_dropout": "a lot"}, "not of type float"),
-        ({"loss_type": "l3"}, "none of l1, l2"),
+    for extra, message in (
+        ({"blocks_to_swap": 18}, "blocks_to_swap: The built-in trainer does not support it: moving blocks"),
+        ({"sdpa": "yes"}, "sdpa: Must be true or false, not 'yes'"),
+        ({"network_dropout": "a lot"}, "network_dropout: Must be a number, not 'a lot'"),
+        ({"loss_type": "l3"}, "loss_type: Must be one of l1, l2"),
     ):
-        with pytest.raises(runs.RunError, match=says):
+        with pytest.raises(runs.RunError, match=message):
             check_extra(spec(extra=extra))
     fields = parse_settings(["network-dim=8", "--sdpa=no", "lr_warmup_steps=10", "prompts=a\nb"], {"name": "x"})
     assert fields == {
@@ -329,7 +329,9 @@ def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypat
     }
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path))
     check_extra(spec(backend="sd-scripts", extra={"clip_l": "/c", "ae": "/a"}))
-    with pytest.raises(runs.RunError, match=r"cannot check lowram: sd-scripts is not installed; run ./start\.sh"):
+    with pytest.raises(
+        runs.RunError, match=r"lowram: Cannot be checked, because sd-scripts is not installed; run ./start\.sh"
+    ):
         check_extra(spec(backend="sd-scripts", extra={"lowram": True}))
 
 
@@ -337,12 +339,12 @@ def test_a_users_model_is_used_and_a_broken_one_named(data):  # noqa: F811
     (data / "models.toml").write_text('[models.mine]\nname = "Mine"\nrepo = "/models/mine"\n', encoding="utf-8")
     assert words_of(spec(model="Mine"))["pretrained_model_name_or_path"] == ["/models/mine"]
     assert presets.models()["mine"]["backends"] == ["diffusers"]
-    for broken, says in (
+    for broken, message in (
         ("[models.mine\n", "models.toml: "),
         ("[models.mine]\nrepos = 1\n", "unknown key 'repos'"),
         ('[models.mine]\nrepo = "a"\nfamily = "sd9"\n', "unknown family 'sd9'"),
-        ('[models.mine]\nname = "x"\n', "give `repo`"),
+        ('[models.mine]\nname = "x"\n', "set `repo` for diffusers"),
     ):
         (data / "models.toml").write_text(broken, encoding="utf-8")
-        with pytest.raises(presets.PresetError, match=says):
+        with pytest.raises(presets.PresetError, match=message):
             presets.models()

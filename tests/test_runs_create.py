@@ -1,4 +1,4 @@
-"""A run is made whole or not at all, says what is wrong, and the same spec gives the same bytes."""
+"""A run is created completely or not at all, errors say what is wrong, and the same spec gives the same bytes."""
 
 import errno
 import hashlib
@@ -37,7 +37,7 @@ def test_a_run_has_its_files(tmp_path, data):  # noqa: F811
     assert runs.load(folder).name == "Mein Hund"
     assert runs.list_runs() == [folder]
     assert {runs.run_folder(n) for n in ("Mein Hund", "Mein-Hund", folder)} == {folder}
-    with pytest.raises(runs.RunError, match="there are: Mein-Hund"):
+    with pytest.raises(runs.RunError, match="use one of Mein-Hund"):
         runs.run_folder("Katze")
 
 
@@ -77,13 +77,13 @@ def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, 
     )
 
 
-def test_states_are_saved_ten_times_a_run_unless_told(tmp_path, data):  # noqa: F811
+def test_states_are_saved_ten_times_per_run_by_default(tmp_path, data):  # noqa: F811
     images = pictures(tmp_path / "in", 3)
     short = runs.create(spec(name="short", epochs=1, repeats=10), images)
     long = runs.create(spec(name="long", epochs=100, repeats=100), images)
-    told = runs.create(spec(name="told", save_every_n_steps=7), images)
+    seven = runs.create(spec(name="seven", save_every_n_steps=7), images)
     never = runs.create(spec(name="never", save_every_n_steps=0), images)
-    assert [runs.load(f).save_every_n_steps for f in (short, long, told, never)] == [3, 100, 7, 0]
+    assert [runs.load(f).save_every_n_steps for f in (short, long, seven, never)] == [3, 100, 7, 0]
     assert "--save_every_n_steps" not in (never / "train.sh").read_text()
 
 
@@ -109,9 +109,9 @@ def test_bad_input_leaves_nothing(tmp_path, data):  # noqa: F811
     text = tmp_path / "words.png"
     text.write_text("words")
     for images, match in (
-        ([picture(tmp_path / "a.png"), text], "words.png: not an image"),
+        ([picture(tmp_path / "a.png"), text], "words.png: Not a readable image"),
         ([], "no images"),
-        (tmp_path / "gone", "is not a folder"),
+        (tmp_path / "gone", "gone is not a folder; use the folder of the images"),
     ):
         with pytest.raises(runs.RunError, match=match):
             runs.create(spec(), images)
@@ -127,10 +127,10 @@ def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data)
     images = pictures(tmp_path / "in")
     runs.create(spec(name="a b"), images)
     before = tree(data)
-    with pytest.raises(runs.RunError, match=r"a run called 'a-b' exists: .*choose another name"):
+    with pytest.raises(runs.RunError, match=r"name: A run named 'a-b' already exists in .*; choose another name"):
         runs.create(spec(name="a-b", rank=64), images)
     shutil.rmtree(data / "outputs/a-b")
-    with pytest.raises(runs.RunError, match="a data set called 'a b' exists"):
+    with pytest.raises(runs.RunError, match="name: A data set named 'a b' already exists"):
         runs.create(spec(name="a b"), images)
     assert {k: v for k, v in before.items() if k.startswith("datasets")} == tree(data)
     again = runs.create(spec(name="a b"), data / "datasets/a-b")
@@ -176,7 +176,7 @@ def on_a_small_disk(tmp_path: Path, size: str) -> Path:
     return place
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
     if sys.platform != "linux":
         pytest.skip("tmpfs is Linux's")
     disk = on_a_small_disk(tmp_path, "256k")
@@ -221,7 +221,7 @@ except runs.RunError as error:
 """
 
 
-def test_no_write_permission_is_told():
+def test_no_write_permission_is_an_error_that_says_what_to_do():
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         place = Path(name)
         for part in (place, place / "in", place / "mine", place / "read only"):
@@ -231,14 +231,14 @@ def test_no_write_permission_is_told():
         (place / "read only").chmod(0o555)
         done = python("-c", AS_SOMEBODY_ELSE, *(str(place / part) for part in ("in", "mine", "read only")))
         assert (
-            done.stdout.startswith("cannot make the run n (") and "no permission to write there; fix" in done.stdout
+            done.stdout.startswith("cannot create the run n (") and "no permission to write there; fix" in done.stdout
         ), done
         assert list((place / "read only").iterdir()) == []
 
 
-def test_a_file_in_the_way_is_told(tmp_path, data):  # noqa: F811
+def test_a_file_with_the_name_of_the_folder_is_an_error(tmp_path, data):  # noqa: F811
     (data / "outputs").write_text("I am a file")
-    with pytest.raises(runs.RunError, match="a file is in the way"):
+    with pytest.raises(runs.RunError, match="a file has the name of the folder"):
         runs.create(spec(), pictures(tmp_path / "in"))
 
 
@@ -254,7 +254,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):  # no
     nothing_made(data)
 
 
-def test_every_way_to_fail_has_a_cure():
+def test_every_known_error_says_what_to_do():
     from runs.files import REASONS, explained
 
     for code in REASONS:
@@ -266,28 +266,32 @@ def test_every_way_to_fail_has_a_cure():
 
 def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatch):  # noqa: F811
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "no checkout"))
-    found = runs.problems(spec(backend="sd-scripts", tier="12G"))
+    found = [fault.message for fault in runs.problems(spec(backend="sd-scripts", tier="12G"))]
     (files,) = [line for line in found if line.startswith("model files missing")]
     flags = ["pretrained_model_name_or_path", "clip_l", "t5xxl", "ae"]
     assert [part.split(")")[0] for part in files.split(" (--")[1:]] == flags
-    assert str(data / "models") in files and "--set FLAG=PATH" in files and "fetch-model flux-dev" in files
+    assert str(data / "models") in files and "trainer options FLAG=PATH" in files and "fetch-model flux-dev" in files
     elsewhere = spec(backend="sd-scripts", extra={"ae": str(tmp_path / "ae.safetensors")})
-    (told,) = [line for line in runs.problems(elsewhere) if line.startswith("model files missing: ")]
+    (missing,) = [
+        line
+        for line in (fault.message for fault in runs.problems(elsewhere))
+        if line.startswith("model files missing: ")
+    ]
     assert (
-        f"{tmp_path / 'ae.safetensors'} (--ae)" in told
-        and f"{data / 'models' / 'clip_l.safetensors'} (--clip_l)" in told
+        f"{tmp_path / 'ae.safetensors'} (--ae)" in missing
+        and f"{data / 'models' / 'clip_l.safetensors'} (--clip_l)" in missing
     )
     assert any("start.sh sd-scripts" in line for line in found)
     assert any("no images" in line for line in found)
 
 
-def test_a_run_is_asked_for_more(tmp_path, data):  # noqa: F811
+def test_a_run_is_trained_longer(tmp_path, data):  # noqa: F811
     folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
     assert runs.longer(runs.load(folder).model_dump()) == ("epochs", 4)
     assert runs.train_longer(folder, 6).epochs == 6 and runs.load(folder).epochs == 6
     assert "--max_train_epochs 6" in (folder / "train.sh").read_text()
     before = tree(folder)
-    with pytest.raises(runs.RunError, match="epochs: 5 is less than the 6 it was to be trained for"):
+    with pytest.raises(runs.RunError, match="epochs: Must be 6 or more; the run is set to 6 already"):
         runs.train_longer(folder, 5)
     assert tree(folder) == before
     assert runs.train_longer(folder, 6).epochs == 6 and tree(folder) == before
@@ -320,10 +324,10 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):  # noqa: F811
     assert json.loads(shown.stdout.splitlines()[-1])["spec"]["rank"] == 16
     assert json.loads(python("-m", "runs", "show", "--json").stdout.splitlines()[-1])["runs"] == [str(folder)]
     assert python("-m", "runs", "render", "cli-run").stdout.strip() == str(folder / "train.sh")
-    assert "no sample image" not in made.stderr
-    undrawn = python("-m", "runs", "new", "--name", "quiet", "--images", str(images), "--model", "tiny-flux", "--backend", "diffusers",
+    assert "sample images are turned off" not in made.stderr
+    without = python("-m", "runs", "new", "--name", "quiet", "--images", str(images), "--model", "tiny-flux", "--backend", "diffusers",
                      "--prompt", "one")  # fmt: skip
-    assert undrawn.returncode == 0 and "no sample image is drawn with these prompts" in undrawn.stderr
+    assert without.returncode == 0 and "sample images are turned off; turn them on with --set" in without.stderr
 
 
 @pytest.mark.parametrize(
@@ -332,12 +336,12 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):  # noqa: F811
         (["--name", "x", "--set", "rnak=3"], 1, "did you mean"),
         (["--name", "x", "--set", "rank=many"], 1, "rank: "),
         (["--name", "x", "--set", "rank"], 1, "KEY=VALUE"),
-        (["--name", "x", "--set", "output_dir=/"], 1, "output_dir follows from the run's folder"),
+        (["--name", "x", "--set", "output_dir=/"], 1, "output_dir: The run's folder determines this flag"),
         (["--name", "x", "--set", "seed=-1"], 1, "seed"),
-        (["--name", "☃☃"], 1, "no letter or digit"),
+        (["--name", "☃☃"], 1, "Use at least one letter or digit"),
         (["--name", "NUL"], 1, "Windows reserves"),
         (["--name", "x", "--tier", "8G"], 1, "tier"),
-        (["--name", "x", "--model", "sdxl"], 1, "there are: flux-dev"),
+        (["--name", "x", "--model", "sdxl"], 1, "use one of flux-dev"),
         (["--name", "x", "--backend", "kohya"], 1, "backend"),
         ([], 2, "--name"),
     ],

@@ -1,4 +1,4 @@
-"""Images and captions are taken in whole, or refused by name."""
+"""Images and captions are copied completely, or refused by name."""
 
 import os
 import struct
@@ -16,7 +16,7 @@ CORNERS = {"red": (255, 0, 0), "lime": (0, 255, 0), "blue": (0, 0, 255)}
 
 
 def take(tmp_path: Path, images, captions=None, trigger="") -> tuple[Path, list[str]]:
-    """Take images in; the folder and what was told."""
+    """Copy images into a data set; returns its folder and the notes."""
     folder = tmp_path / "taken"
     folder.mkdir()
     notes: list[str] = []
@@ -75,7 +75,7 @@ def test_exif_orientation_is_applied(tmp_path, orientation):
     assert image.getpixel(places[lime])[1] > 200
 
 
-def test_transparency_is_laid_on_white(tmp_path):
+def test_transparency_is_replaced_by_white(tmp_path):
     image = Image.new("RGBA", (40, 40), (255, 0, 0, 0))
     image.paste((0, 0, 255, 255), (0, 0, 20, 40))
     image.save(tmp_path / "clear.png")
@@ -86,7 +86,7 @@ def test_transparency_is_laid_on_white(tmp_path):
     flat = Image.open(folder / "clear.png")
     assert flat.mode == "RGB" and flat.getpixel((5, 5)) == (0, 0, 255) and flat.getpixel((35, 5)) == (255, 255, 255)
     assert Image.open(folder / "palette.png").getpixel((1, 1)) == (255, 255, 255)
-    assert notes == ["clear.png: transparency laid on white", "palette.png: transparency laid on white"]
+    assert notes == ["clear.png: transparency replaced by white", "palette.png: transparency replaced by white"]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_animation_gives_its_first_frame(tmp_path):
     assert "first frame" in notes[0]
 
 
-def test_a_file_that_is_gone_is_told(tmp_path):
+def test_a_file_that_does_not_exist_is_an_error(tmp_path):
     path = picture(tmp_path / "a.png")
     sources = dataset.gather([path], trigger="x")
     path.unlink()
@@ -136,7 +136,7 @@ def test_all_bad_files_are_named_at_once(tmp_path):
     message = refused([text, good, cut, empty])
     lines = {line.split(":")[0]: line for line in message.splitlines()}
     assert set(lines) == {"notes.png", "cut.jpg", "empty.png"}
-    assert "not an image" in lines["notes.png"] and "damaged" in lines["cut.jpg"]
+    assert "Not a readable image. Export it as JPEG or PNG." in lines["notes.png"] and "damaged" in lines["cut.jpg"]
 
 
 def test_files_that_are_not_called_images_are_refused_by_name(tmp_path):
@@ -149,7 +149,7 @@ def test_huge_images_are_refused_before_they_are_decoded(tmp_path, width, height
     message = refused([png_header(tmp_path / "huge.png", width, height)])
     assert (
         message.startswith("huge.png:")
-        and "too large; scale it down to at most 16384 pixels a side and 100 megapixels" in message
+        and "too large; scale it down to at most 16384 pixels per side and 100 megapixels" in message
     )
     if width * height < 150e6:
         assert f"{width} × {height} pixels" in message
@@ -158,7 +158,7 @@ def test_huge_images_are_refused_before_they_are_decoded(tmp_path, width, height
 @pytest.mark.timeout(200)
 def test_a_pipe_called_like_an_image_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
-    assert "pipe.png: not a file" in refused([tmp_path / "pipe.png"])
+    assert "pipe.png: not a regular file" in refused([tmp_path / "pipe.png"])
     assert "no images" in refused(tmp_path)
 
 
@@ -169,7 +169,7 @@ def test_no_images_is_an_error_and_one_is_a_note(tmp_path):
     assert "no images" in refused(empty) and "no images" in refused([])
     assert "is not a folder" in refused(tmp_path / "nowhere")
     _, notes = take(tmp_path, [picture(tmp_path / "in/one.png")], trigger="x")
-    assert any("one image only" in note for note in notes)
+    assert any("only one image" in note for note in notes)
 
 
 def test_captions_come_from_the_edit_then_the_text_file_then_the_trigger(tmp_path):
@@ -192,7 +192,7 @@ def test_without_a_caption_and_a_trigger_the_file_is_not_empty(tmp_path):
 def test_a_caption_that_is_not_utf8_is_refused_by_name(tmp_path):
     images = pictures(tmp_path / "in", 2)
     (images / "0.txt").write_bytes("caf\xe9".encode("latin-1"))
-    assert refused(images) == "0.txt: the caption is not UTF-8 text (byte 3); save it as UTF-8 and try again"
+    assert refused(images) == "0.txt: the caption is not UTF-8 text (byte 3); save the file as UTF-8"
 
 
 def test_a_caption_for_an_image_that_is_not_there_is_refused(tmp_path):

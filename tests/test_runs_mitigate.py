@@ -1,5 +1,10 @@
 """A mitigation changes one thing, says so, is done once, and leaves a spec that renders and lints clean."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,8 +31,8 @@ def test_it_changes_something_once_and_says_what(name):
     assert after != before and sentence and sentence == sentence.strip()
     text = runs.script(after, Path("/out/my-lora"), platform="linux")
     assert text != runs.script(before, Path("/out/my-lora"), platform="linux")
-    told = {"cache_aside": {"block-swap", "cache-in-memory"}, "no_block_swap": set()}.get(name, {"block-swap"})
-    assert {f.id for f in lint(text)} == told
+    expected = {"cache_aside": {"block-swap", "cache-in-memory"}, "no_block_swap": set()}.get(name, {"block-swap"})
+    assert {f.id for f in lint(text)} == expected
     for _ in range(2):  # the last rung is reached, or the next differs
         after = mitigate.apply(after, name)[0]
     if name != "lower_lr":
@@ -41,6 +46,127 @@ def test_it_changes_something_once_and_says_what(name):
 def test_where_there_is_nothing_to_change_the_spec_stays(name):
     plain = spec(workers=0)
     assert mitigate.apply(plain, name) == (plain, "")
+
+
+def in_force(made: "runs.RunSpec", flag: str) -> list[str] | None:
+    """The values of a flag as the trainer reads them: those of its last mention; None where it is absent."""
+    words = runs.arguments(made, Path("/out"), platform="linux")
+    if f"--{flag}" not in words:
+        return None
+    at = len(words) - words[::-1].index(f"--{flag}")
+    end = next((i for i in range(at, len(words)) if words[i].startswith("--")), len(words))
+    return words[at:end]
+
+
+@pytest.mark.parametrize("backend", ["sd-scripts", "diffusers"])
+def test_the_rate_that_overrides_the_learning_rate_is_lowered_too(backend):
+    before = spec(backend=backend, learning_rate=8e-4, extra={"unet_lr": 2e-4})
+    after, sentence = mitigate.apply(before, "lower_lr")
+    assert in_force(after, "unet_lr") == ["0.0001"] and in_force(after, "learning_rate") == ["0.0004"]
+    assert sentence == "learning rate 0.0004 instead of 0.0008, unet_lr 0.0001 instead of 0.0002"
+
+
+def test_the_rates_of_text_encoders_and_of_layers_are_lowered_too():
+    rates = {
+        "text_encoder_lr": ["1e-4", "5e-5"],
+        "network_args": ["network_reg_lrs=a=1=1e-3,b=2e-4", "train_blocks=all"],
+    }
+    after, sentence = mitigate.apply(spec(backend="sd-scripts", extra=rates), "lower_lr")
+    assert in_force(after, "text_encoder_lr") == ["5e-05", "2.5e-05"]
+    assert in_force(after, "network_args") == ["network_reg_lrs=a=1=0.0005,b=0.0001", "train_blocks=all"]
+    assert "text_encoder_lr 5e-05 2.5e-05 instead of 1e-4 5e-5" in sentence
+    as_text = spec(backend="sd-scripts", extra={"unet_lr": "1e-4", "text_encoder_lr": False})
+    assert in_force(mitigate.apply(as_text, "lower_lr")[0], "unet_lr") == ["5e-05"]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"optimizer_args": ["scale_parameter=False"]},
+        {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=True"]},
+        {"optimizer_args": ["relative_step=False", "warmup_init=True"]},
+    ],
+)
+def test_an_optimizer_that_finds_its_own_rate_has_none_to_lower(optimizer):
+    before = spec(tier="16G", extra=optimizer)
+    assert mitigate.apply(before, "lower_lr") == (before, "")
+
+
+def test_a_smaller_tier_is_not_undone_by_extra_flags():
+    extra = {"optimizer_type": "AdamW", "optimizer_args": ["weight_decay=0.1"], "guidance_scale": 2.0}
+    after, sentence = mitigate.apply(spec(tier="20G", extra=extra), "tier_down")
+    assert in_force(after, "optimizer_type") == ["adafactor"] and in_force(after, "guidance_scale") == ["2.0"]
+    assert "relative_step=False" in (in_force(after, "optimizer_args") or [])
+    assert "without --optimizer_type, without --optimizer_args" in sentence
+    args = ["train_blocks=all", "in_dims=[4,4]", "rank_dropout=0.1"]
+    extra = {"network_args": args, "split_mode": False, "blocks_to_swap": 18, "cpu_offload_checkpointing": True}
+    after, _ = mitigate.apply(spec(tier="16G", backend="sd-scripts", extra=extra), "tier_down")
+    assert in_force(after, "split_mode") == [] and in_force(after, "network_args") == [
+        "rank_dropout=0.1",
+        "train_blocks=single",
+    ]
+    assert in_force(after, "blocks_to_swap") is None and in_force(after, "cpu_offload_checkpointing") is None
+    text = runs.script(after, Path("/out/my-lora"), platform="linux")
+    assert lint(text) == []
+
+
+def test_one_image_at_a_time_also_where_only_the_encoders_take_several():
+    extra = {"vae_batch_size": 8, "text_encoder_batch_size": 4}
+    after, sentence = mitigate.apply(spec(backend="sd-scripts", extra=extra), "batch_1")
+    assert in_force(after, "vae_batch_size") == in_force(after, "text_encoder_batch_size") == ["1"] and sentence
+    assert mitigate.apply(after, "batch_1") == (after, "")
+
+
+def test_a_wider_format_leaves_out_the_flag_that_asks_for_fp16():
+    after, _ = mitigate.apply(
+        spec(backend="sd-scripts", mixed_precision="fp16", extra={"full_fp16": True}), "fp32_guard"
+    )
+    assert in_force(after, "mixed_precision") == ["bf16"] and in_force(after, "full_fp16") is None
+
+
+def test_a_hub_that_is_not_contacted_is_not_uploaded_to():
+    made = spec(backend="sd-scripts", extra={"huggingface_repo_id": "me/x", "async_upload": True})
+    after, sentence = mitigate.apply(made, "hub_offline")
+    assert in_force(after, "huggingface_repo_id") is in_force(after, "async_upload") is None
+    assert after.environment["HF_HUB_OFFLINE"] == "1" and "nothing is uploaded" in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("no_block_swap", {"extra": {"blocks_to_swap": "0"}}),
+        ("validation_off", {"extra": {"validate_every_n_steps": 5}}),
+        ("hub_offline", {"environment": {"HF_HUB_OFFLINE": "true"}}),
+        ("fp32_guard", {"mixed_precision": "no"}),
+        ("cache_aside", {"extra": {"cache_latents_to_disk": False, "cache_text_encoder_outputs_to_disk": False}}),
+        ("lean", {"extra": {"highvram": False}}),
+    ],
+)
+def test_a_mitigation_that_changes_nothing_for_the_trainer_says_so(name, fields):
+    before = spec(backend="sd-scripts", **fields)
+    assert mitigate.apply(before, name) == (before, "")
+
+
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_fewer_workers_change_nothing_where_the_platform_has_none(platform):
+    before = spec(workers=2)
+    assert mitigate.apply(before, "workers_0", platform) == (before, "")
+
+
+@pytest.mark.parametrize(
+    "flag", ["max_data_loader_n_workers", "train_batch_size", "sample_every_n_steps", "learning_rate"]
+)
+def test_no_extra_flag_can_stand_for_a_field(flag):
+    """So no later flag overrides workers_0, batch_1, sampling_off."""
+    with pytest.raises(runs.RunError, match=flag):
+        spec(extra={flag: 4})
+
+
+def test_persistent_workers_of_an_extra_flag_go_with_the_workers():
+    after, _ = mitigate.apply(spec(extra={"persistent_data_loader_workers": True}), "workers_0")
+    assert in_force(after, "persistent_data_loader_workers") is None and in_force(
+        after, "max_data_loader_n_workers"
+    ) == ["0"]
 
 
 def test_workers_to_zero_takes_persistent_ones_along():
@@ -78,27 +204,120 @@ def test_states_of_another_optimizer_or_other_blocks_do_not_fit():
 
 
 def test_trackers_go_offline_and_then_away():
-    offline, said = mitigate.trackers_offline(spec(trackers="wandb"))
-    assert "export WANDB_MODE=offline" in runs.script(offline, Path("/out"), platform="linux") and "wandb" in said
+    offline, sentence = mitigate.trackers_offline(spec(trackers="wandb"))
+    assert "export WANDB_MODE=offline" in runs.script(offline, Path("/out"), platform="linux") and "wandb" in sentence
     assert mitigate.trackers_offline(offline)[0].trackers == ""
     assert mitigate.trackers_offline(spec(trackers="tensorboard"))[0].trackers == ""
 
 
-def test_states_written_locally_reach_the_runs_folder_and_the_exit_code_stays(tmp_path, monkeypatch):
+TRAINER = """#!/bin/sh
+while [ "$1" != --output_dir ]; do shift; done
+mkdir -p "$2/my-lora-state" "$2/sample"
+printf new-state > "$2/my-lora-state/weights"
+printf new-lora > "$2/my-lora.safetensors"
+printf new-image > "$2/sample/2.png"
+printf partial > "$2/.my-lora.safetensors.1.tmp"
+exit "${CODE:-0}"
+"""
+# A `cp` that stops in the middle of the file $STALL and says so by creating $STALLED.
+SLOW_COPY = """#!{python}
+import os, shutil, sys, time
+from pathlib import Path
+
+source, target = map(Path, sys.argv[-2:])
+if target.is_dir() and not sys.argv[-2].endswith("/."):
+    target = target / source.name
+for path in [source] if source.is_file() else sorted(p for p in source.rglob("*") if p.is_file()):
+    place = target if source.is_file() else target / path.relative_to(source)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if path.name == os.environ.get("STALL"):
+        place.write_bytes(path.read_bytes()[:3])
+        Path(os.environ["STALLED"]).touch()
+        time.sleep(300)
+    shutil.copyfile(path, place)
+"""
+
+
+@pytest.fixture
+def saved_locally(tmp_path, monkeypatch):
+    """A script that saves locally, its launcher, and the run's folder with results of an earlier attempt."""
     monkeypatch.setattr(mitigate, "STAGING", str(tmp_path / "it's local"))
-    folder = tmp_path / "my lora"
-    folder.mkdir()
-    made, _ = mitigate.save_local(spec())
-    launcher = tmp_path / "accelerate"
-    launcher.write_text(
-        '#!/bin/sh\nwhile [ "$1" != --output_dir ]; do shift; done\nmkdir "$2/a-state"\necho x > "$2/a-state/w"\nexit 9\n'
-    )
+    folder, launcher, script = tmp_path / "my lora", tmp_path / "accelerate", tmp_path / "train.sh"
+    for name in ("my-lora-state/weights", "my-lora-state/only-in-the-old-one", "sample/1.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("old")
+    launcher.write_text(TRAINER)
     launcher.chmod(0o755)
-    script = tmp_path / "train.sh"
-    script.write_text(runs.script(made, folder, platform="linux"))
-    assert run_script(script, launcher).returncode == 9
-    assert (folder / "a-state/w").read_text() == "x\n"
-    assert "xcopy" in runs.script(made, Path("C:/x"), platform="win32")
+    script.write_text(runs.script(mitigate.save_local(spec())[0], folder, platform="linux"))
+    return script, launcher, folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+NEW = {
+    "my-lora-state/weights": "new-state", "my-lora.safetensors": "new-lora", "sample/1.png": "old",
+    "sample/2.png": "new-image",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", [0, 9])
+def test_results_saved_locally_reach_the_runs_folder_and_the_exit_code_stays(saved_locally, code):
+    script, launcher, folder = saved_locally
+    done = run_script(script, launcher, CODE=str(code))
+    assert done.returncode == code and done.stderr == b""
+    assert contents(folder) == NEW
+
+
+@pytest.mark.parametrize("stall", ["my-lora.safetensors", "weights", "2.png"])
+def test_a_copy_that_is_killed_leaves_nothing_truncated_and_the_next_one_completes_it(saved_locally, tmp_path, stall):
+    script, launcher, folder = saved_locally
+    programs, stalled = tmp_path / "programs", tmp_path / "stalled"
+    programs.mkdir()
+    (programs / "cp").write_text(SLOW_COPY.format(python=sys.executable))
+    (programs / "cp").chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "STALL": stall, "STALLED": str(stalled), "ACCELERATE": str(launcher)}
+    process = subprocess.Popen(["bash", str(script)], env=env, start_new_session=True)
+    try:
+        end = time.monotonic() + 60
+        while not stalled.exists() and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        assert stalled.exists(), "the copy did not reach the file"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(60)
+    old = {"my-lora-state/weights": "old", "my-lora-state/only-in-the-old-one": "old", "sample/1.png": "old"}
+    shown = {name: text for name, text in contents(folder).items() if not name.rpartition("/")[2].startswith(".")}
+    shown = {name: text for name, text in shown.items() if not name.startswith(".")}
+    assert all(text in (old.get(name), NEW.get(name)) for name, text in shown.items()), shown
+    assert run_script(script, launcher).returncode == 0
+    assert contents(folder) == NEW
+
+
+def test_a_copy_that_fails_is_an_error_even_where_the_training_succeeded(saved_locally, tmp_path):
+    script, launcher, folder = saved_locally
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "cp").write_text("#!/bin/sh\necho 'cp: No space left on device' >&2\nexit 1\n")
+    (programs / "cp").chmod(0o755)
+    before = contents(folder)
+    path = f"{programs}:{os.environ['PATH']}"
+    done = run_script(script, launcher, PATH=path)
+    assert done.returncode == 1 and b"some results could not be copied" in done.stderr
+    assert run_script(script, launcher, PATH=path, CODE="9").returncode == 9
+    assert contents(folder) == before
+
+
+def test_a_batch_file_copies_under_another_name_first():
+    made = spec(save_dir="D:/local 100%/x")
+    lines = runs.script(made, Path("C:/x"), platform="win32").split("\r\n")
+    (lora,) = [line for line in lines if line.startswith("for %%F")]
+    assert 'in ("D:\\local 100%%\\x\\*")' in lora
+    assert 'copy /b /y "%%F" "C:\\x\\.%%~nxF.tmp"' in lora and 'move /y "C:\\x\\.%%~nxF.tmp" "C:\\x\\%%~nxF"' in lora
+    assert 'xcopy /e /i /y /q "D:\\local 100%%\\x\\%~1" "C:\\x\\.%~1.tmp" >nul || exit /b 1' in lines
+    assert lines[lines.index(":copy_state") - 2] == "exit /b %code%"
 
 
 def test_a_name_that_does_not_exist_is_refused():
@@ -107,6 +326,6 @@ def test_a_name_that_does_not_exist_is_refused():
 
 
 def test_every_mitigation_that_the_monitor_names_exists():
-    causes = Path(presets.ROOT) / "monitor/causes.toml"
+    (causes, *_) = Path(presets.ROOT, "monitor").rglob("causes.toml")
     named = {name for row in presets.tables.read_toml(causes)["cause"] for name in row.get("ladder", [])}
     assert named and named <= set(mitigate.MITIGATIONS)

@@ -1,4 +1,4 @@
-"""Model files arrive whole, go on where they broke off, and nothing waits for ever: against a real server on loopback."""
+"""Model files arrive complete, interrupted downloads continue, and every wait has a limit: with a real loopback server."""
 
 import hashlib
 import json
@@ -15,6 +15,7 @@ import pytest
 from runs_helpers import PROJECT, data  # noqa: F401
 
 import runs
+from guards import download
 from runs import models
 
 CONTENT = bytes(range(256)) * 20_000  # 5 MB
@@ -29,7 +30,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Answers)
         self.content, self.etag = CONTENT, SHA
-        self.asked: list[tuple[str, str, str | None, str | None]] = []  # method, path, range, authorization
+        self.requests: list[tuple[str, str, str | None, str | None]] = []  # method, path, range, authorization
         self.cut_after: list[int] = []  # bytes after which a GET is cut off, one entry a GET
         self.status: dict[str, int] = {}  # by method
         self.ranges, self.stall, self.nap_s = True, False, 0.0
@@ -54,7 +55,7 @@ class Answers(BaseHTTPRequestHandler):
 
     def answer(self, body: bool):
         hub: Hub = self.server
-        hub.asked.append((self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")))
+        hub.requests.append((self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")))
         if self.command in hub.status:
             self.head(hub.status[self.command], {"Content-Length": "0"})
         elif self.path.startswith("/cdn/"):
@@ -110,8 +111,9 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    monkeypatch.setattr(models, "PAUSE_S", 0.05)
-    monkeypatch.setattr(models, "READ_TIMEOUT_S", 20)  # tests of a server that stalls set less
+    monkeypatch.setattr(download, "PAUSE_S", 0.05)
+    monkeypatch.setattr(download, "LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "20")  # tests of a server that stalls set less
     yield server
     server.gone.set()
     server.shutdown()
@@ -119,9 +121,15 @@ def hub(monkeypatch, tmp_path):
 
 
 def get(target: Path, **more) -> list[tuple]:
-    told: list[tuple] = []
-    models.fetch("me/model", "sub dir/ü.safetensors", target, tell=lambda *t: told.append(t), **{"stall_s": 5, **more})
-    return told
+    calls: list[tuple] = []
+    models.fetch(
+        "me/model",
+        "sub dir/ü.safetensors",
+        target,
+        on_progress=lambda at: calls.append((at.name, at.done, at.total)),
+        **{"stall_s": 5, **more},
+    )
+    return calls
 
 
 def nothing_but(target: Path) -> None:
@@ -132,27 +140,27 @@ def nothing_but(target: Path) -> None:
 
 
 def test_a_file_arrives_with_progress_and_is_checked(hub, tmp_path):
-    told = get(tmp_path / "m" / "model.safetensors")
+    calls = get(tmp_path / "m" / "model.safetensors")
     nothing_but(tmp_path / "m" / "model.safetensors")
-    assert hub.asked[0][1] == "/me/model/resolve/main/sub%20dir/%C3%BC.safetensors"
-    arrived = [done for name, done, size in told if name == "model.safetensors"]
+    assert hub.requests[0][1] == "/me/model/resolve/main/sub%20dir/%C3%BC.safetensors"
+    arrived = [done for name, done, size in calls if name == "model.safetensors"]
     assert arrived == sorted(arrived) and arrived[0] == 0 and arrived[-1] == len(CONTENT) and len(arrived) > 3
-    assert all(size == len(CONTENT) for _, _, size in told)
+    assert all(size == len(CONTENT) for _, _, size in calls)
 
 
-def test_a_broken_download_goes_on_where_it_broke_off(hub, tmp_path):
+def test_a_broken_download_continues_where_it_stopped(hub, tmp_path):
     hub.cut_after = [1_000_000, 700_000, 0]
     get(tmp_path / "m" / "x")
     nothing_but(tmp_path / "m" / "x")
     starts = [
-        int(r.removeprefix("bytes=").rstrip("-")) for m, p, r, _ in hub.asked if m == "GET" and "/cdn/" in p and r
+        int(r.removeprefix("bytes=").rstrip("-")) for m, p, r, _ in hub.requests if m == "GET" and "/cdn/" in p and r
     ]
     assert len(starts) == 3 and 0 < starts[0] < starts[1] <= starts[2] < len(CONTENT)
 
 
-def test_a_killed_download_goes_on_in_the_next_process(hub, tmp_path):
-    """SIGKILL, not an exception: what has come is still there, and is not asked for again."""
-    hub.nap_s = 0.2  # 16 s for the whole file: it is killed in the middle, on a busy machine, too
+def test_a_killed_download_continues_in_the_next_process(hub, tmp_path):
+    """SIGKILL, not an exception: received bytes are kept and not requested again."""
+    hub.nap_s = 0.2  # 16 s for the complete file, so that the kill comes before its end even on a busy machine
     target = tmp_path / "m" / "x"
     code = f"from pathlib import Path; from runs import models; models.fetch('me/model', 'x', Path({str(target)!r}))"
     child = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT, env=os.environ | {"PYTHONPATH": str(PROJECT)})
@@ -167,7 +175,7 @@ def test_a_killed_download_goes_on_in_the_next_process(hub, tmp_path):
     hub.nap_s = 0
     get(target)
     assert target.read_bytes() == CONTENT
-    assert hub.asked[-1][:3] == ("GET", "/cdn/file", f"bytes={kept}-")
+    assert hub.requests[-1][:3] == ("GET", "/cdn/file", f"bytes={kept}-")
 
 
 def test_a_server_without_ranges_sends_all_of_it_again(hub, tmp_path):
@@ -176,15 +184,15 @@ def test_a_server_without_ranges_sends_all_of_it_again(hub, tmp_path):
     nothing_but(tmp_path / "m" / "x")
 
 
-def test_a_file_that_changed_on_the_server_is_begun_anew(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "READ_TIMEOUT_S", 2)
+def test_a_file_that_changed_on_the_server_is_downloaded_again_from_the_start(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "2")
     target = tmp_path / "m" / "x"
     hub.cut_after = [1_000_000] + [0] * 50
-    with pytest.raises(runs.RunError, match="bytes that came are kept"):
+    with pytest.raises(runs.RunError, match="bytes received are kept"):
         hub.status = {}
         hub.stall = True
         get(target, stall_s=3)
-    monkeypatch.setattr(models, "READ_TIMEOUT_S", 20)
+    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "20")
     hub.stall, hub.cut_after = False, []
     hub.content = CONTENT[::-1]
     hub.etag = hashlib.sha256(hub.content).hexdigest()
@@ -192,9 +200,9 @@ def test_a_file_that_changed_on_the_server_is_begun_anew(hub, tmp_path, monkeypa
     assert target.read_bytes() == CONTENT[::-1]
 
 
-def test_a_damaged_file_is_deleted_and_told(hub, tmp_path):
+def test_a_damaged_file_is_deleted_and_reported(hub, tmp_path):
     hub.etag = "0" * 64
-    with pytest.raises(runs.RunError, match="arrived damaged .* fetch it again"):
+    with pytest.raises(runs.RunError, match="arrived damaged .* download it again"):
         get(tmp_path / "m" / "x")
     assert not [p for p in (tmp_path / "m").iterdir() if p.suffix != ".lock"]
     with pytest.raises(runs.RunError, match="arrived damaged"):
@@ -203,11 +211,11 @@ def test_a_damaged_file_is_deleted_and_told(hub, tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_a_server_that_stops_sending_is_given_up(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "READ_TIMEOUT_S", 2)
+def test_a_server_that_stops_sending_fails_after_a_limit(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "2")
     hub.cut_after, hub.stall = [500_000] + [0] * 100, True
     with pytest.raises(
-        runs.RunError, match=r"no data from 127\.0\.0\.1:\d+ for 3 s .* Check the network and fetch again"
+        runs.RunError, match=r"no data from 127\.0\.0\.1:\d+ for 3 s .* Check the network and download again"
     ):
         hub.content = CONTENT[:600_000]
         hub.etag = hashlib.sha256(hub.content).hexdigest()
@@ -216,7 +224,7 @@ def test_a_server_that_stops_sending_is_given_up(hub, tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(300)
-def test_no_network_is_told(hub, tmp_path, monkeypatch):
+def test_no_network_is_an_error(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(runs.RunError, match=r"no data from 127\.0\.0\.1:9 for 1 s \(.*refused.*\)\. Check the network"):
         get(tmp_path / "m" / "x", stall_s=1)
@@ -228,17 +236,17 @@ def test_no_network_is_told(hub, tmp_path, monkeypatch):
         (401, "accept its licence at .*/me/model, then set HF_TOKEN"),
         (403, "no access to me/model"),
         (404, "does not exist"),
-        (400, "answers 400"),
+        (400, "HTTP status 400"),
     ],
 )
-def test_a_refusal_is_told_with_its_cure(hub, tmp_path, status, says):
+def test_a_refusal_says_what_to_do(hub, tmp_path, status, says):
     hub.status = {"HEAD": status}
     with pytest.raises(runs.RunError, match=says):
         get(tmp_path / "m" / "x")
 
 
 @pytest.mark.timeout(300)
-def test_a_busy_server_is_asked_again(hub, tmp_path):
+def test_a_busy_server_is_tried_again(hub, tmp_path):
     hub.status = {"HEAD": 503}
     threading.Timer(0.4, hub.status.clear).start()
     get(tmp_path / "m" / "x")
@@ -249,8 +257,8 @@ def test_the_token_goes_to_the_hub_only(hub, tmp_path, monkeypatch):
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf/token").write_text("secret\n")
     get(tmp_path / "m" / "x")
-    assert {auth for _, path, _, auth in hub.asked if path.startswith("/me/")} == {"Bearer secret"}
-    assert {auth for _, path, _, auth in hub.asked if path.startswith("/cdn/")} == {None}
+    assert {auth for _, path, _, auth in hub.requests if path.startswith("/me/")} == {"Bearer secret"}
+    assert {auth for _, path, _, auth in hub.requests if path.startswith("/cdn/")} == {None}
     monkeypatch.setenv("HF_TOKEN", "other")
     assert models.token() == "other"
 
@@ -259,19 +267,19 @@ def test_offline_means_offline(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(runs.RunError, match="HF_HUB_OFFLINE is set"):
         get(tmp_path / "m" / "x")
-    assert hub.asked == []
+    assert hub.requests == []
 
 
-def test_too_little_space_is_told_before_anything_is_fetched(hub, tmp_path, monkeypatch):
+def test_too_little_space_is_an_error_before_the_download(hub, tmp_path, monkeypatch):
     import shutil
 
-    monkeypatch.setattr(models.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(runs.RunError, match="needs 0.0 GB more, but .* free some space"):
         get(tmp_path / "m" / "x")
-    assert not any(method == "GET" for method, *_ in hub.asked)
+    assert not any(method == "GET" for method, *_ in hub.requests)
 
 
-def test_two_that_fetch_the_same_file_do_not_mix(hub, tmp_path):
+def test_two_that_download_the_same_file_do_not_mix(hub, tmp_path):
     from filelock import FileLock
 
     (tmp_path / "m").mkdir()

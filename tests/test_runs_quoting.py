@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs_helpers import PROJECT, encode, pictures, python, run_script, spec, stub, told
+from runs_helpers import PROJECT, arguments_of, encode, pictures, python, run_script, spec, stub
 
 import runs
 from runs.command import launch
@@ -72,7 +72,7 @@ def test_bash_reads_exactly_the_intended_arguments(launcher, tmp_path_factory, f
         state = Path(resume) if resume else None
         script.write_bytes(runs.script(made, where, state, "linux").encode("utf-8", "surrogateescape"))
         wanted = [word for line in launch(made) for word in line] + runs.arguments(made, where, state, "linux")
-    assert told(run_script(script, launcher, LC_ALL=locale)) == list(map(encode, wanted))
+    assert arguments_of(run_script(script, launcher, LC_ALL=locale)) == list(map(encode, wanted))
 
 
 @settings(max_examples=500, deadline=None)
@@ -90,7 +90,7 @@ def test_a_value_that_no_command_line_can_hold_is_refused():
 def test_a_project_folder_with_a_hostile_name_works(tmp_path, name, launcher):
     project = tmp_path / name
     project.mkdir()
-    for part in ("runs", "presets", "trainer/arguments.py"):
+    for part in ("runs", "presets", "guards", "trainer/arguments.py"):
         source, target = PROJECT / part, project / part
         target.parent.mkdir(exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
@@ -101,7 +101,7 @@ def test_a_project_folder_with_a_hostile_name_works(tmp_path, name, launcher):
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     script = project / "outputs/a-b/train.sh"
-    words = told(run_script(script, launcher))
+    words = arguments_of(run_script(script, launcher))
     assert words[words.index(b"--output_dir") + 1] == encode(str(script.parent))
     assert not list(tmp_path.rglob("pwned"))
 

@@ -22,7 +22,7 @@ def made(tier: str, work: Path, pictures_in: Path) -> Path:
         prompts=["a thing"], sample_every_n_steps=4, sample_steps=1,
         extra={**paths, "tokenizer_cache_dir": str(work / "tokenizers"), "t5xxl_max_token_length": 32},
     )  # fmt: skip
-    assert runs.problems(wanted)[-1].startswith("no images"), "files, launcher and checkout are all there"
+    assert runs.problems(wanted)[-1].message.startswith("no images"), "files, launcher and checkout are all there"
     folder = runs.create(wanted, pictures_in)
     assert runs.problems(runs.load(folder)) == []
     return folder

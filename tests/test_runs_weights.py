@@ -1,4 +1,4 @@
-"""A base model that is missing, incomplete or not to be had is told before a run is started, and in words."""
+"""A base model that is missing, incomplete or not available is reported before a run starts, with what to do."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ class Hub(BaseHTTPRequestHandler):
     """Answers every question with the server's `status`, after its `nap_s`."""
 
     def do_HEAD(self):
-        self.server.asked.append((self.path, self.headers.get("Authorization")))
+        self.server.requests.append((self.path, self.headers.get("Authorization")))
         self.server.gone.wait(self.server.nap_s)
         self.send_response(self.server.status)
         self.end_headers()
@@ -32,7 +32,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.status, server.nap_s, server.asked, server.gone = 200, 0.0, [], threading.Event()
+    server.status, server.nap_s, server.requests, server.gone = 200, 0.0, [], threading.Event()
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "HF_HUB_CACHE", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -47,7 +47,7 @@ def hub(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def flux(tmp_path_factory):
-    """A whole model in diffusers' layout."""
+    """A complete model in diffusers' layout."""
     folder = tmp_path_factory.mktemp("model") / "flux"
     made = subprocess.run(
         [sys.executable, "-m", "trainer.tiny_flux", str(folder)],
@@ -71,7 +71,7 @@ def test_the_table_of_a_models_parts_is_the_trainers():
     assert table == {part: [word for word in words if word] for part, words in PARTS.items()}
 
 
-def test_a_whole_folder_is_fine_and_one_that_is_not_names_each_file(flux, tmp_path):
+def test_a_complete_folder_is_fine_and_an_incomplete_one_names_each_file(flux, tmp_path):
     assert weights.problems(of(flux)) == []
     broken = shutil.copytree(flux, tmp_path / "flux")
     (broken / "vae" / "config.json").unlink()
@@ -80,11 +80,11 @@ def test_a_whole_folder_is_fine_and_one_that_is_not_names_each_file(flux, tmp_pa
         (flux / "transformer" / "diffusion_pytorch_model.safetensors").read_bytes()[:-100]
     )
     (broken / "text_encoder_2" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
-    (told,) = weights.problems(of(broken))
-    assert str(broken) in told and "download the whole folder again" in told
-    assert "vae/config.json is missing" in told and "text_encoder/model.safetensors is missing" in told
-    assert "transformer/diffusion_pytorch_model.safetensors was cut short" in told
-    assert "text_encoder_2/model.safetensors is a git-lfs pointer" in told
+    (problem,) = weights.problems(of(broken))
+    assert str(broken) in problem and "download the complete folder again" in problem
+    assert "vae/config.json is missing" in problem and "text_encoder/model.safetensors is missing" in problem
+    assert "transformer/diffusion_pytorch_model.safetensors is truncated" in problem
+    assert "text_encoder_2/model.safetensors is a git-lfs pointer" in problem
 
 
 def test_weights_in_several_files_are_all_looked_for(flux, tmp_path):
@@ -93,19 +93,19 @@ def test_weights_in_several_files_are_all_looked_for(flux, tmp_path):
     (place / "diffusion_pytorch_model.safetensors").rename(place / "one.safetensors")
     index = place / "diffusion_pytorch_model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}')
-    (told,) = weights.problems(of(broken))
-    assert "transformer/two.safetensors is missing" in told and "one.safetensors" not in told
+    (problem,) = weights.problems(of(broken))
+    assert "transformer/two.safetensors is missing" in problem and "one.safetensors" not in problem
     index.write_text("{")
     assert "index.json cannot be read" in weights.problems(of(broken))[0]
 
 
-def test_a_path_that_is_no_folder_is_told(tmp_path):
+def test_a_path_that_is_no_folder_is_reported(tmp_path):
     assert "model folder missing" in weights.problems(of(tmp_path / "nowhere"))[0]
     assert "model folder missing" in weights.problems(of("./nowhere"))[0]
     single = tmp_path / "flux.safetensors"
     single.write_bytes(b"x")
-    (told,) = weights.problems(of(single))
-    assert "is a single file" in told and "kohya's sd-scripts" in told
+    (problem,) = weights.problems(of(single))
+    assert "is a single file" in problem and "kohya's sd-scripts" in problem
 
 
 def test_a_model_in_the_cache_needs_no_hub(flux, hub, tmp_path):
@@ -113,70 +113,70 @@ def test_a_model_in_the_cache_needs_no_hub(flux, hub, tmp_path):
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text("abc123")
     shutil.copytree(flux, place / "snapshots" / "abc123")
-    assert weights.problems(of(REPO), ask=True) == [] and hub.asked == [] and weights.note(of(REPO)) == ""
+    assert weights.problems(of(REPO), ask=True) == [] and hub.requests == [] and weights.note(of(REPO)) == ""
     (place / "snapshots" / "abc123" / "vae" / "diffusion_pytorch_model.safetensors").unlink()
     hub.status = 404
-    assert weights.problems(of(REPO), ask=True) and hub.asked  # half of it is not enough
+    assert weights.problems(of(REPO), ask=True) and hub.requests  # half of it is not enough
 
 
 @pytest.mark.parametrize(
-    "status, said",
+    "status, message",
     [
         (200, None),
         (302, None),
         (401, "accept its licence at"),
         (403, "accept its licence at"),
         (404, "neither a folder here nor a model"),
-        (503, "does not answer (it answers 503); check the network"),
+        (503, "is not available (HTTP status 503); check the network"),
     ],
 )
-def test_what_the_hub_says_is_told(hub, status, said):
+def test_the_response_of_the_hub_is_reported(hub, status, message):
     hub.status = status
     found = weights.problems(of(REPO), ask=True)
-    assert len(found) == (said is not None) and (said or "") in "".join(found)
-    assert hub.asked == [(f"/{REPO}/resolve/main/model_index.json", None)]
+    assert len(found) == (message is not None) and (message or "") in "".join(found)
+    assert hub.requests == [(f"/{REPO}/resolve/main/model_index.json", None)]
     assert weights.problems(of(REPO)) == []  # unasked, the hub is left alone
-    assert len(hub.asked) == 1
-    assert "begins by fetching it" in weights.note(of(REPO))
+    assert len(hub.requests) == 1
+    assert "The run downloads it first" in weights.note(of(REPO))
 
 
-def test_a_hub_that_is_not_there_or_never_answers_is_told_in_time(hub, monkeypatch):
-    monkeypatch.setattr(weights, "ASK_S", 0.3)
+def test_a_hub_that_is_unreachable_or_silent_is_reported_in_time(hub, monkeypatch):
+    monkeypatch.setattr(weights, "HUB_TIMEOUT_S", 0.3)
     hub.nap_s = 60
-    (told,) = weights.problems(of(REPO), ask=True)
-    assert "does not answer (nothing within 0 s); check the network, or fetch it elsewhere" in told
-    monkeypatch.setattr(weights, "ASK_S", 30)
+    (problem,) = weights.problems(of(REPO), ask=True)
+    assert "is not available (no response within 0 s); check the network, or download it elsewhere" in problem
+    monkeypatch.setattr(weights, "HUB_TIMEOUT_S", 30)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "does not answer" in weights.problems(of(REPO), ask=True)[0]
+    assert "is not available" in weights.problems(of(REPO), ask=True)[0]
 
 
-def test_what_needs_no_hub_to_be_known_is_told_without_it(hub, monkeypatch):
-    (told,) = weights.problems(spec())
-    assert "accept its licence: open http" in told and "HF_TOKEN" in told
+def test_what_needs_no_hub_to_be_known_is_reported_without_it(hub, monkeypatch):
+    (problem,) = weights.problems(spec())
+    assert "accept its licence on Hugging Face first: open http" in problem and "HF_TOKEN" in problem
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert weights.problems(spec()) == []
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (told,) = weights.problems(spec())
-    assert "HF_HUB_OFFLINE keeps it from being fetched" in told and "hf download" in told
-    assert hub.asked == []
+    (problem,) = weights.problems(spec())
+    assert "HF_HUB_OFFLINE prevents the download" in problem and "hf download" in problem
+    assert hub.requests == []
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert weights.problems(spec(), ask=True) == [] and hub.asked[0][1] == "Bearer hf_secret"
+    assert weights.problems(spec(), ask=True) == [] and hub.requests[0][1] == "Bearer hf_secret"
 
 
-def test_a_single_file_that_was_cut_short_is_told(data, flux, monkeypatch):  # noqa: F811
-    whole = (flux / "vae" / "diffusion_pytorch_model.safetensors").read_bytes()
+def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch):  # noqa: F811
+    content = (flux / "vae" / "diffusion_pytorch_model.safetensors").read_bytes()
     place = data / "models"
     place.mkdir()
     for name in ("flux1-dev", "clip_l", "t5xxl_fp16", "ae"):
-        (place / f"{name}.safetensors").write_bytes(whole)
+        (place / f"{name}.safetensors").write_bytes(content)
     mine = spec(backend="sd-scripts")
     assert weights.problems(mine) == []
-    (place / "clip_l.safetensors").write_bytes(whole[:-1])
+    (place / "clip_l.safetensors").write_bytes(content[:-1])
     (place / "ae.safetensors").write_bytes(b"<html>Sign in</html>")
     found = weights.problems(mine)
     assert len(found) == 2
-    assert f"(--clip_l) was cut short: it has {len(whole) - 1} of {len(whole)} bytes; delete it, then" in found[0]
-    assert "(--ae) is no safetensors file" in found[1] and "fetch-model flux-dev" in found[1]
+    assert f"(--clip_l) is truncated: it has {len(content) - 1} of {len(content)} bytes; delete it, then" in found[0]
+    assert "(--ae) is not a safetensors file" in found[1] and "fetch-model flux-dev" in found[1]
 
 
 def test_the_monitor_tells_it_and_starts_nothing(data, hub, tmp_path, monkeypatch):  # noqa: F811

@@ -8,7 +8,7 @@ import pytest
 import tomllib
 
 from trainer.arguments import parse, parser
-from trainer.refused import reasons
+from trainer.unsupported import reasons
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAST = [
@@ -67,25 +67,34 @@ def test_an_unknown_flag_is_refused_with_its_closest_matches(capsys):
     [
         (
             ["--blocks_to_swap", "18"],
-            "--blocks_to_swap is a flag of sd-scripts that this trainer refuses: moving blocks",
+            "--blocks_to_swap is not supported by the built-in trainer: moving blocks",
         ),
-        (["--t5xxl=x.safetensors"], "single files go with the sd-scripts backend"),
-        (["--scale_weight_norms", "1"], "refuses: it is not built here; choose the sd-scripts backend for it"),
+        (["--t5xxl=x.safetensors"], "use the sd-scripts backend for single files"),
+        (
+            ["--scale_weight_norms", "1"],
+            "is not supported by the built-in trainer: use the sd-scripts backend for this",
+        ),
         (["--split_mode"], "add --network_args train_blocks=single"),
-        (["--optimizer_type", "Prodigy"], "--optimizer_type prodigy: this trainer has adafactor, adamw8bit, adamw"),
-        (["--network_args", "train_block=single"], "--network_args train_block: this trainer has train_blocks"),
-        (["--optimizer_args", "weight_decay"], "--optimizer_args 'weight_decay': expected key=value"),
+        (
+            ["--optimizer_type", "Prodigy"],
+            "--optimizer_type prodigy: not supported; use adafactor or adamw8bit or adamw",
+        ),
+        (
+            ["--network_args", "train_block=single"],
+            "--network_args train_block: not supported; use train_blocks or split_qkv",
+        ),
+        (["--optimizer_args", "weight_decay"], "--optimizer_args 'weight_decay': not KEY=VALUE"),
         (["--lr_scheduler", "constant", "--lr_warmup_steps", "5"], "use --lr_scheduler constant_with_warmup"),
         (["--loss_type", "huber"], "use constant or exponential"),
-        (["--sample_every_n_steps", "2"], "no --sample_prompts"),
-        (["--max_train_epochs", "0"], "--max_train_epochs 0: at least 1"),
-        (["--max_data_loader_n_workers", "-1"], "at least 0"),
-        (["--lr_scheduler", "linear", "--lr_warmup_steps", "-3"], "--lr_warmup_steps -3.0: at least 0"),
-        (["--save_last_n_epochs", "0"], "at least 1"),
-        (["--learning_rate", "0"], "--learning_rate 0.0: must be above 0"),
-        (["--unet_lr", "nan"], "--unet_lr nan: must be above 0"),
-        (["--huber_c", "-1"], "must be above 0"),
-        (["--network_dropout", "1"], "from 0 to below 1"),
+        (["--sample_every_n_steps", "2"], "add --sample_prompts FILE"),
+        (["--max_train_epochs", "0"], "--max_train_epochs 0: must be 1 or more"),
+        (["--max_data_loader_n_workers", "-1"], "must be 0 or more"),
+        (["--lr_scheduler", "linear", "--lr_warmup_steps", "-3"], "--lr_warmup_steps -3.0: must be 0 or more"),
+        (["--save_last_n_epochs", "0"], "must be 1 or more"),
+        (["--learning_rate", "0"], "--learning_rate 0.0: must be more than 0"),
+        (["--unet_lr", "nan"], "--unet_lr nan: must be more than 0"),
+        (["--huber_c", "-1"], "must be more than 0"),
+        (["--network_dropout", "1"], "must be 0 or more and less than 1"),
         (["--timestep_sampling", "sgima"], "invalid choice: 'sgima'"),
         (["--network_module", "networks.lora"], "invalid choice: 'networks.lora'"),
         (["--resolution"], "expected one argument"),

@@ -1,4 +1,4 @@
-"""The trainer's data: buckets, order, and everything that can be wrong with a data set, said by name."""
+"""The trainer's data: buckets, order, and errors in a data set, each with its file and key."""
 
 from argparse import Namespace
 from collections import Counter
@@ -12,9 +12,9 @@ from trainer_helpers import make_config, make_images
 from guards.loader import die_with_parent
 from trainer import setup
 from trainer.buckets import Rules, place, resolutions
+from trainer.data_order import EpochSampler, batches, seed_for
 from trainer.dataset import Image, pixels, read, size_of
 from trainer.errors import TrainError
-from trainer.order import Order, batches, seed_of
 
 ARGS = Namespace(
     resolution=None,
@@ -61,23 +61,23 @@ def test_the_order_is_a_function_of_seed_and_epoch_and_shows_each_image_as_often
 
 def test_ranks_share_the_batches_of_an_epoch_evenly():
     data = images(5, batch_size=1)  # 15 batches for 2 ranks: one is seen twice
-    shares = [list(Order(data, 1, rank, 2)) for rank in range(2)]
-    assert [len(share) for share in shares] == [8, 8] == [len(Order(data, 1, rank, 2)) for rank in range(2)]
+    shares = [list(EpochSampler(data, 1, rank, 2)) for rank in range(2)]
+    assert [len(share) for share in shares] == [8, 8] == [len(EpochSampler(data, 1, rank, 2)) for rank in range(2)]
     assert set(shares[0] + shares[1]) == set(batches(data, 1, 0))
 
 
-def test_an_epoch_goes_on_where_it_was_left():
-    order = Order(images(), 1, 0, 1)
-    order.at(3, 0)
-    whole = list(order)
-    order.at(3, 4)
-    assert list(order) == whole[4:]
+def test_an_epoch_continues_where_it_stopped():
+    order = EpochSampler(images(), 1, 0, 1)
+    order.start_at(3, 0)
+    original = list(order)
+    order.start_at(3, 4)
+    assert list(order) == original[4:]
 
 
 def test_seeds_depend_on_their_parts_alone():
-    assert seed_of(42, "noise", 7, 0, 0) == 2413588734058466749  # a state saved yesterday goes on with the same numbers
-    assert len({seed_of(1, "noise", step, micro) for step in range(100) for micro in range(4)}) == 400
-    assert seed_of(1, 12) != seed_of(11, 2)
+    assert seed_for(42, "noise", 7, 0, 0) == 2413588734058466749  # older states continue with the same numbers
+    assert len({seed_for(1, "noise", step, micro) for step in range(100) for micro in range(4)}) == 400
+    assert seed_for(1, 12) != seed_for(11, 2)
 
 
 def test_a_data_set_is_read_as_it_is_written(tmp_path):
@@ -143,43 +143,43 @@ def broken(tmp_path, what):
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "message"),
     [
-        ("text as image", "1.png: not an image"),
-        ("no caption", "1.png: no caption: write 1.txt beside it"),
+        ("text as image", "1.png: Not a readable image. Export it as JPEG or PNG."),
+        ("no caption", "1.png: no caption; write 1.txt beside it"),
         ("latin-1 caption", "1.txt: not UTF-8 text"),
         ("no folder", "nowhere' does not exist; create it or fix the path"),
-        ("empty folder", "holds no .png"),
+        ("empty folder", "has no images (.png"),
         ("unknown key", "unknown key 'num_repeat'; did you mean num_repeats?"),
         ("shuffling", "shuffle_caption = True: not supported"),
-        ("odd size", "20 pixels: FLUX.1 needs sizes that are multiples of 16"),
-        ("wrong type", "batch_size = '1': expected int"),
-        ("odd list", "resolution [64, 64, 64]: expected one number, or width and height"),
-        ("no table", "[[datasets]] is 1: expected a table"),
-        ("latin-1 file", "d.toml: not UTF-8 text; save it as UTF-8"),
+        ("odd size", "20 pixels: sizes must be multiples of 16 for FLUX.1"),
+        ("wrong type", "batch_size = '1': must be a whole number"),
+        ("odd list", "resolution [64, 64, 64]: must be one number, or width and height"),
+        ("no table", "[[datasets]] is 1; write a table"),
+        ("latin-1 file", "d.toml: not UTF-8 text; save the file as UTF-8"),
         ("not toml", "not valid TOML"),
         ("missing", "No such file"),
     ],
 )
-def test_a_wrong_data_set_is_refused_by_name(tmp_path, what, said):
+def test_a_wrong_data_set_is_refused_by_name(tmp_path, what, message):
     with pytest.raises(TrainError) as error:
         read(broken(tmp_path, what), ARGS)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-def test_whatever_is_damaged_in_an_image_the_error_names_it(tmp_path, kind):
-    """Bytes flipped and cut at random: Pillow has a dozen ways to say so."""
+def test_every_error_of_a_damaged_image_names_the_file(tmp_path, kind):
+    """Bytes flipped and cut at random: Pillow has a dozen errors for it."""
     draw = numpy.random.default_rng(5)
     file = tmp_path / f"damaged.{kind.lower()}"
     picture = Pillow.fromarray(draw.integers(0, 255, (48, 64, 3), dtype=numpy.uint8))
     exif = picture.getexif()
     exif[0x0112] = 6
     picture.save(file, format=kind, exif=exif)
-    whole, refused = file.read_bytes(), 0
+    original, refused = file.read_bytes(), 0
     for _ in range(300):
-        data = bytearray(whole)
+        data = bytearray(original)
         for at in draw.geometric(1 / 80, size=draw.integers(1, 6)):
             data[min(at, len(data) - 1)] = draw.integers(256)
         file.write_bytes(data[: draw.integers(len(data))] if draw.random() < 0.2 else data)
@@ -195,7 +195,7 @@ def test_an_image_of_absurd_size_is_refused_without_decoding_it(tmp_path):
     """A 20,000-pixel PNG of one colour: some KB on disk, 1.2 GB as pixels."""
     folder = make_images(tmp_path / "images", 1)
     Pillow.new("1", (20000, 20000)).save(folder / "0.png")
-    with pytest.raises(TrainError, match=r"0\.png: cannot be read as an image: .*decompression bomb"):
+    with pytest.raises(TrainError, match=r"0\.png: the image cannot be read: .*decompression bomb"):
         read(make_config(tmp_path / "d.toml", folder), ARGS)
 
 

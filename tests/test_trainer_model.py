@@ -9,6 +9,7 @@ from argparse import Namespace
 import pytest
 from trainer_helpers import flags, sha
 
+from guards import limits
 from guards.heartbeat import Heartbeat
 from trainer import flow, lora, models, optimizers, samples, split, tiny_flux
 from trainer.arguments import parse
@@ -114,7 +115,7 @@ def test_a_sharded_model_is_read_as_one(model, tmp_path):
 
 
 @pytest.mark.parametrize(("blocks", "layers"), [("double", 2 * 14), ("single", 4 * 6), ("all", 2 * 14 + 4 * 6)])
-def test_the_lora_sits_on_every_matrix_of_the_blocks_asked_for(model, blocks, layers):
+def test_the_lora_sits_on_every_matrix_of_the_selected_blocks(model, blocks, layers):
     _, parameters = loaded(model, blocks)
     assert len(parameters) == 2 * layers
     assert all(p.requires_grad and p.dtype == torch.float32 for p in parameters.values())
@@ -122,11 +123,11 @@ def test_the_lora_sits_on_every_matrix_of_the_blocks_asked_for(model, blocks, la
 
 def test_float8_halves_the_blocks_and_trains_nearly_the_same(model):
     args = arguments()
-    whole, small = loaded(model), loaded(model, fp8=True)
+    original, small = loaded(model), loaded(model, fp8=True)
     stored = [m.weight.dtype for m in small[0].modules() if isinstance(m, Fp8Linear)]
     assert len(stored) == 2 * 14 + 4 * 6 and set(stored) == {torch.float8_e4m3fn}
     assert small[0].x_embedder.weight.dtype == torch.float32
-    first, second = steps(*whole, args), steps(*small, args)
+    first, second = steps(*original, args), steps(*small, args)
     assert first != second
     assert max(abs(a - b) for a, b in zip(first, second, strict=True)) < 0.05
     assert all(torch.isfinite(p).all() for p in small[1].values())
@@ -137,7 +138,7 @@ def test_the_gradient_through_a_float8_matrix_is_that_of_its_value():
     small = torch.nn.Linear(8, 6).requires_grad_(False)
     small.weight.data = plain.weight.data.to(torch.float8_e4m3fn)
     small.bias.data = plain.bias.data.clone()
-    Fp8Linear.adopt(small)
+    Fp8Linear.convert(small)
     plain.weight.data = small.weight.data.float()
     x = torch.randn(3, 8)
     gradients = []
@@ -167,7 +168,7 @@ def test_split_mode_trains_what_plain_training_of_the_single_blocks_trains(model
 def test_split_mode_has_one_half_on_the_device_at_a_time(model):
     """The device is "cpu:0", which torch holds for another one than "cpu": what is brought there is a copy."""
     transformer, parameters = loaded(model, "single")
-    whole = {name: p.clone() for name, p in transformer.named_parameters() if name not in parameters}
+    original = {name: p.clone() for name, p in transformer.named_parameters() if name not in parameters}
     halves = split.Halves(transformer, torch.device("cpu", 0))
     homes = {half: [p.data_ptr() for p in halves.home[half]] for half in halves.home}
     for here, there in (("upper", "lower"), ("lower", "upper"), ("upper", "lower")):
@@ -176,7 +177,7 @@ def test_split_mode_has_one_half_on_the_device_at_a_time(model):
         assert [p.data_ptr() for p in halves.parts[there]] == homes[there]
     both = {id(p) for half in halves.parts.values() for p in half}
     assert both == {id(p) for p in transformer.parameters() if not p.requires_grad}
-    assert all(torch.equal(p, whole[name]) for name, p in transformer.named_parameters() if name in whole)
+    assert all(torch.equal(p, original[name]) for name, p in transformer.named_parameters() if name in original)
 
 
 def test_a_step_brings_each_half_once(model, monkeypatch):
@@ -188,7 +189,7 @@ def test_a_step_brings_each_half_once(model, monkeypatch):
     assert brought == ["upper", "lower"] * 2
 
 
-def test_the_whole_flux_dev_takes_a_step_as_shapes():
+def test_the_complete_flux_dev_takes_a_step_as_shapes():
     """FLUX.1-dev's own sizes on torch's "meta" device: what a test can run of 12 billion parameters."""
     from accelerate import init_empty_weights
     from diffusers import FluxTransformer2DModel
@@ -335,10 +336,8 @@ def test_an_optimizer_option_that_does_not_exist_is_named():
 
 
 def test_a_hub_id_in_the_local_cache_is_found_offline(model, tmp_path, monkeypatch):
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     stored = tmp_path / "models--somebody--a-flux"
     (stored / "refs").mkdir(parents=True)
     (stored / "refs" / "main").write_text("0123abc", encoding="utf-8")
@@ -356,8 +355,8 @@ def as_published(model, folder):
 
     shutil.copytree(model, folder)
     for part, stem in (("transformer", "diffusion_pytorch_model"), ("text_encoder_2", "model")):
-        whole = folder / part / f"{stem}.safetensors"
-        tensors = load_file(whole)
+        original = folder / part / f"{stem}.safetensors"
+        tensors = load_file(original)
         names = sorted(tensors)
         shards = {
             f"{stem}-00001-of-00002.safetensors": names[::2],
@@ -367,7 +366,7 @@ def as_published(model, folder):
             save_file({name: tensors[name] for name in members}, folder / part / file, metadata={"format": "pt"})
         index = {"metadata": {}, "weight_map": {name: file for file, members in shards.items() for name in members}}
         (folder / part / f"{stem}.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-        whole.unlink()
+        original.unlink()
     clip = folder / "text_encoder" / "model.safetensors"
     named = {f"text_model.{name}": tensor for name, tensor in load_file(clip).items()}
     named["text_model.embeddings.position_ids"] = torch.arange(77)[None]
@@ -448,33 +447,30 @@ def damaged(model, tmp_path, what):
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "message"),
     [
-        ("no vae", "vae/config.json is missing; download the whole folder"),
+        ("no vae", "vae/config.json is missing; download the complete folder"),
         ("pointer", "is a git-lfs pointer"),
-        ("cut short", "damaged or cut short"),
+        ("cut short", "damaged or truncated"),
         ("shard missing", "transformer/one.safetensors is missing"),
         ("no vocabulary", "tokenizer/tokenizer.json or vocab.json and merges.txt is missing"),
         ("broken index", "index.json: not valid JSON (Expecting property name"),
         ("broken config", "transformer/config.json: not a JSON object; download it again"),
         ("another size", "missing tensors: single_transformer_blocks.4."),
         ("single file", "is a single file; this trainer reads a folder"),
-        ("nothing", "no such folder; fix the path or give a hub id"),
+        ("nothing", "the folder does not exist; correct the path, or use a hub id"),
     ],
 )
-def test_a_model_that_cannot_be_used_says_what_and_where(model, tmp_path, what, said):
+def test_a_model_that_cannot_be_used_says_what_and_where(model, tmp_path, what, message):
     folder = damaged(model, tmp_path, what)
     with pytest.raises(TrainError) as error:
         models.load_transformer(models.locate(str(folder), no_tick), torch.float32, CPU, False, no_tick)
-    assert said in str(error.value) and str(tmp_path) in str(error.value)
+    assert message in str(error.value) and str(tmp_path) in str(error.value)
 
 
-def test_a_hub_id_that_is_not_here_is_refused_offline(monkeypatch):
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+def test_a_hub_id_that_is_not_downloaded_is_refused_offline(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(TrainError, match=r"nobody/no-flux: not in the local cache .*HF_HUB_OFFLINE is set"):
+    with pytest.raises(TrainError, match=r"nobody/no-flux: not in the local cache, .*HF_HUB_OFFLINE is set"):
         models.locate("nobody/no-flux", no_tick)
 
 
@@ -489,17 +485,17 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_is_skipped(model, tmp_pat
 
     from trainer import cache
 
-    said: list[str] = []
+    messages: list[str] = []
     (tmp_path / "p.txt").write_text(PROMPTS, encoding="utf-8")
-    prompts = samples.read(tmp_path / "p.txt", 42, said.append)
+    prompts = samples.read(tmp_path / "p.txt", 42, messages.append)
     assert [(p.width, p.height, p.steps, p.seed, p.cfg) for p in prompts] == [(64, 64, 2, 7, 1.0), (64, 64, 2, 43, 2.0)]
-    assert "'--ss euler' is not an option" in said[0]
+    assert "'--ss euler' is not an option of sample images" in messages[0]
     args, hb = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None)
     dtypes = (torch.float32, torch.float32)
-    paths = cache.plan([], samples.texts(prompts), model, tmp_path, args, dtypes, hb, said.append)
+    paths = cache.plan([], samples.texts(prompts), model, tmp_path, args, dtypes, hb, messages.append)
     cache.encode_texts(cache.missing_texts([], paths), model, args, torch.float32, CPU, hb)
     transformer, parameters = loaded(model)
-    sampler = samples.Sampler(prompts, paths, model, args, CPU, dtypes, said.append)
+    sampler = samples.Sampler(prompts, paths, model, args, CPU, dtypes, messages.append)
 
     def make(step):
         made = sampler.make(transformer, None, step, 0.1, hb, torch.no_grad, lambda: None)
@@ -512,10 +508,10 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_is_skipped(model, tmp_pat
     steps(transformer, parameters, args)
     assert make(3)[0][1] != first[0][1]
     assert hb.current_phase == "sample"
-    monkeypatch.setattr(samples, "BUDGET_S", 0.0)
+    monkeypatch.setitem(limits.TABLE, "sample_least_s", limits.Limit(0.0, "a sample image"))
     monkeypatch.setattr(samples, "BUDGET_STEPS", 0.0)
     assert make(4) == []
-    assert "sample image 1 is skipped: SampleError: 1 of 2 steps took longer than its budget" in said[-2]
+    assert "sample image 1 is skipped: SampleError: 1 of 2 steps took longer than its limit" in messages[-2]
 
 
 def test_samples_come_when_sd_scripts_would_make_them():

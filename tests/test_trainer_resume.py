@@ -37,9 +37,9 @@ def work(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(work):
+def undisturbed(work):
     """An undisturbed run with samples; its folder."""
-    folder, done = run(work, "whole", start=train, **COMMON, **work["samples"])
+    folder, done = run(work, "undisturbed", start=train, **COMMON, **work["samples"])
     good(done)
     return folder
 
@@ -58,8 +58,8 @@ def newest(folder):
     return checkpoint.newest_valid(folder, deep=True)
 
 
-def test_five_kills_mid_save_included_change_no_bit_of_the_lora(work, whole):
-    """The killed run makes no samples, the whole one does: they draw from numbers of their own."""
+def test_five_kills_mid_save_included_change_no_bit_of_the_lora(work, undisturbed):
+    """The killed run makes no samples, the undisturbed one does: they draw from numbers of their own."""
     seed = random.randrange(10**6)
     draw = random.Random(seed)
     print(f"moments drawn with seed {seed}")
@@ -79,12 +79,12 @@ def test_five_kills_mid_save_included_change_no_bit_of_the_lora(work, whole):
         reached.append(resume and checkpoint.guard_of(resume)["step"])
     assert len(set(reached)) > 2, "the attempts made no progress, so nothing was tested"
     good(run(work, "killed", resume=newest(killed), start=train, **COMMON)[1])
-    assert sha(killed / "tiny.safetensors") == sha(whole / "tiny.safetensors")
-    assert sha(killed / "tiny-state" / "model.safetensors") == sha(whole / "tiny-state" / "model.safetensors")
+    assert sha(killed / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
+    assert sha(killed / "tiny-state" / "model.safetensors") == sha(undisturbed / "tiny-state" / "model.safetensors")
     assert not [p.name for p in killed.iterdir() if p.name.startswith(".") and "cache" not in p.name]
 
 
-def test_a_kill_at_whichever_write_of_a_save_leaves_a_state_that_is_whole_and_right(work):
+def test_a_kill_at_whichever_write_of_a_save_leaves_a_state_that_is_valid_and_correct(work):
     """At each fsync in turn: the LoRA, its folder, the three files of the state, its guard, the state's folder, the output."""
     common = {"max_train_steps": 6, "save_every_n_steps": 3, "optimizer_type": "adamw"}
     undisturbed, done = run(work, "saved", **common)
@@ -100,7 +100,7 @@ def test_a_kill_at_whichever_write_of_a_save_leaves_a_state_that_is_whole_and_ri
     assert found == [3] * 7 + [6], "the last write comes after the rename that makes the state count"
 
 
-def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, whole):
+def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, undisturbed):
     """Stopped at step 6, which saves and samples; killed in the samples of step 12; asked to stop at the last step."""
     folder, done = run(work, "stopped", "stop@6", **COMMON, **work["samples"])
     assert done.returncode == 3, done.stderr[-2000:]
@@ -117,24 +117,24 @@ def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, 
     assert len(images(folder)) == 2
 
     good(run(work, "stopped", "stop@38", state, **COMMON, **work["samples"])[1])
-    assert images(folder) == images(whole)
-    assert len(images(whole)) == 2 * (38 // 6)
-    loras = [sorted(p.name for p in f.glob("*.safetensors")) for f in (folder, whole)]
+    assert images(folder) == images(undisturbed)
+    assert len(images(undisturbed)) == 2 * (38 // 6)
+    loras = [sorted(p.name for p in f.glob("*.safetensors")) for f in (folder, undisturbed)]
     assert loras[0] == loras[1] and len(loras[1]) == 38 // 3 + 1
-    assert [sha(folder / name) for name in loras[0]] == [sha(whole / name) for name in loras[0]]
+    assert [sha(folder / name) for name in loras[0]] == [sha(undisturbed / name) for name in loras[0]]
 
 
-def test_a_stop_while_samples_are_made_saves_its_state_before_they_are_done(work, whole):
+def test_a_stop_while_samples_are_made_saves_its_state_before_they_are_done(work, undisturbed):
     """Step 6 saves nothing here. Whoever asked does not wait: killed at the denoising step after the request."""
     unsaved = {**COMMON, "save_every_n_steps": 100}
     folder, done = run(work, "hasty", "hasty@6", **unsaved, **work["samples"])
     assert done.returncode == -9, done.stderr[-2000:]
     state = newest(folder)
     assert state.name == "tiny-step00000006-state"
-    assert sha(state / "model.safetensors") == sha(whole / state.name / "model.safetensors")
+    assert sha(state / "model.safetensors") == sha(undisturbed / state.name / "model.safetensors")
     good(run(work, "hasty", resume=state, **unsaved, **work["samples"])[1])
-    assert images(folder) == images(whole)
-    assert sha(folder / "tiny.safetensors") == sha(whole / "tiny.safetensors")
+    assert images(folder) == images(undisturbed)
+    assert sha(folder / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
 
 
 def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):
@@ -154,7 +154,7 @@ def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):
 
 
 def test_old_states_go_by_the_flags_but_never_the_last_good_one(tmp_path):
-    said: list[str] = []
+    messages: list[str] = []
     for step in (3, 6, 9):
         with checkpoint.writing(tmp_path / f"tiny-step{step:08d}-state", step, 0) as folder:
             (folder / "model.safetensors").write_bytes(bytes(100))
@@ -165,32 +165,38 @@ def test_old_states_go_by_the_flags_but_never_the_last_good_one(tmp_path):
     def left():
         return sorted(p.name.removeprefix("tiny-step0000000") for p in tmp_path.iterdir())
 
-    states.drop_old(tmp_path, "tiny", "step", 3, True, said.append)
-    states.drop_old(tmp_path, "tiny", "step", 6, False, said.append)
+    states.drop_old(tmp_path, "tiny", "step", 3, True, messages.append)
+    states.drop_old(tmp_path, "tiny", "step", 6, False, messages.append)
     assert left() == ["3-state.bad", "6-state", "9-state", "9.safetensors", "tinyer-step00000003.safetensors"]
     (tmp_path / "tiny-step00000009-state" / "model.safetensors").write_bytes(bytes(99))
-    states.drop_old(tmp_path, "tiny", "step", 6, True, said.append)
+    states.drop_old(tmp_path, "tiny", "step", 6, True, messages.append)
     assert "6-state" in left()
-    assert len(said) == 1 and "tiny-step00000006-state is kept: no newer state reads back" in said[0]
+    assert len(messages) == 1 and "tiny-step00000006-state is kept, because no other state is valid" in messages[0]
 
 
 REFUSED = {
-    "cut": ({}, "model.safetensors: .* truncated; resume from another one"),
-    "missing guard": ({}, "has no readable guard file"),
-    "of sd-scripts": ({}, "not a state of this trainer"),
-    "no folder": ({}, "no such folder"),
-    "another rank": ({"network_dim": 8}, "its network_dim is 4, this run's is 8"),
-    "other blocks": ({"network_args": ["train_blocks=double"]}, "its train_blocks is all, this run's is double"),
-    "another optimizer": ({"optimizer_type": "adamw", "optimizer_args": None}, "its optimizer_type is adamw8bit"),
-    "another model": ({}, "its model is [0-9a-f]+, this run's is 0123"),
+    "cut": ({}, "model.safetensors: truncated: .*; resume from another state"),
+    "missing guard": ({}, "has no guard file"),
+    "of sd-scripts": ({}, "not a state of the built-in trainer"),
+    "no folder": ({}, "the folder does not exist"),
+    "another rank": ({"network_dim": 8}, "network_dim is 4 in the state and 8 in this run"),
+    "other blocks": (
+        {"network_args": ["train_blocks=double"]},
+        "train_blocks is all in the state and double in this run",
+    ),
+    "another optimizer": (
+        {"optimizer_type": "adamw", "optimizer_args": None},
+        "optimizer_type is adamw8bit in the state",
+    ),
+    "another model": ({}, "model is [0-9a-f]+ in the state and 0123 in this run"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_state_that_does_not_fit_is_refused_with_what_is_wrong(work, whole, what, monkeypatch):
+def test_a_state_of_another_run_or_a_damaged_one_is_refused_with_the_reason(work, undisturbed, what, monkeypatch):
     changed, expected = REFUSED[what]
     state = work["folder"] / f"{what}-state"
-    shutil.copytree(whole / "tiny-state", state)
+    shutil.copytree(undisturbed / "tiny-state", state)
     guard = state / checkpoint.GUARD
     if what == "cut":
         weights = state / "model.safetensors"
@@ -208,8 +214,8 @@ def test_a_state_that_does_not_fit_is_refused_with_what_is_wrong(work, whole, wh
         loop.restore(setup.build(args, Heartbeat(None)))
 
 
-def test_going_on_with_other_images_is_allowed_and_said(work, whole, capsys):
+def test_a_resume_with_other_images_is_allowed_and_reported(work, undisturbed, capsys):
     config = make_config(work["folder"] / "other.toml", work["folder"] / "images", repeats=3)
-    args = parse(flags(work["model"], config, work["folder"] / "other", resume=whole / "tiny-state", **COMMON))
+    args = parse(flags(work["model"], config, work["folder"] / "other", resume=undisturbed / "tiny-state", **COMMON))
     assert loop.restore(setup.build(args, Heartbeat(None)))[0] == 38
-    assert "resume: data is " in capsys.readouterr().out
+    assert "resume: data changed from " in capsys.readouterr().out

@@ -57,7 +57,7 @@ def numbered(cases: list[dict]) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """Our model and batch, what was asked of sd-scripts, and its answers."""
+    """Our model and batch, what was requested of sd-scripts, and its answers."""
     from safetensors.torch import save_file
 
     tiny_sd_scripts.need()
@@ -79,17 +79,17 @@ def both(tmp_path_factory):
             if ".lora_B." in name:  # zero until it is trained
                 weight.normal_(0, 1.0, generator=torch.Generator().manual_seed(number))
     (folder / "lora.safetensors").write_bytes(lora.to_file(parameters, 2.0 / 3, None, {}))
-    asked = {
+    requested = {
         "model": str(model),
         "batch": str(folder / "batch.safetensors"),
         "lora": str(folder / "lora.safetensors"),
         "draws": numbered(SAMPLINGS),
         "losses": numbered(LOSSES),
     }
-    (folder / "asked.json").write_text(json.dumps(asked), encoding="utf-8")
+    (folder / "requested.json").write_text(json.dumps(requested), encoding="utf-8")
     script = [str(tiny_sd_scripts.python()), str(ROOT / "tests" / "trainer_sd_scripts.py")]
     done = subprocess.run(
-        [*script, str(folder / "asked.json"), str(folder / "answered.json")],
+        [*script, str(folder / "requested.json"), str(folder / "answered.json")],
         env=tiny_sd_scripts.environment(folder),
         cwd=tiny_sd_scripts.checkout(),
         capture_output=True,
@@ -98,37 +98,39 @@ def both(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answered = json.loads((folder / "answered.json").read_text(encoding="utf-8"))
-    return {"model": model, "batch": batch, "trained": transformer, "asked": asked, "answered": answered}
+    return {"model": model, "batch": batch, "trained": transformer, "requested": requested, "answered": answered}
 
 
-def ours(asked: dict, transformer, batch: dict) -> float:
+def ours(requested: dict, transformer, batch: dict) -> float:
     from argparse import Namespace
 
     with torch.no_grad():
-        return flow.loss_of(Namespace(**asked), transformer, batch, asked["noise_seed"], CPU, torch.float32).item()
+        return flow.loss_of(
+            Namespace(**requested), transformer, batch, requested["noise_seed"], CPU, torch.float32
+        ).item()
 
 
 @pytest.mark.parametrize("number", range(len(SAMPLINGS)), ids=[" ".join(map(str, c.values())) for c in SAMPLINGS])
 def test_the_same_noise_gives_the_same_noise_levels(both, number):
     from argparse import Namespace
 
-    asked, latents = both["asked"]["draws"][number], both["batch"]["latents"]
-    generator = torch.Generator().manual_seed(asked["noise_seed"])
+    requested, latents = both["requested"]["draws"][number], both["batch"]["latents"]
+    generator = torch.Generator().manual_seed(requested["noise_seed"])
     torch.randn(latents.shape, generator=generator)  # the noise itself is drawn first, here as there
-    drawn = flow.draw_sigmas(Namespace(**asked), len(latents), 24, generator)
+    drawn = flow.draw_sigmas(Namespace(**requested), len(latents), 24, generator)
     assert drawn.tolist() == pytest.approx(both["answered"]["sigmas"][number], rel=1e-6)
 
 
 def test_the_loss_is_that_of_sd_scripts_whatever_the_options(both):
     transformer = models.load_transformer(both["model"], torch.float32, CPU, False, lambda done, total: None)
-    found = [ours(one, transformer, both["batch"]) for one in both["asked"]["losses"]]
+    found = [ours(one, transformer, both["batch"]) for one in both["requested"]["losses"]]
     assert found == pytest.approx(both["answered"]["losses"], rel=1e-5)
     assert len({round(value, 4) for value in found}) == len(LOSSES), "options that change nothing test nothing"
 
 
 def test_sd_scripts_takes_the_lora_file_and_it_does_there_what_it_did_here(both):
-    asked, batch = both["asked"]["losses"][0], both["batch"]
-    trained = ours(asked, both["trained"].eval(), batch)
+    requested, batch = both["requested"]["losses"][0], both["batch"]
+    trained = ours(requested, both["trained"].eval(), batch)
     assert [trained] * 2 == pytest.approx([both["answered"]["merged"], both["answered"]["beside"]], rel=1e-5)
     assert abs(trained - both["answered"]["losses"][0]) > 1e-2
 

@@ -1,4 +1,4 @@
-"""A base model's files are fetched from the page: with progress, by a process that outlives it, faults in words."""
+"""A base model's files are downloaded from the page, with progress and errors, by a process that outlives it."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ path = "ae.safetensors"
 
 
 def fetchers(data) -> list[psutil.Process]:
-    """Processes that fetch into this data folder."""
+    """Processes that download into this data folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -54,14 +54,14 @@ def data(tmp_path):
 def choose(page) -> None:
     field(page, "model").click()
     page.get_by_role("option", name=re.compile("My own Flux")).click()
-    page.locator("#model-note").get_by_text("missing in").first.wait_for()
+    page.locator("#fetch").wait_for()
 
 
-def test_missing_model_files_are_fetched_from_the_page_and_go_on_without_it(data, hub, tmp_path):  # noqa: F811
+def test_missing_model_files_are_downloaded_and_the_download_outlives_the_page(data, hub, tmp_path):  # noqa: F811
     hub.content, hub.etag, hub.nap_s = WEIGHTS, hashlib.sha256(WEIGHTS).hexdigest(), 0.3
-    place = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "no_proxy": "127.0.0.1,localhost"}
+    environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "no_proxy": "127.0.0.1,localhost"}
     with browsing() as browser, a_tab(browser) as page:
-        with serving(data, **place) as server:
+        with serving(data, **environment) as server:
             open_page(page, server)
             choose(page)
             page.locator("#fetch").click()
@@ -70,31 +70,31 @@ def test_missing_model_files_are_fetched_from_the_page_and_go_on_without_it(data
             ).wait_for()
             page.locator("#fetch").wait_for(state="hidden")
             (process,) = fetchers(data)
-            server.stop(hard=True)  # the page's server dies; the files still come
+            server.stop(hard=True)  # the page's server dies; the download continues
         assert process.is_running()
-        page.goto("about:blank")  # an open page would come back by itself, in the middle of the next lines
-        with serving(data, port=server.port, **place) as server:
+        page.goto("about:blank")  # an open page would reconnect during the next lines
+        with serving(data, port=server.port, **environment) as server:
             open_page(page, server)
-            page.faults.clear()
+            page.errors.clear()
             hub.nap_s = 0
-            page.locator("#model-note").get_by_text("missing in").first.wait_for(state="detached")
+            page.locator("#model-note").get_by_text("my-ae.safetensors").first.wait_for(state="detached")
             page.get_by_test_id("fetching").wait_for(state="detached")
             assert not page.locator("#fetch").is_visible()
     for name in ("my-flux", "my-ae"):
         assert (data / "models" / f"{name}.safetensors").read_bytes() == WEIGHTS
-    until(lambda: not fetchers(data), "the process has left")
+    until(lambda: not fetchers(data), "the process has exited")
 
 
-def test_why_files_do_not_come_is_told_and_they_can_be_asked_for_again(data, hub, tmp_path):  # noqa: F811
+def test_a_failed_download_shows_its_reason_and_can_be_repeated(data, hub, tmp_path):  # noqa: F811
     hub.content, hub.etag = WEIGHTS, hashlib.sha256(WEIGHTS).hexdigest()
     hub.status = {"HEAD": 403}
-    place = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "no_proxy": "127.0.0.1,localhost"}
-    with serving(data, **place) as server, browsing() as browser, a_tab(browser) as page:
+    environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "no_proxy": "127.0.0.1,localhost"}
+    with serving(data, **environment) as server, browsing() as browser, a_tab(browser) as page:
         open_page(page, server)
         choose(page)
         page.locator("#fetch").click()
-        page.get_by_test_id("fetch-fault").get_by_text("accept its licence").wait_for()
+        page.get_by_test_id("fetch-error").get_by_text("licence").wait_for()
         hub.status = {}
         page.locator("#fetch").click()
-        page.locator("#model-note").get_by_text("missing in").first.wait_for(state="detached")
+        page.locator("#model-note").get_by_text("my-ae.safetensors").first.wait_for(state="detached")
     assert (data / "models" / "my-ae.safetensors").read_bytes() == WEIGHTS

@@ -1,17 +1,18 @@
-"""Each tier set up in the browser for kohya's sd-scripts trains on its real code, by the script that the page wrote."""
+"""Each tier, set up in the browser for kohya's sd-scripts, trains on its real code with the script that the page wrote."""
 
+import re
 from pathlib import Path
 
 import psutil
 import pytest
 import tiny_sd_scripts
-from runs_helpers import run_script, stub, told
-from ui_helpers import browsing, end_runs, photos, serving
-from ui_page import a_tab, caption, choose_tiny, drop, field, open_page, state_is, step_of, until
+from runs_helpers import arguments_of, run_script, stub
+from ui_helpers import browsing, kill_runs, photos, serving
+from ui_page import a_tab, caption, drop, field, open_page, state_is, step_of, until
 
 TIERS = {"12G": "12 GB", "16G": "16 GB", "20G": "20 GB and more"}
 STEPS = 4
-MARKS = {  # what only a tier's own script has, and what none may have
+MARKS = {  # text that only this tier's script has
     "12G": ("--split_mode", "train_blocks=single", "adafactor"),
     "16G": ("adafactor", "constant_with_warmup"),
     "20G": ("adamw8bit",),
@@ -20,25 +21,22 @@ MARKS = {  # what only a tier's own script has, and what none may have
 
 @pytest.fixture
 def weights(tmp_path) -> tuple[Path, dict[str, str], str]:
-    """A data folder with toy weights in the place of the model "Tiny Flux"; the server's environment; the flags to type."""
+    """A data folder with toy weights for the model "Toy Flux"; the server's environment; the options to type."""
     tiny_sd_scripts.need()
     work = tiny_sd_scripts.workdir()
     data = tmp_path / "data"
-    place = data / "models" / "tiny-flux-sd-scripts"
-    place.mkdir(parents=True)
-    for name in ("flux", "clip_l", "t5xxl", "ae"):
-        (place / f"{name}.safetensors").symlink_to(work / f"{name}.safetensors")
+    options = tiny_sd_scripts.toy_model(data, work)
     toy = tiny_sd_scripts.environment(work)
     environment = {
         name: toy[name] for name in ("PYTHONPATH", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "SD_SCRIPTS_DIR")
     }
     environment["SD_SCRIPTS_VENV"] = str(tiny_sd_scripts.python().parent.parent)
-    yield data, environment, f"tokenizer_cache_dir={work / 'tokenizers'}\nt5xxl_max_token_length=32"
-    end_runs(data)
+    yield data, environment, "\n".join(f"{name}={value}" for name, value in options.items())
+    kill_runs(data)
 
 
 def launched(folder: Path) -> list[bytes]:
-    """The arguments of the launcher that trains the run, [] while there is none."""
+    """The arguments of the run's launcher, [] while it is not running."""
     for process in psutil.process_iter():
         try:
             if (
@@ -67,8 +65,10 @@ def starts_and_completes(page, server, tier: str, tmp_path: Path) -> None:
     running = launched(folder)
     state_is(page, "completed")
     assert step_of(page) == STEPS
-    assert (folder / "train.sh").read_bytes() == script  # what was written is what ran …
-    assert running == told(run_script(folder / "train.sh", stub(tmp_path)))  # … argument for argument
+    assert (folder / "train.sh").read_bytes() == script  # the script is unchanged …
+    assert running == arguments_of(
+        run_script(folder / "train.sh", stub(tmp_path))
+    )  # … and the launcher got its arguments
     assert not list(folder.glob("train.attempt-*")) and not (folder / "incidents").exists()
     text = script.decode()
     assert all(mark in text for mark in MARKS[tier]) and ("--split_mode" in text) == (tier == "12G")
@@ -93,7 +93,8 @@ def test_each_tier_set_up_in_the_browser_trains_on_the_real_sd_scripts(weights, 
     with serving(data, **environment) as server, browsing() as browser, a_tab(browser) as page:
         open_page(page, server)
         field(page, "trigger").fill("tok")
-        choose_tiny(page)
+        field(page, "model").click()
+        page.get_by_role("option", name=re.compile("Toy Flux")).click()
         page.get_by_label("kohya's sd-scripts").check()
         page.get_by_text("More settings").click()
         field(page, "flags").fill(flags)

@@ -1,4 +1,4 @@
-"""The run page: what a folder says is shown, what is hostile stays text, what is broken costs its own part only."""
+"""The run page shows a run's folder. Hostile text stays text, and a broken file affects only its own part."""
 
 import json
 import math
@@ -11,11 +11,13 @@ from html.parser import HTMLParser
 
 import pytest
 from runs_helpers import data  # noqa: F401
-from ui_helpers import photos, write_incident, write_run
+from ui_helpers import lora_file, photos, write_incident, write_run
 
-from ui import cards, html, run_page, view
+from ui import artifacts, cards, html, readers, run_page, view
 from ui.chart import chart
+from ui.readers import Curve
 
+SAMPLES = run_page.PARTS.index("samples")
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'${7*7}{{7*7}}`&amp;\x1b[31m\u202e💥"
 
 
@@ -39,7 +41,7 @@ class Tags(HTMLParser):
 
 
 def harmless(markup: str) -> Tags:
-    """Fails when markup has a script, a handler or an element that was not closed."""
+    """Fails when the markup has a script, an event handler or an unclosed element."""
     found = Tags(markup)
     assert found.open == [], found.open
     assert "script" not in found.tags and "iframe" not in found.tags
@@ -50,12 +52,12 @@ def harmless(markup: str) -> Tags:
 
 
 def everything(folder) -> str:
-    """All parts of the run page of one run."""
+    """All parts of one run's page."""
     parts = run_page.render(folder.name, {})
     return "".join(part for part in parts[2:9] if isinstance(part, str))
 
 
-def test_hostile_text_stays_text_wherever_it_comes_from(data):  # noqa: F811
+def test_hostile_text_stays_text(data):  # noqa: F811
     folder = write_run(data, HOSTILE, message=HOSTILE, reason=HOSTILE, phase=HOSTILE, checkpoint={"step": HOSTILE})
     write_incident(
         folder, report=HOSTILE + "\n\n# " + HOSTILE, cause=HOSTILE, changed=HOSTILE, phase=HOSTILE, kind=HOSTILE
@@ -63,30 +65,33 @@ def test_hostile_text_stays_text_wherever_it_comes_from(data):  # noqa: F811
     (folder / "training.log").write_text(HOSTILE * 3)
     (folder / "sample").mkdir()
     shutil.copy(photos("coffee.png")[0], folder / "sample" / "x'><script>alert(1)<.png")
-    markup = everything(folder)
+    parts = run_page.render(folder.name, {})
+    markup = "".join(part for part in parts[2:9] if isinstance(part, str))
     harmless(markup)
     assert "alert(2)" in markup  # shown, as text
+    [row] = parts[2 + SAMPLES]["rows"]  # run_samples.js makes elements of it with textContent
+    assert row["items"][0]["url"].count("<") == 0
 
 
 @pytest.mark.parametrize("state", [*cards.STATES, "a-new-state"])
-def test_every_state_says_in_words_what_it_is(data, state):  # noqa: F811
+def test_every_state_has_a_label_and_an_explanation(data, state):  # noqa: F811
     folder = write_run(data, state=state)
     shown = view.View(folder, "my run", {"state": state, "alive": True, "step": 3, "planned_steps": 9})
     tags = harmless(cards.head(shown) + cards.run_list([shown], folder.name))
     assert "h2" in tags.tags
     text = cards.head(shown)
-    assert cards.look(state)[1] in text and "{" not in text
+    assert cards.describe(state)[1] in text and "{" not in text
 
 
-def test_the_last_sign_of_life_is_said_in_words(data):  # noqa: F811
+def test_the_last_progress_is_shown_as_an_age(data):  # noqa: F811
     folder = write_run(data)
-    for ago, words in ((0.2, "just now"), (75, "1 min 15 s ago"), (None, None)):
+    for ago, expected in ((0.2, "just now"), (75, "1 min 15 s ago"), (None, None)):
         then = (datetime.now(UTC) - timedelta(seconds=ago)).isoformat() if ago is not None else "not a time"
-        said = dict((a, b) for a, b, _ in cards.facts(view.View(folder, "r", {"last_progress_at": then}), True))
-        assert said.get("Last sign of life") == words
+        shown = dict((a, b) for a, b, _ in cards.facts(view.View(folder, "r", {"last_progress_at": then}), True))
+        assert re.sub("<[^>]*>", "", shown["Last progress"]) == expected if expected else "Last progress" not in shown
 
 
-def test_a_run_whose_monitor_is_gone_is_not_called_running(data):  # noqa: F811
+def test_a_run_whose_monitor_is_gone_is_not_shown_as_running(data):  # noqa: F811
     folder = write_run(data, state="running", checkpoint={"path": "x", "step": 30})
     shown = view.read(folder)
     assert not shown.alive and shown.state == "orphaned"
@@ -96,10 +101,10 @@ def test_a_run_whose_monitor_is_gone_is_not_called_running(data):  # noqa: F811
     assert buttons["go"] == {"visible": True, "value": "Resume"}
 
 
-def test_a_run_without_a_checkpoint_is_not_said_to_go_on(data):  # noqa: F811
+def test_a_run_without_a_checkpoint_starts_over(data):  # noqa: F811
     folder = write_run(data, state="failed", checkpoint=None, reason="out of memory")
     shown = view.read(folder)
-    assert shown.again == "Start again" and "press Start again to go on from the beginning" in cards.head(shown)
+    assert shown.start_label == "Start again" and "press Start again to start over" in cards.head(shown)
 
 
 def test_a_run_that_never_started_can_be_started(data):  # noqa: F811
@@ -110,28 +115,32 @@ def test_a_run_that_never_started_can_be_started(data):  # noqa: F811
     assert everything(folder)
 
 
-def test_a_completed_run_offers_its_lora_and_to_be_trained_longer(data):  # noqa: F811
+def lora_cards(folder) -> str:
+    return cards.loras(view.read(folder), view.loras(folder), view.samples(folder))
+
+
+def test_a_completed_run_offers_its_lora_and_longer_training(data):  # noqa: F811
     folder = write_run(data, "done run", state="completed", step=100)
     (folder / "run.toml").write_text('name = "done run"\nepochs = 16\n')
-    assert cards.result(view.read(folder)) == ""  # the file is not there: nothing is promised
-    (folder / "done-run.safetensors").write_bytes(b"x" * 2_500_000)
+    assert lora_cards(folder) == ""  # without the file there is no download
+    lora_file(folder / "done-run.safetensors", 100, values=625_000)
     shown = view.read(folder)
-    link = harmless(cards.result(shown)).attributes
+    link = harmless(lora_cards(folder)).attributes
     assert link["download"] == ["done-run.safetensors"] and link["href"][0].startswith("gradio_api/file=/")
-    assert "2.5 MB" in cards.result(shown) and shown.share == 1.0
+    assert "2.5 MB" in lora_cards(folder) and "Final LoRA · step 100" in lora_cards(folder) and shown.progress == 1.0
     buttons = run_page._buttons(shown)
     assert not buttons["stop"]["visible"] and buttons["go"] == {"visible": True, "value": "Train longer"}
-    assert buttons["total"] == {"visible": True, "value": 16, "label": "Epochs in all"}
+    assert buttons["total"] == {"visible": True, "value": 16, "label": "Total epochs"}
     (folder / "run.toml").write_text('name = "done run"\nepochs = 16\nmax_train_steps = 500\n')
-    assert run_page._buttons(view.read(folder))["total"] == {"visible": True, "value": 500, "label": "Steps in all"}
+    assert run_page._buttons(view.read(folder))["total"] == {"visible": True, "value": 500, "label": "Total steps"}
     (folder / "run.toml").write_text('name = "done run"\n')
-    assert not run_page._buttons(view.read(folder))["go"]["visible"]  # nothing says how long it was
+    assert not run_page._buttons(view.read(folder))["go"]["visible"]  # the length of the run is unknown
 
 
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "null", '{"state": 7}', '{"state": "running", "step": "x", "eta_s": [], "loss": {}}']
 )
-def test_a_broken_status_file_costs_only_itself(data, content):  # noqa: F811
+def test_a_broken_status_file_affects_only_its_own_run(data, content):  # noqa: F811
     good, broken = write_run(data, "good"), write_run(data, "broken")
     (broken / "status.json").write_text(content)
     (broken / "metrics.jsonl").write_text(
@@ -143,19 +152,19 @@ def test_a_broken_status_file_costs_only_itself(data, content):  # noqa: F811
     assert "good" in run_page.render(good.name, {})[2]
 
 
-def test_a_broken_run_file_is_told(data):  # noqa: F811
+def test_a_broken_run_file_is_reported(data):  # noqa: F811
     folder = write_run(data, "x")
     (folder / "run.toml").write_text("name = [")
     assert "run.toml cannot be read" in cards.head(view.read(folder))
 
 
-def test_an_incident_says_what_was_changed_and_what_it_cost(data):  # noqa: F811
+def test_an_incident_shows_the_change_and_its_cost(data):  # noqa: F811
     folder = write_run(data)
     fields = {"resumed_from": 30, "steps_repeated": 11, "detect_s": 2.25, "recover_s": 71, "changed": "workers 2 → 0"}
-    write_incident(folder, report="# Stuck\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**bold**", **fields)
+    write_incident(folder, report="# Hang\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**bold**", **fields)
     markup = cards.incidents(view.read(folder), view.incidents(folder))
-    for words in (
-        "Stuck after step 41",
+    for text in (
+        "Hung after step 41",
         "Loader worker stuck",
         "workers 2 → 0",
         ">2.2 s<",
@@ -165,7 +174,7 @@ def test_an_incident_says_what_was_changed_and_what_it_cost(data):  # noqa: F811
         "<strong>bold</strong>",
         "<td>1</td>",
     ):
-        assert words in markup, words
+        assert text in markup, text
 
 
 def test_the_latest_incident_comes_first(data):  # noqa: F811
@@ -188,24 +197,25 @@ def lines(steps, loss=lambda s: 1 / s) -> str:
     return "".join(json.dumps({"kind": "step", "step": s, "loss": loss(s)}) + "\n" for s in steps)
 
 
-def test_metrics_are_read_on_from_where_the_last_look_ended(data):  # noqa: F811
+def test_metrics_are_read_from_where_the_last_read_ended(data):  # noqa: F811
     folder = write_run(data)
     path = folder / "metrics.jsonl"
-    assert view.losses(folder) == {}
+    assert view.losses(folder).by_step() == {}
     path.write_text(lines(range(1, 4)) + '{"kind":"gpu"}\n{"kind":"step","st')
-    assert list(view.losses(folder)) == [1, 2, 3]
+    assert list(view.losses(folder).by_step()) == [1, 2, 3]
     with path.open("a") as file:
         file.write('ep":4,"loss":0.25}\n' + lines([3, 4], lambda s: 9.0))
-    assert view.losses(folder) == {1: 1.0, 2: 0.5, 3: 9.0, 4: 9.0}  # a repeated step: the last line counts
+    assert view.losses(folder).by_step() == {1: 1.0, 2: 0.5, 3: 9.0, 4: 9.0}  # a repeated step: the last line wins
     path.unlink()
     path.write_text(lines([1], lambda s: 5.0))
     os.utime(path)
-    assert view.losses(folder) == {1: 5.0}
+    assert view.losses(folder).by_step() == {1: 5.0}
+    assert view.losses(folder) is view.losses(folder)  # nothing was added
 
 
 def test_a_chart_of_any_length_is_small_and_inside_its_frame():
     for steps in (2, 3, 239, 240, 241, 10_000):
-        drawn = chart({s: 0.3 + 1 / s for s in range(1, steps + 1)}, steps * 2, [(steps // 2, "restart")])
+        drawn = chart(Curve.of({s: 0.3 + 1 / s for s in range(1, steps + 1)}), steps * 2, [(steps // 2, "restart")])
         assert len(drawn) < 16_000
         root = ElementTree.fromstring(drawn)
         for path in (p for p in root.iter() if p.tag.endswith("path")):
@@ -224,7 +234,7 @@ def test_a_chart_of_any_length_is_small_and_inside_its_frame():
     ],
 )
 def test_no_chart_without_two_losses(losses):
-    assert chart(losses) == ""
+    assert chart(Curve.of(losses)) == ""
 
 
 @pytest.mark.parametrize(
@@ -237,40 +247,247 @@ def test_no_chart_without_two_losses(losses):
     ],
 )
 def test_odd_losses_still_make_a_chart(losses):
-    ElementTree.fromstring(chart(losses))
-    assert "nan" not in chart(losses)
+    ElementTree.fromstring(chart(Curve.of(losses)))
+    assert "nan" not in chart(Curve.of(losses))
 
 
-# Log, samples, words ---------------------------------------------------------------------------------------------
+# Log, samples, times ----------------------------------------------------------------------------------------------
 
 
 def test_the_log_reads_as_it_looked_on_a_terminal(data):  # noqa: F811
     folder = write_run(data)
     bar = b"".join(b"steps: %3d%%\r" % n for n in range(0, 101, 10))
     (folder / "training.log").write_bytes(b"\x1b[1;32mINFO\x1b[0m start\r\n" + bar + b"\n\xff\xfe bytes\x00\x07\nend\n")
-    assert view.log_tail(folder) == "INFO start\nsteps: 100%\n\ufffd\ufffd bytes\nend"
+    assert view.log(folder).text == "INFO start\nsteps: 100%\n\ufffd\ufffd bytes\nend"
 
 
 def test_only_the_end_of_a_long_log_is_read(data):  # noqa: F811
     folder = write_run(data)
     (folder / "training.log").write_text("".join(f"line {n}\n" for n in range(100_000)))
-    tail = view.log_tail(folder).splitlines()
-    assert tail[-1] == "line 99999" and len(tail) == view.LOG_LINES
+    tail = view.log(folder).text.splitlines()
+    assert tail[-1] == "line 99999" and len(tail) == readers.LOG_LINES - 1
 
 
-def test_samples_say_their_step_and_prompt(data):  # noqa: F811
+def sample(folder, name: str):
+    (folder / "sample").mkdir(exist_ok=True)
+    return shutil.copy(photos("coffee.png")[0], folder / "sample" / name)
+
+
+def test_samples_are_grouped_by_prompt_and_ordered_by_step(data):  # noqa: F811
     folder = write_run(data, "r")
-    (folder / "sample").mkdir()
-    names = ["r_000100_00_20260101120000_42.png", "r_e000002_01_20260101120000_42.png", "other.png"]
-    for n, name in enumerate(names):
-        path = folder / "sample" / name
-        shutil.copy(photos("coffee.png")[0], path)
-        os.utime(path, (n, n))
-    assert [what for _, what in view.samples(folder)] == ["other", "epoch 2 · prompt 2", "step 100 · prompt 1"]
+    (folder / "sample_prompts.txt").write_text("# no prompt\na cat --w 64 --d 42\n\n a dog --h 64\n", encoding="utf-8")
+    for name in ("r_000100_00_20260101120000_42.png", "r_000020_00_20260101110000_42.png", "other.png"):
+        sample(folder, name)
+    for n in range(40):
+        sample(folder, f"r_e{n:06}_01_20260101120000_42.png")
+    rows = {prompt: [one.at for one in row] for prompt, row in view.samples(folder).rows}
+    assert list(rows) == ["a cat", "a dog", "Other images"]
+    assert rows["a cat"] == ["step 20", "step 100"] and rows["Other images"] == ["other.png"]
+    assert rows["a dog"][:3] == ["before training", "epoch 1", "epoch 2"] and len(rows["a dog"]) == 40
+    assert view.samples(folder) is view.samples(folder)
+    sample(folder, "r_000110_00_20260101120000_42.png")
+    assert [one.at for one in view.samples(folder).rows[0][1]][-1] == "step 110"
+
+
+def test_every_complete_lora_is_listed_with_its_samples_the_final_one_first(data):  # noqa: F811
+    folder = write_run(data, "r", state="stopped")
+    lora_file(folder / "r-step00000100.safetensors", 100, 1)
+    lora_file(folder / "r-000004.safetensors", 400, 4)
+    lora_file(folder / "r.safetensors", 500, 5)
+    lora_file(folder / ".r-step00000200.safetensors.17.tmp.safetensors", 200)
+    whole = lora_file(folder / "r-step00000300.safetensors", 300).read_bytes()
+    (folder / "r-step00000300.safetensors").write_bytes(whole[:-10])  # being written
+    (folder / "notes.safetensors").write_text("I am text")
+    sample(folder, "r_000100_00_20260101120000_42.png")
+    sample(folder, "r_e000004_00_20260101120000_42.png")
+    found, gallery = view.loras(folder), view.samples(folder)
+    assert [one.path.name for one in found] == ["r.safetensors", "r-000004.safetensors", "r-step00000100.safetensors"]
+    assert [(one.final, one.step, one.epoch) for one in found] == [(True, 500, 5), (False, 400, 4), (False, 100, 1)]
+    drawn = {one.path.name: [s.at for s in gallery.of(one)] for one in found}
+    assert drawn == {
+        "r.safetensors": [],
+        "r-000004.safetensors": ["epoch 4"],
+        "r-step00000100.safetensors": ["step 100"],
+    }
+    (folder / "r-step00000300.safetensors").write_bytes(whole)
+    assert len(view.loras(folder)) == 4
+    tags = harmless(lora_cards(folder))
+    assert tags.attributes["download"][0] == "r.safetensors" and len(tags.attributes["download"]) == 4
+
+
+def test_without_metadata_a_file_name_says_the_step_or_epoch(data):  # noqa: F811
+    folder = write_run(data, "r")
+    for name in ("r-000004", "r-step00001200", "r"):
+        lora_file(folder / f"{name}.safetensors")
+    assert [one.at for one in view.loras(folder)] == ["r.safetensors", "step 1,200", "epoch 4"]
+    assert artifacts.moment("step", 0) == "before training"
+
+
+# The launcher's tracebacks ----------------------------------------------------------------------------------------
+
+LAUNCHER = """Traceback (most recent call last):
+  File "/x/bin/accelerate", line 8, in <module>
+    sys.exit(main())
+             ^^^^^^
+  File "/x/accelerate/commands/launch.py", line 999, in simple_launcher
+    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)
+subprocess.CalledProcessError: Command '['python', '-m', 'trainer']' returned non-zero exit status 3.
+"""
+OWN = """Traceback (most recent call last):
+  File "/x/trainer/loop.py", line 1, in step
+RuntimeError: CUDA out of memory
+"""
+
+
+def stopping(folder, at: str) -> None:
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"t": at, "kind": "stopping", "message": "saving a checkpoint, then stopping"}) + "\n")
+
+
+def test_after_a_stop_the_launchers_own_tracebacks_are_hidden_and_no_others(data):  # noqa: F811
+    folder = write_run(data, state="stopped")
+    header = "=== 2026-11-22T00:{}:00.000Z attempt {}: train.sh, from the start\n"
+    text = header.format("20", 1) + "one\n" + OWN + LAUNCHER + header.format("30", 2) + "two\n" + OWN + LAUNCHER
+    (folder / "training.log").write_text(text)
+    assert view.log(folder).hidden == 0  # no stop was requested: the traceback belongs to a crash
+    stopping(folder, "2026-11-22T00:31:00.000Z")
+    log = view.log(folder)
+    assert log.hidden == 7 and log.text == text.removesuffix(LAUNCHER).strip()  # only that of the second attempt
+    markup = cards.log(view.read(folder), log)
+    assert "7 lines of the launcher hidden" in markup and f"outputs/{folder.name}/training.log" in markup
+    with (folder / "training.log").open("a") as file:
+        file.write(header.format("40", 3) + LAUNCHER)
+    assert view.log(folder).hidden == 7
+    stopping(folder, "2026-11-22T00:41:00.000Z")
+    assert view.log(folder).hidden == 14
+
+
+def test_a_usage_error_leads_the_log(data):  # noqa: F811
+    folder = write_run(data, state="failed")
+    header = "=== 2026-11-22T00:20:00.000Z attempt 1: train.sh, from the start\n"
+    error = "__main__.py: error: argument --optimizer_type: invalid choice: 'prodigy' (choose from adamw, sgd)"
+    (folder / "training.log").write_text(header + "usage: …\n" + error + "\n" + OWN + LAUNCHER)
+    markup = cards.log(view.read(folder), view.log(folder))
+    assert view.log(folder).error == error
+    assert markup.index("invalid choice") < markup.index('data-testid="log"') and "first-error" in markup
+    with (folder / "training.log").open("a") as file:
+        file.write(header.replace("attempt 1", "attempt 2") + OWN + LAUNCHER)
+    assert view.log(folder).error == "RuntimeError: CUDA out of memory"  # of the last attempt, not the launcher's
+    (folder / "status.json").write_text('{"state": "stopped", "step": 3}')
+    assert "first-error" not in cards.log(view.read(folder), view.log(folder))
+
+
+def test_the_log_is_read_from_where_the_last_read_ended(data):  # noqa: F811
+    folder = write_run(data)
+    path = folder / "training.log"
+    whole = b"caf\xc3\xa9\n" + b"".join(b"steps: %d%%\r" % n for n in range(5)) + b"\n\x1b[31mred\x1b[0m\nend\n"
+    for end in range(len(whole) + 1):
+        path.write_bytes(b"") if end == 0 else path.open("ab").write(whole[end - 1 : end])
+        last = view.log(folder)
+    assert last.text == "café\nsteps: 4%\nred\nend" and view.log(folder) is last
+    path.write_text("new\n")
+    assert view.log(folder).text == "new"
+
+
+# Figures -----------------------------------------------------------------------------------------------------------
+
+
+def labels(folder) -> dict[str, str]:
+    shown = view.read(folder)
+    shown = view.View(shown.folder, shown.name, {**shown.status, "alive": True}, "", shown.spec)
+    return {label: re.sub("<[^>]*>", "", text) for label, text, _ in [*cards.facts(shown, True), *cards.machine(shown)]}
+
+
+def test_a_run_that_made_no_step_has_no_speed(data):  # noqa: F811
+    assert "Speed" not in labels(write_run(data, "none", step=0, step_s=0.11))
+    assert labels(write_run(data, "some", step=3, step_s=0.11))["Speed"] == "9.1 steps/s"
+
+
+def test_the_figures_of_the_machine_are_shown_where_they_are_known(data):  # noqa: F811
+    gpu = {"name": "RTX", "utilization": 97, "memory_used": 10_000_000_000, "memory_total": 24_000_000_000}
+    known = {"elapsed_s": 3725, "cpu_cores": 1.84, "memory_bytes": 3_200_000_000, "disk_free": 51_000_000_000}
+    shown = labels(write_run(data, "all", gpus=[gpu], **known))
+    assert shown["GPU"] == "97 %" and shown["GPU memory"] == "10.0 of 24.0 GB" and shown["Elapsed"] == "1 h 2 min"
+    assert shown["CPU"].startswith("1.8 of ") and shown["Memory"] == "3.2 GB" and shown["Disk"] == "51.0 GB free"
+    odd = {"gpus": [7, {"utilization": "x"}], "cpu_cores": None, "disk_free": "x", "elapsed_s": None}
+    assert not {"GPU", "CPU", "Memory", "Disk", "Elapsed"} & set(labels(write_run(data, "odd", **odd)))
+
+
+def test_a_run_without_a_gpu_does_not_wait_for_one(data):  # noqa: F811
+    folder = write_run(data, state="queued", message="preparing the start", devices=[])
+    shown = view.View(folder, "r", {**view.read(folder).status, "alive": True})
+    text = cards.head(shown) + cards.run_list([shown], "")
+    assert "GPU" not in text and "Preparing" in text
+    waiting = view.View(folder, "r", {**shown.status, "devices": ["0"]})
+    assert "when a GPU is free" in cards.head(waiting)
+
+
+def test_times_are_marked_for_the_browser_to_show_them_in_its_own_zone(data):  # noqa: F811
+    folder = write_run(data, state="stopped", started_at="2026-11-22T00:20:38.271Z", updated_at="2026-11-22T00:30:38Z")
+    write_incident(folder, report="It hung at 2026-11-22T00:21:00Z.")
+    markup = everything(folder)
+    found = harmless(markup).attributes["datetime"]
+    assert {"2026-11-22T00:20:38.271000+00:00", "2026-11-22T00:21:00Z"} <= set(found)
+    assert cards.local_times('<a title="2026-11-22T00:21:00Z">x</a>') == '<a title="2026-11-22T00:21:00Z">x</a>'
+
+
+# Search --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_is_searched_by_name_and_state(data):  # noqa: F811
+    for name, state in (("Red cat", "completed"), ("red dog", "failed"), ("blue cat", "completed")):
+        write_run(data, name, state=state)
+    found = lambda text: {one.name for one in cards.matching(view.read_all(), text)}  # noqa: E731
+    assert found("") == {"Red cat", "red dog", "blue cat"} and found("RED") == {"Red cat", "red dog"}
+    assert found("red comp") == {"Red cat"} and found("failed") == {"red dog"} and found("nothing") == set()
+    assert "No name or state contains" in cards.run_list(view.read_all(), "", "<b>")
+    harmless(cards.run_list(view.read_all(), "", "<b>"))
+
+
+def test_a_long_list_names_the_runs_that_it_leaves_out(data):  # noqa: F811
+    for n in range(cards.LISTED + 7):
+        write_run(data, f"run {n}")
+    markup = cards.run_list(view.read_all(), "")
+    assert markup.count("data-run=") == cards.LISTED and "7 older runs" in markup
+
+
+# A tick --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tick_opens_no_file_that_did_not_change(data, monkeypatch):  # noqa: F811
+    for n in range(30):
+        write_run(data, f"run {n}", state="completed")
+    folder = write_run(data, "shown", state="stopped")
+    write_incident(folder)
+    (folder / "metrics.jsonl").write_text(lines(range(1, 400)))
+    (folder / "training.log").write_text("one\n")
+    lora_file(folder / "shown.safetensors", 3)
+    sample(folder, "shown_000100_00_20260101120000_42.png")
+    first = run_page.render("shown", {})
+    opened = []
+    real = type(folder).read_text
+    monkeypatch.setattr(
+        type(folder), "read_text", lambda path, *a, **k: opened.append(path.name) or real(path, *a, **k)
+    )
+    monkeypatch.setattr("safetensors.safe_open", lambda *a, **k: opened.append("lora"))
+    again = run_page.render("shown", first[1])
+    assert all(isinstance(part, dict) and len(part) == 1 for part in again[2:])
+    assert set(opened) <= {"sample_prompts.txt"}  # the samples are a moment old
+
+
+def test_a_long_history_is_read_in_parts(data, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(readers.Added.read, "__defaults__", (10_000, False))
+    folder = write_run(data)
+    (folder / "metrics.jsonl").write_text(lines(range(1, 2001)))
+    shares = [view.losses(folder).share for _ in range(20)]
+    assert shares[0] < 0.5 and shares[-1] == 1.0 and shares == sorted(shares)
+    assert len(view.losses(folder).by_step()) == 2000
+    partly = Curve(view.losses(folder).values, 0.4)
+    assert "reading metrics.jsonl: 40%" in cards.loss(view.read(folder), partly, [])
 
 
 @pytest.mark.parametrize(
-    "seconds, words",
+    "seconds, expected",
     [
         (0, "0 s"),
         (59.4, "59 s"),
@@ -284,8 +501,8 @@ def test_samples_say_their_step_and_prompt(data):  # noqa: F811
         (-5, "0 s"),
     ],
 )
-def test_time_spans_in_words(seconds, words):
-    assert html.duration(seconds) == words
+def test_time_spans(seconds, expected):
+    assert html.duration(seconds) == expected
 
 
 def test_only_what_changed_is_sent_again(data):  # noqa: F811
@@ -297,27 +514,27 @@ def test_only_what_changed_is_sent_again(data):  # noqa: F811
     (folder / "training.log").write_text("one\ntwo\n")
     third = run_page.render(folder.name, again[1])
     assert f"outputs/{folder.name}/training.log" in "".join(part for part in third if isinstance(part, str))
-    assert str(folder) not in third[2 + list(run_page.PARTS).index("log")]  # a picture of it shows nobody's home folder
+    assert str(folder) not in third[2 + list(run_page.PARTS).index("log")]  # screenshots must not show a home folder
     assert [isinstance(part, str) for part in third[2:9]] == [name == "log" for name in run_page.PARTS]
 
 
-def test_a_look_that_comes_late_does_not_undo_a_click(data):  # noqa: F811
+def test_a_late_refresh_does_not_undo_a_click(data):  # noqa: F811
     write_run(data, "one")
     write_run(data, "two")
-    assert run_page.look_again("one", {})[0] == {"__type__": "update"}  # leaves whatever is chosen by now
-    assert run_page.look_again("", {})[0] in ("one", "two") and run_page.look_again("gone", {})[0] in ("one", "two")
+    assert run_page.refresh("one", {})[0] == {"__type__": "update"}  # keeps the current selection
+    assert run_page.refresh("", {})[0] in ("one", "two") and run_page.refresh("gone", {})[0] in ("one", "two")
     assert run_page.render("one", {})[0] == "one"
 
 
-def test_no_runs_says_what_to_do(data):  # noqa: F811
+def test_without_runs_the_page_says_what_to_do(data):  # noqa: F811
     parts = run_page.render("", {})
-    assert "No runs yet" in parts[2] and "Nothing to show yet" in parts[3]
+    assert "No runs yet" in parts[2] and "No run selected" in parts[3]
 
 
-def test_a_page_opens_with_the_run_of_its_address_or_the_one_going_on(data, monkeypatch):  # noqa: F811
+def test_a_page_opens_with_the_run_in_its_address_or_a_running_one(data, monkeypatch):  # noqa: F811
     write_run(data, "old", state="completed")
     write_run(data, "busy")
     assert run_page.first_run("old") == "old"
     assert run_page.first_run("no-such-run") == "" and run_page.first_run("") == ""
-    monkeypatch.setattr("monitor.status.is_held", lambda path: True)
+    monkeypatch.setattr("monitor.process.locks.is_held", lambda path: True)
     assert run_page.first_run("") == "busy"

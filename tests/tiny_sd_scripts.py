@@ -1,268 +1,91 @@
-"""kohya's real FLUX trainer on a CPU in about ten seconds: random weights of toy size, from outside, nothing edited.
+"""kohya's real FLUX trainer on a CPU, with tiny models: sd_scripts_patches/tiny.py on the checkout of the tests.
 
-Tests call `need()` (skips with one line where there is no checkout or environment), then `workdir()` for weights,
-tokenizers and images (made once a session), `arguments(work, out)` and `run(...)`. The models shrink because
-`PYTHONPATH` holds a `sitecustomize` that edits sd-scripts' model tables right after the module that defines them has been
-imported; only sizes change, the code that runs is sd-scripts' own. Two things are left out for speed: looking for garbage
-where nobody asks and among what the imports made, and bitsandbytes where no 8-bit optimizer is asked for. torchvision, which sd-scripts imports and has no
-CPU build for every platform, gets a stand-in of the few functions used where it is missing.
-
-Run by hand, in sd-scripts' environment: `python tests/tiny_sd_scripts.py WORKDIR` makes the files.
-
-Switches (environment of the training process): TINY_STEP_S seconds added to each forward pass of the model ·
-TINY_LOSSES=FILE one JSON line `[epoch, micro-step, loss]` for each recorded loss · TINY_FAULTS="module=file[;…]" run
-FILE with the name `module` bound to that module once it is imported.
+Tests call `need()` (which skips with one line when the checkout or its environment is missing), then `workdir()` for
+weights, tokenizers and images (made once per session), `arguments(work, out)` and `run(...)`.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
-import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-WIDTH = {"hidden": 64, "heads": 2, "axes": [8, 12, 12], "clip": 32, "t5": 64, "vocabulary": 1000}
+from sd_scripts_patches import tiny
+from sd_scripts_patches.tiny import ROOT, arguments, losses
 
-SITE = '''
-"""Shrinks sd-scripts' FLUX as it is imported; see tests/tiny_sd_scripts.py."""
-import gc, importlib.abc, json, os, sys, time
-WIDTH = json.loads(%(width)r)
-gc.disable()
-
-def shrink_transformer(module):
-    import dataclasses
-    double, single = (int(n) for n in os.environ["TINY_BLOCKS"].split(","))
-    for config in module.configs.values():
-        config.params = dataclasses.replace(
-            config.params, hidden_size=WIDTH["hidden"], num_heads=WIDTH["heads"], axes_dim=WIDTH["axes"], mlp_ratio=2.0,
-            vec_in_dim=WIDTH["clip"], context_in_dim=WIDTH["t5"], depth=double, depth_single_blocks=single)
-        config.ae_params = dataclasses.replace(config.ae_params, ch=32, ch_mult=[1] * 4, num_res_blocks=1)
-    pause_s = float(os.environ.get("TINY_STEP_S", "0"))
-    if pause_s:
-        whole = module.Flux.forward
-        def forward(self, *args, **kwargs):
-            time.sleep(pause_s)
-            return whole(self, *args, **kwargs)
-        module.Flux.forward = forward
-
-def shrink_text_encoders(module):
-    import transformers
-    def clip(**given):
-        return transformers.CLIPTextConfig(
-            hidden_size=WIDTH["clip"], intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=WIDTH["vocabulary"],
-            max_position_embeddings=77, bos_token_id=998, eos_token_id=999, pad_token_id=999)
-    def t5(**given):
-        given.update(d_model=WIDTH["t5"], d_ff=64, d_kv=16, num_heads=4, num_layers=2, num_decoder_layers=2, vocab_size=WIDTH["vocabulary"])
-        return transformers.T5Config(**given)
-    module.CLIPConfig, module.T5Config = clip, t5
-
-def record_losses(module):
-    path = os.environ.get("TINY_LOSSES")
-    if path:
-        add = module.LossRecorder.add
-        def recorded(self, *, epoch, step, loss):
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps([epoch, step, loss]) + "\\n")
-            return add(self, epoch=epoch, step=step, loss=loss)
-        module.LossRecorder.add = recorded
-
-def collect_only_what_is_new(module):
-    """sd-scripts collects garbage for every image it caches: with toy models half of a run is spent looking at imports."""
-    clean = module.clean_memory_on_device
-    def clean_memory_on_device(device):
-        gc.freeze()
-        return clean(device)
-    module.clean_memory_on_device = clean_memory_on_device
-
-AFTER = {"library.device_utils": [collect_only_what_is_new], "library.flux_models": [shrink_transformer], "library.flux_utils": [shrink_text_encoders], "library.train_util": [record_losses]}
-
-def inject(path):
-    def fault(module):
-        with open(path, encoding="utf-8") as file:
-            exec(compile(file.read(), path, "exec"), {"__name__": "tiny_fault", "module": module})
-    return fault
-
-for entry in filter(None, os.environ.get("TINY_FAULTS", "").split(";")):
-    name, _, path = entry.partition("=")
-    AFTER.setdefault(name, []).append(inject(path))
-
-class Loader(importlib.abc.Loader):
-    def __init__(self, inner, name):
-        self.inner, self.name = inner, name
-    def create_module(self, spec):
-        return self.inner.create_module(spec)
-    def exec_module(self, module):
-        self.inner.exec_module(module)
-        for step in AFTER[self.name]:
-            step(module)
-    def __getattr__(self, attribute):
-        return getattr(self.inner, attribute)
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name in AFTER:
-            for finder in sys.meta_path[sys.meta_path.index(self) + 1:]:
-                spec = finder.find_spec(name, path, target)
-                if spec is not None:
-                    spec.loader = Loader(spec.loader, name)
-                    return spec
-
-if not any("8bit" in word.lower() for word in sys.orig_argv):
-    sys.modules["bitsandbytes"] = None  # "not installed": a fifth of the imports, for optimizers that nobody asks for here
-os.environ.setdefault("TINY_BLOCKS", "2,4")
-sys.meta_path.insert(0, Finder())
-'''
-
-TORCHVISION = {
-    "__init__.py": 'from . import transforms\n__version__ = "0.0"\n',
-    "transforms/__init__.py": """
-import numpy, torch
-from . import functional
-
-class Compose:
-    def __init__(self, transforms):
-        self.transforms = transforms
-    def __call__(self, value):
-        for transform in self.transforms:
-            value = transform(value)
-        return value
-
-class ToTensor:
-    def __call__(self, image):
-        tensor = functional.pil_to_tensor(image)
-        return tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor.float()
-
-class Normalize:
-    def __init__(self, mean, std, inplace=False):
-        self.mean, self.std = (torch.tensor(v).reshape(-1, 1, 1) for v in (mean, std))
-    def __call__(self, tensor):
-        return (tensor - self.mean) / self.std
-""",
-    "transforms/functional.py": """
-import numpy, torch
-
-def pil_to_tensor(image):
-    array = numpy.asarray(image)
-    return torch.from_numpy(numpy.atleast_3d(array).transpose(2, 0, 1).copy())
-
-def gaussian_blur(image, kernel_size, sigma):
-    raise NotImplementedError("the stand-in has no blur")
-""",
-}
+__all__ = ["ROOT", "arguments", "losses"]
 
 
 def checkout() -> Path:
-    """The sd-scripts checkout to test against: $SD_SCRIPTS_DIR, else sd-scripts/ in the project."""
+    """Return the sd-scripts checkout to test with: $SD_SCRIPTS_DIR, else sd-scripts/ in the project."""
     return Path(os.environ.get("SD_SCRIPTS_DIR") or ROOT / "sd-scripts")
 
 
 def python() -> Path:
-    """The interpreter of its environment: in $SD_SCRIPTS_VENV, else .venv-sd-scripts/."""
-    venv = Path(os.environ.get("SD_SCRIPTS_VENV") or ROOT / ".venv-sd-scripts")
-    return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    """Return the interpreter of its environment: in $SD_SCRIPTS_VENV, else .venv-sd-scripts/."""
+    return tiny.python_of(Path(os.environ.get("SD_SCRIPTS_VENV") or ROOT / ".venv-sd-scripts"))
+
+
+def installation() -> tiny.Installation:
+    """Return both."""
+    return tiny.Installation(checkout(), python())
 
 
 def why_not(run: bool = True) -> str:
-    """One line saying what is missing, "" where the tests can run. run=False: only the checkout is needed."""
-    if not (checkout() / "flux_train_network.py").is_file():
+    """Return one line that says what is missing, or "". run=False: only the checkout is needed."""
+    if installation().why_not(run=False):
         return "no sd-scripts checkout: set SD_SCRIPTS_DIR or run ./start.sh sd-scripts"
-    if run and not python().is_file():
+    if installation().why_not(run):
         return f"no sd-scripts environment ({python()} is missing): set SD_SCRIPTS_VENV or run ./start.sh sd-scripts"
     return ""
 
 
 def need(run: bool = True) -> None:
-    """Skip the calling test, saying why, where sd-scripts is not here."""
+    """Skip the calling test with a reason when sd-scripts is missing."""
     import pytest
 
     if why_not(run):
         pytest.skip(why_not(run))
 
 
+def home(symbol: str, module: str = "library.train_util") -> str:
+    """Return the module of this checkout that defines `symbol`, which was in `module` in v0.10.1."""
+    return installation().home(symbol, module)
+
+
 def environment(work: Path, **extra: str) -> dict[str, str]:
-    """The environment of a training process on the tiny models; `extra` wins."""
-    path = os.pathsep.join([str(work / "site"), str(ROOT)])
-    keep = {k: v for k, v in os.environ.items() if not k.startswith(("HANGPROOF_", "TINY_", "PYTHONPATH"))}
-    fixed = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return {**keep, **fixed, "SD_SCRIPTS_DIR": str(checkout()), **extra}
+    """Return the environment variables of a training process on the tiny models; `extra` wins."""
+    return installation().environment(work, **extra)
 
 
-def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[str]:
-    """Arguments of flux_train_network.py: one image a step, AdamW, LoRA rank 4, caches in memory.
-
-    `changed` replaces or adds flags by name (None leaves one out); `more` is appended as it is.
-    """
-    flags: dict[str, str | None] = {
-        "pretrained_model_name_or_path": f"{work}/flux.safetensors",
-        "clip_l": f"{work}/clip_l.safetensors",
-        "t5xxl": f"{work}/t5xxl.safetensors",
-        "ae": f"{work}/ae.safetensors",
-        "tokenizer_cache_dir": f"{work}/tokenizers",
-        "train_data_dir": f"{work}/images",
-        "output_dir": str(out),
-        "output_name": "tiny",
-        "resolution": "64,64",
-        "caption_extension": ".txt",
-        "network_module": "networks.lora_flux",
-        "network_dim": "4",
-        "optimizer_type": "AdamW",
-        "learning_rate": "1e-3",
-        "lr_scheduler": "cosine",
-        "loss_type": "l2",
-        "train_batch_size": "1",
-        "mixed_precision": "no",
-        "save_precision": "float",
-        "timestep_sampling": "shift",
-        "discrete_flow_shift": "3.1582",
-        "model_prediction_type": "raw",
-        "guidance_scale": "1.0",
-        "t5xxl_max_token_length": "32",
-        "seed": "42",
-        "max_data_loader_n_workers": "0",
-    }
-    flags.update(changed)
-    line = [part for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
-    switches = ["network_train_unet_only", "sdpa", "cache_latents", "cache_text_encoder_outputs", "console_log_simple"]
-    return [*line, *(f"--{s}" for s in switches), *more]
-
-
-def command(*args: str, patched: bool = True, script: str = "flux_train_network.py") -> list[str]:
-    """The command line that runs a script of the checkout, with the patches or without."""
-    launcher = ["-m", "sd_scripts_patches"] if patched else []
-    return [str(python()), *launcher, str(checkout() / script), *args]
+def command(*args: str, patched: bool = True, script: str = tiny.SCRIPT) -> list[str]:
+    """Return the command line that runs a script of the checkout, with or without the patches."""
+    return installation().command(*args, patched=patched, script=script)
 
 
 def run(
     args: list[str], env: dict[str, str], timeout_s: float = 120, patched: bool = True
 ) -> subprocess.CompletedProcess:
-    """Train; output (both streams) in `.stdout`. Raises subprocess.TimeoutExpired when it does not leave by itself."""
+    """Train; both output streams are in `.stdout`. Raises subprocess.TimeoutExpired when it does not exit by itself."""
     return subprocess.run(
         command(*args, patched=patched), check=False, env=env, cwd=checkout(), timeout=timeout_s,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace",
     )  # fmt: skip
 
 
-def losses(path: Path) -> list[list]:
-    """What TINY_LOSSES wrote: [epoch, micro-step, loss] in the order recorded."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 @functools.lru_cache(maxsize=4)
 def workdir(images: int = 10, blocks: str = "2,4") -> Path:
-    """A folder with weights, tokenizers, images and site/, made once a session. Treat it as read-only: caches and
-    outputs belong elsewhere (`copy_of` gives images of your own)."""
-    import atexit
-
+    """Return a folder with weights, tokenizers, images and site/, made once per session. Treat it as read-only: write
+    caches and outputs elsewhere (`copy_of` copies the images)."""
     work = Path(tempfile.mkdtemp(prefix="tiny-sd-"))
     atexit.register(shutil.rmtree, work, ignore_errors=True)
     write_site(work)
     done = subprocess.run(
-        [str(python()), str(Path(__file__).resolve()), str(work), str(images)],
+        installation().maker(work, images),
         env=environment(work, TINY_BLOCKS=blocks), cwd=checkout(), timeout=300, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
@@ -271,15 +94,13 @@ def workdir(images: int = 10, blocks: str = "2,4") -> Path:
 
 
 def copy_of(work: Path, folder: Path, name: str = "images") -> Path:
-    """A copy of the images (and captions) under `folder`, for runs that cache to disk beside them."""
+    """Copy images and captions to `folder`, for runs that write caches beside them."""
     return Path(shutil.copytree(work / name, folder / name))
 
 
 @functools.lru_cache(maxsize=1)
 def site() -> Path:
-    """A folder with site/ alone, made once a session: for what imports sd-scripts and needs no models."""
-    import atexit
-
+    """Return a folder with site/ alone, made once per session, for code that imports sd-scripts and needs no models."""
     work = Path(tempfile.mkdtemp(prefix="tiny-site-"))
     atexit.register(shutil.rmtree, work, ignore_errors=True)
     write_site(work)
@@ -287,87 +108,50 @@ def site() -> Path:
 
 
 def write_site(work: Path) -> None:
-    """WORK/site: sitecustomize, and torchvision's stand-in where there is none."""
-    site = work / "site"
-    site.mkdir(parents=True, exist_ok=True)
-    (site / "sitecustomize.py").write_text(SITE % {"width": json.dumps(WIDTH)}, encoding="utf-8")
-    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torchvision') is None)"
-    if subprocess.run([str(python()), "-c", probe], check=False, timeout=60).returncode:
-        for name, text in TORCHVISION.items():
-            target = site / "torchvision" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+    """Write WORK/site: sitecustomize, and a replacement of torchvision when it is missing."""
+    installation().write_site(work)
 
 
-def write_tokenizers(folder: Path) -> None:
-    """Tokenizers with sd-scripts' cache names: every byte a token (CLIP), every ASCII letter a piece (T5)."""
-    import tokenizers
-    import transformers
-    from transformers.models.clip.tokenization_clip import bytes_to_unicode
+def toy_model(data: Path, work: Path) -> dict[str, str]:
+    """Add the base model "toy-flux" (Toy Flux) for sd-scripts to the data folder's models.toml: the tiny weights.
 
-    clip = folder / "openai_clip-vit-large-patch14"
-    clip.mkdir(parents=True)
-    letters = list(dict.fromkeys(bytes_to_unicode().values()))
-    words = letters + [letter + "</w>" for letter in letters]
-    words += [f"<unused{i}>" for i in range(998 - len(words))] + ["<|startoftext|>", "<|endoftext|>"]
-    (clip / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}), encoding="utf-8")
-    (clip / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
-    files = (str(clip / "vocab.json"), str(clip / "merges.txt"))
-    transformers.CLIPTokenizer(*files, model_max_length=77).save_pretrained(clip)
-
-    t5 = folder / "google_t5-v1_1-xxl"
-    t5.mkdir()
-    pieces = (
-        [(p, 0.0) for p in ("<pad>", "</s>", "<unk>")] + [("\u2581", -2.0)] + [(chr(c), -3.0) for c in range(33, 127)]
-    )
-    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=2))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-    backend.post_processor = tokenizers.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    backend.save(str(t5 / "tokenizer.json"))
-    made = transformers.T5TokenizerFast(tokenizer_file=str(t5 / "tokenizer.json"), extra_ids=0, model_max_length=512)
-    made.save_pretrained(t5)
+    Returns the trainer options that it also needs.
+    """
+    models = data / "models" / "toy-flux"
+    models.mkdir(parents=True)
+    files = {"pretrained_model_name_or_path": "flux", "clip_l": "clip_l", "t5xxl": "t5xxl", "ae": "ae"}
+    for name in files.values():
+        (models / f"{name}.safetensors").symlink_to(work / f"{name}.safetensors")
+    rows = "\n".join(f'{flag} = "toy-flux/{name}.safetensors"' for flag, name in files.items())
+    (data / "models.toml").write_text(TOY_MODEL.format(files=rows), encoding="utf-8")
+    return {"tokenizer_cache_dir": str(work / "tokenizers"), "t5xxl_max_token_length": "32"}
 
 
-def write_images(folder: Path, count: int) -> None:
-    """`count` noise pictures of 64 × 64 with captions, one repeat each."""
-    import numpy
-    from PIL import Image
-
-    (folder / "1_thing").mkdir(parents=True)
-    noise = numpy.random.default_rng(7)
-    for i in range(count):
-        pixels = noise.integers(0, 256, (64, 64, 3), dtype=numpy.uint8)
-        Image.fromarray(pixels).save(folder / "1_thing" / f"{i:03d}.png")
-        (folder / "1_thing" / f"{i:03d}.txt").write_text(f"a thing, number {i}", encoding="utf-8")
-
-
-def make(work: Path, images: int) -> None:
-    """Weights, tokenizers, images, prompts under `work`; runs in sd-scripts' environment with work/site in front."""
-    import torch
-    import transformers
-    from safetensors.torch import save_file
-
-    sys.path.insert(0, str(checkout()))
-    from library import flux_models, flux_utils
-
-    torch.manual_seed(1)
-    dev = flux_models.configs["dev"]
-    t5 = flux_utils.T5Config(
-        feed_forward_proj="gated-gelu", dense_act_fn="gelu_new", is_gated_act=True, tie_word_embeddings=False
-    )
-    models = {
-        "flux": flux_models.Flux(dev.params),
-        "ae": flux_models.AutoEncoder(dev.ae_params),
-        "clip_l": transformers.CLIPTextModel(flux_utils.CLIPConfig()),
-        "t5xxl": transformers.T5EncoderModel(t5),
-    }
-    for name, model in models.items():
-        weights = {key: tensor.clone().contiguous() for key, tensor in model.state_dict().items()}
-        save_file(weights, work / f"{name}.safetensors")
-    write_tokenizers(work / "tokenizers")
-    write_images(work / "images", images)
-    (work / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    make(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 10)
+TOY_MODEL = """\
+[models.toy-flux]
+name = "Toy Flux"
+note = "For tests."
+family = "flux"
+licence = "none"
+gated = false
+backends = ["sd-scripts"]
+[models.toy-flux.files]
+{files}
+[models.toy-flux.shape]
+width = 64
+double_blocks = 2
+single_blocks = 4
+double_parameters = 150_000
+single_parameters = 60_000
+other_parameters = 100_000
+double_lora_sides = 3000
+single_lora_sides = 1200
+text_parameters = 1_000_000
+text_tokens = 64
+text_width = 64
+vae_parameters = 500_000
+[models.toy-flux.settings]
+resolution = 64
+mixed_precision = "no"
+sample_steps = 2
+"""

@@ -1,7 +1,7 @@
 """Real runs of the embedded trainer for its tests: a small data set, its command line, and faults that strike inside it.
 
 This module is also imported by the trainer process (HANGPROOF_INJECT=trainer_helpers:fault), so it stays light. As a
-program it is the nursery: a process that has imported torch and diffusers and forks a run when asked, since five of six
+program it is the nursery: a process that has imported torch and diffusers and forks a run on request, since five of six
 seconds of a tiny run are imports.
 """
 
@@ -128,14 +128,14 @@ def fork(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.Co
         atexit.register(_nursery.stdin.close)  # its end
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
-        asked = {
+        request = {
             "argv": argv,
             "environment": environment(**extra),
             "out": str(out),
             "err": str(err),
             "limit": timeout_s,
         }
-        _nursery.stdin.write(json.dumps(asked) + "\n")
+        _nursery.stdin.write(json.dumps(request) + "\n")
         _nursery.stdin.flush()
         code = json.loads(_nursery.stdout.readline())
         texts = [path.read_text(encoding="utf-8") for path in (out, err)]
@@ -151,11 +151,11 @@ def nursery() -> None:
     imports.heavy()
 
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         child = os.fork()
         if child == 0:
-            become_trainer(asked)
-        latest = time.monotonic() + asked["limit"]
+            become_trainer(request)
+        latest = time.monotonic() + request["limit"]
         ended, status = os.waitpid(child, os.WNOHANG)
         while not ended and time.monotonic() < latest:
             time.sleep(0.02)
@@ -166,15 +166,15 @@ def nursery() -> None:
         print(json.dumps(os.waitstatus_to_exitcode(status) if ended else None), flush=True)
 
 
-def become_trainer(asked: dict) -> None:
-    for path, descriptor in ((os.devnull, 0), (asked["out"], 1), (asked["err"], 2)):
+def become_trainer(request: dict) -> None:
+    for path, descriptor in ((os.devnull, 0), (request["out"], 1), (request["err"], 2)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), descriptor)
     os.environ.clear()
-    os.environ.update(asked["environment"])
+    os.environ.update(request["environment"])
     from trainer.__main__ import main
 
     try:
-        main(asked["argv"])
+        main(request["argv"])
     except SystemExit as end:
         os._exit(end.code)
     except BaseException:  # noqa: BLE001 - what an interpreter does with an error that nobody caught

@@ -40,9 +40,9 @@ def flux(weights: dict):
     return model.eval()
 
 
-def sigmas(asked: dict, batch: dict) -> list[float]:
-    args = SimpleNamespace(**asked, **NOT_USED)
-    torch.manual_seed(asked["noise_seed"])
+def sigmas(requested: dict, batch: dict) -> list[float]:
+    args = SimpleNamespace(**requested, **NOT_USED)
+    torch.manual_seed(requested["noise_seed"])
     noise = torch.randn_like(batch["latents"])
     flow = flux_train_utils.get_noisy_model_input_and_timesteps
     return (
@@ -50,8 +50,8 @@ def sigmas(asked: dict, batch: dict) -> list[float]:
     )
 
 
-def loss(asked: dict, model, batch: dict) -> float:
-    args = SimpleNamespace(**asked, **NOT_USED)
+def loss(requested: dict, model, batch: dict) -> float:
+    args = SimpleNamespace(**requested, **NOT_USED)
     text = batch["t5"]
     given = {
         "latents": batch["latents"],
@@ -61,7 +61,7 @@ def loss(asked: dict, model, batch: dict) -> float:
     accelerator = SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext)
     trainer = FluxNetworkTrainer()
     trainer.model_type = "flux"
-    torch.manual_seed(asked["noise_seed"])
+    torch.manual_seed(requested["noise_seed"])
     with torch.no_grad():
         value = trainer.process_batch(
             given, [], model, None, None, scheduler(args), torch.float32, torch.float32, accelerator, args, None, None,
@@ -90,18 +90,18 @@ def with_network(converted: Path, weights: dict):
 
 
 def main(source: Path, target: Path) -> None:
-    asked = json.loads(source.read_text(encoding="utf-8"))
-    batch = load_file(asked["batch"])
-    theirs = load_file(Path(asked["model"]) / "transformer" / "diffusion_pytorch_model.safetensors")
+    requested = json.loads(source.read_text(encoding="utf-8"))
+    batch = load_file(requested["batch"])
+    theirs = load_file(Path(requested["model"]) / "transformer" / "diffusion_pytorch_model.safetensors")
     weights = flux_utils.convert_diffusers_sd_to_bfl(theirs, DOUBLE, SINGLE)
     model = flux(weights)
-    trained = flux(merged(asked["lora"], weights, target.parent))
+    trained = flux(merged(requested["lora"], weights, target.parent))
     _network, beside = with_network(target.parent / "converted.safetensors", weights)
     answer = {
-        "sigmas": [sigmas(one, batch) for one in asked["draws"]],
-        "losses": [loss(one, model, batch) for one in asked["losses"]],
-        "merged": loss(asked["losses"][0], trained, batch),
-        "beside": loss(asked["losses"][0], beside, batch),
+        "sigmas": [sigmas(one, batch) for one in requested["draws"]],
+        "losses": [loss(one, model, batch) for one in requested["losses"]],
+        "merged": loss(requested["losses"][0], trained, batch),
+        "beside": loss(requested["losses"][0], beside, batch),
     }
     target.write_text(json.dumps(answer), encoding="utf-8")
 

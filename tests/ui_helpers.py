@@ -1,4 +1,4 @@
-"""What the tests of the page share: the real server as a process, the browser, photographs, a run's folder made by hand."""
+"""Shared by the page's tests: a real server process, the browser, photographs and hand-made run folders."""
 
 import contextlib
 import functools
@@ -31,7 +31,7 @@ FLAGS = [
 
 
 def photos(*names: str) -> list[Path]:
-    """Real photographs that come inside scikit-image's wheel."""
+    """Real photographs from scikit-image's wheel."""
     import skimage.data
 
     folder = Path(skimage.data.__file__).parent
@@ -40,7 +40,7 @@ def photos(*names: str) -> list[Path]:
 
 @functools.cache
 def browser_path() -> str | None:
-    """The browser that test.sh found, else one on PATH, else Playwright's own."""
+    """Path of the browser: the one test.sh found, else one on PATH, else Playwright's own."""
     for name in (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
         if name and (found := shutil.which(name)):
             return found
@@ -52,7 +52,7 @@ def browser_path() -> str | None:
 
 
 def free_port() -> int:
-    """A port nobody listens on, and below those that the system hands to other programs' connections meanwhile."""
+    """An unused port below the range that the system assigns to outgoing connections."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ def free_port() -> int:
 
 
 class Server:
-    """`python app.py` as a process of its own, with a data folder of its own."""
+    """`python app.py` as a process with its own data folder."""
 
     def __init__(self, data: Path, *arguments: str, port: int | None = None, **env: str):
         self.data, self.port = data, port or free_port()
@@ -78,17 +78,17 @@ class Server:
             stderr=subprocess.STDOUT,
         )
 
-    def wait_until_it_says(self, text: str, seconds: float = 200) -> str:
-        """Wait for a line of its output; fails with all of it when it ends or says nothing."""
+    def wait_for_output(self, text: str, seconds: float = 200) -> str:
+        """Wait for a text in its output; fails with the complete output when the process exits or time runs out."""
         while time.monotonic() - self.began < seconds:
-            said = self.log.read_text(encoding="utf-8", errors="replace")
-            if text in said:
-                return said
+            output = self.log.read_text(encoding="utf-8", errors="replace")
+            if text in output:
+                return output
             if self.process.poll() is not None:
                 break
             time.sleep(0.02)
         raise AssertionError(
-            f"the server did not say {text!r}: {self.log.read_text(encoding='utf-8', errors='replace')}"
+            f"the server did not print {text!r}: {self.log.read_text(encoding='utf-8', errors='replace')}"
         )
 
     def get(self, path: str = "/", **headers: str) -> tuple[int, bytes]:
@@ -102,7 +102,7 @@ class Server:
             return error.code, error.read()
 
     def stop(self, hard: bool = False) -> int:
-        """End it; SIGKILL when `hard`. Returns its exit code."""
+        """Stop it, with SIGKILL when `hard`. Returns its exit code."""
         if self.process.poll() is None:
             self.process.kill() if hard else self.process.terminate()
         code = self.process.wait(120)
@@ -112,18 +112,18 @@ class Server:
 
 @contextlib.contextmanager
 def serving(data: Path, *arguments: str, port: int | None = None, **env: str) -> Iterator[Server]:
-    """A server that answers, ended at the end."""
+    """A running server, stopped on exit."""
     data.mkdir(exist_ok=True)
     server = Server(data, *arguments, port=port, **env)
     try:
-        server.wait_until_it_says("Hangproof is at")
+        server.wait_for_output("Hangproof is running at")
         yield server
     finally:
         server.stop()
 
 
-def end_runs(data: Path) -> None:
-    """End whatever the runs of a data folder left alive; each carries the folder's path in its environment."""
+def kill_runs(data: Path) -> None:
+    """Kill all processes of the runs in a data folder; each has the folder's path in its environment."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get("HANGPROOF_DATA") == str(data):
@@ -132,10 +132,10 @@ def end_runs(data: Path) -> None:
 
 @contextlib.contextmanager
 def browsing() -> Iterator:
-    """A real browser, or a skip that says why there is none."""
+    """A real browser; skips the test when none is found."""
     path = browser_path()
     if path is None:
-        pytest.skip("no Chromium, Chrome or Playwright browser found: the browser tests do not run")
+        pytest.skip("no Chromium, Chrome or Playwright browser found: the browser tests are skipped")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -148,10 +148,10 @@ def browsing() -> Iterator:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of a given size, or a skip where one cannot be mounted."""
-    place = folder / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+    """A file system of a given size; skips the test where it cannot be mounted."""
+    disk = folder / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
     try:
         done = subprocess.run(mount, capture_output=True, timeout=120, check=False)
     except FileNotFoundError:
@@ -159,13 +159,13 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     if done.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
     try:
-        yield place
+        yield disk
     finally:
-        subprocess.run(["umount", "-l", str(place)], timeout=120, check=False)
+        subprocess.run(["umount", "-l", str(disk)], timeout=120, check=False)
 
 
 def write_run(data: Path, name: str = "my run", state: str = "running", **status) -> Path:
-    """A run's folder as the monitor would leave it, without one."""
+    """Write a run's folder as the monitor writes it."""
     import runs
 
     slug = runs.slug(name)
@@ -177,10 +177,10 @@ def write_run(data: Path, name: str = "my run", state: str = "running", **status
     return folder
 
 
-def write_incident(folder: Path, number: str = "0001", report: str = "# Stuck", **fields) -> Path:
-    """An incident in a run's folder."""
-    place = folder / "incidents" / number
-    place.mkdir(parents=True)
+def write_incident(folder: Path, number: str = "0001", report: str = "# Hang", **fields) -> Path:
+    """Write an incident into a run's folder."""
+    path = folder / "incidents" / number
+    path.mkdir(parents=True)
     base = {
         "id": number,
         "kind": "hang",
@@ -189,6 +189,29 @@ def write_incident(folder: Path, number: str = "0001", report: str = "# Stuck", 
         "step": 41,
         "recover_s": None,
     }
-    (place / "incident.json").write_text(json.dumps({**base, **fields}), encoding="utf-8")
-    (place / "report.md").write_text(report, encoding="utf-8")
-    return place
+    (path / "incident.json").write_text(json.dumps({**base, **fields}), encoding="utf-8")
+    (path / "report.md").write_text(report, encoding="utf-8")
+    return path
+
+
+PACED = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.75"}  # a slow training
+
+
+def wait_for_step(folder: Path, step: int, seconds: float = 400) -> None:
+    """Wait until a run's status.json shows at least `step` steps."""
+    end, now = time.monotonic() + seconds, -1
+    while now < step:
+        assert time.monotonic() < end, f"step {now} after {seconds} s: {(folder / 'training.log').read_text()[-2000:]}"
+        time.sleep(0.1)
+        with contextlib.suppress(OSError, ValueError):
+            now = json.loads((folder / "status.json").read_text(encoding="utf-8"))["step"]
+
+
+def lora_file(path: Path, step: int | None = None, epoch: int | None = None, values: int = 64) -> Path:
+    """Write a small LoRA with sd-scripts' metadata."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    metadata = {key: str(value) for key, value in (("ss_steps", step), ("ss_epoch", epoch)) if value is not None}
+    save_file({"lora_down.weight": numpy.ones(values, numpy.float32)}, path, metadata)
+    return path

@@ -1,4 +1,4 @@
-"""What a person does on the page, as functions of a Playwright page: type, drop, choose, start, wait for a state."""
+"""User actions on the page as functions of a Playwright page: type, drop, choose, start, wait for a state."""
 
 import contextlib
 import re
@@ -7,26 +7,26 @@ from collections.abc import Iterator
 
 from playwright.sync_api import TimeoutError
 
-PATIENCE_S = 90  # for anything of the page itself: a machine that is busy with other work answers late, but it answers
-RUN_S = 400  # for a run on the tiny model, likewise
+PATIENCE_S = 90  # for the page itself; a busy machine responds late
+RUN_S = 400  # for a run on the tiny model
 
 
 @contextlib.contextmanager
 def a_tab(browser, width: int = 1280, height: int = 900, **options) -> Iterator:
-    """A fresh tab; at its end nothing may have been asked outside this machine, failed, or complained."""
-    faults = []
+    """A new tab. It fails the test on a request to another machine, a script error or a dialog."""
+    errors = []
     context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True, **options)
     page = context.new_page()
     page.set_default_timeout(PATIENCE_S * 1000)
-    page.on("request", lambda r: r.url.startswith(("http://127.0.0.1:", "data:", "blob:")) or faults.append(r.url))
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("dialog", lambda dialog: (faults.append(dialog.message), dialog.dismiss()))
-    page.faults = faults
+    page.on("request", lambda r: r.url.startswith(("http://127.0.0.1:", "data:", "blob:")) or errors.append(r.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("dialog", lambda dialog: (errors.append(dialog.message), dialog.dismiss()))
+    page.errors = errors
     try:
         yield page
     finally:
         context.close()
-    assert faults == []
+    assert errors == []
 
 
 def field(page, key: str):
@@ -35,19 +35,19 @@ def field(page, key: str):
 
 
 def open_page(page, server) -> None:
-    """Open the page and wait until it may be typed into."""
+    """Open the page and wait until the form is enabled."""
     page.goto(server.url)
     page.locator("body.hp-open").wait_for()
 
 
 def drop(page, *paths, count: int) -> None:
-    """Hand files to the drop zone and wait until there are so many images."""
+    """Give files to the drop zone and wait until the page shows `count` images."""
     page.get_by_test_id("image-picker").set_input_files([str(p) for p in paths])
     page.get_by_test_id("image-count").get_by_text(f"{count} image", exact=False).wait_for()
 
 
 def captions(page) -> dict[str, str]:
-    """Captions in the cards by image."""
+    """Captions by image file."""
     cards = page.locator(".hp-card")
     return {
         cards.nth(n).get_attribute("data-file"): cards.nth(n).locator("textarea").input_value()
@@ -56,7 +56,7 @@ def captions(page) -> dict[str, str]:
 
 
 def caption(page, file: str):
-    """The box of an image's caption."""
+    """The caption field of an image."""
     return page.locator(f".hp-card[data-file='{file}'] textarea")
 
 
@@ -65,16 +65,16 @@ def saved(page, file: str) -> None:
     page.locator(f".hp-card[data-file='{file}'] .hp-saved").get_by_text("saved", exact=True).wait_for()
 
 
-def until(true, what: str, seconds: float = PATIENCE_S) -> None:
-    """Wait for something outside the page; fails by its name."""
+def until(condition, what: str, seconds: float = PATIENCE_S) -> None:
+    """Wait until `condition()` is true; fails with `what` after `seconds`."""
     end = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < end, f"not within {seconds} s: {what}"
         time.sleep(0.05)
 
 
 def choose_tiny(page) -> None:
-    """Choose the tiny base model in the list."""
+    """Choose the tiny base model."""
     field(page, "model").click()
     page.get_by_role("option", name=re.compile("Tiny Flux")).click()
 
@@ -86,7 +86,7 @@ def state_is(page, *states: str, seconds: float = RUN_S) -> None:
         page.locator(wanted).wait_for(timeout=seconds * 1000)
     except TimeoutError as error:
         raise AssertionError(
-            f"not {states} within {seconds} s; the page says: {page.locator('.hp-main').inner_text()}"
+            f"not {states} within {seconds} s; the page shows: {page.locator('.hp-main').inner_text()}"
         ) from error
 
 
@@ -96,7 +96,7 @@ def step_of(page) -> int:
 
 
 def reaches(page, step: int, seconds: float = RUN_S) -> None:
-    """Wait until the run page shows so many steps."""
+    """Wait until the run page shows at least `step` steps."""
     until(lambda: step_of(page) >= step, f"step {step} on the page", seconds)
 
 
@@ -111,7 +111,7 @@ FAINT = """() => {
   const faint = new Set();
   for (const e of document.querySelectorAll("body *")) {
     const own = [...e.childNodes].filter((n) => n.nodeType === 3).map((n) => n.textContent.trim()).join(" ").trim();
-    const typed = e.matches("textarea, input:not([type=radio], [type=file])") ? e.value || e.placeholder : "";
+    const typed = e.matches("textarea, input:not([type=radio], [type=checkbox], [type=file])") ? e.value || e.placeholder : "";
     if ((!own && !typed) || e.closest("svg, script, style, [disabled], .cm-editor")) continue;
     const box = e.getBoundingClientRect();
     if (!box.width || !box.height || !e.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
@@ -134,10 +134,10 @@ NAMELESS = """() => [...document.querySelectorAll("button, input, textarea, sele
 
 
 def faint_texts(page) -> list[str]:
-    """Texts whose contrast with what is behind them is below 4.5 to 1 (WCAG 2, 1.4.3), each with its ratio."""
+    """Texts with a contrast below 4.5 to 1 (WCAG 2, 1.4.3), each with its ratio."""
     return page.evaluate(FAINT)
 
 
 def nameless_controls(page) -> list[str]:
-    """Buttons, fields and links in sight that a screen reader has no name for."""
+    """Visible buttons, fields and links without an accessible name."""
     return page.evaluate(NAMELESS)

@@ -1,6 +1,6 @@
-"""The embedded LoRA trainer: FLUX.1 on diffusers, peft and accelerate, speaking sd-scripts' flag names.
+"""The built-in LoRA trainer: FLUX.1 with diffusers, peft and accelerate, and with the flag names of sd-scripts.
 
-Why a second trainer beside sd-scripts: it needs no checkout and no second environment, its resume is exact, and it
-writes its progress where the monitor reads it. `python -m trainer ARGS` is its door; nothing is imported here, because
+Why a second trainer beside sd-scripts: it needs no checkout and no second virtual environment, it resumes exactly, and it
+writes its progress for the monitor. `python -m trainer ARGS` is its entry point. This file imports nothing, because
 start-up time is part of the recovery time.
 """

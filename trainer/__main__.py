@@ -1,32 +1,34 @@
-"""`python -m trainer ARGS`: the door. Guards first, so that even an error while importing leaves last words."""
+"""`python -m trainer ARGS`: the entry point. Guards are installed first, so that an import error is recorded too."""
 
 import errno
 import os
 import sys
 
-from guards import crash, deadline
+from guards import crash, deadline, limits, phase_limit
+from guards.deadline import Deadline
 from guards.heartbeat import Heartbeat
 from trainer.arguments import parse
 from trainer.errors import TrainError
 
 DISK = {
-    errno.ENOSPC: "the disk is full: free some space",
-    errno.EDQUOT: "the disk quota is used up: free some space",
-    errno.EFBIG: "the file is larger than is allowed here",
-    errno.EROFS: "the disk is read-only",
-    errno.EACCES: "no permission to write there",
-    errno.EIO: "the disk does not read or write: check it",
+    errno.ENOSPC: "the disk is full; free some space",
+    errno.EDQUOT: "the disk quota is used up; free some space",
+    errno.EFBIG: "the file is larger than this file system or user may write; use another disk, or raise the limit",
+    errno.EROFS: "the file system is read-only; use another folder",
+    errno.EACCES: "no permission to write; change the permissions, or use another folder",
+    errno.EIO: "the disk cannot be read or written; check the disk",
 }
 
 
 def main(argv: list[str]) -> None:
     args = parse(argv)
-    # OpenMP's threads spin while they wait for each other. On a machine with other work one of them is off the processor
-    # most of the time: a step of 0.02 s took 2.2 s on two busy cores. Read when torch is imported, so it is set here.
+    # OpenMP's threads spin while they wait for each other. On a busy machine one of them is often not scheduled: a step
+    # of 0.02 s took 2.2 s on two busy cores. torch reads the variable when it is imported, so it is set here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     hb = Heartbeat.from_env()
     crash.install(hb)
-    deadline.use_heartbeat(hb)
+    deadline.install(hb)
+    phase_limit.watch(hb)
     try:
         from trainer.setup import build
 
@@ -39,29 +41,33 @@ def main(argv: list[str]) -> None:
     except OSError as problem:
         if problem.errno not in DISK:
             raise
-        fail(hb, f"{problem.filename or args.output_dir}: {DISK[problem.errno]}; saved states are whole ({problem})")
+        fail(hb, f"{problem.filename or args.output_dir}: {DISK[problem.errno]}. Saved states are intact. ({problem})")
     except RuntimeError as problem:
-        if type(problem).__name__ != "OutOfMemoryError":  # torch's; its module may not be imported yet
+        if type(problem).__name__ != "OutOfMemoryError":  # torch's; torch may not be imported yet
             raise
         fail(
             hb,
-            f"{problem}\nthe GPU's memory is too small for this: a smaller tier, --resolution or batch size needs less",
+            f"{problem}\nThe GPU has too little memory. Lower the resolution, batch size or rank, or use a smaller tier.",
         )
     if outcome == "stopped":
         hb.end("stopped", "stopped on request")
-        training.accelerator.wait_for_everyone()  # a launcher ends all ranks when the first leaves with an error
-        crash.leave(crash.EXIT_STOPPED)
+        # A launcher kills all ranks when the first one exits with an error, so each waits until all have recorded the stop.
+        with Deadline(
+            limits.seconds("exit_grace_s"), "all ranks to stop", lambda *_: crash.exit_now(crash.EXIT_STOPPED)
+        ):
+            training.accelerator.wait_for_everyone()
+        crash.exit_now(crash.EXIT_STOPPED)
     if training.main:
         print("model saved.", flush=True)
     hb.end("done")
-    crash.leave(0)
+    crash.exit_now(0)
 
 
 def fail(hb: Heartbeat, reason: str) -> None:
-    """Ends the process with a reason that people can act on; a traceback would bury it."""
-    print(f"\nerror: {reason}", file=sys.stderr, flush=True)  # the progress bar has left the line open
+    """Prints the reason without a traceback, records it and exits with code 1."""
+    print(f"\nerror: {reason}", file=sys.stderr, flush=True)  # the progress bar has not ended its line
     hb.end("failed", reason)
-    crash.leave(1)
+    crash.exit_now(1)
 
 
 if __name__ == "__main__":

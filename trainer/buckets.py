@@ -1,6 +1,6 @@
-"""Aspect-ratio buckets, with sd-scripts' rules, so that a data set trains at the same sizes on either backend.
+"""Aspect-ratio buckets with the rules of sd-scripts: a data set trains at the same sizes with both backends.
 
-An image is scaled until it covers its bucket, then cropped in the middle. Pure functions of sizes in pixels.
+An image is scaled to cover its bucket, then cropped at the centre. Pure functions of sizes in pixels.
 """
 
 import math
@@ -11,7 +11,7 @@ Size = tuple[int, int]  # width, height in pixels
 
 @dataclass(frozen=True)
 class Rules:
-    """How a data set is bucketed; the names and defaults are those of dataset.toml."""
+    """The bucket settings of a data set, with the names and defaults of dataset.toml."""
 
     resolution: Size
     enable_bucket: bool = False
@@ -22,7 +22,7 @@ class Rules:
 
 
 def resolutions(rules: Rules) -> list[Size]:
-    """All buckets whose area is at most that of the resolution, sorted."""
+    """All buckets with at most the area of the resolution, sorted."""
     area, step = rules.resolution[0] * rules.resolution[1], rules.bucket_reso_steps
     square = int(math.sqrt(area) // step) * step
     found = {(square, square)}
@@ -34,7 +34,7 @@ def resolutions(rules: Rules) -> list[Size]:
 
 
 def place(rules: Rules, image: Size) -> tuple[Size, Size]:
-    """The bucket of an image and the size it is scaled to before the crop."""
+    """The bucket of an image, and its size after scaling and before the crop."""
     if not rules.enable_bucket:
         return rules.resolution, cover(image, rules.resolution)
     if rules.bucket_no_upscale:
@@ -48,14 +48,14 @@ def place(rules: Rules, image: Size) -> tuple[Size, Size]:
 
 
 def cover(image: Size, bucket: Size) -> Size:
-    """The size of the image, aspect kept, once it covers the bucket."""
+    """The size of the image after scaling to cover the bucket; the aspect ratio is kept."""
     wider = image[0] / image[1] > bucket[0] / bucket[1]
     scale = bucket[1] / image[1] if wider else bucket[0] / image[0]
     return max(bucket[0], int(image[0] * scale + 0.5)), max(bucket[1], int(image[1] * scale + 0.5))
 
 
 def shrink_only(rules: Rules, image: Size) -> tuple[Size, Size]:
-    """`bucket_no_upscale`: images are only made smaller, and the bucket is whatever fits inside."""
+    """`bucket_no_upscale`: images are never enlarged, and the bucket is the largest that is not larger than the image."""
     step, aspect = rules.bucket_reso_steps, image[0] / image[1]
     area = rules.resolution[0] * rules.resolution[1]
     resized = image
@@ -70,7 +70,7 @@ def shrink_only(rules: Rules, image: Size) -> tuple[Size, Size]:
         else:
             resized = int(by_height * aspect + 0.5), by_height
     bucket = resized[0] // step * step, resized[1] // step * step
-    if 0 in bucket:  # smaller than one step: the smallest bucket, scaled up, is the only way to use it
+    if 0 in bucket:  # smaller than one step: enlarge it to the smallest bucket
         bucket = max(step, bucket[0]), max(step, bucket[1])
         resized = cover(resized, bucket)
     return bucket, resized

@@ -1,9 +1,9 @@
-"""Latents and text-encoder outputs on disk, each file named by a hash of all that it was made from.
+"""Cache of latents and text-encoder outputs on disk. Each file is named by a hash of all its inputs.
 
-The name covers the image's or caption's content, its bucket, the model and the precision: a changed image or caption is
-encoded anew, an unchanged one never again, and a restart that finds every file loads neither VAE nor text encoders.
-Files are written atomically and read through `guards.npz`, which bounds the read and sets a corrupt file aside; it is
-then missing, and the next start encodes it again.
+The hash covers the image's or caption's content, its bucket, the model and the precision. So a changed image or caption is
+encoded again and an unchanged one is not, and a restart with a complete cache loads neither VAE nor text encoders. Files
+are written atomically and read through `guards.npz`, which limits the time of a read and sets a damaged file aside; the
+next start encodes it again.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from trainer.errors import TrainError
 
 VERSION = 1
 FOLDER = ".hangproof-cache"
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Paths:
-    """The cache files of the images, by index, and those of further prompts, by text."""
+    """The cache files of the images by index, and of sample prompts by text."""
 
     latents: list[Path]
     texts: list[Path]
@@ -41,33 +41,33 @@ def content(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def folder_for(images: Path, output: Path, say: Say) -> Path:
-    """`.hangproof-cache` beside the images, so that runs share it; in the output folder where that is read-only."""
+def folder_for(images: Path, output: Path, log: Log) -> Path:
+    """`.hangproof-cache` beside the images, which runs share; in the output folder if the images are read-only."""
     if os.access(images, os.W_OK):
         return images / FOLDER
-    say(f"{images} is read-only: its cache goes to {output / FOLDER}")
+    log(f"{images} is read-only; the cache is written to {output / FOLDER}")
     return output / FOLDER
 
 
 def usable(path: Path) -> bool:
-    """Is it there and a whole zip? A file cut short has lost its directory; its contents are checked when read."""
+    """Whether the file is a complete zip. A truncated file lacks its directory; the contents are checked when read."""
     return path.is_file() and zipfile.is_zipfile(path)
 
 
-def max_tokens(model: Path, asked: int | None) -> int:
-    """T5 tokens a prompt: as asked, else 512 for dev and 256 for schnell, at most what the tokenizer states."""
-    if asked:
-        return asked
+def max_tokens(model: Path, requested: int | None) -> int:
+    """T5 tokens per prompt: `requested`, else 512 for dev and 256 for schnell, limited by the tokenizer."""
+    if requested:
+        return requested
     usual = 512 if models.config(model, "transformer").get("guidance_embeds") else 256
     stated = models.config(model, "tokenizer_2", "tokenizer_config.json").get("model_max_length", usual)
     return int(min(usual, stated))
 
 
 def plan(
-    images: list[Image], prompts: list[str], model: Path, output: Path, args, dtypes: tuple, hb, say: Say
+    images: list[Image], prompts: list[str], model: Path, output: Path, args, dtypes: tuple, hb, log: Log
 ) -> Paths:
-    """Names every cache file; `dtypes` are those of the VAE and of the text encoders."""
-    folders = {folder: folder_for(folder, output, say) for folder in {image.path.parent for image in images}}
+    """The path of every cache file. `dtypes`: of the VAE and of the text encoders."""
+    folders = {folder: folder_for(folder, output, log) for folder in {image.path.parent for image in images}}
     vae = models.fingerprint(model, "vae")
     text = models.fingerprint(model, "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
     how = (text, max_tokens(model, args.t5xxl_max_token_length), args.apply_t5_attn_mask, dtypes[1])
@@ -111,7 +111,7 @@ def encode_latents(todo: list[tuple[Image, Path]], model: Path, dtype, device, h
             mean = vae.encode(picture.to(dtype)).latent_dist.mode().float()
             latent = ((mean - vae.config.shift_factor) * vae.config.scaling_factor)[0].cpu()
         if not torch.isfinite(latent).all():
-            raise TrainError(f"{image.path}: the VAE in {dtype} gives numbers that are not finite; try --no_half_vae")
+            raise TrainError(f"{image.path}: the VAE in {dtype} returns values that are not finite; add --no_half_vae")
         save(path, latents=latent.numpy())
         hb.item(done, image.path.name)
 
@@ -137,13 +137,15 @@ def encode_texts(todo: list[tuple[str, Path]], model: Path, args, dtype, device,
             pooled = clip(tokens[0].input_ids).pooler_output[0]
             states = t5(tokens[1].input_ids, attention_mask=mask if args.apply_t5_attn_mask else None)[0][0]
         if not (torch.isfinite(pooled).all() and torch.isfinite(states).all()):
-            raise TrainError(f"caption {text!r}: the text encoders in {dtype} give numbers that are not finite")
+            raise TrainError(
+                f"caption {text!r}: the text encoders in {dtype} return values that are not finite; use --mixed_precision bf16"
+            )
         save(path, t5=to_array(states), clip=to_array(pooled), mask=mask[0].cpu().numpy())
         hb.item(done, text)
 
 
 def save(path: Path, **arrays) -> None:
-    """Writes one cache file; an error of the disk names it, which that of a write does not by itself."""
+    """Writes one cache file. An OSError gets the file's name, which write errors lack."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         npz.save(path, **arrays)
@@ -152,7 +154,7 @@ def save(path: Path, **arrays) -> None:
 
 
 def to_array(tensor):
-    """A numpy array with the same bits; bfloat16, which numpy lacks, as uint16."""
+    """A numpy array with the same bits; bfloat16 becomes uint16, because numpy has no bfloat16."""
     import torch
 
     tensor = tensor.detach().cpu().contiguous()
@@ -172,7 +174,7 @@ def load_text(path: Path) -> dict:
 
 
 class Batches:
-    """The data set behind the DataLoader: a batch of image indices → stacked tensors, read in a worker."""
+    """The dataset of the DataLoader: maps a batch of image indices to stacked tensors, in a worker."""
 
     def __init__(self, paths: Paths):
         self.latents, self.texts = [list(map(str, files)) for files in (paths.latents, paths.texts)]

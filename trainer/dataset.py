@@ -1,8 +1,8 @@
-"""The data set on disk: `dataset.toml` in sd-scripts' format, images and captions, as a list of `Image`s.
+"""Reads the data set: `dataset.toml` in sd-scripts' format, images and captions, as a list of `Image`s.
 
-Everything wrong is said before the first model is loaded: a data set with a bad image must fail in the first second,
-not after ten minutes of encoding. Unknown keys are refused by name, keys that would change images or captions from step
-to step too (they are cached once).
+All errors are reported before a model is loaded: a data set with a bad image must fail in the first second, not after ten
+minutes of encoding. Unknown keys are refused by name, and also keys that would change images or captions from step to
+step, because these are cached once.
 """
 
 import difflib
@@ -16,7 +16,8 @@ from trainer.buckets import Rules, Size, place
 from trainer.errors import TrainError
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-DATASET_KEYS = {
+Keys = dict[str, tuple[type, ...]]  # the types that the value of a key may have
+DATASET_KEYS: Keys = {
     "resolution": (int, list),
     "batch_size": (int,),
     "enable_bucket": (bool,),
@@ -25,7 +26,7 @@ DATASET_KEYS = {
     "bucket_reso_steps": (int,),
     "bucket_no_upscale": (bool,),
 }
-SUBSET_KEYS = {
+SUBSET_KEYS: Keys = {
     "image_dir": (str,),
     "num_repeats": (int,),
     "class_tokens": (str,),
@@ -34,7 +35,7 @@ SUBSET_KEYS = {
     "caption_suffix": (str,),
     "keep_tokens": (int,),
 }
-# known to sd-scripts; accepted when they change nothing (false, 0, "")
+# keys of sd-scripts that are accepted only when they are off (false, 0, "")
 NEUTRAL_KEYS = (
     "shuffle_caption",
     "flip_aug",
@@ -52,15 +53,28 @@ NEUTRAL_KEYS = (
     "validation_split",
     "debug_dataset",
 )
-# known to sd-scripts; without shuffling they change nothing, whatever they say
-IDLE_KEYS = ("caption_separator", "keep_tokens_separator", "secondary_separator", "token_warmup_min", "validation_seed")
-SIZE_MULTIPLE = 16  # VAE (8) times the 2x2 patches of the transformer
-DAMAGE = (OSError, ValueError, SyntaxError, EOFError, struct.error)  # what Pillow raises on damaged bytes, by fuzzing
+# keys of sd-scripts without effect, because captions are not shuffled
+IGNORED_KEYS = (
+    "caption_separator",
+    "keep_tokens_separator",
+    "secondary_separator",
+    "token_warmup_min",
+    "validation_seed",
+)
+KINDS = {int: "a whole number", bool: "true or false", str: "text", list: "a list", dict: "a table"}
+SIZE_MULTIPLE = 16  # 8 of the VAE × 2 of the transformer's patches
+DAMAGE = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    struct.error,
+)  # raised by Pillow on damaged files, found by fuzzing
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image to train on: file, caption, repeats an epoch, its bucket, and the size before the crop (pixels)."""
+    """A training image: file, caption, repeats per epoch, bucket, and size before the crop (pixels)."""
 
     path: Path
     caption: str
@@ -72,20 +86,20 @@ class Image:
 
 
 def read(config: Path, args) -> list[Image]:
-    """All images of a dataset.toml; the command line gives the defaults of what the file leaves out.
+    """All images of a dataset.toml. The command line has the defaults of missing keys.
 
-    Raises: TrainError naming the file, the key or the image that is wrong.
+    Raises: TrainError with the file, the key or the image that is wrong.
     """
     try:
         text = config.read_text(encoding="utf-8")
     except OSError as problem:
-        raise TrainError(f"--dataset_config {config}: {problem.strerror}") from problem
+        raise TrainError(f"--dataset_config {config}: {problem.strerror}; correct the path") from problem
     except UnicodeDecodeError as problem:
-        raise TrainError(f"--dataset_config {config}: not UTF-8 text; save it as UTF-8") from problem
+        raise TrainError(f"--dataset_config {config}: not UTF-8 text; save the file as UTF-8") from problem
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
-        raise TrainError(f"{config}: not valid TOML: {problem}") from problem
+        raise TrainError(f"{config}: not valid TOML: {problem}; fix this line") from problem
     check_keys(config, "the file", table, {"general": (dict,), "datasets": (list,)})
     general = table.get("general", {})
     check_keys(config, "[general]", general, DATASET_KEYS | SUBSET_KEYS)
@@ -96,27 +110,29 @@ def read(config: Path, args) -> list[Image]:
             check_keys(config, "[[datasets.subsets]]", subset, SUBSET_KEYS)
             images += read_subset(config, {**general, **dataset, **subset}, args, number)
     if not images:
-        raise TrainError(f"{config}: no images: add [[datasets]] with [[datasets.subsets]] and an image_dir")
+        raise TrainError(f"{config}: no images; add [[datasets]] with [[datasets.subsets]] and an image_dir")
     return images
 
 
-def check_keys(config: Path, where: str, table: dict, known: dict[str, tuple[type, ...]]) -> None:
+def check_keys(config: Path, where: str, table: dict, known: Keys) -> None:
     if not isinstance(table, dict):
-        raise TrainError(f"{config}: {where} is {table!r}: expected a table of keys and values")
+        raise TrainError(f"{config}: {where} is {table!r}; write a table of keys and values")
     for key, value in table.items():
-        if key in IDLE_KEYS:
+        if key in IGNORED_KEYS:
             continue
         if key in NEUTRAL_KEYS:
             if value:
-                raise TrainError(f"{config}: {where} {key} = {value!r}: not supported here; remove it")
+                raise TrainError(
+                    f"{config}: {where} {key} = {value!r}: not supported by the built-in trainer; remove it"
+                )
             continue
         if key not in known:
             near = difflib.get_close_matches(key, known, n=3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise TrainError(f"{config}: {where} has an unknown key {key!r}{hint}")
+            hint = f"did you mean {', '.join(near)}?" if near else "remove it"
+            raise TrainError(f"{config}: {where} has an unknown key {key!r}; {hint}")
         if not isinstance(value, known[key]) or (isinstance(value, bool) and bool not in known[key]):
-            kinds = " or ".join(kind.__name__ for kind in known[key])
-            raise TrainError(f"{config}: {where} {key} = {value!r}: expected {kinds}")
+            kinds = " or ".join(KINDS[kind] for kind in known[key])
+            raise TrainError(f"{config}: {where} {key} = {value!r}: must be {kinds}")
 
 
 def rules_of(config: Path, table: dict, args) -> Rules:
@@ -127,10 +143,14 @@ def rules_of(config: Path, table: dict, args) -> Rules:
         try:
             resolution = [int(part) for part in resolution.split(",")]
         except ValueError as problem:
-            raise TrainError(f"--resolution {resolution!r}: expected 'size' or 'width,height'") from problem
+            raise TrainError(
+                f"--resolution {resolution!r}: must be SIZE or WIDTH,HEIGHT; write for example 512 or 768,512"
+            ) from problem
     sizes = [resolution] if isinstance(resolution, int) else resolution
     if len(sizes) not in (1, 2) or not all(type(size) is int for size in sizes):
-        raise TrainError(f"{config}: resolution {resolution!r}: expected one number, or width and height")
+        raise TrainError(
+            f"{config}: resolution {resolution!r}: must be one number, or width and height; write for example [768, 512]"
+        )
     width, height = sizes[0], sizes[-1]
     get = lambda key: table.get(key, getattr(args, key))  # noqa: E731
     rules = Rules(
@@ -144,23 +164,23 @@ def rules_of(config: Path, table: dict, args) -> Rules:
     sides = (rules.bucket_reso_steps,) if rules.enable_bucket else (width, height)
     wrong = [n for n in (*sides, width, height) if n < SIZE_MULTIPLE] + [n for n in sides if n % SIZE_MULTIPLE]
     if wrong:
-        raise TrainError(f"{config}: {wrong[0]} pixels: FLUX.1 needs sizes that are multiples of {SIZE_MULTIPLE}")
+        raise TrainError(f"{config}: {wrong[0]} pixels: sizes must be multiples of {SIZE_MULTIPLE} for FLUX.1")
     return rules
 
 
 def read_subset(config: Path, table: dict, args, number: int) -> list[Image]:
     rules = rules_of(config, table, args)
     if "image_dir" not in table:
-        raise TrainError(f"{config}: a [[datasets.subsets]] has no image_dir")
+        raise TrainError(f"{config}: [[datasets.subsets]] without an image_dir; add one")
     folder = Path(table["image_dir"])
     if not folder.is_dir():
         raise TrainError(f"{config}: image_dir '{folder}' does not exist; create it or fix the path")
     paths = sorted(p for p in folder.iterdir() if p.suffix.lower() in EXTENSIONS and not p.name.startswith("."))
     if not paths:
-        raise TrainError(f"{config}: image_dir '{folder}' holds no {', '.join(EXTENSIONS)}; put images there")
+        raise TrainError(f"{config}: image_dir '{folder}' has no images ({', '.join(EXTENSIONS)}); add images")
     repeats, batch_size = table.get("num_repeats", 1), table.get("batch_size", args.train_batch_size)
     if repeats < 1 or batch_size < 1:
-        raise TrainError(f"{config}: num_repeats {repeats}, batch_size {batch_size}: both at least 1")
+        raise TrainError(f"{config}: num_repeats {repeats}, batch_size {batch_size}: both must be 1 or more")
     out = []
     for path in paths:
         bucket, resized = place(rules, size_of(path))
@@ -169,39 +189,39 @@ def read_subset(config: Path, table: dict, args, number: int) -> list[Image]:
 
 
 def size_of(path: Path) -> Size:
-    """Width and height as seen (EXIF orientation applied); reads the header only."""
+    """Width and height after EXIF rotation; reads the header only."""
     from PIL import Image as Pillow
     from PIL import UnidentifiedImageError
 
     try:
         with Pillow.open(path) as image:
             width, height = image.size
-            if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # Orientation: turned by a quarter
+            if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # Orientation: rotated by 90 degrees
                 width, height = height, width
     except UnidentifiedImageError as problem:
-        raise TrainError(f"{path}: not an image; remove it or save it as PNG or JPEG") from problem
+        raise TrainError(f"{path}: Not a readable image. Export it as JPEG or PNG.") from problem
     except (*DAMAGE, Pillow.DecompressionBombError) as problem:
         raise TrainError(unreadable(path, problem)) from problem
     return width, height
 
 
 def unreadable(path: Path, problem: Exception) -> str:
-    return f"{path}: cannot be read as an image: {problem}; save it anew as PNG or JPEG, or take it out of the folder"
+    return f"{path}: the image cannot be read: {problem}; export it again as JPEG or PNG, or remove it"
 
 
 def caption_of(path: Path, table: dict, args) -> str:
-    """First line of the caption file, else class_tokens; prefix and suffix added, as sd-scripts does."""
+    """First line of the caption file, else class_tokens, with prefix and suffix, as in sd-scripts."""
     file = path.with_suffix(table.get("caption_extension", args.caption_extension))
     if file.is_file():
         try:
             lines = file.read_text(encoding="utf-8-sig").splitlines()
         except UnicodeDecodeError as problem:
-            raise TrainError(f"{file}: not UTF-8 text; save the caption as UTF-8") from problem
+            raise TrainError(f"{file}: not UTF-8 text; save the file as UTF-8") from problem
         caption = lines[0].strip() if lines else ""
     elif "class_tokens" in table:
         caption = table["class_tokens"]
     else:
-        raise TrainError(f"{path}: no caption: write {file.name} beside it, or set class_tokens in dataset.toml")
+        raise TrainError(f"{path}: no caption; write {file.name} beside it, or set class_tokens in dataset.toml")
     parts = (
         table.get("caption_prefix", args.caption_prefix),
         caption,
@@ -211,7 +231,7 @@ def caption_of(path: Path, table: dict, args) -> str:
 
 
 def pixels(image: Image):
-    """The image as it is trained on: uint8 array [height, width, 3] of its bucket's size."""
+    """The pixels to train on: a uint8 array [height, width, 3] of the bucket's size."""
     import numpy as np
     from PIL import Image as Pillow
     from PIL import ImageOps

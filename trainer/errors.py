@@ -1,9 +1,9 @@
-"""The one error that a user of the trainer is meant to read.
+"""The error for everything that a user can fix.
 
-A TrainError is printed as one line, without a traceback, and ends the run with exit code 1; anything else is a bug and
+A TrainError is printed as one line without a traceback, and the run exits with code 1. Any other exception is a bug and
 keeps its traceback.
 """
 
 
 class TrainError(Exception):
-    """What is wrong, where, and what to do about it."""
+    """The message says what is wrong, where, and what to do."""

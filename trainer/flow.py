@@ -1,7 +1,7 @@
-"""One training example: noise, timestep, prediction, loss. sd-scripts' options with sd-scripts' formulas.
+"""The loss of a micro-batch: noise, timestep, prediction, loss, with the options and formulas of sd-scripts.
 
-Random numbers come from generators seeded with (seed, step, micro-batch, rank) and drawn on the CPU, so a step is the
-same wherever and whenever it runs. (Shapes: latents [batch, 16, h/8, w/8]; packed [batch, h/16*w/16, 64].)
+Random numbers are drawn on the CPU from generators seeded with (seed, step, micro-batch, rank), so a step is the same on
+any machine. Shapes: latents [batch, 16, h/8, w/8]; packed [batch, h/16*w/16, 64].
 """
 
 import math
@@ -16,12 +16,12 @@ def shift_sigmas(sigmas: torch.Tensor, shift: float) -> torch.Tensor:
 
 
 def resolution_mu(tokens: int) -> float:
-    """FLUX.1's time shift for an image of that many packed tokens (0.5 at 256, 1.15 at 4096)."""
+    """FLUX.1's time shift for an image with `tokens` packed tokens (0.5 at 256, 1.15 at 4096)."""
     return 0.5 + (tokens - 256) * (1.15 - 0.5) / (4096 - 256)
 
 
 def density(args, batch: int, generator: torch.Generator) -> torch.Tensor:
-    """Where on the schedule to sample, in [0, 1): the weighting schemes of the SD3 paper (arXiv:2403.03206)."""
+    """Positions in the schedule, in [0, 1), by the weighting schemes of the SD3 paper (arXiv:2403.03206)."""
     if args.weighting_scheme == "logit_normal":
         return torch.sigmoid(torch.randn(batch, generator=generator) * args.logit_std + args.logit_mean)
     u = torch.rand(batch, generator=generator)
@@ -31,7 +31,7 @@ def density(args, batch: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def draw_sigmas(args, batch: int, tokens: int, generator: torch.Generator) -> torch.Tensor:
-    """One noise level a sample, in (0, 1], float32 on the CPU."""
+    """One noise level per image, in (0, 1], float32 on the CPU."""
     how = args.timestep_sampling
     if how == "uniform":
         return torch.rand(batch, generator=generator)
@@ -72,13 +72,13 @@ def image_ids(height: int, width: int, device) -> torch.Tensor:
 
 
 def attention_mask(text_mask: torch.Tensor, tokens: int) -> torch.Tensor:
-    """For --apply_t5_attn_mask: [b, text] of 0/1 → [b, 1, 1, text + image], True where attention may look."""
+    """For --apply_t5_attn_mask: [b, text] of 0/1 → [b, 1, 1, text + image], True where attention is allowed."""
     image = torch.ones(text_mask.shape[0], tokens, dtype=torch.bool, device=text_mask.device)
     return torch.cat([text_mask.bool(), image], dim=1)[:, None, None, :]
 
 
 def loss_of(args, transformer, batch: dict, seed: int, device, dtype) -> torch.Tensor:
-    """The loss of one micro-batch, a scalar that can be differentiated."""
+    """The loss of one micro-batch, a scalar with gradients."""
     latents = batch["latents"].to(device=device, dtype=torch.float32)
     count, _, height, width = latents.shape
     tokens = height // 2 * (width // 2)

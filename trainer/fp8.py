@@ -1,8 +1,8 @@
-"""--fp8_base: the frozen weights of the blocks stored as float8_e4m3fn, computed in the precision of the run.
+"""--fp8_base: frozen weights of the blocks are stored as float8_e4m3fn and computed in the precision of the run.
 
-float8 halves what bf16 needs and no matrix product is done in it, so it runs wherever torch does, CPUs included. A weight
-is brought up at each use, in forward and again in backward: keeping the larger copy for backward would undo the saving.
-Only matrices are stored so; norms, biases and embeddings stay as they are, at under 1 % of the size.
+float8 needs half the memory of bf16. No matrix product is computed in float8, so it works on any device, including CPUs. A
+weight is upcast at each use, in forward and again in backward: keeping the upcast copy for backward would need the memory
+that float8 saves. Only matrices are stored as float8; norms, biases and embeddings are less than 1 % of the size.
 """
 
 import torch
@@ -10,12 +10,12 @@ from torch import nn
 
 
 def is_block_linear(name: str, module: nn.Module) -> bool:
-    """Is this one of the matrices of the double or single blocks?"""
+    """Whether the module is a matrix of the double or single blocks."""
     return isinstance(module, nn.Linear) and name.startswith(("transformer_blocks.", "single_transformer_blocks."))
 
 
 class UpcastLinear(torch.autograd.Function):
-    """y = x Wᵀ + b with a frozen W of a smaller dtype; only W as stored is kept for backward."""
+    """y = x Wᵀ + b with a frozen W of a smaller dtype; backward keeps only the stored W."""
 
     @staticmethod
     def forward(ctx, x, weight, bias):
@@ -29,10 +29,10 @@ class UpcastLinear(torch.autograd.Function):
 
 
 class Fp8Linear(nn.Linear):
-    """A Linear whose weight is float8_e4m3fn. Made from a Linear in place (`adopt`), so that names stay the same."""
+    """A Linear with a float8_e4m3fn weight. `convert` changes an existing Linear, so that all names stay the same."""
 
     @staticmethod
-    def adopt(module: nn.Module) -> None:
+    def convert(module: nn.Module) -> None:
         module.__class__ = Fp8Linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,9 @@
-"""Imports of the large libraries, made cheaper.
+"""Faster imports of the large libraries, because start-up time is part of every recovery.
 
-Start-up is part of every recovery. Importing peft or diffusers pulls in bitsandbytes (0.8 s on a 2-core machine, plus a
-line of chatter) even when no 8-bit optimizer is used, and scipy (0.4 s) for losses and schedulers that FLUX has not.
-Hiding them meanwhile is Python's own way: a None in sys.modules means "not installed". They are there again for whoever
-imports them later (`optimizers.py`).
-Nothing of ours may import these libraries at module level.
+peft and diffusers import bitsandbytes (0.8 s on a 2-core machine, and a line of output) even without an 8-bit optimizer,
+and scipy (0.4 s) for losses and schedulers that FLUX does not use. Both are hidden during these imports: to Python, None in
+sys.modules means "not installed". Later imports (`optimizers.py`) find them again.
+No module of the project may import these libraries at module level.
 """
 
 import os
@@ -17,7 +16,7 @@ HIDDEN = ("bitsandbytes", "scipy")
 
 @contextmanager
 def hidden(*names: str) -> Iterator[None]:
-    """Within the block, `import name` fails as if it were not installed, unless it is imported already."""
+    """In the block, `import name` fails as if the module were not installed, unless it is imported already."""
     mine = [name for name in names if name not in sys.modules]
     for name in mine:
         sys.modules[name] = None  # type: ignore[assignment]
@@ -29,7 +28,7 @@ def hidden(*names: str) -> Iterator[None]:
 
 
 def heavy() -> None:
-    """Imports torch, accelerate, diffusers' FLUX transformer and peft: what every run needs."""
+    """Imports what every run needs: torch, accelerate, diffusers' FLUX transformer and peft."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -40,4 +39,4 @@ def heavy() -> None:
         import torch  # noqa: F401
         import transformers
 
-    transformers.utils.logging.disable_progress_bar()  # "Loading weights 36/36" says nothing in a log
+    transformers.utils.logging.disable_progress_bar()  # "Loading weights 36/36" is noise in a log

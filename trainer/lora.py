@@ -1,22 +1,22 @@
 """The LoRA: peft layers on the Linears of the blocks, and the file that other programs load.
 
-Layers: every Linear of the double blocks, of the single blocks or of both, which is what sd-scripts' `lora_flux` trains
-(its fused qkv counts three times here, as with its split_qkv). Initial weights are a function of (seed, layer name).
+Layers: every Linear of the double blocks, the single blocks or both, as in sd-scripts' `lora_flux` (its fused qkv is three
+layers here, as with its split_qkv). Initial weights are a function of (seed, layer name).
 
-File: diffusers' own names (`transformer.….lora_A.weight`). `FluxPipeline.load_lora_weights` reads them with no
-conversion, and so does ComfyUI. kohya's names were the alternative: diffusers converts them with FLUX.1-dev's sizes
-written into the code, so that no other size loads, and fused matrices grow three- or fourfold in rank. (For sd-scripts
-itself, its `networks/convert_flux_lora.py --src ai-toolkit --dst sd-scripts` makes a file of ours its own.) alpha/rank is
-multiplied into lora_B, since not every reader knows where an alpha would stand. The bytes are a function of weights and
-metadata (sorted, no clock in them), so equal runs give equal files.
+File: the names of diffusers (`transformer.….lora_A.weight`), which `FluxPipeline.load_lora_weights` and ComfyUI read
+without conversion. The alternative was kohya's names, but diffusers converts them with the sizes of FLUX.1-dev in its code,
+so that no other size loads, and fused matrices get three or four times the rank. (sd-scripts' own
+`networks/convert_flux_lora.py --src ai-toolkit --dst sd-scripts` converts such a file for sd-scripts.) lora_B is multiplied
+by alpha/rank, because not every program reads an alpha. The bytes are a function of weights and metadata (sorted, without
+times), so equal runs give equal files.
 """
 
 import json
 import math
 import struct
 
+from trainer.data_order import seed_for
 from trainer.imports import HIDDEN, hidden
-from trainer.order import seed_of
 
 BLOCKS = {
     "all": ("transformer_blocks.", "single_transformer_blocks."),
@@ -28,10 +28,10 @@ DTYPES = {"float": "F32", "fp16": "F16", "bf16": "BF16"}
 
 
 def add(transformer, *, rank: int, alpha: float, blocks: str, dropout: float, seed: int, cast_inputs: bool) -> dict:
-    """Puts LoRA layers into the transformer; returns its trainable parameters, float32, by name.
+    """Adds LoRA layers to the transformer; returns the trainable parameters (float32) by name.
 
-    cast_inputs: True where no autocast is on. Under autocast the products choose their precision themselves, and
-    raising each input to float32 first would only cost memory traffic.
+    cast_inputs: True without autocast. With autocast, the products choose their precision themselves, and casting
+    each input to float32 first would only cost memory bandwidth.
     """
     import torch
     from peft import LoraConfig, inject_adapter_in_model
@@ -43,7 +43,7 @@ def add(transformer, *, rank: int, alpha: float, blocks: str, dropout: float, se
         if isinstance(module, nn.Linear) and name.startswith(BLOCKS[blocks])
     ]
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, init_lora_weights=True)
-    with hidden(*HIDDEN):  # peft looks for bitsandbytes' layers, which are not used
+    with hidden(*HIDDEN):  # peft searches for layers of bitsandbytes, which are not used
         inject_adapter_in_model(config, transformer)
     parameters = {}
     for name, parameter in transformer.named_parameters():
@@ -54,7 +54,7 @@ def add(transformer, *, rank: int, alpha: float, blocks: str, dropout: float, se
         fresh = torch.zeros(parameter.shape, dtype=torch.float32)
         if ".lora_A." in name:
             bound = math.sqrt(1.0 / parameter.shape[1])  # kaiming_uniform with a = sqrt(5), as in sd-scripts
-            fresh.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed_of(seed, "lora", plain)))
+            fresh.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed_for(seed, "lora", plain)))
         parameter.data = fresh.to(parameter.device)
         parameters[plain] = parameter
     for module in transformer.modules():
@@ -78,7 +78,7 @@ def to_file(parameters: dict, scale: float, precision: str | None, metadata: dic
 
 
 def serialize(tensors: dict, kind: str, metadata: dict[str, str]) -> bytes:
-    """Safetensors with everything in sorted order. The library's own writer leaves the metadata in random order."""
+    """A safetensors file with sorted contents. The library's own writer does not sort the metadata."""
     import torch
 
     header: dict[str, object] = {"__metadata__": {key: metadata[key] for key in sorted(metadata)}} if metadata else {}
@@ -96,9 +96,9 @@ def serialize(tensors: dict, kind: str, metadata: dict[str, str]) -> bytes:
 def describe(
     args, *, guided: bool, epoch: int, step: int, images: list, batches: int, epochs: int, steps: int
 ) -> dict[str, str]:
-    """The metadata of a LoRA file: sd-scripts' ss_* names, modelspec.*, and ours. Holds no time and no path.
+    """The metadata of a LoRA file: ss_* of sd-scripts, modelspec.* and hangproof.*. Without times and paths.
 
-    guided: the model embeds a guidance scale, as dev does and schnell does not.
+    guided: whether the model embeds a guidance scale: dev does, schnell does not.
     """
     minimum = {
         "ss_base_model_version": "flux1",

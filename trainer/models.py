@@ -1,13 +1,13 @@
-"""Finds and loads the parts of a FLUX.1 model in diffusers' layout; a folder or a hub id, tiny or real, the same way.
+"""Finds and loads the parts of a FLUX.1 model in diffusers' layout, from a folder or a hub id.
 
-The transformer is read tensor by tensor from its safetensors files instead of by `from_pretrained`: each tensor is a
-sign of progress for the heartbeat, and with --fp8_base a weight becomes float8 as it is read, so that 24 GB of bf16 never
-stand in memory. What is missing is said before anything is read.
+The transformer is read tensor by tensor from its safetensors files instead of with `from_pretrained`: each tensor is
+progress for the heartbeat, and with --fp8_base a weight becomes float8 when it is read, so that 24 GB of bf16 are never in
+memory. Missing files are reported before anything is read.
 """
 
 import json
 import os
-import threading
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +23,7 @@ PARTS = {
     "tokenizer_2": ("tokenizer_config.json", None),
     "scheduler": ("scheduler_config.json", None),
 }
-# either of these sets of files; without one, transformers makes a tokenizer that knows no word, and says nothing
+# one of these sets of files is required; without it, transformers silently creates a tokenizer without words
 VOCABULARY = {
     "tokenizer": (("tokenizer.json",), ("vocab.json", "merges.txt")),
     "tokenizer_2": (("tokenizer.json",), ("spiece.model",)),
@@ -33,9 +33,9 @@ Tick = Callable[[int, int], None]  # done, total
 
 
 def locate(name: str, tick: Tick) -> Path:
-    """The folder of the model: `name` itself, the tiny model made on the spot, or a snapshot from the hub.
+    """The folder of the model: `name` itself, the tiny model (created here), or a snapshot from the hub.
 
-    Raises: TrainError saying what is missing and how to get it.
+    Raises: TrainError with what is missing and how to get it.
     """
     folder = Path(name)
     if folder.name == tiny_flux.NAME and not folder.exists():
@@ -43,18 +43,20 @@ def locate(name: str, tick: Tick) -> Path:
     if folder.is_file():
         raise TrainError(
             f"--pretrained_model_name_or_path {name} is a single file; this trainer reads a folder in diffusers' layout "
-            "(model_index.json, transformer/, vae/, …); single files go with the sd-scripts backend"
+            "(model_index.json, transformer/, vae/, …); use such a folder, or the sd-scripts backend"
         )
     if folder.is_dir():
         check(folder)
         return folder
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise TrainError(f"--pretrained_model_name_or_path {name}: no such folder; fix the path or give a hub id")
+        raise TrainError(
+            f"--pretrained_model_name_or_path {name}: the folder does not exist; correct the path, or use a hub id"
+        )
     return download(name, tick)
 
 
 def check(folder: Path) -> None:
-    """Raises a TrainError that lists every missing or unusable file of the model."""
+    """Raises a TrainError with every missing or unusable file of the model."""
     wrong = []
     for part, (config, stem) in PARTS.items():
         if not (folder / part / config).is_file():
@@ -67,8 +69,8 @@ def check(folder: Path) -> None:
             wrong.append(f"{part}/{' or '.join(' and '.join(files) for files in VOCABULARY[part])} is missing")
     if wrong:
         raise TrainError(
-            f"the model in {folder} is not complete: {'; '.join(wrong)}; download the whole folder "
-            f"(hf download <id> --local-dir {folder}) or point --pretrained_model_name_or_path elsewhere"
+            f"the model in {folder} is incomplete: {'; '.join(wrong)}; download the complete folder "
+            f"(hf download <id> --local-dir {folder}), or use another --pretrained_model_name_or_path"
         )
 
 
@@ -82,12 +84,12 @@ def weight_problems(folder: Path, stem: str) -> list[str]:
         if not file.is_file():
             out.append(f"{file.name} is missing")
         elif file.stat().st_size < 1024 and file.read_bytes().startswith(POINTER):
-            out.append(f"{file.name} is a git-lfs pointer, not the file itself (git lfs pull)")
+            out.append(f"{file.name} is a git-lfs pointer instead of the file itself (run `git lfs pull`)")
     return out
 
 
 def weight_files(folder: Path, stem: str) -> list[Path]:
-    """The safetensors files of one part, in order; FileNotFoundError when there is neither a file nor an index."""
+    """The safetensors files of a part, sorted. Raises FileNotFoundError when there is neither a file nor an index."""
     index = folder / f"{stem}.safetensors.index.json"
     if index.is_file():
         names = read_json(index).get("weight_map", {}).values()
@@ -98,50 +100,56 @@ def weight_files(folder: Path, stem: str) -> list[Path]:
 
 
 def download(name: str, tick: Tick) -> Path:
-    """A snapshot of a hub id, only the parts that are used; from the local cache alone when the hub is set offline."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    """A snapshot of a hub id with the files that are loaded; from the local cache only when HF_HUB_OFFLINE is set.
 
-    patterns = ["model_index.json", *(f"{part}/*" for part in PARTS)]
+    Raises: TrainError with the reason. A download that was interrupted continues at the next start.
+    """
+    from guards import hub_cache
+    from guards.download import DownloadError, Options, Source
+
     try:
-        folder = Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=ticking_bar(tick)))
-    except GatedRepoError as problem:
-        raise TrainError(
-            f"{name}: its licence must be accepted first: open https://huggingface.co/{name}, accept, then `hf auth login`"
-        ) from problem
-    except RepositoryNotFoundError as problem:
-        raise TrainError(f"{name}: neither a folder here nor a model on the hub; fix the name") from problem
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as problem:
-        offline = "; HF_HUB_OFFLINE is set, so nothing is fetched" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
-        raise TrainError(
-            f"{name}: not in the local cache and the hub does not answer ({type(problem).__name__}){offline}; "
-            f"fetch it once (hf download {name}) or give a folder"
-        ) from problem
+        options = Options(lambda at: tick(at.done >> 20, at.total >> 20), wait=True)
+        folder = hub_cache.snapshot(Source(name, ""), wanted, options)
+    except (DownloadError, OSError) as problem:
+        kind = getattr(problem, "kind", "disk")
+        found = hub_cache.cached_repository(Source(name, ""))
+        if found is not None and kind in ("offline", "stalled", "server"):  # perhaps the hub's library completed it
+            try:
+                check(found)
+                return found
+            except TrainError:
+                if kind == "offline":
+                    raise
+        if kind == "offline":
+            raise TrainError(
+                f"{name}: not in the local cache, and HF_HUB_OFFLINE is set, so nothing is downloaded; unset it, download it "
+                f"once (hf download {name}), or use a folder"
+            ) from problem
+        raise TrainError(f"{name}: {problem}") from problem
     check(folder)
     return folder
 
 
-def ticking_bar(tick: Tick) -> type:
-    """A progress bar that also beats: files are fetched by several threads, and an hour of silence looks like a hang."""
-    from tqdm.auto import tqdm
-
-    lock, seen = threading.Lock(), [0]
-
-    class Ticking(tqdm):
-        def update(self, n=1):
-            with lock:
-                seen[0] += int(n or 0)
-                tick(seen[0], 0)
-            return super().update(n)
-
-    return Ticking
+def wanted(names: list[str]) -> list[str]:
+    """Of a repository's files the ones that are loaded: no other formats, precisions or single files."""
+    chosen = ["model_index.json"]
+    for part, (config, stem) in PARTS.items():
+        inside = [name for name in names if name.startswith(f"{part}/")]
+        if stem is None:
+            chosen += [name for name in inside if name.endswith((".json", ".txt", ".model"))]
+            continue
+        index, weights = f"{part}/{stem}.safetensors.index.json", f"{part}/{stem}.safetensors"
+        shard = re.compile(re.escape(f"{part}/{stem}-") + r"\d+-of-\d+\.safetensors")
+        chosen.append(f"{part}/{config}")
+        chosen += [index, *filter(shard.fullmatch, inside)] if index in inside else [weights]
+    return [name for name in chosen if name in names]
 
 
 def fingerprint(folder: Path, *parts: str) -> str:
-    """A short hash of some parts of a model: their small files, and size, head and tail of each weight file.
+    """A short hash of some parts of a model: of each file its size and its first and last 64 KiB.
 
-    Reading 24 GB to name a cache would cost minutes at each start; the ends of a safetensors file hold its whole layout
-    and some of its values, which is enough to tell two models apart.
+    Reading 24 GB for the name of a cache would take minutes at each start. Both ends of a safetensors file contain its
+    layout and some of its values, which is enough to distinguish two models.
     """
     import hashlib
 
@@ -163,7 +171,7 @@ def config(folder: Path, part: str, file: str = "config.json") -> dict:
 
 
 def read_json(file: Path) -> dict:
-    """Raises: TrainError where the file is not a JSON object."""
+    """A JSON object. Raises: TrainError when the file is not one."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as problem:
@@ -174,9 +182,9 @@ def read_json(file: Path) -> dict:
 
 
 def load_transformer(folder: Path, dtype, device, fp8: bool, tick: Tick):
-    """The FLUX transformer with frozen weights of `dtype`; float8 in the blocks' Linears with `fp8`.
+    """The FLUX transformer with frozen weights of `dtype`; with `fp8`, the blocks' Linears are float8.
 
-    Raises: TrainError naming tensors that are missing, superfluous or of another shape, or a file that is damaged.
+    Raises: TrainError for missing or unknown tensors, a wrong shape, or a damaged file.
     """
     import torch
     from accelerate import init_empty_weights
@@ -199,22 +207,25 @@ def load_transformer(folder: Path, dtype, device, fp8: bool, tick: Tick):
                         continue
                     tensor = tensors.get_tensor(name)
                     if tensor.shape != wanted[name].shape:
-                        raise TrainError(f"{file}: {name} is {tuple(tensor.shape)}, not {tuple(wanted[name].shape)}")
+                        raise TrainError(
+                            f"{file}: the shape of {name} is {tuple(tensor.shape)} instead of {tuple(wanted[name].shape)}; download the "
+                            "complete model again"
+                        )
                     where, _, leaf = name.rpartition(".")
                     small = fp8 and leaf == "weight" and is_block_linear(where, owners[where])
-                    # moved first, so that a GPU does the cast: a CPU needs half a minute for it
+                    # moved first, so that the GPU casts: a CPU needs half a minute
                     tensor = tensor.to(device).to(torch.float8_e4m3fn if small else dtype, copy=True)
                     if small:
-                        Fp8Linear.adopt(owners[where])
+                        Fp8Linear.convert(owners[where])
                     setattr(owners[where], leaf, torch.nn.Parameter(tensor, requires_grad=False))
                     del wanted[name]
                     done += 1
                     tick(done, done + len(wanted))
         except SafetensorError as problem:
-            raise TrainError(f"{file}: damaged or cut short ({problem}); download it again") from problem
+            raise TrainError(f"{file}: damaged or truncated ({problem}); download it again") from problem
     for what, names in (("missing", sorted(wanted)), ("unknown", sorted(unknown))):
         if names:
-            raise TrainError(f"{folder / 'transformer'}: {len(names)} {what} tensors: {some(names)}")
+            raise TrainError(f"{folder / 'transformer'}: {len(names)} {what} tensors: {some(names)}; download it again")
     return model.eval()
 
 
@@ -225,7 +236,7 @@ def some(names: list[str]) -> str:
 def load_part(folder: Path, part: str, dtype, device):
     """The VAE or a text encoder, frozen, in `dtype` on `device`.
 
-    Raises: TrainError on damage and on missing tensors, which `from_pretrained` would fill with random numbers.
+    Raises: TrainError for damaged files and missing tensors, which `from_pretrained` would fill with random numbers.
     """
     from safetensors import SafetensorError
 
@@ -240,8 +251,13 @@ def load_part(folder: Path, part: str, dtype, device):
         settings = {"low_cpu_mem_usage": True, "local_files_only": True, "output_loading_info": True, key: dtype}
         model, info = Class.from_pretrained(folder / part, **settings)
     except SafetensorError as problem:
-        raise TrainError(f"{folder / part}: damaged or cut short ({problem}); download it again") from problem
-    except (OSError, ValueError, TypeError, RuntimeError) as problem:  # on the CPU still: a full GPU raises below
+        raise TrainError(f"{folder / part}: damaged or truncated ({problem}); download it again") from problem
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+    ) as problem:  # still on the CPU: out of GPU memory is raised below
         raise TrainError(f"{folder / part}: cannot be loaded: {problem}; download it again") from problem
     absent = sorted(info["missing_keys"])
     if absent:
@@ -256,4 +272,4 @@ def load_tokenizer(folder: Path, part: str):
     try:
         return Class.from_pretrained(folder / part, local_files_only=True)
     except (OSError, ValueError) as problem:
-        raise TrainError(f"{folder / part}: the tokenizer cannot be loaded: {problem}") from problem
+        raise TrainError(f"{folder / part}: the tokenizer cannot be loaded: {problem}; download it again") from problem

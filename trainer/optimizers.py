@@ -1,7 +1,7 @@
-"""Optimizers and learning rates by sd-scripts' names.
+"""Optimizers and learning-rate schedules with the names of sd-scripts.
 
-A learning rate is a pure function of the step and is set before each step, where a scheduler object would have a state
-to save, load and get wrong (sd-scripts' cosine rises again after a resume). The formulas are those of
+The learning rate is a pure function of the step and is set before each step. A scheduler object would have a state that
+must be saved and restored correctly (in sd-scripts, cosine rises again after a resume). The formulas are those of
 `transformers.get_scheduler`, which sd-scripts uses.
 """
 
@@ -14,7 +14,7 @@ from trainer.errors import TrainError
 def build(kind: str, options: dict[str, str], learning_rate: float, parameters: list):
     """The optimizer `kind` (adafactor, adamw8bit, adamw) with `--optimizer_args`.
 
-    Raises: TrainError on an option that it does not know, or when its library cannot run here.
+    Raises: TrainError for an unknown option, or when the library does not work on this machine.
     """
     settings = {key: value_of(key, text) for key, text in options.items()}
     try:
@@ -29,7 +29,9 @@ def build(kind: str, options: dict[str, str], learning_rate: float, parameters: 
 
         return AdamW(parameters, lr=learning_rate, **settings)
     except (TypeError, ValueError) as problem:
-        raise TrainError(f"--optimizer_type {kind} --optimizer_args {options}: {problem}") from problem
+        raise TrainError(
+            f"--optimizer_type {kind} --optimizer_args {options}: {problem}; correct the options"
+        ) from problem
 
 
 def adamw_8bit():
@@ -37,7 +39,7 @@ def adamw_8bit():
         from bitsandbytes.optim import AdamW8bit
     except (ImportError, OSError, RuntimeError) as problem:
         raise TrainError(
-            f"--optimizer_type adamw8bit: bitsandbytes cannot be loaded here ({problem}); install it for this machine, "
+            f"--optimizer_type adamw8bit: bitsandbytes cannot be loaded ({problem}); install it for this machine, "
             "or use --optimizer_type adamw or adafactor"
         ) from problem
     return AdamW8bit
@@ -48,12 +50,12 @@ def value_of(key: str, text: str):
         return ast.literal_eval(text)
     except (ValueError, SyntaxError) as problem:
         raise TrainError(
-            f"--optimizer_args {key}={text}: not a number, a tuple, True, False or a quoted text"
+            f"--optimizer_args {key}={text}: must be a number, a tuple, True, False or a quoted text"
         ) from problem
 
 
 def factor(args, step: int, total: int) -> float:
-    """What the learning rate is multiplied by at `step` (0-based) of `total`."""
+    """The factor of the learning rate at `step` (0-based) of `total`."""
     warmup = args.lr_warmup_steps
     warmup = int(warmup * total) if isinstance(warmup, float) else warmup
     if step < warmup:
@@ -73,7 +75,7 @@ def factor(args, step: int, total: int) -> float:
 
 
 def set_learning_rate(optimizer, learning_rate: float) -> None:
-    """For every group; an adafactor with relative steps has lr None and keeps finding its own."""
+    """Sets the rate of every group, except for Adafactor with relative steps (lr None), which finds its own."""
     for group in optimizer.param_groups:
         if group["lr"] is not None:
             group["lr"] = learning_rate

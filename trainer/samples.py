@@ -1,8 +1,8 @@
-"""Sample images while training, through the real FluxPipeline denoising path, from cached prompts.
+"""Sample images during training, drawn by diffusers' FluxPipeline from cached prompts.
 
-A sample is a favour, never a reason for a run to end: each image has a time budget that is checked between denoising
-steps; one that is late or fails is reported and skipped. Only a step that never returns is left to the outside, and
-`Deadline` names it. Noise is drawn on the CPU from a fixed seed, so the pictures of two steps can be compared.
+A sample image never ends a run: each image has a time limit that is checked between denoising steps, and an image that is
+late or fails is reported and skipped. Only a denoising step that never returns ends the process, through `Deadline`. Noise
+is drawn on the CPU from a fixed seed, so the images of two steps can be compared.
 """
 
 import math
@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from guards import checkpoint
+from guards import checkpoint, limits
 from guards.deadline import Deadline
 from trainer import cache, models
 from trainer.errors import TrainError
 
-BUDGET_S = 120.0  # the least an image is given
-BUDGET_STEPS = 20.0  # times the usual training step, for each denoising step
-GRACE_S = 300.0  # on top of the budget, before the process is ended from inside
-PATTERNS = {
+if TYPE_CHECKING:
+    from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
+
+BUDGET_STEPS = 20.0  # × the usual training step, for each denoising step
+PATTERNS: dict[str, tuple[str, str, Callable[[str], int | float | str]]] = {
     "w": (r"w (\d+)", "width", int),
     "h": (r"h (\d+)", "height", int),
     "d": (r"d (\d+)", "seed", int),
@@ -32,7 +34,7 @@ PATTERNS = {
 
 
 class SampleError(Exception):
-    """An image that is given up, with the reason."""
+    """A sample image is skipped; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +52,20 @@ class Prompt:
     negative: str = ""
 
 
-def read(file: Path, seed: int, say: Callable[[str], None]) -> list[Prompt]:
-    """The prompts of a .txt file, one a line, `#` for comments, with sd-scripts' ` --w --h --s --d --g --l --n`.
+def read(file: Path, seed: int, log: Callable[[str], None]) -> list[Prompt]:
+    """The prompts of a .txt file: one per line, `#` for comments, with sd-scripts' options ` --w --h --s --d --g --l --n`.
 
-    A line without --d gets the seed of the run plus its number: samples are made to be compared.
+    A line without --d gets the seed of the run plus its number, so that images of different steps are comparable.
     """
     if file.suffix.lower() != ".txt":
-        raise TrainError(f"--sample_prompts {file}: a .txt file with a prompt a line is needed")
+        raise TrainError(f"--sample_prompts {file}: must be a .txt file with one prompt per line")
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as problem:
-        raise TrainError(f"--sample_prompts {file}: {problem}") from problem
-    out = []
+        raise TrainError(
+            f"--sample_prompts {file}: cannot be read: {problem}; correct the path or save the file as UTF-8"
+        ) from problem
+    out: list[Prompt] = []
     for line in (line.strip() for line in lines if line.strip() and not line.startswith("#")):
         text, *options = line.split(" --")
         found: dict = {"seed": seed + len(out)}
@@ -71,42 +75,42 @@ def read(file: Path, seed: int, say: Callable[[str], None]) -> list[Prompt]:
             if match:
                 found[name] = kind(match[1])
             else:
-                say(f"{file}: '--{option}' is not an option of this trainer's samples and has no effect")
+                log(f"{file}: '--{option}' is not an option of sample images and has no effect; remove it")
         for side in ("width", "height"):
             if side in found:
                 found[side] = max(64, found[side] - found[side] % 16)
         out.append(Prompt(len(out), text, **found))
     if not out:
-        say(f"{file}: no prompt in it, so there will be no samples")
+        log(f"{file}: no prompts, so no sample images are drawn; add one prompt per line")
     return out
 
 
 def texts(prompts: list[Prompt]) -> list[str]:
-    """Everything that has to be encoded for the prompts."""
+    """All texts to encode for the prompts."""
     return sorted({p.prompt for p in prompts} | {p.negative for p in prompts if p.cfg != 1.0})
 
 
 def file_name(output_name: str, epoch: int | None, step: int, prompt: Prompt, at: str = "") -> str:
-    """As sd-scripts names them: `{name}_{e000001|000500}_{number}_{time}_{seed}.png`; `at`: the time, default now."""
+    """The name as in sd-scripts: `{name}_{e000001|000500}_{number}_{time}_{seed}.png`; `at`: the time, default now."""
     when = f"e{epoch:06d}" if epoch is not None else f"{step:06d}"
     return f"{output_name}_{when}_{prompt.number:02d}_{at or time.strftime('%Y%m%d%H%M%S')}_{prompt.seed}.png"
 
 
 class Sampler:
-    """Makes the images of all prompts; the pipeline and its VAE are built at the first use and kept on the CPU.
+    """Draws the images of all prompts. The pipeline is built at the first use, and its VAE is kept on the CPU.
 
-    `since_s`: what a file made after this (time of the file system) shows is what would be made again. After a resume
-    that is when its state was saved: a killed run has drawn some images of the steps that are trained again.
+    `since_s`: an image file that is newer (file-system time) need not be drawn again. After a resume it is the time of
+    the state, because the killed run has drawn some images of the steps that are repeated.
     """
 
-    def __init__(self, prompts: list[Prompt], paths: cache.Paths, model: Path, args, device, dtypes: tuple, say):
+    def __init__(self, prompts: list[Prompt], paths: cache.Paths, model: Path, args, device, dtypes: tuple, log):
         self.prompts, self.paths, self.model, self.args = prompts, paths, model, args
-        self.device, self.dtypes, self.say = device, dtypes, say
-        self.pipeline = None
+        self.device, self.dtypes, self.log = device, dtypes, log
+        self.pipeline: FluxPipeline | None = None
         self.since_s = math.inf
 
     def due(self, step: int, epoch_done: int | None) -> bool:
-        """sd-scripts' rule: by epochs when they are asked for, else by steps."""
+        """Whether images are due, by the rule of sd-scripts: by epochs if these are set, else by steps."""
         if not self.prompts:
             return False
         if step == 0:
@@ -118,11 +122,18 @@ class Sampler:
         )
 
     def make(
-        self, transformer, epoch: int | None, step: int, usual_step_s: float, hb, autocast, heed: Callable[[], None]
+        self,
+        transformer,
+        epoch: int | None,
+        step: int,
+        usual_step_s: float,
+        hb,
+        autocast,
+        between_steps: Callable[[], None],
     ) -> list[Path]:
-        """All images for one moment that are not there yet; returns those that were written.
+        """Draws the missing images of one moment; returns the paths of the new ones.
 
-        heed: called after each denoising step, for what cannot wait until the images are made.
+        between_steps: called after each denoising step, for what cannot wait until the images are done.
         """
         import torch
 
@@ -131,7 +142,7 @@ class Sampler:
         prompts = [p for p in self.prompts if not self.made(folder, epoch, step, p)]
         if not prompts:
             return []
-        self.say(f"generating sample images at step: {step}")
+        self.log(f"generating sample images at step: {step}")
         written = []
         recompute, transformer.gradient_checkpointing = transformer.gradient_checkpointing, False
         training = transformer.training
@@ -139,16 +150,20 @@ class Sampler:
         try:
             for prompt in prompts:
                 hb.phase("sample", total=prompt.steps, note=prompt.prompt)
-                budget_s = max(BUDGET_S, BUDGET_STEPS * usual_step_s * prompt.steps)
+                budget_s = max(limits.seconds("sample_least_s"), BUDGET_STEPS * usual_step_s * prompt.steps)
                 try:
-                    with Deadline(budget_s + GRACE_S, f"sample image {prompt.number + 1}"), torch.no_grad(), autocast():
-                        image = self.image(transformer, prompt, budget_s, hb, heed)
+                    with (
+                        Deadline(budget_s + limits.seconds("sample_grace_s"), f"sample image {prompt.number + 1}"),
+                        torch.no_grad(),
+                        autocast(),
+                    ):
+                        image = self.image(transformer, prompt, budget_s, hb, between_steps)
                     path = folder / file_name(self.args.output_name, epoch, step, prompt)
                     with checkpoint.writing_file(path) as unfinished:
                         image.save(unfinished, format="PNG")
                     written.append(path)
                 except (SampleError, TimeoutError, ValueError, RuntimeError, OSError) as problem:
-                    self.say(f"sample image {prompt.number + 1} is skipped: {type(problem).__name__}: {problem}")
+                    self.log(f"sample image {prompt.number + 1} is skipped: {type(problem).__name__}: {problem}")
         finally:
             transformer.gradient_checkpointing = recompute
             transformer.train(training)
@@ -159,8 +174,8 @@ class Sampler:
         names = (p for p in folder.iterdir() if p.name.startswith(before) and p.name.endswith(after))
         return any(p.stat().st_mtime >= self.since_s for p in names)
 
-    def image(self, transformer, prompt: Prompt, budget_s: float, hb, heed: Callable[[], None]):
-        """One image. Raises: SampleError when the budget is spent."""
+    def image(self, transformer, prompt: Prompt, budget_s: float, hb, between_steps: Callable[[], None]):
+        """One image. Raises: SampleError when its time limit is exceeded."""
         import torch
 
         pipe = self.pipeline or self.build(transformer)
@@ -168,9 +183,9 @@ class Sampler:
 
         def between(_pipe, done, _timestep, values):
             hb.item(done + 1, prompt.prompt)
-            heed()
+            between_steps()
             if time.monotonic() - started > budget_s:
-                raise SampleError(f"{done + 1} of {prompt.steps} steps took longer than its budget of {budget_s:.0f} s")
+                raise SampleError(f"{done + 1} of {prompt.steps} steps took longer than its limit of {budget_s:.0f} s")
             return values
 
         text = self.embeddings(prompt.prompt)
@@ -212,9 +227,9 @@ class Sampler:
                 spread = spread / vae.config.scaling_factor + vae.config.shift_factor
                 picture = vae.decode(spread.to(self.dtypes[0]), return_dict=False)[0]
         finally:
-            vae.to("cpu")  # out of memory here must not leave less of it to the training
+            vae.to("cpu")  # an out-of-memory error here must not reduce the memory for training
         if not torch.isfinite(picture).all():
-            raise SampleError("the picture holds numbers that are not finite")
+            raise SampleError("the image has values that are not finite")
         return pipe.image_processor.postprocess(picture.float().cpu(), output_type="pil")[0]
 
     def embeddings(self, text: str) -> dict:
@@ -227,9 +242,9 @@ class Sampler:
         from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 
         class Pipeline(FluxPipeline):
-            _execution_device = self.device  # the VAE rests on the CPU, and in split mode half the transformer does
+            _execution_device = self.device  # the VAE is on the CPU, in split mode also half of the transformer
 
-        self.pipeline = Pipeline(
+        pipeline = Pipeline(
             scheduler=FlowMatchEulerDiscreteScheduler.from_config(
                 models.config(self.model, "scheduler", "scheduler_config.json")
             ),
@@ -240,5 +255,6 @@ class Sampler:
             tokenizer_2=None,
             transformer=transformer,
         )
-        self.pipeline.set_progress_bar_config(disable=True)
-        return self.pipeline
+        pipeline.set_progress_bar_config(disable=True)
+        self.pipeline = pipeline
+        return pipeline

@@ -1,7 +1,7 @@
-"""Everything before the first step: device, data, caches, model, LoRA, optimizer, as one `Training`.
+"""Prepares everything before the first step (device, data, caches, model, LoRA, optimizer) as one `Training`.
 
-The order keeps the memory low and the errors early: what can be checked without a model is checked first; text
-encoders and VAE are loaded one after the other, only when something is not cached, and gone before the transformer comes.
+The order finds errors early and keeps memory low: everything that needs no model is checked first. Text encoders and VAE
+are loaded one after the other, only if something is not cached, and are freed before the transformer is loaded.
 """
 
 import os
@@ -13,32 +13,31 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, deadline
+from guards import checkpoint, deadline, limits
 from trainer import cache, dataset, imports, lora, models, optimizers, samples, split, states
+from trainer.data_order import EpochSampler
 from trainer.errors import TrainError
-from trainer.order import Order
 
-TRACKER_S = 60.0
 WAIT_MINUTES = 30
 MOMENTS = {
     "adamw": 2.0,
     "adamw8bit": 0.5,
     "adafactor": 0.1,
-}  # size of the optimizer's part of a state, LoRA weights = 1
+}  # size of the optimizer's part of a state, in sizes of the LoRA's weights
 
 
 @dataclass
 class Training:
-    """What the loop works with. `per_epoch` counts optimizer steps, `micros` micro-batches of one process an epoch."""
+    """The input of the loop. `per_epoch`: optimizer steps per epoch; `micros`: micro-batches per epoch and process."""
 
     args: Any
     hb: Any
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     accelerator: Any
     dtype: Any
     images: list
     model: Path
-    order: Order
+    order: EpochSampler
     loader: Any
     transformer: Any
     parameters: dict
@@ -49,7 +48,7 @@ class Training:
     per_epoch: int
     epochs: int
     total: int
-    state: tuple[int, Path] | None = None  # the newest one of this process: its step, its folder
+    state: tuple[int, Path] | None = None  # the newest state that this process saved or loaded: its step and folder
 
     @property
     def main(self) -> bool:
@@ -57,7 +56,7 @@ class Training:
 
 
 def build(args, hb) -> Training:
-    """Raises: TrainError for whatever the user can mend."""
+    """Prepares a run. Raises: TrainError for errors that the user can fix."""
     output = Path(args.output_dir)
     make_folder(output)
     if os.environ.get("RANK", "0") == "0":
@@ -72,20 +71,20 @@ def build(args, hb) -> Training:
 
     accelerator = make_accelerator(args)
     if args.fp8_base and accelerator.device.type == "mps":
-        raise TrainError("--fp8_base: Apple's GPUs have no float8; leave it out")
+        raise TrainError("--fp8_base: Apple's GPUs do not support float8; remove the flag")
     rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         if rank == 0:
             print(text, flush=True)
 
-    prompts = samples.read(Path(args.sample_prompts), args.seed, say) if args.sample_prompts else []
+    prompts = samples.read(Path(args.sample_prompts), args.seed, log) if args.sample_prompts else []
     hb.phase("load", note="finding the model")
     model = models.locate(args.pretrained_model_name_or_path, lambda done, total: hb.item(done))
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision, torch.float32)
     half_vae = args.mixed_precision == "bf16" and device.type != "cpu" and not args.no_half_vae
     dtypes = (torch.bfloat16 if half_vae else torch.float32, dtype)
-    paths = fill_caches(args, hb, say, accelerator, images, prompts, model, output, dtypes)
+    paths = fill_caches(args, hb, log, accelerator, images, prompts, model, output, dtypes)
 
     hb.phase("load", note="transformer")
     home = torch.device("cpu") if args.split_mode else device
@@ -111,7 +110,7 @@ def build(args, hb) -> Training:
     if rank == 0:
         check_room(output, args, parameters)
 
-    order = Order(images, args.seed, rank, world)
+    order = EpochSampler(images, args.seed, rank, world)
     micros = len(order)
     per_epoch = -(-micros // args.gradient_accumulation_steps)
     total = args.max_train_epochs * per_epoch if args.max_train_epochs else args.max_train_steps
@@ -130,7 +129,7 @@ def build(args, hb) -> Training:
     return Training(
         args=args,
         hb=hb,
-        say=say,
+        log=log,
         accelerator=accelerator,
         dtype=dtype,
         images=images,
@@ -140,7 +139,7 @@ def build(args, hb) -> Training:
         transformer=transformer,
         parameters=parameters,
         optimizer=optimizer,
-        sampler=samples.Sampler(prompts, paths, model, args, device, dtypes, say),
+        sampler=samples.Sampler(prompts, paths, model, args, device, dtypes, log),
         belongs=belongs,
         micros=micros,
         per_epoch=per_epoch,
@@ -157,20 +156,24 @@ def make_folder(output: Path) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise TrainError(f"--output_dir {output}: cannot be made: {problem.strerror}") from problem
+        raise TrainError(
+            f"--output_dir {output}: cannot be created: {problem.strerror}; use another folder"
+        ) from problem
     if not os.access(output, os.W_OK):
-        raise TrainError(f"--output_dir {output}: no permission to write; choose another or change its owner")
+        raise TrainError(
+            f"--output_dir {output}: no permission to write; use another folder, or change its permissions"
+        )
 
 
 def check_room(output: Path, args, parameters: dict) -> None:
-    """Raises a TrainError where the disk has no room for one LoRA and one state: better now than at the first save."""
+    """Raises a TrainError when the disk has no space for one LoRA and one state, so that the first save does not fail."""
     weights = 4 * sum(parameter.numel() for parameter in parameters.values())
     needed = weights * (2 + MOMENTS[args.optimizer_type])
     free = shutil.disk_usage(output).free
     if free < needed:
         raise TrainError(
-            f"--output_dir {output}: {free / 1e6:.0f} MB are free, one save of this LoRA takes {needed / 1e6:.0f} MB: "
-            "free some space, choose another folder or a smaller --network_dim"
+            f"--output_dir {output}: {free / 1e6:.0f} MB are free, but one save of this LoRA needs {needed / 1e6:.0f} MB; "
+            "free some space, use another folder, or lower --network_dim"
         )
 
 
@@ -186,50 +189,54 @@ def make_accelerator(args):
             project_dir=args.logging_dir,
         )
     except (ValueError, ImportError) as problem:
-        raise TrainError(f"--mixed_precision {args.mixed_precision} --log_with {args.log_with}: {problem}") from problem
+        raise TrainError(
+            f"--mixed_precision {args.mixed_precision} --log_with {args.log_with}: {problem}; change or remove the flag"
+        ) from problem
     if args.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise TrainError("--mixed_precision fp16 needs a GPU; on a CPU use bf16 or no")
-    if args.log_with and not accelerator.log_with:  # accelerate leaves out what it cannot import, without a word
+    if args.log_with and not accelerator.log_with:  # accelerate silently ignores trackers that it cannot import
         raise TrainError(
-            f"--log_with {args.log_with}: it is not installed here: pip install {args.log_with}, or leave it out"
+            f"--log_with {args.log_with}: not installed; run `pip install {args.log_with}`, or remove the flag"
         )
     if args.log_with and accelerator.is_main_process:
         config = {k: v for k, v in vars(args).items() if isinstance(v, (int, float, str, bool))}
         names = {"wandb": {"name": args.wandb_run_name}} if args.wandb_run_name else {}
         start = lambda: accelerator.init_trackers(args.log_tracker_name or "network_train", config, names)  # noqa: E731
         try:
-            deadline.call(start, seconds=TRACKER_S, what=f"starting the tracker {args.log_with}")
+            deadline.call(
+                start, seconds=limits.seconds("tracker_timeout_s"), what=f"starting the tracker {args.log_with}"
+            )
         except TimeoutError as problem:
-            print(f"{problem}: training goes on without it", file=sys.stderr, flush=True)
+            print(f"{problem}. Training continues without it.", file=sys.stderr, flush=True)
     return accelerator
 
 
-def fill_caches(args, hb, say, accelerator, images, prompts, model, output, dtypes) -> cache.Paths:
-    """Encodes what is not cached; each process its share, then all wait for each other."""
+def fill_caches(args, hb, log, accelerator, images, prompts, model, output, dtypes) -> cache.Paths:
+    """Encodes what is not cached: each process a share, then all wait for each other."""
     rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
-    paths = cache.plan(images, samples.texts(prompts), model, output, args, dtypes, hb, say)
+    paths = cache.plan(images, samples.texts(prompts), model, output, args, dtypes, hb, log)
     texts = cache.missing_texts(images, paths)[rank::world]
     latents = cache.missing_latents(images, paths)[rank::world]
-    accelerator.wait_for_everyone()  # before any file is written: all share out the same list
+    accelerator.wait_for_everyone()  # before any file is written, so that all processes share the same list
     if latents:
-        say("caching latents...")
+        log("caching latents...")
         cache.encode_latents(latents, model, dtypes[0], device, hb)
     if texts:
-        say("caching Text Encoder outputs...")
+        log("caching Text Encoder outputs...")
         cache.encode_texts(texts, model, args, dtypes[1], device, hb)
     if texts or latents:
         import gc
 
         import torch
 
-        gc.collect()  # T5 is 9 GB: nothing of it may be left when the transformer comes
+        gc.collect()  # T5 is 9 GB: it must be freed before the transformer is loaded
         if device.type == "cuda" and not args.highvram:
             torch.cuda.empty_cache()
     accelerator.wait_for_everyone()
     return paths
 
 
-def make_loader(args, order: Order, paths: cache.Paths, device):
+def make_loader(args, order: EpochSampler, paths: cache.Paths, device):
     import torch
     from torch.utils.data import DataLoader
 

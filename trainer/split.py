@@ -1,12 +1,12 @@
-"""--split_mode: a FLUX transformer of which one half is on the device at a time.
+"""--split_mode: a FLUX transformer with only one half on the device at a time.
 
-Upper half: embeddings and double blocks, run without gradients. Lower half: single blocks and the output layer, trained.
-Every forward pass brings the upper half in, drops it, then brings the lower half in, whole and synchronously, in the
-calling thread. Frozen weights do not change, so their home copy stays on the CPU and nothing is ever copied back. Swapping single blocks in the background while others compute (sd-scripts' --blocks_to_swap) needs less traffic,
-but its worker thread waits on the device, and that wait is where such runs hang. LoRA weights and their gradients
-stay on the device throughout, so optimizers never see anything move.
+Upper half: embeddings and double blocks, without gradients. Lower half: single blocks and output layer, trained. Every
+forward pass loads the upper half, drops it and loads the lower half, synchronously and in the calling thread. Frozen
+weights do not change, so their copy stays on the CPU and nothing is copied back. Swapping single blocks in the background
+(sd-scripts' --blocks_to_swap) moves less data, but its worker thread waits on the device, and that is where such runs hang.
+LoRA weights and gradients always stay on the device, so nothing moves for the optimizer.
 
-The two halves repeat what `FluxTransformer2DModel.forward` does, in its order; a test holds them equal to it.
+The two halves repeat `FluxTransformer2DModel.forward` in its order; a test compares the results.
 """
 
 from types import MethodType
@@ -17,16 +17,17 @@ LOWER = ("single_transformer_blocks", "norm_out", "proj_out")
 
 
 def install(transformer, device: torch.device) -> None:
-    """From now on the transformer runs in halves on `device`; its frozen weights rest on the CPU in between."""
+    """Makes the transformer run in halves on `device`; its frozen weights are on the CPU between passes."""
     transformer.halves = Halves(transformer, device)
     transformer.forward = MethodType(forward, transformer)
 
 
 class Halves:
-    """Which half is on the device. `home` are the frozen weights of each half on the CPU."""
+    """Tracks which half is on the device. `home`: the frozen weights of each half on the CPU."""
 
     def __init__(self, transformer, device: torch.device):
-        self.device, self.present = device, None
+        self.device = device
+        self.present: str | None = None
         lower = {id(p) for name in LOWER for p in getattr(transformer, name).parameters()}
         frozen = [p for p in transformer.parameters() if not p.requires_grad]
         self.parts = {
@@ -41,7 +42,7 @@ class Halves:
                 p.data = p.data.to(device)
 
     def drop(self, half: str) -> None:
-        """Frees the device of this half."""
+        """Removes this half from the device."""
         for p, home in zip(self.parts[half], self.home[half], strict=True):
             p.data = home
         if self.device.type == "cuda":
@@ -49,7 +50,7 @@ class Halves:
             torch.cuda.empty_cache()
 
     def bring(self, half: str) -> None:
-        """Drops the other half, then puts this one on the device. May be called again after it failed half-way."""
+        """Drops the other half, then moves this one to the device. Can be called again after a failure."""
         if self.present == half:
             return
         self.present = None
@@ -73,12 +74,12 @@ def forward(
     return_dict=True,
     **unsupported,
 ):
-    """`FluxTransformer2DModel.forward` in halves. The arguments are moved to the device themselves."""
+    """`FluxTransformer2DModel.forward` in halves."""
     if any(value is not None and value is not False for value in unsupported.values()):
-        raise TypeError(f"split mode has no {', '.join(unsupported)}")
+        raise TypeError(f"split mode does not support {', '.join(unsupported)}")
     self.halves.bring("upper")
     with torch.no_grad():
-        state = upper_half(
+        image, text, vector, rotary = upper_half(
             self,
             hidden_states,
             encoder_hidden_states,
@@ -90,7 +91,7 @@ def forward(
             joint_attention_kwargs,
         )
     self.halves.bring("lower")
-    output = lower_half(self, *state, joint_attention_kwargs)
+    output = lower_half(self, image, text, vector, rotary, joint_attention_kwargs)
     if not return_dict:
         return (output,)
     from diffusers.models.modeling_outputs import Transformer2DModelOutput
@@ -120,7 +121,7 @@ def upper_half(self, image, text, pooled, timestep, img_ids, txt_ids, guidance, 
 
 
 def lower_half(self, image, text, vector, rotary, attention):
-    """Single blocks and output layer, with gradients where they are on."""
+    """Single blocks and output layer, with gradients when they are enabled."""
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
     for block in self.single_transformer_blocks:
         if recompute:

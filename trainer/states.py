@@ -1,8 +1,8 @@
-"""States to resume from: LoRA weights, optimizer and step, whole or not at all.
+"""States to resume from: LoRA weights, optimizer and step, saved atomically.
 
-A state folder counts once `guards.checkpoint` has written its guard file, last. Nothing random is kept, since every
-random number is a function of the step (`order.py`). What a state belongs to (rank, blocks, optimizer, model) is kept
-beside it: going on with another rank is refused by name, going on with other data is said.
+A state folder is valid once `guards.checkpoint` has written its guard file, which is last. No random state is saved,
+because every random number is a function of the step (`data_order.py`). The guard file records the settings of the run
+(`belongs`): a resume with another rank, optimizer or model is refused, a resume with other data is reported.
 """
 
 import io
@@ -30,7 +30,7 @@ def epoch_name(slug: str, epoch: int) -> str:
 def save(
     folder: Path, *, step: int, epoch: int, parameters: dict, optimizer, scaler, belongs: dict, losses: list
 ) -> None:
-    """Writes the state folder; an older one of that name is replaced only by a whole one."""
+    """Writes the state folder. An older state with this name is replaced when the new one is complete."""
     import torch
 
     with checkpoint.writing(folder, step, epoch, belongs=belongs) as temporary:
@@ -44,7 +44,7 @@ def save(
 
 
 def write(path: Path, content: dict) -> None:
-    """torch.save by way of memory: on a full disk its own writer raises an error that does not say so."""
+    """torch.save through memory: on a full disk, torch's own writer raises an error without the cause."""
     import torch
 
     buffer = io.BytesIO()
@@ -53,24 +53,24 @@ def write(path: Path, content: dict) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raises a TrainError when the state is not whole. Called before any model is loaded: minutes, with a real one."""
+    """Raises a TrainError when the state is invalid. Called before a model is loaded, which takes minutes."""
     if not folder.is_dir():
-        raise TrainError(f"--resume {folder}: no such folder")
+        raise TrainError(f"--resume {folder}: the folder does not exist; correct the path")
     wrong = checkpoint.problems(folder)
     if wrong:
-        raise TrainError(f"--resume {folder}: this state is damaged: {'; '.join(wrong)}; resume from another one")
+        raise TrainError(f"--resume {folder}: this state is damaged: {'; '.join(wrong)}; resume from another state")
 
 
-def load(folder: Path, *, parameters: dict, optimizer, scaler, belongs: dict, say: Callable[[str], None]) -> dict:
-    """Puts a state that `check` found whole back in place; returns its train_state (`current_step`, `losses`, …).
+def load(folder: Path, *, parameters: dict, optimizer, scaler, belongs: dict, log: Callable[[str], None]) -> dict:
+    """Restores a state that `check` found valid; returns its train_state (`current_step`, `losses`, …).
 
-    Raises: TrainError when it belongs to another run or cannot be read.
+    Raises: TrainError when the state belongs to another run or cannot be read.
     """
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    compare(folder, belongs, say)
+    compare(folder, belongs, log)
     try:
         weights = load_file(folder / "model.safetensors")
         moments = torch.load(folder / "optimizer.bin", map_location="cpu", weights_only=True)
@@ -78,11 +78,13 @@ def load(folder: Path, *, parameters: dict, optimizer, scaler, belongs: dict, sa
         state = json.loads((folder / "train_state.json").read_text(encoding="utf-8"))
     except (OSError, SafetensorError, ValueError, RuntimeError, EOFError) as problem:
         raise TrainError(
-            f"--resume {folder}: this state cannot be read: {problem}; resume from another one"
+            f"--resume {folder}: this state cannot be read: {problem}; resume from another state"
         ) from problem
     if set(weights) != set(parameters):
         odd = sorted(set(weights) ^ set(parameters))
-        raise TrainError(f"--resume {folder}: other LoRA layers than this run: {', '.join(odd[:3])}, … ({len(odd)})")
+        raise TrainError(
+            f"--resume {folder}: {len(odd)} LoRA layers differ from this run: {', '.join(odd[:3])}, …; resume from another state"
+        )
     for name, parameter in parameters.items():
         parameter.data.copy_(weights[name])
     optimizer.load_state_dict(moments)
@@ -91,22 +93,28 @@ def load(folder: Path, *, parameters: dict, optimizer, scaler, belongs: dict, sa
     return state
 
 
-def compare(folder: Path, belongs: dict, say: Callable[[str], None]) -> None:
+def compare(folder: Path, belongs: dict, log: Callable[[str], None]) -> None:
     saved = json.loads((folder / "hangproof.json").read_text(encoding="utf-8")).get("belongs")
     if saved is None:
-        raise TrainError(f"--resume {folder}: not a state of this trainer (a state of sd-scripts resumes there)")
+        raise TrainError(
+            f"--resume {folder}: not a state of the built-in trainer; resume a state of sd-scripts with sd-scripts"
+        )
     for key in MUST_MATCH:
         if saved.get(key) != belongs[key]:
-            raise TrainError(f"--resume {folder}: its {key} is {saved.get(key)}, this run's is {belongs[key]}")
+            raise TrainError(
+                f"--resume {folder}: {key} is {saved.get(key)} in the state and {belongs[key]} in this run; use the same value, or start without --resume"
+            )
     for key in SHOULD_MATCH:
         if saved.get(key) != belongs[key]:
-            say(f"resume: {key} is {belongs[key]}, it was {saved.get(key)}: from here on the run is not a repetition")
+            log(
+                f"resume: {key} changed from {saved.get(key)} to {belongs[key]}, so the result differs from an undisturbed run"
+            )
 
 
-def drop_old(output: Path, slug: str, kind: str, last_gone: int, state: bool, say: Callable[[str], None]) -> None:
-    """Removes the numbered LoRAs (`state`: states) of `kind` step or epoch up to number `last_gone`.
+def drop_old(output: Path, slug: str, kind: str, last_gone: int, state: bool, log: Callable[[str], None]) -> None:
+    """Deletes the numbered LoRAs (with `state`: states) of `kind` "step" or "epoch" up to number `last_gone`.
 
-    A state goes by `checkpoint.retire`: never while no other one reads back whole.
+    `checkpoint.retire` keeps a state that is the only valid one.
     """
     number = {"step": r"-step(\d{8})", "epoch": r"-(\d{6})"}[kind]
     tail = "-state" if state else r"\.safetensors"
@@ -115,4 +123,4 @@ def drop_old(output: Path, slug: str, kind: str, last_gone: int, state: bool, sa
         if not state:
             path.unlink()
         elif not checkpoint.retire(path):
-            say(f"{path} is kept: no newer state reads back as it was written; check that disk")
+            log(f"{path} is kept, because no other state is valid; check the disk")

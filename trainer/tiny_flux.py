@@ -1,8 +1,8 @@
 """`python -m trainer.tiny_flux DIR`: a tiny random FLUX in diffusers' folder layout, tokenizers included.
 
-It takes the real code paths (VAE, CLIP, T5, transformer, scheduler, tokenizers) in a second on a CPU and downloads
-nothing, so that a bare machine can train, hang, recover and resume. Weights are the same on every machine with the same
-torch. The folder is built beside its place and renamed, under a lock: two runs that start at once make it once.
+It runs the real code paths (VAE, CLIP, T5, transformer, scheduler, tokenizers) in a second on a CPU without a download, so
+that any machine can train, hang, recover and resume. The weights are the same on every machine with the same torch. The
+folder is built beside its final place and renamed under a lock, so that two runs that start at once create it once.
 """
 
 import argparse
@@ -55,9 +55,9 @@ SCHEDULER = {
 
 
 def ensure(folder: Path) -> Path:
-    """Makes the model in `folder` unless it is there. Safe against another process that makes the same.
+    """Creates the model in `folder` unless it exists. Safe when other processes do the same.
 
-    Raises: filelock.Timeout when another maker holds the lock for LOCK_TIMEOUT_S.
+    Raises: filelock.Timeout when another process holds the lock for LOCK_TIMEOUT_S.
     """
     from filelock import FileLock
 
@@ -71,7 +71,7 @@ def ensure(folder: Path) -> Path:
         try:
             make(building)
             building.chmod(0o755)
-            if folder.exists():  # half a model, from a maker that did not build beside it
+            if folder.exists():  # incomplete, without a model_index.json
                 shutil.rmtree(folder)
             os.rename(building, folder)
         finally:
@@ -80,7 +80,7 @@ def ensure(folder: Path) -> Path:
 
 
 def make(folder: Path) -> None:
-    """Writes every part of the model under `folder`. The process's random state is left as it was."""
+    """Writes every part of the model to `folder`. The random state of the process does not change."""
     from trainer import imports
 
     imports.heavy()
@@ -142,7 +142,7 @@ def make(folder: Path) -> None:
 
 
 def byte_letters() -> list[str]:
-    """The 256 printable stand-ins for bytes of a byte-level BPE (GPT-2's table, rebuilt)."""
+    """The 256 printable characters that stand for bytes in a byte-level BPE (the table of GPT-2)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     moved = [chr(256 + i) for i in range(256 - len(plain))]
     return [chr(b) for b in plain] + moved
@@ -159,7 +159,7 @@ def write_clip_tokenizer(folder: Path) -> None:
         vocab[f"<x{len(vocab)}>"] = len(vocab)
     vocab["<|startoftext|>"], vocab["<|endoftext|>"] = CLIP_TOKENS - 2, CLIP_TOKENS - 1
     CLIPTokenizer(vocab=vocab, merges=[], model_max_length=77).save_pretrained(folder)
-    # older readers want the two files of the slow tokenizer
+    # older versions of transformers read the two files of the slow tokenizer
     (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
 

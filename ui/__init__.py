@@ -1,5 +1,5 @@
-"""The page: three steps to a run, and the runs themselves. `app.py` is its door.
+"""The page: three steps that create a run, and a tab that shows all runs. `app.py` is the entry point.
 
-It holds no state that matters. What a person types lies in a draft folder, what a run does lies in the run's folder;
-every view is read from there, so that a closed tab or a killed server costs nothing. Never imports torch.
+The page keeps no state of its own. Form values are in a draft folder and a run's progress is in the run's folder, so
+closing the tab or killing the server loses nothing. Never imports torch.
 """

@@ -1,231 +1,336 @@
 """The run page as HTML: pure functions from a view to markup.
 
-Words first: a state is said in a sentence with what to do, numbers come after. Everything from a file goes through
-`esc` or `markdown`.
+Each state has a sentence that says what to do; the numbers follow it. Text from files goes through `esc` or `markdown`.
+A row of the list, a report and a chart are made once for each object that they show, because a timer asks every second.
 """
 
-from pathlib import Path
+import functools
+import os
+import re
+from datetime import datetime
+from typing import Any
 
+from runs.manage import size_text
+from ui.artifacts import Gallery, Lora
 from ui.chart import chart
 from ui.html import duration, esc, markdown, number, per_step
 from ui.images import file_url
-from ui.view import FINAL, Incident, View
+from ui.readers import Curve, Log
+from ui.view import Incident, View
 
-# State: (colour class, what it is called, what it means or what to do). The monitor's own message is shown with it.
+LISTED = 100  # runs that the list shows; the search finds the others
+UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
+ERROR_STATES = ("failed", "recovering", "backoff", "unkillable", "orphaned")
+
+# State: (colour class, label, explanation). {start} is the start button's label, {resume} what it does. The monitor's message
+# is shown as well.
 STATES = {
-    "new": ("idle", "Not started", "Press Start to train it."),
-    "queued": ("idle", "Queued", "It starts when the GPU is free."),
-    "starting": ("busy", "Starting", "The trainer is being started."),
+    "new": ("idle", "Not started", "Press Start to begin training."),
+    "queued": ("idle", "Queued", "It starts when a GPU is free."),
+    "opening": ("busy", "Preparing", "The monitor prepares the start."),
+    "starting": ("busy", "Starting", "The trainer is starting."),
     "running": ("good", "Training", ""),
-    "suspect": ("warn", "Quiet", "No sign of life for longer than usual; looking closer."),
-    "slow": ("warn", "Slow", "It is slower than usual, but not stuck."),
-    "recovering": (
+    "suspect": (
         "warn",
-        "Recovering",
-        "It was stuck or broke off, and is being brought back from its last checkpoint.",
+        "No progress",
+        "No progress for longer than usual. The monitor is checking whether the run hangs.",
     ),
-    "backoff": ("warn", "Waiting to restart", "It starts again by itself in a moment."),
-    "stopping": ("busy", "Stopping", "It saves a checkpoint first."),
+    "slow": ("warn", "Slow", "Training is slower than usual but still makes progress."),
+    "recovering": ("warn", "Recovering", "It hung or crashed. The monitor restarts it from the last checkpoint."),
+    "backoff": ("warn", "Waiting to restart", "It restarts automatically in a moment."),
+    "stopping": ("busy", "Stopping", "It saves a checkpoint and stops."),
     "completed": ("done", "Completed", "The LoRA is ready."),
-    "failed": ("bad", "Failed", "Read the reason, then press {again} to go on from {where}."),
-    "stopped": ("idle", "Stopped", "Press {again} to go on from {where}."),
-    "preempted": ("idle", "Interrupted", "The machine was taken away. Press {again} to go on from {where}."),
+    "failed": ("bad", "Failed", "Fix the cause, then press {start} to {resume}."),
+    "stopped": ("idle", "Stopped", "Press {start} to {resume}."),
+    "preempted": ("idle", "Interrupted", "The machine was shut down or reclaimed. Press {start} to {resume}."),
     "unkillable": (
         "bad",
         "Stuck in the kernel",
-        "The trainer cannot be ended. Restart the machine, then press {again}.",
+        "The trainer cannot be killed. Restart the machine, then press {start}.",
     ),
     "orphaned": (
         "warn",
-        "Not watched",
-        "Nothing watches this run (was the machine restarted?). Press {again} to go on.",
+        "Not monitored",
+        "The monitor of this run is gone, for example because the machine restarted. Press {start} to {resume}.",
     ),
 }
 PHASES = {
-    "import": "loading the program",
+    "import": "loading libraries",
     "load": "loading the model",
-    "cache_latents": "preparing the images",
-    "cache_text": "preparing the captions",
+    "cache_latents": "caching the images",
+    "cache_text": "caching the captions",
     "hash": "hashing the model file",
     "first_step": "first step",
     "step": "training",
     "validate": "validating",
-    "sample": "drawing samples",
+    "sample": "generating samples",
     "save": "saving",
     "end": "finishing",
 }
 
 
-def look(state: str) -> tuple[str, str, str]:
-    """Colour class, name and meaning of a state; one that we do not know is shown by its own word."""
+def describe(state: str) -> tuple[str, str, str]:
+    """Colour class, label and explanation of a state; the label of an unknown state is its name."""
     return STATES.get(state, ("idle", state, ""))
 
 
-def run_list(views: list[View], selected: str) -> str:
-    """The runs at the side."""
+def describe_run(view: View) -> tuple[str, str, str]:
+    """`describe` for a run: one that uses no GPU does not queue for one."""
+    needs_no_gpu = view.state == "queued" and view.status.get("devices") == []
+    return describe("opening" if needs_no_gpu else view.state)
+
+
+def local_time(when: datetime) -> str:
+    """A time that the browser shows in its own time zone (run_times.js); without the script it is UTC."""
+    return f'<time datetime="{when.isoformat()}">{when:%Y-%m-%d %H:%M} UTC</time>'
+
+
+def local_times(markup: str) -> str:
+    """Markup whose UTC times the browser shows in its own time zone. Times inside tags are none."""
+    parts = re.split(r"(<[^>]*>)", markup)
+    parts[::2] = [UTC_TIME.sub(lambda m: f'<time datetime="{m[0]}">{m[0]}</time>', text) for text in parts[::2]]
+    return "".join(parts)
+
+
+def matching(views: list[View], search: str) -> list[View]:
+    """The runs whose name or state contains every word of `search`."""
+    words = search.casefold().split()
+    return [view for view in views if all(word in _searched(view) for word in words)] if words else views
+
+
+@functools.lru_cache(maxsize=4096)
+def _searched(view: View) -> str:
+    return f"{view.name} {view.folder.name} {describe_run(view)[1]} {view.state}".casefold()
+
+
+def run_list(views: list[View], selected: str, search: str = "") -> str:
+    """The list of runs."""
     if not views:
         return (
-            '<div class="hp-empty"><strong>No runs yet</strong><p>Set one up under <em>New LoRA</em>; '
-            "it appears here as soon as it starts.</p></div>"
+            '<div class="hp-empty"><strong>No runs yet</strong><p>Set one up under <em>New LoRA</em>. '
+            "It appears here when it starts.</p></div>"
         )
-    rows = []
-    for view in views:
-        colour, word, _ = look(view.state)
-        here = view.folder.name == selected
-        share = f"{view.share:.0%}" if view.status and view.state != "completed" else ""
-        rows.append(
-            f'<button type="button" class="hp-run{" hp-here" if here else ""}" data-run="{esc(view.folder.name)}" '
-            f'aria-current="{str(here).lower()}"><span class="hp-run-name" title="{esc(view.name)}">{esc(view.name)}</span>'
-            f'<span class="hp-run-state"><i class="hp-dot hp-{colour}"></i>{esc(word)} {share}</span>'
-            f'<span class="hp-mini"><i class="hp-{colour}" style="width:{view.share:.1%}"></i></span></button>'
-        )
-    return "".join(rows)
+    found = matching(views, search)
+    if not found:
+        return f'<div class="hp-empty"><strong>No run found</strong><p>No name or state contains “{esc(search)}”.</p></div>'
+    more = len(found) - LISTED
+    note = f'<p class="hp-none hp-more">{more:,} older runs. Search to find them.</p>' if more > 0 else ""
+    return "".join(_row(view, view.folder.name == selected) for view in found[:LISTED]) + note
+
+
+@functools.lru_cache(maxsize=4096)
+def _row(view: View, here: bool) -> str:
+    colour, label, _ = describe_run(view)
+    percent = f"{view.progress:.0%}" if view.status.get("state") and view.state != "completed" else ""
+    return (
+        f'<button type="button" class="hp-run{" hp-here" if here else ""}" data-run="{esc(view.folder.name)}" '
+        f'aria-current="{str(here).lower()}"><span class="hp-run-name" title="{esc(view.name)}">{esc(view.name)}</span>'
+        f'<span class="hp-run-state"><i class="hp-dot hp-{colour}"></i>{esc(label)} {percent}</span>'
+        f'<span class="hp-mini"><i class="hp-{colour}" style="width:{view.progress:.1%}"></i></span></button>'
+    )
 
 
 def head(view: View | None) -> str:
-    """Name, state, progress and figures of the run looked at."""
+    """Name, state, progress and figures of the selected run."""
     if view is None:
         return (
-            '<div class="hp-empty hp-tall"><strong>Nothing to show yet</strong>'
-            "<p>Here you watch a run: its steps and loss, its samples, and what was done when it got stuck.</p></div>"
+            '<div class="hp-empty hp-tall"><strong>No run selected</strong>'
+            "<p>A run shows its steps, loss and samples here, and each hang or crash with its recovery.</p></div>"
         )
-    colour, word, meaning = look(view.state)
-    status = view.status
-    said = str(status.get("reason") or status.get("message") or "") if view.state != "orphaned" else ""
-    running = view.alive and view.state not in FINAL
+    colour, label, meaning = describe_run(view)
+    status, running = view.status, view.running
+    message = str(status.get("reason") or status.get("message") or "") if view.state != "orphaned" else ""
     phase = PHASES.get(str(status.get("phase")), str(status.get("phase") or ""))
-    if status.get("phase") != "step" and view.number("phase_total"):
-        phase += f", {int(view.number('phase_done') or 0):,} of {int(view.number('phase_total')):,}"
+    if status.get("phase") != "step" and (items := view.number("phase_total")):
+        phase += f", {int(view.number('phase_done') or 0):,} of {int(items):,}"
     step, planned = view.number("step"), view.number("planned_steps")
-    count = (
-        f"{int(step or 0):,} of {int(planned):,} steps" if planned else ("" if not running else "counting the steps…")
-    )
+    count = f"{int(step or 0):,} of {int(planned):,} steps" if planned else ("" if not running else "Preparing…")
     rows = [
-        f'<div class="hp-head"><h2 data-testid="run-name">{esc(view.name)}</h2>'
-        f'<span class="hp-pill hp-{colour}" data-testid="state" data-state="{esc(view.state)}">{esc(word)}</span>'
-        + (f'<span class="hp-phase">{esc(phase)}</span>' if running and phase and phase != word.lower() else "")
+        f'<div class="hp-head"><h2 data-testid="run-name" data-run="{esc(view.folder.name)}">{esc(view.name)}</h2>'
+        f'<span class="hp-pill hp-{colour}" data-testid="state" data-state="{esc(view.state)}">{esc(label)}</span>'
+        + (f'<span class="hp-phase">{esc(phase)}</span>' if running and phase and phase != label.lower() else "")
         + "</div>",
-        f'<div class="hp-bar"><i class="hp-{colour}{" hp-moving" if running and not view.share else ""}" '
-        f'style="width:{view.share:.2%}"></i></div>',
+        f'<div class="hp-bar"><i class="hp-{colour}{" hp-moving" if running and not view.progress else ""}" '
+        f'style="width:{view.progress:.2%}"></i></div>',
         f'<div class="hp-barline"><span data-testid="steps" data-step="{int(step or 0)}">{count}</span>'
-        f"<span>{view.share:.0%}</span></div>"
-        if view.status
+        f"<span>{view.progress:.0%}</span></div>"
+        if status.get("state")
         else "",
     ]
-    where = "the beginning" if view.checkpoint is None else f"its checkpoint at step {view.checkpoint:,}"
-    meaning = meaning.format(again=view.again, where=where)
-    lines = [text for text in (said, meaning) if text]
-    if view.fault:
-        lines.insert(0, view.fault)
+    resume = "start over" if view.checkpoint is None else f"continue from the checkpoint at step {view.checkpoint:,}"
+    meaning = meaning.format(start=view.start_label, resume=resume)
+    lines = [text for text in (view.problem, message, meaning) if text]
     rows += [f'<p class="hp-say" data-testid="message">{esc(text)}</p>' for text in dict.fromkeys(lines)]
-    if status:
+    if status.get("state"):
         rows.append(f'<dl class="hp-facts">{"".join(_fact(*fact) for fact in facts(view, running))}</dl>')
+        if running and (used := machine(view)):
+            rows.append(f'<dl class="hp-facts hp-machine">{"".join(_fact(*fact) for fact in used)}</dl>')
     return f'<div class="hp-sheet">{"".join(rows)}</div>'
 
 
 def facts(view: View, running: bool) -> list[tuple[str, str, str]]:
-    """Figures of a run: (label, value, explanation)."""
+    """Figures of a run: (label, value as markup, explanation)."""
     out = []
+    stepped = bool(view.number("step"))
     if running:
-        out.append(("Time left", duration(view.number("eta_s")), "from the last steps' speed"))
+        source = "the speed of the last steps" if stepped else "earlier runs of this kind"
+        out.append(("Time left", duration(view.number("eta_s")), f"Estimated from {source}"))
         since = view.since("last_progress_at")
         if since is not None:
-            words = "just now" if since < 1.5 else f"{duration(since)} ago"
-            out.append(("Last sign of life", words, "the last step or item done"))
-    out.append(("Speed", per_step(view.number("step_s")), ""))
-    if view.number("epoch"):
-        out.append(("Epoch", f"{int(view.number('epoch'))}", ""))
-    out.append(("Loss", number(view.number("loss"), 3), "of the last step"))
-    out.append(("Restarts", f"{int(view.number('restarts') or 0)}", "brought back without you"))
+            ago = "just now" if since < 1.5 else f"{duration(since)} ago"
+            out.append(
+                ("Last progress", f'<span class="hp-ago">{ago}</span>', "When the last step or item was completed")
+            )
+    if view.number("elapsed_s") is not None:
+        out.append(
+            ("Elapsed", duration(view.number("elapsed_s")), "Time since Start, without pauses between two starts")
+        )
+    if started := view.time("started_at"):
+        out.append(("Started", local_time(started), "When the run was first started"))
+    if not running and (ended := view.time("updated_at")):
+        out.append(("Ended", local_time(ended), ""))
+    if stepped:
+        out.append(("Speed", per_step(view.number("step_s")), "Typical time of a step"))
+    if epoch := view.number("epoch"):
+        out.append(("Epoch", f"{int(epoch)}", ""))
+    out.append(("Loss", number(view.number("loss"), 3), "Loss of the last step"))
+    out.append(("Restarts", f"{int(view.number('restarts') or 0)}", "Automatic restarts after a hang or crash"))
     if view.checkpoint is not None:
-        out.append(("Last checkpoint", f"step {view.checkpoint:,}", "a restart goes on from here"))
+        out.append(("Last checkpoint", f"step {view.checkpoint:,}", "A restart continues from here"))
     return out
 
 
+def machine(view: View) -> list[tuple[str, str, str]]:
+    """What the run uses of its machine, where the monitor knows it: (label, value as markup, explanation)."""
+    out = []
+    gpus = view.status.get("gpus")
+    known = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    for index, gpu in enumerate(known):
+        label, name = f"GPU {index}" if len(known) > 1 else "GPU", str(gpu.get("name") or "")
+        if _is_number(gpu.get("utilization")):
+            heat = f" · {gpu['temperature']:.0f} °C" if _is_number(gpu.get("temperature")) else ""
+            out.append((label, f"{gpu['utilization']:.0f} %{heat}", name))
+        if _is_number(gpu.get("memory_used")) and _is_number(gpu.get("memory_total")):
+            used = f"{gpu['memory_used'] / 1e9:.1f} of {gpu['memory_total'] / 1e9:.1f} GB"
+            out.append((f"{label} memory", used, f"{name}: memory in use, by all programs"))
+    if (cores := view.number("cpu_cores")) is not None:
+        out.append(("CPU", f"{cores:.1f} of {os.cpu_count() or 1} cores", "Processor cores that the training uses"))
+    if memory := view.number("memory_bytes"):
+        out.append(("Memory", size_text(memory), "Memory of the training's processes, without mapped files"))
+    if (free := view.number("disk_free")) is not None:
+        out.append(("Disk", f"{size_text(free)} free", "Free space where the run is stored"))
+    return out
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _fact(label: str, value: str, note: str) -> str:
-    return f'<div title="{esc(note)}"><dt>{esc(label)}</dt><dd>{esc(value)}</dd></div>'
+    return f'<div title="{esc(note)}"><dt>{esc(label)}</dt><dd>{value}</dd></div>'
 
 
-def result(view: View | None) -> str:
-    """The finished LoRA with its download."""
-    if view is None or view.lora is None:
+def loras(view: View | None, found: list[Lora], gallery: Gallery) -> str:
+    """Every saved LoRA with its step, its samples and a download; the final one first."""
+    if view is None or not found:
         return ""
-    size = view.lora.stat().st_size
-    shown = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+    rows = "".join(_lora(lora, gallery) for lora in found)
+    title = "LoRA" if len(found) == 1 else f"{len(found)} LoRAs"
+    body = f'<ul class="hp-loras" tabindex="0" aria-label="Saved LoRAs">{rows}</ul>'
+    return _section(title, body, esc(f"outputs/{view.folder.name}"))
+
+
+def _lora(lora: Lora, gallery: Gallery) -> str:
+    name, at = lora.path.name, lora.at
+    title = f"Final LoRA · {at}" if lora.final and at != name else at[:1].upper() + at[1:] if at != name else name
+    thumbs = "".join(
+        f'<button type="button" class="hp-thumb" data-sample="{esc(file_url(sample.path))}" '
+        f'title="{esc(sample.at)}"><img loading="lazy" src="{esc(file_url(sample.path))}" '
+        f'alt="Sample of prompt {sample.prompt + 1}, {esc(sample.at)}"></button>'
+        for sample in gallery.of(lora)
+    )
+    look, test = ("hp-primary", "download") if lora.final else ("", "download-numbered")
     return (
-        f'<div class="hp-result"><div><strong>{esc(view.lora.name)}</strong><span>{shown} · {esc(view.folder)}</span></div>'
-        f'<a class="hp-button hp-primary" data-testid="download" href="{esc(file_url(view.lora))}" '
-        f'download="{esc(view.lora.name)}">Download the LoRA</a></div>'
+        f'<li class="hp-lora{" hp-final" if lora.final else ""}" data-testid="lora"><div><strong>{esc(title)}</strong>'
+        f"<span>{esc(name)} · {size_text(lora.size)}</span></div>"
+        f'<div class="hp-thumbs">{thumbs}</div><a class="hp-button {look}" data-testid="{test}" '
+        f'href="{esc(file_url(lora.path))}" download="{esc(name)}" aria-label="Download {esc(name)}">Download</a></li>'
     )
 
 
-def loss(view: View | None, losses: dict[int, float], incidents: list[Incident]) -> str:
-    """The loss chart, restarts marked."""
-    if view is None or not view.status:
+def loss(view: View | None, curve: Curve | None, incidents: list[Incident]) -> str:
+    """The loss chart, with restarts marked."""
+    if view is None or curve is None or not view.status.get("state"):
         return ""
     planned = view.number("planned_steps")
-    marks = [(i.fields["step"], "restart") for i in incidents if isinstance(i.fields.get("step"), int)]
-    drawn = chart(losses, int(planned) if planned else None, marks)
+    marks = tuple((i.fields["step"], "restart") for i in incidents if isinstance(i.fields.get("step"), int))
+    drawn = _drawn(curve, int(planned) if planned else None, marks)
+    if curve.share < 1:
+        return _section("Loss", drawn, f"reading metrics.jsonl: {curve.share:.0%}")
     if not drawn:
-        return _section("Loss", '<p class="hp-none">The curve begins with the second step.</p>')
-    return _section("Loss", drawn, "thin: as measured · thick: smoothed")
+        return _section("Loss", '<p class="hp-none">The chart appears after two steps.</p>')
+    return _section("Loss", drawn, "thin line: measured · thick line: smoothed")
 
 
-def samples(view: View | None, pictures: list[tuple[Path, str]]) -> str:
-    """The newest samples."""
-    if view is None or not pictures:
-        return ""
-    tiles = "".join(
-        f'<a href="{esc(file_url(path))}" target="_blank" rel="noopener"><img loading="lazy" src="{esc(file_url(path))}" '
-        f'alt="{esc(what)}"><span>{esc(what)}</span></a>'
-        for path, what in pictures
-    )
-    return _section("Samples", f'<div class="hp-samples">{tiles}</div>', "newest first")
+@functools.lru_cache(maxsize=16)
+def _drawn(curve: Curve, planned: int | None, marks: tuple[tuple[int, str], ...]) -> str:
+    return chart(curve, planned, list(marks))
+
+
+def samples(view: View | None, gallery: Gallery) -> dict[str, Any]:
+    """All samples for run_samples.js: the run, and of each prompt its text and images."""
+    if view is None:
+        return {"run": "", "rows": []}
+    rows = [
+        {"prompt": prompt, "items": [{"url": file_url(one.path), "at": one.at} for one in row]}
+        for prompt, row in gallery.rows
+    ]
+    return {"run": view.folder.name, "rows": rows}
 
 
 def incidents(view: View | None, found: list[Incident]) -> str:
-    """What went wrong, what was done about it, and what it cost."""
-    if view is None or not view.status:
+    """All hangs and crashes of the run."""
+    if view is None or not found:
         return ""
-    if not found:
-        return ""
-    return _section("What went wrong, and what was done", "".join(incident(one) for one in found))
+    return _section("Hangs and crashes", "".join(incident(one) for one in found))
 
 
 def incident(one: Incident) -> str:
-    """One hang or crash: what it was, why, what was changed, what it cost."""
+    """One hang or crash: its cause, what was changed for the restart, and the time and steps it cost."""
     f = one.fields
-    what = {"hang": "Stuck", "crash": "Broke off"}.get(str(f.get("kind")), str(f.get("kind") or "Incident"))
+    what = {"hang": "Hung", "crash": "Crashed"}.get(str(f.get("kind")), str(f.get("kind") or "Incident"))
     phase = str(f.get("phase") or "")
     where = f"after step {f['step']}" if phase == "step" and f.get("step") is not None else ""
     where = where or (f"while {PHASES.get(phase, phase)}" if phase else "")
-    title = str(f.get("title") or f.get("cause") or "Cause not known").replace("_", " ")
+    title = str(f.get("title") or f.get("cause") or "Unknown cause").replace("_", " ")
     title = title[:1].upper() + title[1:]
-    back = isinstance(f.get("recover_s"), int | float)
+    recovered = isinstance(f.get("recover_s"), int | float)
     changed = f.get("changed")
     changed = "; ".join(map(str, changed)) if isinstance(changed, list) else str(changed or "")
     parts = [f"<p>{esc(f['explanation'])}</p>"] if f.get("explanation") else []
     if changed:
-        parts.append(f"<p><b>What was changed:</b> {esc(changed)}</p>")
-    elif back:
-        parts.append("<p><b>What was changed:</b> nothing; it was started again as it was.</p>")
+        parts.append(f"<p><b>Changed for the restart:</b> {esc(changed)}</p>")
+    elif recovered:
+        parts.append("<p><b>Changed for the restart:</b> nothing</p>")
     if one.report:
-        report = f'<details><summary>Full report</summary><div class="hp-report">{markdown(one.report)}</div></details>'
+        report = f'<details><summary>Full report</summary><div class="hp-report">{local_times(markdown(one.report))}</div></details>'
     return (
-        f'<article class="hp-incident hp-{"done" if back else "warn"}" data-testid="incident">'
+        f'<article class="hp-incident hp-{"done" if recovered else "warn"}" data-testid="incident">'
         f"<header><strong>{esc(title)}</strong><span>{esc(what)} {esc(where)}</span></header>{''.join(parts)}"
-        f'<dl class="hp-facts">{"".join(_fact(a, b, "") for a, b in costs(f))}</dl>'
+        f'<dl class="hp-facts">{"".join(_fact(a, esc(b), "") for a, b in costs(f))}</dl>'
         f"{report if one.report else ''}</article>"
     )
 
 
-def costs(fields: dict) -> list[tuple[str, str]]:
-    """What an incident cost: (label, value)."""
+def costs(fields: dict[str, Any]) -> list[tuple[str, str]]:
+    """Times and steps that an incident cost: (label, value)."""
     out = []
     if isinstance(fields.get("detect_s"), int | float):
-        out.append(("Noticed after", _short(fields["detect_s"])))
-    back = isinstance(fields.get("recover_s"), int | float)
-    out.append(("Going again after", _short(fields["recover_s"]) if back else "not yet"))
+        out.append(("Detected after", _short(fields["detect_s"])))
+    if isinstance(fields.get("recover_s"), int | float):
+        out.append(("Recovered in", _short(fields["recover_s"])))
+    else:
+        out.append(("Recovery", "Not recovered"))
     if fields.get("resumed_from") is not None:
         out.append(("Resumed from", f"step {fields['resumed_from']}"))
     if isinstance(fields.get("steps_repeated"), int):
@@ -233,20 +338,34 @@ def costs(fields: dict) -> list[tuple[str, str]]:
     return out
 
 
-def log(view: View | None, text: str) -> str:
-    """The end of the training log."""
-    if view is None or not view.status:
+def log(view: View | None, text: Log | None) -> str:
+    """The end of the training log. What went wrong leads."""
+    if view is None or text is None or not view.status.get("state"):
         return ""
-    body = (
-        f'<div class="hp-log" data-testid="log"><pre>{esc(text)}</pre></div>'
-        if text
-        else '<p class="hp-none">Empty so far.</p>'
-    )
-    return _section("Log", body, esc(f"outputs/{view.folder.name}/training.log"))
+    where, parts = esc(f"outputs/{view.folder.name}/training.log"), []
+    if text.error and view.state in ERROR_STATES:
+        parts.append(f'<p class="hp-first-error" data-testid="first-error">{esc(text.error[:2000])}</p>')
+    if text.text:
+        parts.append(
+            '<div class="hp-log" data-testid="log" tabindex="0" role="region" aria-label="Training log">'
+            f"<pre>{_log_text(text)}</pre></div>"
+        )
+    else:
+        parts.append('<p class="hp-none">The log is empty.</p>')
+    if text.hidden:
+        parts.append(
+            f'<p class="hp-none hp-hidden-lines">{text.hidden} lines of the launcher hidden; they are in {where}.</p>'
+        )
+    return _section("Log", "".join(parts), where)
+
+
+@functools.lru_cache(maxsize=16)
+def _log_text(text: Log) -> str:
+    return local_times(esc(text.text))
 
 
 def _short(seconds: float) -> str:
-    """A time span where tenths of a second count."""
+    """A time span with tenths of a second below one minute."""
     return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 

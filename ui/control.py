@@ -1,6 +1,6 @@
-"""Start and stop a run: by the monitor's own commands, as processes, because a run must outlive the page.
+"""Start and stop a run with the monitor's commands, as separate processes, because a run must outlive the page.
 
-Their output goes to a file and never to a pipe: what the monitor starts inherits it and would hold a pipe open.
+Their output goes to a file, not to a pipe: the processes that the monitor starts inherit it and would keep a pipe open.
 """
 
 import os
@@ -8,48 +8,49 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 import runs
 
-START_S = 60  # seconds `monitor start` may take until the run is on its way
-STOP_S = 5  # seconds the page waits for `monitor stop`; it goes on without us
+START_S = 60  # seconds `monitor start` may take
+STOP_S = 5  # seconds the page waits for `monitor stop`, which continues without the page
 
 
 def start(folder: Path) -> None:
     """Start or resume a run, detached.
 
     Raises:
-        runs.RunError: the monitor's own words on why not.
+        runs.RunError: the monitor refused; carries its message.
     """
-    with tempfile.TemporaryFile() as said:
-        process = _monitor(["start", str(folder)], said)
+    with tempfile.TemporaryFile() as output:
+        process = _monitor(["start", str(folder)], output)
         try:
             code = process.wait(START_S)
         except subprocess.TimeoutExpired:
             raise runs.RunError(
-                f"the monitor has not started within {START_S} s; look into {folder / 'monitor.log'}, then press Start again"
+                f"the monitor did not start within {START_S} s; read {folder / 'monitor.log'}, then press Start again"
             ) from None
         if code:
-            raise runs.RunError(_words(said) or f"python -m monitor start {folder} ended with code {code}")
+            raise runs.RunError(_message(output) or f"python -m monitor start {folder} exited with code {code}")
 
 
 def stop(folder: Path) -> None:
-    """Ask a run to save a checkpoint and stop. Returns at once; the run's state tells how far it is.
+    """Request a checkpoint and a stop. Returns after at most STOP_S seconds; the run's state shows the progress.
 
     Raises:
-        runs.RunError: the monitor's own words on why not.
+        runs.RunError: the monitor refused; carries its message.
     """
-    with tempfile.TemporaryFile() as said:
-        process = _monitor(["stop", str(folder)], said)
+    with tempfile.TemporaryFile() as output:
+        process = _monitor(["stop", str(folder)], output)
         try:
             code = process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             return
         if code:
-            raise runs.RunError(_words(said) or f"python -m monitor stop {folder} ended with code {code}")
+            raise runs.RunError(_message(output) or f"python -m monitor stop {folder} exited with code {code}")
 
 
-def _monitor(arguments: list[str], output) -> subprocess.Popen:
+def _monitor(arguments: list[str], output: BinaryIO) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-m", "monitor", *arguments],
         cwd=runs.ROOT,
@@ -61,7 +62,8 @@ def _monitor(arguments: list[str], output) -> subprocess.Popen:
     )
 
 
-def _words(said) -> str:
-    said.seek(0)
-    lines = said.read().decode("utf-8", "replace").strip().splitlines()
+def _message(output: BinaryIO) -> str:
+    """The last lines of a command's output, without its prefix."""
+    output.seek(0)
+    lines = output.read().decode("utf-8", "replace").strip().splitlines()
     return "\n".join(line.removeprefix("monitor: ") for line in lines[-8:])

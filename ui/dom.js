@@ -1,4 +1,4 @@
-// Put in front of every script of the page (ui/html.py): elements made with textContent, never from markup.
+// What all scripts of the page use (ui/scripts.py). Elements are built with textContent, never from markup.
 const make = (tag, cls, text) => {
   const node = document.createElement(tag);
   if (cls) node.className = cls;

@@ -1,7 +1,7 @@
-"""Fetching a base model's files from the page: `python -m runs fetch-model` as a process of its own.
+"""Download a base model's files from the page: `python -m runs fetch-model` as a separate process.
 
-It outlives the page as a run does: what it says goes to a file in the models folder, whether it runs is told by the lock
-that it holds, and what has come is kept, so that a page which opens later, or a second press, takes it up.
+The process outlives the page and its console. Its output goes to a file in the models folder, its file locks show whether it is running,
+and partial downloads are kept, so a later page or a second click continues the download.
 """
 
 import os
@@ -9,17 +9,19 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import presets
 import runs
+from monitor.process.platform import detached
 from runs.files import explained
 from ui.html import esc
 
-_begun: dict[str, subprocess.Popen] = {}  # by model: until a process holds the lock, only this knows of it
+_started: dict[str, "subprocess.Popen[bytes]"] = {}  # by model: a new process takes its lock a moment after it starts
 
 
-def wanted(values: Mapping) -> str:
-    """The model whose files are to be fetched before it can be trained: its key, "" where there is nothing to fetch."""
+def model_to_fetch(values: Mapping[str, Any]) -> str:
+    """Key of the chosen model when its files must be downloaded first; "" when nothing is missing."""
     model = presets.models().get(values["model"])
     if model is None or model["generated"] or values["backend"] != "sd-scripts" or not model["files"]:
         return ""
@@ -27,28 +29,32 @@ def wanted(values: Mapping) -> str:
 
 
 def start(key: str) -> None:
-    """Begin to fetch, or go on. Raises RunError: the models folder cannot be written."""
+    """Start or continue the download.
+
+    Raises:
+        RunError: the models folder cannot be written.
+    """
     if running(key):
         return
-    with explained("fetch the model's files"):
+    with explained("download the model's files"):
         runs.models_dir().mkdir(parents=True, exist_ok=True)
-        with _log(key).open("wb") as said:
-            _begun[key] = subprocess.Popen(
+        with _log(key).open("wb") as log:
+            _started[key] = subprocess.Popen(
                 [sys.executable, "-m", "runs", "fetch-model", key],
                 cwd=runs.ROOT,
                 env={**os.environ, "PYTHONUTF8": "1"},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                **detached(),
             )
 
 
 def running(key: str) -> bool:
-    """Whether a process fetches a file of this model now."""
+    """Whether a process is downloading a file of this model."""
     from filelock import FileLock, Timeout
 
-    if key in _begun and _begun[key].poll() is None:
+    if key in _started and _started[key].poll() is None:
         return True
     for path in runs.missing_files(key).values():
         lock = path.with_name(f".{path.name}.lock")
@@ -61,18 +67,18 @@ def running(key: str) -> bool:
     return False
 
 
-def told(key: str) -> str:
-    """How far it is, or why it ended, as HTML; "" where it was never begun."""
+def progress_html(key: str) -> str:
+    """Progress of the download, or the reason it failed, as HTML; "" when none was started."""
     try:
         lines = _log(key).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return ""
-    last = lines[-1].removeprefix("runs: ") if lines else "asking for the files…"
+    last = lines[-1].removeprefix("runs: ") if lines else "contacting the server…"
     if running(key):
-        return f'<p class="hp-hint" role="status" data-testid="fetching">Fetching: {esc(last)}</p>'
+        return f'<p class="hp-hint" role="status" data-testid="fetching">Downloading: {esc(last)}</p>'
     if not runs.missing_files(key):
         return ""
-    return f'<p class="hp-hint" role="alert" data-testid="fetch-fault"><span class="hp-warn">{esc(last)}</span></p>'
+    return f'<p class="hp-hint" role="alert" data-testid="fetch-error"><span class="hp-warn">{esc(last)}</span></p>'
 
 
 def _log(key: str) -> Path:

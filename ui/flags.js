@@ -1,11 +1,11 @@
-// The table of a trainer's flags. Runs as the body of gr.HTML's js_on_load.
+// The table of a trainer's options. Runs as the body of gr.HTML's js_on_load.
 //
-// Built with textContent only. What is set lives in the "Further flags" box: the table changes the one line of a flag
-// there and leaves every other character as it was typed.
+// Built with textContent only. The values are stored in the "Extra trainer options" box: the table changes the line of one
+// option there and leaves all other text as typed.
 const search = make("input", "hp-search");
 search.type = "search";
-search.placeholder = "Search by name or by what it does";
-search.setAttribute("aria-label", "Search the flags");
+search.placeholder = "Search names and descriptions";
+search.setAttribute("aria-label", "Search options");
 const count = make("span", "hp-flag-count");
 count.setAttribute("role", "status");
 const top = make("div", "hp-flag-top");
@@ -25,7 +25,7 @@ const typed = () => {
 function write(name, value) {
   const area = box();
   const lines = area.value.split("\n");
-  const last = lines.map(keyOf).lastIndexOf(name); // the last line counts
+  const last = lines.map(keyOf).lastIndexOf(name); // the last line wins
   if (value === null) area.value = lines.filter((line) => keyOf(line) !== name).join("\n");
   else if (last >= 0) area.value = lines.map((line, at) => (at === last ? `${name}=${value}` : line)).join("\n");
   else area.value += (area.value && !area.value.endsWith("\n") ? "\n" : "") + `${name}=${value}`;
@@ -35,24 +35,24 @@ function write(name, value) {
 // Rows --------------------------------------------------------------------------------------------------------------
 const state = () => props.value || { flags: [], label: "", problem: "", backend: "", model: "" };
 let rows = new Map();
-async function judge(name, value) {
+async function check(name, value) {
   try {
-    return (await server.judge_flag({ backend: state().backend, model: state().model, name, value })).faults;
+    return (await server.check_flag({ backend: state().backend, model: state().model, name, value })).errors;
   } catch (error) {
-    return ["The server does not answer; nothing was set."];
+    return ["The server does not respond. The option was not set."];
   }
 }
-function control(flag, now) {
+function control(flag, current) {
   const options = flag.switch ? ["true", "false"] : flag.choices;
   const node = make(options.length && !flag.type.startsWith("list of") ? "select" : "input");
   if (node.tagName === "SELECT") for (const one of options) node.append(new Option(one, one));
-  const start = now ?? (flag.value || (flag.switch ? "true" : ""));
+  const start = current ?? (flag.value || (flag.switch ? "true" : ""));
   if (node.tagName === "INPUT") {
     node.placeholder = flag.default || flag.type;
     node.spellcheck = false;
     node.value = start;
   } else {
-    if (now !== undefined && !options.includes(now)) node.prepend(new Option(now, now));
+    if (current !== undefined && !options.includes(current)) node.prepend(new Option(current, current));
     node.value = start || options[0];
   }
   node.setAttribute("aria-label", "Value of " + flag.name);
@@ -60,46 +60,46 @@ function control(flag, now) {
 }
 function editor(flag) {
   const line = make("div", "hp-flag-edit");
-  const said = make("div", "hp-flag-said");
-  said.setAttribute("role", "alert");
+  const problems = make("div", "hp-flag-errors");
+  problems.setAttribute("role", "alert");
   const value = control(flag, typed().get(flag.name));
   let timer = null;
-  const tell = (faults) => {
-    said.replaceChildren(...faults.map((one) => make("p", "", one)));
-    value.setAttribute("aria-invalid", faults.length ? "true" : "false");
+  const showErrors = (errors) => {
+    problems.replaceChildren(...errors.map((one) => make("p", "", one)));
+    value.setAttribute("aria-invalid", errors.length ? "true" : "false");
   };
-  const look = async () => {
+  const validate = async () => {
     clearTimeout(timer);
     const text = value.value;
-    const faults = text.trim() ? await judge(flag.name, text) : [];
-    if (text === value.value) tell(faults);
-    return faults;
+    const errors = text.trim() ? await check(flag.name, text) : [];
+    if (text === value.value) showErrors(errors);
+    return errors;
   };
   value.addEventListener("input", () => {
     clearTimeout(timer);
-    timer = setTimeout(look, 350);
+    timer = setTimeout(validate, 350);
   });
-  value.addEventListener("blur", look);
-  const put = async () => {
-    if (!value.value.trim()) return tell([`${flag.name}: type a value first`]);
-    if (!(await look()).length) write(flag.name, value.value);
+  value.addEventListener("blur", validate);
+  const set = async () => {
+    if (!value.value.trim()) return showErrors([`${flag.name}: enter a value`]);
+    if (!(await validate()).length) write(flag.name, value.value);
   };
   value.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") put();
+    if (event.key === "Enter") set();
   });
-  const gone = button("Take out", "hp-quiet hp-flag-out", () => write(flag.name, null));
-  line.append(value, button("Set", "hp-set", put), gone);
-  return [line, said];
+  const remove = button("Remove", "hp-quiet hp-flag-remove", () => write(flag.name, null));
+  line.append(value, button("Set", "hp-set", set), remove);
+  return [line, problems];
 }
 function body(flag) {
   const inside = make("div", "hp-flag-body");
-  inside.append(make("p", "", flag.help || "The trainer says nothing about it."));
+  inside.append(make("p", "", flag.help || "The trainer has no description of this option."));
   const facts = [`Type: ${flag.type}`];
   if (flag.choices.length) facts.push(`One of: ${flag.choices.join(", ")}`);
-  facts.push(`Trainer's default: ${flag.default || "none"}`);
-  if (flag.value) facts.push(`Set by ${flag.by} to: ${flag.value}`);
+  facts.push(`Trainer default: ${flag.default || "none"}`);
+  if (flag.value) facts.push(`${flag.by} sets it to ${flag.value}`);
   inside.append(make("p", "hp-flag-facts", facts.join(" · ")));
-  if (flag.locked) inside.append(make("p", "hp-flag-facts", `It follows from: ${flag.by}. Change it there.`));
+  if (flag.locked) inside.append(make("p", "hp-flag-facts", `Set by: ${flag.by}. Change it there.`));
   else inside.append(...editor(flag));
   return inside;
 }
@@ -118,34 +118,34 @@ function rowOf(flag) {
     else row.append(body(flag));
   });
   row.append(head);
-  return { flag, row, mark, words: `${flag.name} ${flag.name.replaceAll("_", " ")} ${flag.help}`.toLowerCase() };
+  return { flag, row, mark, text: `${flag.name} ${flag.name.replaceAll("_", " ")} ${flag.help}`.toLowerCase() };
 }
 function marks() {
   const set = typed();
   for (const { flag, row, mark } of rows.values()) {
-    const mine = set.get(flag.name);
-    row.classList.toggle("hp-mine", mine !== undefined);
+    const own = set.get(flag.name);
+    row.classList.toggle("hp-own", own !== undefined);
     row.classList.toggle("hp-locked", flag.locked);
-    if (mine !== undefined) mark.textContent = `yours: ${mine}`;
+    if (own !== undefined) mark.textContent = `your value: ${own}`;
     else if (flag.by) mark.textContent = flag.value ? `${flag.by}: ${flag.value}` : flag.by;
     else mark.textContent = "";
   }
 }
-let asked = 0;
+let latest = 0;
 async function filter() {
-  const turn = ++asked;
+  const request = ++latest;
   const query = search.value.trim().toLowerCase().replace(/^--/, "");
-  const wanted = query.split(/\s+/).filter(Boolean);
-  const hits = [...rows.values()].filter((one) => wanted.every((word) => one.words.includes(word)));
+  const words = query.split(/\s+/).filter(Boolean);
+  const hits = [...rows.values()].filter((one) => words.every((word) => one.text.includes(word)));
   const rank = ({ flag }) => (flag.name === query ? 0 : flag.name.startsWith(query) ? 1 : flag.name.includes(query) ? 2 : 3);
   if (query) hits.sort((a, b) => rank(a) - rank(b));
   list.replaceChildren(...hits.map((one) => one.row));
   list.scrollTop = 0;
-  count.textContent = query ? `${hits.length} of ${rows.size}` : `${rows.size} flags of: ${state().label}`;
+  count.textContent = query ? `${hits.length} of ${rows.size}` : `${rows.size} options of ${state().label}`;
   if (hits.length || !query) return;
   const name = query.replaceAll("-", "_");
-  const said = /^\w+$/.test(name) ? await judge(name, "") : [];
-  if (turn === asked) list.replaceChildren(make("p", "hp-none", said.join(" ") || "No flag's name or help has these words."));
+  const errors = /^\w+$/.test(name) ? await check(name, "") : [];
+  if (request === latest) list.replaceChildren(make("p", "hp-none", errors.join(" ") || "No option matches this search."));
 }
 function draw() {
   const { flags, problem } = state();
@@ -153,7 +153,7 @@ function draw() {
   top.hidden = !flags.length;
   marks();
   filter();
-  if (!flags.length) list.replaceChildren(make("p", "hp-none", problem || "Reading the trainer's flags…"));
+  if (!flags.length) list.replaceChildren(make("p", "hp-none", problem || "Loading the trainer's options…"));
 }
 search.addEventListener("input", filter);
 document.addEventListener("input", (event) => {

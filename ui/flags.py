@@ -1,22 +1,27 @@
-"""Every flag of the chosen trainer, to look up and to set: the table below "Further flags".
+"""The table of all options of the chosen trainer, below "Extra trainer options".
 
-The box stays the only place where a flag is kept; the table writes lines into it and reads them back, so a person may
-type instead. What may be in a line is judged by runs alone, here only asked line by line. The list is read from the
-trainer's source when the table is first opened, never with the page.
+Options are stored only as the text of that field: the table writes lines into it and reads them back, so a user can type
+them instead. `runs` validates each line. The options are read from the trainer's source when the table is first opened,
+because reading them takes longer than opening the page.
 """
 
 import re
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 import presets
 import runs
-from runs.flags import check_extra, known_flags, parse_settings
+from runs.flags import known_flags
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec
-from ui import form
-from ui.html import esc, script
+from ui import form, scripts
+from ui.images import OUT_OF_DATE
+
+if TYPE_CHECKING:
+    import gradio as gr
 
 TYPES = {"bool": "switch", "int": "whole number", "float": "number", "str": "text"}
 LISTS = {"text": "list of words"}
-# Flags that follow from a field of the form which is called otherwise (runs/command.py).
+# Trainer flags that a form field with another name sets (runs/command.py).
 FOLLOWS = {
     "save_precision": "mixed_precision",
     "sample_prompts": "prompts",
@@ -25,59 +30,34 @@ FOLLOWS = {
     "save_last_n_epochs_state": "keep_states",
 }
 JAPANESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]")
-ABSENT = (
-    "kohya's sd-scripts is not installed, so its flags cannot be listed; run ./start.sh sd-scripts "
-    "(or set SD_SCRIPTS_DIR), then close and open this list"
+NOT_INSTALLED = (
+    "kohya's sd-scripts is not installed, so its options cannot be listed. Run ./start.sh sd-scripts "
+    "(or set SD_SCRIPTS_DIR), then close and reopen this list."
 )
 
 
-def faults(values: dict) -> list[str]:
-    """What is wrong with the lines of "Further flags", a sentence each, as runs judges them."""
-    lines = [line for line in (values["flags"] or "").splitlines() if line.strip()]
-    base = {"name": "my-lora", **{key: values[key] for key in ("model", "tier", "backend")}}
-    if not lines or not _makes(base):
-        return []  # a model that the trainer cannot train is told at the model, not once a flag
-    found: dict[str, None] = {}
-    for line in lines:
-        try:
-            check_extra(runs.make(parse_settings([line], base)))
-        except (runs.RunError, presets.PresetError) as error:
-            found |= dict.fromkeys(form.in_labels(str(error).replace("--set ", "")).splitlines())
-    return list(found)
+def check_flag(data: dict[str, Any]) -> dict[str, Any]:
+    """Validate one option before the table sets it: {"errors": [message, …]}."""
+    known: dict[str, Collection[str]] = {"model": presets.models(), "backend": form.BACKENDS}
+    keys = ("model", "backend", "name", "value")
+    texts = {key: data[key] for key in keys if isinstance(data, dict) and isinstance(data.get(key), str)}
+    valid = len(texts) == len(keys) and all(texts[key] in known[key] for key in known)
+    if not valid or len((texts["name"] + texts["value"]).splitlines()) > 1:
+        return {"errors": [OUT_OF_DATE]}
+    chosen = {**form.defaults(), "name": "my-lora", "model": texts["model"], "backend": texts["backend"]}
+    _, faults = form.parse({**chosen, "flags": ""})
+    if faults:
+        return {"errors": []}  # the model field reports a model that the trainer cannot train
+    _, faults = form.parse({**chosen, "flags": f"{texts['name']}={texts['value']}"})
+    return {"errors": [one.message if one.field == "extra" else form.shown(one) for one in faults]}
 
 
-def _makes(fields: dict) -> bool:
-    try:
-        runs.make(fields)
-    except runs.RunError:
-        return False
-    return True
-
-
-def note(values: dict) -> str:
-    """`faults` as HTML; "" when there are none."""
-    lines = "".join(f"<li>{esc(line)}</li>" for line in faults(values))
-    return f'<ul class="hp-flagnote" role="status">{lines}</ul>' if lines else ""
-
-
-def judge_flag(data: dict) -> dict:
-    """What runs says of one flag that is about to be set: {"faults": […]}."""
-    known = {"model": presets.models(), "backend": form.BACKENDS}
-    texts = {key: data.get(key) if isinstance(data, dict) else None for key in ("model", "backend", "name", "value")}
-    fit = all(isinstance(text, str) for text in texts.values()) and all(texts[key] in known[key] for key in known)
-    if not fit or len((texts["name"] + texts["value"]).splitlines()) > 1:
-        return {"faults": ["the page and the server do not fit; reload the page"]}
-    line = f"{texts['name']}={texts['value']}"
-    tier = form.defaults()["tier"]
-    return {"faults": faults({"model": texts["model"], "backend": texts["backend"], "tier": tier, "flags": line})}
-
-
-def listing(values: dict) -> dict:
+def listing(values: dict[str, Any]) -> dict[str, Any]:
     """The table: {backend, model, label, problem, flags: [{name, type, choices, default, help, brief, by, value,
     locked}]}.
 
-    `by` is who sets the flag already ("" nobody) and `value` to what; a `locked` one belongs to a field of the form, to
-    the VRAM choice or to the run's folder, and is not changed here.
+    `by` names what sets the option already ("" for nothing) and `value` is that value. A `locked` option is set by a form
+    field, by the VRAM choice or by the run's folder, and cannot be changed in the table.
     """
     label = form.BACKENDS.get(values["backend"], "")
     shown = {"backend": values["backend"], "model": values["model"], "label": label, "problem": "", "flags": []}
@@ -85,9 +65,9 @@ def listing(values: dict) -> dict:
         spec = runs.make({"name": "my-lora", **{key: values[key] for key in ("model", "tier", "backend")}})
         known = known_flags(spec.backend, presets.models()[spec.model]["family"])
     except (runs.RunError, presets.PresetError) as error:
-        return {**shown, "problem": form.in_labels(str(error))}
+        return {**shown, "problem": str(error)}
     if not known:
-        return {**shown, "problem": ABSENT}
+        return {**shown, "problem": NOT_INSTALLED}
     from runs.command import flags, model_files
 
     now = flags(spec, runs.outputs_dir() / spec.slug)
@@ -96,7 +76,9 @@ def listing(values: dict) -> dict:
     return {**shown, "flags": [_row(name, entry, now, tier, files) for name, entry in sorted(known.items())]}
 
 
-def _row(name: str, entry: dict, now: dict, tier: dict, files: dict) -> dict:
+def _row(
+    name: str, entry: dict[str, Any], now: dict[str, Any], tier: dict[str, Any], files: dict[str, Any]
+) -> dict[str, Any]:
     by, value, locked = "", None, True
     field = FOLLOWS.get(name, ALIASES.get(name, name))
     if field in form.LABELS and field in RunSpec.model_fields:
@@ -125,14 +107,14 @@ def _row(name: str, entry: dict, now: dict, tier: dict, files: dict) -> dict:
 
 
 def brief(text: str) -> str:
-    """The English half of a help text: sd-scripts' are "English / Japanese", and a row of the table is one line."""
+    """The English part of a help text, for the one line of a table row; sd-scripts writes "English / Japanese"."""
     parts = text.split(" / ")
     english = next((n for n, part in enumerate(parts) if JAPANESE.search(part)), len(parts))
     return " / ".join(parts[: max(1, english)])
 
 
 def _text(value: object) -> str:
-    """A value as it is written into the box; "" for none."""
+    """A value as text for the field; "" for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -142,15 +124,15 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def flags_view():
-    """The component; empty until its value is a `listing`."""
+def flags_view() -> "gr.HTML":
+    """The component, empty until its value is a `listing`."""
     import gradio as gr
 
     return gr.HTML(
         value=None,
         html_template="",
-        js_on_load=script("flags"),
-        server_functions=[judge_flag],
+        js_on_load=scripts.loader("flags"),
+        server_functions=[check_flag],
         elem_id="all-flags",
         apply_default_css=False,
     )

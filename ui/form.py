@@ -1,301 +1,385 @@
-"""Step 1 and step 3: the settings as fields, and from what was typed to a spec, a plan and a script.
+"""Steps 1 and 3: the settings as fields, and the spec, plan and script that their values give.
 
-The fields take anything: a value is judged by `RunSpec` alone, in words, so that nothing typed is refused by a
-component in a way that loses it. Labels and help live in one table; defaults are those of presets/defaults.toml.
+The fields accept any text. Only `RunSpec` validates values, because a component that refuses a value also loses it. Labels
+and help texts are in one table; defaults come from presets/defaults.toml.
 """
 
+import itertools
 import json
 import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import presets
 import runs
-from presets.estimate import estimate
 from runs import weights
+from runs.files import Fault
+from runs.paths import entries
 from ui import draft
 from ui.html import esc
 
-BACKENDS = {"diffusers": "Built in", "sd-scripts": "kohya's sd-scripts"}
-# What a base model may bring along; choosing a model sets these to the model's own value or back to the default.
+if TYPE_CHECKING:
+    from runs.machine import Machine
+
+BACKENDS = {"diffusers": "Built-in (Diffusers)", "sd-scripts": "kohya's sd-scripts"}
+# Fields that depend on the base model: choosing a model sets each to the model's value or to the default.
 MODEL_FIELDS = ("resolution", "mixed_precision", "sample_steps")
 
 
 @dataclass(frozen=True)
 class Field:
-    """One setting: how it is asked for. `kind`: whole, text, lines or choice; `key`: its name in RunSpec."""
+    """One field of the form. `key`: its name in RunSpec; `kind`: integer, text, lines or choice; `info`: help text."""
 
     key: str
     label: str
     kind: str
     info: str = ""
-    choices: tuple = ()
+    choices: tuple[Any, ...] = ()
 
 
 LENGTH = (
-    Field("repeats", "Repeats", "whole", "times each image is shown in an epoch"),
-    Field("epochs", "Epochs", "whole", "rounds through all images"),
-    Field("resolution", "Resolution", "whole", "pixels, a multiple of 32"),
+    Field("repeats", "Repeats", "integer", "How often each image is used per epoch"),
+    Field("epochs", "Epochs", "integer", "Passes over all images"),
+    Field("resolution", "Resolution", "integer", "Pixels per side, a multiple of 32"),
 )
 MORE = (
-    Field("rank", "Rank", "whole", "size of the LoRA; 4 to 32"),
-    Field("alpha", "Alpha", "text", "scale of the LoRA"),
-    Field("learning_rate", "Learning rate", "text", "how fast it learns"),
-    Field("batch_size", "Batch size", "whole", "images a step"),
-    Field("gradient_accumulation", "Gradient accumulation", "whole", "batches a step"),
-    Field("max_train_steps", "Stop after steps", "text", "empty: by the epochs"),
-    Field("save_every_n_epochs", "LoRA saved every … epochs", "whole", "0: only at the end"),
-    Field("save_every_n_steps", "Checkpoint every … steps", "text", "empty: a tenth of the run"),
-    Field("keep_states", "Checkpoints kept", "whole", "the newest ones"),
-    Field("seed", "Seed", "whole", "same seed, same run"),
-    Field("workers", "Loader workers", "whole", "processes that read images"),
+    Field("rank", "Rank", "integer", "Size of the LoRA, usually 4 to 32"),
+    Field("alpha", "Alpha", "text", "Strength scaling; usually equal to or half the rank"),
+    Field("learning_rate", "Learning rate", "text", "Size of each training step, e.g. 0.0001"),
+    Field("batch_size", "Batch size", "integer", "Images per step"),
+    Field("gradient_accumulation", "Gradient accumulation", "integer", "Batches per optimizer step"),
+    Field("max_train_steps", "Maximum steps", "text", "Leave empty to use epochs"),
+    Field("save_every_n_epochs", "Save a LoRA every N epochs", "integer", "0 saves only the final LoRA"),
+    Field("save_every_n_steps", "Save a checkpoint every N steps", "text", "Leave empty for a tenth of the run"),
+    Field("keep_states", "Checkpoints to keep", "integer", "Older ones are deleted"),
+    Field("seed", "Seed", "integer", "The same seed gives the same run"),
+    Field("workers", "Data loader workers", "integer", "Processes that load images"),
     Field(
-        "mixed_precision", "Precision", "choice", "bf16 on most GPUs", (("bf16",) * 2, ("fp16",) * 2, ("float32", "no"))
+        "mixed_precision",
+        "Precision",
+        "choice",
+        "bf16 suits most GPUs",
+        (("bf16",) * 2, ("fp16",) * 2, ("float32", "no")),
     ),
     Field(
         "trackers",
-        "Tracker",
+        "Also log to",
         "choice",
-        "also keeps the loss",
+        "A tracker that records the loss",
         (("none", ""), ("TensorBoard", "tensorboard"), ("wandb", "wandb")),
     ),
 )
 SAMPLES = (
-    Field("prompts", "Sample prompts, one a line", "lines", "Left empty, the trigger word is the prompt."),
-    Field("sample_every_n_steps", "Draw samples every … steps", "whole", "0: none"),
-    Field("sample_steps", "Denoising steps of a sample", "whole", "more: finer, slower"),
+    Field("prompts", "Sample prompts, one per line", "lines", "Leave empty to use the trigger word"),
+    Field(
+        "sample_every_n_steps",
+        "Generate samples every N steps",
+        "text",
+        "Leave empty for a tenth of the run; 0 turns samples off",
+    ),
+    Field("sample_steps", "Sampling steps", "integer", "More steps are slower and more detailed"),
 )
-FLAGS = Field("flags", "Further flags, one a line", "lines", "By the trainer's names, e.g. noise_offset=0.05")
+FLAGS = Field(
+    "flags", "Extra trainer options, one per line", "lines", "Use the trainer's names, e.g. noise_offset=0.05"
+)
 HEAD = ("name", "trigger", "model", "tier", "backend")
 KEYS = (*HEAD, *(field.key for field in (*LENGTH, *SAMPLES, *MORE, FLAGS)))
 
 
 LABELS = {"name": "Name", "trigger": "Trigger word", "model": "Base model", "tier": "VRAM", "backend": "Trainer"}
 LABELS |= {field.key: field.label for field in (*LENGTH, *SAMPLES, *MORE)}
-FLAGS_LABEL = "Further flags"
-BY_LABEL = {**{label: key for key, label in LABELS.items()}, FLAGS_LABEL: "flags", "Images": "images"}
+LABELS |= {"flags": "Extra trainer options", "images": "Images"}
+# Fields that may be empty, and the value of the spec that an empty one gives.
+EMPTY = {
+    "max_train_steps": None,
+    "save_every_n_steps": None,
+    "sample_every_n_steps": None,
+    "trackers": "",
+    "prompts": "",
+}
 
 
-def defaults() -> dict:
-    """What the form starts from, by key."""
+def defaults() -> dict[str, Any]:
+    """Initial form values by key."""
     table = presets.defaults()["run"]
     empty = {"name": "", "trigger": "", "prompts": "", "flags": "", "max_train_steps": "", "trackers": ""}
     values = {key: table.get(key, empty.get(key, "")) for key in KEYS}
+    values["sample_every_n_steps"] = ""  # a tenth of the run
     return {**values, "alpha": f"{table['alpha']:g}", "learning_rate": f"{table['learning_rate']:g}"}
 
 
-def restored(stored: dict) -> dict:
-    """Stored values laid over the defaults; a choice that is gone (a model removed from the table) is left out."""
-    allowed = {"model": presets.models(), "tier": presets.tiers(), "backend": BACKENDS}
+def restored(stored: dict[str, Any]) -> dict[str, Any]:
+    """The defaults, replaced by stored values; a stored choice that no longer exists (a removed model) is dropped."""
+    allowed: dict[str, Collection[str]] = {"model": presets.models(), "tier": presets.tiers(), "backend": BACKENDS}
     allowed |= {field.key: [value for _, value in field.choices] for field in MORE if field.kind == "choice"}
     kept = {k: v for k, v in stored.items() if k in KEYS and (k not in allowed or v in allowed[k])}
     return {**defaults(), **kept}
 
 
-def spec_of(values: dict) -> "runs.RunSpec":
-    """The run that the form describes.
+@dataclass(frozen=True)
+class Review:
+    """What the form's values give, from one pass over them.
 
-    Raises:
-        runs.RunError: one line for each field that is wrong.
+    spec: None where a field is invalid. images: their number by folder. faults: what prevents a start, by key of the form;
+    missing: what has not been entered yet, which prevents a start as well; warnings: what lets the run start.
     """
-    from runs.flags import parse_settings
 
-    known = {field.key: field for field in (*LENGTH, *MORE, *SAMPLES)}
-    given, faults = {key: values[key] for key in HEAD}, []
+    values: dict[str, Any]
+    images: dict[str, int]
+    spec: "runs.RunSpec | None"
+    faults: tuple[Fault, ...]
+    missing: tuple[Fault, ...]
+    warnings: tuple[Fault, ...]
+
+    def marks(self, starting: bool = False) -> dict[str, list[list[str]]]:
+        """What to show beside each field: [["bad" or "warn", sentence], …] by key."""
+        return marks([*(self.missing if starting else ()), *self.faults], self.warnings)
+
+
+def review(
+    values: dict[str, Any],
+    images: int | Mapping[str, int],
+    machine: "Machine | None" = None,
+    sizes: Sequence[tuple[int, int]] = (),
+    ask: bool = False,
+) -> Review:
+    """Parse and judge the form's values. Start uses this function too: what it allows, starts.
+
+    Args:
+        images: their number, or their number by folder. machine, sizes: as in runs.sanity.judge. ask: as in runs.problems.
+    """
+    from runs.sanity import IMPOSSIBLE, judge
+
+    counts = {"": images} if isinstance(images, int) else dict(images)
+    missing, warnings = [], []
     if not (values["name"] or "").strip():
-        faults.append("Name: the LoRA has none yet; type one, e.g. my-lora")
-        given["name"] = "my-lora"  # so that the rest is judged, too
-    for key, field in known.items():
-        value = values[key]
+        missing.append(Fault("name", "Give your LoRA a name"))
+        values = {**values, "name": "my-lora"}  # so that the other fields are judged too
+    if not sum(counts.values()):
+        missing.append(Fault("images", "Add at least one image in step 2; 10 to 30 make a good LoRA"))
+    spec, faults = parse(values)
+    if spec is not None:
+        refused = any(fault.field == "extra" for fault in faults)
+        findings = [one for one in judge(spec, counts, machine, sizes) if not (refused and one.field == "extra")]
+        found = start_faults(spec, ask, named=not missing or missing[0].field != "name")
+        if weights.can_be_fetched(spec):  # the model's notes offer the next step; only Start reports it as an error
+            missing += [one for one in found if one.field == "model"]
+            found = [one for one in found if one.field != "model"]
+        faults += found
+        faults += [finding.fault() for finding in findings if finding.severity == IMPOSSIBLE]
+        warnings = [finding.fault() for finding in findings if finding.severity != IMPOSSIBLE]
+    return Review(values, counts, spec, _in_form(faults), tuple(missing), _in_form(warnings))
+
+
+def parse(values: dict[str, Any]) -> "tuple[runs.RunSpec | None, list[Fault]]":
+    """The RunSpec of the form's values, and what is wrong with them; no spec where a field is invalid.
+
+    A flag that the trainer refuses is a fault of a valid spec.
+    """
+    from runs.flags import flag_faults, settings
+
+    given, faults = {key: values[key] for key in HEAD}, []
+    for field in (*LENGTH, *MORE, *SAMPLES):
+        value = values[field.key]
         empty = value is None or (isinstance(value, str) and not value.strip())
-        if key == "prompts":
-            given[key] = [line for line in (value or "").splitlines() if line.strip()]
-        elif key in ("max_train_steps", "save_every_n_steps", "trackers"):
-            given[key] = (None if key != "trackers" else "") if empty else value
-        elif empty:
-            faults.append(f"{field.label}: is empty; the default is {defaults()[key]}")
+        if field.key == "prompts":
+            given[field.key] = [line for line in (value or "").splitlines() if line.strip()]
+        elif empty and field.key not in EMPTY:
+            faults.append(Fault(field.key, f"Enter a value; the default is {defaults()[field.key]}"))
         else:
-            given[key] = value
-    settings = [line for line in (values["flags"] or "").splitlines() if line.strip()]
-    spec = None
+            given[field.key] = EMPTY[field.key] if empty else value
+    lines = [line for line in (values["flags"] or "").splitlines() if line.strip()]
     try:
-        given = parse_settings(settings, given)
-    except runs.RunError as error:
-        faults += [
-            f"{FLAGS_LABEL}: {line.removeprefix('--set ').replace('--set ', '')}" for line in str(error).splitlines()
-        ]
+        given, wrong = settings(lines, given)
+    except presets.PresetError as error:
+        wrong = [Fault("model", str(error))]
+    faults += wrong
     try:
         spec = runs.make(given)
     except runs.RunError as error:
-        faults += in_labels(re.sub(r"(?m)^extra: ", "flags: ", str(error))).splitlines()
-    if faults:
-        raise runs.RunError("\n".join(faults))
+        return None, faults + list(error.faults)
+    return (None if faults else spec), faults + flag_faults(spec)
+
+
+def _in_form(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """Faults with the keys of the form: a field of the spec that the form lacks is set in "Extra trainer options"."""
+    keys = {key: key for key in ("", *LABELS)} | {"extra": "flags"}
+    return tuple(
+        Fault(keys[one.field], one.message) if one.field in keys else Fault("flags", str(one)) for one in faults
+    )
+
+
+def spec_of(values: dict[str, Any]) -> "runs.RunSpec":
+    """The RunSpec of the form's values.
+
+    Raises:
+        runs.RunError: one fault for each invalid field, by key of the form.
+    """
+    named = bool((values["name"] or "").strip())
+    spec, faults = parse(values if named else {**values, "name": "my-lora"})
+    faults = [*([] if named else [Fault("name", "Give your LoRA a name")]), *faults]
+    if faults or spec is None:
+        raise runs.RunError(_in_form(faults))
     return spec
 
 
-def in_labels(message: str) -> str:
-    """A fault with the label that the page shows in place of the spec's key."""
-    lines = []
-    for line in message.splitlines():
-        key, colon, rest = line.partition(":")
-        label = {**LABELS, "flags": FLAGS_LABEL}.get(key) if colon else None
-        lines.append(f"{label}:{rest}" if label else line.removeprefix("spec: ").removeprefix("extra: "))
-    return "\n".join(lines)
+def shown(fault: Fault) -> str:
+    """A fault as the page shows it away from its field: with the field's label."""
+    return f"{LABELS[fault.field]}: {fault.message}" if fault.field in LABELS else str(fault)
 
 
-def by_field(message: str) -> dict[str, str]:
-    """The faults of a message that belong to a field, by its key: they are shown beside it as well."""
-    found: dict[str, list[str]] = {}
-    for line in message.splitlines():
-        label, colon, rest = line.partition(": ")
-        if colon and label in BY_LABEL:
-            found.setdefault(BY_LABEL[label], []).append(rest)
-    return {key: "\n".join(lines) for key, lines in found.items()}
+def marks(faults: Iterable[Fault], warnings: Iterable[Fault] = ()) -> dict[str, list[list[str]]]:
+    """What to show beside each field: [["bad" or "warn", sentence], …] by key of the form."""
+    found: dict[str, list[list[str]]] = {}
+    for kind, some in (("bad", faults), ("warn", warnings)):
+        for one in some:
+            if one.field in KEYS:
+                found.setdefault(one.field, []).append([kind, one.message])
+    return found
 
 
-def faults(values: dict) -> dict[str, str]:
-    """What is wrong with what was typed so far, by field; a name that is still to come is no fault before the start."""
-    try:
-        spec_of({**values, "name": values["name"] or "my-lora"})
-    except runs.RunError as error:
-        return by_field(str(error))
-    return {}
+def values_of_spec(spec: "runs.RunSpec", images: int) -> dict[str, Any]:
+    """Form values that give this spec with `images` images; the inverse of `spec_of`.
 
-
-def values_of_spec(spec: "runs.RunSpec", images: int) -> dict:
-    """What would have to be typed to get this run once more, on so many images; the reverse of `spec_of`.
-
-    A field of the spec that the form does not ask for goes into "Further flags" where it differs from the default.
+    A spec field without a form field goes into "Extra trainer options" when it differs from its default.
     """
-    from runs.folders import with_save_interval
+    from runs.folders import with_sample_interval, with_save_interval
 
-    fields, plain = spec.model_dump(), runs.make({"name": spec.name, "model": spec.model}).model_dump()
+    given = {"name": spec.name, "model": spec.model, "backend": spec.backend}  # not every backend trains every model
+    fields, plain = spec.model_dump(), runs.make(given).model_dump()
     if images and with_save_interval(spec.changed(save_every_n_steps=None), images) == spec:
-        fields["save_every_n_steps"] = None  # as it is when left empty
+        fields["save_every_n_steps"] = None  # the value that an empty field gives
+    open_interval = spec.changed(sample_every_n_steps=None)
+    if images and spec.sample_every_n_steps and with_sample_interval(open_interval, images) == spec:
+        fields["sample_every_n_steps"] = None
     values = {key: fields.pop(key) for key in KEYS if key in fields}
     values |= {"prompts": "\n".join(spec.prompts), "alpha": str(spec.alpha), "learning_rate": str(spec.learning_rate)}
     values |= {
-        key: "" if values[key] is None else str(values[key]) for key in ("max_train_steps", "save_every_n_steps")
+        key: "" if values[key] is None else str(values[key])
+        for key in ("max_train_steps", "save_every_n_steps", "sample_every_n_steps")
     }
     lines = {key: value for key, value in fields.items() if key not in ("extra", "environment") and value != plain[key]}
     for field in MORE:
         if field.kind == "choice" and values[field.key] not in dict(field.choices).values():
             lines[field.key] = values.pop(field.key)
     lines |= spec.extra
-    values["flags"] = "".join(f"{key}={_typed(value)}\n" for key, value in lines.items())
+    values["flags"] = "".join(f"{key}={_as_text(value)}\n" for key, value in lines.items())
     return {**defaults(), **values}
 
 
-def _typed(value: object) -> str:
-    """A flag's value as a line holds it."""
+def _as_text(value: object) -> str:
+    """An option's value as written in its line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
 
 
 def free_name(name: str) -> str:
-    """The name, or the first of `name 2`, `name 3`, … that no run has."""
-    number = 1
-    while (runs.outputs_dir() / runs.slug(name if number == 1 else f"{name} {number}")).exists():
-        number += 1
-    return name if number == 1 else f"{name} {number}"
+    """`name`, or the first of `name 2`, `name 3`, … that no run or data set has, in any case of its letters.
+
+    A long name is shortened, because its folder's name is: the number would be cut off otherwise.
+    """
+    taken = {entry.casefold() for parent in (runs.outputs_dir(), runs.datasets_dir()) for entry in entries(parent)}
+    if runs.slug(name).casefold() not in taken:
+        return name
+    numbered = re.search(r" (\d{1,6})$", name.strip())
+    stem, number = (name.strip()[: numbered.start()], int(numbered[1])) if numbered else (name.strip(), 1)
+    for count in itertools.count(number + 1):
+        ending = f" {count}"
+        short = stem
+        while short and not runs.slug(short + ending).endswith(f"-{count}"):
+            short = short[: len(short) * 9 // 10].rstrip()
+        candidate = (short or "run") + ending
+        if runs.slug(candidate).casefold() not in taken:
+            return candidate
+    raise AssertionError("unreachable: the numbers do not end")
 
 
-def start_problems(spec: "runs.RunSpec", ask: bool = False) -> list[str]:
-    """What stands in the way of a start apart from the images, which are not in the data set yet; `ask`: as runs.problems."""
-    data = str(runs.datasets_dir() / spec.slug)
-    return [
-        problem.replace("with --set ", f"under {FLAGS_LABEL}: ")
-        for problem in runs.problems(spec, ask=ask)
-        if not problem.startswith(f"no images in {data}")
-    ]
+def start_faults(spec: "runs.RunSpec", ask: bool = False, named: bool = True) -> list[Fault]:
+    """What prevents the start of a new run, except its images, which are not in the data set yet.
 
+    Args:
+        ask: as in runs.problems. named: whether the spec has the user's name, so that a name that is taken is a fault.
+    """
+    from runs.command import samples
+    from runs.folders import name_fault
 
-def plan(values: dict, images: int) -> str:
-    """How long the run will be, as HTML."""
-    if not images:
-        return '<p class="hp-plan">Add images in step 2 to see how many steps the run will have.</p>'
+    taken = name_fault(spec) if named else None
+    found = [*([taken] if taken else []), *(one for one in runs.problems(spec, ask=ask) if one.field != "images")]
     try:
-        spec = spec_of({**values, "name": values["name"] or "my-lora"})
-        steps = runs.planned_steps(spec, images)
+        samples(spec)
     except runs.RunError as error:
-        return f'<p class="hp-plan">{esc(str(error).splitlines()[0])}</p>'
-    parts = [f"{images} image{'s' * (images != 1)}"]
+        found += error.faults
+    return found
+
+
+def plan(review: Review) -> str:
+    """The number of steps and how it is computed, as HTML."""
+    spec, count = review.spec, sum(review.images.values())
+    if not count:
+        return '<p class="hp-plan">Add images in step 2 to see the number of training steps.</p>'
+    if spec is None:
+        return '<p class="hp-plan">The number of training steps appears here once the errors below are fixed.</p>'
+    parts = [f"{count:,} image{'s' * (count != 1)}"]
     if not spec.max_train_steps:
         parts += [f"{spec.repeats} repeat{'s' * (spec.repeats != 1)}", f"{spec.epochs} epoch{'s' * (spec.epochs != 1)}"]
-    parts += [f"batch {spec.batch_size * spec.gradient_accumulation}"] * (
-        spec.batch_size * spec.gradient_accumulation > 1
-    )
-    note = " One image only: the LoRA will learn that very picture; 10 to 30 are better." if images == 1 else ""
+    batch = spec.batch_size * spec.gradient_accumulation
+    parts += [f"batch {batch}"] * (batch > 1)
+    note = " With one image, the LoRA memorizes that image. Use 10 to 30 images." if count == 1 else ""
+    steps = runs.planned_steps(spec, review.images)
     return f'<p class="hp-plan">{" × ".join(parts)} = <strong>{steps:,} steps</strong>.{note}</p>'
 
 
-def script_of(values: dict, images: int) -> str:
-    """The script that Start would write; "" with what is missing told elsewhere.
-
-    Raises:
-        runs.RunError: as spec_of.
-    """
-    from runs.folders import with_save_interval
-
-    spec = spec_of(values)
-    if spec.save_every_n_steps is None and images:
-        spec = with_save_interval(spec, images)
-    return runs.script(spec, runs.outputs_dir() / spec.slug)
+def findings(review: Review) -> str:
+    """What prevents the start, and the warnings, as HTML; "" where there is nothing."""
+    lines = [f'<li class="hp-bad">{esc(shown(fault))}</li>' for fault in review.faults]
+    lines += [f'<li class="hp-warn">{esc(shown(fault))}</li>' for fault in review.warnings]
+    return f'<div role="status"><ul class="hp-findings">{"".join(lines)}</ul></div>' if lines else ""
 
 
-def model_note(values: dict) -> str:
-    """What was chosen, as HTML: the model's licence, what the tier means, and what is missing on this machine."""
-    model, tier = presets.models().get(values["model"]), presets.tiers().get(values["tier"])
-    if model is None or tier is None:
-        return ""
-    lines = [f"{esc(model['name'])}, licence: {esc(model['licence'])} · {esc(tier['label'])}: {esc(tier['note'])}"]
-    try:
-        spec = spec_of({**values, "name": "my-lora"})
-        need, have = estimate(spec.model_dump())["peak_gb"], tier["vram_gb"]
-        lines[0] += f" · about {need:.1f} GB of GPU memory at {spec.resolution} pixels"
-        if need > have:
-            much = f"That is more than {have} GB: a lower resolution, batch size or rank needs less."
-            lines.append(f'<span class="hp-warn">{much}</span>')
-        lines += [f'<span class="hp-warn">{esc(problem)}</span>' for problem in start_problems(spec)]
-        lines += [esc(note)] if (note := weights.note(spec)) and len(lines) == 1 else []
-    except runs.RunError:
-        pass  # told at the start button; here only the model counts
-    return "".join(f'<p class="hp-hint">{line}</p>' for line in lines)
+def script_of(review: Review) -> str:
+    """The script that Start writes; comments with the reasons where the values give none."""
+    from runs.folders import with_sample_interval, with_save_interval
+
+    spec, reasons = review.spec, [*review.missing[:1], *review.faults]
+    if spec is not None and not (review.missing and review.missing[0].field == "name"):
+        if sum(review.images.values()):
+            spec = with_save_interval(spec, review.images) if spec.save_every_n_steps is None else spec
+            spec = with_sample_interval(spec, review.images)
+        try:
+            return runs.script(spec, runs.outputs_dir() / spec.slug)
+        except runs.RunError as error:
+            reasons = [*error.faults]
+    head = "The script appears here once these errors are fixed:"
+    return "".join(f"# {line}\n" for line in (head, *(line for one in reasons for line in shown(one).splitlines())))
 
 
-def model_values(key: str, backend: str) -> dict:
-    """What choosing a base model sets: its trainer, and the fields it brings along."""
+def model_values(key: str, backend: str) -> dict[str, Any]:
+    """Field values to set when a base model is chosen: a trainer that supports it, and MODEL_FIELDS."""
     model = presets.models()[key]
     table = presets.defaults()["run"]
     values = {field: model["settings"].get(field, table[field]) for field in MODEL_FIELDS}
     return {"backend": backend if backend in model["backends"] else model["backends"][0], **values}
 
 
-def create(values: dict, draft_id: str) -> tuple[Path, list[str]]:
-    """Make the run of the form and the draft's images.
+def create(values: dict[str, Any], draft_id: str) -> tuple[Path, list[str]]:
+    """Create a run from the form's values and the draft's images.
 
     Returns:
-        The run's folder, and sentences on what was changed.
+        The run's folder, and messages: the warnings, and which images and captions were changed.
 
     Raises:
-        runs.RunError: what is wrong, a line each; nothing has been made then and the draft is as it was.
+        runs.RunError: one fault for each error, by key of the form; no run was created and the draft is unchanged.
     """
-    faults = []
-    try:
-        spec = spec_of(values)
-        faults += start_problems(spec, ask=True)
-        if (runs.outputs_dir() / spec.slug).exists():
-            faults.append(f"Name: a run called {spec.name!r} exists; choose another name")
-    except runs.RunError as error:
-        faults += str(error).splitlines()
-    images = draft.items(draft_id)
-    if not images:
-        faults.append("Images: there are none yet; drop some in step 2 (10 to 30 make a good LoRA)")
-    if faults:
-        raise runs.RunError("\n".join(faults))
-    told: list[str] = []
-    paths = [draft.images_dir(draft_id) / item.file for item in images]
-    folder = runs.create(spec, paths, {item.file: item.caption for item in images}, tell=told.append)
-    draft.in_a_run(draft_id)
-    return folder, told
+    from runs.machine import this_machine
+
+    sizes = [(item.width, item.height) for item in draft.items(draft_id)]
+    checked = review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask=True)
+    if checked.missing or checked.faults or checked.spec is None:
+        raise runs.RunError([*checked.missing, *checked.faults])
+    messages = [f"Warning: {shown(warning)}" for warning in checked.warnings]
+    folder = runs.create(checked.spec, draft.sources(draft_id), on_note=messages.append)
+    draft.mark_in_a_run(draft_id)
+    return folder, messages

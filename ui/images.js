@@ -1,259 +1,282 @@
-// Step 2: the drop zone and the cards with captions. Runs as the body of gr.HTML's js_on_load.
-//
-// The cards are built here with textContent, never from markup, so a hostile file name or caption stays text. What is
-// typed is in `dirty` until the server has stored it; a list that arrives meanwhile never replaces it.
-const dirty = new Map();
-const saving = new Map();
-let timer = null;
-let busy = 0;
+// Step 2: the drop zone, the toolbar and the pages of cards. The last part of the images' script (ui/scripts.py). Every
+// text is set with textContent, so a hostile file name or caption stays text.
+const ANSWER_MS = 60_000;
+const DROP_HINT = "Drop images or folders here, or click to choose files";
+const TYPES = "image/*,.heic,.heif,.avif,.zip,.txt,.caption";
+const FILTERS = { "": "All images", no_caption: "Without caption", warned: "With a warning" };
+const state = () =>
+  props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, filter: "", waiting: [], history: [] };
 
+function chooser(testid) {
+  const input = make("input");
+  input.type = "file";
+  input.multiple = true;
+  input.hidden = true;
+  input.dataset.testid = testid;
+  input.addEventListener("change", () => {
+    chosen(input.files);
+    input.value = "";
+  });
+  return input;
+}
 const zone = make("div", "hp-drop");
 zone.tabIndex = 0;
 zone.setAttribute("role", "button");
-const zoneTitle = make("strong", "", "Drop images here, or click to choose");
-const zoneHint = make("span", "", "PNG, JPEG, WebP, BMP, GIF or TIFF, any number of them. Drop .txt captions of the same names with them.");
-zone.append(zoneTitle, zoneHint);
-const picker = make("input");
-picker.type = "file";
-picker.multiple = true;
-picker.accept = "image/*,.txt,.caption";
-picker.hidden = true;
-picker.dataset.testid = "image-picker";
+const zoneTitle = make("strong", "", DROP_HINT);
+const zoneHint = make("span", "", "JPEG, PNG, WebP, HEIC, AVIF, BMP, GIF, TIFF or ZIP. A .txt file with the same name is the caption.");
+const progress = make("progress");
+progress.hidden = true;
+progress.setAttribute("aria-label", "Upload");
+zone.append(zoneTitle, zoneHint, progress);
+const picker = chooser("image-picker");
+picker.accept = TYPES;
+const folderPicker = chooser("folder-picker");
+folderPicker.webkitdirectory = true;
+const ways = make("div", "hp-ways");
+const recent = make("div", "hp-recent");
 const notes = make("div", "hp-notes");
 notes.setAttribute("role", "status");
+const asides = make("div", "hp-asides");
 const bar = make("div", "hp-toolbar");
+const tools = make("div", "hp-toolbar hp-tools");
 const grid = make("div", "hp-cards");
 const pager = make("div", "hp-pager");
-element.replaceChildren(zone, picker, notes, bar, grid, pager);
+const skip = make("a", "hp-skip", "Skip the images");
+skip.href = "#start";
+skip.addEventListener("click", (event) => {
+  event.preventDefault();
+  document.getElementById("start").focus();
+});
 
-const say = (lines, kind) => {
+const showNotes = (lines, kind, brief) => {
   notes.className = "hp-notes hp-" + kind;
+  notes.dataset.brief = brief ? "1" : ""; // a sentence that the next change makes untrue
   notes.replaceChildren(...lines.map((line) => make("p", "", line)));
 };
-const state = () => props.value || { draft: "", items: [], total: 0, page: 0, pages: 1 };
+function showProgress(text, part) {
+  if (text !== null) zoneTitle.textContent = text;
+  progress.hidden = part === null;
+  if (part !== null) progress.value = part;
+}
 
-async function call(name, data) {
-  try {
-    const answer = await server[name]({ draft: state().draft, page: state().page, ...data });
-    if (answer && answer.error) say([answer.error], "bad");
-    return answer || {};
-  } catch (error) {
-    say(["The server does not answer. What you typed stays here; it is stored when the server is back."], "bad");
-    return { error: String(error) };
+// Server ------------------------------------------------------------------------------------------------------------
+/** The server's answer: {ok: true, …} or {ok: false, error}; null when there is none, which means: nothing was stored. */
+async function ask(name, data) {
+  const { draft, page, filter } = state();
+  const late = new Promise((done) => setTimeout(done, ANSWER_MS));
+  const request = server[name]({ draft, page, filter, ...data }).catch(() => null); // Gradio answers nothing, or throws
+  const answer = await Promise.race([request, late]);
+  return answer && typeof answer.ok === "boolean" ? answer : null;
+}
+/** Ask for a change of the images and show the result. Returns the answer when it was made, else null. */
+async function change(name, data) {
+  const answer = await ask(name, data);
+  if (answer?.ok === true) {
+    if (notes.dataset.brief) showNotes([], "good");
+    show(answer);
+    hangproof.tellOthers();
+    return answer;
   }
+  if (answer) showNotes([answer.error], "bad");
+  else {
+    await hangproof.lost();
+    const login = hangproof.trouble() === "login";
+    showNotes([`${login ? "Your login has ended" : NO_ANSWER}. Nothing was changed. Try again later.`], "bad");
+  }
+  return null;
 }
 function show(answer) {
   if (!answer.list) return;
-  const before = state().total;
+  const before = state();
   props.value = answer.list;
   draw();
-  if (before !== answer.list.total) trigger("change");
+  if (before.total !== answer.list.total) trigger("change");
+}
+async function reload() {
+  const answer = await ask("list_images", {});
+  if (answer?.ok === true) show(answer);
+  else hangproof.lost();
 }
 
-// Captions ----------------------------------------------------------------------------------------------------------
-function typed(file, text) {
-  dirty.set(file, text);
-  mark(file, "typing");
-  clearTimeout(timer);
-  timer = setTimeout(flush, 500);
-}
-function mark(file, how) {
-  const card = cards.get(file);
-  if (card) card.saved.textContent = { typing: "…", saved: "saved", failed: "not saved" }[how] || "";
-}
-async function store(file) {
-  while (dirty.has(file)) {
-    const text = dirty.get(file);
-    const answer = await call("save_caption", { file, text });
-    if (answer.error) {
-      mark(file, "failed");
-      return false;
-    }
-    if (dirty.get(file) === text) {
-      dirty.delete(file);
-      mark(file, "saved");
-      const item = state().items.find((one) => one.file === file);
-      if (item) item.caption = text;
-    }
-  }
-  return true;
-}
-async function flush() {
-  clearTimeout(timer);
-  const results = await Promise.all(
-    [...dirty.keys()].map((file) => {
-      if (!saving.has(file)) saving.set(file, store(file).finally(() => saving.delete(file)));
-      return saving.get(file);
-    })
-  );
-  return results.every(Boolean);
-}
-// Start and Insert wait for this, so that the last words typed are in what they use.
-window.hangproofFlush = flush;
-window.addEventListener("beforeunload", () => {
-  if (dirty.size) flush();
-});
-
-// Cards -------------------------------------------------------------------------------------------------------------
-const cards = new Map();
-function cardOf(item) {
-  const card = make("article", "hp-card");
-  card.dataset.file = item.file;
-  const picture = make("div", "hp-picture");
-  const image = make("img");
-  image.loading = "lazy";
-  image.alt = item.file;
-  image.src = item.thumb;
-  const gone = button("×", "hp-remove", async () => {
-    const place = [...grid.children].indexOf(card);
-    dirty.delete(item.file);
-    const answer = await call("remove_image", { file: item.file });
-    show(answer);
-    const next = grid.children[Math.min(place, grid.children.length - 1)];
-    if (!answer.error) (next ? next.querySelector(".hp-remove") : zone).focus(); // what had the focus is gone
-  });
-  gone.title = "Remove this image";
-  gone.setAttribute("aria-label", "Remove " + item.file);
-  picture.append(image, gone);
-  const line = make("div", "hp-card-line");
-  const name = make("span", "hp-file", item.file);
-  name.title = item.file;
-  const size = make("span", "hp-size", `${item.width} × ${item.height}`);
-  const saved = make("span", "hp-saved", "");
-  line.append(name, saved, size);
-  const text = make("textarea");
-  text.rows = 3;
-  text.placeholder = "What is in the picture? Left empty, it gets the trigger word.";
-  text.setAttribute("aria-label", "Caption of " + item.file);
-  text.addEventListener("input", () => typed(item.file, text.value));
-  text.addEventListener("blur", flush);
-  card.append(picture, line, text);
-  return { card, text, saved };
-}
-function draw() {
-  const { items, total, page, pages, waiting } = state();
-  const wanted = new Set(items.map((one) => one.file));
-  for (const [file, one] of cards) {
-    if (!wanted.has(file)) {
-      one.card.remove();
-      cards.delete(file);
-    }
-  }
-  items.forEach((item, place) => {
-    if (!cards.has(item.file)) cards.set(item.file, cardOf(item));
-    const one = cards.get(item.file);
-    const text = dirty.has(item.file) ? dirty.get(item.file) : item.caption;
-    if (one.text.value !== text) one.text.value = text;
-    if (grid.children[place] !== one.card) grid.insertBefore(one.card, grid.children[place] || null);
-  });
-  zone.classList.toggle("hp-small", total > 0);
-  const missing = (waiting || []).length;
-  bar.hidden = total === 0 && !missing;
-  const words = [total === 1 ? "1 image" : `${total} images`];
-  if (missing) words.push(`${missing} caption${missing > 1 ? "s" : ""} without an image yet`);
-  count.textContent = words.join(" · ");
-  count.title = (waiting || []).slice(0, 20).join(", ");
-  pager.hidden = pages < 2;
-  where.textContent = `Page ${page + 1} of ${pages}`;
-  back.disabled = page === 0;
-  next.disabled = page + 1 >= pages;
-}
-
-// Toolbar and pages -------------------------------------------------------------------------------------------------
+// Toolbar -----------------------------------------------------------------------------------------------------------
 const count = make("span", "hp-count");
 count.dataset.testid = "image-count";
-const insert = button("Put the trigger word first", "hp-quiet", async () => {
+const undo = button("Undo", "hp-quiet", () => step("undo"));
+const redo = button("Redo", "hp-quiet", () => step("redo"));
+async function step(way) {
+  if (!(await flush())) return;
+  const answer = await change(way, {});
+  if (answer && answer.message) showNotes([answer.message], "good", true);
+}
+document.addEventListener("keydown", (event) => {
+  const key = event.key.toLowerCase();
+  if (!(event.ctrlKey || event.metaKey) || event.altKey || !["z", "y"].includes(key)) return;
+  if (event.target.closest("input:not([type=checkbox], [type=radio]), textarea, [contenteditable]")) return;
+  if (!element.offsetParent || dialog.open) return;
+  event.preventDefault();
+  step(key === "y" || event.shiftKey ? "redo" : "undo");
+});
+function showHistory(labels) {
+  [undo, redo].forEach((one, n) => {
+    const label = (labels || [])[n] || "";
+    one.disabled = !label;
+    one.title = label;
+    one.textContent = (n ? "Redo" : "Undo") + (label ? `: ${label}` : "");
+  });
+}
+const insert = button("Add trigger word to all captions", "hp-quiet", async () => {
   if (await flush()) trigger("insert");
 });
 const clear = button("Remove all", "hp-quiet", async () => {
-  if (!clear.dataset.sure) {
-    clear.dataset.sure = "1";
-    clear.textContent = "Remove all images and captions?";
-    setTimeout(() => {
-      delete clear.dataset.sure;
-      clear.textContent = "Remove all";
-    }, 4000);
-    return;
-  }
-  dirty.clear();
-  delete clear.dataset.sure;
-  clear.textContent = "Remove all";
-  show(await call("clear_images", {}));
+  if (await flush()) change("clear_images", {});
 });
-bar.append(count, insert, clear);
-const turn = async (step) => {
-  await flush();
-  show(await call("list_images", { page: state().page + step }));
-};
-const back = button("‹ Previous", "hp-quiet", () => turn(-1));
-const next = button("Next ›", "hp-quiet", () => turn(1));
-const where = make("span", "");
-pager.append(back, where, next);
+const filter = make("select", "hp-select");
+filter.setAttribute("aria-label", "Show");
+for (const [value, text] of Object.entries(FILTERS)) filter.append(new Option(text, value));
+filter.addEventListener("change", () => go({ filter: filter.value, page: 0 }));
+const selectPage = button("Select this page", "hp-quiet", () => {
+  for (const item of state().items) selected.add(item.id);
+  draw();
+});
+const selection = make("span", "hp-selection");
+const chosenCount = make("span", "");
+selection.append(
+  chosenCount,
+  button("Remove selected", "hp-quiet", () => removeImages([...selected])),
+  button("Clear selection", "hp-quiet", () => {
+    selected.clear();
+    draw();
+  })
+);
+function drawSelection() {
+  selection.hidden = !selected.size;
+  chosenCount.textContent = `${selected.size} selected`;
+}
+async function removeImages(ids, card) {
+  const index = [...grid.children].indexOf(card);
+  if (!(await change("remove_images", { ids }))) return;
+  for (const id of ids) {
+    hangproof.forget("caption", id);
+    selected.delete(id);
+  }
+  drawSelection();
+  const next = grid.children[Math.min(Math.max(index, 0), grid.children.length - 1)];
+  (next ? next.querySelector(".hp-remove") : zone).focus(); // the focused button no longer exists
+}
+const finder = make("div", "hp-finder");
+const [find, replacement] = ["Find in captions", "Replace with"].map((label) => {
+  const input = make("input", "hp-text");
+  input.setAttribute("aria-label", label);
+  input.placeholder = label;
+  return input;
+});
+const replace = button("Replace in all captions", "hp-quiet", async () => {
+  if (!find.value) return find.focus();
+  if (!(await flush())) return;
+  const answer = await change("replace_text", { find: find.value, replacement: replacement.value });
+  if (answer) showNotes([`${answer.changed} caption${answer.changed === 1 ? "" : "s"} changed.`], "good", true);
+});
+finder.append(find, replacement, replace);
+finder.hidden = true;
+const openFinder = button("Find and replace", "hp-quiet", () => {
+  finder.hidden = !finder.hidden;
+  openFinder.setAttribute("aria-expanded", String(!finder.hidden));
+  if (!finder.hidden) find.focus();
+});
+openFinder.setAttribute("aria-expanded", "false");
+bar.append(count, undo, redo, insert, clear);
+tools.append(filter, openFinder, selectPage, selection);
 
-// Dropping ----------------------------------------------------------------------------------------------------------
-async function filesOf(entry) {
-  if (entry.isFile) return [await new Promise((done, failed) => entry.file(done, failed))];
-  const reader = entry.createReader();
-  const found = [];
-  for (;;) {
-    const part = await new Promise((done, failed) => reader.readEntries(done, failed));
-    if (!part.length) return found;
-    for (const one of part) found.push(...(await filesOf(one)));
+// Pages -------------------------------------------------------------------------------------------------------------
+/** Show another page or filter; the captions typed last are stored first. */
+async function go(wanted) {
+  await flush();
+  const answer = await ask("list_images", wanted);
+  if (answer?.ok === true) show(answer);
+  else {
+    filter.value = state().filter;
+    hangproof.lost();
   }
 }
-async function send(files) {
-  const form = new FormData();
-  for (const file of files) form.append("files", file, file.name);
-  const answer = await fetch("gradio_api/upload", { method: "POST", body: form });
-  if (!answer.ok) throw new Error(String(answer.status));
-  return answer.json();
-}
-async function take(files) {
-  const all = files
-    .filter((file) => !file.name.startsWith(".") && !/^(thumbs\.db|desktop\.ini)$/i.test(file.name))
-    .sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
-  if (!all.length) return;
-  busy += 1;
-  const told = [];
-  let kind = "bad";
-  let added = 0;
-  let done = 0;
-  try {
-    while (done < all.length) {
-      zoneTitle.textContent = `Taking in ${done} of ${all.length}…`;
-      const batch = [];
-      let bytes = 0;
-      while (done + batch.length < all.length && batch.length < 16 && (!batch.length || bytes < 32e6)) {
-        bytes += all[done + batch.length].size;
-        batch.push(all[done + batch.length]);
-      }
-      let answer;
-      try {
-        answer = await call("add_images", { paths: await send(batch) });
-      } catch (error) {
-        answer = await call("explain_refusal", { names: batch.map((file) => file.name), bytes });
-      }
-      if (answer.error) {
-        told.push(answer.error, `${all.length - done} of ${all.length} files were not taken in; drop them again.`);
-        break;
-      }
-      told.push(...(answer.told || []));
-      added += answer.added || 0;
-      done += batch.length;
-      show(answer);
+const back = button("‹ Previous", "hp-quiet", () => go({ page: state().page - 1 }));
+const next = button("Next ›", "hp-quiet", () => go({ page: state().page + 1 }));
+const where = make("span", "");
+const goto = make("input", "hp-text hp-goto");
+goto.type = "number";
+goto.min = 1;
+goto.setAttribute("aria-label", "Go to page");
+goto.placeholder = "Page";
+goto.addEventListener("change", () => {
+  const page = Math.round(Number(goto.value)) - 1;
+  goto.value = "";
+  if (page >= 0) go({ page });
+});
+pager.append(back, where, goto, next);
+
+// Drawing -----------------------------------------------------------------------------------------------------------
+function draw() {
+  const { draft, items, total, found, page, pages, waiting: texts, history } = state();
+  hangproof.setDraft(draft);
+  const wanted = new Set(items.map((one) => one.id));
+  for (const [id, one] of cards) {
+    if (!wanted.has(id)) {
+      one.card.remove();
+      cards.delete(id);
     }
-  } finally {
-    busy -= 1;
-    if (!busy) zoneTitle.textContent = "Drop images here, or click to choose";
   }
-  if (!told.length) {
-    kind = "good";
-    if (added) told.push(added === 1 ? "1 image added." : `${added} images added.`);
-  } else if (added) {
-    told.unshift(`${added} image${added > 1 ? "s" : ""} added; not taken in:`);
+  items.forEach((item, index) => {
+    if (!cards.has(item.id)) cards.set(item.id, cardOf(item));
+    const one = cards.get(item.id);
+    update(one, item);
+    if (grid.children[index] !== one.card) grid.insertBefore(one.card, grid.children[index] || null);
+  });
+  zone.classList.toggle("hp-small", total > 0);
+  bar.hidden = tools.hidden = total === 0 && !texts.length && !history.some(Boolean);
+  tools.hidden = total === 0;
+  skip.hidden = total === 0;
+  finder.hidden = finder.hidden || total === 0;
+  filter.value = state().filter;
+  const parts = [total === 1 ? "1 image" : `${total} images`];
+  if (state().filter) parts.push(`${found} shown`);
+  if (texts.length === 1) parts.push("1 caption has no matching image");
+  if (texts.length > 1) parts.push(`${texts.length} captions have no matching image`);
+  count.textContent = parts.join(" · ");
+  count.title = texts.slice(0, 20).join(", ");
+  pager.hidden = pages < 2;
+  where.textContent = `Page ${page + 1} of ${pages}`;
+  goto.max = pages;
+  back.disabled = page === 0;
+  next.disabled = page + 1 >= pages;
+  showHistory(history);
+  drawSelection();
+  if (draft && draft !== adopted) {
+    adopted = draft;
+    adoptFiles().catch(() => {}); // without IndexedDB no file was kept
+    flush();
   }
-  say(told, kind);
 }
+let adopted = "";
+
+// Drafts of other browsers ------------------------------------------------------------------------------------------
+const openRecent = button("Continue a draft", "hp-quiet", async () => {
+  const answer = await ask("recent_drafts", {});
+  if (!answer) return hangproof.lost();
+  recent.replaceChildren(
+    ...answer.drafts.map(({ id, name, images, age }) =>
+      button(`${name || "No name"} · ${images === 1 ? "1 image" : `${images} images`} · ${age}`, "hp-quiet", () =>
+        hangproof.openDraft(id)
+      )
+    )
+  );
+  if (!answer.drafts.length) recent.replaceChildren(make("p", "", "There is no other draft."));
+});
+ways.append(
+  button("Choose files", "hp-quiet", () => picker.click()),
+  button("Choose a folder", "hp-quiet", () => folderPicker.click()),
+  openRecent
+);
+
+// Events ------------------------------------------------------------------------------------------------------------
 zone.addEventListener("click", () => picker.click());
 zone.addEventListener("keydown", (event) => {
   if (event.key === "Enter" || event.key === " ") {
@@ -261,24 +284,40 @@ zone.addEventListener("keydown", (event) => {
     picker.click();
   }
 });
-picker.addEventListener("change", () => {
-  take([...picker.files]);
-  picker.value = "";
-});
+// Anywhere on the page: beside the zone, the browser would open the file in place of the page.
+const hasFiles = (event) => event.dataTransfer?.types.includes("Files") && !event.dataTransfer.types.includes(MOVED);
 for (const name of ["dragenter", "dragover"]) {
-  zone.addEventListener(name, (event) => {
+  window.addEventListener(name, (event) => {
+    if (!hasFiles(event)) return;
     event.preventDefault();
     zone.classList.add("hp-over");
   });
 }
-zone.addEventListener("dragleave", () => zone.classList.remove("hp-over"));
-zone.addEventListener("drop", async (event) => {
+window.addEventListener("dragleave", (event) => event.relatedTarget || zone.classList.remove("hp-over"));
+window.addEventListener("drop", (event) => {
+  if (!hasFiles(event)) return;
   event.preventDefault();
   zone.classList.remove("hp-over");
-  const entries = [...event.dataTransfer.items].map((one) => one.webkitGetAsEntry && one.webkitGetAsEntry());
-  const loose = [...event.dataTransfer.files];
-  take(entries.every(Boolean) ? (await Promise.all(entries.map(filesOf))).flat() : loose);
+  if (!element.offsetParent) document.querySelector("#tabs [role=tab]")?.click();
+  dropped(event.dataTransfer);
 });
 
+// Start and the other buttons wait for this, so that they use the caption typed last.
+hangproof.flush = flush;
+hangproof.onBack(async () => {
+  await flush();
+  if (waiting.length) await pump();
+  else await reload();
+  if (hangproof.unsaved("field").length) trigger("change");
+});
+hangproof.onTrouble((found) => {
+  for (const [id] of hangproof.unsaved("caption")) if (found) mark(id, "not saved");
+});
+hangproof.onOthers(async () => {
+  await reload();
+  trigger("change");
+});
+
+element.replaceChildren(zone, picker, folderPicker, ways, recent, notes, asides, bar, tools, finder, skip, grid, pager);
 watch("value", draw);
 draw();

@@ -1,53 +1,77 @@
-"""The first tab: three steps to a run.
+"""The first tab: three steps that create a run.
 
-Every handler takes the draft's id and all fields, and stores them before anything else, so that whatever goes wrong
-after that costs nothing that was typed.
+The handlers of the form and of Start take the draft's id and all fields, and store the fields first, so that a later error
+loses nothing that was typed.
 """
 
+import json
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import gradio as gr
 
 import presets
 import runs
-from ui import control, draft, fetch, flags, form, images
-from ui.html import esc, script
+from runs.machine import this_machine, tier_for
+from ui import control, draft, estimates, fetch, flags, form, hub_login, images, model_note, scripts, try_it
+from ui.html import esc
 
-FETCH = "Fetch the missing model files"
+FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
-FAULTS = (runs.RunError, presets.PresetError)
-# Waits until the last caption typed is stored, then lets the event go on with the values of the fields.
-FLUSH = "async (...values) => { if (window.hangproofFlush) await window.hangproofFlush(); return values; }"
+ERRORS = (runs.RunError, presets.PresetError)
+# Waits until the caption typed last is stored, then continues the event with the fields' values.
+FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
+# The browser's part of storing the fields (ui/fields.js). `stored` carries this tab's changes to the server, and what is
+# stored back, so that a field that another tab changed is not overwritten.
+DRAFT = """async (known) => {
+  while (!window.hangproof) await new Promise((done) => setTimeout(done, 10)); // until its component is on the page
+  return hangproof.draftId(known);
+}"""
+CHANGES = "(draft, stored, ...values) => [draft, { changes: hangproof.changes(values) }, ...values]"
+MERGE = "(stored, ...values) => hangproof.merge(stored, values)"
+RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
+START = """async (draft, stored, ...values) => {
+  const kept = await hangproof.flush() ? 0 : hangproof.unsaved('caption').length;
+  return [draft, { changes: hangproof.changes(values), kept, waiting: hangproof.kept() }, ...values];
+}"""
 
 
 @dataclass
 class NewLora:
-    """The components of the tab that others wire up."""
+    """The components of the tab that `page` connects; `build` sets them all."""
 
-    fields: dict = field(default_factory=dict)
-    images: gr.HTML | None = None
-    plan: gr.HTML | None = None
-    script: gr.Code | None = None
-    model_note: gr.HTML | None = None
-    fetch: gr.Button | None = None
-    fetched: gr.HTML | None = None
-    fetching: gr.Timer | None = None
-    flag_note: gr.HTML | None = None
-    flag_fold: gr.Accordion | None = None
-    flag_table: gr.HTML | None = None
-    faults: gr.HTML | None = None
-    problem: gr.HTML | None = None
-    start: gr.Button | None = None
-    loaded: gr.State | None = None
+    loaded: gr.State
+    fields: dict[str, Any] = field(default_factory=dict)
+    images: gr.HTML = field(init=False)
+    stored: gr.HTML = field(init=False)
+    plan: gr.HTML = field(init=False)
+    script: gr.Code = field(init=False)
+    try_note: gr.HTML = field(init=False)
+    try_it: gr.Button = field(init=False)
+    model_note: gr.HTML = field(init=False)
+    hub: hub_login.HubLogin = field(init=False)
+    proposed: gr.State = field(init=False)
+    proposal: gr.HTML = field(init=False)
+    propose: gr.Button = field(init=False)
+    fetch: gr.Button = field(init=False)
+    fetched: gr.HTML = field(init=False)
+    fetching: gr.Timer = field(init=False)
+    flag_fold: gr.Accordion = field(init=False)
+    flag_table: gr.HTML = field(init=False)
+    errors: gr.HTML = field(init=False)
+    problem: gr.HTML = field(init=False)
+    start: gr.Button = field(init=False)
 
     @property
-    def follows(self) -> list:
-        """What `refresh` answers into."""
-        return [self.plan, self.script, self.flag_note, self.faults, *self.model]
+    def refresh_outputs(self) -> list[Any]:
+        """The components that `refresh` updates."""
+        return [self.stored, self.plan, self.script, self.errors, *self.model_outputs]
 
     @property
-    def model(self) -> list:
-        """What `look_at_model` answers into."""
+    def model_outputs(self) -> list[Any]:
+        """The components that `model_updates` updates."""
         return [self.model_note, self.fetch, self.fetched, self.fetching]
 
 
@@ -60,16 +84,20 @@ def step(number: int, title: str, hint: str) -> None:
 
 
 def build() -> NewLora:
-    """Lay the tab out."""
+    """Build the tab."""
     tab = NewLora(loaded=gr.State(False))
     tab.fields = dict.fromkeys(form.KEYS)
+    threading.Thread(target=this_machine, daemon=True).start()  # the driver answers before the first page asks
+    with gr.Row(elem_classes="hp-try"):
+        tab.try_note = gr.HTML(try_it.INTRO, elem_id="try-note", apply_default_css=False)
+        tab.try_it = gr.Button(try_it.LABEL, elem_id="try-it", size="md", min_width=200, scale=0)
     with gr.Column(elem_classes="hp-step"):
-        step(1, "The LoRA", "What it is called, what it learns from, and how much memory your GPU has.")
+        step(1, "The LoRA", "Choose a name, a base model and the memory of your GPU.")
         _head(tab)
         with gr.Row(elem_classes="hp-fields"):
             for one in form.LENGTH:
                 tab.fields[one.key] = _component(one)
-        with gr.Accordion("Sample images while it trains", open=False):
+        with gr.Accordion("Sample images during training", open=False):
             tab.fields["prompts"] = _component(form.SAMPLES[0])
             with gr.Row(elem_classes="hp-fields"):
                 for one in form.SAMPLES[1:]:
@@ -79,28 +107,35 @@ def build() -> NewLora:
                 for one in form.MORE:
                     tab.fields[one.key] = _component(one)
             tab.fields["flags"] = _component(form.FLAGS)
-            tab.flag_note = gr.HTML(elem_id="flag-note", apply_default_css=False)
-            with gr.Accordion("All flags of the trainer", open=False, elem_id="all-flags-fold") as tab.flag_fold:
+            with gr.Accordion("All trainer options", open=False, elem_id="all-flags-fold") as tab.flag_fold:
                 tab.flag_table = flags.flags_view()
     with gr.Column(elem_classes="hp-step"):
         step(
             2,
             "Images and captions",
-            "10 to 30 different pictures make a good LoRA. A caption says what is in the picture.",
+            "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
         tab.images = images.images_view()
+        tab.stored = gr.HTML(value=None, html_template="", elem_id="stored", container=False)
     with gr.Column(elem_classes="hp-step"):
         step(
             3,
             "Review and start",
-            "This script is all that runs. It is kept with the run, and you can start it by hand.",
+            "Hangproof runs exactly this script. It is saved with the run, and you can also run it yourself.",
         )
         tab.plan = gr.HTML(elem_id="plan", apply_default_css=False)
+        tab.proposed = gr.State(None)
+        tab.proposal = gr.HTML(value=None, html_template="", elem_id="proposal", container=False)
+        tab.propose = gr.Button(visible=False, elem_id="propose", size="sm")
         with gr.Accordion("The script", open=False):
             tab.script = gr.Code(language="shell", interactive=False, max_lines=24, show_label=False, elem_id="script")
         tab.problem = gr.HTML(elem_id="problem", apply_default_css=False)
-        tab.faults = gr.HTML(
-            value=None, html_template="", js_on_load=script("faults"), elem_id="faults", container=False
+        tab.errors = gr.HTML(
+            value=None,
+            html_template="",
+            js_on_load=scripts.loader("field_errors"),
+            elem_id="field-errors",
+            container=False,
         )
         tab.start = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
     return tab
@@ -112,36 +147,46 @@ def _head(tab: NewLora) -> None:
     tiers = [(tier["label"], key) for key, tier in presets.tiers().items()]
     with gr.Row(elem_classes="hp-fields"):
         tab.fields["name"] = gr.Textbox(
-            label="Name", info="of the LoRA and its folder", placeholder="my-cat", elem_id="name", max_lines=1
+            label="Name", info="Name of the LoRA and its folder", placeholder="my-cat", elem_id="name", max_lines=1
         )
         tab.fields["trigger"] = gr.Textbox(
-            label="Trigger word", info="calls it in a prompt", placeholder="mycat", elem_id="trigger", max_lines=1
+            label="Trigger word",
+            info="The word you type in a prompt to use this LoRA",
+            placeholder="mycat",
+            elem_id="trigger",
+            max_lines=1,
         )
         tab.fields["model"] = gr.Dropdown(
-            models, value=values["model"], label="Base model", info="what the LoRA is made for", elem_id="model"
+            models,
+            value=values["model"],
+            label="Base model",
+            info="The model you will use the LoRA with",
+            elem_id="model",
         )
     with gr.Row(elem_classes="hp-fields"):
         tab.fields["tier"] = gr.Radio(
-            tiers, value=values["tier"], label="VRAM", info="memory of the GPU it trains on", elem_id="tier"
+            tiers, value=values["tier"], label="VRAM", info="Memory of the GPU you train on", elem_id="tier"
         )
         tab.fields["backend"] = gr.Radio(
             [(label, key) for key, label in form.BACKENDS.items()],
             value=values["backend"],
             label="Trainer",
-            info="both write the same kind of LoRA",
+            info="Both produce the same file; if unsure, keep Built-in",
             elem_id="backend",
         )
+    gr.HTML(model_note.choices_html(), elem_id="model-choices", apply_default_css=False)
     tab.model_note = gr.HTML(elem_id="model-note", apply_default_css=False)
     tab.fetch = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
     tab.fetched = gr.HTML(elem_id="fetched", apply_default_css=False)
     tab.fetching = gr.Timer(FETCH_TICK_S, active=False)
+    tab.hub = hub_login.build()
 
 
-def _component(one: form.Field):
-    """The component of a field; none has limits of its own: RunSpec judges, in words."""
+def _component(one: form.Field) -> gr.components.Component:
+    """The component of a field. It accepts any value, because RunSpec validates and explains."""
     value = form.defaults()[one.key]
     common = {"label": one.label, "info": one.info or None, "elem_id": one.key}
-    if one.kind == "whole":
+    if one.kind == "integer":
         return gr.Number(value=value, precision=0, min_width=140, **common)
     if one.kind == "choice":
         return gr.Dropdown(list(one.choices), value=value, min_width=140, **common)
@@ -150,116 +195,172 @@ def _component(one: form.Field):
     return gr.Textbox(value=value, max_lines=1, min_width=140, **common)
 
 
-def values_of(given: tuple) -> dict:
-    """The fields' values by key."""
-    return dict(zip(form.KEYS, given, strict=True))
+def values_of(inputs: tuple[Any, ...]) -> dict[str, Any]:
+    """The fields' values by key, from the positional values of an event."""
+    return dict(zip(form.KEYS, inputs, strict=True))
 
 
-def problem_html(message: str, title: str = "Not started yet", kind: str = "bad") -> str:
-    """What is wrong, a line each."""
-    lines = "".join(f"<li>{esc(line)}</li>" for line in message.splitlines() if line.strip())
+def problem_html(what: str | Exception, title: str = "Not started", kind: str = "bad") -> str:
+    """An alert box with one item for each fault of an error, or for each line of a message."""
+    texts = [form.shown(fault) for fault in what.faults] if isinstance(what, runs.RunError) else str(what).splitlines()
+    lines = "".join(f"<li>{hub_login.linked(text)}</li>" for text in texts if text.strip())
     return f'<div class="hp-problem hp-{kind}" role="alert"><strong>{esc(title)}</strong><ul>{lines}</ul></div>'
 
 
-def load(draft_id: str | None) -> tuple:
-    """What a page that opens shows: the draft of this browser, or a new one."""
+def load(draft_id: str | None) -> tuple[Any, ...]:
+    """What a newly opened page shows: this browser's draft, or a new one."""
     draft_id = draft_id if draft.is_id(draft_id) else draft.new_id()
     try:
         stored, shown, problem = draft.form(draft_id), images.listing(draft_id), ""
-        draft.seen(draft_id)
+        draft.touch(draft_id)
     except runs.RunError as error:
         draft_id = draft.new_id()
-        stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft")
+        stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft could not be read")
     try:
-        fields = form.restored(stored).values() if stored else [gr.skip()] * len(form.KEYS)
+        # A draft holds only the fields that were changed: the tier of a GPU that was found is not one of them.
+        fields = form.restored({"tier": tier_for(this_machine()), **stored}).values() if stored else _first_values()
     except presets.PresetError as error:
-        fields, problem = [stored.get(key, gr.skip()) for key in form.KEYS], problem_html(str(error), "Base models")
+        fields, problem = (
+            [stored.get(key, gr.skip()) for key in form.KEYS],
+            problem_html(str(error), "The base models could not be read"),
+        )
     return draft_id, shown, problem, *fields
 
 
-def refresh(draft_id: str | None, *given) -> tuple:
-    """Store what was typed; the plan, the script, the notes on the model, the flags and the fields that follow."""
-    values = values_of(given)
+def _first_values() -> list[Any]:
+    """The fields of a new draft: the defaults that the page has, and the tier of this machine's GPU."""
+    found = {"tier": tier_for(this_machine())}
+    return [found.get(key, gr.skip()) for key in form.KEYS]
+
+
+def store_changes(draft_id: str | None, sent: object) -> dict[str, Any]:
+    """Store the fields that one tab changed.
+
+    Returns:
+        For ui/fields.js: all fields as they are stored now, and those that this call stored.
+
+    Raises:
+        runs.RunError: nothing was stored.
+    """
+    changes = sent.get("changes") if isinstance(sent, dict) else None
+    if not draft.is_id(draft_id) or not isinstance(changes, dict) or not changes.keys() <= set(form.KEYS):
+        raise runs.RunError(images.OUT_OF_DATE)
+    if changes:
+        draft.save_fields(draft_id, changes)
+    return {"ok": True, "form": draft.form(draft_id), "stored": changes}
+
+
+def refresh(draft_id: str | None, sent: object, *inputs: Any) -> tuple[Any, ...]:
+    """Store the changed fields; update the plan, the script, what is shown beside the fields, and the model's notes."""
     try:
-        count = len(draft.items(draft_id))
-        draft.save_form(draft_id, values)
-        presets.models()  # the user's table may be half edited just now
-    except FAULTS as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', "", "", {}, *[gr.skip()] * 4
-    try:
-        text = form.script_of(values, count)
+        stored = store_changes(draft_id, sent)
     except runs.RunError as error:
-        text = "".join(
-            f"# {line}\n" for line in ("The script appears here when this is settled:", *str(error).splitlines())
-        )
-    return form.plan(values, count), text, flags.note(values), form.faults(values), *look_at_model(values)
+        stored = {"ok": False, "error": str(error)}
+    return stored, *_review(draft_id, values_of(inputs))
 
 
-def look_at_model(values: dict) -> tuple:
-    """The note on the model; the button that fetches its files, how far that is, and the timer that looks again."""
-    key = fetch.wanted(values)
+def _review(draft_id: str | None, values: dict[str, Any]) -> tuple[Any, ...]:
+    """What `refresh` shows. The values are parsed and judged once, by the function that Start uses."""
+    try:
+        if not draft.is_id(draft_id):
+            raise runs.RunError(images.OUT_OF_DATE)
+        items, counts = draft.items(draft_id), draft.counts(draft_id)
+        presets.models()  # raises when the user's own table is invalid, for example in the middle of an edit
+    except ERRORS as error:
+        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', "", {}, *[gr.skip()] * 4
+    review = form.review(values, counts, this_machine(values["backend"]), [(item.width, item.height) for item in items])
+    estimated = estimates.html(review.spec, counts, (item.caption for item in items))
+    plan = form.plan(review) + estimated + form.findings(review)
+    return plan, form.script_of(review), review.marks(), *model_updates(values, review.spec)
+
+
+def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[Any, ...]:
+    """The model's notes, the download button, the download's progress, and the timer that polls it."""
+    key = fetch.model_to_fetch(values)
     busy = bool(key) and fetch.running(key)
     button = gr.update(visible=bool(key) and not busy)
-    return form.model_note(values), button, fetch.told(key) if key else "", gr.Timer(active=busy)
+    return model_note.html(values, spec), button, fetch.progress_html(key) if key else "", gr.Timer(active=busy)
 
 
-def still_fetching(*given) -> tuple:
-    """Look at the model again while its files are being fetched."""
-    return look_at_model(values_of(given))
+def _spec(values: dict[str, Any]) -> "runs.RunSpec | None":
+    """The spec of the values, with any name; None where a field is invalid."""
+    return form.parse({**values, "name": values["name"] or "my-lora"})[0]
 
 
-def fetch_model(*given) -> tuple:
-    """Begin to fetch the files of the model that was chosen."""
-    values = values_of(given)
+def poll_fetch(*inputs: Any) -> tuple[Any, ...]:
+    """Update the model's notes while its files are being downloaded."""
+    values = values_of(inputs)
+    return model_updates(values, _spec(values))
+
+
+def fetch_model(*inputs: Any) -> tuple[Any, ...]:
+    """Start to download the chosen model's files."""
+    values = values_of(inputs)
     try:
-        if key := fetch.wanted(values):
+        if key := fetch.model_to_fetch(values):
             fetch.start(key)
     except runs.RunError as error:
-        return gr.skip(), gr.skip(), problem_html(str(error), "Model files"), gr.Timer(active=False)
-    return look_at_model(values)
+        return gr.skip(), gr.skip(), problem_html(error, "Model files not downloaded"), gr.Timer(active=False)
+    return model_updates(values, _spec(values))
 
 
-def open_flags(*given) -> tuple[bool, dict]:
-    """The table of flags is opened: read them."""
-    return True, flags.listing(values_of(given))
+def open_flags(*inputs: Any) -> tuple[bool, dict[str, Any]]:
+    """Fill the table of options when it is opened."""
+    return True, flags.listing(values_of(inputs))
 
 
-def follow_flags(opened: bool, *given):
-    """The trainer, the model or the VRAM changed: list again where the table has been opened."""
-    return flags.listing(values_of(given)) if opened else gr.skip()
+def follow_flags(opened: bool, *inputs: Any) -> dict[str, Any]:
+    """Fill the table again after the trainer, model or VRAM changed, if it has been opened."""
+    return flags.listing(values_of(inputs)) if opened else gr.skip()
 
 
-def insert_trigger(draft_id: str, shown: dict | None, trigger: str) -> tuple:
-    """Put the trigger word in front of every caption."""
+def insert_trigger(draft_id: str, shown: dict[str, Any] | None, trigger: str) -> tuple[Any, ...]:
+    """Add the trigger word to all captions."""
     try:
         draft.insert_trigger(draft_id, trigger or "")
     except runs.RunError as error:
-        return gr.skip(), problem_html(str(error), "Trigger word")
+        return gr.skip(), problem_html(str(error), "Captions not changed")
     page = shown.get("page", 0) if isinstance(shown, dict) else 0
     return images.listing(draft_id, page), ""
 
 
-def choose_model(key: str, backend: str) -> list:
-    """Set what the model brings along; the trainer only where it cannot train it: another may be chosen meanwhile."""
+def choose_model(key: str, backend: str) -> list[Any]:
+    """Set the fields that depend on the model; change the trainer only when it does not support the model."""
     values = form.model_values(key, backend)
     trainer = gr.skip() if values["backend"] == backend else values["backend"]
     return [trainer, *(values[name] for name in form.MODEL_FIELDS)]
 
 
-def start(draft_id: str, *given):
-    """Make the run and start it; yields (problem, faults by field, run's folder name or "", sentences for its page)."""
-    values = values_of(given)
+def check_everything_arrived(sent: object) -> None:
+    """Refuse a start while the browser still holds captions or files.
+
+    Raises:
+        runs.RunError: says what is missing.
+    """
+    kept, waiting = (sent.get(key) if isinstance(sent, dict) else None for key in ("kept", "waiting"))
+    if kept:
+        raise runs.RunError(
+            f"Captions not saved: {kept}; correct the captions marked 'not saved', then press Start again"
+        )
+    if waiting:
+        raise runs.RunError(f"Files not uploaded yet: {waiting}; wait until they are, then press Start again")
+
+
+def start(draft_id: str, sent: object, *inputs: Any) -> Iterator[tuple[Any, ...]]:
+    """Create and start the run; yields (problem, errors by field, folder name of the run or "", messages for its page)."""
+    values = values_of(inputs)
     try:
         count = len(draft.items(draft_id))
-        yield problem_html(f"Preparing {count} image{'s' * (count != 1)}…", "One moment", "busy"), {}, "", []
-        draft.save_form(draft_id, values)
-        folder, told = form.create(values, draft_id)
-    except FAULTS as error:
-        yield problem_html(str(error)), form.by_field(str(error)), "", []
+        yield problem_html(f"Preparing {count} image{'s' * (count != 1)}…", "Please wait", "busy"), {}, "", []
+        store_changes(draft_id, sent)
+        check_everything_arrived(sent)
+        folder, messages = form.create(values, draft_id)
+    except ERRORS as error:
+        yield problem_html(error), form.marks(error.faults) if isinstance(error, runs.RunError) else {}, "", []
         return
     try:
         control.start(folder)
     except runs.RunError as error:
-        yield "", {}, folder.name, [f"The run is made, but it did not start: {error}", *told]
+        yield "", {}, folder.name, [f"The run was created but did not start: {error}", *messages]
         return
-    yield "", {}, folder.name, told
+    yield "", {}, folder.name, messages

@@ -1,13 +1,12 @@
-"""The page as a whole: its two tabs and what happens between them."""
+"""The complete page: its two tabs and the events between them."""
 
-from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
 import runs
-from ui import form, new_lora, run_page
+from ui import form, hub_login, new_lora, proposals, run_page, scripts, try_it
 
-HERE = Path(__file__).parent
 MARK = (
     '<svg viewBox="0 0 32 32" width="30" height="30" aria-hidden="true"><rect width="32" height="32" rx="8" fill="#0f766e"/>'
     '<path d="M6 17h5l3-8 5 15 3-7h4" fill="none" stroke="#fff" stroke-width="2.6" stroke-linecap="round" '
@@ -15,16 +14,19 @@ MARK = (
 )
 HEADER = (
     f'<header class="hp-top">{MARK}<div><h1>Hangproof</h1>'
-    "<p>A LoRA run you start finishes, or stops with the reason and nothing lost.</p></div></header>"
+    "<p>Train a LoRA. Every run you start finishes, or stops with the reason and loses nothing.</p></div>{log_out}</header>"
+)
+LOG_OUT = (
+    '<form class="hp-logout" method="post" action="logout"><button class="hp-button hp-quiet">Log out</button></form>'
 )
 ICON = "data:image/svg+xml," + MARK.replace("<svg ", "<svg xmlns='http://www.w3.org/2000/svg' ").replace(
     '"', "'"
 ).replace("#", "%23").replace("<", "%3C").replace(">", "%3E")
-PAGE_HEAD = f'<link rel="icon" href="{ICON}"><meta name="referrer" content="no-referrer">'
+PAGE_HEAD = f'<link rel="icon" href="{ICON}">'
 
 
 def theme() -> gr.themes.Base:
-    """Fonts of the system only: a page that asks a font server does not open without a network."""
+    """The theme. It uses system fonts only, because a page that needs a font server does not open offline."""
     return gr.themes.Base(
         primary_hue="teal",
         secondary_hue="teal",
@@ -32,7 +34,7 @@ def theme() -> gr.themes.Base:
         radius_size="md",
         font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"],
         font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"],
-    ).set(  # contrast: 4.5 to 1 and better, which the theme's own greys and teals are not
+    ).set(  # contrast of at least 4.5 to 1, which the base theme does not reach
         body_text_color_subdued="*neutral_500",
         body_text_color_subdued_dark="*neutral_400",
         block_info_text_color="*neutral_500",
@@ -62,49 +64,71 @@ def theme() -> gr.themes.Base:
     )
 
 
-def css() -> str:
-    """The page's style sheet."""
-    return (HERE / "style.css").read_text(encoding="utf-8")
-
-
-def build() -> gr.Blocks:
-    """The page; nothing runs until it is launched."""
+def build(login: bool = False) -> gr.Blocks:
+    """Build the page, with a log-out button where it needs a `login`; nothing runs until it is launched."""
     with gr.Blocks(title="Hangproof", analytics_enabled=False, delete_cache=(3600, 86400)) as page:
         draft_id = gr.BrowserState(None, storage_key="hangproof-draft", secret="hangproof")
         started = gr.State("")
-        told = gr.State([])
-        gr.HTML(HEADER, apply_default_css=False)
+        messages = gr.State([])
+        gr.HTML(
+            HEADER.format(log_out=LOG_OUT if login else ""),
+            js_on_load=scripts.loader("keyboard"),
+            apply_default_css=False,
+        )
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("New LoRA", id="new") as new_tab:
+                note = gr.HTML(elem_id="new-note", apply_default_css=False)
                 new = new_lora.build()
             with gr.Tab("Runs", id="runs") as runs_tab:
                 run = run_page.build()
         _wire_new(new, draft_id)
         _wire_runs(run)
-        _wire_tabs(page, new, run, tabs, new_tab, runs_tab, draft_id, started, told)
+        _wire_tabs(page, new, note, run, tabs, new_tab, runs_tab, draft_id, started, messages)
     return page
 
 
-def _wire_new(new: new_lora.NewLora, draft_id) -> None:
+def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
     fields = [new.fields[key] for key in form.KEYS]
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    # One event for everything that may have changed: two would overtake one another, and what was typed first would win.
+    # One event for all changes: separate events can overtake each other, and then an older value wins.
     gr.on(
         [new.loaded.change, new.images.change, *(one.change for one in fields)],
         new_lora.refresh,
-        [draft_id, *fields],
-        new.follows,
+        [draft_id, new.stored, *fields],
+        new.refresh_outputs,
         trigger_mode="always_last",
+        js=new_lora.CHANGES,
         **quiet,
-    )
+    ).then(None, [new.stored, *fields], fields, js=new_lora.MERGE, **quiet)
     new.fields["model"].input(
         new_lora.choose_model,
         [new.fields["model"], new.fields["backend"]],
         [new.fields[key] for key in ("backend", *form.MODEL_FIELDS)],
         **quiet,
     )
-    new.fetch.click(new_lora.fetch_model, fields, new.model, **quiet)
-    new.fetching.tick(new_lora.still_fetching, fields, new.model, **quiet)
+    length = [new.fields[key] for key in proposals.FIELDS]
+    gr.on(
+        [new.loaded.change, new.images.change, *(one.change for one in length)],
+        proposals.follow,
+        [draft_id, new.proposed, *length],
+        [new.proposal, new.proposed, new.propose],
+        trigger_mode="always_last",
+        **quiet,
+    ).then(None, [new.proposal, *length[:2]], length[:2], js=proposals.APPLY, **quiet)
+    new.propose.click(proposals.use, [draft_id, *length], [*length[:2], new.proposed, new.propose], **quiet)
+    hub = new.hub
+    hub.fold.expand(hub_login.on_open, None, hub.outputs, **quiet)
+    gr.on([hub.log_in.click, hub.token.submit], hub_login.on_log_in, hub.token, hub.outputs, **quiet)
+    hub.log_out.click(hub_login.on_log_out, None, hub.outputs, **quiet)
+    new.fetch.click(new_lora.fetch_model, fields, new.model_outputs, **quiet)
+    gr.on(
+        [hub.status.change, new.fetching.tick],
+        new_lora.poll_fetch,
+        fields,
+        new.model_outputs,
+        trigger_mode="always_last",
+        **quiet,
+    )
     opened = gr.State(False)
     new.flag_fold.expand(new_lora.open_flags, fields, [opened, new.flag_table], **quiet)
     gr.on(
@@ -126,62 +150,91 @@ def _wire_new(new: new_lora.NewLora, draft_id) -> None:
 
 def _wire_runs(run: run_page.RunPage) -> None:
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    again = {"fn": run_page.look_again, "inputs": [run.selected, run.seen], "outputs": run.outputs, **quiet}
-    run.timer.tick(queue=False, **again)
-    run.parts["list"].pick(run_page.pick, None, [*run.outputs, run.notice, run.sure], **quiet).then(
-        None, None, None, js=run_page.ADDRESS, **quiet
+    shown = [run.selected, run.seen, run.search]
+    refresh = {"fn": run_page.refresh, "inputs": shown, "outputs": run.outputs, **quiet}
+    run.timer.tick(queue=False, **refresh)
+    run.search.input(trigger_mode="always_last", **refresh)
+    run.parts["list"].pick(run_page.pick, run.search, [*run.outputs, run.notice, run.confirmed, *run.panels], **quiet)
+    run.stop.click(None, None, run.stop, js=run_page.STOPPING, **quiet)
+    run.stop.click(run_page.stop, shown[:2], [run.notice, run.seen], **quiet).then(**refresh)
+    run.go.click(run_page.start, [run.selected, run.total], run.notice, **quiet).then(**refresh)
+    for button, ask in ((run.rename, run_page.ask_rename), (run.delete, run_page.ask_delete)):
+        button.click(ask, run.selected, run.panels, **quiet).then(None, None, None, js=run_page.FOCUS_PANEL, **quiet)
+    gr.on([run.rename_no.click, run.delete_no.click], run_page.close_panels, None, run.panels, **quiet)
+    changed = [*run.outputs, run.notice, *run.panels]
+    gr.on(
+        [run.rename_ok.click, run.new_name.submit],
+        run_page.rename,
+        [run.selected, run.new_name, run.search],
+        changed,
+        **quiet,
     )
-    run.stop.click(run_page.stop, run.selected, run.notice, **quiet).then(**again)
-    run.go.click(run_page.go, [run.selected, run.total], run.notice, **quiet).then(**again)
+    run.delete_ok.click(run_page.delete, [run.selected, run.with_images, run.search], changed, **quiet)
 
 
-def _wire_tabs(page, new, run, tabs, new_tab, runs_tab, draft_id, started, told) -> None:
+def _wire_tabs(
+    page: gr.Blocks,
+    new: new_lora.NewLora,
+    note: gr.HTML,
+    run: run_page.RunPage,
+    tabs: gr.Tabs,
+    new_tab: gr.Tab,
+    runs_tab: gr.Tab,
+    draft_id: gr.BrowserState,
+    started: gr.State,
+    messages: gr.State,
+) -> None:
     fields = [new.fields[key] for key in form.KEYS]
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
 
-    def opened(stored: str | None, request: gr.Request) -> list:
-        """What a page that opens shows: the run that its address names or that is going on, else the three steps."""
-        wanted = run_page.first_run(request.query_params.get("run", ""))
+    def opened(stored: str | None, request: gr.Request) -> list[Any]:
+        """What a newly opened page shows: the run in its address, else a running one, else the New LoRA tab."""
+        selected = run_page.first_run(request.query_params.get("run", ""))
         draft = new_lora.load(stored)
-        tab = gr.update(selected="runs") if wanted else gr.skip()
-        return [*draft, *run_page.render(wanted, {}), tab, gr.Timer(active=bool(wanted))]
+        tab = gr.update(selected="runs") if selected else gr.skip()
+        return [*draft, *run_page.render(selected, {}), tab, gr.Timer(active=bool(selected))]
 
     page.load(
         opened,
         draft_id,
         [draft_id, new.images, new.problem, *fields, *run.outputs, tabs, run.timer],
+        js=new_lora.DRAFT,
         **quiet,
-    ).then(None, None, None, js=run_page.OPENED, **quiet).then(lambda: True, None, new.loaded, **quiet)
+    ).then(None, [draft_id, *fields], fields, js=new_lora.RESTORE, **quiet).then(
+        lambda: True, None, new.loaded, js=run_page.OPENED, **quiet
+    )
 
-    run.again.click(
-        run_page.use_again,
-        [run.selected, run.sure, draft_id],
-        [run.notice, run.sure, new.images, new.problem, *fields, tabs],
+    run.copy.click(
+        run_page.copy_to_new_lora,
+        [run.selected, run.confirmed, draft_id],
+        [run.notice, run.confirmed, new.images, note, *fields, tabs],
         js=new_lora.FLUSH,
         **quiet,
-    )
+    ).then(None, None, None, js=run_page.SHOW_NOTE, **quiet)
 
-    def began(name: str, sentences: list) -> list:
-        """Go and look at the run that was just started."""
+    def show_started(name: str, lines: list[Any]) -> list[Any]:
+        """Select the run that was just started."""
         if not name:
-            return [gr.skip()] * (len(run.outputs) + 3)
-        kind = "bad" if sentences and "did not start" in sentences[0] else "info"
-        note = run_page.notice(sentences, kind)
-        return [*run_page.render(name, {}), note, gr.update(selected="runs"), gr.Timer(active=True)]
+            return [gr.skip()] * (len(run.outputs) + 4)
+        kind = "bad" if lines and "did not start" in lines[0] else "info"
+        text = run_page.notice(lines, kind)
+        return [*run_page.render(name, {}), text, "", gr.update(selected="runs"), gr.Timer(active=True)]
 
+    new.try_it.click(try_it.start, None, [new.try_note, started, messages], **quiet).then(
+        show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **quiet
+    )
+    run.copy.click(proposals.keep, None, new.proposed, **quiet)  # a copied run's settings stay as they are
     new.start.click(
-        new_lora.start, [draft_id, *fields], [new.problem, new.faults, started, told], js=new_lora.FLUSH, **quiet
-    ).then(began, [started, told], [*run.outputs, run.notice, tabs, run.timer], **quiet).then(
-        None, None, None, js=run_page.ADDRESS, **quiet
-    )
-    runs_tab.select(lambda: gr.Timer(active=True), None, run.timer, **quiet).then(
-        None, None, None, js=run_page.ADDRESS, **quiet
-    )
-    new_tab.select(lambda: gr.Timer(active=False), None, run.timer, **quiet).then(
-        None, None, None, js=run_page.ADDRESS, **quiet
-    )
+        new_lora.start,
+        [draft_id, new.stored, *fields],
+        [new.problem, new.errors, started, messages],
+        js=new_lora.START,
+        **quiet,
+    ).then(show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **quiet)
+    runs_tab.select(lambda: gr.Timer(active=True), None, run.timer, **quiet)
+    new_tab.select(lambda: gr.Timer(active=False), None, run.timer, **quiet)
 
 
 def allowed_paths() -> list[str]:
-    """The only folders that the server hands files out of."""
+    """The only folders whose files the server sends."""
     return [str(runs.outputs_dir()), str(runs.datasets_dir())]

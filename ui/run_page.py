@@ -1,115 +1,166 @@
-"""The second tab: the runs, and the one looked at.
+"""The second tab: the list of runs and the selected run.
 
-A timer reads the run's folder once a second and sends only the parts that have changed; what the browser shows already
-is remembered by its digest, so that a picture does not flicker and a report stays open while one reads it.
+A timer reads the run's folder once a second and sends only the parts that changed. `seen` holds a digest of each part that
+the browser already shows, so that images do not flicker and an open report stays open.
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
 import runs
-from ui import cards, control, draft, form, images, view
+from runs import manage
+from ui import cards, control, draft, form, images, scripts, view
+from ui.artifacts import Gallery
 from ui.html import esc
 
 TICK_S = 1.0
-AGAIN = "New LoRA from this"
-PARTS = ("list", "head", "result", "incidents", "loss", "samples", "log")
-PICK = """
-element.addEventListener('click', (event) => {
-  const row = event.target.closest('[data-run]');
-  if (row) trigger('pick', { run: row.dataset.run });
-});
-let shown = '';
-const bring = () => setTimeout(() => {
-  const here = element.querySelector('.hp-here');
-  if (!here || here.dataset.run === shown) return;
-  shown = here.dataset.run;
-  here.scrollIntoView({ block: 'nearest', inline: 'nearest' });
-}, 50);
-watch('value', bring);
-bring();
-"""
-# The address names the run looked at, so that a reload or a bookmark opens it again. Read from the list as drawn, because
-# the browser does not know the session's state; and not before OPENED: Gradio tells of the first tab as chosen while the
-# page still opens, which would wipe the address it opens with.
-ADDRESS = """() => setTimeout(() => {
-  if (!window.hangproofOpened) return;
-  const list = document.querySelector('#run-list');
-  const here = list && list.offsetParent && list.querySelector('.hp-here');
-  const url = new URL(window.location);
-  if (here) url.searchParams.set('run', here.dataset.run); else url.searchParams.delete('run');
-  window.history.replaceState(null, '', url);
-}, 100)"""
-# From here on the form may be typed into (style.css): before, what the draft brings back would replace what was typed.
-OPENED = f"() => {{ window.hangproofOpened = true; document.body.classList.add('hp-open'); ({ADDRESS})(); }}"
+COPY = "New LoRA from this run"
+PARTS = ("list", "head", "loras", "incidents", "loss", "samples", "log")
+SCRIPTS = {"head": "run_head", "incidents": "run_times", "log": "run_times"}  # parts of ui/scripts.py
+# The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
+STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
+FOCUS_PANEL = """() => setTimeout(() => {
+  const all = [...document.querySelectorAll('.hp-panel input, .hp-panel textarea, .hp-panel button')];
+  const first = all.find((one) => one.offsetParent);
+  if (first) first.focus();
+}, 150)"""
+SHOW_NOTE = """() => setTimeout(() => {
+  const note = document.querySelector('#new-note');
+  if (note && note.offsetParent) note.scrollIntoView({ block: 'center' });
+}, 150)"""
+# Enables the form (style.css) and the address (run_address.js). Before this, loading the draft would replace what was typed.
+OPENED = """() => {
+  document.body.classList.add('hp-open');
+  window.dispatchEvent(new Event('hangproof-open'));
+  return [];
+}"""
 
 
 @dataclass
 class RunPage:
-    """The components of the tab that others wire up."""
+    """The components of the tab that `page` connects; `build` sets them all."""
 
-    parts: dict = field(default_factory=dict)
-    stop: gr.Button | None = None
-    go: gr.Button | None = None
-    total: gr.Number | None = None
-    again: gr.Button | None = None
-    sure: gr.State | None = None
-    notice: gr.HTML | None = None
-    selected: gr.State | None = None
-    seen: gr.State | None = None
-    timer: gr.Timer | None = None
+    selected: gr.State
+    seen: gr.State
+    timer: gr.Timer
+    confirmed: gr.State
+    parts: dict[str, Any] = field(default_factory=dict)
+    search: gr.Textbox = field(init=False)
+    stop: gr.Button = field(init=False)
+    go: gr.Button = field(init=False)
+    total: gr.Number = field(init=False)
+    copy: gr.Button = field(init=False)
+    rename: gr.Button = field(init=False)
+    delete: gr.Button = field(init=False)
+    notice: gr.HTML = field(init=False)
+    rename_panel: gr.Column = field(init=False)
+    new_name: gr.Textbox = field(init=False)
+    rename_ok: gr.Button = field(init=False)
+    rename_no: gr.Button = field(init=False)
+    delete_panel: gr.Column = field(init=False)
+    delete_text: gr.HTML = field(init=False)
+    with_images: gr.Checkbox = field(init=False)
+    delete_ok: gr.Button = field(init=False)
+    delete_no: gr.Button = field(init=False)
 
     @property
-    def outputs(self) -> list:
-        """What `render` gives values for, in order."""
-        return [self.selected, self.seen, *self.parts.values(), self.stop, self.go, self.total, self.again]
+    def outputs(self) -> list[Any]:
+        """The components that `render` updates, in order."""
+        buttons = [self.stop, self.go, self.total, self.copy, self.rename, self.delete]
+        return [self.selected, self.seen, *self.parts.values(), *buttons]
+
+    @property
+    def panels(self) -> list[Any]:
+        """The components that `ask_delete`, `ask_rename` and `close_panels` update, in order."""
+        return [self.rename_panel, self.new_name, self.delete_panel, self.delete_text, self.with_images]
 
 
 def build() -> RunPage:
-    """Lay the tab out."""
-    page = RunPage(selected=gr.State(""), seen=gr.State({}), timer=gr.Timer(TICK_S, active=False), sure=gr.State(""))
+    """Build the tab."""
+    page = RunPage(
+        selected=gr.State(""), seen=gr.State({}), timer=gr.Timer(TICK_S, active=False), confirmed=gr.State("")
+    )
+
+    def part(name: str) -> gr.HTML:
+        code = scripts.loader(SCRIPTS[name]) if name in SCRIPTS else None
+        return gr.HTML(elem_id=f"run-{name}", js_on_load=code, apply_default_css=False)
+
+    small = {"size": "sm", "scale": 0, "min_width": 110}
     with gr.Row(elem_classes="hp-runs"):
         with gr.Column(scale=1, min_width=230, elem_classes="hp-side"):
-            page.parts["list"] = gr.HTML(elem_id="run-list", js_on_load=PICK, apply_default_css=False)
+            page.search = gr.Textbox(
+                label="Search runs",
+                placeholder="Search by name or state",
+                show_label=False,
+                elem_id="run-search",
+                lines=1,
+            )
+            page.parts["list"] = gr.HTML(
+                elem_id="run-list", js_on_load=scripts.loader("run_list", "pick"), apply_default_css=False
+            )
         with gr.Column(scale=4, min_width=300, elem_classes="hp-main"):
             page.notice = gr.HTML(elem_id="run-notice")
-            page.parts["head"] = gr.HTML(elem_id="run-head", apply_default_css=False)
-            page.parts["result"] = gr.HTML(elem_id="run-result", apply_default_css=False)
+            page.parts["head"] = part("head")
             with gr.Row(elem_classes="hp-actions"):
                 page.total = gr.Number(precision=0, visible=False, elem_id="total", min_width=190, scale=0)
                 page.go = gr.Button("Start", variant="primary", visible=False, elem_id="go", min_width=140, scale=0)
                 page.stop = gr.Button("Stop", visible=False, elem_id="stop", min_width=140, scale=0)
-                page.again = gr.Button(AGAIN, visible=False, elem_id="again", min_width=190, scale=0)
-            for part in PARTS[3:]:
-                page.parts[part] = gr.HTML(elem_id=f"run-{part}", apply_default_css=False)
-    page.parts = {part: page.parts[part] for part in PARTS}
+                page.copy = gr.Button(COPY, visible=False, elem_id="copy", min_width=220, scale=0)
+                page.rename = gr.Button("Rename…", visible=False, elem_id="rename", min_width=110, scale=0)
+                page.delete = gr.Button("Delete…", visible=False, elem_id="delete", min_width=110, scale=0)
+            with gr.Column(visible=False, elem_classes="hp-panel", elem_id="rename-panel") as page.rename_panel:
+                page.new_name = gr.Textbox(label="New name", lines=1, elem_id="new-name")
+                with gr.Row():
+                    page.rename_ok = gr.Button("Rename", variant="primary", elem_id="rename-ok", **small)
+                    page.rename_no = gr.Button("Cancel", elem_id="rename-no", **small)
+            with gr.Column(visible=False, elem_classes="hp-panel", elem_id="delete-panel") as page.delete_panel:
+                page.delete_text = gr.HTML(elem_id="delete-text")
+                page.with_images = gr.Checkbox(label="Delete its images", elem_id="with-images")
+                with gr.Row():
+                    page.delete_ok = gr.Button("Delete", variant="stop", elem_id="delete-ok", **small)
+                    page.delete_no = gr.Button("Cancel", elem_id="delete-no", **small)
+            for name in ("loras", "incidents", "loss"):
+                page.parts[name] = part(name)
+            page.parts["samples"] = gr.HTML(
+                html_template="",
+                elem_id="run-samples",
+                js_on_load=scripts.loader("run_samples"),
+                apply_default_css=False,
+            )
+            page.parts["log"] = part("log")
+    page.parts = {name: page.parts[name] for name in PARTS}
     return page
 
 
-BUTTONS = ("stop", "go", "total", "again")
-TOTALS = {"epochs": "Epochs in all", "max_train_steps": "Steps in all"}
+BUTTONS = ("stop", "go", "total", "copy", "rename", "delete")
+TOTALS = {"epochs": "Total epochs", "max_train_steps": "Total steps"}
+UNITS = {"epochs": "epochs", "max_train_steps": "steps"}
 
 
-def _buttons(shown: view.View | None) -> dict[str, dict]:
-    """What can be done with a run, as its state allows: stop it; start, resume or train it longer; use it once more."""
+def _buttons(shown: view.View | None) -> dict[str, dict[str, Any]]:
+    """Updates for the buttons that the run's state allows: stop; start, resume or train longer; copy to New LoRA."""
     if shown is None:
         return {name: {"visible": False} for name in BUTTONS}
-    can_stop = shown.alive and shown.state not in view.FINAL
-    stopping = shown.state == "stopping"
+    can_stop = shown.running
+    stopping = shown.state == "stopping" or (can_stop and view.stop_requested(shown.folder))
     field, now = (shown.state == "completed" and runs.longer(shown.spec)) or ("epochs", None)
     return {
         "stop": {"visible": can_stop, "interactive": not stopping, "value": "Stopping…" if stopping else "Stop"},
-        "go": {"visible": not can_stop and (shown.state != "completed" or now is not None), "value": shown.again},
+        "go": {"visible": not can_stop and (shown.state != "completed" or now is not None), "value": shown.start_label},
         "total": {"visible": now is not None, "value": now, "label": TOTALS[field]},
-        "again": {"visible": not shown.fault, "value": AGAIN},
+        "copy": {"visible": not shown.problem, "value": COPY},
+        "rename": {"visible": not can_stop and not shown.problem},
+        "delete": {"visible": not can_stop},
     }
 
 
-def render(selected: str, seen: dict | None) -> list:
-    """The tab's parts as they are now; those that the browser shows already are skipped."""
+def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list[Any]:
+    """The current parts of the tab; parts that the browser already shows are skipped."""
     seen = dict(seen or {})
     everything = view.read_all()
     shown = next((one for one in everything if one.folder.name == selected), None)
@@ -117,30 +168,31 @@ def render(selected: str, seen: dict | None) -> list:
         shown = everything[0]
         selected = shown.folder.name
     found = view.incidents(shown.folder) if shown else []
-    html = {
-        "list": cards.run_list(everything, selected),
+    gallery = view.samples(shown.folder) if shown else Gallery()
+    parts = {
+        "list": cards.run_list(everything, selected, search or ""),
         "head": cards.head(shown),
-        "result": cards.result(shown),
+        "loras": cards.loras(shown, view.loras(shown.folder) if shown else [], gallery),
         "incidents": cards.incidents(shown, found),
-        "loss": cards.loss(shown, view.losses(shown.folder) if shown else {}, found),
-        "samples": cards.samples(shown, view.samples(shown.folder) if shown else []),
-        "log": cards.log(shown, view.log_tail(shown.folder) if shown else ""),
+        "loss": cards.loss(shown, view.losses(shown.folder) if shown else None, found),
+        "samples": cards.samples(shown, gallery),
+        "log": cards.log(shown, view.log(shown.folder) if shown else None),
     }
     out = []
-    for name, value in html.items():
-        out.append(_unless_seen(seen, name, value, value))
+    for name, value in parts.items():
+        out.append(_unless_seen(seen, name, value if isinstance(value, str) else repr(value), value))
     for name, change in _buttons(shown).items():
         out.append(_unless_seen(seen, name, repr(change), gr.update(**change)))
     return [selected, seen, *out]
 
 
-def look_again(selected: str, seen: dict | None) -> list:
-    """`render`, but which run is looked at is left alone: another may have been picked while this was on its way."""
-    out = render(selected, seen)
+def refresh(selected: str, seen: dict[str, str] | None, search: str = "") -> list[Any]:
+    """`render` without changing the selection: the user may have selected another run in the meantime."""
+    out = render(selected, seen, search)
     return [gr.skip() if out[0] == selected else out[0], *out[1:]]
 
 
-def _unless_seen(seen: dict, name: str, text: str, value):
+def _unless_seen(seen: dict[str, str], name: str, text: str, value: Any) -> Any:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
     if seen.get(name) == digest:
         return gr.skip()
@@ -148,33 +200,33 @@ def _unless_seen(seen: dict, name: str, text: str, value):
     return value
 
 
-def first_run(wanted: str) -> str:
-    """The run that a page opens with: the one its address names, else one that is being watched, else none."""
+def first_run(name: str) -> str:
+    """The run that a new page selects: the one in its address, else one with a live monitor, else ""."""
     everything = view.read_all()
-    if any(one.folder.name == wanted for one in everything):
-        return wanted
+    if any(one.folder.name == name for one in everything):
+        return name
     return next((one.folder.name for one in everything if one.alive and one.state not in view.FINAL), "")
 
 
 def notice(lines: list[str], kind: str = "info") -> str:
-    """Sentences about what was just done."""
+    """A box of messages; "" without messages."""
     if not lines:
         return ""
     role = "alert" if kind == "bad" else "status"
     return f'<div class="hp-problem hp-{kind}" role="{role}"><ul>{"".join(f"<li>{esc(line)}</li>" for line in lines)}</ul></div>'
 
 
-def stop(selected: str) -> str:
-    """Stop the run looked at."""
+def stop(selected: str, seen: dict[str, str] | None) -> tuple[str, Any]:
+    """Stop the selected run: (notice, what the browser shows). The browser has changed the button already (STOPPING)."""
     try:
         control.stop(runs.run_folder(selected))
     except runs.RunError as error:
-        return notice(str(error).splitlines(), "bad")
-    return ""
+        return notice(str(error).splitlines(), "bad"), {k: v for k, v in (seen or {}).items() if k != "stop"}
+    return "", gr.skip()
 
 
-def go(selected: str, total: float | None) -> str:
-    """Start or resume the run looked at; a completed one is trained on, to `total` epochs or steps."""
+def start(selected: str, total: float | None) -> str:
+    """Start or resume the selected run; a completed run continues to `total` epochs or steps."""
     try:
         folder = runs.run_folder(selected)
         if view.read(folder).state == "completed":
@@ -186,46 +238,96 @@ def go(selected: str, total: float | None) -> str:
 
 
 def _train_longer(folder: Path, total: float | None) -> None:
-    from monitor.book import nothing_left
+    from monitor.state import nothing_left
 
     field, now = runs.longer(runs.load(folder).model_dump())
     label = TOTALS[field]
     if total is None or total < now or (total == now and nothing_left(folder)):
-        raise runs.RunError(f"{label}: it has been trained for {now}; type more than that to train it longer")
+        raise runs.RunError(f"{label}: Already trained for {now} {UNITS[field]}; enter a larger number")
     try:
         runs.train_longer(folder, int(total))
     except runs.RunError as error:
         raise runs.RunError(str(error).replace(f"{field}:", f"{label}:")) from error
 
 
-def pick(event: gr.EventData) -> tuple:
-    """Look at another run."""
-    return (*render(str(event.run), {}), "", "")
+def pick(search: str, event: gr.EventData) -> tuple[Any, ...]:
+    """Select another run."""
+    return (*render(str(event.run), {}, search), "", "", *close_panels())
 
 
-def use_again(selected: str, sure: str, draft_id: str):
-    """Put a run's settings, images and captions into the three steps, to change them and train anew.
+def close_panels() -> list[Any]:
+    """Close the panels that ask before a run is renamed or deleted."""
+    return [gr.update(visible=False), gr.skip(), gr.update(visible=False), gr.skip(), gr.update(value=False)]
 
-    Yields (notice of this tab, run that the person is sure about, cards, message of the three steps, fields of the
-    form, tab to open); images that are in no run yet are replaced only when asked for twice.
+
+def ask_rename(selected: str) -> list[Any]:
+    """Open the panel for the new name."""
+    shown = view.read(runs.outputs_dir() / selected)
+    return [gr.update(visible=True), shown.name, gr.update(visible=False), gr.skip(), False]
+
+
+def ask_delete(selected: str) -> list[Any]:
+    """Open the panel that says what a deletion frees."""
+    try:
+        used, name = manage.usage(selected), view.read(runs.run_folder(selected)).name
+    except runs.RunError as error:
+        return [gr.update(visible=False), gr.skip(), gr.update(visible=True), notice([str(error)], "bad"), False]
+    text = f"Delete the run {name!r} with its LoRAs, checkpoints, samples and log? This frees {manage.size_text(used.run_bytes)}."
+    count = "1 image" if used.images == 1 else f"{used.images:,} images"
+    label = f"Also delete its data set: {count} with captions ({manage.size_text(used.images_bytes)})"
+    return [
+        gr.update(visible=False),
+        gr.skip(),
+        gr.update(visible=True),
+        f'<p class="hp-say">{esc(text)} It cannot be undone.</p>',
+        gr.update(value=False, label=label, visible=used.images_bytes > 0),
+    ]
+
+
+def delete(selected: str, images: bool, search: str) -> list[Any]:
+    """Delete the selected run and select another one."""
+    try:
+        freed = manage.delete(selected, images)
+    except runs.RunError as error:
+        return [*render(selected, {}, search), notice([str(error)], "bad"), *close_panels()]
+    lines = [f"Deleted {selected}. This freed {manage.size_text(freed)}."]
+    return [*render("", {}, search), notice(lines), *close_panels()]
+
+
+def rename(selected: str, name: str, search: str) -> list[Any]:
+    """Rename the selected run. The panel stays open when the name cannot be used."""
+    try:
+        folder = manage.rename(selected, name)
+    except runs.RunError as error:
+        return [*render(selected, {}, search), notice(str(error).splitlines(), "bad"), *[gr.skip()] * 5]
+    return [*render(folder.name, {}, search), notice([f"Renamed to {name.strip()!r}."]), *close_panels()]
+
+
+def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[tuple[Any, ...]]:
+    """Copy a run's settings, images and captions into the New LoRA tab.
+
+    Yields (notice of this tab, run whose copy the user must confirm, image list, note at the top of the New LoRA tab,
+    form fields, tab to open). Images that no run contains are replaced only after a second click.
     """
     nothing = [gr.skip()] * len(form.KEYS)
     try:
         folder = runs.run_folder(selected)
-        spec, only = runs.load(folder), draft.only_here(draft_id)
-        if only and sure != selected:
-            what = "1 image with its caption" if only == 1 else f"{only} images with their captions"
-            ask = f"{what} under New LoRA {'is' if only == 1 else 'are'} in no run yet; press again to replace what is there"
-            yield notice([ask], "warn"), selected, gr.skip(), gr.skip(), *nothing, gr.skip()
+        spec, unsaved = runs.load(folder), draft.images_not_in_a_run(draft_id)
+        if unsaved and confirmed != selected:
+            if unsaved == 1:
+                question = "1 image under New LoRA is not in any run. Click again to replace it and its caption."
+            else:
+                question = f"{unsaved} images under New LoRA are not in any run. Click again to replace them and their captions."
+            yield notice([question], "warn"), selected, gr.skip(), gr.skip(), *nothing, gr.skip()
             return
         yield notice(["Copying the images…"], "busy"), "", gr.skip(), gr.skip(), *nothing, gr.skip()
-        told = draft.take_over(draft_id, spec.slug)
-        values = form.values_of_spec(spec, len(draft.items(draft_id)))
+        values = form.values_of_spec(spec, len(runs.images_in(runs.datasets_dir() / spec.slug)))
         values["name"] = form.free_name(spec.name)
-        draft.save_form(draft_id, values)
+        # The draft is touched last, and once: an error above leaves it as it is.
+        messages = draft.copy_dataset(draft_id, spec.slug, values)
     except runs.RunError as error:
         yield notice(str(error).splitlines(), "bad"), "", gr.skip(), gr.skip(), *nothing, gr.skip()
         return
-    lines = [f"Settings, images and captions are those of {spec.name!r}; that run stays as it is.", *told]
+    lines = [f"Copied the settings, images and captions of {spec.name!r}. That run is unchanged.", *messages]
     shown = images.listing(draft_id)
     yield "", "", shown, notice(lines), *(values[key] for key in form.KEYS), gr.update(selected="new")

@@ -1,230 +1,275 @@
-"""What a run's folder says, as plain values: the only place the page reads runs from.
+"""Reads a run's folder for the page: its status, incidents, losses, LoRAs, samples and log.
 
-Nothing here waits on the trainer or the monitor, and a file that is missing, half there or not ours costs its own part
-of the view only. `metrics.jsonl` grows to a million lines, so it is read on from where the last look ended.
+Nothing here waits for the trainer or the monitor. A missing, incomplete or invalid file affects only its own part of the
+view. The page asks every second, with hundreds of runs and a `metrics.jsonl` of a million lines, so a file is read again
+only after it changed, and a growing file is read from where the last read ended (ui/readers.py).
 """
 
-import functools
 import json
-import re
+import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TypeVar
 
 import tomllib
 
 import runs
-from ui.html import plain_log
+from runs import manage
+from ui.artifacts import Artifacts, Gallery, Lora
+from ui.readers import Curve, Log, LogTail, Losses, Stamp, stamp
 
 FINAL = ("completed", "failed", "stopped", "preempted", "unkillable")
-LOG_BYTES = 128 * 1024
-LOG_LINES = 300
-SAMPLES = 12
-SAMPLE_NAME = re.compile(r"_(e?)(\d{6,})_(\d+)_\d{8,}")
+STOP_REQUEST = "stop.request"  # in a run's folder, until the monitor has read it (monitor/run_folder.py)
+READ_RUNS = 8  # runs whose losses, log and incidents stay in memory
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Incident:
-    """One hang or crash, as the monitor wrote it down."""
+    """One hang or crash as the monitor recorded it."""
 
     number: str
-    fields: dict
+    fields: dict[str, Any]
     report: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class View:
-    """One run. Fields that the run has not come to are None."""
+    """One run; the same object as long as its files are unchanged. `problem` says which file cannot be read, or ""."""
 
     folder: Path
     name: str
-    status: dict = field(default_factory=dict)
-    fault: str = ""
-    spec: dict = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+    spec: dict[str, Any] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
-        """Whether a monitor watches it now."""
+        """Whether a monitor is running for it. Not asked for a run in a final state."""
         return bool(self.status.get("alive"))
 
     @property
     def state(self) -> str:
-        """The monitor's word, `new` for a run that never started, `orphaned` for one whose monitor is gone."""
+        """The monitor's state; `new` when the run never started, `orphaned` when its monitor is gone."""
         state = self.status.get("state")
         if not isinstance(state, str):
             return "new"
         return state if state in FINAL or self.alive else "orphaned"
 
     @property
-    def share(self) -> float:
-        """Steps done of those planned, 0 to 1."""
+    def running(self) -> bool:
+        """Whether it is under way, watched by a monitor."""
+        return self.alive and self.state not in FINAL
+
+    @property
+    def progress(self) -> float:
+        """Completed share of the planned steps, 0 to 1."""
         step, planned = self.number("step") or 0, self.number("planned_steps") or 0
         if self.state == "completed":
             return 1.0
         return min(1.0, step / planned) if planned else 0.0
 
     def number(self, key: str) -> float | None:
-        """A number of the status; None when it is missing or something else."""
+        """A number from status.json; None when it is missing or not a number."""
         value = self.status.get(key)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
-    def since(self, key: str, now: datetime | None = None) -> float | None:
-        """Seconds since a time of the status."""
+    def time(self, key: str) -> datetime | None:
+        """A time from status.json, in UTC; None when it is missing or not a time."""
         try:
             then = datetime.fromisoformat(str(self.status.get(key)))
         except ValueError:
             return None
-        then = then if then.tzinfo else then.replace(tzinfo=UTC)
-        return max(0.0, ((now or datetime.now(UTC)) - then).total_seconds())
+        return then if then.tzinfo else then.replace(tzinfo=UTC)
+
+    def since(self, key: str, now: datetime | None = None) -> float | None:
+        """Seconds since a time in status.json; None when it is missing or not a time."""
+        then = self.time(key)
+        return max(0.0, ((now or datetime.now(UTC)) - then).total_seconds()) if then else None
 
     @property
     def checkpoint(self) -> int | None:
-        """The step that a restart goes on from; None: it would begin anew."""
+        """The step that a restart resumes from; None without a checkpoint."""
         entry = self.status.get("checkpoint")
         step = entry.get("step") if isinstance(entry, dict) else None
         return step if isinstance(step, int) else None
 
     @property
-    def again(self) -> str:
-        """What the button that starts it is called."""
+    def start_label(self) -> str:
+        """Label of the button that starts the run."""
         if self.state == "completed":
             return "Train longer"
         if self.state == "new":
             return "Start"
         return "Start again" if self.checkpoint is None else "Resume"
 
-    @property
-    def lora(self) -> Path | None:
-        """The finished LoRA."""
-        path = self.folder / f"{self.folder.name}.safetensors"
-        return path if self.state == "completed" and path.is_file() else None
+
+# The list -------------------------------------------------------------------------------------------------------------
+
+_views: dict[Path, tuple[Stamp, Stamp, View]] = {}  # run's folder -> stamps of run.toml and status.json, view
+_lock = threading.Lock()  # two open tabs poll in two threads
 
 
 def read(folder: Path) -> View:
-    """One run as its folder says it is now."""
-    from monitor import status
+    """The current view of one run."""
+    from monitor.process.locks import LOCK, is_held
 
-    spec, fault, now = {}, "", {}
+    spec_stamp, status_stamp = stamp(folder / "run.toml"), stamp(folder / "status.json")
+    known = _views.get(folder)
+    view = known[2] if known is not None and known[:2] == (spec_stamp, status_stamp) else _read(folder)
+    state = view.status.get("state")
+    alive = isinstance(state, str) and state not in FINAL and is_held(folder / LOCK)
+    if alive != view.alive:
+        view = View(view.folder, view.name, {**view.status, "alive": alive}, view.problem, view.spec)
+    _views[folder] = (spec_stamp, status_stamp, view)
+    return view
+
+
+def _read(folder: Path) -> View:
+    spec: dict[str, Any] = {}
+    now: dict[str, Any] = {}
+    problem = ""
     try:
-        spec = _spec(folder / "run.toml", (folder / "run.toml").stat().st_mtime_ns)
+        # As plain values, not validated, because validating every run of the list takes too long.
+        spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        fault = f"{folder / 'run.toml'} cannot be read: {error}"
+        problem = f"{folder / 'run.toml'} cannot be read: {error}"
     try:
-        now = status.read(folder) or {}
-    except (OSError, ValueError) as error:
-        fault = f"{folder / 'status.json'} cannot be read: {error}"
+        value = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        now = value if isinstance(value, dict) else {}
+    except FileNotFoundError:
+        pass  # never started
+    except ValueError:
+        pass  # incomplete: it is replaced within a second
+    except OSError as error:
+        problem = f"{folder / 'status.json'} cannot be read: {error}"
     name = spec.get("name")
-    return View(folder, name if isinstance(name, str) else folder.name, now, fault, spec)
+    return View(folder, name if isinstance(name, str) else folder.name, {**now, "alive": False}, problem, spec)
+
+
+def finish_renames() -> None:
+    """Complete a rename that was interrupted; one that another thread is at is left to it."""
+    if manage.BUSY.acquire(blocking=False):
+        try:
+            manage.finish_interrupted()
+        finally:
+            manage.BUSY.release()
 
 
 def read_all() -> list[View]:
-    """All runs, the one made last first; this order stays while one looks, so that a click hits what it aims at."""
-    return [read(folder) for folder in sorted(runs.list_runs(), key=_made, reverse=True)]
-
-
-def _made(folder: Path) -> tuple[float, str]:
+    """All runs, newest first. The order does not change while runs progress, so that a click hits the intended run."""
+    found = []
     try:
-        return (folder / "run.toml").stat().st_mtime, folder.name
+        with os.scandir(runs.outputs_dir()) as entries:
+            names = [entry.name for entry in entries]
     except OSError:
-        return 0.0, folder.name
+        names = []
+    if any(name.startswith(manage.RENAMING) for name in names):
+        finish_renames()
+    names = [name for name in names if not name.startswith(".")]
+    outputs = runs.outputs_dir()
+    for name in names:
+        folder = outputs / name
+        try:
+            created = os.stat(folder / "run.toml").st_mtime
+        except OSError:
+            continue
+        found.append((created, name, folder))
+    with _lock:
+        views = [read(folder) for _, _, folder in sorted(found, reverse=True)]
+        if len(_views) > 2 * len(found) + 100:  # runs were deleted
+            kept = {view.folder for view in views}
+            for folder in [folder for folder in _views if folder not in kept]:
+                del _views[folder]
+    return views
 
 
-@functools.lru_cache(maxsize=1024)
-def _spec(path: Path, stamp: int) -> dict:
-    """The run's spec as plain values, unchecked, because a list of runs must not cost a validation each."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+# The selected run -------------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """What the page keeps of one run between two ticks."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.losses = Losses(folder / "metrics.jsonl")
+        self.tail = LogTail(folder / "training.log", folder / "events.jsonl")
+        self.artifacts = Artifacts(folder)
+        self._incidents: dict[str, tuple[Stamp, Stamp, Incident]] = {}
+
+    def incidents(self) -> list[Incident]:
+        """Hangs and crashes, newest first."""
+        found = []
+        try:
+            names = sorted((n for n in os.listdir(self.folder / "incidents") if n[:1].isdigit()), reverse=True)
+        except OSError:
+            return []
+        for name in names:
+            path = self.folder / "incidents" / name
+            stamps = stamp(path / "incident.json"), stamp(path / "report.md")
+            known = self._incidents.get(name)
+            if known is None or known[:2] != stamps:
+                incident = _incident(path)
+                if incident is None:
+                    continue  # not written completely yet; the next read finds it
+                known = self._incidents[name] = (*stamps, incident)
+            found.append(known[2])
+        return found
+
+
+def _incident(path: Path) -> Incident | None:
+    try:
+        fields = json.loads((path / "incident.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    try:
+        report = (path / "report.md").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        report = ""
+    return Incident(path.name, fields, report) if isinstance(fields, dict) else None
+
+
+_readers: OrderedDict[Path, Reader] = OrderedDict()
+
+
+def _with_reader(folder: Path, use: Callable[[Reader], T]) -> T:
+    with _lock:
+        reader = _readers.pop(folder, None) or Reader(folder)
+        _readers[folder] = reader
+        while len(_readers) > READ_RUNS:
+            _readers.popitem(last=False)
+        return use(reader)
 
 
 def incidents(folder: Path) -> list[Incident]:
-    """Hangs and crashes, the latest first."""
-    found = []
-    for place in sorted((folder / "incidents").glob("[0-9]*"), reverse=True):
-        try:
-            fields = json.loads((place / "incident.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # being written; the next look finds it
-        try:
-            report = (place / "report.md").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            report = ""
-        if isinstance(fields, dict):
-            found.append(Incident(place.name, fields, report))
-    return found
+    """Hangs and crashes, newest first."""
+    return _with_reader(folder, Reader.incidents)
 
 
-def log_tail(folder: Path, name: str = "training.log") -> str:
-    """The end of a log, as a person would have seen it."""
-    try:
-        with (folder / name).open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - LOG_BYTES))
-            return plain_log(file.read(), LOG_LINES)
-    except OSError:
-        return ""
+def losses(folder: Path) -> Curve:
+    """Loss by step; the same object as long as no line was added."""
+    return _with_reader(folder, lambda reader: reader.losses.update())
 
 
-def samples(folder: Path) -> list[tuple[Path, str]]:
-    """The newest sample images, each with what it shows: (file, "step 120 · prompt 1")."""
-    found = []
-    for path in (folder / "sample").glob("*.png"):
-        try:
-            found.append((path.stat().st_mtime_ns, path))
-        except OSError:
-            continue
-    out = []
-    for _, path in sorted(found, reverse=True)[:SAMPLES]:
-        match = SAMPLE_NAME.search(path.stem)
-        unit = "epoch" if match and match[1] else "step"
-        out.append((path, f"{unit} {int(match[2]):,} · prompt {int(match[3]) + 1}" if match else path.stem))
-    return out
+def log(folder: Path) -> Log:
+    """The end of the training log as a terminal shows it, with its first error."""
+    return _with_reader(folder, lambda reader: reader.tail.update())
 
 
-class Losses:
-    """Loss by step of a run's `metrics.jsonl`, read on from where the last look ended.
-
-    For a step seen twice (repeated after a restart) the last line counts, as for every reader of that file.
-    """
-
-    def __init__(self, path: Path):
-        self.path, self.by_step = path, {}
-        self._offset, self._inode = 0, None
-
-    def update(self) -> dict[int, float]:
-        """Read what is new; the losses by step."""
-        try:
-            with self.path.open("rb") as file:
-                stat = self.path.stat()
-                if stat.st_ino != self._inode or stat.st_size < self._offset:
-                    self.by_step, self._offset, self._inode = {}, 0, stat.st_ino
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return self.by_step
-        whole = data.rfind(b"\n") + 1  # a line still being written waits for the next look
-        self._offset += whole
-        for line in data[:whole].splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(entry, dict) and entry.get("kind") == "step" and isinstance(entry.get("step"), int):
-                loss = entry.get("loss")
-                self.by_step[entry["step"]] = float(loss) if isinstance(loss, int | float) else float("nan")
-        return self.by_step
+def loras(folder: Path) -> list[Lora]:
+    """The complete LoRA files: the final one first, then the newest first."""
+    return _with_reader(folder, lambda reader: reader.artifacts.loras())
 
 
-_losses: OrderedDict[Path, Losses] = OrderedDict()
-_turn = threading.Lock()  # two open tabs tick in two threads
+def samples(folder: Path) -> Gallery:
+    """The sample images by prompt; the same object as long as nothing changed."""
+    return _with_reader(folder, lambda reader: reader.artifacts.gallery())
 
 
-def losses(folder: Path) -> dict[int, float]:
-    """Loss by step. The last eight runs looked at are kept, so that a tick reads only what was added."""
-    path = folder / "metrics.jsonl"
-    with _turn:
-        reader = _losses.pop(path, None) or Losses(path)
-        _losses[path] = reader
-        while len(_losses) > 8:
-            _losses.popitem(last=False)
-        return dict(reader.update())
+def stop_requested(folder: Path) -> bool:
+    """Whether a stop was requested that the monitor has not read yet."""
+    return os.path.exists(folder / STOP_REQUEST)

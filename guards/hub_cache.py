@@ -1,0 +1,223 @@
+"""Downloads files and repositories into the cache of the hub's library, which then finds them without a network.
+
+The layout is the library's own: contents in `blobs/`, named by their ETag; `snapshots/COMMIT/` with links to them; the
+commit of a branch in `refs/`. Links and refs are written after the contents, so a download that was killed never looks
+complete. A repository that this module completed is noted in `.hangproof.json`: it is used again without a request, so a
+restart needs no network and gets the same files even when the branch has moved on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from guards import download
+from guards.download import DownloadError, Options, Progress, Remote, Source
+
+MOST_LIST_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file in the hub's list of a repository. size: bytes; blob: its ETag; sha256: "" for a small file."""
+
+    name: str
+    size: int
+    blob: str
+    sha256: str
+
+    @property
+    def remote(self) -> Remote:
+        """As `download.resolve` would return it, without the part that only xet needs."""
+        sha1 = self.blob.lower() if not self.sha256 and re.fullmatch(r"[0-9a-fA-F]{40}", self.blob) else ""
+        return Remote(self.size, self.sha256 or self.blob, self.sha256, sha1)
+
+
+def folder() -> Path:
+    """The library's cache: `$HF_HUB_CACHE`, else in `hub_home()`."""
+    return Path(os.environ.get("HF_HUB_CACHE") or download.hub_home() / "hub").expanduser()
+
+
+def repository(source: Source, cache: Path | None = None) -> Path:
+    """The folder of a repository in the cache."""
+    return (cache or folder()) / "--".join([f"{source.repo_type}s", *source.repo.split("/")])
+
+
+def commit_of(source: Source, cache: Path | None = None) -> str:
+    """The commit of a revision that is in the cache; "" when there is none."""
+    home = repository(source, cache)
+    try:
+        return (home / "refs" / _safe(source.revision)).read_text(encoding="utf-8").strip()
+    except OSError:
+        return source.revision if (home / "snapshots" / _safe(source.revision)).is_dir() else ""
+
+
+def cached_repository(source: Source, cache: Path | None = None) -> Path | None:
+    """The snapshot of a revision in the cache, complete or not; None when there is none."""
+    commit = commit_of(source, cache)
+    found = repository(source, cache) / "snapshots" / commit
+    return found if commit and found.is_dir() else None
+
+
+def to_cache(source: Source, options: Options, cache: Path | None = None) -> Path:
+    """Download one file into the cache; returns its path in the snapshot. Raises DownloadError."""
+    remote = download.resolve(source, options)
+    if not re.fullmatch(r"[0-9a-f]{40}", remote.commit) or not remote.etag:
+        raise DownloadError(
+            "server", f"{source.url} names no commit or no ETag, so it is not a model hub; check HF_ENDPOINT"
+        )
+    home = repository(source, cache)
+    pinned = replace(source, revision=remote.commit)
+    if not (home / "snapshots" / remote.commit / _safe(source.file)).is_file():
+        _fetch_blob(pinned, remote, home, options)
+    path = _link(home, remote.commit, source.file, remote.etag)
+    _write_ref(home, source.revision, remote.commit)
+    return path
+
+
+def listing(source: Source, options: Options) -> tuple[str, list[Entry]]:
+    """The commit and the files of a repository. Raises DownloadError."""
+    kind = f"{source.repo_type}s"
+    revision = urllib.parse.quote(source.revision, safe="")
+    url = f"{download.endpoint()}/api/{kind}/{source.repo}/revision/{revision}?blobs=true"
+
+    def read(responses: list[Any]) -> tuple[str, list[Entry]]:
+        data = b""
+        while len(data) < MOST_LIST_BYTES and (piece := responses[-1].read1(download.CHUNK)):
+            data += piece
+        try:
+            found = json.loads(data)
+            return found["sha"], [_entry(item) for item in found["siblings"]]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if responses[-1].length:
+                raise ConnectionError("the list of files is cut short") from error
+            raise DownloadError(
+                "server", f"{url} is not the list of files of a model hub ({type(error).__name__}); check HF_ENDPOINT"
+            ) from error
+
+    commit, entries = download.ask(replace(source, file=""), url, "GET", options, read)
+    if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40}", commit):
+        raise DownloadError("server", f"{url} names no commit; check HF_ENDPOINT")
+    return commit, entries
+
+
+def _entry(item: dict[str, Any]) -> Entry:
+    lfs = item.get("lfs") or {}
+    name = _safe(item["rfilename"]).as_posix()
+    return Entry(name, int(lfs.get("size", item["size"])), str(item.get("blobId", "")), str(lfs.get("sha256", "")))
+
+
+def snapshot(
+    source: Source, choose: Callable[[list[str]], list[str]], options: Options, cache: Path | None = None
+) -> Path:
+    """Download the files of a repository that `choose` selects from all names; returns the snapshot's folder.
+
+    Progress counts the bytes of all of them. Raises DownloadError; received bytes are kept.
+    """
+    home = repository(source, cache)
+    done = _completed(home, source.revision)
+    if done is not None:
+        return done
+    commit, entries = listing(source, options)
+    chosen = set(choose([entry.name for entry in entries]))
+    wanted = sorted((entry for entry in entries if entry.name in chosen), key=lambda entry: (entry.size, entry.name))
+    missing = [entry for entry in wanted if not _blob(home, entry.remote.etag).is_file()]
+    needed = sum(download.missing_bytes(_blob(home, entry.remote.etag), entry.size) for entry in missing)
+    download.check_space(needed, home, source.repo)
+    total, before = sum(entry.size for entry in wanted), sum(entry.size for entry in wanted if entry not in missing)
+    for entry in missing:
+        offset = before
+
+        def report(at: Progress, offset: int = offset) -> None:
+            left = total - offset - at.done
+            eta_s = left / at.speed if at.speed else None
+            options.on_progress(replace(at, done=offset + at.done, total=total, eta_s=eta_s))
+
+        one = replace(source, file=entry.name, revision=commit)
+        within = replace(options, wait=True, on_progress=report)
+        remote = entry.remote
+        if entry.sha256 and entry.size >= download.XET_LEAST_BYTES:
+            remote = replace(download.resolve(one, within), sha256=entry.sha256, etag=remote.etag, size=entry.size)
+        _fetch_blob(one, remote, home, within)
+        before += entry.size
+    for entry in wanted:
+        _link(home, commit, entry.name, entry.remote.etag)
+    _write_ref(home, source.revision, commit)
+    record = {**_records(home), source.revision: {"commit": commit, "files": [entry.name for entry in wanted]}}
+    download.write_small(home / ".hangproof.json", json.dumps(record))
+    return home / "snapshots" / commit
+
+
+def _records(home: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((home / ".hangproof.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _completed(home: Path, revision: str) -> Path | None:
+    """The snapshot that was completed here, when all its files still exist."""
+    record = _records(home).get(revision)
+    if not isinstance(record, dict):
+        return None
+    found = home / "snapshots" / str(record.get("commit"))
+    files = record.get("files") or [""]
+    return found if all((found / name).is_file() for name in files) else None
+
+
+def _safe(name: str) -> Path:
+    """A relative path inside a repository. Raises DownloadError for a name that would leave it."""
+    parts = name.split("/")
+    if "\\" in name or ":" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise DownloadError("server", f"{name!r} is not a name of a file in a repository")
+    return Path(*parts)
+
+
+def _blob(home: Path, etag: str) -> Path:
+    usable = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}", etag)
+    return home / "blobs" / (etag if usable else hashlib.sha256(etag.encode()).hexdigest())
+
+
+def _fetch_blob(source: Source, remote: Remote, home: Path, options: Options) -> None:
+    blob = _blob(home, remote.etag)
+    if blob.is_file():
+        return
+    lock = home.parent / ".locks" / home.name / f"{blob.name}.lock"
+    hint = f"download it elsewhere (hf download {source.repo}) and use the folder"
+    within = replace(options, by_hand=options.by_hand or hint, wait=True, on_progress=_named(source.file, options))
+    download.fetch_locked(source, blob, within, lock, remote)
+
+
+def _named(name: str, options: Options) -> Callable[[Progress], None]:
+    """Progress under the file's name instead of its blob's."""
+    return lambda at: options.on_progress(replace(at, name=f"{name} (checking)" if "(checking)" in at.name else name))
+
+
+def _link(home: Path, commit: str, name: str, etag: str) -> Path:
+    """The file of a snapshot, as a link to its blob; where links are not possible, a copy."""
+    path, blob = home / "snapshots" / commit / _safe(name), _blob(home, etag)
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.symlink_to(os.path.relpath(blob, path.parent))
+    except (OSError, NotImplementedError):  # Windows without the right to create links
+        shutil.copyfile(blob, temporary)
+    os.replace(temporary, path)
+    return path
+
+
+def _write_ref(home: Path, revision: str, commit: str) -> None:
+    if revision != commit:
+        download.write_small(home / "refs" / _safe(revision), commit)

@@ -1,0 +1,297 @@
+"""The commands beside `run`: start a monitor in the background, show, stop, diagnose, continue what was interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from monitor.attempt import Attempt
+from monitor.phrases import PHASES, count, duration
+from monitor.process import platform, tree
+from monitor.process.locks import LOCK, is_held
+from monitor.process.subjob import ROOT, helper_environment
+from monitor.process.tree import Tree
+from monitor.resume.script import start_problems
+from monitor.run_folder import LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, read_json
+from monitor.state import FINAL, RunState, is_abandoned, nothing_left, read_status
+
+START_S = 20.0
+APART_S = 2.0  # between the two samples of `diagnose`
+COLOURS = {
+    **dict.fromkeys(("running", "completed"), "green"),
+    **dict.fromkeys(("suspect", "slow", "recovering", "backoff", "stopping"), "yellow"),
+    **dict.fromkeys(("failed", "unkillable"), "red"),
+}
+
+
+def start(args: argparse.Namespace) -> int:
+    """Start a monitor for the run; print its process number, or that nothing is left to train."""
+    folder = find(args.run)
+    done = "" if is_held(folder / LOCK) else nothing_left(folder)
+    answer = {"folder": str(folder), "pid": None, "already": False} if done else launch(folder)
+    print(f"{folder}: {done or 'already ' * bool(answer['already']) + 'watched by process ' + str(answer['pid'])}")
+    if args.json:
+        print(json.dumps(answer))
+    return 0
+
+
+def launch(folder: Path) -> dict[str, Any]:
+    """Start a detached monitor for `folder`: {"folder", "pid", "already"}.
+
+    Raises:
+        MonitorError: the run cannot be started, or the monitor ended at once; the message says why.
+    """
+    if is_held(folder / LOCK):
+        return {"folder": str(folder), "pid": (read_json(folder / STATUS) or {}).get("monitor_pid"), "already": True}
+    run_folder, log = RunFolder(folder), folder / LOG
+    if RunState.load(run_folder).current is None and (missing := start_problems(run_folder, START_S, time.sleep)):
+        raise MonitorError(f"{folder.name} cannot be started: {'; '.join(missing)}")
+    before = log.stat().st_size if log.exists() else 0
+    command = [sys.executable, "-m", "monitor", "run", "--checked", str(folder)]
+    env = helper_environment() | {"HANGPROOF_QUIET": "1"}
+    null = subprocess.DEVNULL
+    with open(log, "ab") as out:
+        keeper = subprocess.Popen(
+            command, stdin=null, stdout=null, stderr=out, cwd=ROOT, env=env, **platform.detached()
+        )
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        known = read_json(folder / STATUS) or {}
+        if known.get("keeper_pid") == keeper.pid:
+            return {"folder": str(folder), "pid": known["monitor_pid"], "already": False}
+        if keeper.poll() is not None:
+            lines = log.read_bytes()[before:].decode("utf-8", "replace").strip().splitlines()
+            raise MonitorError(lines[-1].removeprefix("monitor: ") if lines else f"{folder}: the monitor ended at once")
+        time.sleep(0.02)
+    raise MonitorError(f"{folder.name}: the monitor does not respond within {START_S:.0f} s; see {log}")
+
+
+def status(args: argparse.Namespace) -> int:
+    """Show what one run or every run is doing."""
+    folders = [find(args.run)] if args.run else all_folders()
+    if args.watch:
+        return watch(folders)
+    found = [(folder, read_status(folder)) for folder in folders]
+    for folder, values in found:
+        print(line(folder, values))
+    for text in tree.orphans() if not args.run else []:
+        print(text)
+    if args.json:
+        shown = [values or {"folder": str(folder), "state": None} for folder, values in found]
+        print(json.dumps(shown[0] if args.run else shown, ensure_ascii=False))
+    return 0
+
+
+def line(folder: Path, values: dict[str, Any] | None) -> str:
+    """One run in one line."""
+    if values is None:
+        return f"{folder.name}: not started"
+    state = values["state"] + (" (not watched; start it again)" if is_abandoned(values) else "")
+    if values["state"] in FINAL:
+        return f"{folder.name}: {state}. {values['message']}"
+    steps = f"step {values['step']}" + (f" of {values['planned_steps']}" if values["planned_steps"] else "")
+    phase = f" ({PHASES[values['phase']]})" if values.get("phase") else ""
+    eta = f", {duration(values['eta_s'])} left" if values.get("eta_s") else ""
+    restarts = f", {count(values['restarts'], 'restart')}" if values["restarts"] else ""
+    return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}" + (f". {m}" if (m := values["message"]) else "")
+
+
+def table(folders: list[Path], now_s: float) -> Any:
+    """One row for each run, as a table of rich; `now_s` is Unix time."""
+    from rich.table import Table
+
+    columns = ("run", "state", "step", "epoch", "loss", "s/step", "left", "last progress", "restarts", "")
+    made = Table(*columns, expand=True)
+    for folder in folders:
+        v = read_status(folder)
+        if v is None:
+            made.add_row(folder.name, "[dim]not started[/]")
+            continue
+        state = v["state"] if v["alive"] or v["state"] in FINAL else "not watched"
+        phase = f" {PHASES[v['phase']]}" if v["phase"] else ""
+        moved = v.get("last_progress_at") if state not in FINAL else None
+        ago_s = now_s - datetime.fromisoformat(moved.replace("Z", "+00:00")).timestamp() if moved else 0.0
+        made.add_row(
+            folder.name,
+            f"[{COLOURS.get(state, 'white')}]{state}[/]{phase}",
+            f"{v['step']}/{v['planned_steps'] or '?'}",
+            str(v["epoch"] or ""),
+            f"{v['loss']:.4f}" if v["loss"] is not None else "",
+            f"{v['step_s']:.2f}" if v["step_s"] else "",
+            duration(v["eta_s"]) if v["eta_s"] else "",
+            f"{duration(max(0.0, ago_s))} ago" if moved else "",
+            str(v["restarts"]),
+            v["message"],
+        )
+    return made
+
+
+def watch(folders: list[Path], every_s: float = 1.0) -> int:
+    """Show the table until every run has ended; Ctrl-C leaves the runs alone."""
+    from rich.live import Live
+
+    with Live(table(folders, time.time()), refresh_per_second=4) as live:
+        while any((s := read_status(f)) is not None and s["alive"] for f in folders):
+            time.sleep(every_s)
+            live.update(table(folders, time.time()))
+        live.update(table(folders, time.time()))
+    return 0
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Ask the run's monitor to stop it."""
+    folder = find(args.run)
+    if not is_held(folder / LOCK) and not _adopt_or_kill(folder):
+        return 0
+    temporary = folder / f".{STOP}.{os.getpid()}"
+    temporary.write_text(json.dumps({"now": args.now}), encoding="utf-8")
+    os.replace(temporary, folder / STOP)
+    print(f"{folder.name}: stop requested")
+    until = time.monotonic() + args.wait
+    while time.monotonic() < until and is_held(folder / LOCK):
+        time.sleep(0.1)
+    state = (read_status(folder) or {}).get("state")
+    if args.json:
+        print(json.dumps({"folder": str(folder), "state": state}))
+    return 0 if not args.wait or state in FINAL else 1
+
+
+def _current(run_folder: RunFolder) -> Attempt | None:
+    """The attempt that runs now, None when nothing of it is alive."""
+    record = RunState.load(run_folder).current
+    attempt = Attempt.adopt(run_folder, record) if record else None
+    return attempt if attempt is not None and attempt.tree.members else None
+
+
+def _not_running(folder: Path) -> MonitorError:
+    known = read_status(folder)
+    state = f"{known['state']}: {known['reason'] or known['message']}" if known else "never started"
+    return MonitorError(f"{folder.name}: nothing of it runs, and no monitor watches it ({state})")
+
+
+def _adopt_or_kill(folder: Path) -> bool:
+    """A run without a monitor is to be stopped: let a new monitor adopt the living training, so that it stops like any other.
+
+    False: its monitor left no record, and the processes were killed here.
+
+    Raises:
+        MonitorError: nothing of it runs.
+    """
+    left = tree.with_environment(tree.RUN, str(folder))
+    if not left:
+        raise _not_running(folder)
+    if _current(RunFolder(folder)) is not None:
+        launch(folder)
+        return True
+    result = tree.kill(Tree("", members={p.pid: p for p in left}), 3.0, 10.0)
+    if result.survivors:
+        raise MonitorError(f"{folder.name}: cannot be killed: pid {', '.join(str(p.pid) for p in result.survivors)}")
+    print(f"{folder.name}: killed {count(len(result.killed), 'process')} that no monitor watched")
+    return False
+
+
+def resume_all(args: argparse.Namespace) -> int:
+    """Start every run that was interrupted. One that cannot be started does not keep the others from it."""
+    started, failed = [], 0
+    for folder in all_folders():
+        if not is_abandoned(read_status(folder)):
+            continue
+        try:
+            started.append(launch(folder))
+            print(f"{folder.name}: watched by process {started[-1]['pid']}")
+        except (MonitorError, OSError) as error:
+            failed += 1
+            print(f"monitor: {error}", file=sys.stderr)
+    if not started and not failed:
+        print("no interrupted run")
+    if args.json:
+        print(json.dumps(started))
+    return 1 if failed else 0
+
+
+def diagnose(args: argparse.Namespace) -> int:
+    """Explain what a run or a process waits for: two samples a moment apart, all stacks, the likely cause. Changes nothing."""
+    from monitor import config
+    from monitor.detect.probe import Probe, compare
+    from monitor.diagnose import causes, collect
+    from monitor.diagnose.incident import describe
+
+    attempt: Attempt | None = None
+    if args.run.isdigit() and not Path(args.run).exists():
+        pid, folder, heartbeats = int(args.run), RunFolder(Path.cwd()), Path()
+        process = platform.process_info(pid)
+        if process is None:
+            raise MonitorError(f"process {pid} does not exist")
+        name, processes = f"process {pid} ({platform.command_of(pid)[:120]})", Tree("", (pid, process.start))
+    else:
+        folder = RunFolder(find(args.run))
+        attempt = _current(folder)
+        if attempt is None:
+            raise _not_running(folder.folder)
+        name, processes = f"{folder.folder.name}, attempt {attempt.record.number}", attempt.tree
+        pid, heartbeats = attempt.pid or 0, attempt.heartbeats
+    limits = config.load()
+    beats = attempt.poll(platform.now(), 0.0, fresh=True).beats if attempt else []
+    with contextlib.closing(Probe(processes, heartbeats, limits, lambda: ())) as probe:
+        probe.begin(beats, full=True)
+        if not beats and pid in processes.members:
+            probe.spy.begin(pid, processes.members[pid].start)
+        first = probe.newest
+        time.sleep(APART_S)
+        probe.sample_again(beats)
+        until = time.monotonic() + limits.check.py_spy_s
+        while probe.spy.poll() and time.monotonic() < until:
+            time.sleep(0.05)
+        signals, stacks = compare(first, probe.newest, [b.pid for b in beats] or [pid]), probe.texts()
+    record = attempt.record if attempt else None
+    scope = collect.Scope(
+        beats=beats,
+        members=processes.members,
+        heartbeats=heartbeats,
+        started_s=record.started_s if record else time.monotonic(),
+        oom_kills_before=record.oom_kills if record else collect.oom_kills(),
+        planned=max((b.planned for b in beats), default=0),
+        best_step=max((b.step for b in beats), default=0),
+        folder=folder.folder,
+        log_tail=folder.log_tail(record.log_start, limits.check.log_tail_bytes) if record else "",
+    )
+    evidence = collect.of_process(scope, pid, signals.stuck, stacks)
+    text, found = describe(name, evidence, signals, causes.match(evidence))
+    print(text)
+    if args.json:
+        print(json.dumps(found, ensure_ascii=False))
+    return 0
+
+
+def metrics(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from monitor.cli.metrics import server
+
+    serving = server(args.port)
+    print(f"http://127.0.0.1:{serving.server_port}/metrics", flush=True)
+    if args.json:
+        print(json.dumps({"port": serving.server_port}), flush=True)
+    serving.serve_forever()
+    return 0
+
+
+def notify(args: argparse.Namespace) -> int:
+    """Send a message to the user's own addresses, to test them."""
+    from monitor.cli.notify import NotifyError, config_path, send
+
+    try:
+        sent, addresses = send("test", "Hangproof", "This is what a message from your training will look like.")
+    except NotifyError as error:
+        raise MonitorError(str(error)) from error
+    print(f"{sent} of {addresses} addresses in {config_path()} accepted the message")
+    if args.json:
+        print(json.dumps({"sent": sent, "addresses": addresses}))
+    return 0 if sent == addresses else 1

@@ -1,0 +1,84 @@
+"""How long one kind of work takes, and the time without progress that follows from it (T).
+
+Decision: the largest of three estimates. Five times the longest of the last 200 follows a drift and work of two speeds.
+25 medians, and 1.5 times the longest that ever completed, keep a rare slow one below T. SRTT + 8 RTTVAR (RFC 6298) adds
+nothing to these. Phi accrual guesses the tail of a distribution from samples that have no tail.
+
+One estimator holds one kind of duration, by name:
+    "PHASE"       seconds from entering the phase to its first item, or to its end when it has none
+    "PHASE/item"  seconds from one item of the phase to the next
+    "step"        seconds an optimizer step
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from monitor.config import Phase, Watching
+
+RECENT = 200  # durations that the estimates look back on
+WARM_UP = 5  # durations of a new process that do not count as the longest
+OF_HIGHEST = 5  # T covers this many times the longest of the recent ones
+OF_MEDIAN = 25  # healthy runs have steps of 20 medians
+OF_LONGEST = 1.5  # T covers this many times the longest that ever completed
+OF_PRIOR = 2  # a new attempt may be slower than the last: T is this many times what the last one had
+OF_CEILING = 3  # work longer than the ceiling is slow: the ceiling rises to this many times the longest
+
+
+class Durations:
+    """Completed durations of one kind, seconds. known: what `known()` returned in an earlier attempt or run."""
+
+    def __init__(self, known: Mapping[str, float] | None = None):
+        self._prior = dict(known or {})
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._usual = self._median = 0.0
+        self.seen = 0
+        self.longest = self._prior.get("longest", 0.0)
+
+    def add(self, values: Iterable[float]) -> None:
+        """Add completed durations, oldest first."""
+        for value in values:
+            self._recent.append(value)
+            self.seen += 1
+            if self.seen > WARM_UP:
+                self.longest = max(self.longest, value)
+        if self._recent:
+            self._usual, self._median = OF_HIGHEST * max(self._recent), _median(self._recent)
+
+    def restarted(self) -> Durations:
+        """An estimator for another loop or process: it has its own pace, and the longest still counts."""
+        return Durations({"longest": self.longest})
+
+    def known(self) -> dict[str, float]:
+        """What the next attempt or run needs, as plain numbers; {} when nothing is known."""
+        if self.seen == 0:
+            return dict(self._prior)
+        n = self.seen + self._prior.get("n", 0)
+        return {"n": n, "usual": self._usual, "longest": self.longest, "median": self._median}
+
+    @property
+    def median(self) -> float:
+        """Seconds of the usual one, 0.0 while unknown."""
+        return self._median if self.seen else self._prior.get("median", 0.0)
+
+    def budget(self, phase: Phase, watch: Watching) -> float:
+        """T: seconds without progress after which the work is hung, given evidence. The ceiling while too little is known."""
+        before = self._prior.get("n", 0)
+        if self.seen >= watch.min_sample_count:
+            wanted = max(self._usual, OF_MEDIAN * self._median, OF_LONGEST * self.longest)
+        elif before >= watch.min_sample_count:
+            wanted = max(self._prior["usual"], OF_MEDIAN * self._prior["median"], OF_LONGEST * self.longest) * OF_PRIOR
+        else:
+            return phase.ceiling_s
+        floor_s = phase.floor_s
+        if self.seen + before < watch.warm_sample_count:
+            floor_s = max(floor_s, min(watch.warmup_floor_s, phase.ceiling_s))
+        return min(max(wanted, floor_s), max(phase.ceiling_s, OF_CEILING * self.longest))
+
+
+def _median(values: Iterable[float]) -> float:
+    """Not `statistics.median`: that module brings decimal and fractions into the monitor's memory."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return (ordered[half] + ordered[~half]) / 2

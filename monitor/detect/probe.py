@@ -1,0 +1,273 @@
+"""Evidence on a run without progress: samples of its processes, stacks, py-spy, and what two samples prove together.
+
+Decision: evidence never decides alone. CPU at 0 % or GPU at 100 % prove nothing; they confirm a standstill that already
+lasts (`stuck`), or show that the run moves slowly (`slow`) and should be left alone.
+
+A probe begins at half of T. At T the second sample is compared with the first, and every later one with an earlier one:
+a run that gets stuck after a slow stretch is found, and one that moves is left alone. Whatever cannot be read (no
+/proc/vmstat or /proc/diskstats in gVisor, EIO, no memory for py-spy) is named in `missing` and proves nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from guards.heartbeat import Beat
+from monitor.config import Config
+from monitor.detect import stacks
+from monitor.detect.progress import Signals, Verdict
+from monitor.process import platform
+from monitor.process.tree import Tree
+
+MAX_WORKERS = 4  # whose stacks are taken, beside those of the ranks
+IDLE_CPU = 0.05  # of one core, all processes of the run together
+COMPUTES = 0.5  # of one core, all processes of the run together
+MOVING_BYTES_S = 64 * 1024  # to or from a disk
+COPYING_BYTES_S = 1 << 20  # through read and write calls, from the page cache and pipes too
+STARVED = 0.3  # of the time, runnable without a core
+PAGES_S = 100  # swapped in or out, whole machine
+FAULTS_S = 10  # major faults of the run
+BUSY_DISK = 0.5  # of the time
+BUSY_GPU = 50  # percent
+# Kernel functions that wait for a local disk. A frozen file system, a dead mount or a driver waits in others.
+_DISK_WAITS = ("io_schedule", "folio_wait", "wait_on_page", "wait_on_buffer", "jbd2", "rq_qos", "blk_", "balance_dirty",
+               "xfs_", "btrfs_", "ext4_", "do_get_write_access")  # fmt: skip
+
+T = TypeVar("T")
+Key = tuple[int, float]  # (pid, start) of a process
+Disks = dict[str, tuple[int, float]]  # name -> (sectors moved, seconds busy)
+Gpu = dict[str, Any]  # readings of one device: "utilization", "memory_used", "memory_total", "throttle"…
+Missing = dict[str, None]  # sentences on what could not be read: an ordered set
+
+
+@dataclass(frozen=True)
+class ProcessSample:
+    """One process in a sample. Bytes since its start; `io_known` is False where they cannot be read."""
+
+    state: str
+    name: str
+    cpu_s: float
+    faults: int
+    disk_bytes: int = 0
+    copied_bytes: int = 0
+    io_known: bool = True
+    starved_s: float = 0.0  # the main thread was runnable and had no core
+    wchan: str = ""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The run's processes, the machine's disks and swapping, and the GPUs at one moment (monotonic seconds)."""
+
+    at_s: float
+    processes: dict[Key, ProcessSample] = field(default_factory=dict)
+    swapped_pages: int = 0
+    disks: Disks = field(default_factory=dict)
+    gpu: tuple[Gpu, ...] = ()
+    stacks: str = ""  # of the ranks, as one text without addresses
+
+
+def _try(missing: Missing, what: str, read: Callable[[], T]) -> T | None:
+    """read(), or None and a sentence in `missing`."""
+    try:
+        return read()
+    except (OSError, ValueError, LookupError) as error:
+        missing[f"{what}: not available ({getattr(error, 'strerror', None) or error})"] = None
+        return None
+
+
+def _proc(missing: Missing, path: str, parse: Callable[[str], T]) -> T | None:
+    """The parsed text of a file of /proc."""
+    file = Path("/proc", path)
+    what = re.sub(r"\d+", "PID", str(file))
+    return _try(missing, what, lambda: parse(file.read_text("utf-8", "replace"))) if platform.LINUX else None
+
+
+def _io(text: str) -> tuple[int, int, bool]:
+    """Bytes to and from a disk, bytes through read and write calls, and that they are known."""
+    value = {name: int(number) for name, _, number in (line.partition(":") for line in text.splitlines())}
+    return value["read_bytes"] + value["write_bytes"], value["rchar"] + value["wchar"], True
+
+
+def _swapped(text: str) -> int:
+    lines = [line.split() for line in text.splitlines()]
+    return sum(int(words[1]) for words in lines if words[0] in ("pswpin", "pswpout"))
+
+
+def _disks(text: str) -> Disks:
+    found = {}
+    for line in text.splitlines():
+        # kernel Documentation/admin-guide/iostats.rst: sectors read and written, milliseconds busy
+        _, _, name, _, _, read, _, _, _, written, _, _, busy, *_ = line.split()
+        found[name] = (int(read) + int(written), int(busy) / 1000)
+    return found
+
+
+def take(keys: Iterable[Key], missing: Missing, gpu: tuple[Gpu, ...] = (), stacks_text: str = "") -> Sample:
+    """A sample of these processes now. Nothing here can block on them. Adds to `missing`, never raises."""
+    found: dict[Key, ProcessSample] = {}
+    for pid, start in keys:
+        info = _try(missing, f"process {pid}", partial(platform.process_info, pid))
+        if info is not None and info.start == start:
+            disk, copied, io_known = _proc(missing, f"{pid}/io", _io) or (0, 0, False)
+            starved_s = _proc(missing, f"{pid}/schedstat", lambda text: int(text.split()[1]) / 1e9) or 0.0
+            wchan = _proc(missing, f"{pid}/wchan", str.strip) or ""
+            found[pid, start] = ProcessSample(
+                info.state, info.name, info.cpu_s, info.major_faults, disk, copied, io_known, starved_s, wchan
+            )
+    swapped, disks = _proc(missing, "vmstat", _swapped) or 0, _proc(missing, "diskstats", _disks) or {}
+    return Sample(time.monotonic(), found, swapped, disks, gpu, stacks_text)
+
+
+def _growths(first: Sample, second: Sample, attribute: str, pids: Collection[int] | None = None) -> list[float]:
+    """Growth of an attribute of each process that is in both samples; of these pids only."""
+    both = [k for k in second.processes if k in first.processes and (pids is None or k[0] in pids)]
+    return [getattr(second.processes[k], attribute) - getattr(first.processes[k], attribute) for k in both]
+
+
+def compare(first: Sample, second: Sample, ranks: Collection[int], enough_cpu: bool = False) -> Signals:
+    """What two samples prove about the run.
+
+    ranks: their pids. enough_cpu: since the last progress they had the CPU time of many steps, so that a busy machine
+    explains nothing.
+    """
+    elapsed = second.at_s - first.at_s
+    both = {k: (first.processes[k], process) for k, process in second.processes.items() if k in first.processes}
+    if elapsed <= 0 or not both:
+        return Signals()
+
+    def rate(attribute: str) -> float:
+        return sum(_growths(first, second, attribute)) / elapsed
+
+    stopped = [(pid, new.name) for (pid, _), (old, new) in both.items() if old.state in "Tt" and new.state in "Tt"]
+    stuck = [f"{name} (pid {pid}) is stopped by a signal" for pid, name in stopped]
+    slow, busy = [], []
+    cpu, disk, copied = rate("cpu_s"), rate("disk_bytes"), rate("copied_bytes")
+    moving = disk >= MOVING_BYTES_S or copied >= COPYING_BYTES_S
+    io_known = all(old.io_known and new.io_known for old, new in both.values())
+    waits = {pid: new.wchan for (pid, _), (old, new) in both.items() if pid in ranks and old.state == new.state == "D"}
+    crowded = _busy_disk(first, second, elapsed)
+    if crowded and waits and all(wchan.startswith(_DISK_WAITS) for wchan in waits.values()):
+        slow.append(f"waits for a busy disk: {crowded}")
+    elif waits and io_known and not moving:
+        names = ", ".join(f"pid {pid} in {wchan or 'the kernel'}" for pid, wchan in waits.items())
+        stuck.append(f"in uninterruptible sleep, with nothing read or written ({names})")
+    busy_gpus = {i: gpu for i, gpu in enumerate(second.gpu) if (gpu.get("utilization") or 0) >= BUSY_GPU}
+    # Not asleep: a process that waits for a core, or for a busy GPU.
+    if cpu + rate("starved_s") < IDLE_CPU and not moving and not busy_gpus:
+        if first.stacks and first.stacks == second.stacks:
+            stuck.append(f"asleep, with the same stack twice within {elapsed:.1f} s and no CPU time used")
+        elif io_known and not (first.stacks and second.stacks):
+            stuck.append("asleep, with no CPU time used and nothing read or written")
+        if first.gpu and second.gpu and not any(g.get("utilization") for g in (*first.gpu, *second.gpu)):
+            stuck.append("the GPU is idle")
+    if moving:
+        slow.append(f"reading and writing files at {max(disk, copied) / 1e6:.1f} MB/s")
+    if (second.swapped_pages - first.swapped_pages) / elapsed >= PAGES_S and rate("faults") >= FAULTS_S:
+        slow.append("the machine is swapping: its memory is full")
+    starved = max(_growths(first, second, "starved_s", ranks), default=0.0) / elapsed
+    if starved >= STARVED and not enough_cpu:
+        slow.append(f"other programs keep the processor busy: the training waited for a core {starved:.0%} of the time")
+    for i, gpu in busy_gpus.items():
+        if gpu.get("throttle"):
+            slow.append(f"GPU {i} is throttled ({gpu['throttle']})")
+        if gpu.get("spill") and (gpu.get("memory_used") or 0) >= 0.98 * (gpu.get("memory_total") or 1):
+            slow.append(f"GPU {i}'s memory is full and spills to the host's")
+    if cpu >= COMPUTES:
+        busy.append(f"it computes: {cpu:.1f} processor cores in use")
+    if busy_gpus:
+        busy.append("a GPU is busy")
+    return Signals(tuple(stuck), tuple(slow), tuple(busy))
+
+
+def _busy_disk(first: Sample, second: Sample, elapsed: float) -> str:
+    """The disk that was busy most of the time and completed something, as a phrase; "" for none."""
+    for name, (sectors, busy_s) in second.disks.items():
+        before = first.disks.get(name)
+        if before and sectors > before[0] and (busy_s - before[1]) / elapsed >= BUSY_DISK:
+            return f"{name}, {(sectors - before[0]) * 512 / elapsed / 1e6:.1f} MB/s for all programs together"
+    return ""
+
+
+class Probe:
+    """Gathers the evidence on one suspicion, without waiting for anything but the stacks. Its methods never raise.
+
+    gpu: returns the newest GPU readings, () where there are none. `begin` comes first.
+    """
+
+    def __init__(self, tree: Tree, heartbeats: Path, config: Config, gpu: Callable[[], tuple[Gpu, ...]]):
+        self.tree = tree
+        self.signals = Signals()
+        self.dumps: dict[int, str] = {}
+        self.spy = stacks.PySpy(config.check.py_spy_s)
+        self.missing: Missing = {}
+        self._heartbeats = heartbeats
+        self._dump_s = config.check.stack_dump_s
+        self._gpu = gpu
+        self._full = False
+        self._samples: list[Sample] = []  # the first, and the newest three
+
+    @property
+    def newest(self) -> Sample:
+        return self._samples[-1]
+
+    def begin(self, beats: Sequence[Beat], full: bool) -> None:
+        """Take the first sample. full: with stacks (a signal to the processes) and py-spy."""
+        _try(self.missing, "the list of processes", self.tree.refresh)
+        self._samples = [self._take(beats, full)]
+
+    def due(self, verdict: Verdict, now_s: float) -> bool:
+        """Is it time for another sample?"""
+        if verdict.stalled_s < verdict.budget_s:
+            return False
+        return not self._full or now_s - self.newest.at_s >= max(0.3, min(verdict.budget_s / 4, 5.0))
+
+    def sample_again(self, beats: Sequence[Beat], budget_s: float = 0.0) -> Signals:
+        """Take another sample with stacks and compare. The result is `signals` too. budget_s: T, which has passed."""
+        earlier, last = self._samples[-3:], self._take(beats, with_stacks=True)
+        # The oldest sample with stacks: the longer the time between the two, the more "the same" proves.
+        first = next((s for s in earlier if s.stacks or not last.stacks), earlier[0])
+        ranks = [b.pid for b in beats]
+        cpu_s = max(_growths(self._samples[0], last, "cpu_s", ranks), default=0.0)
+        self.signals = compare(first, last, ranks, enough_cpu=cpu_s >= budget_s)
+        self._samples.append(last)
+        del self._samples[1:-3]
+        return self.signals
+
+    def poll(self) -> None:
+        """Collect what py-spy has printed."""
+        self.spy.poll()
+
+    def texts(self) -> dict[int, str]:
+        """Stacks by pid: the guards' own where there are any, else py-spy's or why it has none."""
+        self.spy.poll()
+        return {**{pid: f"(py-spy)\n{text}" for pid, text in self.spy.texts.items()}, **self.dumps}
+
+    def close(self) -> None:
+        """Kill what is still running."""
+        self.spy.close()
+
+    def _take(self, beats: Sequence[Beat], with_stacks: bool) -> Sample:
+        text = ""
+        if with_stacks:
+            self._full = True
+            members, pids = self.tree.members, {b.pid for b in beats}
+            ranks = [(b.pid, members[b.pid].start) for b in beats if b.pid in members]  # a reused pid is not there
+            # Workers of a guarded loader have a handler too: it answers where py-spy has no permission.
+            python = [p for p in members.values() if p.name.startswith(("python", "pt_")) and p.pid not in pids]
+            asked = ranks + [(p.pid, p.start) for p in python[:MAX_WORKERS]]
+            found = stacks.dump(self._heartbeats, asked, self._dump_s)
+            self.dumps.update(found)
+            text = "".join(stacks.comparable(found.get(pid, "")) for pid, _ in ranks)
+            for pid in (pid for pid, _ in ranks if pid not in found):
+                self.missing[f"stacks of process {pid}: no answer to SIGUSR2 within {self._dump_s:g} s"] = None
+            for pid, start in asked:
+                self.spy.begin(pid, start)
+        gpu = _try(self.missing, "GPU readings", self._gpu) or ()
+        return take(self.tree.keys(), self.missing, gpu, text)

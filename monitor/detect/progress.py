@@ -1,0 +1,283 @@
+"""Is the run making progress? A pure decision over observations: nothing here reads a clock, a file or a process.
+
+Decision: progress is a completed step, a counted item of a phase, a new phase. A tick without a changed counter is not
+progress. In the step phase items do not count: a healthy inner loop must not hide that no step completes (a bug of
+nvidia-resiliency-ext 0.4.1).
+
+A smaller item count in the same phase is a new loop (tqdm starts at 1 for each), hence progress, at a pace of its own. So
+that a count that flips between two values does not run for ever, a phase is hung once MAX_LOOPS loops and
+`between_steps_s` have passed since its count last exceeded the highest of the visit. Neither bound is enough alone: the
+second pass over a big data set takes hours and exceeds nothing; a few tiny data sets begin many loops within seconds.
+
+Time is measured on the awake clock: a gap between two observations (a suspended machine, a stopped or starved monitor)
+advances it by one poll interval at most. Names in `_at` are moments of this clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from guards.heartbeat import Beat
+from monitor.config import Config
+from monitor.detect.durations import Durations
+
+OK, SUSPECT, SLOW, HUNG, OVER = SEVERITY = "ok", "suspect", "slow", "hung", "over"
+_ITEMS = ("cache_latents", "cache_text", "hash", "load", "sample", "validate", "save", "end")
+_UNEVEN = ("load",)  # items (MiB of a download) do not show how long the rest takes (loading the model)
+_STEPS = ("first_step", "step")
+_BETWEEN_STEPS = ("validate", "sample", "save")
+SUSPEND_S = 2.0  # a boot clock this far ahead of the monotonic clock means that the machine was suspended
+AWAKE_S = 1.0  # an observation may be this late and still count in full
+SLOW_FACTOR = 8  # a slow run that moves is left alone for this many T, or for the ceiling where that is longer
+MAX_LOOPS = 100  # loops of one phase visit without a new highest count; sd-scripts runs two for each data set
+IDLE_RATE = 0.05  # activity a second up to which a script is idle: a launcher that polls its workers uses 1 % of a core
+WINDOW_S = 1.0  # least time over which this rate is measured: CPU time grows in ticks of 10 ms
+
+
+@dataclass(frozen=True)
+class Signals:
+    """Evidence as sentences: the run is stuck, is slow but moves, computes (counts only for a script without heartbeats)."""
+
+    stuck: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the monitor sees at one poll."""
+
+    now_s: float  # monotonic clock
+    boot_s: float  # boot clock
+    beats: tuple[Beat, ...] = ()
+    log_bytes: int = 0
+    signals: Signals = Signals()
+    stopped: frozenset[int] = frozenset()  # pids of the ranks that a signal has stopped
+    ranks_gone: bool = False  # no rank's process lives, the script does
+    activity: float = 0.0  # grows while the script's remaining processes do anything
+    gone: frozenset[int] = frozenset()  # pids of beats whose process does not live; once it is done, nothing watches it
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of OK, SUSPECT, SLOW, HUNG, OVER, for the rank that is worst off: its phase, its step, and for how long."""
+
+    kind: str
+    rank: int = 0
+    phase: str = "import"
+    step: int = 0
+    stalled_s: float = 0.0
+    budget_s: float = 0.0
+    evidence: tuple[str, ...] = ()
+    reset: str = ""  # why this observation reset the timers, "" when it did not
+
+
+def decide(stalled_s: float, budget_s: float, slow_s: float, signals: Signals) -> str:
+    """The verdict on `stalled_s` seconds without progress. budget_s: T. slow_s: how long a slow run is left alone."""
+    if stalled_s < budget_s / 2:
+        return OK
+    if stalled_s >= budget_s and signals.slow:
+        return SLOW if stalled_s < slow_s else HUNG
+    hung = stalled_s >= 2 * budget_s or (stalled_s >= budget_s and signals.stuck)
+    return HUNG if hung else SUSPECT
+
+
+@dataclass
+class _Rank:
+    """What is remembered of one rank's process between two observations."""
+
+    beat: Beat
+    moved_s: float  # monotonic time of the last progress
+    moved_at: float  # the same on the awake clock
+    step_at: float  # last optimizer step, whatever the phases did since
+    runs_at: float  # last seen running: not stopped by a signal
+    grew_at: float  # `highest` grew
+    highest: int  # item count of this phase visit
+    loops: int = 0  # begun since `highest` grew
+
+
+@dataclass
+class Watch:
+    """Follows one attempt. known: what `learned()` returned in earlier attempts or runs."""
+
+    config: Config
+    known: dict[str, dict[str, float]] = field(default_factory=dict)
+    durations: dict[str, Durations] = field(default_factory=dict)
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    _last: Observation | None = None
+    _clock_s: float = 0.0  # the awake clock
+    _log_moved_s: float = 0.0  # monotonic time of the log's last growth
+    _log_at: float = 0.0  # the same on the awake clock
+    _gone_at: float | None = None  # all ranks are gone since then
+    _active_at: float = 0.0  # last activity of a script without ranks
+    _window_at: float = 0.0  # `_activity` was noted
+    _activity: float = 0.0
+
+    def learned(self) -> dict[str, dict[str, float]]:
+        """What to pass to the next attempt as `known`."""
+        return {**self.known, **{name: known for name, d in self.durations.items() if (known := d.known())}}
+
+    def step_s(self) -> float:
+        """Seconds of the usual step, 0.0 while unknown."""
+        return self._of("step").median
+
+    def poll_s(self) -> float:
+        """Seconds until the next observation: a tenth of the shortest T, within the configured bounds."""
+        beats = [rank.beat for rank in self.ranks.values()]
+        shortest = min((self._budget(b.phase, b.done) for b in beats), default=self._budget("import"))
+        return min(max(shortest / 10, self.config.watch.poll_min_s), self.config.watch.poll_max_s)
+
+    def last_progress_s(self) -> float:
+        """Monotonic time of the last progress, of the rank that has been without for longest."""
+        return min((r.moved_s for r in self.ranks.values()), default=self._log_moved_s)
+
+    def observe(self, seen: Observation) -> Verdict:
+        """The verdict after one more observation."""
+        last, self._last = self._last or seen, seen
+        elapsed = max(0.0, seen.now_s - last.now_s)
+        awake = min(elapsed, AWAKE_S + self.config.watch.poll_max_s)
+        self._clock_s += awake
+        if last is seen or seen.beats or seen.log_bytes != last.log_bytes:
+            self._log_moved_s, self._log_at = seen.now_s, self._clock_s
+        if seen.ranks_gone and seen.beats:
+            verdict = self._script(seen)
+        else:
+            self._gone_at = None
+            verdict = self._all_ranks(seen, awake) if seen.beats else self._log(seen)
+        suspended_s = seen.boot_s - last.boot_s - elapsed
+        if suspended_s <= SUSPEND_S:
+            return verdict
+        self._log_at = self._active_at = self._clock_s
+        for rank in self.ranks.values():
+            rank.moved_at = rank.step_at = rank.runs_at = rank.grew_at = self._clock_s
+        reset = f"the machine was suspended for {suspended_s:.0f} s"
+        return Verdict(OK, verdict.rank, verdict.phase, verdict.step, reset=reset)
+
+    def _all_ranks(self, seen: Observation, awake: float) -> Verdict:
+        """The verdict on the rank that is worst off."""
+        watched = [b for b in seen.beats if b.outcome != "done" or b.pid not in seen.gone] or list(seen.beats)
+        for rank in self.ranks.keys() & {b.rank for b in seen.beats} - {b.rank for b in watched}:
+            del self.ranks[rank]
+        verdicts = [self._rank(beat, seen, awake) for beat in watched]
+        return max(verdicts, key=lambda v: (SEVERITY.index(v.kind), v.stalled_s))
+
+    def _rank(self, beat: Beat, seen: Observation, awake: float) -> Verdict:
+        now, rank = self._clock_s, self.ranks.get(beat.rank)
+        old = rank.beat if rank is not None and rank.beat.pid == beat.pid else None
+        if rank is None or old is None:
+            if rank is not None:  # another stage of the script, or a worker restarted by its launcher
+                self.durations = {name: durations.restarted() for name, durations in self.durations.items()}
+            rank = self.ranks[beat.rank] = _Rank(beat, seen.now_s, now, now, now, now, beat.done)
+        self._learn_steps(old, beat)
+        moved = old is None or self._progress(rank, old, beat)
+        if moved:
+            # Use the beat's timestamp: poll time is half an interval late on average.
+            late = seen.now_s - beat.beat_s
+            late = late if 0 <= late <= awake else 0.0
+            rank.moved_s, rank.moved_at = seen.now_s - late, now - late
+        if old is None or beat.count != old.count:
+            rank.step_at = rank.moved_at
+        if moved or beat.pid not in seen.stopped:
+            rank.runs_at = now
+        rank.beat = beat
+        return self._judge(rank, beat, seen.signals)
+
+    def _learn_steps(self, old: Beat | None, beat: Beat) -> None:
+        count = beat.count - (old.count if old else 0)
+        new = list(beat.intervals[-count:]) if count > 0 else []
+        if new and len(new) == beat.count:
+            del new[0]  # compilation, the start of the loader: the phase "first_step" holds it
+        if new and old and old.phase in _BETWEEN_STEPS:
+            new.remove(max(new))  # it may include the save or the sample
+        if new:
+            self._of("step").add(new)
+
+    def _progress(self, rank: _Rank, old: Beat, beat: Beat) -> bool:
+        """Has the rank made progress since its beat `old`? Learns the durations of what it completed."""
+        entered = beat.phase != old.phase or beat.phase_s != old.phase_s
+        counts = beat.phase in _ITEMS and not 0 < beat.total < beat.done
+        if entered and old.phase != "step" and (old.done == 0 or old.phase not in _ITEMS):
+            self._of(old.phase).add([max(0.0, beat.phase_s - old.phase_s)])
+        if counts and beat.done and (entered or old.done == 0):
+            self._of(beat.phase).add([max(0.0, beat.beat_s - beat.phase_s)])
+        grew = entered or (counts and beat.done > rank.highest)
+        if grew:
+            rank.highest, rank.loops, rank.grew_at = beat.done, 0, self._clock_s
+        if entered:
+            # A step phase that is entered again without a step between is not progress.
+            return beat.phase not in _STEPS or beat.phase != old.phase or beat.count != old.count
+        if (beat.count, beat.step, beat.outcome) != (old.count, old.step, old.outcome):
+            return True
+        if counts and beat.done < old.done:  # a new loop
+            self.durations[f"{beat.phase}/item"] = self._of(f"{beat.phase}/item").restarted()
+            rank.loops += 1
+        elif counts and 0 < old.done < beat.done:
+            self._of(f"{beat.phase}/item").add([max(0.0, beat.beat_s - old.beat_s) / (beat.done - old.done)])
+        return counts and beat.done != old.done
+
+    def _judge(self, rank: _Rank, beat: Beat, signals: Signals) -> Verdict:
+        """The most severe verdict of the limits that apply to the rank; of equal ones the first."""
+        watch, now, phase, running = self.config.watch, self._clock_s, beat.phase, beat.outcome == "running"
+        stalled, no_step, no_growth = now - rank.moved_at, now - rank.step_at, now - rank.grew_at
+        limit = watch.between_steps_s
+        between = max(limit, *(2 * self._budget(name) for name in _BETWEEN_STEPS))  # their ceilings may be longer
+        rows = [  # seconds, their limit, does it apply, the evidence
+            # After the outcome only the exit is missing. The guards inside have their own deadline, which comes first.
+            (stalled, watch.exit_s, not running, f"the outcome is {beat.outcome!r}, but the process does not exit"),
+            (now - rank.runs_at, watch.stopped_s, True, f"the training process (pid {beat.pid}) is stopped by a signal"),
+            (no_step, between, running and beat.count and no_step >= between,
+             f"the phase changes, but no step has completed for {no_step:.0f} s"),
+            (no_growth, limit, rank.loops >= MAX_LOOPS and no_growth >= limit,
+             f"{rank.loops} loops began within {no_growth:.0f} s and none passed item {rank.highest}"),
+        ]  # fmt: skip
+        found = []
+        if running:
+            budget = self._budget(phase, beat.done)
+            kind = decide(stalled, budget, max(SLOW_FACTOR * budget, self.config.phases[phase].ceiling_s), signals)
+            found = [(kind, stalled, budget, signals.slow if kind == SLOW else signals.stuck)]
+        for seconds, limit, applies, sentence in rows:
+            if applies:
+                kind = decide(seconds, limit, 0.0, Signals(stuck=(sentence,)))  # nothing extends such a limit
+                found.append((kind, seconds, limit, (sentence,)))
+        kind, stalled, budget, evidence = max(found, key=lambda row: SEVERITY.index(row[0]))
+        return Verdict(kind, beat.rank, phase if running else "end", beat.step, stalled, budget, evidence)
+
+    def _script(self, seen: Observation) -> Verdict:
+        """All ranks are gone. OVER once the rest of the script is idle or has worked for too long without a new rank."""
+        watch, now = self.config.watch, self._clock_s
+        begins, self._gone_at = self._gone_at is None, now if self._gone_at is None else self._gone_at
+        # A sum over processes shrinks when one exits: that is activity too.
+        grown = seen.activity - self._activity
+        active = begins or not 0 <= grown <= IDLE_RATE * max(now - self._window_at, WINDOW_S)
+        if active:
+            self._active_at = now
+        if active or now - self._window_at >= WINDOW_S:
+            self._window_at, self._activity = now, seen.activity
+        first = min(seen.beats, key=lambda b: b.rank)
+        idle, gone = now - self._active_at, now - self._gone_at
+        limit = watch.script_idle_s if first.outcome == "done" else watch.launcher_s
+        kind, why = OK, ""
+        if idle >= limit:
+            kind, why = OVER, f"the training processes are gone and the script has been idle for {idle:.0f} s"
+        elif gone >= watch.between_steps_s:
+            kind, why = OVER, f"the training processes are gone and none has started within {gone:.0f} s"
+            idle, limit = gone, watch.between_steps_s
+        return Verdict(kind, first.rank, first.phase, first.step, idle, limit, (why,) if why else ())
+
+    def _log(self, seen: Observation) -> Verdict:
+        """Without a heartbeat the log's growth is progress, and a script that computes counts as slow."""
+        stalled, budget = self._clock_s - self._log_at, self.config.watch.log_silence_s
+        signals = Signals(seen.signals.stuck, seen.signals.slow + seen.signals.busy)
+        kind = decide(stalled, budget, SLOW_FACTOR * budget, signals)
+        return Verdict(kind, 0, "import", 0, stalled, budget, signals.slow if kind == SLOW else signals.stuck)
+
+    def _budget(self, phase: str, done: int = 0) -> float:
+        """T of a phase in which `done` items are counted."""
+        counting = done and phase in _ITEMS and phase not in _UNEVEN
+        name = f"{phase}/item" if counting else phase
+        return self._of(name).budget(self.config.phases[phase], self.config.watch)
+
+    def _of(self, name: str) -> Durations:
+        if name not in self.durations:
+            self.durations[name] = Durations(self.known.get(name))
+        return self.durations[name]

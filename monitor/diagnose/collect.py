@@ -1,0 +1,282 @@
+"""Collects the evidence on a hung or dead run without waiting for its processes.
+
+Reads only /proc, the kernel's counters and files of the monitor; stacks are collected beforehand (`detect/probe.py`). What
+cannot be read (no /proc/meminfo on gVisor, no permission for the kernel log, an I/O error) is named in `Evidence.missing`
+and never an exception: evidence explains a failure, but the restart does not depend on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guards.heartbeat import Beat
+from monitor.detect import stacks as dumps
+from monitor.detect.progress import Verdict
+from monitor.process import platform
+from monitor.process.platform import ProcessInfo
+
+COLLECTIVES = ("distributed_c10d.py:*", "*:wait_for_everyone", "*:barrier", "*:all_reduce", "*:all_gather*")
+KERNEL_FAULTS = ("Xid", "Out of memory", "oom-kill", "I/O error")
+BARRIER = "ranks at a barrier"  # in the note of a rank whose deadline expired while it waited for the others
+LORA_DAMAGED = "lora_damaged"  # Evidence.outcome: the script exited, but its LoRA is missing or does not verify
+STEPS = ("first_step", "step")
+MEMINFO, KMSG, CGROUP = "/proc/meminfo", "/dev/kmsg", "/sys/fs/cgroup"
+# Kills for lack of memory, the best source first: that of the cgroup (v2) does not count kills in other containers.
+OOM_COUNTERS = (f"{CGROUP}/memory.events", "/proc/vmstat")
+MIN_SILENCE_S = 0.5  # one rank must be silent this much longer than the others to be the one that they wait for
+KERNEL_RECORDS = 20_000  # read at most; the kernel's buffer rarely holds more
+KERNEL_LINES = 20  # kept
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What to collect evidence on: one attempt as the supervisor knows it. Times are monotonic seconds of this host."""
+
+    beats: list[Beat]
+    members: dict[int, ProcessInfo]
+    heartbeats: Path  # the folder
+    started_s: float
+    oom_kills_before: dict[str, int]  # `oom_kills()` when the attempt started; {} when not known
+    planned: int
+    best_step: int
+    folder: Path
+    log_tail: str
+    gpus: tuple[dict[str, Any], ...] = ()
+    gpu_note: str = ""
+
+
+@dataclass
+class Evidence:
+    """What was found. `kind` is hang or crash; phase, step and rank are those of the rank in question."""
+
+    kind: str
+    phase: str = "import"
+    step: int = 0
+    planned: int = 0
+    rank: int = 0
+    stalled_s: float = 0.0
+    budget_s: float = 0.0
+    signs: list[str] = field(default_factory=list)  # of a hang, each a clause
+    exit_code: int | None = None
+    signal: int | None = None
+    outcome: str = ""
+    note: str = ""
+    ended: str = ""
+    ranks: list[dict[str, Any]] = field(default_factory=list)  # of `rank_facts`
+    processes: list[dict[str, Any]] = field(default_factory=list)  # of `process_facts`
+    stacks: dict[int, str] = field(default_factory=dict)
+    log_tail: str = ""
+    gpu: list[dict[str, Any]] = field(default_factory=list)
+    gpu_note: str = ""
+    host: dict[str, int] = field(default_factory=dict)
+    kernel: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # what could not be read, and why
+
+    def where(self) -> str:
+        """The innermost frame of the main thread of the rank in question, "" when not known."""
+        return next(filter(None, map(dumps.where, self.rank_stacks())), "")
+
+    def rank_stacks(self) -> list[str]:
+        """The stack of the late rank; else of all ranks, that in question first; all stacks of a script without ranks."""
+        late = self.late()
+        ranks = [late] if late else sorted(self.ranks, key=lambda r: r["rank"] != self.rank)
+        pids = [r["pid"] for r in ranks] or self.stacks
+        return [self.stacks[pid] for pid in pids if pid in self.stacks]
+
+    def late(self) -> dict[str, Any] | None:
+        """The rank that the others wait for, None where the evidence does not tell.
+
+        In this order: the one behind in steps; the only one whose main thread is not in a collective operation; the only
+        one of these that saves, samples or validates while the others train; the one of these that is silent longest.
+        """
+        if len(self.ranks) < 2:
+            return None
+        # Nobody waits for a rank that has finished, or that gave up waiting for the others.
+        ranks = [r for r in self.ranks if r["outcome"] not in ("done", "stopped") and BARRIER not in r["note"]]
+        behind = [r for r in ranks if r["step"] == min(other["step"] for other in ranks)]
+        frames = {r["rank"]: dumps.names(dumps.main_thread(self.stacks.get(r["pid"], ""))) for r in behind}
+        outside = [r for r in behind if not any(fnmatch.filter(frames[r["rank"]], name) for name in COLLECTIVES)]
+        for candidates in (behind, outside, [r for r in outside if r["phase"] not in STEPS]):
+            if len(candidates) == 1:
+                return candidates[0]
+        if not outside:
+            return None  # every rank waits for the others
+        longest, second = sorted(outside, key=lambda r: r["silent_s"], reverse=True)[:2]
+        return longest if longest["silent_s"] - second["silent_s"] > MIN_SILENCE_S else None
+
+    def worker(self) -> str:
+        """Where a loader worker waits, as a sentence; "" when no worker's stack is known."""
+        ranks = {r["pid"] for r in self.ranks}
+        workers = [p["pid"] for p in self.processes if p["ppid"] in ranks]
+        seen = ((pid, dumps.where(self.stacks.get(pid, ""))) for pid in workers)
+        return next((f" Worker {pid} was in {frame}." for pid, frame in seen if frame), "")
+
+
+def of_hang(
+    scope: Scope, verdict: Verdict, outcome: str, exit_note: str, stacks: dict[int, str], slow_reason: str
+) -> Evidence:
+    """The evidence on a hung run.
+
+    `outcome` is rank 0's ("running" or "" while it has none), `exit_note` belongs to it. `slow_reason` is why the monitor
+    waited longer than the limit, "" if it did not.
+    """
+    slow = [f"the run was slow before it hung: {slow_reason}"] if slow_reason else []
+    step, signs = verdict.step or scope.best_step, [*verdict.evidence, *slow]
+    found = Evidence("hang", verdict.phase, step, rank=verdict.rank, outcome=outcome, signs=signs, stacks=stacks)
+    found.stalled_s, found.budget_s = verdict.stalled_s, verdict.budget_s
+    _complete(found, scope)
+    found.note = exit_note or next((r["note"] for r in found.ranks if r["rank"] == found.rank), "")
+    silent = [r for r in found.ranks if r["pid"] in scope.members and r["pid"] not in stacks]
+    found.missing += [f"stack of rank {r['rank']} (pid {r['pid']})" for r in silent]
+    return found
+
+
+def of_crash(scope: Scope, code: int | None, signal: int | None, outcome: str, note: str, ended: str) -> Evidence:
+    """The evidence on a dead run.
+
+    `outcome` is rank 0's ("running" or "" while it has none) or LORA_DAMAGED, `note` belongs to it; `ended` is a clause.
+    """
+    # The rank that failed knows the reason; the launcher kills the others.
+    first = next((b for b in scope.beats if b.outcome in ("failed", "deadline")), next(iter(scope.beats), None))
+    if first and first.rank and first.outcome not in ("running", outcome):
+        ended += f"; rank {first.rank}: {first.outcome}" + (f" ({first.note})" if first.note else "")
+    if first and outcome != LORA_DAMAGED:  # which is about the run and not about a rank
+        outcome, note = first.outcome, first.note if first.outcome != "running" else note
+    found = Evidence("crash", step=scope.best_step, exit_code=code, outcome=outcome, note=note, ended=ended)
+    found.signal = signal if outcome in ("", "running") else None
+    if first:
+        found.phase, found.step, found.rank = first.phase, first.step, first.rank
+    fatal = {b.pid: dumps.fatal_dump(scope.heartbeats, b.pid) for b in scope.beats}
+    found.stacks = {pid: text for pid, text in fatal.items() if text}
+    _complete(found, scope)
+    return found
+
+
+def of_process(scope: Scope, pid: int, signs: tuple[str, ...], stacks: dict[int, str]) -> Evidence:
+    """The evidence on a living run or, where there are no heartbeats, process `pid`; judged as a hang."""
+    its_own_first = {p: stacks[p] for p in sorted(stacks, key=lambda p: p != pid)}
+    found = Evidence("hang", "step", signs=list(signs), stacks=its_own_first)
+    for beat in scope.beats[:1]:
+        found.phase, found.step, found.note = beat.phase, beat.step, beat.note
+        found.stalled_s = platform.now().mono_s - max(beat.step_s, beat.phase_s)
+    _complete(found, scope, pid)
+    return found
+
+
+def _complete(found: Evidence, scope: Scope, pid: int = 0) -> None:
+    """Add what every kind of evidence has. pid: the trainer where there are no heartbeats."""
+    now = platform.now()
+    found.planned, found.log_tail = scope.planned, scope.log_tail
+    found.gpu, found.gpu_note = list(scope.gpus), scope.gpu_note
+    found.outcome = "" if found.outcome == "running" else found.outcome
+    kept = ("rank", "pid", "phase", "step", "done", "total", "note", "outcome")
+    for beat in scope.beats:
+        silent_s = round(now.mono_s - beat.beat_s, 2)
+        found.ranks.append({name: getattr(beat, name) for name in kept} | {"silent_s": silent_s})
+    found.processes = process_facts(scope.members, [b.pid for b in scope.beats] or [pid], found.missing)
+    found.host = host_facts(scope, found.missing)
+    found.kernel = kernel_lines(now.boot_s - (now.mono_s - scope.started_s), found.missing)
+    # In a group, the rank that the others wait for decides: a save that hangs on rank 0 is no hung collective.
+    late = found.late() if found.kind == "hang" or BARRIER in found.note else None
+    if late is not None:
+        found.rank, found.phase, found.step = late["rank"], late["phase"], late["step"] or found.step
+
+
+def process_facts(members: dict[int, ProcessInfo], trainers: list[int], missing: list[str]) -> list[dict[str, Any]]:
+    """The processes of a run; `trainers` are the pids of its ranks.
+
+    `state` is the kernel's letter, "" once the process has exited; `wchan` is the kernel function where it waits.
+    """
+    found = []
+    for pid, known in sorted(members.items()):
+        fresh = platform.process_info(pid)
+        alive = fresh is not None and fresh.start == known.start
+        latest, wchan = fresh if fresh is not None and alive else known, ""
+        if alive and platform.LINUX:
+            with _reading("wait channels", missing):
+                wchan = Path(f"/proc/{pid}/wchan").read_text()
+        found.append({
+            "pid": pid, "ppid": latest.ppid, "name": latest.name, "state": latest.state if alive else "",
+            "wchan": "" if wchan == "0" else wchan, "cpu_s": round(latest.cpu_s, 2), "trainer": pid in trainers,
+            "command": platform.command_of(pid)[:300] if alive else "",
+        })  # fmt: skip
+    return found
+
+
+def host_facts(scope: Scope, missing: list[str]) -> dict[str, int]:
+    """Bytes of memory (of the machine, of the cgroup) and of the disk of the run, and new kills for lack of memory."""
+    found: dict[str, int] = {}
+    with _reading("memory of the machine", missing):
+        if platform.LINUX:
+            lines = re.findall(r"^(MemTotal|MemAvailable):\s*(\d+) kB$", Path(MEMINFO).read_text(), re.M)
+            found = {name: int(value) * 1024 for name, value in lines}
+        else:
+            import psutil
+
+            usage = psutil.virtual_memory()
+            found = {"MemTotal": usage.total, "MemAvailable": usage.available}
+    for name, key in (("memory.max", "cgroup_limit"), ("memory.current", "cgroup_used")):
+        with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
+            found[key] = int(Path(CGROUP, name).read_text())
+    with _reading("free disk space", missing):
+        disk = shutil.disk_usage(scope.folder)
+        found |= {"disk_free": disk.free, "disk_total": disk.total}
+    before, after = scope.oom_kills_before, oom_kills()
+    both = [path for path in OOM_COUNTERS if path in before and path in after]
+    if both:  # the same counter twice: that of a cgroup starts at 0 with its container
+        found["oom_kills"] = max(0, after[both[0]] - before[both[0]])
+    elif platform.LINUX:
+        missing.append("processes killed for lack of memory: no counter could be compared")
+    return found
+
+
+def oom_kills() -> dict[str, int]:
+    """Processes that the kernel has killed for lack of memory, by the file that counts them; {} where none can be read."""
+    found: dict[str, int] = {}
+    for path in OOM_COUNTERS:
+        with contextlib.suppress(OSError):
+            for number in re.findall(r"^oom_kill (\d+)$", Path(path).read_text(), re.M):
+                found[path] = int(number)
+    return found
+
+
+def kernel_lines(since_boot_s: float, missing: list[str]) -> list[str]:
+    """Kernel log lines about a GPU, memory or disk fault since `since_boot_s` seconds after boot."""
+    found: list[str] = []
+    if not platform.LINUX:
+        return found
+    with (
+        _reading("kernel log", missing),
+        open(KMSG, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as log,
+    ):
+        for _ in range(KERNEL_RECORDS):
+            try:
+                record = log.read(8192)  # one record, None at the end
+            except BrokenPipeError:
+                continue  # overwritten while it was read: the next record follows
+            if not record:
+                break
+            head, _, text = record.decode("utf-8", "replace").partition(";")
+            _, _, since_us, *_ = head.split(",")
+            if int(since_us) / 1e6 >= since_boot_s and any(word in text for word in KERNEL_FAULTS):
+                found.append(text.splitlines()[0])
+    return found[-KERNEL_LINES:]
+
+
+@contextlib.contextmanager
+def _reading(what: str, missing: list[str]) -> Iterator[None]:
+    """Name in `missing`, once, what cannot be read and why, instead of an error."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"unknown format ({error})"
+        if f"{what}: {reason}" not in missing:
+            missing.append(f"{what}: {reason}")

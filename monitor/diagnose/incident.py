@@ -1,0 +1,257 @@
+"""An incident's folder: `incident.json` for programs, `report.md` for people, stacks and log tail as they were.
+
+The first half of the report needs no knowledge of the monitor, the details come last. Text from outside (log lines, process
+names, the kernel log) is escaped and cannot change its structure. An incident outlives its monitor: `load` returns what
+`save` has written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from monitor.detect.progress import Signals
+from monitor.diagnose.causes import Cause, log_lines
+from monitor.diagnose.collect import LORA_DAMAGED, Evidence
+from monitor.phrases import PHASES, STATES, count, duration, moment, printable
+from monitor.process import platform
+from monitor.run_folder import RunFolder, read_json
+
+TAIL, WIDTH = 15, 200  # lines of the log in the report, characters of such a line
+RESTARTING = "the run is being restarted"
+_PROCESS = "--- process "  # begins the stacks of a process in stacks.txt
+_OVERWRITTEN = re.compile(r"^.*\r(?=[^\r\n])", re.M)  # a progress bar, by its newer state
+_LAUNCHERS_TRACEBACK = re.compile(r"^Traceback \(most.*\n(?:[ \t].*\n)*subprocess\.CalledProcessError: .*\n", re.M)
+
+
+@dataclass
+class Incident:
+    """One hang or crash, from the last progress before it to the first new step after it. Unknown values are None."""
+
+    folder: Path
+    evidence: Evidence
+    cause: Cause
+    attempt: int
+    progress_s: float  # monotonic time of the last progress before it
+    best_step: int  # the highest step reached by then
+    started_at: str  # UTC of the last progress
+    detect_s: float
+    recover_s: float | None = None
+    resumed_from: int | None = None
+    steps_repeated: int | None = None
+    changed: list[str] = field(default_factory=list)
+    ended_at: str | None = None
+    outcome: str = RESTARTING  # a sentence
+    bad_checkpoints: list[str] = field(default_factory=list)
+    killed: list[dict[str, Any]] = field(default_factory=list)  # {"name", "pid"}
+
+    @property
+    def number(self) -> str:
+        return self.folder.name
+
+    @classmethod
+    def open(cls, folder: RunFolder, evidence: Evidence, cause: Cause, *, attempt: int, **known: Any) -> Incident:
+        """A new incident with these fields, saved."""
+        try:
+            path = folder.new_incident()
+        except OSError:  # the folder cannot be listed; an attempt has one incident at most, so its number is free
+            path = folder.folder / "incidents" / f"{attempt:04d}"
+        incident = cls(path, evidence, cause, attempt, **known)
+        incident.save(folder)
+        return incident
+
+    @classmethod
+    def load(cls, path: Path) -> Incident | None:
+        """The incident in folder `path`, None when its incident.json is missing or damaged."""
+        values = read_json(path / "incident.json") or {}
+        try:
+            known = {f.name: values[f.name] for f in fields(cls) if f.name not in ("folder", "evidence", "cause")}
+            # "--- process 7\nstack\n--- process 8\n…" -> ["", "7", "stack", "8", …]
+            parts = re.split(rf"^{_PROCESS}(\d+)\n", _text(path / "stacks.txt"), flags=re.M)
+            stacks = {int(pid): stack.strip() for pid, stack in zip(parts[1::2], parts[2::2], strict=True)}
+            evidence = Evidence(**values["evidence"], stacks=stacks, log_tail=_text(path / "log_tail.txt"))
+            incident = cls(path, evidence, Cause(**values["diagnosis"]), **known)
+            if values["boot_id"] != platform.boot_id():  # a monotonic time of before the reboot: only the UTC is left
+                now = platform.now()
+                incident.progress_s = now.mono_s - now.wall_s + datetime.fromisoformat(incident.started_at).timestamp()
+            return incident
+        except (KeyError, TypeError, ValueError):
+            return None  # written by another version
+
+    def save(self, folder: RunFolder) -> bool:
+        """Write incident.json and report.md as they are now, and the stacks and the log tail if they are not there yet.
+
+        False: something could not be written (a full disk); the next call tries again.
+        """
+        values = asdict(self)
+        del values["folder"]
+        stacks, log_tail = values["evidence"].pop("stacks"), values["evidence"].pop("log_tail")
+        e, cause = self.evidence, self.cause
+        values |= {
+            "id": self.number, "kind": e.kind, "phase": e.phase, "step": e.step, "cause": cause.name, "title": cause.title,
+            "explanation": cause.explanation, "diagnosis": values["cause"], "boot_id": platform.boot_id(),
+        }  # fmt: skip
+        once = {
+            "stacks.txt": "".join(f"{_PROCESS}{pid}\n{text.strip()}\n\n" for pid, text in stacks.items()),
+            "log_tail.txt": log_tail,
+        }
+        texts = {name: text for name, text in once.items() if not os.path.exists(self.folder / name)} | {
+            "incident.json": json.dumps(values, ensure_ascii=False, indent=1),
+            "report.md": report(self, folder.name),
+        }
+        with contextlib.suppress(OSError):  # `replace` names what cannot be written
+            self.folder.mkdir(parents=True, exist_ok=True)
+        return all([folder.replace(f"incidents/{self.number}/{name}", text) for name, text in texts.items()])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def report(incident: Incident, name: str) -> str:
+    """The report as Markdown; `name` is the run's."""
+    cause, evidence = incident.cause, incident.evidence
+    parts = [
+        f"# {escape(cause.title)}",
+        f"Run **{escape(name)}**, attempt {incident.attempt}, incident {incident.number}, {moment(incident.started_at)}.",
+        f"## What happened\n\n{escape(_what_happened(incident))}",
+        f"## Likely cause\n\n{escape(cause.explanation)}",
+        *([escape(cause.advice)] if cause.advice else []),
+        f"## What was done\n\n{_list(_what_was_done(incident))}",
+        f"## Cost\n\n{_cost(incident)}",
+        f"## Details\n\n{_list(_details(evidence))}",
+        "Files in this folder: stacks.txt (what every thread was doing), log_tail.txt (the end of the log).",
+    ]
+    lines = log_lines(_OVERWRITTEN.sub("", evidence.log_tail))
+    if log := _LAUNCHERS_TRACEBACK.sub("", "".join(f"{line}\n" for line in lines)).splitlines():
+        shown = [f"    {line[:WIDTH]}" + ("…" if len(line) > WIDTH else "") for line in log[-TAIL:]]  # a block of code
+        parts += ["The last lines of the log:", "\n".join(shown)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _where(e: Evidence) -> str:
+    """`after step 22 of 40`, `while saving a checkpoint, after step 20 of 40`, `while loading the model`."""
+    after = f"after step {e.step}" + (f" of {e.planned}" if e.planned else "") if e.step else ""
+    if e.phase == "step" and after:
+        return after
+    comma = "" if e.phase == "first_step" else ","  # the first step after step 20
+    return f"while {PHASES.get(e.phase, e.phase)}" + (f"{comma} {after}" if after else "")
+
+
+def _what_happened(incident: Incident) -> str:
+    e, late = incident.evidence, incident.evidence.late()
+    last = f"Last progress: {moment(incident.started_at)}."
+    if e.kind == "crash":
+        code = f" (exit code {e.exit_code})" if e.exit_code is not None else ""
+        sentences = {
+            "failed": f"The training failed with an error {_where(e)}{code}.",
+            "deadline": f"A wait inside the training timed out {_where(e)}, so the training stopped itself{code}.",
+            "stopped": f"The training saved a checkpoint and exited {_where(e)}{code}.",
+            LORA_DAMAGED: f"The script exited {_where(e)}{code}, but {e.note}.",
+        }
+        return f"{sentences.get(e.outcome, f'The training ended {_where(e)}: {e.ended}.')} {last}"
+    limit = "The limit" if late else "The limit for this phase"
+    no_signs = ". There was no other evidence, so the monitor waited twice the limit."
+    signs = f". Evidence: {'; '.join(e.signs)}." if e.signs else no_signs
+    not_named_yet = e.where() and e.where() not in incident.cause.explanation
+    return (
+        f"The training hung {_where(e)}. {last} "
+        + (f"The other ranks were waiting for rank {late['rank']}. " if late else "")
+        + f"{limit} was {duration(e.budget_s)} without progress; "
+        + f"the monitor declared a hang after {duration(incident.detect_s)}{signs}"
+        + (f" The main thread was in {e.where()}." if not_named_yet else "")
+    )
+
+
+def _what_was_done(incident: Incident) -> list[str]:
+    lines = []
+    if killed := incident.killed:
+        names = ", ".join(f"{p['name']} ({p['pid']})" for p in killed)
+        lines.append(f"The monitor killed {count(len(killed), 'remaining process')}: {names}.")
+    lines += [f"Checkpoint set aside as damaged: {bad}." for bad in incident.bad_checkpoints]
+    lines += [f"Changed: {sentence}." for sentence in incident.changed]
+    if incident.resumed_from:
+        lines.append(f"The monitor restarted the run from its checkpoint of step {incident.resumed_from}.")
+    elif incident.resumed_from is not None:
+        none = "no usable checkpoint was left" if incident.bad_checkpoints else "there was no checkpoint yet"
+        lines.append(f"The monitor restarted the run from step 0, because {none}.")
+    if incident.outcome != RESTARTING or incident.resumed_from is None:
+        lines.append(f"{incident.outcome[:1].upper()}{incident.outcome[1:].rstrip('.')}.")
+    return lines
+
+
+def _cost(incident: Incident) -> str:
+    repeated, recover_s = incident.steps_repeated, incident.recover_s
+    if recover_s is None:
+        return "No new step has been completed since then."
+    were = "was" if repeated == 1 else "were"
+    lost = f"{count(repeated, 'step')} {were} repeated." if repeated else "No steps were lost."
+    return f"{lost} The run completed its first new step {duration(recover_s)} after the last progress."
+
+
+def _details(e: Evidence) -> list[str]:
+    """The state of every rank, process and device, a line each."""
+    lines = []
+    for r in e.ranks:
+        who = f"Rank {r['rank']}" if len(e.ranks) > 1 else "Trainer"
+        items = f", item {r['done']} of {r['total'] or '?'}" if r["done"] or r["total"] else ""
+        note = f" ({r['note']})" if r["note"] and r["outcome"] == "running" else ""
+        phase, steps, ago = PHASES.get(r["phase"], r["phase"]), count(r["step"], "step"), duration(r["silent_s"])
+        lines.append(f"{who} (pid {r['pid']}): {phase}{items}{note}, {steps} completed, last heartbeat {ago} earlier")
+    for p in e.processes:
+        waits = f", waits in {p['wchan']}" if p["wchan"] else ""
+        state = STATES.get(p["state"], p["state"])
+        lines.append(f"Process {p['pid']} ({p['name']}): {state}{waits}, {p['cpu_s']} s of CPU time")
+    for i, gpu in enumerate(e.gpu):
+        busy = f"{gpu.get('utilization', '?')} % busy, {_gb(gpu, 'memory_used', 'memory_total')} used"
+        power = f", {gpu['power_w']:.0f} W" if "power_w" in gpu else ""
+        lines.append(f"GPU {i} ({gpu.get('name', 'unknown')}): {busy}, {gpu.get('temperature', '?')} °C{power}")
+    lines += [f"GPU: {e.gpu_note}"] if e.gpu_note else []
+    for what, used, total, verb in (
+        ("Memory", "MemAvailable", "MemTotal", "available"),
+        ("Memory of the container", "cgroup_used", "cgroup_limit", "used"),
+        ("Disk", "disk_free", "disk_total", "free"),
+    ):
+        lines += [f"{what}: {_gb(e.host, used, total)} {verb}"] if total in e.host else []
+    return [*lines, *(f"Kernel log: {line}" for line in e.kernel), *(f"Not available: {what}" for what in e.missing)]
+
+
+def _gb(values: dict[str, Any], part: str, total: str) -> str:
+    """`2.0 of 8.0 GB`."""
+    return " of ".join(f"{values[key] / 1e9:.1f}" if key in values else "?" for key in (part, total)) + " GB"
+
+
+def escape(text: str) -> str:
+    """Any text as one line of plain Markdown."""
+    line = re.sub(r"[\\`*<&\[]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", printable(" ".join(text.split())))
+    return re.sub(r"^(\d*)(?=[#>+=~|-]|[.)]\s)", r"\1\\", line)  # what begins a block at the start of a line
+
+
+def _list(lines: list[str]) -> str:
+    return "\n".join(f"- {escape(line)}" for line in lines)
+
+
+def describe(name: str, evidence: Evidence, signals: Signals, cause: Cause) -> tuple[str, dict[str, Any]]:
+    """What `monitor diagnose` prints, as text and for --json; `name` is that of the run or the process."""
+    stuck = bool(signals.stuck)
+    summary = "slow, but making progress" if signals.slow else "no progress" if stuck else "no sign of a hang"
+    lines = [f"{name}: {summary}.", *(f"- {sign}" for sign in signals.stuck + signals.slow)]
+    if evidence.ranks:
+        phase = PHASES.get(evidence.phase, evidence.phase).capitalize()
+        lines.insert(1, f"{phase}, step {evidence.step}. Last progress: {duration(evidence.stalled_s)} ago.")
+    if stuck:
+        lines.append(f"Likely cause if it is stuck: {cause.title}. {cause.explanation} {cause.advice}".rstrip())
+    lines += [f"  {line}" for line in _details(evidence)]
+    lines += [f"\nStacks of {pid}:\n{text.strip()}" for pid, text in evidence.stacks.items()]
+    found = {"name": name, "summary": summary, "where": evidence.where(), "signals": asdict(signals)}
+    known = {"cause": cause.name, "explanation": f"{cause.title}. {cause.explanation}", "advice": cause.advice}
+    return "\n".join(lines), asdict(evidence) | found | (known if stuck else dict.fromkeys(known))

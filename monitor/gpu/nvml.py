@@ -1,0 +1,193 @@
+"""The GPUs' state, read by a helper process, because NVML calls block forever when a GPU is lost.
+
+The helper alone talks to the driver and writes readings to a file; the monitor reads the file and never waits for the
+driver. `python -m monitor.gpu.nvml FILE` is the helper: it takes a reading every ten seconds and for every byte on its
+standard input, and exits when that closes.
+"""
+
+import contextlib
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from monitor.process.platform import WINDOWS, drop_private, private_folder
+from monitor.process.subjob import Subjob, python
+
+FILE = "gpu.json"  # in a private folder: the newest reading
+PERIOD_S = 10.0
+FRESH_S = 30.0
+ANSWER_S = 2.0  # how long `wait_free` waits for one reading
+RESTART_S = 60.0
+# A container may hide the first; WSL 2 has only the second.
+DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libnvidia-ml.so.1"))
+# nvml.h, nvmlClocksEventReasons: what slows a GPU down from outside
+THROTTLE = {0x4: "power limit", 0x8: "hardware slowdown", 0x20: "too hot", 0x40: "too hot", 0x80: "power brake"}
+
+
+def present() -> bool:
+    """Whether there is an NVIDIA driver, by its files, or HANGPROOF_GPUS names GPUs. Does not call the driver."""
+    return WINDOWS or bool(os.environ.get("HANGPROOF_GPUS")) or any(path.exists() for path in DRIVER_FILES)
+
+
+def model() -> str:
+    """The first GPU's model as the driver's files name it, "" without one. Does not call the driver."""
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with contextlib.suppress(OSError):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                if line.startswith("Model:"):
+                    return line.partition(":")[2].strip()
+    return "gpu" if present() else ""
+
+
+class Gpus:
+    """The monitor's side. Never raises: without a helper there are no readings, and `note` says why."""
+
+    def __init__(self) -> None:
+        self._job: Subjob | None = None
+        self._folder: Path | None = None
+        self._started_s = time.monotonic()
+        self._error = ""
+        if present():
+            self._start()
+
+    def _start(self) -> None:
+        self._started_s = time.monotonic()
+        try:
+            self._folder = self._folder or private_folder("gpu")
+        except OSError as error:
+            self._error = f"no GPU readings: {error.strerror}"
+            return
+        self._error = ""
+        self._job = Subjob(python("monitor.gpu.nvml", str(self._folder / FILE)), math.inf, stdin=None)
+
+    def _running(self) -> bool:
+        return self._job is not None and not self._job.done()
+
+    def _reading(self) -> dict[str, Any]:
+        """The helper's newest: at_s (monotonic), gpus, error. Empty without one."""
+        reading: dict[str, Any] = {"at_s": -math.inf, "gpus": (), "error": ""}
+        with contextlib.suppress(OSError, ValueError):
+            reading |= json.loads((self._folder / FILE).read_text(encoding="utf-8")) if self._folder else {}
+        return reading
+
+    def _request(self) -> None:
+        """Have a reading taken now."""
+        if self._job is not None:
+            self._job.send(b"\n")
+
+    def read(self) -> tuple[dict[str, Any], ...]:
+        """The newest readings, one a GPU; () when there are none or they are old. Requests the next."""
+        reading, now_s = self._reading(), time.monotonic()
+        crashed = not self._running() and present() and not reading["error"]
+        if crashed and now_s - self._started_s > RESTART_S:
+            self._start()
+        self._request()
+        return tuple(reading["gpus"]) if now_s - reading["at_s"] < FRESH_S else ()
+
+    @property
+    def note(self) -> str:
+        """Why there are no readings; "" when there are some, or no GPU."""
+        reading = self._reading()
+        if self._job is None or self._error or reading["error"]:
+            return self._error or str(reading["error"])
+        if self._job.done():
+            return f"no GPU readings: {self._job.error or 'the helper exited'}"
+        age_s = time.monotonic() - max(reading["at_s"], self._started_s)
+        return f"the NVIDIA driver has not answered for {age_s:.0f} s" if age_s > FRESH_S else ""
+
+    def wait_free(self, pids: set[int], timeout_s: float) -> set[int]:
+        """Wait until none of `pids` holds GPU memory; those that still do after `timeout_s`. set(): or no answer."""
+        now_s = requested_s = time.monotonic()
+        until_s, left = now_s + timeout_s, set[int]()
+        self._request()
+        while self._running() and now_s < until_s:
+            reading = self._reading()
+            if reading["at_s"] >= requested_s:
+                left = {pid for gpu in reading["gpus"] for pid in gpu.get("pids", ()) if pid in pids}
+                if not left:
+                    break
+                requested_s = now_s
+                self._request()
+            elif now_s - requested_s > ANSWER_S:
+                return set()
+            time.sleep(min(0.05, until_s - now_s))
+            now_s = time.monotonic()
+        return left
+
+    def close(self) -> None:
+        """Kill the helper: it has nothing to save, and one stuck in the driver would not exit by itself."""
+        if self._job is not None:
+            self._job.kill()
+        if self._folder is not None:
+            drop_private(self._folder)
+        self._job = self._folder = None
+
+
+def take(nvml: ModuleType) -> list[dict[str, Any]]:
+    """One reading of every GPU. Values that a GPU does not support are left out."""
+    values: dict[str, Callable[[Any], object]] = {
+        "name": nvml.nvmlDeviceGetName,
+        "utilization": lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "temperature": lambda handle: nvml.nvmlDeviceGetTemperature(handle, 0),
+        "power_w": lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "throttle": lambda handle: _throttle(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        "pids": lambda handle: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)],
+    }
+    found = []
+    for handle in map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())):
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        gpu: dict[str, Any] = {"memory_used": memory.used, "memory_total": memory.total, "spill": WINDOWS}
+        for key, read in values.items():
+            with contextlib.suppress(nvml.NVMLError):
+                gpu[key] = read(handle)
+        found.append(gpu)
+    return found
+
+
+def _throttle(reasons: int) -> str:
+    return ", ".join(dict.fromkeys(text for bit, text in THROTTLE.items() if reasons & bit))
+
+
+def _write(path: Path, at_s: float, gpus: list[dict[str, Any]], error: str = "") -> None:
+    new = path.with_suffix(".new")
+    with contextlib.suppress(OSError):  # a full disk, or (Windows) the monitor has it open: the next reading is written
+        new.write_text(json.dumps({"at_s": at_s, "gpus": gpus, "error": error}), encoding="utf-8")
+        os.replace(new, path)
+
+
+def _serve(requested: threading.Event) -> None:
+    """Take requests until the monitor is gone. A thread, because the driver may block the main one."""
+    while os.read(sys.stdin.fileno(), 512):
+        requested.set()
+    os._exit(0)
+
+
+def main(path: Path) -> int:
+    """The helper."""
+    requested = threading.Event()
+    threading.Thread(target=_serve, args=(requested,), daemon=True).start()
+    try:
+        import pynvml as nvml
+    except ImportError as error:
+        _write(path, time.monotonic(), [], f"no NVML: {error}")
+        return 1
+    while True:
+        requested.clear()
+        at_s = time.monotonic()  # before the reading: `wait_free` needs one that began after its request
+        try:
+            nvml.nvmlInit()  # costs nothing after the first time
+            _write(path, at_s, take(nvml))
+        except nvml.NVMLError as error:
+            _write(path, at_s, [], f"the NVIDIA driver failed: {error}")
+        requested.wait(PERIOD_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,294 @@
+"""What the operating system does for the monitor. Only this module knows which system it is.
+
+On Linux it reads /proc directly: psutil costs ten times as much, and the monitor runs all day. A process is identified
+by (pid, start), and `start` never changes while it lives: on Linux it is clock ticks since boot, because a creation time
+in wall-clock seconds moves when somebody sets the clock. A process that is gone is an answer, one that cannot be read is
+an OSError: a monitor that mistakes "no free descriptor" for "dead" would start a second trainer.
+"""
+
+import contextlib
+import errno
+import functools
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+LINUX = sys.platform.startswith("linux")
+WINDOWS = sys.platform == "win32"
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_GONE = (errno.ENOENT, errno.ESRCH, errno.EPERM)  # EPERM: another user's, hidden by `hidepid` or by the system
+_STATES = {"running": "R", "stopped": "T", "zombie": "Z", "disk-sleep": "D"}  # psutil.STATUS_*
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ProcessInfo:
+    """One process at one moment. `state` is the kernel's letter (R, S, D, T, Z…); `cpu_s` is its user plus system time."""
+
+    pid: int
+    start: float
+    ppid: int
+    state: str
+    name: str
+    cpu_s: float
+    major_faults: int
+
+    @property
+    def dead(self) -> bool:
+        return self.state in ("Z", "X", "x")
+
+
+def process_info(pid: int) -> ProcessInfo | None:
+    """The process, or None when there is none that we may see. OSError: it cannot be read now (EMFILE, ENOMEM, EIO)."""
+    try:
+        if not LINUX:
+            return _psutil(pid, _from_psutil)
+        head, _, tail = _read(f"/proc/{pid}/stat").rpartition(b")")
+    except OSError as error:
+        if error.errno in _GONE:
+            return None
+        raise
+    fields = tail.split()
+    if len(fields) < 20:
+        return None  # it exited during the read
+    name, cpu_s = head.partition(b"(")[2].decode("utf-8", "replace"), (int(fields[11]) + int(fields[12])) / _ticks()
+    # proc(5): state is field 3, ppid 4, majflt 12, utime and stime 14 and 15, starttime 22
+    return ProcessInfo(pid, int(fields[19]), int(fields[1]), fields[0].decode(), name, cpu_s, int(fields[9]))
+
+
+@functools.cache
+def _ticks() -> int:
+    """The kernel's clock ticks a second."""
+    return os.sysconf("SC_CLK_TCK")
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _psutil(pid: int, read: Callable[[Any], T]) -> T:
+    """What `read` returns for this `psutil.Process`. Raises the OSError that /proc would raise."""
+    import psutil
+
+    try:
+        return read(psutil.Process(pid))
+    except psutil.NoSuchProcess as error:
+        raise ProcessLookupError(errno.ESRCH, str(error)) from error
+    except psutil.AccessDenied as error:
+        raise PermissionError(errno.EPERM, str(error)) from error
+
+
+def _from_psutil(process: Any) -> ProcessInfo:
+    with process.oneshot():
+        times, state = process.cpu_times(), _STATES.get(process.status(), "S")
+        cpu_s = times.user + times.system
+        return ProcessInfo(process.pid, process.create_time(), process.ppid(), state, process.name(), cpu_s, 0)
+
+
+def scan() -> dict[int, ProcessInfo]:
+    """Every process of this machine that we may see, by pid. OSError: /proc cannot be listed, or a process not read."""
+    if LINUX:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    else:
+        import psutil
+
+        pids = psutil.pids()
+    return {pid: info for pid in pids if (info := process_info(pid)) is not None}
+
+
+def alive(pid: int, start: float) -> bool:
+    """Whether exactly this process runs. A zombie is dead, although `kill(pid, 0)` succeeds on it. OSError: unknown."""
+    found = process_info(pid)
+    return found is not None and found.start == start and not found.dead
+
+
+def environ_of(pid: int) -> bytes:
+    """Its environment, as NUL-separated `key=value`; b"" when it is gone or not ours. OSError: it cannot be read now."""
+    try:
+        if LINUX:
+            return _read(f"/proc/{pid}/environ")
+        variables = _psutil(pid, lambda process: process.environ())
+        return "\0".join(f"{key}={value}" for key, value in variables.items()).encode("utf-8", "replace")
+    except OSError as error:
+        if error.errno in (*_GONE, errno.EACCES):
+            return b""
+        raise
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process, for people; "" when it cannot be read."""
+    with contextlib.suppress(OSError):
+        if LINUX:
+            return _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        return " ".join(_psutil(pid, lambda process: process.cmdline()))
+    return ""
+
+
+def io_bytes(pid: int) -> int:
+    """Bytes that a process has passed through read and write calls; 0 where that is not known."""
+    with contextlib.suppress(OSError):  # gone, not ours, or not Linux
+        fields = dict(line.split(b": ") for line in _read(f"/proc/{pid}/io").splitlines())
+        return int(fields.get(b"rchar", 0)) + int(fields.get(b"wchar", 0))
+    return 0
+
+
+def private_bytes(pid: int) -> int:
+    """Memory that a process holds for itself, without mapped files and shared libraries; 0 where that is not known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        if LINUX:
+            resident, shared = _read(f"/proc/{pid}/statm").split()[1:3]  # proc(5), in pages
+            return max(0, int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+        return int(_psutil(pid, lambda process: process.memory_info().rss))
+    return 0
+
+
+def send(pid: int, start: float, number: int) -> bool:
+    """Send a signal to exactly this process; False when it is gone. OSError: not permitted, or it cannot be read."""
+    try:
+        if not alive(pid, start):
+            return False
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal; False when that cannot be read. Off Linux always True.
+
+    A signal such as SIGUSR2 kills a process that has no handler, and a pid may belong to another program by now.
+    """
+    with contextlib.suppress(OSError):
+        for line in _read(f"/proc/{pid}/status").splitlines() if LINUX else ():
+            if line.startswith(b"SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return not LINUX
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One reading of all three clocks, in seconds. The boot clock counts time in suspend, the monotonic one does not."""
+
+    mono_s: float
+    boot_s: float
+    wall_s: float
+
+    @property
+    def utc(self) -> str:
+        return utc(self.wall_s)
+
+
+def utc(wall_s: float) -> str:
+    """UTC, ISO 8601, milliseconds."""
+    return datetime.fromtimestamp(wall_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def now() -> Moment:
+    """Read the clocks. Without a boot clock, `boot_s` is the monotonic one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    boot_s = time.clock_gettime(clock) if clock is not None else time.monotonic()
+    return Moment(time.monotonic(), boot_s, time.time())
+
+
+def boot_id() -> str:
+    """A name for this boot, "" off Linux: then callers compare processes by (pid, start) alone.
+
+    A boot time is no such name: it is computed from the wall clock, which moves.
+    """
+    with contextlib.suppress(OSError):
+        return _read("/proc/sys/kernel/random/boot_id").decode().strip()
+    return ""
+
+
+def become_subreaper() -> None:
+    """Make the kernel reparent the training's orphans to us, so that they can be seen and reaped. Linux only."""
+    if LINUX:
+        import ctypes
+
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap(pids: Iterable[int]) -> None:
+    """Collect the exit status of those of our children that are dead, so that they do not stay zombies."""
+    for pid in pids if sys.platform != "win32" else ():
+        with contextlib.suppress(OSError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def detached() -> dict[str, Any]:
+    """Keyword arguments for `subprocess.Popen` that put a child into a session of its own."""
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
+    return {"start_new_session": True}
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class Waker:
+    """Sleeps until a time is over, `wake` is called or a child exits (SIGCHLD), whichever is first."""
+
+    def __init__(self) -> None:
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # a signal handler may put; it must not set a threading.Event
+        if sys.platform != "win32":
+            signal.signal(signal.SIGCHLD, lambda *_: self.wake())
+
+    def wake(self) -> None:
+        """End the sleep under way, else the next one."""
+        self._wakes.put(None)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep at most `seconds`."""
+        with contextlib.suppress(Empty):
+            self._wakes.get(timeout=seconds)
+            while True:
+                self._wakes.get_nowait()
+
+
+def private_base() -> Path:
+    """This user's folder among the temporary files, made when missing. OSError: it is not ours alone; says what to do."""
+    user = os.getuid() if sys.platform != "win32" else os.environ.get("USERNAME", "user")
+    path = Path(tempfile.gettempdir()) / f"hangproof-{user}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        problem = f"is not a directory (owner: user {found.st_uid})"
+    elif WINDOWS:
+        return path  # the temporary files there are the user's own
+    elif found.st_uid != user:
+        problem = f"belongs to user {found.st_uid}, not to you (user {user})"
+    elif found.st_mode & 0o002:
+        problem = f"is yours (user {user}), but every user can write to it"
+    else:
+        path.chmod(0o700)
+        return path
+    raise OSError(errno.EPERM, f"{path} {problem}; remove it, or set TMPDIR to a folder of your own")
+
+
+def private_folder(slug: str) -> Path:
+    """A new folder for us alone on local disk (a run's own folder may be on a network). OSError: see `private_base`."""
+    return Path(tempfile.mkdtemp(prefix=f"{slug[:40]}-", dir=private_base()))
+
+
+def drop_private(path: Path) -> None:
+    """Remove a folder that `private_folder` made."""
+    if path.parent.name.startswith("hangproof-"):
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,462 @@
+"""From a failure to the next attempt, top to bottom: collect, diagnose, kill, decide, choose a checkpoint, start.
+
+Each function can be called again after an error in its middle. What must not happen twice (counting the failure, starting
+a script) is committed to the RunState in one step at the end, and `start_attempt` first makes sure that nothing of an
+earlier attempt is alive: whatever goes wrong, a run never has two trainers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from guards import checkpoint
+from guards.heartbeat import REQUEST_TERM
+from monitor.attempt import Attempt, AttemptView, ExitStatus
+from monitor.config import Config
+from monitor.detect.progress import Verdict
+from monitor.diagnose import causes, collect
+from monitor.diagnose.causes import Cause
+from monitor.diagnose.collect import LORA_DAMAGED, Evidence, Scope
+from monitor.diagnose.incident import Incident
+from monitor.gpu.nvml import Gpus
+from monitor.gpu.queue import GpuQueue
+from monitor.phrases import PHASES, count
+from monitor.process import platform, tree
+from monitor.process.platform import ProcessInfo
+from monitor.process.tree import KillResult, Tree
+from monitor.resume import checkpoints, policy, script
+from monitor.resume.checkpoints import ResumePoint, Verifier
+from monitor.run_folder import MonitorError, RunFolder
+from monitor.state import Failure, RunState, State
+
+EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5
+TRIES_COUNT = (
+    5  # starts in a row that fail for a passing reason (no memory to fork, a disk error) before the run gives up
+)
+VERIFY_TRIES_COUNT = 3
+
+
+class Interrupted(Exception):
+    """A signal or a stop request arrived during a wait; the supervisor handles it first."""
+
+
+@dataclass
+class Run:
+    """What supervisor and recovery share about one run."""
+
+    folder: RunFolder
+    config: Config
+    state: RunState
+    gpus: Gpus
+    queue: GpuQueue
+    verifier: Verifier
+    prewarm: script.Prewarm
+    pause: Callable[[float], None]  # waits, keeps the status fresh, raises Interrupted
+    report: Callable[[State, str], None]  # shows a state while a long step of it is under way
+    checked: bool = False  # whoever started the monitor has looked for what is missing
+    incident: Incident | None = None  # the last one, until a new step closes it
+    tries: int = 0  # starts in a row that failed for a passing reason
+
+    def state_folders(self) -> list[Path]:
+        """Where states are: the run's folder and, where there is one, the folder that they are written to first."""
+        first = Path(self.state.save_dir) if self.state.save_dir else None
+        return [self.folder.folder] + ([first] if first and first.is_dir() else [])
+
+    def remaining_s(self) -> float:
+        """Seconds until the machine is taken away; infinite without a SIGTERM."""
+        shutdown = self.state.shutdown
+        gone_by_s = shutdown.gone_by_s if shutdown else None
+        return math.inf if gone_by_s is None else max(0.0, gone_by_s - time.monotonic())
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A verdict, with the stacks that the probe has so far and why the monitor waited longer than the limit."""
+
+    verdict: Verdict
+    stacks: dict[int, str]
+    missing: list[str]  # evidence that could not be read
+    slow_reason: str
+    last_progress_s: float  # monotonic
+
+
+@dataclass(frozen=True)
+class Crash:
+    """The script ended before the training completed."""
+
+    status: ExitStatus
+    last_progress_s: float
+
+
+@dataclass(frozen=True)
+class Restart:
+    wait_s: float
+    message: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    reason: str
+    code: int = EXIT_FAILED
+
+
+@dataclass(frozen=True)
+class Finished:
+    """No restart: the training is complete, or it stopped because it was asked to."""
+
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """Processes that SIGKILL did not end: no second writer may start while they live."""
+
+    processes: tuple[ProcessInfo, ...]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The start has to wait."""
+
+    seconds: float
+    message: str
+
+
+def recover(
+    run: Run, attempt: Attempt, view: AttemptView, failure: Hang | Crash | None
+) -> Restart | GiveUp | Finished | Survivors:
+    """Answer a failure. `failure` None: go on with the recovery that `run.state.failure` records."""
+    state, end = run.state, run.config.end
+    if state.failure is None and failure is not None:
+        _open_incident(run, attempt, view, failure)
+    incident = run.incident
+    if incident is None or state.failure is None:
+        raise RuntimeError("recover() was called without a failure")
+    evidence, cause = incident.evidence, incident.cause
+    run.report(State.RECOVERING, _summary(evidence))
+
+    killed = kill_processes(run, attempt, end.grace_s, end.kill_wait_s)
+    known = {p["pid"] for p in incident.killed}
+    incident.killed += [{"name": p.name, "pid": p.pid} for p in killed.killed if p.pid not in known]
+    if killed.survivors:
+        incident.save(run.folder)
+        return Survivors(killed.survivors)
+
+    view = attempt.poll(platform.now(), 0.0, fresh=True)
+    status = attempt.exit_status(view.beats)
+    if stopped_on_request(status, view) and state.shutdown is not None:
+        return Finished(complete=False)
+    if status.done(run.folder.foreign, state.failure.kind == "hang") and evidence.outcome != LORA_DAMAGED:
+        problem = complete(run)
+        if not problem:
+            incident.outcome = "the training was complete; only its process had not exited"
+            return Finished(complete=True)
+        run.folder.log(f"{problem}; the last checkpoint is used to write it again")
+
+    cause_count = state.cause_counts.get(cause.name, 0) + 1
+    change = _next_change(run, cause, cause_count)
+    mark = policy.fingerprint(evidence.phase, evidence.step, cause.name)
+    new_steps = state.best_step > state.best_before
+    limits = run.config.restart
+    history, plan = policy.after_failure(state.history, mark, new_steps, bool(change), limits, cause.wait_s)
+    stop = plan.stop if cause.restart else cause.explanation
+    result: Restart | GiveUp
+    if stop:
+        result = GiveUp(_close_given_up(run, incident, stop), EXIT_BUDGET if cause.restart else EXIT_FAILED)
+    else:
+        wait = f" in {plan.wait_s:.0f} s" if plan.wait_s else ""
+        result = Restart(plan.wait_s, f"{cause.title}; restarting{wait}")
+        if change:
+            incident.changed.append(change["sentence"])
+            run.folder.event("mitigated", change["sentence"], change=change["name"])
+        if plan.wait_s:
+            run.folder.event("backoff", f"restarting{wait}")
+        incident.save(run.folder)
+    attempt.close()
+    # Nothing below can fail: the failure is counted once.
+    state.history, state.cause_counts[cause.name] = history, cause_count
+    state.failure = state.current = None
+    if not stop:
+        state.restarts += 1
+        state.changes += [change] if change else []
+    state.save(run.folder)
+    return result
+
+
+def _open_incident(run: Run, attempt: Attempt, view: AttemptView, failure: Hang | Crash) -> None:
+    """Collect the evidence, name the cause and write the incident; from here on a killed monitor can continue it."""
+    evidence = _collect(run, attempt, view, failure)
+    cause = causes.match(evidence)
+    run.folder.event(evidence.kind, f"{cause.title}: {_summary(evidence)}", phase=evidence.phase, step=evidence.step)
+    now, progress_s = platform.now(), failure.last_progress_s
+    if run.incident is not None:
+        run.incident.outcome, run.incident.ended_at = "the restart after it failed as well", now.utc
+        run.incident.save(run.folder)
+    incident = Incident.open(
+        run.folder,
+        evidence,
+        cause,
+        attempt=attempt.record.number,
+        progress_s=progress_s,
+        best_step=run.state.best_step,
+        started_at=platform.utc(now.wall_s - (now.mono_s - progress_s)),
+        detect_s=max(0.0, now.mono_s - progress_s),
+    )
+    run.incident, run.state.open_incident = incident, incident.number
+    run.state.failure = Failure(evidence.kind, incident.number)
+    run.state.save(run.folder)
+    run.folder.log(f"incident {incident.number}: {cause.title}. {cause.explanation}")
+
+
+def _collect(run: Run, attempt: Attempt, view: AttemptView, failure: Hang | Crash) -> Evidence:
+    """The evidence on the failure; nothing that hangs is waited for."""
+    scope = Scope(
+        beats=view.beats,
+        members=attempt.tree.members,
+        heartbeats=attempt.heartbeats,
+        started_s=attempt.record.started_s,
+        oom_kills_before=attempt.record.oom_kills,
+        planned=run.state.planned,
+        best_step=run.state.best_step,
+        folder=run.folder.folder,
+        log_tail=run.folder.log_tail(attempt.record.log_start, run.config.check.log_tail_bytes),
+        gpus=run.gpus.read(),
+        gpu_note=run.gpus.note,
+    )
+    if isinstance(failure, Hang):
+        status = attempt.exit_status(view.beats)
+        stacks, slow_reason = failure.stacks, failure.slow_reason
+        evidence = collect.of_hang(scope, failure.verdict, status.outcome, status.note, stacks, slow_reason)
+        evidence.missing += failure.missing
+        return evidence
+    status = failure.status
+    return collect.of_crash(scope, status.code, status.signal, status.outcome, status.note, str(status))
+
+
+def _summary(evidence: Evidence) -> str:
+    where = f"{PHASES.get(evidence.phase, evidence.phase)}, step {evidence.step}"
+    if evidence.kind == "crash":
+        return f"{where}: {evidence.ended}"
+    signs = f" ({'; '.join(evidence.signs)})" if evidence.signs else ""
+    return f"{where}: no progress for {evidence.stalled_s:.1f} s{signs}"
+
+
+def load_incident(run: Run) -> None:
+    """Take up the incident that an earlier monitor left open. One that cannot be read is forgotten, and so is its failure."""
+    number = run.state.failure.incident if run.state.failure else run.state.open_incident
+    if number:
+        run.incident = Incident.load(run.folder.folder / "incidents" / number)
+        if run.incident is None:
+            run.folder.log(f"incident {number} cannot be continued: its incident.json is missing or damaged")
+            run.state.failure, run.state.open_incident = None, ""
+        elif run.state.failure is None and run.incident.recover_s is not None:
+            run.incident = None  # closed already
+
+
+def close_incident(run: Run, view: AttemptView, first_new: int) -> None:
+    """Step `first_new` is the first one beyond those reached before the failure: the run has recovered."""
+    incident, run.incident, run.state.open_incident = run.incident, None, ""
+    if incident is None:
+        return
+    first = max(view.beats, key=lambda b: b.step)
+    later = first.step - first_new  # steps since, whose durations the record keeps: they date `first_new`
+    at_s = first.step_s - (sum(first.intervals[-later:]) if later else 0.0)
+    incident.recover_s = max(0.0, at_s - incident.progress_s)
+    incident.steps_repeated = incident.best_step - (incident.resumed_from or 0)
+    incident.ended_at, incident.outcome = view.moment.utc, f"the run recovered: step {first_new} is new"
+    incident.save(run.folder)
+    run.state.save(run.folder)
+    repeated = count(incident.steps_repeated, "step")
+    message = f"step {first_new} is new: recovered in {incident.recover_s:.1f} s, {repeated} repeated"
+    run.folder.event("progress", message, incident=incident.number)
+
+
+def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
+    """Close the incident; the reason as the user reads it."""
+    newest = checkpoints.newest(run.state_folders())
+    kept = f"; {newest.name} is kept, and a new start resumes from it" if newest else ""
+    incident.outcome, incident.ended_at = f"the run gave up: {reason}{kept}", platform.now().utc
+    incident.save(run.folder)
+    cause = incident.cause
+    parts = [f"{cause.title}.", cause.explanation, cause.advice]
+    parts += [f"Gave up: {reason}."] if reason != cause.explanation else []
+    # The last line of the log, where a launcher's own traceback has pushed the trainer's error out of sight.
+    run.folder.mark_log(f"stopped: {' '.join(filter(None, parts)).splitlines()[0]}")
+    return " ".join([*filter(None, parts), f"See incidents/{incident.number}/report.md"])
+
+
+def kill_processes(run: Run, attempt: Attempt, grace_s: float, kill_wait_s: float) -> KillResult:
+    """Kill what is left of the attempt and wait until its GPU memory is free, all within `run.remaining_s()`."""
+    left_s = run.remaining_s()
+    result = attempt.kill(min(grace_s, left_s), min(kill_wait_s, max(1.0, left_s - grace_s)))
+    if result.killed:
+        names = ", ".join(f"{p.name} ({p.pid})" for p in result.killed)
+        run.folder.event("killed", f"killed {count(len(result.killed), 'process')} in {result.took_s:.1f} s: {names}")
+        timeout_s = min(run.config.end.gpu_memory_s, run.remaining_s())
+        if held := run.gpus.wait_free({p.pid for p in result.killed}, timeout_s):
+            run.folder.log(f"the GPU still holds memory of killed processes: {sorted(held)}")
+    return result
+
+
+def stopped_on_request(status: ExitStatus, view: AttemptView) -> bool:
+    """It saved and exited because the monitor asked, and not because something else sent it SIGTERM."""
+    return status.outcome == "stopped" and not any(b.request == REQUEST_TERM for b in view.beats)
+
+
+def complete(run: Run) -> str:
+    """Make sure that the finished LoRA is in the run's folder and verifies: "" or what is wrong with it.
+
+    A script with `save_dir` copies its files at its end; a script that was killed did not. The user's own script may write
+    anything anywhere, so its own exit code is all there is.
+    """
+    if run.folder.foreign:
+        return ""
+    _fetch_lora(run)
+    lora = run.folder.lora
+    if lora is None:
+        return f"the LoRA {run.folder.folder.name}.safetensors is missing"
+    for attempt in range(VERIFY_TRIES_COUNT):
+        if attempt:
+            run.pause(1.0)
+        result = checkpoints.verify_lora(lora, min(run.config.check.verify_s, run.remaining_s()), run.pause)
+        if not result.unsure:
+            return f"the LoRA {lora.name} is damaged: {'; '.join(result.problems)}" if result.problems else ""
+    return f"the LoRA {lora.name} cannot be verified: {result.unsure}"
+
+
+def _fetch_lora(run: Run) -> None:
+    """Copy the LoRA from `save_dir` where the script did not; under a temporary name, so that it is never half there."""
+    name = f"{run.folder.folder.name}.safetensors"
+    source, target = Path(run.state.save_dir) / name, run.folder.folder / name
+    if not run.state.save_dir or not source.is_file():
+        return
+    try:
+        if not target.is_file() or target.stat().st_size != source.stat().st_size:
+            temporary = target.with_name(f".{name}.{os.getpid()}.tmp")
+            shutil.copyfile(source, temporary)
+            os.replace(temporary, target)
+    except OSError as error:
+        run.folder.log(f"the LoRA stays in {source.parent}: it cannot be copied: {error}")
+
+
+def _next_change(run: Run, cause: Cause, cause_count: int) -> dict[str, str]:
+    """The ladder's next mitigation: from a cause's second failure on, or at once where the cause is certain to return."""
+    if not cause.ladder or (cause_count < 2 and not cause.at_once):
+        return {}
+    try:
+        return script.next_change(run.folder, cause.ladder, run.state.changes, run.config.check.render_s, run.pause)
+    except MonitorError as error:
+        run.folder.log(f"no mitigation: {error}")
+        return {}
+
+
+def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
+    """Start the next attempt from the newest checkpoint that verifies."""
+    state, now, folders = run.state, platform.now(), run.state_folders()
+    survivors = kill_leftovers(run)
+    if survivors:
+        return survivors
+    for folder in folders:
+        checkpoint.sweep(folder)
+    missing = checkpoints.room_missing(folders)
+    if missing:
+        return Wait(30.0, missing) if state.attempt else GiveUp(f"{missing}, then start the run again")
+    if run.incident is None and not run.checked:
+        try:
+            problems = script.start_problems(run.folder, run.config.check.render_s, run.pause)
+        except MonitorError as error:
+            problems = [str(error)]
+        if problems:
+            return GiveUp("; ".join(problems))
+
+    point = checkpoints.choose(folders, run.verifier, run.pause)
+    _report_bad(run, point)
+    if point.unsure and (point.path is None or run.tries + 1 < VERIFY_TRIES_COUNT):
+        path, reason = point.unsure[0]
+        return _try_again(run, f"{path.name} cannot be verified: {reason}. It is kept; the run does not start over")
+    number, changes = state.attempt + 1, state.changes
+    if number == 1 and point.path is not None:
+        number = 2  # attempt 1 is train.sh itself, which starts at step 0
+    try:
+        rendered = run.prewarm.script(number, point.path, changes, state.changes_at_save) or script.render(
+            run.folder, number, point.path, changes, state.changes_at_save, run.config.check.render_s, run.pause
+        )
+    except MonitorError as error:
+        return GiveUp(f"attempt {number} cannot be started: {error}")
+    if not rendered.compatible:
+        point = _start_over(run, point)
+
+    # Recorded before it starts: a monitor that is killed in between leaves a training that the next one can find.
+    attempt = Attempt.prepare(run.folder, number, now, collect.oom_kills())
+    state.current = attempt.record
+    state.save(run.folder)
+    try:
+        attempt.start(rendered.script, point.path, run.queue.handles())
+    except OSError as error:
+        state.current = None
+        attempt.close()
+        return _try_again(run, f"attempt {number} cannot be started: {error.strerror or error}")
+    run.tries = 0
+    state.attempt, state.changes_at_save, state.save_dir = number, [c["name"] for c in changes], rendered.save_dir
+    state.best_before, state.resumed_step, state.current = state.best_step, point.step, attempt.record
+    state.save(run.folder)
+    if run.incident is not None:
+        run.incident.resumed_from = point.step
+        run.incident.save(run.folder)
+    source = f"from step {point.step} ({point.path.name})" if point.path else "from the start"
+    kind = "restarted" if run.incident is not None else "started"
+    run.folder.event(kind, f"attempt {number} {source}, pid {attempt.pid}", attempt=number, step=point.step)
+    return attempt
+
+
+def kill_leftovers(run: Run) -> Survivors | None:
+    """Kill every process that an earlier attempt of this run left; Survivors when one cannot be killed.
+
+    Raises:
+        OSError: the processes of this machine cannot be read; then nothing may be started.
+    """
+    left = {p.pid: p for p in tree.with_environment(tree.RUN, str(run.folder.folder))}
+    adopted = Attempt.adopt(run.folder, run.state.current) if run.state.current else None
+    left |= adopted.tree.members if adopted else {}
+    if not left:
+        return None
+    names = ", ".join(f"{p.name} ({p.pid})" for p in left.values())
+    run.folder.event("killed", f"killing what an earlier attempt left: {names}")
+    result = tree.kill(Tree("", members=left), run.config.end.grace_s, run.config.end.kill_wait_s)
+    return Survivors(result.survivors) if result.survivors else None
+
+
+def _try_again(run: Run, message: str) -> Wait | GiveUp:
+    """A reason that may pass: wait, but not for ever."""
+    run.tries += 1
+    tries_left = run.tries < TRIES_COUNT
+    return Wait(run.config.restart.backoff_first_s, message) if tries_left else GiveUp(f"{message} ({run.tries} tries)")
+
+
+def _report_bad(run: Run, point: ResumePoint) -> None:
+    for path, reason in point.bad:
+        run.folder.event("checkpoint_bad", f"{path.name}: {reason}", path=str(path))
+    for path, reason in point.unsure:
+        run.folder.log(f"{path.name} cannot be verified now and is kept: {reason}")
+    if run.incident is not None:
+        run.incident.bad_checkpoints += [f"{p.name} ({reason})" for p, reason in point.bad]
+
+
+def _start_over(run: Run, point: ResumePoint) -> ResumePoint:
+    """The changed run cannot resume its states: they are kept aside, and the training starts at step 0."""
+    for state in checkpoints.states(run.state_folders()):
+        with contextlib.suppress(FileNotFoundError):
+            aside = checkpoint.set_aside(state, "saved before a change of the run that is incompatible with it")
+            message = f"{state.name} is incompatible with the changed run; kept as {aside.name}"
+            run.folder.event("checkpoint_bad", message)
+    run.state.best_step = 0
+    if run.incident is not None:
+        run.incident.changed.append("the training starts over: its checkpoints are incompatible with this change")
+    return ResumePoint(None, 0, point.bad)

@@ -1,0 +1,182 @@
+"""Which checkpoint to resume from: the newest that verifies. Bad ones are set aside by name, the last good one is kept.
+
+The check reads gigabytes and may import torch, so it runs in a subprocess with a deadline. It begins when a run is first
+suspected, and its result is kept by the content of the guard file: by the time the old processes are gone, the result is
+usually there. "Cannot be verified" is not "bad": a check that fails (no memory, broken torch, a disk that does not
+answer) is repeated with hashes alone, and if that fails too the state stays in place and the run does not start over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from guards import checkpoint
+from monitor.process.subjob import Subjob, python
+
+KEPT = 32  # results
+UNGUARDED = "it has no guard file, so it was not written completely"
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """`problems` of a bad state, () for a good one; `unsure` is why the check itself failed, "" when it did not."""
+
+    problems: tuple[str, ...] = ()
+    unsure: str = ""
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where to resume. `path` None: from the start. `bad`: set aside, with the reason; `unsure`: not verifiable now."""
+
+    path: Path | None
+    step: int = 0
+    bad: tuple[tuple[Path, str], ...] = ()
+    unsure: tuple[tuple[Path, str], ...] = ()
+
+
+class Verifier:
+    """Verifies states in a subprocess, one at a time, and keeps the results."""
+
+    def __init__(self, timeout_s: float):
+        self.timeout_s = timeout_s
+        self.took_s = 0.0  # the last check
+        self._results: dict[tuple[str, str], VerifyResult] = {}
+        self._running: tuple[tuple[str, str], Subjob] | None = None
+
+    def known(self, state: Path) -> bool:
+        """There is a result for this state as it is now."""
+        return _key(state) in self._results
+
+    def busy(self) -> bool:
+        return self._running is not None
+
+    def begin(self, state: Path) -> None:
+        """Start verifying `state` unless that is done or under way; a check of another state is given up."""
+        key = _key(state)
+        if key not in self._results and not (self._running and self._running[0] == key):
+            self.cancel()
+            self._running = key, self._check(state, "--deep")
+
+    def result(self, state: Path, pause: Callable[[float], None] = time.sleep) -> VerifyResult:
+        """The result for `state`; `pause(seconds)` is called while there is none yet, and may raise."""
+        key = _key(state)
+        self.begin(state)
+        if self._running is not None and key not in self._results:
+            self._running[1].wait(pause)
+            self.poll()
+        found = self._results.get(key)
+        if found is None:  # it changed during the check, or the check failed: hashes need no torch
+            hashes = self._check(state)
+            hashes.wait(pause)
+            found = self._keep(key, _result_of(hashes))
+        return found
+
+    def poll(self) -> None:
+        """Collect a result that has arrived."""
+        if self._running is not None and self._running[1].done():
+            (key, job), self._running = self._running, None
+            self.took_s = job.took_s
+            self._keep(key, _result_of(job))
+
+    def cancel(self) -> None:
+        """Give up a check under way."""
+        if self._running is not None:
+            self._running[1].kill()
+            self._running = None
+
+    def _check(self, state: Path, *more: str) -> Subjob:
+        return Subjob(python("guards.checkpoint", "verify", str(state), *more, "--json"), self.timeout_s)
+
+    def _keep(self, key: tuple[str, str], result: VerifyResult) -> VerifyResult:
+        if not result.unsure:
+            self._results[key] = result
+            while len(self._results) > KEPT:
+                del self._results[next(iter(self._results))]
+        return result
+
+
+def _result_of(job: Subjob) -> VerifyResult:
+    answer = job.answer() if job.code in (0, 1) else None
+    if answer is None or not isinstance(answer.get("problems"), list):
+        return VerifyResult(unsure=job.error or "the check gave no result")
+    return VerifyResult(tuple(answer["problems"]))
+
+
+def _key(state: Path) -> tuple[str, str]:
+    """The state and a hash of its guard file and of its files' sizes and times."""
+    content = [b""]
+    with contextlib.suppress(OSError):
+        content = [(state / checkpoint.GUARD).read_bytes()]
+        stats = [(p.name, p.stat()) for p in sorted(state.rglob("*"))]
+        content += [f"{name} {s.st_size} {s.st_mtime_ns}".encode() for name, s in stats]
+    return str(state), hashlib.sha256(b"\0".join(content)).hexdigest()
+
+
+def states(folders: list[Path]) -> list[Path]:
+    """Every state of these folders, newest step first, those without a guard file last."""
+    found = [path for folder in folders for path in checkpoint.states(folder)]
+    return sorted(found, key=lambda path: -(checkpoint.guard_of(path) or {"step": -1})["step"])
+
+
+def newest(folders: list[Path]) -> Path | None:
+    """The newest state with a guard file, verified or not."""
+    return next((p for p in states(folders) if checkpoint.guard_of(p)), None)
+
+
+def choose(folders: list[Path], verifier: Verifier, pause: Callable[[float], None] = time.sleep) -> ResumePoint:
+    """The newest state of `folders` that verifies. Newer bad ones are set aside; older ones are left alone.
+
+    A state without a guard file was written by a trainer without our guards, or not completely: it is set aside only when
+    a guarded one exists beside it (this trainer does write guards), else it is skipped.
+    """
+    bad: list[tuple[Path, str]] = []
+    unsure: list[tuple[Path, str]] = []
+    found = states(folders)
+    guarded = {p: guard["step"] for p in found if (guard := checkpoint.guard_of(p))}
+    for state in [p for p in found if guarded and p not in guarded]:
+        if error := checkpoint.verify(state).error:
+            unsure.append((state, error))  # its guard file cannot be read, which does not mean that there is none
+        else:
+            bad.append((_set_aside(state, UNGUARDED), UNGUARDED))
+    for state, step in guarded.items():
+        result = verifier.result(state, pause)
+        if result.unsure:
+            unsure.append((state, result.unsure))
+        elif result.problems:
+            reason = "; ".join(result.problems)
+            bad.append((_set_aside(state, reason), reason))
+        else:
+            return ResumePoint(state, step, tuple(bad), tuple(unsure))
+    return ResumePoint(None, 0, tuple(bad), tuple(unsure))
+
+
+def _set_aside(state: Path, reason: str) -> Path:
+    """Set a bad state aside; on a disk that refuses even that (full, read-only) it stays and is skipped."""
+    try:
+        return checkpoint.set_aside(state, reason)
+    except OSError:
+        return state
+
+
+def room_missing(folders: list[Path], floor_bytes: int = 64 << 20) -> str:
+    """ "" when the disk has room for two checkpoints of the newest one's size, else a sentence with the bytes missing."""
+    state, size = newest(folders), 0
+    with contextlib.suppress(OSError):  # it is being replaced
+        size = sum(p.stat().st_size for p in state.rglob("*")) if state else 0
+    need, free = max(2 * size, floor_bytes), shutil.disk_usage(folders[-1]).free
+    have = f"the disk of {folders[-1]} has {free / 1e6:.0f} MB free and two checkpoints need {need / 1e6:.0f} MB"
+    return "" if free >= need else f"{have}; free {(need - free) / 1e6:.0f} MB"
+
+
+def verify_lora(path: Path, timeout_s: float, pause: Callable[[float], None]) -> VerifyResult:
+    """Check a finished LoRA: a complete safetensors file with finite weights."""
+    job = Subjob(python("guards.checkpoint", "verify-lora", str(path), "--json"), timeout_s)
+    job.wait(pause)
+    return _result_of(job)

@@ -1,0 +1,201 @@
+"""A run's folder: where its files are, who writes them, and how a run is found by name.
+
+`status.json` is replaced without fsync: it changes every second, is worthless after a power cut, and a disk that takes ten
+seconds to sync must not stop the monitor. `monitor.json`, which a restart relies on, is fsynced. A file that cannot be
+written (full disk, read-only mount) costs that file, never the run: the writers here report the failure and return.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+from monitor.process import platform
+
+STATUS, EVENTS, LOG, TRAINING_LOG = "status.json", "events.jsonl", "monitor.log", "training.log"
+STATE, STOP = "monitor.json", "stop.request"
+SCRIPT = "train.bat" if platform.WINDOWS else "train.sh"
+
+
+class MonitorError(Exception):
+    """A problem that a person can fix: what is wrong, where, and what to do."""
+
+
+def find(name: str | os.PathLike[str]) -> Path:
+    """The folder of a run: any folder with a train script, or a run by its name or slug.
+
+    Raises:
+        MonitorError: there is no such run; the message lists those that exist.
+    """
+    import runs
+    from runs.paths import outputs_dir
+
+    given = Path(name).expanduser()
+    for folder in (given, outputs_dir() / given):  # the second: the user's own script in a folder among the runs
+        if (folder / SCRIPT).is_file():
+            return folder.resolve()
+    try:
+        folder = runs.run_folder(str(name))
+    except runs.RunError as error:
+        raise MonitorError(f"{error}; or name a folder that contains {SCRIPT}") from error
+    if not (folder / SCRIPT).is_file():
+        raise MonitorError(f"{folder}: {SCRIPT} is missing; write it with `python -m runs render {folder.name}`")
+    return folder.resolve()
+
+
+def all_folders() -> list[Path]:
+    """The folders of all runs of this data root that have a train script, by name."""
+    from runs.paths import outputs_dir
+
+    return sorted(p.parent for p in outputs_dir().glob(f"*/{SCRIPT}") if not p.parent.name.startswith("."))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None when the file is missing, incomplete or something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class RunFolder:
+    """Reads and writes the files of one run. `on_event` is called with (kind, message) of each event."""
+
+    def __init__(self, folder: Path, echo: bool = False):
+        """echo: show the log on standard error too."""
+        self.folder = folder
+        try:
+            self.spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8-sig"))
+        except (OSError, ValueError):
+            self.spec = {}
+        self.name = str(self.spec.get("name") or folder.name)
+        self.echo = echo
+        self.on_event: Callable[[str, str], None] = lambda kind, message: None
+        self._stop = os.path.join(folder, STOP)  # plain text: checked all the time, and a Path costs ten times as much
+        self._training_log = os.path.join(folder, TRAINING_LOG)
+
+    @property
+    def foreign(self) -> bool:
+        """The script was not rendered from a `run.toml`."""
+        return not self.spec
+
+    @property
+    def lora(self) -> Path | None:
+        """The finished LoRA, if there is one."""
+        path = self.folder / f"{self.folder.name}.safetensors"
+        return path if path.is_file() else None
+
+    def log(self, text: str) -> None:
+        """Append a line to monitor.log and, in the foreground, to standard error."""
+        line = f"{_utc()} {text}"
+        if self.echo:
+            _print_line(line)
+        self._append(LOG, line)
+
+    def event(self, kind: str, message: str, **more: object) -> None:
+        """Append an event to events.jsonl and to the log."""
+        self._append(EVENTS, json.dumps({"t": _utc(), "kind": kind, "message": message, **more}, ensure_ascii=False))
+        self.log(f"{kind}: {message}")
+        self.on_event(kind, message)
+
+    def incident_numbers(self) -> list[int]:
+        """The numbers of the run's incidents (folders `incidents/NNNN`)."""
+        try:
+            return [int(name) for name in os.listdir(self.folder / "incidents") if name.isdigit()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def new_incident(self) -> Path:
+        """The path of the next incident; whoever writes the incident makes the folder."""
+        return self.folder / "incidents" / f"{max(self.incident_numbers(), default=0) + 1:04d}"
+
+    def stop_request(self) -> dict[str, Any] | None:
+        """The user's request to stop, {} or {"now": true}; None without one."""
+        return (read_json(Path(self._stop)) or {}) if os.path.exists(self._stop) else None
+
+    def clear_stop_request(self, before_s: float = float("inf")) -> None:
+        """Remove the request, if it was made before `before_s` (Unix time)."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self._stop).st_mtime < before_s:
+                os.unlink(self._stop)
+
+    def log_size(self) -> int:
+        """Size of training.log in bytes, 0 when it cannot be read."""
+        try:
+            return os.stat(self._training_log).st_size
+        except OSError:
+            return 0
+
+    def mark_log(self, text: str) -> None:
+        """Add a heading of the monitor to training.log; nothing where it cannot be written."""
+        try:
+            with open(self._training_log, "ab") as file:
+                file.write(f"=== {platform.now().utc} {text}\n".encode("utf-8", "replace"))
+        except OSError as error:
+            self.log(f"the reason could not be added to training.log: {error}")
+
+    def log_tail(self, since: int, limit: int) -> str:
+        """The last `limit` bytes of training.log, none of them from before byte `since`."""
+        try:
+            with open(self._training_log, "rb") as file:
+                file.seek(max(since, file.seek(0, os.SEEK_END) - limit))
+                return file.read(limit).decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def write_status(self, values: dict[str, Any]) -> bool:
+        """Replace status.json."""
+        return self.replace(STATUS, json.dumps(values, ensure_ascii=False, indent=1))
+
+    def replace(self, name: str, text: str, sync: bool = False) -> bool:
+        """Replace a file of the folder atomically; False, with a message, when that fails. `sync`: fsync it first."""
+        path = os.path.join(self.folder, name)
+        head, tail = os.path.split(path)
+        temporary = os.path.join(head, f".{tail}.{os.getpid()}.tmp")
+        try:
+            # A file name that is not UTF-8 becomes a surrogate, which UTF-8 cannot encode.
+            with open(temporary, "w", encoding="utf-8", errors="replace") as file:
+                file.write(text + "\n")
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+            return True
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            _print_line(f"monitor: cannot write {path}: {error.strerror or error}")
+            return False
+
+    def _append(self, name: str, line: str) -> None:
+        path = os.path.join(self.folder, name)
+        try:
+            with open(path, "ab", buffering=0) as file:  # one write: lines of several writers never mix
+                file.write((line + "\n").encode("utf-8", "replace"))
+        except OSError as error:
+            _print_line(f"monitor: cannot write {path}: {error.strerror or error}")
+
+
+def _utc() -> str:
+    try:
+        return platform.utc(time.time())
+    except OSError:
+        return "(no clock)"
+
+
+def _print_line(line: str) -> None:
+    """Print a line on standard error unless that would block: an undrained pipe must not stop the monitor."""
+    with contextlib.suppress(OSError, ValueError):  # closed or full: there is nowhere left to report to
+        if platform.WINDOWS or select.select([], [sys.stderr], [], 0)[1]:
+            # A pipe that is ready for writing takes at least PIPE_BUF (4096) bytes without blocking: pipe(7).
+            print(line[:1000], file=sys.stderr, flush=True)

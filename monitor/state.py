@@ -1,0 +1,196 @@
+"""What must survive the monitor itself: the run's state, kept in `monitor.json`.
+
+Only `supervisor.py` and `recovery.py` change a RunState. A monitor that is killed leaves the file behind; the next one
+reads it, finds the living training by its token and (pid, start time), and continues with whatever was under way: a
+recovery, a stop, or a healthy attempt.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guards.checkpoint import atomic_write
+from monitor.process.locks import LOCK, is_held
+from monitor.resume.policy import History
+from monitor.run_folder import STATE, STATUS, RunFolder, read_json
+
+VERSION = 2
+_VERSION_1 = {"was": "changes_at_save", "used": "cause_counts", "spec_mark": "spec_hash", "asked_at": "queued_at_s"}
+
+
+class State(enum.StrEnum):
+    """The states of a run. The values are part of the contract with the page (status.json)."""
+
+    OPENING = "opening"  # adopt a living training, or prepare a start
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUSPECT = "suspect"
+    SLOW = "slow"
+    RECOVERING = "recovering"
+    BACKOFF = "backoff"
+    STOPPING = "stopping"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    PREEMPTED = "preempted"
+    UNKILLABLE = "unkillable"
+
+
+FINAL = frozenset({State.COMPLETED, State.FAILED, State.STOPPED, State.PREEMPTED, State.UNKILLABLE})
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """What a later monitor needs to adopt an attempt. Written before the script starts; `root` is then still None."""
+
+    boot_id: str
+    number: int
+    token: str
+    heartbeats: str
+    log_start: int
+    started_s: float  # monotonic
+    root: tuple[int, float] | None = None  # (pid, start time) of the script's shell
+    oom_kills: dict[str, int] = field(default_factory=dict)  # the kernel's counters at the start, by source
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure that is being recovered from: hang or crash, and the number of its incident."""
+
+    kind: str
+    incident: str
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """A requested end. `ending` is stopped or preempted; `gone_by_s` (monotonic) is set by the first SIGTERM."""
+
+    ending: str
+    now: bool = False
+    gone_by_s: float | None = None
+
+
+@dataclass
+class RunState:
+    """Plain values only."""
+
+    state: State = State.OPENING
+    attempt: int = 0  # the last attempt that was started
+    restarts: int = 0  # of the whole run, never refunded: what the user is shown
+    best_step: int = 0  # the furthest step that any attempt reached
+    best_before: int = 0  # the same before the current attempt
+    resumed_step: int = 0  # where the current attempt began
+    planned: int = 0
+    started_at: str | None = None
+    reason: str | None = None
+    history: History = field(default_factory=History)
+    changes: list[dict[str, str]] = field(default_factory=list)  # mitigations in force: {"name", "sentence"}
+    changes_at_save: list[str] = field(default_factory=list)  # mitigations in force when the states were saved
+    save_dir: str = ""  # where states are written first, "" for the run's own folder
+    cause_counts: dict[str, int] = field(default_factory=dict)  # cause -> failures by it since the run began
+    durations: dict[str, dict[str, float]] = field(default_factory=dict)  # learned durations, by phase
+    current: AttemptRecord | None = None
+    failure: Failure | None = None  # set from the detection of a failure until its restart is decided
+    open_incident: str = ""  # the last incident, until a new step closes it
+    shutdown: Shutdown | None = None
+    queued_at_s: float | None = None  # when the run queued for its GPU (seconds since boot)
+    spec_hash: str = ""
+
+    @classmethod
+    def load(cls, folder: RunFolder) -> RunState:
+        """The saved state of this run, a new one without any. A file of version 1 (before November 2026) is converted."""
+        values = read_json(folder.folder / STATE) or {}
+        version, history = values.pop("version", None), values.pop("history", {})
+        if version == 1:
+            values = {_VERSION_1.get(key, key): value for key, value in values.items()}
+            history["failures"] = history.pop("seen", {})
+        elif version != VERSION:
+            return cls()
+        loaded = cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})
+        loaded.state, loaded.history = State(loaded.state), History(**history)
+        if current := values.get("current"):
+            loaded.current = AttemptRecord(**current | {"root": tuple(current["root"]) if current["root"] else None})
+        loaded.failure = Failure(**values["failure"]) if values.get("failure") else None
+        loaded.shutdown = Shutdown(**values["shutdown"]) if values.get("shutdown") else None
+        return loaded
+
+    def save(self, folder: RunFolder) -> bool:
+        """Write monitor.json; on the disk when this returns True."""
+        text = json.dumps({"version": VERSION, **asdict(self)}, ensure_ascii=False, indent=1)
+        return folder.replace(STATE, text, sync=True)
+
+    def renew(self, spec_hash: str) -> None:
+        """The user starts a finished run again: the allowance is full; changes stay unless the spec was edited."""
+        self.history, self.open_incident = History(), ""
+        self.reason = self.queued_at_s = self.current = self.failure = self.shutdown = None
+        if spec_hash != self.spec_hash:
+            self.changes, self.cause_counts = [], {}
+        self.spec_hash = spec_hash
+
+
+def spec_hash(folder: Path) -> str:
+    """A hash of `run.toml`, to notice an edit between two starts; "" without one."""
+    try:
+        return hashlib.sha256((folder / "run.toml").read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def nothing_left(folder: Path) -> str:
+    """A sentence for a run that completed and was not changed since; "" when a start has work to do."""
+    run_folder = RunFolder(folder)
+    saved = RunState.load(run_folder)
+    unchanged = saved.spec_hash and saved.spec_hash == spec_hash(folder)
+    if saved.state is not State.COMPLETED or not unchanged or run_folder.lora is None:
+        return ""
+    return (
+        f"already completed ({saved.best_step} steps). To train longer, raise epochs or max_train_steps in "
+        f"{folder / 'run.toml'} and start it again; to train from scratch, make a new run"
+    )
+
+
+def read_status(folder: str | Path) -> dict[str, Any] | None:
+    """`status.json` of a run plus "alive": a monitor watches it now. None: the run was never started.
+
+    A run in no final state that is not watched was left by a killed monitor or a reboot: `python -m monitor start RUN` (or
+    `resume-all`) continues it.
+    """
+    values = read_json(Path(folder) / STATUS)
+    return None if values is None else {**values, "alive": is_held(Path(folder) / LOCK)}
+
+
+def is_abandoned(status: dict[str, Any] | None) -> bool:
+    """The run was under way when its monitor died, or was preempted: it is to be continued."""
+    if status is None or status["alive"]:
+        return False
+    return status.get("state") not in FINAL or status.get("state") == State.PREEMPTED
+
+
+def learned_file() -> Path:
+    """Durations that completed runs recorded, for all runs of this data root."""
+    from runs.paths import outputs_dir
+
+    return outputs_dir() / ".learned.json"
+
+
+def learned_key(spec: dict[str, Any], gpu: str) -> str:
+    """Runs with the same key take equally long: same model, tier, resolution, batch size and GPU."""
+    parts = [str(spec.get(k, "")) for k in ("backend", "model", "tier", "resolution", "batch_size")]
+    return "|".join([*parts, gpu or "cpu"])
+
+
+def load_learned(path: Path, key: str) -> dict[str, dict[str, float]]:
+    """Durations that earlier runs of this kind recorded; {} for the first."""
+    return (read_json(path) or {}).get(key, {})
+
+
+def store_learned(path: Path, key: str, durations: dict[str, dict[str, float]]) -> None:
+    """Keep durations for the next run of this kind. OSError when they cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, json.dumps({**(read_json(path) or {}), key: durations}, indent=1))

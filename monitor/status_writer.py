@@ -1,0 +1,193 @@
+"""Writes what the page and the command line read: `status.json`, the events of phases and checkpoints, GPU samples.
+
+The machine's figures (GPU, processor, memory, free disk) are read every MACHINE_S seconds; a second's write copies them.
+
+Decides nothing, and a reading that fails costs that reading: the next one is at most a few seconds away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+from typing import Any
+
+from guards import checkpoint
+from guards.heartbeat import Beat
+from guards.metrics import append_line
+from monitor.attempt import Attempt, AttemptView
+from monitor.detect.progress import Watch
+from monitor.process import platform
+from monitor.process.platform import Moment
+from monitor.recovery import Run
+from monitor.run_folder import STATUS, read_json
+from monitor.state import State
+
+EVERY_S = 1.0
+CHECKPOINTS_S = 5.0
+GPU_S = 30.0
+MACHINE_S = 5.0
+GPU_KEYS = ("name", "utilization", "memory_used", "memory_total", "temperature", "power_w")
+WAITING = (State.OPENING, State.QUEUED)
+ACTIVE = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING)
+
+
+class StatusWriter:
+    """One for a run. `parent_pid`: the process that restarts this monitor when it is killed."""
+
+    def __init__(self, run: Run, parent_pid: int | None):
+        self.run = run
+        self.parent_pid = parent_pid
+        self._phases: set[str] = set()  # entered in this attempt
+        self._written_s = self._checkpoints_s = self._gpu_s = self._machine_s = -1e9
+        self._elapsed_s, self._counted_s = 0.0, math.inf  # inf: nothing was written yet
+        self._machine: dict[str, Any] = {}
+        self._cpu: tuple[float, dict[int, float]] = (0.0, {})  # (monotonic, pid -> CPU seconds)
+        self._progress_s: float | None = None
+        self._progress_utc: str | None = None
+        self._states: dict[str, int] | None = None  # name -> step
+        self._checkpoint: dict[str, object] | None = None
+
+    def new_attempt(self) -> None:
+        """Report the phases of a new attempt from the beginning."""
+        self._phases.clear()
+        self._progress_s = None
+
+    def note_phase(self, beats: list[Beat]) -> None:
+        """An event for every phase that is entered for the first time in this attempt."""
+        if beats and beats[0].phase not in self._phases:
+            first = beats[0]
+            self._phases.add(first.phase)
+            total = f", {first.total} items" if first.total else ""
+            self.run.folder.event("phase", f"{first.phase}{total}", phase=first.phase, step=first.step)
+
+    def write(
+        self, state: State, message: str, attempt: Attempt | None, view: AttemptView | None, watch: Watch, force: bool
+    ) -> bool:
+        """Replace status.json, once a second or when `force`; False when it could not be written."""
+        now = platform.now()
+        if not force and now.mono_s - self._written_s < EVERY_S:
+            return True
+        self._written_s = now.mono_s
+        elapsed_s = self._elapsed(state, now)
+        if force or now.mono_s - self._checkpoints_s >= CHECKPOINTS_S:
+            self._checkpoints_s = now.mono_s
+            self._note_checkpoints()
+        active = attempt is not None and state in ACTIVE
+        if now.mono_s - self._machine_s >= MACHINE_S:
+            self._machine_s = now.mono_s
+            self._machine = self._sample_machine(now, attempt if active else None)
+        if active and watch.ranks and (moved := watch.last_progress_s()) != self._progress_s:
+            self._progress_s, self._progress_utc = moved, platform.utc(now.wall_s - (now.mono_s - moved))
+        saved, folder = self.run.state, self.run.folder
+        beats = view.beats if view else []
+        beat = beats[0] if beats else None
+        current = beat if active else None
+        step = max([b.step for b in beats] or [saved.best_step]) or saved.resumed_step
+        step_s, left = watch.step_s(), saved.planned - step
+        values: dict[str, Any] = {  # the keys are the contract with the page
+            "version": 1,
+            "name": folder.name,
+            "folder": str(folder.folder),
+            "state": State.QUEUED if state is State.OPENING else state,
+            "phase": current.phase if current else None,
+            "phase_done": current.done if current else 0,
+            "phase_total": current.total if current else 0,
+            "note": current.note if current else "",
+            "step": step,
+            "planned_steps": saved.planned,
+            "epoch": beat.epoch if beat else 0,
+            "loss": beat.loss if beat and math.isfinite(beat.loss) else None,
+            "step_s": round(step_s, 4) or None,
+            "eta_s": round(left * step_s, 1) if step_s and left > 0 and active else None,
+            "attempt": saved.attempt,
+            "restarts": saved.restarts,
+            "pid": attempt.pid if attempt and active else None,  # the script's shell
+            "trainer_pids": [b.pid for b in beats] if active else [],  # the training itself, by rank
+            "monitor_pid": os.getpid(),
+            "keeper_pid": self.parent_pid,
+            "started_at": saved.started_at,
+            "elapsed_s": round(elapsed_s, 1),  # watched by a monitor, without the time in a queue
+            "devices": self.run.queue.devices,  # the GPUs that this run queues for
+            **self._machine,
+            "updated_at": now.utc,
+            "last_progress_at": self._progress_utc,
+            "message": message,
+            "incidents": len(folder.incident_numbers()),
+            "checkpoint": self._checkpoint,
+            "lora": str(folder.lora) if folder.lora else None,
+            "reason": saved.reason,
+            "changes": [c["sentence"] for c in saved.changes],
+        }
+        return folder.write_status(values)
+
+    def _note_checkpoints(self) -> None:
+        """The newest checkpoint with its guard file; an event for a new one."""
+        folder, old = self.run.folder.folder, self._states or {}
+        try:
+            names = {name for name in os.listdir(folder) if name.endswith("-state") and not name.startswith(".")}
+        except OSError:
+            return
+        states = {name: old[name] for name in names & old.keys()}
+        for name in names - states.keys():
+            guard = checkpoint.guard_of(folder / name)
+            if guard is not None:  # without one it is being written, or never was completed
+                states[name] = guard["step"]
+        first, self._states = self._states is None, states
+        newest = max(states, key=lambda name: (states[name], name), default=None)
+        self._checkpoint = {"path": str(folder / newest), "step": states[newest]} if newest else None
+        if newest is not None and newest not in old and not first:
+            message = f"checkpoint of step {states[newest]}: {newest}"
+            self.run.folder.event("checkpoint", message, step=states[newest], path=str(folder / newest))
+
+    def _elapsed(self, state: State, now: Moment) -> float:
+        """Seconds of the whole run. A monitor that replaces another continues its count."""
+        if self._counted_s == math.inf:
+            before = (
+                (read_json(self.run.folder.folder / STATUS) or {}).get("elapsed_s") if self.run.state.attempt else 0
+            )
+            self._elapsed_s = float(before) if isinstance(before, int | float) and math.isfinite(before) else 0.0
+        elif state not in WAITING:
+            self._elapsed_s += now.mono_s - self._counted_s
+        self._counted_s = now.mono_s
+        return self._elapsed_s
+
+    def _sample_machine(self, now: Moment, attempt: Attempt | None) -> dict[str, Any]:
+        """What the run uses: {"gpus", "cpu_cores", "memory_bytes", "disk_free"}; None for what is not known."""
+        readings, devices = self.run.gpus.read(), self.run.queue.devices
+        if now.mono_s - self._gpu_s >= GPU_S:
+            self._gpu_s = now.mono_s
+            self._note_gpus(now, readings)
+        own = [r for i, r in enumerate(readings) if not all(d.isdigit() for d in devices) or str(i) in devices]
+        values: dict[str, Any] = {
+            "gpus": [{key: reading[key] for key in GPU_KEYS if key in reading} for reading in own if devices],
+            "cpu_cores": None,
+            "memory_bytes": None,
+            "disk_free": None,
+        }
+        with contextlib.suppress(OSError):
+            values["disk_free"] = shutil.disk_usage(self.run.folder.folder).free
+        if attempt is None:
+            self._cpu = (now.mono_s, {})
+            return values
+        pids = list(attempt.tree.members)
+        with contextlib.suppress(OSError):
+            (then_s, before), found = (
+                self._cpu,
+                [info for pid in pids if (info := platform.process_info(pid)) is not None],
+            )
+            self._cpu = (now.mono_s, {info.pid: info.cpu_s for info in found})
+            used_s = [info.cpu_s - before[info.pid] for info in found if info.pid in before]
+            if used_s:
+                values["cpu_cores"] = round(max(0.0, sum(used_s)) / (now.mono_s - then_s), 2)
+            values["memory_bytes"] = sum(map(platform.private_bytes, pids)) or None
+        return values
+
+    def _note_gpus(self, now: Moment, readings: tuple[dict[str, Any], ...]) -> None:
+        for i, reading in enumerate(readings):
+            values = {k: v for k, v in reading.items() if k not in ("pids", "spill")}
+            try:
+                append_line(self.run.folder.folder / "metrics.jsonl", {"kind": "gpu", "t": now.utc, "gpu": i, **values})
+            except OSError as error:
+                self.run.folder.log(f"metrics.jsonl: {error.strerror}")

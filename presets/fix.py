@@ -1,0 +1,308 @@
+"""Apply the changes that lint proposes: replace the words concerned and keep every other byte of the script.
+
+The script is parsed again after each change, so that no change depends on the positions of another.
+"""
+
+import itertools
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from presets import batch, lint, powershell
+from presets.tables import ROOT, PresetError, _table
+from presets.training import Training, program, trainings
+
+MAX_ROUNDS = 200  # more than rules × flags: stops a fix that brings its own finding back
+
+
+class _Impossible(Exception):
+    """A change cannot be made in this script."""
+
+
+@dataclass
+class Fixed:
+    """The new script, the rules that were fixed, the changes that were made, and files written beside the script."""
+
+    text: str
+    fixed: list[str] = field(default_factory=list)
+    changes: list[tuple[str, int, lint.Change]] = field(
+        default_factory=list
+    )  # rule, index of the training command, change
+    files: dict[Path, str] = field(default_factory=dict)
+
+
+def fix(text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "") -> Fixed:
+    """The script with every finding fixed that can be fixed automatically; it trains the same.
+
+    Args: as presets.training.trainings.
+
+    Raises:
+        PresetError: a fix had no effect, or fixes undid each other (a bug in lint). The script is unchanged.
+    """
+    out = Fixed(text)
+    impossible: set[tuple[str, int]] = set()
+    for _ in range(MAX_ROUNDS):
+        step = _next(out.text, name, base, mounts, impossible)
+        if step is None:
+            left = {finding.id for finding in lint.lint(out.text, name, base, mounts)}
+            found = [finding.id for finding in lint.lint(text, name, base, mounts)]
+            out.fixed = [rule for rule in dict.fromkeys(found) if rule not in left]
+            return out
+        rule, index, changes = step
+        before = Fixed(out.text, [], list(out.changes), dict(out.files))
+        try:
+            for wanted in changes:
+                change = _in_config(trainings(out.text, name, base, mounts)[index], wanted)
+                out.text = _apply(out.text, trainings(out.text, name, base, mounts)[index], change, out.files)
+                out.changes.append((rule, index, change))
+                _write(out.files)
+        except _Impossible:
+            out = before
+            impossible.add((rule, index))
+            continue
+        if (out.text, out.files) == (before.text, before.files):
+            raise PresetError(f"{name}: the automatic fix of {rule} had no effect; fix it by hand")
+    raise PresetError(f"{name}: the automatic fixes undo each other; fix the findings by hand")
+
+
+def describe(change: lint.Change) -> str:
+    """One line for a user: what a change does to the script."""
+    match change:
+        case lint.Drop(flag):
+            return f"removed --{flag}"
+        case lint.Set(flag, values):
+            return f"set {' '.join((f'--{flag}', *values))}"
+        case lint.Guard():
+            return "the script is started with -m sd_scripts_patches"
+        case lint.Stage(local, wanted):
+            return f"the output is written to {local} and copied to {wanted} when the script ends"
+        case lint.Quote(flag):
+            return f"the value of --{flag} is in quotes" if flag else "the path of the training script is in quotes"
+        case lint.Copy(flag, config):
+            return f"the command uses {config}, a copy of the config file without {flag}"
+        case lint.Unmark():
+            return "removed the byte order mark"
+        case lint.Newlines():
+            return "the line endings are Unix line endings (LF)"
+
+
+def _write(files: dict[Path, str]) -> None:
+    """Write config files at once, because parsing the script again reads them."""
+    for path, content in files.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != content:
+            path.write_text(content, encoding="utf-8")
+
+
+def _next(text: str, name: str, base: Path | None, mounts: str, impossible: set[tuple[str, int]]):
+    for index, training in enumerate(trainings(text, name, base, mounts)):
+        for rule, changes in lint.check(training):
+            if changes and (rule, index) not in impossible:
+                return rule, index, changes
+    return None
+
+
+def _line_start(text: str, at: int) -> int:
+    start = text.rfind("\n", 0, at) + 1
+    return start + text.startswith("\ufeff", start)
+
+
+def _line_before(text: str, t: Training) -> int:
+    """The position for a line before the command.
+
+    Raises:
+        _Impossible: no line can be added there.
+    """
+    start = _line_start(text, t.command.start)
+    before = text[:start].rstrip()
+    same_line = text[start : t.command.start].strip(" \t@")
+    if before.endswith(("\\", "^", "`", "&&", "||", "|")) or (
+        same_line if t.language == "sh" else re.search(r"[)}]", same_line)
+    ):
+        raise _Impossible
+    return start
+
+
+def _quote(value: str, language: str) -> str:
+    return {"sh": shlex.quote, "cmd": batch.quote, "ps": powershell.quote}[language](value)
+
+
+def _apply(text: str, t: Training, change: lint.Change, files: dict[Path, str]) -> str:
+    match change:
+        case lint.Drop(flag):
+            return _drop(text, t, flag)
+        case lint.Set(flag, values):
+            return _set(text, t, flag, list(values))
+        case lint.Guard():
+            return _guard(text, t)
+        case lint.Stage(local, wanted):
+            return _stage(text, t, local, wanted)
+        case lint.Quote(flag):
+            return _splice(text, [edit] if (edit := lint.quoted(t, flag)) else [])
+        case lint.Copy(flag, config):
+            return _drop_from_config(text, t, flag, config, files)
+        case lint.Unmark():
+            return text.removeprefix("\ufeff")
+        case lint.Newlines():
+            return text.replace("\r\n", "\n")
+
+
+Edit = tuple[int, int, str]
+
+
+def _splice(text: str, edits: list[Edit]) -> str:
+    """Replace several parts of a text."""
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def _edits(text: str, t: Training, replaced: dict[int, list[str]]) -> list[Edit]:
+    """The edits that replace some words by others (or by none). Words of the same variable are then all written out.
+
+    Raises:
+        _Impossible: a word of such a variable has no known value.
+    """
+    words = t.command.words
+    spans: dict[tuple[int, int], list[int]] = {}
+    for i, word in enumerate(words):
+        spans.setdefault(word.span, []).append(i)
+    out: list[Edit] = []
+    for (start, end), members in spans.items():
+        if not any(i in replaced for i in members):
+            continue
+        parts: list[str] = []
+        for i in members:
+            kept = text[start:end] if words[i].alone else words[i].raw
+            if kept is None and i not in replaced:
+                raise _Impossible
+            parts += replaced.get(i, [kept or ""])
+        out.append((start, end, " ".join(parts)) if parts else _removal(text, start, end, t.language))
+    return out
+
+
+def _removal(text: str, start: int, end: int, language: str) -> Edit:
+    """Remove a word with the spaces and line continuations before it, or with its line if it is alone there."""
+    mark = {"sh": r"\\", "cmd": r"\^", "ps": "`"}[language]
+    begin = re.search(rf"(?:[ \t]|{mark}\r?\n)*$", text[:start])
+    at = begin.start() if begin else start
+    rest = re.compile(r"[ \t]*\r?\n").match(text, end)
+    if at and text[at - 1] == "\n" and rest:
+        return at, rest.end(), ""  # an item of an array
+    keep = " " if text[end : end + 1] in ("<", ">") else ""
+    return (start if at == 0 or text[at - 1] in "\n(" else at), end, keep
+
+
+def _drop(text: str, t: Training, flag: str) -> str:
+    if flag not in t.flags:
+        return text
+    return _splice(text, _edits(text, t, {i: [] for mention in _mentions(t, flag) for i in mention}))
+
+
+def _mentions(t: Training, flag: str) -> list[list[int]]:
+    """The words of each mention of a flag with its own value. What follows may be other flags in a variable, so it stays."""
+    count = 1 if flag in _table("lint.toml")["switches"] else 2
+    mentions: list[list[int]] = []
+    for i in t.flags[flag].earlier + t.flags[flag].words:
+        shape = t.command.words[i].shape
+        if shape == f"--{flag}" or shape.startswith(f"--{flag}="):
+            mentions.append([i])
+        elif len(mentions[-1]) < count and "=" not in t.command.words[mentions[-1][0]].shape:
+            mentions[-1].append(i)
+    return mentions
+
+
+def _in_config(t: Training, change: lint.Change) -> lint.Change:
+    """The change that removes a flag, where a config file sets it: the command line cannot turn off a switch of the file."""
+    if not isinstance(change, lint.Drop) or not t.has(change.flag) or t.flags[change.flag].words:
+        return change
+    written = (t.text("config_file") or "").removesuffix(".toml").removesuffix(".fixed")
+    return lint.Copy(change.flag, f"{written}.fixed.toml")
+
+
+def _drop_from_config(text: str, t: Training, flag: str, config: str, files: dict[Path, str]) -> str:
+    import tomlkit
+
+    source = t.config
+    assert source is not None, f"--{flag} has no words, so a config file sets it"
+    table = tomlkit.parse(source.read_text(encoding="utf-8-sig"))
+    for holder in (table, *(v for v in table.values() if isinstance(v, dict))):
+        if flag in holder:
+            del holder[flag]
+    copy = source if source.stem.endswith(".fixed") else source.with_name(f"{source.stem}.fixed.toml")
+    files[copy] = tomlkit.dumps(table)
+    return _set(text, t, "config_file", [config])
+
+
+def _set(text: str, t: Training, flag: str, values: list[str]) -> str:
+    known = t.flags.get(flag)
+    if known and not known.words and not values:
+        return text
+    return _splice(text, _setting(text, t, flag, values))
+
+
+def _setting(text: str, t: Training, flag: str, values: list[str]) -> list[Edit]:
+    """The edits that set a flag, or add it at the end of the command."""
+    words = [f"--{flag}", *(_quote(v, t.language) for v in values)]
+    known = t.flags.get(flag)
+    if known and known.words:
+        mentions = _mentions(t, flag)
+        return _edits(text, t, {**{i: [] for mention in mentions for i in mention}, mentions[-1][0]: words})
+    if t.command.unclosed:
+        raise _Impossible  # the flag would become part of the open quote
+    at = t.command.end
+    return [(at, at, _separator(text, t) + " ".join(words))]
+
+
+def _separator(text: str, t: Training) -> str:
+    """The separator between two flags of the command: a line continuation if it uses them, else a space."""
+    words = t.command.words[t.script :]
+    for before, after in reversed(list(itertools.pairwise(words))):
+        gap = text[before.end : after.start]
+        if "\n" in gap and not gap.strip(" \t\r\n\\^`"):
+            return gap if gap[0] in " \t" else f" {gap}"
+    return " "
+
+
+def _guard(text: str, t: Training) -> str:
+    """`… script.py` becomes `… -m sd_scripts_patches script.py`, with the project folder on PYTHONPATH."""
+    words = t.command.words
+    runner = ["-m", "sd_scripts_patches"] if t.script > t.launcher else ["python", "-m", "sd_scripts_patches"]
+    word = words[t.script]
+    shown = text[slice(*word.span)] if word.alone else word.raw
+    if shown is None:
+        raise _Impossible
+    edits = _edits(text, t, {t.script: [*runner, shown]})
+    newline = "\r\n" if "\r\n" in text else "\n"
+    line_start = _line_start(text, t.command.start)
+    before = text[line_start : t.command.start]
+    indent = before[: len(before) - len(before.lstrip(" \t"))]
+    if t.language == "cmd":
+        start = _line_before(text, t)
+        return _splice(text, [*edits, (start, start, f'{indent}set "PYTHONPATH={ROOT};%PYTHONPATH%"{newline}')])
+    if t.language == "ps":
+        start = _line_before(text, t)
+        path = powershell.literal(str(ROOT))
+        line = f"{indent}$env:PYTHONPATH = {path} + [IO.Path]::PathSeparator + $env:PYTHONPATH{newline}"
+        return _splice(text, [*edits, (start, start, line)])
+    index = program(t.command)
+    if words[index].value == "sudo" and not words[index + 1].shape.startswith("-"):
+        index += 1  # sudo does not pass the variables of its caller on
+    at = words[index].start + text.startswith("!", words[index].start)
+    path = shlex.quote(str(ROOT)) + '"${PYTHONPATH:+:$PYTHONPATH}"'
+    return _splice(text, [*edits, (at, at, f"PYTHONPATH={path} ")])
+
+
+def _stage(text: str, t: Training, local: str, wanted: str) -> str:
+    """Write to `local`. A trap copies it to `wanted` when the script ends, also after an error, and keeps the exit code."""
+    start = _line_before(text, t)
+    if re.search(r"^\s*trap\b.*\bEXIT\b", text, re.MULTILINE):
+        raise _Impossible  # a second EXIT trap would replace the first
+    edits = _setting(text, t, "output_dir", [local])
+    index = program(t.command)
+    if t.command.words[index].value == "exec":
+        edits.append((t.command.words[index].start, t.command.words[index + 1].start, ""))
+    copy = f"mkdir -p -- {shlex.quote(wanted)} && cp -R -- {shlex.quote(local)}/. {shlex.quote(wanted)}/"
+    indent = text[start : t.command.start]
+    lines = f"{indent}mkdir -p -- {shlex.quote(local)}\n{indent}trap {shlex.quote(copy)} EXIT\n"
+    return _splice(text, [*edits, (start, start, lines)])

@@ -1,0 +1,70 @@
+"""The commands and words of a script, with their positions in its text."""
+
+import re
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Word:
+    """One argument as the program receives it, and where the command has it: text[start:end].
+
+    `value` is None where it cannot be known without running the script. Words that come from one variable share its
+    position; `alone` is False for these, and `raw` is what may be written instead (None: nothing can).
+    """
+
+    value: str | None
+    start: int
+    end: int
+    alone: bool = True
+    shape: str = ""  # the value, with a NUL for each part that is unknown
+    place: tuple[int, int] | None = None  # the item of an array that this word comes from, if only this command uses it
+    raw: str | None = None
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The text to edit in order to change this word."""
+        return self.place or (self.start, self.end)
+
+
+@dataclass
+class Command:
+    """A simple command.
+
+    `opaque`: a part of it stands for an unknown number of words. `unclosed`: a quote in it has no end.
+    """
+
+    words: list[Word]
+    opaque: bool = False
+    unclosed: bool = False
+
+    @property
+    def start(self) -> int:
+        return self.words[0].start
+
+    @property
+    def end(self) -> int:
+        return self.words[-1].end
+
+
+@dataclass
+class Fields:
+    """The words that one written word becomes: a variable outside quotes may fall into several."""
+
+    words: list[str] = field(default_factory=list)
+    open: bool = False  # whether the next text continues the last word
+
+    def add(self, text: str) -> None:
+        """Add text that stays together."""
+        if self.open:
+            self.words[-1] += text
+        else:
+            self.words.append(text)
+        self.open = True
+
+    def split(self, text: str) -> None:
+        """Add text that white space separates."""
+        for part in re.split(r"(\s+)", text):
+            if part.isspace():
+                self.open = False
+            elif part:
+                self.add(part)

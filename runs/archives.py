@@ -1,0 +1,185 @@
+"""Unpacks the images and captions of a ZIP file that nobody vouches for.
+
+No name in the ZIP becomes a path: each entry is written to a numbered file, and its name is data for the caller. Sizes are
+counted while an entry is read, because a header can lie. A bad entry costs only itself.
+"""
+
+import lzma
+import stat
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import presets
+from runs.dataset import CAPTION_SUFFIXES, IMAGE_SUFFIXES
+from runs.files import RunError
+
+ARCHIVE_SUFFIXES = (".zip", ".7z", ".rar", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".cbz", ".cbr")
+IGNORED = ("thumbs.db", "desktop.ini", "__macosx")  # files of Windows and macOS; hidden files are ignored as well
+FREE_BYTES = 1_000_000  # below this an entry may be packed at any ratio
+BLOCK = 1 << 18
+DIRECTORY_BYTES_PER_ENTRY = 400  # of the ZIP's directory: 46 and the name, some more for extra fields
+MAX_MESSAGES = 20
+# zipfile and its decompressors raise these on damaged data; they have no common class.
+DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, NotImplementedError, struct.error)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An unpacked file: where it is, and its relative path in the ZIP, with `/` and without `..`."""
+
+    path: Path
+    name: str
+
+
+class _Refused(Exception):
+    """Why an entry is not unpacked."""
+
+
+def is_zip(name: str) -> bool:
+    """Whether a file name is that of a ZIP."""
+    return name.lower().endswith(".zip")
+
+
+def ignored(name: str) -> bool:
+    """Whether a relative path is that of a hidden file or of one that a system puts into folders."""
+    return any(part.strip(".") and (part[0] == "." or part.lower() in IGNORED) for part in name.split("/"))
+
+
+def relative_name(name: str) -> str:
+    """A relative path with `/`, without empty parts and `.`.
+
+    Raises:
+        RunError: it is absolute, has a drive letter, `..` or NUL, or it is empty.
+    """
+    unified = name.replace("\\", "/")
+    parts = [part for part in unified.split("/") if part not in ("", ".")]
+    outside = unified.startswith("/") or ".." in parts or "\0" in name or (parts and parts[0][1:2] == ":")
+    if outside or not parts:
+        raise RunError(f"{name[:200]!r}: the path leads outside the folder; it was not added")
+    return "/".join(parts)
+
+
+def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[str]]:
+    """Unpack the images and captions of a ZIP into the empty folder `into`.
+
+    Args:
+        name: the name of the ZIP in messages; by default that of the file.
+
+    Returns:
+        The unpacked files, and one message for each entry that was not unpacked.
+
+    Raises:
+        RunError: it is not a ZIP, or it has too many entries. OSError: a file cannot be written.
+    """
+    name, limits = name or path.name, presets.defaults()["images"]
+    if _directory_bytes(path) > limits["max_zip_entries"] * DIRECTORY_BYTES_PER_ENTRY:
+        raise RunError(f"{name}: the ZIP has more than {limits['max_zip_entries']} entries; split it")
+    try:
+        archive = zipfile.ZipFile(path)
+    except DAMAGE as error:
+        raise RunError(f"{name}: Not a readable ZIP file ({error}). Pack it again, or drop the folder.") from error
+    found: list[Entry] = []
+    messages: list[str] = []
+    with archive:
+        infos = archive.infolist()
+        if len(infos) > limits["max_zip_entries"]:
+            raise RunError(f"{name}: the ZIP has more than {limits['max_zip_entries']} entries; split it")
+        last = {info.orig_filename: info for info in infos}
+        locked, left = 0, limits["max_zip_mb"] * 1_000_000
+        for number, info in enumerate(infos):
+            if info.is_dir() or ignored(info.orig_filename.replace("\\", "/")):
+                continue
+            shown = f"{name}: {info.orig_filename[:200]!r}"
+            try:
+                inside = relative_name(info.orig_filename)
+                shown = f"{name}: {inside[-200:]}"
+                if last[info.orig_filename] is not info:
+                    raise _Refused("the ZIP has this file twice; the last one is used")
+                _check(info, inside)
+                if info.flag_bits & 1:
+                    locked += 1
+                    continue
+                target = into / f"{number}{Path(inside).suffix.lower()}"
+                left -= _copy(archive, info, target, left)
+                if left >= 0:
+                    found.append(Entry(target, inside))
+            except _Refused as error:
+                messages.append(f"{shown}: {error}")
+            except RunError as error:
+                messages.append(f"{name}: {error}")
+            if left < 0:
+                messages.append(f"{name}: the files are larger than {limits['max_zip_mb']} MB together; split the ZIP")
+                break
+    if locked:
+        files = "1 file is" if locked == 1 else f"{locked} files are"
+        messages.append(f"{name}: {files} encrypted with a password; unpack the ZIP, then drop its folder")
+    if not found and not messages:
+        messages.append(f"{name}: the ZIP has no images and no captions")
+    if len(messages) > MAX_MESSAGES:
+        more = len(messages) - MAX_MESSAGES
+        messages = [*messages[:MAX_MESSAGES], f"{name}: {more} more files were not added"]
+    return found, messages
+
+
+def _check(info: zipfile.ZipInfo, inside: str) -> None:
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    suffix = Path(inside).suffix.lower()
+    if kind not in (0, stat.S_IFREG):
+        raise _Refused("a link or a special file; replace it by the file itself")
+    if suffix in ARCHIVE_SUFFIXES:
+        raise _Refused("an archive inside the ZIP; unpack it first")
+    if suffix not in (*IMAGE_SUFFIXES, *CAPTION_SUFFIXES):
+        raise _Refused("neither an image nor a caption")
+
+
+def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: int) -> int:
+    """Write one entry; returns its size in bytes, at most `left` and some more."""
+    limits = presets.defaults()["images"]
+    most = limits["max_file_mb"] * 1_000_000
+    dense = max(FREE_BYTES, info.compress_size * limits["max_zip_ratio"])
+    size = 0
+    try:
+        with target.open("wb") as out, archive.open(info) as source:
+            while size <= min(most, dense, left) and (block := source.read(BLOCK)):
+                out.write(block)
+                size += len(block)
+    except (*DAMAGE, RuntimeError) as error:
+        target.unlink(missing_ok=True)
+        raise _Refused(f"the file is damaged ({error}); pack the ZIP again") from error
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        if error.errno is not None:
+            raise  # of this machine's disk; bz2 raises one without a number for damaged data
+        raise _Refused(f"the file is damaged ({error}); pack the ZIP again") from error
+    if size > most:
+        target.unlink()
+        raise _Refused(f"the file is larger than {limits['max_file_mb']} MB")
+    if size > dense:
+        target.unlink()
+        raise _Refused(f"the file unpacks to more than {limits['max_zip_ratio']} times its size; it is no image")
+    if size > left:
+        target.unlink()
+    return size
+
+
+def _directory_bytes(path: Path) -> int:
+    """The size of a ZIP's directory as its end record says it: zipfile reads the directory as a whole into memory."""
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - 65_557))
+        tail = file.read()
+        at = tail.rfind(b"PK\5\6")
+        if at < 0 or len(tail) < at + 22:
+            return 0
+        (size,) = struct.unpack_from("<L", tail, at + 12)
+        locator = tail.rfind(b"PK\6\7", 0, at)
+        if size == 0xFFFFFFFF and locator >= 0 and len(tail) >= locator + 20:
+            (where,) = struct.unpack_from("<Q", tail, locator + 8)
+            file.seek(where)
+            record = file.read(56)
+            if record[:4] == b"PK\6\6" and len(record) == 56:
+                (size,) = struct.unpack_from("<Q", record, 40)
+    return int(size)

@@ -1,0 +1,62 @@
+"""How fast earlier runs on this machine were, for the time estimate of a new one.
+
+A run counts when its model, trainer, tier, resolution, batch and precision are the same. Only `run.toml` and `status.json` are
+read, and again only after they changed, because the page asks at every change of a field.
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+from runs.paths import list_runs
+
+SAME = ("model", "backend", "tier", "resolution", "batch_size", "gradient_accumulation", "mixed_precision", "gpus")
+MIN_STEPS = 10  # the first steps of a run are slower than the others
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed of an earlier run: its name, seconds of a step, and seconds besides steps (None where it did not complete)."""
+
+    name: str
+    step_s: float
+    other_s: float | None
+    at: str
+
+
+def earlier(spec: Mapping[str, Any]) -> Speed | None:
+    """The newest earlier run with the settings of `spec` (fields of a RunSpec); None without one."""
+    found = []
+    for folder in list_runs():
+        try:
+            stamps = tuple((folder / name).stat().st_mtime_ns for name in ("run.toml", "status.json"))
+        except OSError:
+            continue
+        fields, speed = _read(folder, stamps)
+        if speed is not None and all(fields.get(key) == spec.get(key) for key in SAME):
+            found.append(speed)
+    return max(found, key=lambda one: (one.other_s is not None, one.at), default=None)
+
+
+@functools.lru_cache(maxsize=512)
+def _read(folder: Path, stamps: tuple[int, ...]) -> tuple[dict[str, Any], Speed | None]:
+    """The fields of a run that `earlier` compares, and its speed; None where it has none."""
+    from datetime import datetime
+
+    try:
+        fields = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
+        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        step, step_s, at = int(status["step"]), float(status["step_s"] or 0), str(status["updated_at"])
+        whole = status["state"] == "completed" and status["restarts"] == 0
+        took = datetime.fromisoformat(at) - datetime.fromisoformat(status["started_at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}, None
+    if step < MIN_STEPS or step_s <= 0:
+        return {}, None
+    other_s = max(0.0, took.total_seconds() - step * step_s) if whole else None
+    return {key: fields.get(key) for key in SAME}, Speed(str(fields.get("name", folder.name)), step_s, other_s, at)

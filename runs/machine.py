@@ -1,0 +1,157 @@
+"""What this machine has: its NVIDIA GPU, memory, free disk space, and whether the trainer's torch can use the GPU.
+
+The driver is asked by a helper process (`python -m runs.machine`), because its calls block forever when a GPU is lost. torch
+is never imported here: whether it is a CUDA build is read from the `torch/version.py` of the trainer's environment.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import presets
+from runs.paths import ROOT, backend_venv, data_root
+
+GIB = 2**30
+DRIVER_TIMEOUT_S = 10.0
+FRESH_S = 600.0  # a GPU does not change while the page is open, but a driver can be installed or fail
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine.
+
+    gpu_name: the GPU that a run uses ("" without an NVIDIA GPU); vram_gb: its memory in GiB, as on its box; cuda: whether the
+    trainer's torch is a CUDA build; note: why the driver gave no answer ("" when it did, or there is none).
+    """
+
+    gpu_name: str
+    vram_gb: float | None
+    cuda: bool
+    ram_gb: float
+    free_disk_gb: float
+    note: str = ""
+
+
+_lock = threading.Lock()
+_gpu: tuple[float, tuple[str, float | None, str]] | None = None  # when it was read, and the answer
+
+
+def this_machine(backend: str = "diffusers") -> Machine:
+    """This machine for a backend. The GPU is read again after ten minutes; the free disk space is always current."""
+    import psutil
+
+    name, vram_gb, note = _gpu_found()
+    memory = psutil.virtual_memory()
+    return Machine(name, vram_gb, cuda_build(backend), memory.total / GIB, free_gb(data_root()), note)
+
+
+def free_gb(folder: Path) -> float:
+    """Free space in GB (10^9 bytes) on the disk of a folder that may not exist yet."""
+    place = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    return shutil.disk_usage(place).free / 1e9
+
+
+def tier_for(machine: Machine) -> str:
+    """The largest VRAM tier that the GPU has the memory for; the smallest tier without a GPU."""
+    by_size = sorted(presets.tiers().items(), key=lambda item: item[1]["vram_gb"])
+    # A GPU sold as 16 GB reports a little less than 16 GiB.
+    fitting = [name for name, tier in by_size if machine.vram_gb and tier["vram_gb"] <= round(machine.vram_gb)]
+    return fitting[-1] if fitting else by_size[0][0]
+
+
+def _gpu_found() -> tuple[str, float | None, str]:
+    global _gpu
+    with _lock:
+        if _gpu is None or time.monotonic() - _gpu[0] > FRESH_S:
+            _gpu = (time.monotonic(), _ask_driver())
+        return _gpu[1]
+
+
+def _ask_driver() -> tuple[str, float | None, str]:
+    """(name, memory in GiB, note) of the GPU that a run uses, from the helper process."""
+    helper = subprocess.Popen(
+        [sys.executable, "-m", "runs.machine"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        encoding="utf-8",
+    )
+    try:
+        output, _ = helper.communicate(timeout=DRIVER_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        helper.kill()  # and not waited for: a process that is stuck in the driver may ignore the signal
+        return "", None, f"the NVIDIA driver did not answer within {DRIVER_TIMEOUT_S:.0f} s; restart the machine"
+    try:
+        answer = json.loads(output)
+        return str(answer["name"]), answer["vram_gb"], str(answer["note"])
+    except (ValueError, KeyError, TypeError):
+        return "", None, f"the GPU could not be read: `python -m runs.machine` exited with code {helper.returncode}"
+
+
+def _visible(count: int) -> list[int]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves to a run; all when it is not set or names them by UUID."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or re.search(r"[A-Za-z]", chosen):
+        return list(range(count))
+    return [int(part) for part in chosen.split(",") if part.strip().isdigit() and int(part) < count]
+
+
+def read_driver() -> dict[str, object]:
+    """{"name", "vram_gb", "note"} from NVML: the GPU with the most memory. May block forever."""
+    nothing: dict[str, object] = {"name": "", "vram_gb": None, "note": ""}
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return nothing
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in _visible(nvml.nvmlDeviceGetCount())]
+        gpus = [(nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB, handle) for handle in handles]
+        if not gpus:
+            return nothing
+        vram_gb, handle = max(gpus, key=lambda gpu: gpu[0])
+        name = nvml.nvmlDeviceGetName(handle)
+        return {**nothing, "name": name.decode() if isinstance(name, bytes) else name, "vram_gb": round(vram_gb, 1)}
+    except nvml.NVMLError as error:
+        absent = type(error).__name__ in (
+            "NVMLError_LibraryNotFound",
+            "NVMLError_DriverNotLoaded",
+            "NVMLError_NotFound",
+        )
+        return nothing if absent else {**nothing, "note": f"the NVIDIA driver failed: {error}"}
+
+
+def cuda_build(backend: str = "diffusers") -> bool:
+    """Whether the torch of the backend's environment is a CUDA build. False where torch is not found."""
+    for package in _torch_packages(backend):
+        try:
+            text = (package / "version.py").read_text(encoding="utf-8")
+        except OSError:
+            continue
+        cuda = re.search(r"^cuda\b[^=\n]*=\s*(.+)$", text, re.MULTILINE)
+        return cuda is not None and cuda.group(1).strip() not in ("None", "''", '""')
+    return False
+
+
+def _torch_packages(backend: str) -> Iterator[Path]:
+    """Folders in which the backend's torch may be, the backend's own environment first."""
+    venv = backend_venv(backend)
+    yield venv / "Lib" / "site-packages" / "torch"  # Windows
+    yield from venv.glob("lib/python3*/site-packages/torch")
+    if backend == "diffusers":
+        found = importlib.util.find_spec("torch")  # finds a top-level package without importing it
+        yield from map(Path, (found.submodule_search_locations or ()) if found else ())
+
+
+if __name__ == "__main__":
+    print(json.dumps(read_driver()), flush=True)

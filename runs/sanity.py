@@ -1,0 +1,207 @@
+"""Judges a run before its start: values that a trainer accepts, but that make no sense on this machine or on any.
+
+The limits and sentences are rules in presets/sanity.toml; this module computes the facts that they are about. A fact that
+is not known (no images yet, no answer about the machine) is left out, and no rule about it holds. A warning explains and
+lets the run start; an impossible value does not start, because it would fail or never end.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import presets
+from presets.estimate import GB, disk, estimate
+from runs.dataset import shown_per_epoch
+from runs.files import Fault
+
+if TYPE_CHECKING:
+    from runs.machine import Machine
+    from runs.spec import RunSpec
+
+IMPOSSIBLE, WARNING = "impossible", "warning"
+STEPS_PER_S = 10  # faster than any machine trains
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A value that makes no sense. `field`: of the spec; `severity`: "impossible" or "warning"."""
+
+    field: str
+    message: str
+    severity: str
+
+    def fault(self) -> Fault:
+        return Fault(self.field, self.message)
+
+
+def judge(
+    spec: "RunSpec",
+    images: int | Mapping[str, int],
+    machine: "Machine | None",
+    sizes: Sequence[tuple[int, int]] = (),
+) -> list[Finding]:
+    """What makes no sense in a run; impossible values first.
+
+    Args:
+        images: their number, or their number by folder; 0 when there are none yet. machine: None when it is not known.
+        sizes: width and height of the images, where they are known.
+    """
+    known = facts(spec, images, machine, sizes)
+    found: dict[str, Finding] = {}
+    for rule in presets.sanity()["rule"]:
+        if rule["about"] not in found and holds(rule, known):
+            field = known["memory_field"] if rule["field"] == "model-memory" else rule["field"]
+            found[rule["about"]] = Finding(field, rule["message"].format_map(known), rule["severity"])
+    both = [*found.values(), *_flags(spec.extra)]
+    return sorted(both, key=lambda finding: finding.severity != IMPOSSIBLE)
+
+
+def holds(rule: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Whether all conditions of a rule hold."""
+    return (
+        all(name in known and known[name] > limit for name, limit in rule.get("above", {}).items())
+        and all(name in known and known[name] < limit for name, limit in rule.get("below", {}).items())
+        and all(known.get(name) == value for name, value in rule.get("is", {}).items())
+    )
+
+
+def facts(
+    spec: "RunSpec", images: int | Mapping[str, int], machine: "Machine | None", sizes: Sequence[tuple[int, int]] = ()
+) -> Facts:
+    """What the rules are about, by name; numbers, and true or false for `is`."""
+    known: Facts = {
+        **{name: value for name, value in spec.model_dump().items() if isinstance(value, int | float | str)},
+        "generated": presets.models()[spec.model]["generated"],
+        "alpha_share": spec.alpha / spec.rank,
+        "batch": spec.batch_size * spec.gradient_accumulation * spec.gpus,
+        "gpu_hidden": spec.environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"),
+    }
+    known |= _rate(spec) | _prompts(spec) | _length(spec, images, sizes) | _memory(spec, machine)
+    if "disk_gb" in known and "free_disk_gb" in known:
+        known["disk_share"] = known["disk_gb"] / max(0.001, known["free_disk_gb"])
+    return known
+
+
+def _flags(extra: Mapping[str, Any]) -> Iterable[Finding]:
+    """The extra trainer options that are outside their useful range."""
+    table = presets.sanity()["flag"]
+    for name, value in extra.items():
+        number = _number(value)
+        if name not in table or number is None:
+            continue
+        row = table[name]
+        impossible = not row.get("least_possible", -math.inf) <= number <= row.get("most_possible", math.inf)
+        if impossible or not row.get("least", -math.inf) <= number <= row.get("most", math.inf):
+            yield Finding(
+                "extra", f"{name}: {number:g} makes no sense; {row['why']}", IMPOSSIBLE if impossible else WARNING
+            )
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _optimizer(spec: "RunSpec") -> str:
+    flags = {**presets.tiers()[spec.tier]["flags"], **spec.extra}
+    return str(flags.get("optimizer_type") or "adamw").lower()
+
+
+def _rate(spec: "RunSpec") -> Facts:
+    """The learning rate, compared with the usual one of its optimizer."""
+    flags = {**presets.tiers()[spec.tier]["flags"], **spec.extra}
+    if "relative_step=true" in str(flags.get("optimizer_args", "")).lower():
+        return {}  # Adafactor finds its own
+    optimizer = _optimizer(spec)
+    given = _number(spec.extra.get("unet_lr"))
+    rate = spec.learning_rate if given is None else given
+    rates = presets.sanity()["rates"]
+    usual = rates.get(optimizer, rates["adamw"])
+    return {"optimizer": optimizer, "rate": rate, "usual_rate": usual, "rate_share": rate / usual}
+
+
+def _prompts(spec: "RunSpec") -> Facts:
+    sides = [int(side[:9]) for prompt in spec.prompts for side in re.findall(r" --[wh] (\d+)", prompt)]
+    return {
+        "prompts": len(spec.prompts),
+        "prompt_pixels": max(sides, default=0),
+        "prompt_words": max((len(prompt.split()) for prompt in spec.prompts), default=0),
+        "trigger_words": len(spec.trigger.split()),
+        "samples_on": spec.sample_every_n_steps != 0
+        or any(spec.extra.get(flag) for flag in ("sample_every_n_epochs", "sample_at_first")),
+    }
+
+
+def _length(spec: "RunSpec", images: int | Mapping[str, int], sizes: Sequence[tuple[int, int]]) -> Facts:
+    """Steps, how often each image is used, and what a step or an interval is of the run."""
+    from runs.folders import planned_steps
+
+    count = images if isinstance(images, int) else sum(images.values())
+    if not count:
+        return {}
+    steps, samples = planned_steps(spec, images), shown_per_epoch(images, spec.repeats)
+    batch = spec.batch_size * spec.gradient_accumulation * spec.gpus
+    per_epoch = planned_steps(spec.model_copy(update={"max_train_steps": None, "epochs": 1}), images)
+    epochs = math.ceil(spec.max_train_steps / per_epoch) if spec.max_train_steps else spec.epochs
+    known: Facts = {
+        "steps": steps,
+        "steps_text": f"{steps:,} step{'s' * (steps != 1)}",
+        "epochs_text": f"{epochs:,} epoch{'s' * (epochs != 1)}",
+        "days": steps / STEPS_PER_S / 86400,
+        "views": steps / per_epoch * samples / count,
+        "samples": samples,
+        "batch_share": spec.batch_size / samples,
+        "accumulation_share": batch / samples if spec.batch_size <= samples else 0,
+        "save_epochs_share": spec.save_every_n_epochs / epochs,
+        "no_checkpoint": spec.save_every_n_steps == 0 and not spec.save_every_n_epochs,
+    }
+    if spec.save_every_n_steps:
+        known |= {"save_every": spec.save_every_n_steps, "save_steps_share": spec.save_every_n_steps / steps}
+    if spec.sample_every_n_steps:
+        prompts = max(1, len(spec.prompts))
+        sample_images = steps // spec.sample_every_n_steps * prompts
+        known |= {
+            "sample_steps_share": spec.sample_every_n_steps / steps,
+            "sample_images": sample_images,
+            "sampling_share": sample_images * spec.sample_steps / steps,
+        }
+    if sizes:
+        width, height = max(sizes, key=lambda size: size[0] * size[1])
+        known |= {"largest_width": width, "largest_height": height}
+        known["enlarged"] = spec.resolution / max(1.0, math.sqrt(width * height))
+    return known | {"disk_gb": sum(disk(spec.model_dump(), count).values()) / GB}
+
+
+def _memory(spec: "RunSpec", machine: "Machine | None") -> Facts:
+    """The memory that the run needs, and what this machine has."""
+    needed, tier = estimate(spec.model_dump())["peak_gb"], presets.tiers()[spec.tier]["vram_gb"]
+    known: Facts = {"memory_gb": needed, "memory_field": memory_field(spec), "tier_gb": tier}
+    known |= {"limit_text": f"the {tier} GB of this choice", "memory_share": needed / tier}
+    if machine is not None:
+        known |= {"ram_gb": machine.ram_gb, "free_disk_gb": machine.free_disk_gb}
+        known["cuda"] = machine.cuda and machine.vram_gb is not None
+        if machine.vram_gb is not None:
+            gpu = machine.vram_gb
+            known |= {"gpu_gb": gpu, "gpu_name": machine.gpu_name, "tier_share": tier / gpu}
+            known |= {
+                "limit_text": f"the {gpu:.0f} GB of {machine.gpu_name}",
+                "memory_share": needed * GB / (gpu * 2**30),
+            }
+    return known
+
+
+def memory_field(spec: "RunSpec") -> str:
+    """The field whose value needs most memory: the one whose default would save most."""
+    base = presets.defaults()["run"]
+    peaks = {
+        name: estimate({**spec.model_dump(), name: base[name]})["peak_gb"]
+        for name in ("rank", "resolution", "batch_size")
+    }
+    return min(peaks, key=lambda name: peaks[name])

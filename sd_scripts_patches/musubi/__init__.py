@@ -1,0 +1,9 @@
+"""The patches of kohya's musubi-tuner: what differs from sd-scripts. The machinery is the package around this folder."""
+
+BASE = "musubi_tuner.training.trainer_base"
+ACCELERATOR_SETUP = "musubi_tuner.training.accelerator_setup"
+TRAIN_UTILS = "musubi_tuner.utils.train_utils"
+DATASET = "musubi_tuner.dataset.image_video_dataset"
+CACHE_LATENTS = "musubi_tuner.cache_latents"
+CACHE_TEXT = "musubi_tuner.cache_text_encoder_outputs"
+LOOP = "NetworkTrainer._run_training_loop"

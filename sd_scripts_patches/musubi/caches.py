@@ -1,0 +1,210 @@
+"""Cache files (.safetensors) are written atomically, read within a limit and verified; a damaged one is made again.
+
+musubi-tuner writes a cache in place and replaces NaN by 0; `--skip_existing` trusts any file that exists, and a training
+run leaves out an image whose cache is missing without a word. Here a caching command reads all caches of its data sets
+first and renames each that is truncated or holds NaN, so that it is missing and made again. A cache that turns out to be
+damaged during training is renamed too, and named in the error; training starts again only when the caching command has
+made it anew. Images and captions are read by pool threads, for which the command polls without end: each read has a limit.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from guards import checkpoint
+from guards.bounded import bounded
+from sd_scripts_patches import images, session, timeouts
+from sd_scripts_patches.musubi import CACHE_LATENTS, CACHE_TEXT, DATASET
+from sd_scripts_patches.patch import Patch, Target
+
+IO = "musubi_tuner.dataset.cache_io"
+SOURCES = "musubi_tuner.dataset.datasources"
+SAFETENSORS = "musubi_tuner.utils.safetensors_utils"
+AGAIN = "run the caching command again (with --skip_existing it makes only what is missing)"
+CORRUPT = ".corrupt"
+T = TypeVar("T")
+
+
+def not_finite(tensors: dict[str, Any]) -> str:
+    """Return the name of the first tensor that holds NaN or infinity, or ""."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
+            return name
+    return ""
+
+
+def within_limit(path: Path, function: Callable[[], T]) -> T:
+    """Return `function()`, which reads the cache file `path`. A damaged file is renamed.
+
+    Raises ValueError naming the file and what to do, TimeoutError when the disk does not answer.
+    """
+    from safetensors import SafetensorError
+
+    def read_first() -> T:
+        with open(path, "rb") as file:
+            file.read(8)  # a disk that does not answer blocks here, in a call that a signal interrupts
+        return function()
+
+    try:
+        return bounded(read_first, timeouts.seconds("npz_timeout_s"), f"cache file {path}")
+    except (SafetensorError, ValueError, EOFError, struct.error) as error:
+        damaged = path.with_name(path.name + CORRUPT)
+        if path.exists():
+            os.replace(path, damaged)
+        raise ValueError(f"{path} is damaged ({error}), renamed to {damaged.name}; {AGAIN}") from error
+
+
+def read(path: Path, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the tensors of a cache file, as `within_limit` does. One that holds NaN is damaged."""
+
+    def load_and_check() -> dict[str, Any]:
+        tensors = load()
+        bad = not_finite(tensors)
+        if bad:
+            raise ValueError(f"{bad} holds NaN or infinity")
+        return tensors
+
+    return within_limit(path, load_and_check)
+
+
+def drop_damaged(files: Iterable[str]) -> int:
+    """Read cache files in full and rename each that is damaged, so that it counts as missing; return how many were."""
+    from safetensors.torch import load_file
+
+    damaged = 0
+    for number, name in enumerate(sorted(files), 1):
+        try:
+            read(Path(name), lambda name=name: load_file(name))  # type: ignore[misc]
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            damaged += 1
+            session.log(str(error))
+        session.heartbeat().item(number, note="reading the caches that exist")
+    return damaged
+
+
+def _read_within_limit(original: Callable) -> Callable:
+    def load_file(filename: Any, *args: Any, **kwargs: Any) -> Any:
+        return read(Path(filename), lambda: original(filename, *args, **kwargs))
+
+    return load_file
+
+
+def _keys_within_limit(original: Callable) -> Callable:
+    """At the start of a training run the header of every cache is read."""
+
+    def find_keys(safetensors_file: Any, *args: Any, **kwargs: Any) -> Any:
+        return within_limit(Path(safetensors_file), lambda: original(safetensors_file, *args, **kwargs))
+
+    return find_keys
+
+
+def _write_aside(original: Callable) -> Callable:
+    """Write a file under a temporary name, and rename it when it is complete."""
+
+    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+        with checkpoint.writing_file(filename) as temporary:
+            original(tensors, str(temporary), *args, **kwargs)
+
+    return save_file
+
+
+def _refuse_nan(original: Callable) -> Callable:
+    def save_cache(item_info: Any, sd: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        bad = not_finite(sd)
+        if bad:
+            raise ValueError(
+                f"{item_info.item_key}: no cache is written, because {bad} holds NaN or infinity. Check the image and its "
+                "caption; with fp16 try another precision of the model that makes the cache (bf16 or fp32)"
+            )
+        original(item_info, sd, *args, **kwargs)
+
+    return save_cache
+
+
+def _verify_latents_first(original: Callable) -> Callable:
+    def encode_datasets(datasets: Any, *args: Any, **kwargs: Any) -> Any:
+        for dataset in datasets:
+            _sweep(dataset)
+            drop_damaged(dataset.get_all_latent_cache_files())
+        return original(datasets, *args, **kwargs)
+
+    return encode_datasets
+
+
+def _verify_text_first(original: Callable) -> Callable:
+    def prepare_cache_files_and_paths(datasets: Any) -> Any:
+        for dataset in datasets:
+            _sweep(dataset)
+            drop_damaged(dataset.get_all_text_encoder_output_cache_files())
+        return original(datasets)
+
+    return prepare_cache_files_and_paths
+
+
+def _sweep(dataset: Any) -> None:
+    """Remove the temporary files of killed caching commands."""
+    folder = Path(dataset.cache_directory)
+    for path in checkpoint.sweep(folder) if folder.is_dir() else []:
+        session.log(f"removed {path}, which a killed process left")
+
+
+def _refuse_missing(original: Callable) -> Callable:
+    """An image whose cache was damaged is not left out silently."""
+
+    def prepare_for_training(self: Any, *args: Any, **kwargs: Any) -> Any:
+        pattern = os.path.join(glob.escape(str(self.cache_directory)), f"*_{self.architecture}*.safetensors{CORRUPT}")
+        missing = [name for name in sorted(glob.glob(pattern)) if not os.path.exists(name.removesuffix(CORRUPT))]
+        if missing:
+            raise FileNotFoundError(
+                f"{len(missing)} caches were damaged and have not been made again (the first is {missing[0]}); {AGAIN}, "
+                f"or delete the {CORRUPT} files to train without these images"
+            )
+        return original(self, *args, **kwargs)
+
+    return prepare_for_training
+
+
+def _item_within_limit(original: Callable) -> Callable:
+    """Read one image (or caption) of a data source within the limit of an image."""
+
+    def get(self: Any, idx: int) -> Any:
+        path = _path(self, idx)
+        return images._read(lambda: original(self, idx), path, f"image {path}")
+
+    return get
+
+
+def _path(source: Any, idx: int) -> str:
+    if hasattr(source, "image_paths"):
+        return str(source.image_paths[idx])
+    return f"{idx + 1} of {getattr(source, 'image_jsonl_file', 'the data set')}"
+
+
+PATCH = Patch(
+    name="caches",
+    why="a truncated cache file, or one with NaN, is trusted; a read or a pool thread on a dead mount blocks for ever",
+    targets=(
+        Target(IO, "save_file", beside="save_latent_cache_common", make=_write_aside),
+        Target(SAFETENSORS, "mem_eff_save_file", params=("tensors", "filename"), make=_write_aside),
+        Target(SAFETENSORS, "find_keys", params=("safetensors_file",), make=_keys_within_limit),
+        Target(IO, "save_latent_cache_common", params=("item_info", "sd"), make=_refuse_nan),
+        Target(IO, "save_text_encoder_output_cache_common", params=("item_info", "sd"), make=_refuse_nan),
+        Target("musubi_tuner.dataset.bucket", "load_file", beside="BucketBatchManager", make=_read_within_limit),
+        Target(CACHE_LATENTS, "encode_datasets", params=("datasets", "encode", "args"), make=_verify_latents_first),
+        Target(CACHE_TEXT, "prepare_cache_files_and_paths", params=("datasets",), make=_verify_text_first),
+        Target(DATASET, "ImageDataset.prepare_for_training", params=("self",), make=_refuse_missing),
+        Target(DATASET, "VideoDataset.prepare_for_training", params=("self",), make=_refuse_missing),
+        *(
+            Target(SOURCES, f"{source}.{name}", params=("self", "idx"), make=_item_within_limit)
+            for source in ("ImageDirectoryDatasource", "ImageJsonlDatasource")
+            for name in ("get_image_data", "get_caption")
+        ),
+    ),
+)

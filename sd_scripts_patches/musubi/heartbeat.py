@@ -1,0 +1,185 @@
+"""Reports what a musubi-tuner process is doing: training, and both caching commands, with the items done.
+
+`train()` calls methods of itself, which are wrapped on the instance. A step is reported by a statement that is inserted
+where the training loop counts it. A stop request is honored between steps, and in a caching command between batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from guards import crash
+from guards.heartbeat import REQUEST_STOP
+from sd_scripts_patches import ast_utils, hooks, session
+from sd_scripts_patches import exit as exit_patch
+from sd_scripts_patches import heartbeat as common
+from sd_scripts_patches.musubi import ACCELERATOR_SETUP, BASE, CACHE_LATENTS, CACHE_TEXT, LOOP, TRAIN_UTILS
+from sd_scripts_patches.patch import Patch, Target, find_function
+
+CONFIG = "musubi_tuner.dataset.config_utils"
+
+
+class TrainingLoop(common.TrainingLoop):
+    """One call of `train()`."""
+
+    util = TRAIN_UTILS
+
+    def attach(self, trainer: Any) -> None:
+        trainer.process_batch = self.wrap_process_batch(trainer.process_batch)
+        loop, get_scheduler = trainer._run_training_loop, trainer.get_lr_scheduler
+
+        def run_training_loop(args: Any, accelerator: Any, *rest: Any, **kwargs: Any) -> Any:
+            self.accelerator = accelerator
+            self.beat.phase("first_step")
+            return loop(args, accelerator, *rest, **kwargs)
+
+        def get_lr_scheduler(*args: Any, **kwargs: Any) -> Any:
+            common._scheduler = get_scheduler(*args, **kwargs)
+            return common._scheduler
+
+        trainer._run_training_loop, trainer.get_lr_scheduler = run_training_loop, get_lr_scheduler
+        session.on_batch_end.append(self.honor_stop_request)
+
+    def wrap_process_batch(self, original: Callable) -> Callable:
+        """A forward pass: one micro-batch of a step."""
+
+        def process_batch(*args: Any, **kwargs: Any) -> Any:
+            if not self.planned:
+                self.beat.plan(self.args.max_train_steps)
+                self.planned = True
+            if not self.losses and common._scheduler is not None:
+                self.lr = float(common._scheduler.get_last_lr()[0])
+            loss, metrics = original(*args, **kwargs)
+            self.losses.append(loss.detach())
+            self.beat.item(len(self.losses))
+            return loss, metrics
+
+        return process_batch
+
+    def record_step(self, step: int) -> None:
+        super().record_step(step)
+        self.step_start_s = time.monotonic()
+
+
+_loop: TrainingLoop | None = None
+
+
+def after_step(step: int) -> None:
+    """Optimizer step `step` has been counted. Called from the training loop."""
+    if _loop is not None:
+        _loop.record_step(step)
+
+
+def _follow_training(original: Callable) -> Callable:
+    def train(self: Any, args: argparse.Namespace) -> None:
+        global _loop
+        for line in hooks.not_guarded():
+            session.log(f"not guarded: {line}")
+        session.heartbeat().phase("load")
+        _loop = TrainingLoop(args)
+        _loop.attach(self)
+        original(self, args)
+        session.heartbeat().phase("end")
+
+    return train
+
+
+def _keep_epoch(original: Callable) -> Callable:
+    def __init__(self: Any, epoch: Any, dataset: Any) -> None:
+        common._epoch = epoch
+        original(self, epoch, dataset)
+
+    return __init__
+
+
+def _count_items(tqdm: Any) -> Any:
+    class CountingTqdm(tqdm):
+        """tqdm over batches that reports every image or caption of a batch, and honors a stop request between batches."""
+
+        def __iter__(self) -> Iterator[Any]:
+            beat, done = session.heartbeat(), 0
+            for batch in super().__iter__():
+                yield batch
+                done += len(batch[1] if isinstance(batch, tuple) else batch)
+                beat.item(done)
+                if beat.request == REQUEST_STOP:
+                    note = f"stopped after {done} cache files; --skip_existing continues from there"
+                    session.log(note)
+                    exit_patch.exit_process(crash.EXIT_STOPPED, "stopped", note)
+
+    return CountingTqdm
+
+
+def _caching(phase: str, datasets_at: int) -> Callable[[Callable], Callable]:
+    """Put a function that makes caches into its phase. datasets_at: the position of its data sets among its arguments."""
+
+    def make(original: Callable) -> Callable:
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            datasets = kwargs["datasets"] if "datasets" in kwargs else args[datasets_at]
+            counts = [
+                dataset.get_total_image_count() for dataset in datasets if hasattr(dataset, "get_total_image_count")
+            ]
+            with session.phase(phase, total=sum(count or 0 for count in counts)):
+                return original(*args, **kwargs)
+
+        return inside
+
+    return make
+
+
+def _load_begins(original: Callable) -> Callable:
+    """A caching command reads its data set's configuration first, then loads its model."""
+
+    def load_user_config(*args: Any, **kwargs: Any) -> Any:
+        if session.heartbeat().current_phase == "import":
+            session.heartbeat().phase("load")
+        return original(*args, **kwargs)
+
+    return load_user_config
+
+
+def rewrite(tree: ast.Module) -> ast.Module:
+    """Report each step right after the training loop has counted it."""
+    loop = find_function(tree, LOOP)
+    count = ast_utils.find_statement(loop, ast.AugAssign, "global_step += 1")
+    ast_utils.insert(loop, count, after="_hangproof_count(global_step)")
+    ast_utils.insert_import(tree, "from sd_scripts_patches.musubi.heartbeat import after_step as _hangproof_count")
+    return tree
+
+
+PATCH = Patch(
+    name="heartbeat",
+    why=common.PATCH.why,
+    targets=(
+        Target(BASE, "NetworkTrainer.train", params=("self", "args"), make=_follow_training),
+        Target(BASE, "NetworkTrainer.process_batch", params=("self", "args", "accelerator")),
+        Target(BASE, "NetworkTrainer.get_lr_scheduler", params=("self", "args", "optimizer")),
+        Target(ACCELERATOR_SETUP, "collator_class.__init__", params=("self", "epoch", "dataset"), make=_keep_epoch),
+        Target(CONFIG, "load_user_config", make=_load_begins),
+        Target(
+            CACHE_LATENTS,
+            "encode_datasets",
+            params=("datasets", "encode", "args"),
+            make=_caching("cache_latents", 0),
+        ),
+        Target(CACHE_LATENTS, "tqdm", beside="encode_datasets", make=_count_items),
+        Target(CACHE_TEXT, "prepare_cache_files_and_paths", params=("datasets",), make=_caching("cache_text", 0)),
+        Target(
+            CACHE_TEXT,
+            "process_text_encoder_batches",
+            params=("num_workers", "skip_existing", "batch_size", "datasets"),
+            make=_caching("cache_text", 3),
+        ),
+        Target(CACHE_TEXT, "tqdm", beside="process_text_encoder_batches", make=_count_items),
+        *(
+            Target(TRAIN_UTILS, name, params=params, make=common._in_phase("save"))
+            for name, params in common._SAVES.items()
+        ),
+        Target(common.ACCELERATOR, "Accelerator.end_training", params=("self",), make=common._in_phase_end),
+    ),
+    rewrites=((Target(BASE, LOOP, params=("self", "args", "accelerator")), rewrite),),
+)

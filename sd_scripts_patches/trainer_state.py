@@ -1,0 +1,172 @@
+"""The state of the training loop: everything that determines the next step, as one JSON file in a state folder.
+
+accelerate already writes weights, optimizer and LR schedule. This file holds what is missing there: the counts, the
+position in the epoch, the loss averages and the random generators. JSON and not pickle: a state from someone else is
+read without running its code, and floats keep all digits (`repr` round-trips).
+
+The generators are stored at three points, because a resumed run must draw the numbers of the uninterrupted one: `now` (at
+the save), `epoch_start` (the order of the epoch and the loader's base seed are drawn there) and `fetch` (right before the
+next batch was read: accelerate's loader reads one batch ahead, so without workers that batch has consumed random numbers
+*before* the save).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = "hangproof_resume.json"
+VERSION = 1
+ACCELERATORS = ("cuda", "xpu")
+
+
+class ResumeError(RuntimeError):
+    """A state that cannot be resumed; the message says which, why, and what to do."""
+
+
+@dataclass
+class TrainerState:
+    """The names of the fields are those of the JSON file.
+
+    step: completed optimizer steps. epoch: the current one, from 1. batch: batches of it that have been trained.
+    epoch_over: its batches are complete and what follows them (validation, the files of the epoch) has started.
+    batches, accumulation, processes, workers: the shape of the run for which `batch` is valid.
+    losses: list and total of LossRecorder, the loss of the last step included.
+    now, epoch_start, fetch: see above; `fetch` also holds the counts that the data set saw, and is None when workers
+        read the data.
+    known: False for a state that was inferred, not written by us.
+    extra: what one trainer alone needs.
+    """
+
+    step: int
+    epoch: int
+    batch: int
+    epoch_over: bool
+    batches: int
+    accumulation: int
+    processes: int
+    workers: int
+    losses: dict[str, Any] = field(default_factory=dict)
+    now: dict[str, Any] | None = None
+    epoch_start: dict[str, Any] | None = None
+    fetch: dict[str, Any] | None = None
+    known: bool = True
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def write(folder: Path, state: TrainerState) -> None:
+    """Write the file into a state folder that is still incomplete (the caller syncs it and adds the guard file)."""
+    text = json.dumps({"version": VERSION, **asdict(state)})
+    (folder / FILE).write_text(text, encoding="utf-8")
+
+
+def read(folder: Path) -> TrainerState | None:
+    """Return the state in a folder, or None for one that unpatched sd-scripts wrote. Raises ResumeError if damaged."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("not an object")
+        version = content.pop("version")
+    except (OSError, ValueError, KeyError) as error:
+        raise ResumeError(f"{path}: cannot be read ({error}); resume from another state") from error
+    if version != VERSION:
+        raise ResumeError(
+            f"{path}: version {version}, but this code reads {VERSION}; resume with the version that wrote it"
+        )
+    try:
+        return TrainerState(**content)
+    except TypeError as error:
+        raise ResumeError(f"{path}: {error}; resume from another state") from error
+
+
+def generators(devices: bool = True) -> dict[str, Any]:
+    """Return the state of the random generators of python, numpy and torch; with `devices`, of the accelerators too."""
+    import numpy
+    import torch
+
+    version, numbers, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = numpy.random.get_state()
+    state: dict[str, Any] = {
+        "python": [version, numbers, gauss],
+        "numpy": [name, keys, position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+    }
+    if devices:
+        for kind in ACCELERATORS:
+            if hasattr(torch, kind) and getattr(torch, kind).is_available():
+                state[kind] = getattr(torch, kind).get_rng_state_all()
+        if torch.backends.mps.is_available():
+            state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def restore(state: dict[str, Any]) -> list[str]:
+    """Restore `generators(...)`, as captured or as read from JSON. Returns the kinds that could not be restored."""
+    import numpy
+    import torch
+
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    numpy.random.set_state((name, numpy.asarray(keys, dtype=numpy.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    missing = []
+    for kind in ACCELERATORS:
+        available = hasattr(torch, kind) and getattr(torch, kind).is_available()
+        if kind in state and available and len(state[kind]) == getattr(torch, kind).device_count():
+            getattr(torch, kind).set_rng_state_all(state[kind])
+        elif (kind in state) or available:
+            missing.append(kind)
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
+    elif "mps" in state or torch.backends.mps.is_available():
+        missing.append("mps")
+    return missing
+
+
+def to_json(state: dict[str, Any]) -> dict[str, Any]:
+    """Return `generators(...)` with its arrays and tensors as plain values."""
+    plain = dict(state)
+    name, keys, *rest = state["numpy"]
+    plain["numpy"] = [name, [int(k) for k in keys], *rest]
+    for kind in ("torch", "mps"):
+        if kind in state:
+            plain[kind] = pack(state[kind])
+    for kind in ACCELERATORS:
+        if kind in state:
+            plain[kind] = [pack(t) for t in state[kind]]
+    return plain
+
+
+def from_json(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return the inverse of `to_json`."""
+    state = dict(plain)
+    for kind in ("torch", "mps"):
+        if kind in plain:
+            state[kind] = unpack(plain[kind])
+    for kind in ACCELERATORS:
+        if kind in plain:
+            state[kind] = [unpack(t) for t in plain[kind]]
+    return state
+
+
+def pack(tensor: torch.Tensor) -> str:
+    """Return a tensor of bytes as base64."""
+    return base64.b64encode(bytes(tensor.cpu().numpy())).decode("ascii")
+
+
+def unpack(text: str) -> torch.Tensor:
+    """Return the tensor of bytes that `pack` encoded."""
+    import torch
+
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,277 @@
+"""Shared by the tests of lint: scripts as other programs write them, and what a script really starts.
+
+A script runs in bash with stand-ins for accelerate, python and torchrun that record their arguments. `hold` fixes a script
+and compares: the arguments may differ only by the changes that lint reports.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+from presets.__main__ import main
+from presets.tables import ROOT, _table
+from presets.training import file_name, trainings
+
+CORPUS = tomllib.loads(Path(__file__).with_name("data").joinpath("lint_corpus.toml").read_text(encoding="utf-8"))
+SCRIPTS = set(_table("lint.toml")["scripts"])
+SWITCHES = set(_table("lint.toml")["switches"])
+PROGRAMS = ("accelerate", "python", "python3", "torchrun", "flux_train_network.py")
+# Records the number of its arguments, its name, PYTHONPATH and the arguments, each followed by a NUL.
+STAND_IN = """#!/bin/sh
+printf '%s\\0' "$#" "${0##*/}" "$PYTHONPATH" "$@" >> "$RECORD"
+"""
+NEXT_LINE = {"sh": " \\\n  ", "cmd": " ^\r\n  ", "ps": " `\r\n  "}
+
+
+@dataclass
+class Started:
+    """A program that a script started."""
+
+    program: str
+    python_path: str
+    words: list[str]
+
+
+def stand_ins(folder: Path, names: Sequence[str] = PROGRAMS) -> Path:
+    """A folder with the stand-ins."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(STAND_IN)
+        path.chmod(0o755)
+    return folder
+
+
+def run(script: Path, programs: Path, **env: str) -> tuple[int, list[Started]]:
+    """Run a script in its own folder; its exit code and the programs that it started, in order."""
+    record = programs / f"record-{os.getpid()}"
+    record.unlink(missing_ok=True)
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(record), "HOME": "/home/me", "USER": "me", **env}
+    done = subprocess.run(
+        ["bash", script.name], cwd=script.parent, capture_output=True, timeout=300, env=environment, check=False
+    )
+    raw = record.read_bytes().decode("utf-8", "surrogateescape").split("\0") if record.exists() else []
+    out, at = [], 0
+    while at + 2 < len(raw):
+        count = int(raw[at])
+        out.append(Started(raw[at + 1], raw[at + 2], raw[at + 3 : at + 3 + count]))
+        at += 3 + count
+    return done.returncode, out
+
+
+def lint(path: Path, *options: str) -> tuple[int, str, dict]:
+    """`presets lint PATH --json OPTIONS`: its exit code, what it printed, and the JSON."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["lint", str(path), "--json", *options])
+    printed = out.getvalue()
+    value = json.loads(printed.splitlines()[-1]) if printed.endswith("}\n") else {}
+    return code, printed + err.getvalue(), value
+
+
+def script_of(words: Sequence[str]) -> int | None:
+    """The index of the training script."""
+    return next((i for i, w in enumerate(words) if file_name(w.strip('"')) in SCRIPTS), None)
+
+
+def announced(started: Started, changes: list[dict]) -> Started:
+    """What must be started after these changes; `changes` is from lint's JSON."""
+    program, path, words = started.program, started.python_path, list(started.words)
+    for change in changes:
+        script = script_of(words)
+        match change["kind"]:
+            case "Guard":
+                if program in SCRIPTS:
+                    program, words = "python", ["-m", "sd_scripts_patches", f"./{program}", *words]
+                else:
+                    assert script is not None
+                    words[script:script] = ["-m", "sd_scripts_patches"]
+                path = f"{ROOT}:{path}" if path else str(ROOT)
+            case "Drop":
+                words = _set(words, change["flag"], None)
+            case "Set":
+                words = _set(words, change["flag"], change["values"])
+            case "Copy":
+                words = _set(words, "config_file", [change["config"]])
+            case "Quote" if change["flag"]:
+                words = _join(words, change["flag"])
+            case "Quote":
+                assert script is not None
+                first = max(i for i in range(script + 1) if re.match(r"\.{0,2}/", words[i]) or i == 0)
+                words[first : script + 1] = [" ".join(words[first : script + 1])]
+            case "Newlines" | "Unmark":
+                pass  # for the whole script: see `hold`
+            case other:
+                raise AssertionError(f"{other} is not announced")
+    return Started(program, path, words)
+
+
+def _mentions(words: list[str], flag: str, own: bool = True) -> list[tuple[int, int]]:
+    """Where a flag of the script stands with its value: (start, end) of each mention. own=False: with all that follows it."""
+    start = (script_of(words) or 0) + 1
+    out = []
+    for i in range(start, len(words)):
+        if words[i] == f"--{flag}" or words[i].startswith(f"--{flag}="):
+            end = next((j for j in range(i + 1, len(words)) if re.match("--[A-Za-z]", words[j])), len(words))
+            count = 1 if "=" in words[i] or flag in SWITCHES else 2
+            out.append((i, min(end, i + count) if own else end))
+    return out
+
+
+def _set(words: list[str], flag: str, values: list[str] | None) -> list[str]:
+    """Replace the last mention of a flag and remove the others; add it at the end if there is none. None: remove all."""
+    found = _mentions(words, flag)
+    new = [] if values is None else [f"--{flag}", *values]
+    if not found:
+        return words + new
+    out = list(words)
+    for number, (start, end) in reversed(list(enumerate(found))):
+        out[start:end] = new if number == len(found) - 1 else []
+    return out
+
+
+def _join(words: list[str], flag: str) -> list[str]:
+    start, end = _mentions(words, flag, own=False)[-1]
+    if "=" in words[start]:
+        return [*words[:start], " ".join(words[start:end]), *words[end:]]
+    return [*words[: start + 1], " ".join(words[start + 1 : end]), *words[end:]]
+
+
+def hold(folder: Path, programs: Path, text: str, name: str = "train.sh", **env: str) -> dict:
+    """Fix a script and check that it starts the same programs, apart from the changes that lint reports.
+
+    Returns:
+        lint's JSON of the fix, with `started` (what the fixed script starts) and `text` (the fixed script).
+    """
+    path = folder / name
+    stand_ins(folder, PROGRAMS[-1:])
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    first_code, _, first = lint(path)
+    code, printed, value = lint(path, "--fix")
+    assert "findings" in value, printed
+    fixed = path.read_bytes().decode("utf-8", "surrogateescape")
+
+    assert code == (1 if value["findings"] else 0) and value["clean"] == (not value["findings"])
+    assert ("no problems found" in printed) == value["clean"]
+    for change in value["changes"]:
+        assert change["text"] in printed and change["rule"] in printed
+    for finding in value["findings"]:
+        assert f"{finding['id']} ({finding['level']})" in printed and not finding["fixable"]
+    assert bool(value["changes"]) == (fixed != text), "every change is reported, and only changes are"
+    left = {finding["id"] for finding in value["findings"]}
+    assert set(value["fixed"]) == {finding["id"] for finding in first["findings"]} - left
+    assert first_code == (1 if first["findings"] else 0)
+
+    again_code, _, again = lint(path, "--fix")
+    assert path.read_bytes().decode("utf-8", "surrogateescape") == fixed, "a second fix changes nothing"
+    assert again_code == code and again["findings"] == value["findings"] and not again["changes"]
+
+    kinds = {change["kind"] for change in value["changes"]}
+    plain = text.replace("\r\n", "\n") if "Newlines" in kinds else text
+    path.write_bytes((plain.removeprefix("\ufeff") if "Unmark" in kinds else plain).encode("utf-8", "surrogateescape"))
+    exit_before, before = run(path, programs, **env)
+    path.write_bytes(fixed.encode("utf-8", "surrogateescape"))
+    exit_after, after = run(path, programs, **env)
+    count = len(trainings(text, name, folder))
+    _skip_hidden(text, name, folder, before, value["changes"])
+    expected, number = [], 0
+    for started in before:
+        script = script_of(started.words)
+        other = script and ("py_compile" in started.words or "tool.py" in started.words[:script])
+        trains = started.program in SCRIPTS or (script is not None and not other)
+        number = min(number + trains, count)  # a command in a loop is started several times
+        expected.append(announced(started, [c for c in value["changes"] if trains and c["command"] == number]))
+    assert after == expected
+    assert exit_after == exit_before
+    return value | {"started": after, "text": fixed}
+
+
+class Hidden(Exception):
+    """A changed flag is also in a variable that only bash knows, so lint cannot change that mention."""
+
+
+def _skip_hidden(text: str, name: str, folder: Path, before: list[Started], changes: list[dict]) -> None:
+    found = trainings(text, name, folder)
+    flags = {change["flag"] for change in changes if change.get("flag")}
+    if not any(t.opaque for t in found):
+        return
+    for flag in flags:
+        written = max(sum(bool(re.match(rf"--{flag}(=|$)", w.shape)) for w in t.command.words) for t in found)
+        if any(len(_mentions(started.words, flag)) > written for started in before):
+            raise Hidden(flag)
+
+
+FLUXGYM = {  # the optimizer flags of each tier: github.com/cocktailpeanut/fluxgym app.py:420 at 678add2 (gen_sh)
+    "20G": ["--optimizer_type adamw8bit"],
+    "16G": [
+        "--optimizer_type adafactor",
+        '--optimizer_args "relative_step=False" "scale_parameter=False" "warmup_init=False"',
+        "--lr_scheduler constant_with_warmup",
+        "--max_grad_norm 0.0",
+    ],
+    "12G": [
+        "--optimizer_type adafactor",
+        '--optimizer_args "relative_step=False" "scale_parameter=False" "warmup_init=False"',
+        "--split_mode",
+        '--network_args "train_blocks=single"',
+        "--lr_scheduler constant_with_warmup",
+        "--max_grad_norm 0.0",
+    ],
+}
+
+
+def fluxgym(tier: str, samples: bool = False, advanced: Sequence[str] = (), windows: bool = False) -> str:
+    """A script as FluxGym's gen_sh writes it: it ends with a line continuation unless advanced flags were set."""
+    mark, root = ("^", "C:\\my gym") if windows else ("\\", "/my gym")
+    flags = [
+        "--mixed_precision bf16", "--num_cpu_threads_per_process 1", "sd-scripts/flux_train_network.py",
+        f'--pretrained_model_name_or_path "{root}/m.sft"', f'--clip_l "{root}/c.safetensors"', f'--t5xxl "{root}/t.safetensors"',
+        f'--ae "{root}/a.sft"', "--cache_latents_to_disk", "--save_model_as safetensors", "--sdpa --persistent_data_loader_workers",
+        "--max_data_loader_n_workers 2", "--seed 42", "--gradient_checkpointing", "--mixed_precision bf16", "--save_precision bf16",
+        "--network_module networks.lora_flux", "--network_dim 4", *FLUXGYM[tier],
+    ]  # fmt: skip
+    lines = [f"accelerate launch {mark}", *(f"  {flag} {mark}" for flag in flags)]
+    if samples:  # gen_sh puts these right after the continuation of the line before
+        lines[-1] += f'--sample_prompts="{root}/p.txt" --sample_every_n_steps="100" {mark}'
+    flags = [
+        "--learning_rate 8e-4", "--cache_text_encoder_outputs", "--cache_text_encoder_outputs_to_disk", "--fp8_base", "--highvram",
+        "--max_train_epochs 16", "--save_every_n_epochs 4", f'--dataset_config "{root}/dataset.toml"', f'--output_dir "{root}/out"',
+        "--output_name a-name", "--timestep_sampling shift", "--discrete_flow_shift 3.1582", "--model_prediction_type raw",
+        "--guidance_scale 1", "--loss_type l2",
+    ]  # fmt: skip
+    lines += [f"  {flag} {mark}" for flag in flags]
+    lines += [f"  {flag} {mark}" for flag in advanced[:-1]] + [f"  {flag}" for flag in advanced[-1:]]
+    return ("\r\n" if windows else "\n").join(lines)
+
+
+def kohya_ss(folder: str, script: str, launch: str = "", config: str = "config_lora.toml", more: str = "") -> str:
+    """A command as kohya_ss's GUI prints it: words without quotes.
+
+    Source: github.com/bmaltais/kohya_ss kohya_gui/common_gui.py:1760 and class_accelerate_launch.py:151 at 45088f0.
+    """
+    options = "--dynamo_backend no --dynamo_mode default --mixed_precision fp16 --num_processes 1 --num_machines 1"
+    return (
+        f"/venv/bin/accelerate launch {options} --num_cpu_threads_per_process 2{launch and f' {launch}'} "
+        f"{folder}/sd-scripts/{script} --config_file {config}{more and f' {more}'}\n"
+    )
+
+
+def corpus_text(entry: dict, last: str = "\n") -> str:
+    """A script with a command of the corpus, in its layout."""
+    words, language = entry["words"], entry["language"]
+    groups: list[list[str]] = [[]]
+    script = script_of(words) or 0
+    for i, word in enumerate(words):
+        if word.startswith("-") and i > script:
+            groups.append([])
+        groups[-1].append(word)
+    between = {"continued": NEXT_LINE[language], "not continued": " \n    ", "one line": " "}[entry["layout"]]
+    return between.join(" ".join(group) for group in groups) + last

@@ -1,0 +1,484 @@
+"""Every download ends: complete with the right bytes, or with a reason and its bytes kept. A real server on loopback.
+
+There is no xet server here: what is tested is how a xet child is watched, with a stand-in that stalls, fails or works, and
+the real child with the hub's library over HTTP.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import tiny_sd_scripts
+from hub_server import COMMIT, Fault, Hub, serving
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from runs_helpers import PROJECT, data  # noqa: F401
+from ui_helpers import small_disk
+
+from guards import download, hub_cache
+from guards.download import DownloadError, Options, Source
+
+CONTENT = bytes(range(251)) * 2_000  # 502 kB
+NAME = "x.safetensors"
+SOURCE = Source("me/model", NAME)
+FILES = {NAME: CONTENT, "config.json": b'{"a": 1}'}
+
+
+def clean(environment) -> None:
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "http_proxy", "HTTP_PROXY", "HF_HUB_CACHE"):
+        environment.delenv(name, raising=False)
+    environment.setenv("no_proxy", "127.0.0.1,localhost")
+    environment.setattr(download, "PAUSE_S", 0.01)
+    environment.setattr(download, "LONGEST_PAUSE_S", 0.05)
+    environment.setattr(download, "POLL_S", 0.05)
+    environment.setattr(download, "_xet_failed", [])
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    clean(monkeypatch)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    with serving(dict(FILES)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
+def options(**more) -> Options:
+    return Options(**{"stall_s": 20, "say": download.ignore, **more})
+
+
+def get(target: Path, **more) -> None:
+    target.parent.mkdir(exist_ok=True)
+    download.fetch(SOURCE, target, options(**more))
+
+
+def no_overlap(hub: Hub, name: str = NAME) -> bool:
+    """Whether every byte of the file was sent exactly once."""
+    covered = sorted((start, to) for one, start, to in hub.sent if one == name)
+    ends = [0, *(to for _, to in covered)]
+    return [start for start, _ in covered] == ends[:-1] and ends[-1] == len(hub.files[name])
+
+
+# Faults.
+
+HONEST = ("drop", "busy")
+KINDS = (*HONEST, "whole", "short", "long", "extra", "moved", "flipped", "changed")
+FAULT = st.builds(Fault, st.sampled_from(KINDS), st.integers(0, len(CONTENT)))
+HONEST_FAULT = st.builds(Fault, st.sampled_from(HONEST), st.integers(0, len(CONTENT)))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(faults=st.lists(HONEST_FAULT, max_size=8))
+def test_a_connection_that_breaks_at_any_place_is_continued_and_no_byte_is_sent_twice(tmp_path_factory, faults):
+    folder = tmp_path_factory.mktemp("d")
+    with pytest.MonkeyPatch.context() as environment, serving(dict(FILES)) as hub:
+        clean(environment)
+        environment.setenv("HF_ENDPOINT", hub.url)
+        environment.setenv("HF_HOME", str(folder / "hf"))
+        hub.faults = list(faults)
+        get(folder / NAME, stall_s=120)
+        assert (folder / NAME).read_bytes() == CONTENT
+        assert no_overlap(hub)
+        assert {p.name for p in folder.iterdir()} == {NAME, f".{NAME}.lock"}
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(faults=st.lists(FAULT, max_size=6), hashes=st.booleans(), sizes=st.booleans())
+@example(faults=[Fault("drop", 100_000), Fault("moved", 0)], hashes=False, sizes=True)
+@example(faults=[Fault("drop", 100_000), Fault("changed")], hashes=False, sizes=True)
+@example(faults=[Fault("drop", 100_000), Fault("whole"), Fault("flipped")], hashes=True, sizes=False)
+@example(faults=[Fault("short", 1000), Fault("long", 5), Fault("extra", 9)], hashes=False, sizes=True)
+def test_whatever_a_server_does_the_file_is_right_or_there_is_a_reason(tmp_path_factory, faults, hashes, sizes):
+    """Without a hash one wrong byte in the right place cannot be noticed, so that fault needs one."""
+    folder = tmp_path_factory.mktemp("d")
+    faults = [fault for fault in faults if hashes or fault.kind != "flipped"]
+    with pytest.MonkeyPatch.context() as environment, serving(dict(FILES)) as hub:
+        clean(environment)
+        environment.setenv("HF_ENDPOINT", hub.url)
+        environment.setenv("HF_HOME", str(folder / "hf"))
+        hub.faults, hub.hashes, hub.sizes = list(faults), hashes, sizes
+        for _ in range(10):  # each with what the one before has kept
+            part = download.part_of(folder / NAME)
+            try:
+                get(folder / NAME, stall_s=30)
+                break
+            except DownloadError as error:
+                assert error.kind in ("damaged", "server") and str(error)
+                kept = part.read_bytes() if part.exists() else b""
+                assert any(f.kind == "flipped" for f in faults) or any(
+                    content.startswith(kept) for content in (CONTENT, CONTENT[::-1])
+                )
+        assert (folder / NAME).read_bytes() == hub.files[NAME]
+
+
+def test_a_connection_that_stalls_is_replaced_and_continued(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "2")
+    hub.faults = [Fault("stall", 200_000), Fault("stall", 100_000)]
+    get(tmp_path / "d" / NAME, stall_s=60)
+    assert (tmp_path / "d" / NAME).read_bytes() == CONTENT and no_overlap(hub)
+
+
+@pytest.mark.parametrize("kind", ["stall", "trickle"])
+def test_a_server_that_sends_too_little_fails_with_the_reason_and_the_bytes_kept(hub, tmp_path, monkeypatch, kind):
+    """A byte now and then is not progress."""
+    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "1")
+    hub.faults = [Fault(kind, 200_000), *[Fault(kind, 0)] * 100]
+    began = time.monotonic()
+    with pytest.raises(
+        DownloadError, match=r"no data from .* for 3 s .*bytes received are kept.* Check the network"
+    ) as error:
+        get(tmp_path / "d" / NAME, stall_s=3)
+    assert error.value.kind == "stalled" and time.monotonic() - began < 60
+    kept = download.part_of(tmp_path / "d" / NAME).stat().st_size
+    assert kept >= 200_000
+    hub.faults = []
+    hub.requests.clear()
+    get(tmp_path / "d" / NAME)
+    assert (tmp_path / "d" / NAME).read_bytes() == CONTENT
+    assert {h["range"] for _, _, h in hub.requests if "range" in h} == {f"bytes={kept}-"}
+
+
+def test_a_server_that_never_answers_fails_within_the_limit(hub, tmp_path):
+    hub.silent = True
+    began = time.monotonic()
+    with pytest.raises(DownloadError, match="no data from"):
+        get(tmp_path / "d" / NAME, stall_s=2)
+    assert time.monotonic() - began < 30
+
+
+def certificate_in(folder: Path) -> Path:
+    """A certificate for this machine, signed by itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command: no certificate for a local HTTPS server")
+    key, made, both = folder / "key.pem", folder / "certificate.pem", folder / "both.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
+    subprocess.run([*command, *names], check=True, capture_output=True, timeout=120)
+    both.write_bytes(key.read_bytes() + made.read_bytes())
+    return both
+
+
+def test_https_is_watched_too_and_an_unknown_certificate_is_refused_at_once(tmp_path, monkeypatch):
+    clean(monkeypatch)
+    certificate = certificate_in(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "3")
+    try:
+        with serving(dict(FILES), certificate) as hub:
+            monkeypatch.setenv("HF_ENDPOINT", hub.url)
+            with pytest.raises(DownloadError, match="CERTIFICATE_VERIFY_FAILED") as error:
+                get(tmp_path / "d" / NAME)
+            assert error.value.kind == "server"
+            monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "certificate.pem"))
+            download._certificates.cache_clear()
+            hub.faults = [Fault("drop", 100_000), Fault("stall", 200_000)]
+            get(tmp_path / "d" / NAME, stall_s=60)
+            assert (tmp_path / "d" / NAME).read_bytes() == CONTENT and no_overlap(hub)
+    finally:
+        download._certificates.cache_clear()
+
+
+def test_a_busy_server_decides_how_long_to_wait(hub, tmp_path):
+    hub.refusal, hub.retry_after = (429, ""), "1"
+    threading.Timer(0.5, lambda: setattr(hub, "refusal", None)).start()
+    get(tmp_path / "d" / NAME)
+    assert [method for method, *_ in hub.requests].count("HEAD") <= 3
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "says"),
+    [
+        (
+            401,
+            "GatedRepo",
+            "gated",
+            r"no access to me/model .*accept its licence at http.*/me/model, then set HF_TOKEN",
+        ),
+        (403, "GatedRepo", "gated", r"accept its licence at http.*/me/model"),
+        (401, "RepoNotFound", "missing", "does not exist, or is private"),
+        (404, "EntryNotFound", "missing", "x.safetensors of me/model does not exist at http"),
+        (400, "", "server", "HTTP status 400"),
+    ],
+)
+def test_a_refusal_names_the_page_and_what_to_do_at_once(hub, tmp_path, status, code, kind, says):
+    hub.refusal = (status, code)
+    with pytest.raises(DownloadError, match=says) as error:
+        get(tmp_path / "d" / NAME)
+    assert error.value.kind == kind and len(hub.requests) == 1
+
+
+def test_the_token_goes_to_the_hub_only_and_into_no_message(hub, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    get(tmp_path / "d" / NAME)
+    sent = {path.startswith("/cdn/"): headers.get("authorization") for _, path, headers in hub.requests}
+    assert sent == {False: "Bearer hf_secret", True: None}
+    hub.refusal = (403, "GatedRepo")
+    with pytest.raises(DownloadError, match="A token is set") as error:
+        get(tmp_path / "d" / "other")
+    out, err = capfd.readouterr()
+    assert "secret" not in f"{error.value}{out}{err}"
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hf_secret" in p.read_bytes()]
+
+
+def test_a_redirect_to_a_local_file_is_not_followed(hub, tmp_path):
+    hub.redirect = "file:///etc/hostname"
+    with pytest.raises(DownloadError, match="a redirect to file: is not followed"):
+        get(tmp_path / "d" / NAME)
+
+
+# The disk.
+
+
+def test_too_little_space_for_all_files_is_noticed_before_the_first_byte(hub, tmp_path):
+    hub.files["y.safetensors"] = CONTENT[1:]
+    with small_disk(tmp_path, "700k") as disk:
+        with pytest.raises(DownloadError, match="me/model needs 0.0 GB more, but .*disk has .* free some space"):
+            hub_cache.snapshot(Source("me/model", ""), lambda names: names, options(), disk)
+    assert hub.sent == []
+
+
+def test_a_disk_that_fills_keeps_the_received_bytes_and_says_so(hub, tmp_path):
+    with small_disk(tmp_path, "700k") as disk:
+        target, filler = disk / NAME, disk / "filler"
+
+        def fill(at: download.Progress) -> None:
+            if at.done > 100_000 and not filler.exists():
+                filler.write_bytes(b"")
+                with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+                    for _ in range(100):
+                        file.write(bytes(8192))
+
+        with pytest.raises(DownloadError, match=r"the disk of .* is full; the \d+ bytes received are kept") as error:
+            get(target, on_progress=fill)
+        kept = download.part_of(target).stat().st_size
+        assert error.value.kind == "space" and 100_000 < kept < len(CONTENT)
+        assert download.part_of(target).read_bytes() == CONTENT[:kept]
+        filler.unlink()
+        hub.sent = []
+        get(target)
+        assert target.read_bytes() == CONTENT and hub.sent_of(NAME) == len(CONTENT) - kept
+
+
+# Processes.
+
+LOAD = """
+import sys
+from pathlib import Path
+from guards import download, hub_cache
+print(hub_cache.to_cache(download.Source("me/model", "x.safetensors"), download.Options(stall_s=120, wait=True)))
+"""
+
+
+def process() -> "subprocess.Popen[str]":
+    env = os.environ | {"PYTHONPATH": str(PROJECT)}
+    return subprocess.Popen([sys.executable, "-c", LOAD], env=env, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_download_a_file_once(hub, tmp_path):
+    hub.nap_s = 0.05
+    both = [process(), process()]
+    paths = {Path(one.communicate(timeout=300)[0].strip()) for one in both}
+    assert len(paths) == 1 and paths.pop().read_bytes() == CONTENT
+    assert no_overlap(hub)
+
+
+def test_a_killed_download_continues_in_the_next_process(hub, tmp_path):
+    """SIGKILL: its lock is free at once, its bytes are kept."""
+    hub.nap_s = 0.2
+    first = process()
+    blobs = hub_cache.repository(SOURCE) / "blobs"
+    part = blobs / f".{hashlib.sha256(CONTENT).hexdigest()}.part"
+    end = time.monotonic() + 200
+    while not (part.exists() and part.stat().st_size > 100_000) and time.monotonic() < end:
+        time.sleep(0.01)
+    first.send_signal(signal.SIGKILL)
+    first.communicate(timeout=100)
+    kept = part.stat().st_size
+    assert 0 < kept < len(CONTENT)
+    hub.nap_s = 0
+    hub.requests.clear()
+    out, _ = process().communicate(timeout=300)
+    assert Path(out.strip()).read_bytes() == CONTENT
+    assert {h["range"] for _, _, h in hub.requests if "range" in h} == {f"bytes={kept}-"}
+    assert sorted(p.name for p in blobs.iterdir()) == [hashlib.sha256(CONTENT).hexdigest()]
+
+
+def test_a_lock_whose_holder_makes_no_progress_is_a_reason(hub, tmp_path):
+    lock = hub_cache.folder() / ".locks" / "models--me--model" / f"{hashlib.sha256(CONTENT).hexdigest()}.lock"
+    lock.parent.mkdir(parents=True)
+    with download.locked(lock) as ours, pytest.raises(DownloadError, match="another process holds .*lock"):
+        assert ours
+        hub_cache.to_cache(SOURCE, options(stall_s=1))
+
+
+# xet.
+
+STAND_IN = """
+import json, os, sys, time
+from pathlib import Path
+job = json.loads(sys.stdin.buffer.readline())
+Path(os.environ["SEEN"]).write_text(json.dumps([job, sys.argv, os.getpid()]))
+file, content, mode = Path(job["local_dir"]) / job["filename"], Path(os.environ["CONTENT"]).read_bytes(), os.environ["MODE"]
+if mode == "fails":
+    sys.exit("xet: connection refused")
+file.write_bytes(content[:200_000] if mode == "stalls" else content[::-1] if mode == "damaged" else content)
+if mode.startswith("stalls"):
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def xet(hub, tmp_path, monkeypatch):
+    """A xet child that does what MODE says."""
+    (tmp_path / "child.py").write_text(STAND_IN)
+    (tmp_path / "content").write_bytes(CONTENT)
+    monkeypatch.setattr(download, "XET_CHILD", [sys.executable, str(tmp_path / "child.py")])
+    monkeypatch.setattr(download, "XET_LEAST_BYTES", 1000)
+    monkeypatch.setenv("HANGPROOF_XET_STALL_S", "15")
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    monkeypatch.setenv("CONTENT", str(tmp_path / "content"))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.xet = True
+    return hub
+
+
+@pytest.mark.parametrize("mode", ["works", "stalls", "stalls at the end", "fails", "damaged"])
+def test_xet_is_used_first_and_http_continues_where_it_does_not_end_well(xet, tmp_path, monkeypatch, mode):
+    pytest.importorskip("hf_xet")
+    monkeypatch.setenv("MODE", mode)
+    if mode.startswith("stalls"):
+        monkeypatch.setenv("HANGPROOF_XET_STALL_S", "4")
+    said: list[str] = []
+    target = tmp_path / "d" / NAME
+    get(target, say=said.append, stall_s=120)
+    assert target.read_bytes() == CONTENT
+    assert {p.name for p in target.parent.iterdir()} == {NAME, f".{NAME}.lock"}
+    job, arguments, pid = json.loads((tmp_path / "seen").read_text())
+    assert job["token"] == "hf_secret" and "hf_secret" not in str(arguments)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    by_xet = mode in ("works", "stalls at the end")  # a complete file with the right hash counts
+    assert xet.sent_of(NAME) == (0 if by_xet else len(CONTENT))
+    reasons = {"stalls": "no data for 4 s, killed", "fails": "connection refused", "damaged": "its file is damaged"}
+    if mode in reasons:
+        assert len(said) == 1 and reasons[mode] in said[0] and "continues over HTTP" in said[0]
+        (tmp_path / "seen").unlink()
+        get(tmp_path / "d" / "again.safetensors")
+        assert not (tmp_path / "seen").exists()  # not tried again
+
+
+def test_a_partial_file_is_continued_over_http_not_started_again_with_xet(xet, tmp_path, monkeypatch):
+    monkeypatch.setenv("MODE", "works")
+    monkeypatch.setattr(download, "XET_LEAST_BYTES", 1 << 40)
+    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "1")
+    xet.faults = [Fault("drop", 300_000), *[Fault("stall")] * 50]
+    with pytest.raises(DownloadError, match="300000 bytes received are kept"):
+        get(tmp_path / "d" / NAME, stall_s=2)
+    monkeypatch.setattr(download, "XET_LEAST_BYTES", 1000)
+    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "20")
+    xet.faults = []
+    get(tmp_path / "d" / NAME)
+    assert not (tmp_path / "seen").exists() and no_overlap(xet)
+
+
+@pytest.mark.parametrize("environment", ["ours", "sd-scripts"])
+def test_the_real_child_downloads_with_the_hubs_library(hub, tmp_path, monkeypatch, environment):
+    if environment == "sd-scripts":
+        tiny_sd_scripts.need(run=False)
+        monkeypatch.setattr(download, "XET_CHILD", [str(tiny_sd_scripts.python()), download.XET_CHILD[1]])
+    pytest.importorskip("hf_xet")
+    monkeypatch.setattr(download, "XET_LEAST_BYTES", 1000)
+    hub.xet = True
+    said: list[str] = []
+    get(tmp_path / "d" / NAME, say=said.append)
+    assert (tmp_path / "d" / NAME).read_bytes() == CONTENT and said == []
+    agents = {headers["user-agent"] for method, path, headers in hub.requests if method == "GET"}
+    assert agents and all("huggingface_hub" in agent or "hf_hub" in agent for agent in agents), agents
+
+
+# The cache of the hub's library, and a whole repository.
+
+
+def test_the_hubs_library_finds_the_file_without_a_network(hub, tmp_path):
+    import huggingface_hub
+
+    path = hub_cache.to_cache(SOURCE, options())
+    small = hub_cache.to_cache(Source("me/model", "config.json"), options())
+    cache = str(hub_cache.folder())
+    for name, found in ((NAME, path), ("config.json", small)):
+        library = huggingface_hub.hf_hub_download("me/model", name, cache_dir=cache, local_files_only=True)
+        assert Path(library) == found and found.is_symlink() and found.read_bytes() == FILES[name]
+    assert (hub_cache.repository(SOURCE) / "refs/main").read_text() == COMMIT
+
+
+@pytest.mark.parametrize("name", ["../../escaped", "/etc/escaped", "a/../../b", "C:/x", "a\\b"])
+def test_a_name_that_leaves_the_repository_is_refused(hub, tmp_path, name):
+    hub.files = {name: b"x"}
+    with pytest.raises(DownloadError, match="is not a name of a file"):
+        hub_cache.snapshot(Source("me/model", ""), lambda names: names, options())
+    assert hub.sent == []
+
+
+def test_the_command_downloads_a_models_files_through_faults(hub, data):  # noqa: F811
+    (data / "models.toml").write_text(
+        '[models.mine]\nname = "Mine"\nbackends = ["sd-scripts"]\n'
+        '[models.mine.files]\npretrained_model_name_or_path = "mine.safetensors"\n'
+        '[downloads."mine.safetensors"]\nrepo = "me/model"\npath = "x.safetensors"\n'
+    )
+    hub.faults = [Fault("drop", 100_000), Fault("busy"), Fault("drop", 70_000)]
+    command = [sys.executable, "-m", "runs", "fetch-model", "mine"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (data / "models" / "mine.safetensors").read_bytes() == CONTENT and no_overlap(hub)
+    assert "mine.safetensors: 0.00 of 0.00 GB · 100 %" in done.stderr
+    (data / "models" / "mine.safetensors").unlink()
+    hub.refusal = (403, "GatedRepo")
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1 and f"accept its licence at {hub.url}/me/model" in done.stderr
+
+
+def test_the_built_in_trainer_loads_a_hub_id_through_faults_and_again_without_a_network(hub, tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from trainer import models, tiny_flux
+    from trainer.errors import TrainError
+
+    folder = tiny_flux.ensure(tmp_path / "tiny-flux")
+    names = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
+    needless = {"flux.safetensors": CONTENT, "vae/diffusion_pytorch_model.fp16.safetensors": CONTENT, "README.md": b"#"}
+    hub.files = {name: (folder / name).read_bytes() for name in names} | needless
+    hub.faults = [Fault("drop", 50), Fault("busy"), Fault("none"), Fault("drop", 3)] * 5
+    ticks: list[tuple[int, int]] = []
+    found = models.locate("me/model", lambda *at: ticks.append(at))
+    loaded = {p.relative_to(found).as_posix() for p in found.rglob("*") if p.is_file()}
+    assert loaded <= set(names) and not loaded & set(needless) and len(ticks) > len(loaded)
+    assert all(no_overlap(hub, name) for name in loaded if hub.files[name])
+    assert not [name for name, *_ in hub.sent if name in needless]
+    ours = models.load_transformer(found, torch.float32, torch.device("cpu"), False, lambda *_: None)
+    original = models.load_transformer(folder, torch.float32, torch.device("cpu"), False, lambda *_: None)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), original.parameters(), strict=True))
+    for part in ("vae", "text_encoder", "text_encoder_2"):
+        models.load_part(found, part, torch.float32, torch.device("cpu"))
+    for part in ("tokenizer", "tokenizer_2"):
+        assert len(models.load_tokenizer(found, part)) == len(models.load_tokenizer(folder, part))
+    hub.silent = True
+    hub.requests.clear()
+    assert models.locate("me/model", lambda *_: None) == found and hub.requests == []
+    (hub_cache.repository(SOURCE) / ".hangproof.json").unlink()  # as the hub's library leaves it
+    monkeypatch.setenv("HANGPROOF_DOWNLOAD_STALL_S", "1")
+    assert models.locate("me/model", lambda *_: None) == found
+    shutil.rmtree(found / "vae")
+    with pytest.raises(TrainError, match="me/model: no data from .* Check the network"):
+        models.locate("me/model", lambda *_: None)
+    hub.silent, hub.refusal = False, (403, "GatedRepo")
+    shutil.rmtree(hub_cache.folder())
+    with pytest.raises(TrainError, match="me/model: no access to me/model .*accept its licence at http"):
+        models.locate("me/model", lambda *_: None)

@@ -1,0 +1,563 @@
+"""Lint on the scripts that people have: the commands of other projects' documents, FluxGym's scripts, kohya_ss's commands.
+
+Each script is fixed and run in bash; it must start the same programs with the same arguments, apart from the changes that
+lint reports. Batch files and PowerShell scripts are compared by the parser, because neither interpreter is here.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_sd_scripts
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from lint_corpus import (
+    CORPUS,
+    FLUXGYM,
+    Hidden,
+    Started,
+    announced,
+    corpus_text,
+    fluxgym,
+    hold,
+    kohya_ss,
+    lint,
+    stand_ins,
+)
+
+from presets import schema
+from presets.tables import ROOT, _table
+from presets.training import trainings
+
+SUPPORTED = [entry for entry in CORPUS["command"] if entry["source"] != "kohya-ss/musubi-tuner"]
+IN_BASH = [entry for entry in SUPPORTED if entry["language"] == "sh"]
+OTHERS = [entry for entry in CORPUS["command"] if entry["source"] == "kohya-ss/musubi-tuner"]
+
+
+def name(entry: dict) -> str:
+    return f"{entry['source'].partition('/')[2]}-{entry['where'][0].rpartition('/')[2]}"
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory) -> Path:
+    return stand_ins(tmp_path_factory.mktemp("programs"))
+
+
+def test_the_corpus_has_every_layout_and_names_its_sources():
+    assert (
+        len(SUPPORTED) >= 45
+        and len(OTHERS) >= 20
+        and {e["layout"] for e in IN_BASH} == {"continued", "not continued", "one line"}
+    )
+    assert all(
+        re.fullmatch("[0-9a-f]{40}", CORPUS["commits"][entry["source"]]) and entry["where"]
+        for entry in CORPUS["command"]
+    )
+
+
+@pytest.mark.parametrize(
+    "last", ["\n", "", " \\\n", " \\", "\r\n"], ids=["newline", "no newline", "continued", "backslash", "CRLF"]
+)
+@pytest.mark.parametrize("entry", IN_BASH, ids=name)
+def test_a_documented_command_starts_the_same_after_the_fix(tmp_path, programs, entry, last):
+    text = corpus_text(entry, last)
+    value = hold(tmp_path, programs, text)
+    left = {finding["id"] for finding in value["findings"]}
+    assert left == ({"cut-off"} if entry["layout"] == "not continued" else set())
+    assert len(value["started"]) == 1
+
+
+@pytest.mark.parametrize("entry", OTHERS, ids=name)
+def test_a_command_of_another_trainer_is_refused_and_left_alone(tmp_path, entry):
+    path = tmp_path / "train.sh"
+    path.write_text(corpus_text(entry))
+    before = path.read_bytes()
+    code, printed, value = lint(path, "--fix")
+    assert code == 1 and "no training command found" in printed and not value and path.read_bytes() == before
+
+
+def parsed(text: str, file: str) -> list[list[str]]:
+    """The words of each training command; a NUL stands for what only the interpreter knows."""
+    return [[word.shape for word in t.command.words] for t in trainings(text, file)]
+
+
+def hold_by_parser(folder: Path, text: str, file: str) -> dict:
+    """As lint_corpus.hold, without an interpreter."""
+    path = folder / file
+    path.write_bytes(text.encode())
+    code, printed, value = lint(path, "--fix")
+    fixed = path.read_bytes().decode()
+    assert code == (1 if value["findings"] else 0) and bool(value["changes"]) == (fixed != text)
+    before = [Started(words[0], "", words[1:]) for words in parsed(text, file)]
+    expected = [
+        announced(started, [c for c in value["changes"] if c["command"] == number]).words
+        for number, started in enumerate(before, 1)
+    ]
+    assert [words[1:] for words in parsed(fixed, file)] == expected, printed
+    assert lint(path, "--fix")[2]["changes"] == [] and path.read_bytes().decode() == fixed
+    return value | {"text": fixed}
+
+
+@pytest.mark.parametrize("last", ["\r\n", "", " `"], ids=["newline", "no newline", "backtick"])
+@pytest.mark.parametrize("entry", [e for e in SUPPORTED if e["language"] == "ps"], ids=name)
+def test_a_powershell_example_keeps_its_arguments(tmp_path, entry, last):
+    text = '$dir = "D:\\my train"\r\n' + corpus_text(entry, last)
+    value = hold_by_parser(tmp_path, text, "train.ps1")
+    assert (
+        value["clean"]
+        and f"$env:PYTHONPATH = '{ROOT}' + [IO.Path]::PathSeparator + $env:PYTHONPATH\r\n" in value["text"]
+        and "unguarded" in value["fixed"]
+    )
+
+
+ADVANCED = ["--blocks_to_swap 18", "--save_state", "--log_with wandb", "--fused_backward_pass", "--noise_offset 0.1"]
+
+
+@pytest.mark.parametrize("windows", [False, True], ids=["sh", "bat"])
+@pytest.mark.parametrize("samples", [False, True], ids=["", "samples"])
+@pytest.mark.parametrize("advanced", [[], ADVANCED[:1], ADVANCED], ids=["", "one more", "more"])
+@pytest.mark.parametrize("tier", FLUXGYM)
+def test_a_script_of_fluxgym_starts_the_same_after_the_fix(tmp_path, programs, tier, advanced, samples, windows):
+    text = fluxgym(tier, samples, advanced, windows)
+    assert text.endswith(("l2 \\", "l2 ^")) != bool(advanced)
+    value = hold_by_parser(tmp_path, text, "train.bat") if windows else hold(tmp_path, programs, text)
+    assert value["clean"] and value["text"].endswith(("\\", "^")) != bool(advanced)
+    if windows:
+        before, after = windows_arguments(text)[-1], windows_arguments(value["text"])[-1]
+        assert after[1:] == announced(Started(before[0], "", before[1:]), value["changes"]).words
+    else:
+        assert len(value["started"]) == 1 and all(word.strip() for word in value["started"][0].words)
+
+
+def windows_arguments(text: str) -> list[list[str]]:
+    """The commands of a batch file in the order of cmd's own phases: variables, carets, then the program's own quotes.
+
+    Independent of presets.batch; for scripts with `set`, carets, quotes and no brackets.
+    """
+    variables: dict[str, str] = {}
+    out = []
+    for line in re.sub(r"\^\r?(\n|\Z)", "", text).replace("\r", "").split("\n"):
+        line = re.sub(r"%(\w+)%", lambda m: variables.get(m.group(1).lower(), ""), line).replace("%%", "%")
+        if found := re.match(r'\s*@?set "(\w+)=(.*)"', line, re.IGNORECASE):
+            variables[found.group(1).lower()] = found.group(2)
+            continue
+        plain, quoted = "", False
+        characters = iter(line)
+        for c in characters:
+            quoted ^= c == '"'
+            plain += next(characters, "") if c == "^" and not quoted else c
+        words = [""]
+        inside = False
+        for backslashes, quote, space, other in re.findall(r'(\\*)("|$)|(\s)|(\\+(?=[^"\\])|[^"\s\\])', plain):
+            words[-1] += "\\" * (len(backslashes) // (2 if quote else 1)) + other
+            if quote and len(backslashes) % 2:
+                words[-1] += '"'
+            elif quote:
+                inside = not inside
+            if space and inside:
+                words[-1] += space
+            elif space and words[-1]:
+                words.append("")
+        if any(words):
+            out.append([word for word in words if word])
+    return out
+
+
+GUI = {
+    "no spaces": (kohya_ss("/kohya_ss", "sdxl_train_network.py"), set()),
+    "a folder with a space": (kohya_ss("/my tools/kohya_ss", "flux_train_network.py"), {"unquoted-path"}),
+    "two spaces in the folder": (kohya_ss("/my own tools/kohya_ss", "train_db.py", "--multi_gpu"), {"unquoted-path"}),
+    "a settings file with a space": (
+        kohya_ss("/k", "sd3_train_network.py", "", "/my runs/config.toml"),
+        {"unquoted-path"},
+    ),
+    "both": (
+        kohya_ss("./my k", "train_network.py", "--gpu_ids 0,1", "my runs/config.toml", "--flip_aug"),
+        {"unquoted-path"},
+    ),
+    "an absolute settings file": (
+        kohya_ss("/kohya_ss", "fine_tune.py", "--config_file /a/b.yaml", "/x/config.toml"),
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GUI)
+def test_a_command_of_the_kohya_ss_gui_starts_the_same_after_the_fix(tmp_path, programs, case):
+    text, expected = GUI[case]
+    text = text.replace("/venv/bin/accelerate", str(programs / "accelerate"))
+    (tmp_path / "config_lora.toml").write_text(
+        'blocks_to_swap = 4\nmax_data_loader_n_workers = 8\nsave_every_n_epochs = 1\noutput_dir = "/o"\ncache_latents = true\n'
+    )
+    value = hold(tmp_path, programs, text)
+    assert {f for f in value["fixed"] if f == "unquoted-path"} == expected and value["clean"]
+    assert "-m" in value["started"][0].words
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_the_settings_of_the_gui_are_fixed_in_a_copy(tmp_path, programs, newline):
+    (tmp_path / "c.toml").write_bytes(
+        newline.join(["blocks_to_swap = 4", 'output_dir = "/o"', "save_state = false", ""]).encode()
+    )
+    before = (tmp_path / "c.toml").read_bytes()
+    value = hold(tmp_path, programs, kohya_ss("/k", "flux_train_network.py", config="c.toml"))
+    assert (tmp_path / "c.toml").read_bytes() == before
+    assert "blocks_to_swap" not in (tmp_path / "c.fixed.toml").read_text() and value["clean"]
+
+
+T = "accelerate launch sd/flux_train_network.py"
+# Scripts in which an earlier version, or a plausible mistake, changed more than it reported.
+TRICKY = {
+    "ends in a backslash": f"{T} --seed 1 \\",
+    "ends in a backslash at a word": f"{T} --seed 1\\",
+    "ends in a backslash after a space and a newline": f"{T} --seed 1 \\\n",
+    "an array with values from the environment": f'args=(--output_dir "$HOME/x" --blocks_to_swap 3 --name $USER)\n{T} "${{args[@]}}"\n',
+    "an array with comments": (
+        f"args=(\n  --seed 1   # one\n  --blocks_to_swap 3 --lr 2 # two\n  --fused_backward_pass\n)\n{T} \"${{args[@]}}\" --x 'a b'\n"
+    ),
+    "an array for two commands": f"args=(--blocks_to_swap 3 --output_dir ~/x --p *.py {{a,b}})\n{T} \"${{args[@]}}\"\n{T} --lr 3 \"${{args[@]}}\"\n",
+    "an array for two commands, with an unknown word": f'args=(--blocks_to_swap 3 --u "$USER")\n{T} "${{args[@]}}"; {T} "${{args[@]}}"\n',
+    "an array without quotes": f"args=(--comment 'a b' --blocks_to_swap 3)\n{T} ${{args[@]}}\n",
+    "an array as one word": f'args=(--seed 1)\n{T} --comment "${{args[*]}}"\n',
+    "an array with the script": 'args=(launch sd/train_network.py --seed "$USER")\naccelerate "${args[@]}"\n',
+    "an array that a condition extends": f'args=(--seed 1)\nif [ -n "$USER" ]; then args+=(--blocks_to_swap 3); fi\n{T} "${{args[@]}}"\n',
+    "a variable in an array": f'MORE="--blocks_to_swap 3 --seed 1"\nargs=($MORE --x "a b")\n{T} "${{args[@]}}"\n',
+    "a variable that is extended": f'F="--blocks_to_swap 3"\nF+=" --seed 3"\n{T} $F\n',
+    "a variable set on a condition": f'F="--seed 1"\n[ "$USER" = me ] && F="--blocks_to_swap 3 --seed 2"\n{T} $F\n',
+    "a variable set in a branch": f'if false; then F="--blocks_to_swap 3 --a 1"; else F="--b 2"; fi\n{T} $F\n',
+    "a variable set in a case": f'case $USER in me) F="--seed 3";; *) F="--blocks_to_swap 2 --seed 4";; esac\n{T} $F\n',
+    "a variable set in a function": f'f() {{ F="--seed 9"; }}\nF="--blocks_to_swap 3"\nf\n{T} $F --lr 1\n',
+    "a variable that is read": f'F="--blocks_to_swap 3"\nread -r F <<< "--seed 5"\n{T} $F\n',
+    "a loop's variable": f'F="--blocks_to_swap 3"\nfor F in "--seed 1" "--seed 2"; do {T} $F; done\n',
+    "a variable of another file": f'F="--blocks_to_swap 3"\necho \'F="--seed 7"\' > vars.sh\nsource ./vars.sh\n{T} $F\n',
+    "a variable with a tilde": f"O=~/out\n{T} --output_dir $O --blocks_to_swap 2\n",
+    "a variable in a word": f'N=3\nO="/my out"\n{T} --blocks_to_swap=$N --output_dir=$O/x --seed $N\n',
+    "a variable without quotes": f'O="/my out/x"\n{T} --output_dir $O --seed 1\n',
+    "a redirection between flags": f"{T} --seed 1 > log.txt --blocks_to_swap 3 2>&1\n",
+    "a redirection at a flag": f"{T} --seed 1 --fused_backward_pass>log.txt --blocks_to_swap 2>&1 --lr 3\n",
+    "a flag first in its line": f"{T} \\\n--blocks_to_swap 3 \\\n--seed 1\\\n  --fused_backward_pass\n",
+    "a comment between continued lines": f"{T} --seed 1 \\\n  # a comment \\\n  --lr 3\n",
+    "an empty line between continued lines": f"{T} --seed 1 \\\n\n  --lr 3\n",
+    "a space after the backslash": f"{T} --seed 1 \\ \n  --lr 3\n",
+    "tabs": f"{T}\t--seed\t1\t\\\n\t--blocks_to_swap\t3\n",
+    "a here-document": f"cat > c.txt <<EOF\n{T} --blocks_to_swap 3\nEOF\n{T} --seed 1 <<'X' | cat\n--lr 3\nX\necho $(cat c.txt | wc -l)\n",
+    "a here-document that does not end": f"{T} --seed 1\ncat <<EOF\n{T} --seed 2 \\\nEOF\n{T} --seed 3\n",
+    "a chain": f"cd . && {T} --blocks_to_swap 3 && echo done || exit 3\n",
+    "a chain over lines": f"cd . &&\n  {T} --seed 1 &&\n  {T} --seed 2\n",
+    "a pipeline": f"set -o pipefail\n{T} --seed 1 --resume /x 2>&1 | tee log.txt\n",
+    "in the background": f"{T} --seed 1 & wait\n",
+    "in a subshell": f"(cd . ; X=1 {T} --seed 1 --blocks_to_swap 3)\n",
+    "in a loop": f'for s in 1 2; do\n  {T} --seed "$s" \\\n    --blocks_to_swap 3\ndone\n',
+    "PYTHONPATH is set": f"export PYTHONPATH=/a\nPYTHONPATH=/b:$PYTHONPATH {T} --seed 1\n{T} --seed 2\n",
+    "a script that only names another": (
+        "[ -f sd/train_network.py ] || echo no sd/train_network.py\ncp -n sd/train_network.py x 2>/dev/null\n"
+        f"python -m py_compile sd/train_network.py\npython tool.py sd/train_network.py\necho {T}\n{T} --seed 1\n"
+    ),
+    "a value that looks like a flag": f"{T} --training_comment '--blocks_to_swap 3' --seed -1\n",
+    "a switch before words of a variable": f'set -- --seed 3\n{T} --split_mode $(echo --lr 1) "$@" --fused_backward_pass "$@"\n',
+    "a value before words of a variable": f'set -- --seed 3\n{T} --blocks_to_swap 3 "$@" --max_data_loader_n_workers 8 $(echo --lr 1)\n',
+    "a flag twice": f"{T} --max_data_loader_n_workers 8 --seed 1 --max_data_loader_n_workers 6\n",
+    "quotes of every kind": f"{T} --a 'it'\\''s' --b \"x \\\"y\\\" $USER\" --c $'\\t' --d \"\" --e a\\ b --blocks_to_swap \"3\"\n",
+    "a script that runs itself": "./flux_train_network.py --seed 1 --blocks_to_swap 3\n",
+    "another launcher": f"torchrun --nproc_per_node 2 sd/sdxl_train.py --seed 1\npython3 -u -X utf8 sd/sdxl_train.py\n{T}\n",
+    "a module that launches": "python -m accelerate.commands.launch --multi_gpu sd/train_network.py --seed 1\n",
+    "bytes that are not UTF-8": f"{T} --output_name 'a\udcff' --blocks_to_swap 3 # \udcfe\n",
+    "a byte order mark": f"\ufeff{T} --seed 1\n{T} --seed 2\n",
+    "Windows line endings": f"#!/bin/bash\r\n{T} \\\r\n  --seed 1 \\\r\n  --blocks_to_swap 3\r\necho done\r\n",
+    "nothing but the command": T,
+    "an open quote": f"{T} --seed 1 --x 'open\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TRICKY)
+def test_a_tricky_script_starts_the_same_after_the_fix(tmp_path, programs, case):
+    (tmp_path / "a.py").write_text("")
+    value = hold(tmp_path, programs, TRICKY[case])
+    assert value["started"] or case in ("an open quote",)
+
+
+def test_a_command_that_only_names_a_training_script_is_left_alone(tmp_path):
+    path = tmp_path / "train.sh"
+    before = TRICKY["a script that only names another"].splitlines()
+    path.write_text("\n".join(before))
+    assert lint(path, "--fix")[0] == 0
+    assert path.read_text().splitlines()[:-1] == before[:-1] != before
+
+
+CUT_OFF = [case for case in TRICKY if case.endswith(("continued lines", "after the backslash"))]
+
+
+@pytest.mark.parametrize("case", CUT_OFF)
+def test_flags_that_the_command_does_not_get_are_named_with_their_line(tmp_path, case):
+    path = tmp_path / "train.sh"
+    path.write_text(TRICKY[case])
+    code, _, value = lint(path, "--fix")
+    (finding,) = value["findings"]
+    assert code == 1 and finding["id"] == "cut-off" and finding["level"] == "fail"
+    assert path.read_text().splitlines()[finding["line"] - 1].strip() == "--lr 3"
+
+
+@pytest.mark.parametrize(
+    "text, file",
+    [
+        (f"{T} --seed 1 \\\n  --lr 3 # note\n--x\n", "t.sh"),
+        (f"{T} --seed 1 ^ \r\n  --lr 3\r\n", "t.bat"),
+        (f"{T} --seed 1 `\r\n\r\n  --lr 3\r\n", "t.ps1"),
+    ],
+)
+def test_cut_off_flags_are_named_in_every_dialect(tmp_path, text, file):
+    path = tmp_path / file
+    path.write_bytes(text.encode())
+    assert "cut-off" in {finding["id"] for finding in lint(path)[2]["findings"]}
+    path.write_bytes(text.replace(" ^ \r", " ^\r").replace("`\r\n\r\n", "`\r\n").replace("\n--x", "").encode())
+    assert "cut-off" not in {finding["id"] for finding in lint(path)[2]["findings"]}
+
+
+UNQUOTED = {  # the flags as written: as they are after the fix (None: named, but not changed)
+    "--output_dir /home/me/my loras/x": '--output_dir "/home/me/my loras/x"',
+    "--output_dir=/home/me/my loras/x --seed 1": '--output_dir="/home/me/my loras/x" --seed 1',
+    "--train_data_dir ~/my pictures/10_cat": '--train_data_dir ~/"my pictures/10_cat"',
+    "--vae $HOME/my models/ae.sft": '--vae "$HOME/my models/ae.sft"',
+    "--pretrained_model_name_or_path flux dev.safetensors": '--pretrained_model_name_or_path "flux dev.safetensors"',
+    "--dataset_config here it is": '--dataset_config "here it is"',
+    "--output_name my first lora": '--output_name "my first lora"',
+    "--output_dir /home/me/my loras": None,
+    "--output_dir /a*/my loras/x": None,
+    "--output_dir /home/me/a\\ b c/x": None,
+}
+QUOTED = [
+    "--output_dir '/home/me/my loras/x'", '--output_dir="/home/me/my loras/x"', "--output_dir /home/me/my\\ loras/x",
+    "--network_args train_blocks=single a/b", '--optimizer_args "a=/b" c/d', '--output_dir /out "$@"', "--output_dir /out $MORE",
+    "--output_dir /out $(cat flags)", "--resume \\\n  /x/y-state", "--text_encoder_lr 1e-5 2e-5", "--output_dir out more",
+    "--base_weights /a/x.safetensors /b/y.safetensors", "--output_dir '/a b' c/d",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("written", UNQUOTED)
+def test_a_path_with_spaces_and_without_quotes_is_named_and_quoted(tmp_path, programs, written):
+    (tmp_path / "here it is").write_text("")
+    value = hold(tmp_path, programs, f"{T} {written}\n")
+    after = UNQUOTED[written]
+    assert f" {after or written}" in value["text"]
+    assert ("unquoted-path" in value["fixed"]) == bool(after) == value["clean"]
+
+
+@pytest.mark.parametrize("written", QUOTED)
+def test_a_flag_with_several_values_or_with_quotes_is_not_called_an_unquoted_path(tmp_path, written):
+    path = tmp_path / "train.sh"
+    path.write_text(f"{T} {written}\n")
+    assert "unquoted-path" not in {finding["id"] for finding in lint(path)[2]["findings"]}
+
+
+@pytest.mark.parametrize(
+    "file, line, after",
+    [
+        ("t.bat", "--output_dir C:\\my loras\\ --seed 1", '--output_dir "C:\\my loras\\\\" --seed 1'),
+        ("t.bat", "--output_dir=C:\\my loras\\x", '--output_dir="C:\\my loras\\x"'),
+        ("t.ps1", "--output_dir D:\\my loras\\x", '--output_dir "D:\\my loras\\x"'),
+        ("t.ps1", "--output_dir $env:USERPROFILE\\my loras\\x", '--output_dir "$env:USERPROFILE\\my loras\\x"'),
+    ],
+)
+def test_windows_paths_are_quoted(tmp_path, file, line, after):
+    value = hold_by_parser(tmp_path, f"{T} {line}\r\n", file)
+    assert after in value["text"] and "unquoted-path" in value["fixed"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_stays_first_and_utf_16_is_read(tmp_path, encoding):
+    path = tmp_path / "train.ps1"
+    path.write_bytes(f"{T} --output_name 'é' --blocks_to_swap 3\r\n".encode(encoding))
+    start = path.read_bytes()[:2]
+    assert lint(path, "--fix")[0] == 0 and path.read_bytes()[:2] == start
+    text = path.read_bytes().decode(encoding)
+    assert text.startswith("$env:PYTHONPATH") and "\ufeff" not in text and "'é'" in text
+    (tmp_path / "train.sh").write_bytes("python sd/train_network.py\n".encode("utf-16"))
+    code, printed, _ = lint(tmp_path / "train.sh")
+    assert code == 1 and "UTF-16" in printed and "UTF-8" in printed
+
+
+def test_a_link_to_a_script_stays_a_link(tmp_path):
+    (tmp_path / "real.sh").write_text(f"{T} --blocks_to_swap 3\n")
+    (tmp_path / "link.sh").symlink_to("real.sh")
+    assert lint(tmp_path / "link.sh", "--fix")[0] == 0
+    assert (tmp_path / "link.sh").is_symlink() and "blocks_to_swap" not in (tmp_path / "real.sh").read_text()
+
+
+def test_a_script_on_standard_input_comes_back_without_the_report():
+    done = subprocess.run(
+        [sys.executable, "-m", "presets", "lint", "-", "--fix"], cwd=ROOT, input=f"{T} --seed 1 \\\n\n  --lr 3\n", text=True,
+        capture_output=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "cut-off" in done.stderr and "fixed unguarded" in done.stderr
+    assert done.stdout.startswith("PYTHONPATH=") and done.stdout.endswith("--lr 3\n") and "cut-off" not in done.stdout
+
+
+def documents() -> list[Path]:
+    checkout = tiny_sd_scripts.checkout()
+    return sorted([*checkout.glob("*.md"), *checkout.glob("docs/*.md")])
+
+
+def test_every_command_in_the_documents_of_a_checkout_starts_the_same_after_the_fix(tmp_path, programs):
+    """The real documents, as they are written; the corpus has the same commands in a short form."""
+    tiny_sd_scripts.need(run=False)
+    count = 0
+    for document in documents():
+        text = document.read_text(encoding="utf-8")
+        for number, block in enumerate(
+            re.findall(r"^[ \t]*```[a-z]*\r?\n(.*?)^[ \t]*```", text, re.MULTILINE | re.DOTALL)
+        ):
+            if not trainings(block):
+                continue
+            folder = tmp_path / f"{document.stem}-{number}"
+            folder.mkdir()
+            value = hold(folder, programs, block)
+            assert {f["id"] for f in value["findings"]} <= {"cut-off"}, document
+            count += 1
+    assert count >= 25
+
+
+def test_the_flags_called_paths_take_one_value_in_every_script_of_a_checkout():
+    tiny_sd_scripts.need(run=False)
+    table = _table("lint.toml")
+    listed = {*table["path_flags"], *table["name_flags"]}
+    seen = set()
+    for script in table["scripts"]:
+        path = tiny_sd_scripts.checkout() / script
+        if path.is_file() and "def setup_parser" in path.read_text(encoding="utf-8"):
+            flags = schema.sd_scripts(tiny_sd_scripts.checkout(), script)
+            seen |= listed & set(flags)
+            assert not {
+                flag for flag in listed & set(flags) if flags[flag]["nargs"] or flags[flag]["type"] == "bool"
+            }, script
+    assert seen >= listed - {"ae_path", "controlnet_model_name_or_path", "log_tracker_config"}
+
+
+FLAGS = [
+    "--blocks_to_swap 18", "--blocks_to_swap=3", "--split_mode", "--persistent_data_loader_workers", "--save_state",
+    "--max_data_loader_n_workers 0", "--max_data_loader_n_workers=4", "--network_args train_blocks=single 'b=a c'",
+    "--sample_every_n_steps 10", "--cache_latents", "--log_with all", "--cpu_offload_checkpointing", "--fused_backward_pass",
+    "--output_dir '/o p'", "--output_dir /o p/q", "--save_every_n_steps 50", "--resume \"/a b/$USER\"", "--output_name \"a'b\"",
+    "--training_comment 'it'\\''s $5'", "--metadata_title \"a \\\"t\\\" `echo x`\"", "--seed $SEED", "--caption_prefix $'a\\tb'",
+    "$MORE", "\"${ARGS[@]}\"", "${ARGS[@]}", "\"$@\"", "$(echo --x y)", "--learning_rate=1e-4", "--x {a,b}", "--y \"\"", "--z *",
+    "> log.txt", "2>&1", "</dev/null", "--lr_scheduler_args \\# \\~", "--output_dir=~/x", "--in_json $HOME/my data/x.json",
+]  # fmt: skip
+BEFORE = [
+    "MORE='--blocks_to_swap 3 --seed 4'", "MORE=", "MORE+=' --cache_latents'", "SEED=5", "SEED=\"6 7\"", "export SEED=8",
+    "ARGS=(--fused_backward_pass --comment 'a b' # note\n  --blocks_to_swap 2\n)", "ARGS+=(--network_args \"$USER\" $SEED)", "ARGS=()",
+    "if true; then MORE='--save_state'; ARGS+=(--cache_latents); fi", "[ -d /nowhere ] && MORE=--split_mode", "# a 'comment \\",
+    "cat <<EOF >/dev/null\npython sd/train_network.py --x 'y\nEOF", "[ -f sd/train_network.py ] && true", "set -- --seed 9 'a b'",
+    "for i in 1 2; do SEED=$i; done", "f() { MORE=--async_upload; }; f", "unset MORE", "\t", "true; echo \\", "set -e", "cd .",
+    "read -r SEED MORE <<< 'a b c'", "declare -a ARGS=(--resume /x)", "accelerate config default", "case $USER in me) SEED=1;; esac",
+]  # fmt: skip
+START = ["accelerate launch", "accelerate launch --num_processes 2 --multi_gpu", "python", "python3 -u", "X=1 torchrun",
+         "PYTHONPATH=/p accelerate launch", "exec python", "\"$(command -v accelerate)\" launch"]  # fmt: skip
+PATHS = ["sd/flux_train_network.py", "'/s d/sdxl_train.py'", "/s d/train_db.py"]
+WRAPPED = ["{}", "if true; then\n{}\nfi\n", "for s in 1; do {}\ndone\n", "(\n{}\n)\n"]
+SPACE = [" ", "  ", "\t", " \\\n", " \\\n    ", "\\\n  ", " \\\n\t"]
+END = [
+    "\n",
+    "",
+    " \\",
+    "\\",
+    " \\\n",
+    " # note",
+    " # note \\\n--x\n",
+    " && echo done\n",
+    " || exit 3\n",
+    " | cat\n",
+    "; true\n",
+    " &\nwait\n",
+]
+
+pieces = st.lists(st.tuples(st.sampled_from(SPACE), st.sampled_from(FLAGS)), max_size=8)
+command_lines = st.builds(
+    lambda start, gap, path, flags, end: f"{start}{gap}{path}{''.join(g + f for g, f in flags)}{end}",
+    st.sampled_from(START), st.sampled_from(SPACE), st.sampled_from(PATHS),
+    pieces, st.sampled_from(END),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    before=st.lists(st.sampled_from(BEFORE), max_size=4),
+    first=command_lines,
+    second=st.one_of(st.just(""), command_lines),
+    wrapped=st.sampled_from(WRAPPED),
+    crlf=st.booleans(),
+    mark=st.sampled_from(["", "", "", "\ufeff"]),
+)
+def test_any_script_starts_the_same_after_the_fix(tmp_path, programs, before, first, second, wrapped, crlf, mark):
+    text = mark + "\n".join([*before, wrapped.format(first), "" if first.endswith("\\") else second])
+    text = text.replace("\n", "\r\n") if crlf and not text.endswith("\\") else text
+    if not trainings(text):
+        path = tmp_path / "train.sh"
+        path.write_bytes(text.encode())
+        assert lint(path, "--fix")[0] == 1 and path.read_bytes() == text.encode()
+        return
+    try:
+        hold(tmp_path, programs, text)
+    except Hidden:
+        reject()
+
+
+# Values that cmd and PowerShell pass on unchanged in double quotes, or without quotes where there is nothing to quote.
+windows_values = st.one_of(
+    st.from_regex(r"[a-z0-9./:=-]{1,8}", fullmatch=True).filter(lambda v: not v.startswith(("-", "="))),
+    st.sampled_from(
+        ["C:\\my loras\\x", "a & b", "a^b c", "(x86)", "one|two", "é 🦊", "100%", "a; b", "it's", "<x>", "#1"]
+    ),
+)
+windows_flags = st.one_of(
+    st.tuples(
+        st.sampled_from(["--learning_rate", "--seed", "--training_comment", "--vae", "--optimizer_args"]),
+        windows_values,
+    ),
+    st.tuples(st.sampled_from(["--blocks_to_swap", "--max_data_loader_n_workers"]), st.sampled_from(["0", "4"])),
+    st.tuples(st.sampled_from(["--split_mode", "--save_state", "--cache_latents", "--fused_backward_pass"]), st.none()),
+)
+
+
+def spell(value: str, language: str) -> str:
+    if language == "cmd":
+        plain = re.fullmatch(r"[\w./:\\=-]+", value)
+        return value if plain else '"' + value.replace("%", "%%") + '"'
+    return (
+        value if re.fullmatch(r"[\w./:=-]+", value) and not value[0].isdigit() else "'" + value.replace("'", "''") + "'"
+    )
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    flags=st.lists(st.tuples(windows_flags, st.booleans(), st.sampled_from([" ", "\t", "next line"])), max_size=8),
+    language=st.sampled_from(["cmd", "ps"]),
+    before=st.lists(st.sampled_from(["echo start", "cd .", "NOTE", "", "SET"]), max_size=3),
+    last=st.sampled_from(["", "\r\n", "MARK", " > log.txt\r\n", "\r\necho done\r\n"]),
+)
+def test_any_windows_script_keeps_its_arguments(tmp_path, flags, language, before, last):
+    """What was written is known here, so that the parser is tested as well."""
+    mark = {"cmd": "^", "ps": "`"}[language]
+    own = {"NOTE": {"cmd": "rem 'note", "ps": "# 'note"}, "SET": {"cmd": 'set "A=b c"', "ps": '$a = "b c"'}}
+    text = "\r\n".join(
+        [*(own.get(line, {}).get(language, line) for line in before), "accelerate launch sd/flux_train_network.py"]
+    )
+    words = ["launch", "sd/flux_train_network.py"]
+    for (flag, value), joined, gap in flags:
+        gap = f" {mark}\r\n  " if gap == "next line" else gap
+        text += gap + flag
+        if value is None:
+            words.append(flag)
+        elif joined and language == "cmd":
+            text += "=" + spell(value, language)
+            words.append(f"{flag}={value}")
+        else:
+            text += " " + spell(value, language)
+            words += [flag, value]
+    text += f" {mark}" if last == "MARK" else last
+    file = {"cmd": "train.bat", "ps": "train.ps1"}[language]
+    assert parsed(text, file) == [["accelerate", *words]]
+    value = hold_by_parser(tmp_path, text, file)
+    if language == "cmd" and "log" not in last:
+        after = next(line for line in windows_arguments(value["text"]) if line[0] == "accelerate")
+        assert after[1:] == announced(Started("accelerate", "", words), value["changes"]).words

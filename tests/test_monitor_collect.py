@@ -1,0 +1,238 @@
+"""The evidence: which rank is in question, what cannot be read is named, counters that do not compare are not compared."""
+
+import json
+import subprocess
+import time
+from dataclasses import asdict
+
+import pytest
+from monitor_evidence import beat, frames, scope
+
+from guards.crash import stacks_path
+from monitor.detect.progress import Verdict
+from monitor.diagnose import causes, collect
+from monitor.process import platform
+
+WAITS = frames("distributed_c10d.py:all_reduce", "other.py:wait_for_everyone")
+
+
+def hang(scene, verdict=None, stacks=None, outcome="", note="", slow=""):
+    verdict = verdict or Verdict("hung", 1, "step", 20, 9.0, 4.0, ("sleeping",))
+    return collect.of_hang(scene, verdict, outcome, note, stacks or {}, slow)
+
+
+# The phase in which rank 0 is stuck, its stack, and the cause; rank 1 waits for it in a collective operation.
+STUCK = {
+    "save": ("save", "safetensors.py:save_file", "save_slow"),
+    "sample": ("sample", "pipeline.py:denoise", "sampling"),
+    "validate": ("validate", "loop.py:validate", "validation"),
+    "a cache file": ("step", "npz.py:__getitem__", "npz_stalled"),
+    "a worker": ("step", "dataloader.py:_try_get_data", "worker_stuck"),
+    "block swap": ("step", "custom_offloading_utils.py:_wait_blocks_move", "block_swap"),
+    "the tracker": ("load", "wandb_init.py:init", "tracker_start"),
+    "the hub": ("load", "file_download.py:http_get", "hub"),
+    "load": ("load", "loop.py:load", "loading"),
+    "cache_latents": ("cache_latents", "loop.py:encode", "caching"),
+    "cache_text": ("cache_text", "loop.py:encode", "caching"),
+    "hash": ("hash", "loop.py:hash", "caching"),
+    "end": ("end", "loop.py:finish", "exit"),
+    "a step": ("step", "loop.py:one_step", "collective"),
+    "the first step": ("first_step", "loop.py:one_step", "collective"),
+}
+
+
+@pytest.mark.parametrize("what", STUCK)
+def test_of_two_ranks_the_one_that_the_other_waits_for_decides_the_cause(what, tmp_path):
+    phase, frame, cause = STUCK[what]
+    two = scope(tmp_path, beat(0, 20, phase, note="cat.png"), beat(1, 20, "step"))
+    # The verdict is about rank 1: its phase has the shorter limit.
+    found = hang(two, stacks={100: frames(frame), 101: WAITS})
+    assert causes.match(found).name == cause
+    assert (found.rank, found.phase, found.note) == (0, phase, "cat.png")
+    if phase not in collect.STEPS:
+        assert causes.match(hang(two)).name in (cause, {"hub": "loading", "tracker_start": "loading"}.get(cause)), (
+            "no stacks"
+        )
+
+
+def test_a_save_is_stuck_on_rank_0_although_all_ranks_are_in_that_phase(tmp_path):
+    two = scope(tmp_path, beat(0, 20, "save"), beat(1, 20, "save"))
+    assert causes.match(hang(two, stacks={100: frames("safetensors.py:save_file"), 101: WAITS})).name == "save_slow"
+    both = hang(two, stacks={100: WAITS, 101: WAITS})
+    assert (
+        causes.match(both).name == "collective" and "does not show which one was late" in causes.match(both).explanation
+    )
+
+
+def test_a_rank_that_gave_up_at_a_barrier_blames_the_save_that_it_waited_for(tmp_path):
+    gave_up = beat(
+        1, 20, "step", outcome="deadline", note="waited 1800 s for all 2 ranks at a barrier (this is rank 1)"
+    )
+    found = collect.of_crash(scope(tmp_path, beat(0, 20, "save"), gave_up), 75, None, "running", "", "exit code 75")
+    assert (found.kind, found.rank, found.phase) == ("crash", 0, "save")
+    assert causes.match(found).name == "save_slow"
+    found = collect.of_crash(scope(tmp_path, beat(0, 20), gave_up), 75, None, "running", "", "exit code 75")
+    assert causes.match(found).name == "collective"
+
+
+def test_a_rank_that_waits_in_the_kernel_is_not_the_cause_unless_the_others_wait_for_it(tmp_path):
+    found = hang(scope(tmp_path, beat(0, 20, "step"), beat(1, 20, "step")), stacks={100: frames("a.py:b"), 101: WAITS})
+    known = dict(ppid=1, name="p", wchan="", cpu_s=0.0, trainer=True, command="")
+    found.processes = [{**known, "pid": 100, "state": "S"}, {**known, "pid": 101, "state": "D"}]
+    assert causes.match(found).name == "collective"
+    found.processes[0]["state"] = "D"
+    assert causes.match(found).name == "unkillable"
+
+
+def test_a_hang_of_one_rank_is_that_ranks(tmp_path):
+    found = hang(
+        scope(tmp_path, beat(0, 22, note="batch 3")), Verdict("hung", 0, "step", 22, 2.4, 2.2), outcome="running"
+    )
+    assert (found.phase, found.step, found.planned, found.stalled_s, found.budget_s) == ("step", 22, 40, 2.4, 2.2)
+    assert found.outcome == "" and found.note == "batch 3" and found.ranks[0]["silent_s"] >= 9.0
+    slow = hang(scope(tmp_path, beat()), slow="waits for a busy disk")
+    assert slow.signs == ["sleeping", "the run was slow before it hung: waits for a busy disk"]
+
+
+def test_a_crash_is_that_of_the_rank_that_failed(tmp_path):
+    (tmp_path / "x").mkdir()
+    stacks_path(tmp_path, 101).write_text("old dump\nFatal Python error: Aborted\n\n" + frames("x.py:f"))
+    two = scope(tmp_path, beat(0, 20), beat(1, 19, outcome="failed", note="KeyError: 'x'"))
+    found = collect.of_crash(two, 1, 9, "running", "", "exit code 1")
+    assert (found.rank, found.step, found.outcome, found.note) == (1, 19, "failed", "KeyError: 'x'")
+    assert found.signal is None, "the launcher killed the others"
+    assert found.ended == "exit code 1; rank 1: failed (KeyError: 'x')"
+    assert found.stacks[101].startswith("Fatal Python error: Aborted")
+    alone = collect.of_crash(scope(tmp_path), None, 9, "", "", "killed by SIGKILL")
+    assert (alone.phase, alone.step, alone.signal) == ("import", 5, 9)
+
+
+def test_a_damaged_lora_is_about_the_run_and_not_about_a_rank(tmp_path):
+    done = scope(tmp_path, beat(0, 40, "end", outcome="done"))
+    found = collect.of_crash(done, 0, None, "lora_damaged", "the LoRA x.safetensors is missing", "exit code 0")
+    assert found.outcome == "lora_damaged" and causes.match(found).name == "lora_damaged"
+    assert "the LoRA x.safetensors is missing" in causes.match(found).explanation
+
+
+def test_a_living_process_is_described_without_heartbeats(tmp_path):
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        while not platform.command_of(process.pid):
+            time.sleep(0.01)  # between fork and exec
+        known = {process.pid: platform.process_info(process.pid)}
+        stacks = {1: frames("a.py:launcher"), process.pid: frames("b.py:trainer")}
+        found = collect.of_process(scope(tmp_path, members=known), process.pid, ("sleeping",), stacks)
+        assert found.where() == "trainer (b.py:1)", "that of the process in question, not of the first one"
+        (one,) = found.processes
+        assert one["trainer"] and one["name"] == "sleep" and one["state"] in ("S", "R") and "60" in one["command"]
+    finally:
+        process.kill()
+        process.wait()
+    gone = collect.process_facts(known, [process.pid], [])
+    assert gone[0]["state"] == "" and gone[0]["command"] == ""
+
+
+# ---- what cannot be read is named, never raised ----
+
+BROKEN = {
+    "no /proc/meminfo (gVisor)": ("MEMINFO", "absent", "memory of the machine: No such file or directory"),
+    "an I/O error": ("MEMINFO", "/proc/self/mem", "memory of the machine: Input/output error"),
+    "no kernel log": ("KMSG", "absent", "kernel log: No such file or directory"),
+    "a kernel log that may not be read": ("KMSG", "/proc/1/mem/x", "kernel log: "),
+    "a kernel log that fails": ("KMSG", "/proc/self/mem", "kernel log: Input/output error"),
+    "kernel records that do not parse": (
+        "KMSG",
+        "6,1,soon,-;Xid (PCI:0000:01:00): 79\n",
+        "kernel log: unknown format",
+    ),
+    "a kernel record without fields": ("KMSG", "rubbish", "kernel log: unknown format"),
+}
+
+
+@pytest.mark.skipif(not platform.LINUX, reason="Linux only: /proc")
+@pytest.mark.parametrize("what", BROKEN)
+def test_evidence_that_cannot_be_read_is_named(what, tmp_path, monkeypatch):
+    name, value, sentence = BROKEN[what]
+    path = value
+    if not value.startswith("/"):
+        path = str(tmp_path / "file")
+        if value != "absent":
+            (tmp_path / "file").write_text(value)
+    monkeypatch.setattr(collect, name, path)
+    found = hang(scope(tmp_path, beat()))
+    assert any(missing.startswith(sentence) for missing in found.missing), found.missing
+    assert found.kernel == [] and json.dumps(asdict(found))
+
+
+def test_a_kernel_record_of_a_fault_is_kept_if_it_is_new(tmp_path, monkeypatch):
+    record = tmp_path / "kmsg"
+    monkeypatch.setattr(collect, "KMSG", str(record))
+    record.write_text("4,812,9000000,-;NVRM: Xid (PCI:0000:01:00): 79, pid=71\n SUBSYSTEM=pci\n")
+    missing = []
+    assert collect.kernel_lines(8.0, missing) == ["NVRM: Xid (PCI:0000:01:00): 79, pid=71"]
+    assert collect.kernel_lines(10.0, missing) == [] == missing
+
+
+def test_a_folder_and_stacks_that_are_gone_are_no_error(tmp_path):
+    found = collect.of_crash(scope(tmp_path / "absent", beat()), 1, None, "", "", "exit code 1")
+    assert "free disk space: No such file or directory" in found.missing
+    assert found.stacks == {} and "disk_free" not in found.host
+
+
+def test_a_running_rank_without_stacks_is_named(tmp_path):
+    me = platform.process_info(__import__("os").getpid())
+    found = hang(scope(tmp_path, beat(0, pid=me.pid), members={me.pid: me}))
+    assert f"stack of rank 0 (pid {me.pid})" in found.missing
+
+
+def test_what_is_missing_is_named_once():
+    missing = []
+    for pid in (1, 2):
+        with collect._reading("wait channels", missing):
+            raise PermissionError(1, "Operation not permitted", f"/proc/{pid}/wchan")
+    assert missing == ["wait channels: Operation not permitted"]
+
+
+# ---- kills for lack of memory ----
+
+CGROUP, MACHINE = "/sys/fs/cgroup/memory.events", "/proc/vmstat"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "new"),
+    [
+        ({MACHINE: 3}, {MACHINE: 4}, 1),
+        ({MACHINE: 3}, {MACHINE: 3}, 0),
+        ({CGROUP: 0, MACHINE: 7}, {CGROUP: 0, MACHINE: 9}, 0),  # killed in another container
+        ({CGROUP: 0, MACHINE: 7}, {CGROUP: 1, MACHINE: 8}, 1),
+        ({}, {MACHINE: 5}, None),  # an adopted attempt that was dead already: no baseline
+        ({CGROUP: 0}, {MACHINE: 5}, None),  # the source changed
+        ({MACHINE: 5}, {CGROUP: 2}, None),
+        ({MACHINE: 5}, {MACHINE: 0}, 0),  # rebooted
+    ],
+)
+def test_only_the_same_counter_is_compared(before, after, new, tmp_path, monkeypatch):
+    monkeypatch.setattr(collect, "oom_kills", lambda: after)
+    found = collect.of_crash(
+        scope(tmp_path, beat(), oom_kills_before=before), None, 9, "running", "", "killed by SIGKILL"
+    )
+    assert found.host.get("oom_kills") == new
+    found.kernel = []  # of this machine
+    assert causes.match(found).name == ("host_out_of_memory" if new else "killed")
+    assert any("lack of memory" in missing for missing in found.missing) == (new is None and platform.LINUX)
+
+
+def test_the_counters_are_read_by_source(tmp_path, monkeypatch):
+    (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 2\noom_group_kill 0\n")
+    (tmp_path / "vmstat").write_text("pswpin 4\noom_kill 11\nnr_free 3\n")
+    counters = (str(tmp_path / "memory.events"), str(tmp_path / "vmstat"))
+    monkeypatch.setattr(collect, "OOM_COUNTERS", counters)
+    assert collect.oom_kills() == dict(zip(counters, (2, 11), strict=True))
+    monkeypatch.setattr(collect, "OOM_COUNTERS", ("/proc/self/mem", str(tmp_path / "absent")))
+    assert collect.oom_kills() == {}
+
+
+def test_collecting_takes_no_time_worth_mentioning(tmp_path):
+    began = time.monotonic()
+    hang(scope(tmp_path, beat(0), beat(1)))
+    assert time.monotonic() - began < 2.0

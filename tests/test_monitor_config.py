@@ -1,0 +1,108 @@
+"""The monitor's limits: units, files that replace them, and the guards' limits that raise them."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import monitor
+from guards import limits
+from guards.heartbeat import PHASES
+from monitor import config
+
+
+def value(loaded: config.Config, dotted: str) -> float:
+    """The value of a dotted key such as "phases.step.floor_s"."""
+    section, _, key = dotted.rpartition(".")
+    if section.startswith("phases."):
+        return getattr(loaded.phases[section.removeprefix("phases.")], key)
+    return getattr(getattr(loaded, section), key)
+
+
+def test_every_key_ends_in_its_unit():
+    """Fault 13: counts and bytes were called seconds."""
+    sections = (config.Phase, config.Watching, config.Ending, config.Restart, config.Check)
+    for field in (field for section in sections for field in fields(section)):
+        assert field.name.endswith(("_s", "_count", "_bytes")), field.name
+        assert field.type == ("float" if field.name.endswith("_s") else "int"), field.name
+
+
+def test_every_phase_of_a_heartbeat_has_limits():
+    assert tuple(config.load().phases) == PHASES
+
+
+def test_floors_are_below_ceilings_and_a_pre_emption_fits_into_its_total():
+    loaded = config.load()
+    assert all(phase.floor_s <= phase.ceiling_s for phase in loaded.phases.values())
+    end = loaded.end
+    assert end.preempt_save_s + end.preempt_grace_s + end.preempt_kill_s <= end.preempt_total_s
+
+
+def test_every_limit_is_at_least_what_the_guards_need(monkeypatch):
+    for name in limits.TABLE:
+        monkeypatch.delenv(limits.variable(name), raising=False)
+    loaded = config.load()
+    minimums = limits.minimums()
+    assert minimums
+    for dotted, least_s in minimums.items():
+        assert value(loaded, dotted) >= least_s, dotted
+
+
+def test_a_longer_guard_raises_the_limit_outside(monkeypatch):
+    assert config.load().watch.exit_s < 100
+    monkeypatch.setenv("HANGPROOF_EXIT_GRACE_S", "100")
+    assert config.load().watch.exit_s >= 110
+    monkeypatch.delenv("HANGPROOF_EXIT_GRACE_S")
+    assert config.load(environ={"HANGPROOF_EXIT_GRACE_S": "100"}).watch.exit_s >= 110
+
+
+def test_a_floor_that_is_raised_takes_its_ceiling_along():
+    loaded = config.load(environ={"HANGPROOF_UPLOAD_EXIT_S": "5000"})
+    assert loaded.phases["end"].ceiling_s >= loaded.phases["end"].floor_s >= 5000
+
+
+def test_a_file_replaces_values_but_not_below_the_guards(tmp_path, monkeypatch):
+    path = tmp_path / "limits.toml"
+    path.write_text("[watch]\nexit_s = 1\nlauncher_s = 9\n[phases.sample]\nfloor_s = 70\n[restart]\nin_all_count = 3\n")
+    monkeypatch.setenv("HANGPROOF_LIMITS", str(path))
+    loaded = config.load()
+    assert (loaded.watch.launcher_s, loaded.restart.in_all_count, loaded.phases["sample"].floor_s) == (9, 3, 70)
+    assert loaded.watch.exit_s == limits.minimums()["watch.exit_s"]
+    path.write_text("allow_below_guards = true\n" + path.read_text())
+    assert config.load().watch.exit_s == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[watch]\nexitt_s = 3", "unknown key watch.exitt_s"),
+        ("[watch]\nexit = 3", "unknown key watch.exit."),
+        ("[wacht]\nexit_s = 3", "unknown key wacht"),
+        ("watch = 3", "unknown key watch."),
+        ("[phases.steps]\nfloor_s = 3", "unknown key phases.steps"),
+        ("[phases]\nstep = 3", "unknown key phases.step."),
+        ("[end]\ngrace_s = -1", "Use a number of seconds, 0 or more"),
+        ("[end]\ngrace_s = 'x'", "Use a number of seconds"),
+        ("[end]\ngrace_s = nan", "Use a number of seconds"),
+        ("[end]\ngrace_s = true", "Use a number of seconds"),
+        ("[restart]\nin_all_count = 1.5", "Use an integer"),
+        ("[check]\nlog_tail_bytes = 1e3", "Use a number of bytes"),
+        ("[end", "cannot read it"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_key_and_the_fix(tmp_path, text, message):
+    path = tmp_path / "limits.toml"
+    path.write_text(text)
+    with pytest.raises(config.ConfigError, match=re.escape(message)) as caught:
+        config.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(config.ConfigError, match="unset HANGPROOF_LIMITS"):
+        config.load(tmp_path / "none.toml")
+
+
+def test_the_table_is_the_one_beside_the_module():
+    assert (Path(monitor.__file__).parent / "config.toml").is_file()

@@ -1,0 +1,205 @@
+"""The GPU helper: a driver that fails or never answers costs the monitor neither time nor life. The driver is a fake."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from monitor_helpers import ROOT, wait_for
+
+from monitor.gpu import nvml
+from monitor.process import platform
+
+posix = pytest.mark.skipif(os.name == "nt", reason="signals")
+
+FAKE = """
+import os, time
+from pathlib import Path
+class NVMLError(Exception): pass
+here = Path(__file__).parent
+def nvmlInit():
+    if (here / "fails").exists(): raise NVMLError("Driver/library version mismatch")
+def nvmlDeviceGetCount():
+    while (here / "hangs").exists(): time.sleep(0.05)
+    if (here / "lost").exists(): raise NVMLError("GPU is lost")
+    return 1
+def nvmlDeviceGetHandleByIndex(i): return i
+class Values:
+    used, total, gpu = 3, 24, 97
+def nvmlDeviceGetMemoryInfo(h): return Values
+def nvmlDeviceGetName(h): return "Fake 4090"
+def nvmlDeviceGetUtilizationRates(h): return Values
+def nvmlDeviceGetTemperature(h, which): raise NVMLError("not supported")
+def nvmlDeviceGetPowerUsage(h): return 250500
+def nvmlDeviceGetCurrentClocksThrottleReasons(h): return 0x4 | 0x20 | 0x40
+class Process:
+    def __init__(self, pid): self.pid = int(pid)
+def nvmlDeviceGetComputeRunningProcesses(h):
+    pids = here / "pids"
+    return [Process(pid) for pid in pids.read_text().split()] if pids.exists() else []
+"""
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """A folder with a fake `pynvml`; files in it say how it behaves."""
+    (tmp_path / "pynvml.py").write_text(FAKE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("HANGPROOF_GPUS", "0")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def gpus(driver):
+    """The monitor's side, closed in the end."""
+    made = []
+
+    def make():
+        made.append(nvml.Gpus())
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def seconds(call, *arguments):
+    """(what it returns, how long it took)."""
+    began = time.monotonic()
+    return call(*arguments), time.monotonic() - began
+
+
+def test_a_reading_has_what_the_gpu_supports(gpus):
+    one = gpus()
+    (reading,) = wait_for(one.read)
+    assert reading == {
+        "memory_used": 3,
+        "memory_total": 24,
+        "spill": os.name == "nt",
+        "name": "Fake 4090",
+        "utilization": 97,
+        "power_w": 250.5,
+        "throttle": "power limit, too hot",
+        "pids": [],
+    }
+    assert one.note == ""
+    first = one._reading()["at_s"]
+    one.read()
+    wait_for(lambda: one._reading()["at_s"] > first)
+    assert one._reading()["at_s"] < first + 9, "each read requests the next reading"
+
+
+def test_without_a_gpu_there_is_no_helper(monkeypatch, tmp_path):
+    monkeypatch.setenv("HANGPROOF_GPUS", "")
+    monkeypatch.setattr(nvml, "DRIVER_FILES", (tmp_path / "none",))
+    monkeypatch.setattr(nvml, "WINDOWS", False)
+    one = nvml.Gpus()
+    assert not nvml.present() and one._job is None and one.read() == () and one.note == ""
+    assert one.wait_free({1}, 1) == set()
+    one.close()
+    monkeypatch.setattr(nvml, "DRIVER_FILES", (tmp_path,))
+    assert nvml.present()
+
+
+@pytest.mark.parametrize("how, text", [("fails", "version mismatch"), ("lost", "GPU is lost")])
+def test_a_driver_that_fails_is_a_note(gpus, driver, how, text):
+    (driver / how).touch()
+    one = gpus()
+    assert text in wait_for(lambda: one.note)
+    assert one.read() == ()
+    took = seconds(one.wait_free, {1}, 5)
+    assert took[0] == set() and took[1] < 5
+
+
+def test_no_nvml_library_is_a_note(gpus, driver):
+    (driver / "pynvml.py").write_text("raise ImportError('broken installation')")
+    one = gpus()
+    assert "no NVML: broken installation" in wait_for(lambda: one.note)
+
+
+def test_waiting_for_the_memory_of_dead_processes_ends_when_it_is_free(gpus, driver):
+    (driver / "pids").write_text("12 13")
+    one = gpus()
+    wait_for(one.read)
+    left, took_s = seconds(one.wait_free, {13, 14}, 0.5)
+    assert left == {13} and took_s <= 1.0
+    assert one.wait_free({14}, 5) == set()
+    subprocess.Popen(
+        [sys.executable, "-c", f"import time; time.sleep(.5); open({str(driver / 'pids')!r}, 'w').close()"]
+    )
+    left, took_s = seconds(one.wait_free, {12, 13}, 30)
+    assert left == set() and 0.2 < took_s < 20
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.3, 1.0])
+def test_waiting_never_exceeds_its_time(gpus, driver, timeout_s):
+    (driver / "hangs").touch()
+    one = gpus()
+    left, took_s = seconds(one.wait_free, {1}, timeout_s)
+    assert left == set() and timeout_s - 0.01 <= took_s < timeout_s + 0.5
+
+
+def test_a_driver_that_never_answers_is_a_note(gpus, driver, monkeypatch):
+    (driver / "hangs").touch()
+    monkeypatch.setattr(nvml, "FRESH_S", 0.3)
+    one = gpus()
+    assert "has not answered for" in wait_for(lambda: one.note)
+    assert one.read() == ()
+    assert seconds(one.wait_free, {1}, 30)[1] < 10, "a driver that does not answer is not waited for"
+
+
+@posix
+def test_a_helper_that_does_not_read_does_not_block_the_monitor(gpus):
+    """On Windows the helper never read its input; here it is stopped. 80,000 requests fill any pipe."""
+    one = gpus()
+    wait_for(one.read)
+    os.kill(one._job._popen.pid, signal.SIGSTOP)
+    _, took_s = seconds(lambda: [one._request() for _ in range(80_000)])
+    assert took_s < 60
+    assert seconds(one.close)[1] < 5
+
+
+@posix
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_helper_exits_with_the_monitor_even_when_the_driver_hangs(driver, hangs):
+    if hangs:
+        (driver / "hangs").touch()
+    code = "from monitor.gpu.nvml import Gpus; import time; g = Gpus(); print(g._job._popen.pid, flush=True); time.sleep(60)"
+    monitor = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    helper = int(monitor.stdout.readline())
+    time.sleep(0.5)
+    monitor.kill()
+    monitor.communicate()
+    wait_for(lambda: (info := platform.process_info(helper)) is None or info.dead, timeout_s=60)
+
+
+@posix
+def test_a_helper_that_was_killed_is_started_again(gpus, monkeypatch):
+    one = gpus()
+    wait_for(one.read)
+    helper = one._job._popen.pid
+    os.kill(helper, signal.SIGKILL)
+    assert "SIGKILL" in wait_for(lambda: one.note)
+    monkeypatch.setattr(nvml, "RESTART_S", 0.0)
+    first = one._reading()["at_s"]
+    wait_for(lambda: one.read() and one._reading()["at_s"] > first)
+    assert one._job._popen.pid != helper and one.note == ""
+
+
+@pytest.mark.parametrize("where", ["pipe", "folder", "fork"])
+def test_a_helper_that_cannot_start_is_a_note(gpus, monkeypatch, where):
+    def broken(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as context:
+        module, name = {"pipe": (os, "pipe"), "folder": (nvml, "private_folder"), "fork": (subprocess, "Popen")}[where]
+        context.setattr(module, name, broken)
+        one = gpus()
+        assert "Too many open files" in one.note and one.read() == () and one.wait_free({1}, 1) == set()
+    monkeypatch.setattr(nvml, "RESTART_S", 0.0)
+    assert wait_for(one.read) and one.note == "", "it is started once that works"

@@ -1,0 +1,256 @@
+"""The probe of a run without progress: what two samples prove together, and what it does when nothing can be read."""
+
+import builtins
+import errno
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from guards.heartbeat import Beat
+from monitor import config
+from monitor.detect import probe, stacks
+from monitor.detect.probe import ProcessSample, Sample
+from monitor.detect.progress import SUSPECT, Signals, Verdict
+from monitor.process import platform
+from monitor.process.tree import TOKEN, Tree
+
+CONFIG = config.load()
+TRAINER, WORKER = (1, 10.0), (2, 11.0)
+
+
+def sample(
+    at: float, trainer: ProcessSample, worker: ProcessSample | None = None, stacks_text: str = "same", **more
+) -> Sample:
+    processes = {TRAINER: trainer} | ({WORKER: worker} if worker else {})
+    return Sample(at, processes, stacks=stacks_text, **more)
+
+
+def one(state: str = "S", cpu: float = 0.0, **more) -> ProcessSample:
+    return ProcessSample(state, "python", cpu, more.pop("faults", 0), **more)
+
+
+def compare(first: Sample, second: Sample, **more) -> Signals:
+    return probe.compare(first, second, [1], **more)
+
+
+def test_asleep_twice_on_the_same_stack_without_cpu_is_evidence_of_a_hang():
+    found = compare(sample(0, one()), sample(2, one()))
+    assert "same stack twice" in found.stuck[0] and not found.slow
+
+
+def test_a_busy_loop_on_the_same_stack_proves_nothing():
+    found = compare(sample(0, one("R")), sample(2, one("R", cpu=2.0)))
+    assert found.stuck == found.slow == () and "1.0 processor cores" in found.busy[0]
+
+
+def test_asleep_on_changing_stacks_proves_nothing():
+    assert compare(sample(0, one()), sample(2, one(), stacks_text="other")) == Signals()
+
+
+def test_a_stopped_worker_is_evidence_of_a_hang_whatever_the_trainer_does():
+    found = compare(sample(0, one("R"), one("T")), sample(2, one("R", cpu=2.0), one("T")))
+    assert "stopped by a signal" in found.stuck[0]
+
+
+def test_reading_files_is_slow_not_stuck():
+    found = compare(sample(0, one("D")), sample(2, one("D", disk_bytes=10_000_000)))
+    assert "MB/s" in found.slow[0] and not found.stuck
+
+
+def test_a_disk_that_completes_nothing_is_stuck():
+    found = compare(sample(0, one("D")), sample(2, one("D", wchan="folio_wait_bit")))
+    assert any("uninterruptible" in s and "folio_wait_bit" in s for s in found.stuck)
+
+
+def test_a_disk_that_others_keep_busy_is_slow_and_one_that_is_dead_is_stuck():
+    def waiting(at: float, disks: dict, wchan: str = "folio_wait_bit_common") -> Sample:
+        return sample(at, one("D", wchan=wchan), disks=disks)
+
+    before = {"vda": (1000, 10.0), "vda1": (900, 9.0)}
+    busy = compare(waiting(0, before), waiting(2, {"vda": (21000, 11.9), "vda1": (900, 9.0)}))
+    assert busy.slow == ("waits for a busy disk: vda, 5.1 MB/s for all programs together",)
+    dead = compare(waiting(0, before), waiting(2, {"vda": (1000, 12.0), "vda1": (900, 9.0)}))
+    assert any("uninterruptible" in s for s in dead.stuck) and not dead.slow, "at work all the time, and nothing done"
+    frozen = {"vda": (21000, 11.9)}
+    assert not compare(waiting(0, before, "percpu_rwsem_wait"), waiting(2, frozen, "percpu_rwsem_wait")).slow
+
+
+def test_this_machines_disks_are_read():
+    taken = probe.take([], {})
+    assert all(moved >= 0 and at_work_s >= 0 for moved, at_work_s in taken.disks.values())
+
+
+def test_swapping_throttling_and_a_busy_machine_are_slow():
+    swapping = compare(sample(0, one("D")), sample(2, one("D", cpu=1.0, faults=500), swapped_pages=5000))
+    assert "swapping" in swapping.slow[0]
+    hot = ({"utilization": 99, "throttle": "too hot"},)
+    throttled = compare(sample(0, one("R")), sample(2, one("R", cpu=2.0), gpu=hot))
+    assert "throttled" in throttled.slow[0]
+    spilled = ({"utilization": 99, "spill": True, "memory_used": 99, "memory_total": 100},)
+    assert "spills" in compare(sample(0, one("R")), sample(2, one("R", cpu=2.0), gpu=spilled)).slow[0]
+    busy = sample(2, one("R", cpu=0.8, starved_s=1.2))
+    assert "keep the processor busy" in compare(sample(0, one("R")), busy).slow[0]
+    assert compare(sample(0, one("R")), busy, enough_cpu=True).slow == (), "it had the time of many steps"
+
+
+def test_a_process_that_waits_for_a_core_is_not_asleep():
+    """Thirty programs on two cores leave a busy loop 3 % of one, on the same stack."""
+    found = compare(sample(0, one("R")), sample(2, one("R", cpu=0.06, starved_s=1.9)), enough_cpu=True)
+    assert found.stuck == ()
+
+
+def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner():
+    ready = "print('ready', flush=True)\n"
+    programs = {"sleeps": f"import time\n{ready}time.sleep(600)", "spins": f"{ready}while True: pass"}
+    children = {
+        name: subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for name, code in programs.items()
+    }
+    try:
+        for child in children.values():
+            child.stdout.readline()
+        keys = {name: (c.pid, platform.process_info(c.pid).start) for name, c in children.items()}
+        first = {name: probe.take([key], {}) for name, key in keys.items()}
+        time.sleep(1.0)
+        found = {n: probe.compare(first[n], probe.take([keys[n]], {}), [keys[n][0]], enough_cpu=True) for n in keys}
+    finally:
+        for child in children.values():
+            child.kill()
+            child.communicate()
+    assert any("no CPU time used" in s for s in found["sleeps"].stuck)
+    assert found["spins"].stuck == found["spins"].slow == ()
+
+
+def test_bytes_that_cannot_be_read_do_not_count_as_none_moved():
+    unknown = one("D", io_known=False)
+    assert not any("nothing read" in s for s in compare(sample(0, unknown), sample(2, unknown)).stuck)
+    assert compare(sample(0, unknown, stacks_text=""), sample(2, unknown, stacks_text="")).stuck == ()
+
+
+# --- what cannot be read
+
+
+def failing_open(monkeypatch, paths: tuple[str, ...], code: int) -> None:
+    """Opening a path that begins so fails with this error from now on."""
+    real = io.open
+
+    def open_(path, *args, **kwargs):
+        if str(path).startswith(paths):
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "open", open_)
+    monkeypatch.setattr(io, "open", open_)  # pathlib's
+
+
+@pytest.fixture
+def sleeper(tmp_path):
+    """A sleeping process of a run: its tree and a beat with its pid."""
+    child = subprocess.Popen(["sleep", "600"], env=os.environ | {TOKEN: "probe"})
+    tree = Tree("probe", (child.pid, platform.process_info(child.pid).start))
+    beat = Beat(
+        rank=0, world=1, pid=child.pid, request=0, phase="step", outcome="running", step=1, planned=9, epoch=0, done=0,
+        total=0, count=1, loss=0.0, lr=0.0, beat_s=0.0, phase_s=0.0, step_s=0.0, started_s=0.0, note="", intervals=(),
+    )  # fmt: skip
+    yield tree, beat
+    child.kill()
+    child.wait()
+
+
+def gathered(sleeper, heartbeats: Path) -> probe.Probe:
+    """A probe that has gone through its life, with the evidence it could read."""
+    tree, beat = sleeper
+    found = probe.Probe(tree, heartbeats, CONFIG, lambda: ())
+    assert found.due(Verdict(SUSPECT, stalled_s=1.0, budget_s=2.0), time.monotonic()) is False
+    found.begin([beat], full=True)
+    found.poll()
+    assert isinstance(found.sample_again([beat], 1.0), Signals)
+    found.texts()
+    found.close()
+    return found
+
+
+@pytest.mark.skipif(not platform.LINUX, reason="/proc is Linux's")
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EIO, errno.EMFILE, errno.EACCES])
+@pytest.mark.parametrize("path", ["/proc/vmstat", "/proc/diskstats"])
+def test_a_proc_without_these_files_is_named_as_missing_evidence(monkeypatch, sleeper, tmp_path, path, code):
+    """gVisor has neither file."""
+    failing_open(monkeypatch, (path,), code)
+    found = gathered(sleeper, tmp_path)
+    assert f"{path}: not available ({os.strerror(code)})" in found.missing
+    assert list(found.newest.processes) == found.tree.keys()
+
+
+@pytest.mark.skipif(not platform.LINUX, reason="/proc is Linux's")
+@pytest.mark.parametrize("name", ["io", "schedstat", "wchan"])
+def test_a_process_whose_files_cannot_be_read_is_still_sampled(monkeypatch, sleeper, tmp_path, name):
+    pid = sleeper[1].pid
+    failing_open(monkeypatch, (f"/proc/{pid}/{name}",), errno.EIO)
+    found = gathered(sleeper, tmp_path)
+    assert f"/proc/PID/{name}: not available ({os.strerror(errno.EIO)})" in found.missing
+    assert found.newest.processes
+
+
+@pytest.mark.skipif(not platform.LINUX, reason="/proc is Linux's")
+@pytest.mark.parametrize("text", ["1 2 3\n", "a b c d e f g h i j k l m n\n", "read_bytes\n", "pswpin\n"])
+def test_a_proc_of_another_shape_is_missing_evidence(monkeypatch, sleeper, tmp_path, text):
+    real = io.open
+
+    def open_(path, *args, **kwargs):
+        return io.StringIO(text) if str(path) in ("/proc/vmstat", "/proc/diskstats") else real(path, *args, **kwargs)
+
+    monkeypatch.setattr(io, "open", open_)
+    assert any("not available" in sentence for sentence in gathered(sleeper, tmp_path).missing)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.ENOSPC, errno.ENOMEM, errno.EACCES])
+def test_nothing_leaves_the_probe_when_every_file_and_every_fork_fails(monkeypatch, sleeper, tmp_path, code):
+    def fails(*args, **kwargs):
+        raise OSError(code, os.strerror(code))
+
+    found = gathered(sleeper, tmp_path)  # the last readings, as in a running monitor
+    failing_open(monkeypatch, ("/",), code)
+    for target, name in ((os, "listdir"), (os, "pidfd_open"), (subprocess, "Popen"), (tempfile, "TemporaryFile"),
+                         (os.path, "getsize"), (os, "stat"), (os, "access")):  # fmt: skip
+        monkeypatch.setattr(target, name, fails)
+    found = gathered(sleeper, tmp_path)
+    monkeypatch.undo()
+    assert found.missing
+    assert all(os.strerror(code) in s or "no answer" in s or "cannot" in s for s in found.missing), found.missing
+
+
+def test_py_spy_that_cannot_be_started_says_why(monkeypatch, sleeper, tmp_path):
+    def fails(*args, **kwargs):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(stacks.shutil, "which", lambda name, path: "/usr/bin/true")
+    monkeypatch.setattr(subprocess, "Popen", fails)
+    found = gathered(sleeper, tmp_path)
+    assert os.strerror(errno.ENOMEM) in found.texts()[sleeper[1].pid]
+
+
+def test_gpu_readings_that_fail_are_missing_evidence(sleeper, tmp_path):
+    def fails():
+        raise OSError(errno.ENODEV, "no driver")
+
+    found = probe.Probe(sleeper[0], tmp_path, CONFIG, fails)
+    found.begin([sleeper[1]], full=False)
+    assert any("no driver" in sentence for sentence in found.missing)
+
+
+def test_a_rank_without_a_stack_is_named(sleeper, tmp_path):
+    assert any(f"stacks of process {sleeper[1].pid}" in s for s in gathered(sleeper, tmp_path).missing)
+
+
+def test_a_process_that_exits_between_two_readings_is_not_missing_evidence(tmp_path):
+    child = subprocess.Popen(["true"])
+    key = child.pid, platform.process_info(child.pid).start
+    child.wait()
+    missing: probe.Missing = {}
+    assert probe.take([key], missing).processes == {}
+    assert not any("PID" in sentence for sentence in missing)

@@ -1,0 +1,178 @@
+"""What people and programs read: status, live table, metrics, messages, explanations."""
+
+import io
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from monitor_helpers import ROOT, environment, finish, monitor, status, step_of, stop, toy_run, wait_for
+
+from monitor.cli import commands, metrics, notify
+from monitor.process import platform
+from monitor.process.locks import Lock
+from monitor.run_folder import MonitorError, RunFolder, find
+from monitor.state import is_abandoned, read_status
+
+LINUX = sys.platform.startswith("linux")
+
+
+def test_a_folder_without_a_script_is_refused_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    with pytest.raises(MonitorError, match="train.sh"):
+        find(tmp_path)
+    folder = toy_run(tmp_path / "outputs" / "my-lora")
+    assert find(folder) == find("my-lora") == folder
+    code, _, err = finish(monitor(Path("no-such-run"), "status", HANGPROOF_DATA=str(tmp_path)))
+    assert code == 1 and "no-such-run" in err
+
+
+def test_status_says_whether_somebody_watches(tmp_path):
+    files = RunFolder(tmp_path)
+    assert read_status(tmp_path) is None
+    files.write_status({"state": "running", "name": "x"})
+    assert read_status(tmp_path)["alive"] is False and is_abandoned(read_status(tmp_path))
+    lock = Lock(tmp_path / "monitor.lock")
+    lock.acquire()
+    assert read_status(tmp_path)["alive"] is True
+    lock.release()
+    files.write_status({"state": "completed", "name": "x"})
+    assert not is_abandoned(read_status(tmp_path))
+
+
+def example_status(**values) -> dict:
+    base = {
+        "name": 'my "lora"', "state": "running", "alive": True, "step": 12, "planned_steps": 100, "step_s": 0.5,
+        "loss": 0.25, "eta_s": 44.0, "attempt": 2, "restarts": 1, "incidents": 1, "phase": "step", "epoch": 1,
+        "last_progress_at": "2026-01-02T03:04:05.500Z", "updated_at": "2026-01-02T03:04:06.000Z", "message": "",
+    }  # fmt: skip
+    return {**base, **values}
+
+
+def test_prometheus_text_names_every_run_and_escapes_its_name():
+    page = metrics.text([example_status()])
+    assert 'hangproof_step{run="my \\"lora\\""} 12\n' in page
+    assert 'hangproof_state{run="my \\"lora\\"",state="running"} 1\n' in page
+    assert 'hangproof_state{run="my \\"lora\\"",state="failed"} 0\n' in page
+    assert "# TYPE hangproof_restarts_total counter\n" in page
+    assert 'hangproof_last_progress_timestamp_seconds{run="my \\"lora\\""} 1767323045.5' in page
+    assert metrics.text([]) == "\n"
+
+
+def test_metrics_are_served_on_this_machine_only_and_other_paths_say_so(tmp_path):
+    folder = toy_run(tmp_path / "outputs" / "toy")
+    RunFolder(folder).write_status(example_status(name="toy"))
+    command = [sys.executable, "-m", "monitor", "metrics", "--port", "0", "--json"]
+    env = environment(folder, HANGPROOF_DATA=str(tmp_path))
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        process.stdout.readline()
+        port = json.loads(process.stdout.readline())["port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            assert 'hangproof_step{run="toy"} 12' in answer.read().decode()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=10)
+        assert [c.laddr.ip for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"] == [
+            "127.0.0.1"
+        ]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_live_table_shows_a_run(tmp_path):
+    from rich.console import Console
+
+    folder = toy_run(tmp_path / "toy")
+    RunFolder(folder).write_status(example_status())
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(commands.table([folder, tmp_path / "other"], time.time()))
+    shown = console.export_text()
+    assert "12/100" in shown and "not watched" in shown and "not started" in shown
+
+
+@pytest.mark.skipif(not LINUX, reason="/proc")
+def test_diagnose_explains_a_living_run_and_any_process(tmp_path):
+    folder = toy_run(tmp_path / "toy", "def fault(step):\n    if step == 5:\n        time.sleep(3600)\n")
+    env = {"HANGPROOF_LIMITS": str(tmp_path / "limits.toml")}
+    (tmp_path / "limits.toml").write_text("[phases.step]\nfloor_s = 600\n[check]\nstack_dump_s = 20\n")
+    process = monitor(folder, **env)
+    try:
+        wait_for(lambda: step_of(folder) == 5)
+        code, out, _ = finish(monitor(folder, "diagnose", "--json", **env))
+        assert code == 0
+        found = json.loads(out.splitlines()[-1])
+        assert found["summary"] == "no progress" and found["step"] == 5
+        assert "fault (toy.py" in found["where"] and "fault" in out
+        pid = found["processes"][-1]["pid"]
+        code, out, _ = finish(monitor(Path(str(pid)), "diagnose", **env))
+        assert code == 0 and "no progress" in out and "hrtimer_nanosleep" in out
+    finally:
+        stop(folder, "--now")
+        finish(process)
+    assert status(folder)["state"] == "stopped"
+    code, _, err = finish(monitor(folder, "diagnose"))
+    assert code == 1 and "nothing of it runs" in err
+
+
+@pytest.fixture
+def listener():
+    """A server that keeps what it is sent; stands in for a chat service."""
+    import http.server
+    import threading
+
+    got = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made.server_port, got
+    made.shutdown()
+    made.server_close()
+
+
+def test_people_are_notified_of_a_hang_and_of_the_end_and_their_addresses_stay_secret(tmp_path, listener):
+    port, got = listener
+    config = tmp_path / "notify.toml"
+    config.write_text(f'urls = ["json://user:s3cr3t-token@127.0.0.1:{port}/"]\n')
+    config.chmod(0o600)
+    folder = toy_run(tmp_path / "toy", "def fault(step):\n    if step == 34 and attempt == 1:\n        time.sleep(3600)\n",
+                     steps=50, pace=0.03, every=10)  # fmt: skip
+    assert finish(monitor(folder, HANGPROOF_NOTIFY=str(config)))[0] == 0
+    wait_for(lambda: len(got) >= 3)  # a helper that has begun to send goes on without the monitor
+    titles = sorted(json.loads(text)["title"] for text in got)
+    assert titles == ["toy: completed", "toy: hang", "toy: restarted"]
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert b"s3cr3t-token" not in path.read_bytes(), path
+
+
+def test_a_notification_file_that_others_can_read_is_refused_without_showing_it(tmp_path):
+    config = tmp_path / "notify.toml"
+    config.write_text('urls = ["json://user:s3cr3t-token@127.0.0.1:1/"]\n')
+    config.chmod(0o644)
+    with pytest.raises(notify.NotifyError, match="chmod 600") as refused:
+        notify.read_config(config)
+    assert "s3cr3t" not in str(refused.value)
+    config.write_text("urls = [json://s3cr3t-token")
+    config.chmod(0o600)
+    with pytest.raises(notify.NotifyError, match="not a TOML file") as refused:
+        notify.read_config(config)
+    assert "s3cr3t" not in str(refused.value)
+
+
+def test_times_are_utc():
+    assert platform.utc(0.5) == "1970-01-01T00:00:00.500Z"

@@ -1,0 +1,161 @@
+"""A child with a deadline: its result, its end, and that it never takes the monitor with it."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from monitor_helpers import ROOT, wait_for
+
+from monitor.process import platform, subjob
+from monitor.process.subjob import Subjob, python
+
+posix = pytest.mark.skipif(os.name == "nt", reason="signals")
+
+
+def run(code, timeout_s=60, **more):
+    """Run Python code to its end."""
+    job = Subjob([sys.executable, "-c", code], timeout_s, **more)
+    job.wait(time.sleep)
+    return job
+
+
+def test_the_answer_is_the_json_object_on_the_last_line():
+    job = run("print('noise'); print('{\"a\": 1}'); print()")
+    assert (job.code, job.error, job.answer()) == (0, "", {"a": 1}) and job.text().startswith("noise")
+    assert not job.timed_out and 0 < job.took_s < 60
+    assert run("print('[1]')").answer() is None and run("print('{')").answer() is None and run("").answer() is None
+
+
+def test_it_reads_its_standard_input_from_a_file_and_nothing_without():
+    echo = "import sys; print(len(sys.stdin.read()))"
+    assert run(echo, stdin=b"x" * 1_000_000).text().strip() == "1000000"
+    assert run(echo).text().strip() == "0"
+
+
+def test_much_output_blocks_nobody_and_its_end_is_kept():
+    job = run("import sys; sys.stderr.write('x' * 3_000_000); print('\\nend')")
+    assert job.code == 0 and len(job.text()) <= 1 << 20 and job.text().endswith("end\n")
+
+
+def test_the_error_is_the_last_line_or_the_exit_status():
+    assert run("import sys; sys.exit('run.toml: no model')").error == "run.toml: no model"
+    assert run("import sys; sys.exit(3)").error.endswith("failed: exit status 3")
+    job = run("import sys; print('{\"a\": 1}'); sys.exit(3)")
+    assert job.error.endswith("failed: exit status 3") and job.answer() == {"a": 1} and job.code == 3
+
+
+@posix
+def test_a_signal_is_named():
+    job = run("import os; print('half a line', flush=True); os.kill(os.getpid(), 11)")
+    assert job.error.endswith("was killed by SIGSEGV") and job.code == -11 and job.text() == "half a line\n"
+
+
+def test_its_deadline_kills_it():
+    job = run("import time; print('begun', flush=True); time.sleep(60)", timeout_s=1.0)
+    assert job.timed_out and "timed out after 1 s" in job.error and job.code != 0
+    assert 1.0 <= job.took_s < 30
+    job.kill()
+    assert "timed out" in job.error, "the first reason stays"
+
+
+@posix
+def test_it_is_killed_with_its_children():
+    job = Subjob(["bash", "-c", "sleep 63 & echo $!; wait"], 1.0)
+    job.wait(time.sleep)
+    child = int(job.text())
+    wait_for(lambda: (info := platform.process_info(child)) is None or info.dead)
+    assert job.code == -9
+
+
+def test_a_pause_that_raises_kills_it():
+    job = Subjob([sys.executable, "-c", "import time; time.sleep(60)"], 60)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job.wait(interrupted)
+    assert job.done() and job.error.endswith("was killed") and job.code != 0
+
+
+def test_a_program_that_is_missing_is_an_error_in_words():
+    job = Subjob(["no-such-program-here"], 5)
+    assert job.done() and job.code is None and job.answer() is None and job.text() == ""
+    assert job.error.startswith("no-such-program-here cannot be started: No such file or directory")
+    job.wait(time.sleep)
+    job.kill()
+    assert Subjob(["a\0b"], 5).error
+
+
+@posix
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EAGAIN, errno.EMFILE])
+def test_a_fork_that_fails_is_an_error_in_words(monkeypatch, number):
+    def broken(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", broken)
+    job = Subjob(python("monitor.nothing"), 5)
+    assert job.done() and job.error == f"monitor.nothing cannot be started: {os.strerror(number)}"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EIO])
+def test_a_temporary_file_that_cannot_be_made_is_an_error_in_words(monkeypatch, number):
+    def broken(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", broken)
+    job = Subjob(python("monitor.nothing"), 5, stdin=b"text")
+    assert job.done() and os.strerror(number) in job.error and job.code is None
+
+
+@posix
+def test_without_a_free_descriptor_it_is_done_at_once():
+    code = """
+import os, resource, tempfile
+from monitor.process.subjob import Subjob
+tempfile.gettempdir()
+n = len(os.listdir('/proc/self/fd')) - 1
+for free in range(6):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n + free, 4096))
+    job = Subjob(['true'], 5, stdin=b'text')
+    while not job.done():
+        pass
+    print('fails' if 'Too many open files' in job.error else job.error or 'works')
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+assert len(os.listdir('/proc/self/fd')) - 1 == n, 'nothing stays open'
+"""
+    if sys.platform.startswith("linux"):
+        shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert shown.returncode == 0, shown.stderr
+        assert shown.stdout.split()[:4] == ["fails"] * 4 and set(shown.stdout.split()) == {"fails", "works"}
+
+
+@posix
+def test_a_child_that_cannot_be_killed_does_not_hold_us_up(monkeypatch):
+    job = Subjob(["sleep", "60"], 0.2)
+    with monkeypatch.context() as context:
+        context.setattr(os, "killpg", lambda *_: None)  # as if it were in uninterruptible sleep
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert job.done()
+        assert time.monotonic() - began < 3
+        began = time.monotonic()
+        assert job.done() and job.timed_out and job.code is None
+        assert time.monotonic() - began < 0.9, "the wait is paid once"
+    assert f"process {job._popen.pid} is stuck in the kernel" in job.error
+    os.kill(job._popen.pid, signal.SIGKILL)
+    job._popen.wait()
+
+
+def test_helpers_do_not_look_like_processes_of_a_run(monkeypatch):
+    for name in ("HANGPROOF_TOKEN", "HANGPROOF_RUN", "HANGPROOF_HEARTBEAT"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("HANGPROOF_DATA", "y")
+    shown = run("import os; print(sorted(k for k in os.environ if k.startswith('HANGPROOF_')))").text()
+    assert "HANGPROOF_DATA" in shown and not any(n in shown for n in ("TOKEN", "HANGPROOF_RUN", "HEARTBEAT"))
+    assert subjob.ROOT == ROOT

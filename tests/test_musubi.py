@@ -1,0 +1,251 @@
+"""kohya's real musubi-tuner under the patches: the same numbers, a heartbeat that describes the run, safe cache files."""
+
+import ast
+import json
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import patches_helpers as helpers
+import pytest
+import resume_helpers
+import tiny_musubi as tiny
+
+from guards import checkpoint, heartbeat
+from sd_scripts_patches import __main__ as launcher
+from sd_scripts_patches import compatibility, hooks, registry
+
+pytestmark = pytest.mark.timeout(1800)
+real = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
+SORTED = """
+import glob, types
+module.glob = types.SimpleNamespace(glob=lambda pattern: sorted(glob.glob(pattern)))
+"""
+"""musubi-tuner alone trains in the order of the folder's entries, which differs between two copies."""
+
+
+def checkout(folder, *files):
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    return folder
+
+
+def test_a_checkout_is_recognized_by_its_modules_wherever_its_scripts_lie(tmp_path):
+    root = checkout(tmp_path / "m", "src/musubi_tuner/training/trainer_base.py", "src/musubi_tuner/dataset/x.py")
+    expected = compatibility.Checkout(compatibility.MUSUBI, root / "src")
+    assert compatibility.find_checkout(root) == expected
+    assert compatibility.find_checkout(root / "src/musubi_tuner") == expected
+    other = checkout(tmp_path / "s", "train_network.py", "library/x.py", "networks/x.py")
+    assert compatibility.find_checkout(other) == compatibility.Checkout(compatibility.SD_SCRIPTS, other)
+    assert compatibility.find_checkout(tmp_path) is None
+
+
+def test_a_script_is_known_by_the_name_of_its_module(tmp_path, monkeypatch):
+    monkeypatch.setenv(hooks.CHECKOUT_VARIABLE, str(tmp_path / "src"))
+    assert (
+        hooks.module_name(tmp_path / "src/musubi_tuner/zimage_train_network.py") == "musubi_tuner.zimage_train_network"
+    )
+    assert hooks.module_name(tmp_path / "zimage_train_network.py") == "zimage_train_network"
+
+
+def test_the_shared_patches_keep_only_what_is_installed():
+    for patch in registry.patches(compatibility.MUSUBI):
+        assert not [target for target in patch.targets if target.module.startswith(("library.", "networks."))]
+    assert {patch.name for patch in registry.patches(compatibility.MUSUBI)} == set(registry.MUSUBI_NAMES)
+
+
+@real
+def test_check_finds_every_target(capsys):
+    assert launcher.check([str(tiny.checkout())]) == 0
+    table = capsys.readouterr().out
+    assert f"{len(registry.MUSUBI_NAMES)} patches checked with {tiny.checkout()}: " in table
+    assert ", 0 moved, 0 changed, 0 missing, 0 not needed" in table
+
+
+@real
+def test_check_names_what_a_changed_checkout_lacks(tmp_path, capsys):
+    shutil.copytree(tiny.checkout() / "src", tmp_path / "src")
+    base = tmp_path / "src/musubi_tuner/training/trainer_base.py"
+    base.write_text(base.read_text(encoding="utf-8").replace("global_step += 1", "global_step = global_step + 1"))
+    assert launcher.check([str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert "not guarded: heartbeat, resume" in captured.err
+    assert "the statement 'global_step += 1': expected exactly one, found 0" in captured.out
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two epochs with everything that the patches change: without them, and with all of them."""
+    tiny.workdir()
+    base = tmp_path_factory.mktemp("musubi")
+
+    def run(patched):
+        folder = base / ("patched" if patched else "plain")
+        config = tiny.cached(tiny.workdir(), folder, batch_size=2)
+        (folder / "sorted.py").write_text(SORTED)
+        (folder / "run").mkdir()
+        args = tiny.arguments(
+            tiny.workdir(), config, folder / "made", "--save_state", "--save_every_n_steps", "2", "--max_train_epochs",
+            "3", "--sample_every_n_steps", "5", "--persistent_data_loader_workers", "--sample_prompts",
+            str(tiny.workdir() / "prompts.txt"), "--log_with", "tensorboard", "--logging_dir", str(folder / "logs"),
+            "--save_last_n_steps", "4", max_data_loader_n_workers="2",
+        )  # fmt: skip
+        env = tiny.environment(
+            tiny.workdir(),
+            TINY_LOSSES=str(folder / "losses"),
+            HANGPROOF_HEARTBEAT=str(folder / "hb"),
+            HANGPROOF_RUN=str(folder / "run"),
+            HANGPROOF_INJECT="tests.patches_injectors:phases",
+            PHASES_FILE=str(folder / "phases"),
+            **({} if patched else {"TINY_FAULTS": f"dataset.image_video_dataset={folder / 'sorted.py'}"}),
+        )
+        if not patched:
+            env["PYTHONPATH"] += f":{tiny.checkout()}/src"
+        # the script in the package's folder, the one with the patches
+        command = tiny.command(
+            "zimage_train_network.py", *args, patched=patched, folder="src/musubi_tuner" if patched else ""
+        )
+        result = helpers.watch(command, env, tiny.checkout(), 400)
+        assert result.code == 0, result.log[-3000:]
+        return folder, result
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip((False, True), pool.map(run, (False, True)), strict=True))
+
+
+@real
+def test_losses_weights_and_samples_are_identical(runs):
+    plain, patched = (runs[p][0] for p in (False, True))
+    assert len(tiny.losses(plain / "losses")) == 12
+    assert tiny.losses(plain / "losses") == tiny.losses(patched / "losses")
+    assert resume_helpers.names(plain) == resume_helpers.names(patched)
+    one, other = (resume_helpers.tensors(folder / "made/tiny.safetensors") for folder in (plain, patched))
+    assert len(one) > 20 and one == other
+    pictures = [resume_helpers.samples(folder) for folder in (plain, patched)]
+    assert len(pictures[0]) == 2 and pictures[0] == pictures[1]
+
+
+@real
+def test_the_heartbeat_describes_the_run(runs):
+    folder, _ = runs[True]
+    (beat,) = heartbeat.read_all(folder / "hb")
+    assert (beat.outcome, beat.step, beat.planned, beat.epoch) == ("done", 12, 12, 3)
+    phases = list(dict.fromkeys((folder / "phases").read_text().split()))
+    assert phases[:3] == ["import", "load", "first_step"] and phases[-1] == "end"
+    assert sorted(phases) == sorted(["import", "load", "first_step", "step", "sample", "save", "end"])
+    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert [line["loss"] for line in lines] == [loss for _, _, loss in tiny.losses(folder / "losses")]
+    assert lines[0]["lr"] == 1e-3 and lines[-1]["lr"] < 1e-4  # a cosine
+
+
+@real
+def test_every_state_that_is_left_verifies_and_nothing_else_is_left(runs):
+    folder, result = runs[True]
+    made = folder / "made"
+    states = checkpoint.states(made)
+    assert len(states) >= 3 and all(checkpoint.problems(state, deep=True) == [] for state in states)
+    assert not [path for path in made.iterdir() if path.name.startswith(".")]
+    assert "not guarded" not in result.log and "is kept" not in result.log
+
+
+@real
+def test_the_last_save_comes_before_the_end_of_the_trackers(runs):
+    assert runs[True][1].log.index("model saved.") > runs[True][1].log.index("saving last state.")
+    tree = ast.parse((tiny.checkout() / "src/musubi_tuner/training/trainer_base.py").read_bytes())
+    from sd_scripts_patches.musubi import LOOP, save
+    from sd_scripts_patches.patch import find_function
+
+    last = find_function(save.rewrite(tree), LOOP).body[-1]
+    assert ast.unparse(last) == "_hangproof_end(accelerator)"
+
+
+def caching(folder, *more, patched=True, env=()):
+    """Run both caching commands; return their results."""
+    config = tiny.dataset(folder, tiny.workdir() / "images")
+    results = []
+    for number, (script, args) in enumerate(tiny.caching(config, *more).items()):
+        settings = {
+            "HANGPROOF_HEARTBEAT": str(folder / f"hb{number}"),
+            "HANGPROOF_INJECT": "tests.patches_injectors:phases",
+            "PHASES_FILE": str(folder / f"phases{number}"),
+            **dict(env),
+        }
+        command = tiny.command(script, *args, patched=patched)
+        results.append(helpers.watch(command, tiny.environment(tiny.workdir(), **settings), tiny.checkout(), 200))
+    return results
+
+
+@real
+def test_the_caching_commands_write_the_same_files_and_report_their_items(tmp_path):
+    for result in caching(tmp_path):
+        assert result.code == 0, result.log[-3000:]
+    plain, patched = (
+        {path.name: resume_helpers.tensors(path) for path in (folder / "cache").iterdir()}
+        for folder in (tiny.workdir(), tmp_path)
+    )
+    assert patched == plain and len(plain) == 14
+    for number, phase in enumerate(("cache_latents", "cache_text")):
+        (beat,) = heartbeat.read_all(tmp_path / f"hb{number}")
+        assert beat.outcome == "done"
+        phases = list(dict.fromkeys((tmp_path / f"phases{number}").read_text().split()))
+        assert phases[:3] == ["import", "load", phase], phases
+
+
+@real
+def test_damaged_caches_are_made_again_although_existing_ones_are_skipped(tmp_path):
+    shutil.copytree(tiny.workdir() / "cache", tmp_path / "cache")
+    (tmp_path / "cache/.00_0064x0064_zi.safetensors.99999.tmp").write_bytes(b"half")
+    latents, text = (tmp_path / "cache" / name for name in ("00_0064x0064_zi.safetensors", "01_zi_te.safetensors"))
+    before = {path: (resume_helpers.tensors(path), path.stat().st_mtime_ns) for path in (tmp_path / "cache").glob("0*")}
+    latents.write_bytes(latents.read_bytes()[:-1000])
+    text.write_bytes(text.read_bytes()[:-2] + b"\xff\x7f")  # NaN, in bfloat16 and in float32
+    results = caching(tmp_path, "--skip_existing")
+    for result, path in zip(results, (latents, text), strict=True):
+        assert result.code == 0, result.log[-3000:]
+        assert f"{path} is damaged (" in result.log and result.log.count("is damaged") == 1
+    assert all(resume_helpers.tensors(path) == tensors for path, (tensors, _) in before.items())
+    assert {path for path, (_, written) in before.items() if path.stat().st_mtime_ns != written} == {latents, text}
+    assert not (tmp_path / "cache/.00_0064x0064_zi.safetensors.99999.tmp").exists()
+
+
+@real
+def test_nan_is_refused_and_not_replaced_by_zero(tmp_path):
+    (tmp_path / "nan.py").write_text(
+        "import torch\nencode = module.load_autoencoder_kl\n"
+        "def load(*args, **kwargs):\n    vae = encode(*args, **kwargs)\n    original = vae.encode\n"
+        "    def broken(pixels):\n        result = original(pixels)\n        result.mode()[:] = float('nan')\n"
+        "        return result\n    vae.encode = broken\n    return vae\nmodule.load_autoencoder_kl = load\n"
+    )
+    first, second = caching(tmp_path, env={"TINY_FAULTS": f"zimage.zimage_autoencoder={tmp_path / 'nan.py'}"})
+    assert first.code == 1 and "no cache is written, because latents_1x" in first.log, first.log[-3000:]
+    assert second.code == 0 and not list((tmp_path / "cache").glob("*x*_zi.safetensors"))
+
+
+@real
+def test_a_caching_command_stops_on_request(tmp_path):
+    (tmp_path / "stop.py").write_text(
+        "from guards import heartbeat\noriginal = module.save_latent_cache_z_image\n"
+        "def save(*args, **kwargs):\n    original(*args, **kwargs)\n"
+        f"    heartbeat.set_request({str(heartbeat.path_of(tmp_path / 'hb0', 0))!r}, heartbeat.REQUEST_STOP)\n"
+        "module.save_latent_cache_z_image = save\n"
+    )
+    fault = {"TINY_FAULTS": f"dataset.image_video_dataset={tmp_path / 'stop.py'}"}
+    first, _ = caching(tmp_path, env=fault)
+    assert "--skip_existing continues from there" in first.log, first.log[-3000:]
+    (beat,) = heartbeat.read_all(tmp_path / "hb0")
+    assert beat.outcome == "stopped" and len(list((tmp_path / "cache").glob("*x*_zi.safetensors"))) < 7
+
+
+@real
+def test_a_model_family_other_than_z_image_starts_too():
+    """Every family's script imports under the patches and shows its help."""
+    for script in ("flux_2_train_network.py", "qwen_image_train_network.py"):
+        env = tiny.environment(tiny.workdir())
+        result = helpers.watch(tiny.command(script, "--help"), env, tiny.checkout(), 200)
+        assert result.code == 0 and "--network_module" in result.log, (script, result.log[-2000:])
+
+
+if sys.platform == "win32":
+    pytestmark = [pytestmark, pytest.mark.skip(reason="musubi-tuner's environment is looked up as on Unix")]

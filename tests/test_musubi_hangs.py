@@ -1,0 +1,303 @@
+"""Each known hang, injected into the real musubi-tuner: the process exits in time, and the log names what it waited for."""
+
+import os
+import re
+import shutil
+import sys
+from functools import partial
+
+import patches_helpers as helpers
+import psutil
+import pytest
+import resume_helpers
+import tiny_musubi as tiny
+
+pytestmark = [
+    pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-"),
+    pytest.mark.skipif(sys.platform == "win32", reason="workers and FIFOs as on Unix"),
+    pytest.mark.timeout(1800),
+]
+MARGIN_S = 10.0  # how long after its deadline a process may still exist
+
+WORKER = """
+import os, signal, time
+original, read = module.BucketBatchManager.__getitem__, [0]
+def __getitem__(self, index):
+    read[0] += 1
+    if read[0] == 3:
+        {before}
+        print(f"HANG {{time.monotonic()}} pid {{os.getpid()}}", flush=True)
+        {hang}
+    return original(self, index)
+module.BucketBatchManager.__getitem__ = __getitem__
+"""
+TRACKER = """
+import accelerate.tracking, time
+def hang(*args, **kwargs):
+    print(f"HANG {time.monotonic()}", flush=True)
+    time.sleep(3600)
+accelerate.tracking.TensorBoardTracker.__init__ = hang
+"""
+POOL = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+pool, save = ThreadPoolExecutor(1), module.save_state_on_train_end
+def save_state_on_train_end(*args, **kwargs):
+    save(*args, **kwargs)
+    pool.submit(time.sleep, 3600)
+    print(f"HANG {time.monotonic()}", flush=True)
+module.save_state_on_train_end = save_state_on_train_end
+"""
+OFFLOADER = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from musubi_tuner.modules import custom_offloading_utils as utils
+pool = ThreadPoolExecutor(1)
+print(f"HANG {time.monotonic()}", flush=True)
+"""
+FUTURE = """
+offloader = utils.ModelOffloader.__new__(utils.ModelOffloader)
+offloader.futures, offloader.num_blocks, offloader.blocks_to_swap = {3: pool.submit(time.sleep, 3600)}, 4, 1
+offloader.debug = offloader.supports_backward = False
+offloader.wait_for_block(3)
+"""
+COPIER = """
+copier = utils._StagedCopier.__new__(utils._StagedCopier)
+copier._futures = {3: pool.submit(time.sleep, 3600)}
+copier.wait(3)
+"""
+STREAM = """
+class Stream:
+    def synchronize(self):
+        time.sleep(3600)
+copier = utils._DirectCopier.__new__(utils._DirectCopier)
+copier.copy_stream = Stream()
+copier.sync()
+"""
+SLOW_SAMPLES = """
+import time
+step = module.step
+def slow(*args, **kwargs):
+    time.sleep(1)
+    return step(*args, **kwargs)
+module.step = slow
+"""
+
+
+def train(folder, *more, module="", fault="", prepare=None, env=(), **changed):
+    """Train for two epochs with a fault in a module of musubi-tuner."""
+    tiny.cached(tiny.workdir(), folder)
+    if prepare:
+        prepare(folder)
+    return again(folder, *more, module=module, fault=fault, env=env, **changed)
+
+
+def again(folder, *more, module="", fault="", env=(), **changed):
+    settings = dict(env)
+    if fault:
+        (folder / "fault.py").write_text(fault)
+        settings["TINY_FAULTS"] = f"{module}={folder / 'fault.py'}"
+    args = tiny.arguments(
+        tiny.workdir(), folder / "dataset.toml", folder / "made", "--max_train_epochs", "2", *more, **changed
+    )
+    command = tiny.command("zimage_train_network.py", *args)
+    return helpers.watch(command, tiny.environment(tiny.workdir(), **settings), tiny.checkout(), 300)
+
+
+def worker(folder, hang, before="pass"):
+    env = {"HANGPROOF_DATALOADER_TIMEOUT_S": "8", "HANGPROOF_DATALOADER_FIRST_BATCH_S": "60"}
+    fault = WORKER.format(hang=hang, before=before)
+    return train(folder, module="dataset.bucket", fault=fault, env=env, max_data_loader_n_workers="1")
+
+
+def probe(folder, source):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "probe.py").write_text(OFFLOADER + source)
+    env = tiny.environment(tiny.workdir(), HANGPROOF_BLOCK_SWAP_TIMEOUT_S="1")
+    env["PYTHONPATH"] = f"{folder}:{env['PYTHONPATH']}"
+    command = [str(tiny.python()), "-m", "sd_scripts_patches", "-m", "probe", "--blocks_to_swap"]
+    return helpers.watch(command, env, tiny.checkout(), 200)
+
+
+def latents(folder):
+    return sorted(path for path in (folder / "cache").glob("*_zi.safetensors"))
+
+
+def truncate(folder):
+    path = latents(folder)[2]
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def not_finite(folder):
+    """Replace the last number (float32) of a cache by NaN."""
+    path = latents(folder)[2]
+    path.write_bytes(path.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")
+
+
+def fifo(folder):
+    path = latents(folder)[2]
+    path.unlink()
+    os.mkfifo(path)
+
+
+def damaged(folder, damage):
+    """A training run meets a damaged cache; the next one is refused; the caching command makes it again; a third one runs."""
+    first = train(folder, prepare=damage)
+    second = again(folder)
+    commands = tiny.caching(folder / "dataset.toml", "--skip_existing")
+    script = "zimage_cache_latents.py"
+    env = tiny.environment(tiny.workdir())
+    cached = helpers.watch(tiny.command(script, *commands[script]), env, tiny.checkout(), 200)
+    return first, second, cached, again(folder)
+
+
+def image_fifo(folder):
+    folder.mkdir(parents=True)
+    shutil.copytree(tiny.workdir() / "images", folder / "images")
+    (folder / "images/03.png").unlink()
+    os.mkfifo(folder / "images/03.png")
+    args = tiny.caching(tiny.dataset(folder, folder / "images"))["zimage_cache_latents.py"]
+    env = tiny.environment(tiny.workdir(), HANGPROOF_IMAGE_TIMEOUT_S="2")
+    return helpers.watch(tiny.command("zimage_cache_latents.py", *args), env, tiny.checkout(), 200)
+
+
+def tracker(folder):
+    more = ["--log_with", "tensorboard", "--logging_dir", str(folder / "logs"), "--save_state"]
+    env = {"HANGPROOF_TRACKER_TIMEOUT_S": "2", "HANGPROOF_EXIT_GRACE_S": "2"}
+    return train(folder, *more, module="utils.train_utils", fault=TRACKER, env=env)
+
+
+def pool_thread(folder):
+    env = {"HANGPROOF_EXIT_GRACE_S": "2"}
+    return train(folder, "--save_state", module="utils.train_utils", fault=POOL, env=env)
+
+
+def slow_samples(folder):
+    more = ["--sample_every_n_epochs", "1", "--sample_prompts", str(folder / "prompts.txt")]
+    folder.mkdir(parents=True)
+    (folder / "prompts.txt").write_text("a thing --w 64 --h 64 --s 30 --d 1\n")
+    env = {"HANGPROOF_SAMPLE_BUDGET_S": "2"}
+    return train(folder, *more, module="zimage.zimage_utils", fault=SLOW_SAMPLES, env=env)
+
+
+JOBS = {
+    "worker asleep": partial(worker, hang="time.sleep(3600)"),
+    "worker deaf": partial(
+        worker, hang="while True: time.sleep(1)", before="signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    ),
+    "worker stopped": partial(worker, hang="os.kill(os.getpid(), signal.SIGSTOP)"),
+    "future": partial(probe, source=FUTURE),
+    "copier": partial(probe, source=COPIER),
+    "stream": partial(probe, source=STREAM),
+    "cache truncated": partial(damaged, damage=truncate),
+    "cache with NaN": partial(damaged, damage=not_finite),
+    "cache on a FIFO": partial(train, prepare=fifo, env={"HANGPROOF_NPZ_TIMEOUT_S": "2"}),
+    "image on a FIFO": image_fifo,
+    "tracker": tracker,
+    "pool thread": pool_thread,
+    "slow samples": slow_samples,
+}
+
+
+@pytest.fixture(scope="module")
+def started(request, tmp_path_factory):
+    tiny.workdir()
+    base = tmp_path_factory.mktemp("hangs")
+
+    def run(name):
+        folder = base / name.replace(" ", "-")
+        return folder, JOBS[name](folder)
+
+    with helpers.ahead(request, "result", {name: partial(run, name) for name in JOBS}) as futures:
+        yield futures
+
+
+@pytest.fixture
+def result(request, started):
+    return started[request.param].result()
+
+
+def gone_in_time(result, deadline_s):
+    return result.hung_s() < deadline_s + MARGIN_S
+
+
+def workers_gone(result):
+    pids = [int(pid) for pid in re.findall(r"HANG \S+ pid (\d+)", result.log)]
+    assert pids
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
+    return not alive
+
+
+@helpers.asks("result", "worker asleep", "worker deaf", "worker stopped")
+def test_a_worker_that_never_delivers(result):
+    _, run = result
+    assert run.code == 75 and gone_in_time(run, 8) and workers_gone(run), run.log[-3000:]
+    assert re.search(r"hangproof: waited 8 s for batch \d of the data loader from worker 0 \(pid ", run.log)
+
+
+@helpers.asks("result", "future")
+def test_a_stuck_future_of_block_swap(result):
+    _, run = result
+    assert run.code == 75 and gone_in_time(run, 1), run.log[-3000:]
+    assert "waited 1 s for block 3 of 4 to be swapped in (block swap, 1 blocks)" in run.log
+
+
+@helpers.asks("result", "copier")
+def test_a_stuck_future_of_the_copier(result):
+    _, run = result
+    assert run.code == 75 and gone_in_time(run, 1), run.log[-3000:]
+    assert "waited 1 s for block 3 to be copied to the device (block swap)" in run.log
+
+
+@helpers.asks("result", "stream")
+def test_a_stream_that_never_finishes(result):
+    _, run = result
+    assert run.code == 75 and gone_in_time(run, 1), run.log[-3000:]
+    assert "waited 1 s for all blocks to be copied to the device (block swap)" in run.log
+
+
+@helpers.asks("result", "cache truncated", "cache with NaN")
+def test_a_damaged_cache_is_named_and_made_again(result):
+    folder, (first, second, cached, third) = result
+    path = latents(folder)[2]
+    assert first.code == 1 and f"{path} is damaged (" in first.log, first.log[-3000:]
+    assert f"renamed to {path.name}.corrupt; run the caching command again" in first.log
+    assert second.code == 1 and "1 caches were damaged and have not been made again" in second.log, second.log[-3000:]
+    assert str(path) in second.log
+    assert cached.code == 0 and third.code == 0, cached.log[-2000:] + third.log[-2000:]
+    assert resume_helpers.tensors(path) == resume_helpers.tensors(tiny.workdir() / "cache" / path.name)
+
+
+@helpers.asks("result", "cache on a FIFO")
+def test_a_cache_that_cannot_be_read(result):
+    _, run = result
+    assert run.code == 1 and "TimeoutError: waited 2 s for cache file " in run.log, run.log[-3000:]
+
+
+@helpers.asks("result", "image on a FIFO")
+def test_an_image_that_cannot_be_read_ends_the_caching_command(result):
+    _, run = result
+    assert run.code == 1 and re.search(r"TimeoutError: waited 2 s for image \S+03.png", run.log), run.log[-3000:]
+
+
+@helpers.asks("result", "tracker")
+def test_a_tracker_that_never_starts(result):
+    folder, run = result
+    assert run.code == 0 and "waited 2 s for trackers to start (tensorboard); the run continues offline" in run.log
+    assert (folder / "made/tiny.safetensors").is_file() and (folder / "made/tiny-state").is_dir()
+
+
+@helpers.asks("result", "pool thread")
+def test_a_pool_thread_stuck_at_exit(result):
+    folder, run = result
+    assert run.code == 0 and gone_in_time(run, 2), run.log[-3000:]
+    assert "waited 2 s at exit for ThreadPoolExecutor-" in run.log
+    assert (folder / "made/tiny.safetensors").is_file()
+
+
+@helpers.asks("result", "slow samples")
+def test_a_slow_sample_is_skipped(result):
+    folder, run = result
+    assert run.code == 0, run.log[-3000:]
+    assert run.log.count("sample image 1 skipped: BudgetExceeded: the budget of 2 s was exceeded") == 2
+    assert (folder / "made/tiny.safetensors").is_file()

@@ -1,0 +1,144 @@
+"""README.md and CONTRIBUTING.md name only what exists: paths, commands and flags; README's tree names every file.
+
+Inline code and code blocks are checked. Words in capitals (RUN, NAME) are placeholders.
+"""
+
+import functools
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import faults
+from monitor import config, recovery
+from runs.paths import ROOT
+
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+LISTED = ("monitor", "guards", "sd_scripts_patches")  # folders that README lists file by file
+SUFFIXES = (".py", ".toml", ".sh", ".bat", ".md", ".txt", ".json", ".jsonl", ".log", ".ini", ".cfg")
+# Files and folders of a run, of a user or of a machine, which a checkout does not have.
+NOT_HERE = re.compile(
+    r"""(outputs|datasets|models|sample|incidents|sd-scripts|\.venv)(/.*)?|[~/%].*|.*/path/to/.*|
+        (run|my|notify|dataset)\.toml|train\.sh|report\.md|(training|monitor)\.log|
+        (status|incident|monitor)\.json|(events|metrics)\.jsonl""",
+    re.VERBOSE,
+)
+
+
+def code(text: str) -> list[str]:
+    """All inline code and each line of the code blocks, with the pipes of tables unescaped."""
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    lines = [line.partition(" #")[0] for block in blocks for line in block.splitlines()]
+    return [span.replace(r"\|", "|") for span in (*inline, *lines)]
+
+
+def paths(text: str) -> set[str]:
+    """The words in code, and the links' targets, that name a path of the project."""
+    words = {word for span in code(text) for word in re.split(r"[\s,()=\"']+", span)}
+    words |= set(re.findall(r"\]\(([^)]+)\)", text))
+    words = {word.removeprefix("./") for word in words if not re.search(r"[$<>@|:…]", word)}
+    words = {word for word in words if not re.search(r"(?<![^/])(?!README|CONTRIBUTING)[A-Z_]+(?![^/.])", word)}
+    named = {word for word in words if "/" in word.strip("/") or word.endswith(("/", *SUFFIXES))}
+    return {word for word in named if not NOT_HERE.fullmatch(word)}
+
+
+def without_listings(text: str) -> str:
+    """The text without the rows of the tables that list a folder's files: these paths are relative to that folder."""
+    sections = re.split(r"^(?=##)", text, flags=re.MULTILINE)
+    return "".join(
+        re.sub(r"^\|.*\n", "", section, flags=re.MULTILINE) if re.match(r"### `\w+/`", section) else section
+        for section in sections
+    )
+
+
+def commands(text: str) -> set[tuple[str, str, str]]:
+    """(module, subcommand or "", the rest) of each `python -m …`; `a|b` names two subcommands."""
+    found = set()
+    for span in code(text):
+        for module, words in re.findall(r"python -m ([\w.]+)((?: [^\s].*)?)$", span):
+            first, _, rest = words.strip().partition(" ")
+            if not re.fullmatch(r"[a-z][a-z|-]*", first):
+                first, rest = "", words
+            found |= {(module, name, rest) for name in first.split("|")}
+    return found
+
+
+@functools.cache
+def help_of(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_path_exists(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    found = paths(without_listings(text))
+    assert len(found) > 20
+    missing = sorted(path for path in found if not any(ROOT.glob(path.rstrip("/"))))
+    assert not missing, f"{document} names paths that do not exist: {missing}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_command_and_its_flags_exist(document):
+    found = commands((ROOT / document).read_text(encoding="utf-8"))
+    assert len(found) > 5
+    problems = []
+    for module, subcommand, rest in sorted(found):
+        if importlib.util.find_spec(module) is None:
+            problems.append(f"python -m {module}: no such module")
+        elif module != "pytest":
+            text = help_of(module)
+            if subcommand and not re.search(rf"(?<![\w-]){re.escape(subcommand)}(?![\w-])", text):
+                problems.append(f"python -m {module} {subcommand}: no such subcommand")
+            text += help_of(module, subcommand) if subcommand else ""
+            problems += [
+                f"python -m {module} {subcommand} {flag}: no such flag"
+                for flag in set(re.findall(r"(?<!\S)--[\w-]+", rest)) - {"--help"}
+                if not re.search(re.escape(flag) + r"(?![\w-])", text)
+            ]
+    assert not problems, f"{document}: {problems}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_command_of_start_sh_exists(document):
+    named = {word for span in code((ROOT / document).read_text(encoding="utf-8"))
+             for word in re.findall(r"\./start\.sh ([a-z][a-z-]*)", span)}  # fmt: skip
+    assert named
+    known = set(re.findall(r"^([a-z-]+)\)$", (ROOT / "start.sh").read_text(encoding="utf-8"), re.MULTILINE))
+    assert named <= known
+
+
+@pytest.mark.parametrize("folder", LISTED)
+def test_readme_lists_exactly_the_files_of_a_folder(folder):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = re.search(rf"^### `{folder}/`\n(.*?)^#", text, re.MULTILINE | re.DOTALL)
+    assert section, f"README.md has no section `{folder}/`"
+    listed = re.findall(r"^\| `([^`]+)` \| .+ \|$", section[1], re.MULTILINE)
+    files = [
+        path.relative_to(ROOT / folder).as_posix()
+        for suffix in ("py", "toml")
+        for path in (ROOT / folder).rglob(f"*.{suffix}")
+    ]
+    assert sorted(listed) == sorted(files)
+
+
+def test_the_limits_shown_in_readme_can_be_loaded(tmp_path):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```\n(\[phases\..*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "my.toml").write_text(block, encoding="utf-8")
+    assert config.load(tmp_path / "my.toml", {}) != config.load(environ={})
+
+
+def test_the_numbers_in_readme_are_those_of_the_code():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    seconds = config.load(environ={}).end.preempt_total_s
+    assert f"exits within {seconds:.0f} s with code {recovery.EXIT_PREEMPTED}" in text
+    assert f"RestartForceExitStatus={recovery.EXIT_PREEMPTED}\n" in text
+    assert f"SuccessExitStatus={recovery.EXIT_STOPPED} {recovery.EXIT_PREEMPTED}\n" in text
+    assert f"RestartPreventExitStatus={recovery.EXIT_FAILED} {recovery.EXIT_BUDGET}\n" in text
+    assert f": {len(faults.table())} rows" in text

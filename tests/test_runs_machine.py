@@ -1,0 +1,92 @@
+"""The machine: its GPU through a stand-in for the driver, its tier, and the trainer's torch without importing it."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runs_helpers import PROJECT
+
+from runs import machine
+from runs.machine import Machine, tier_for
+
+SHIM = PROJECT / "benchmarks" / "shims" / "nvml"
+ASK = "import json, sys; from runs import machine; machine.DRIVER_TIMEOUT_S = 3; m = machine.this_machine(); print(m); print('torch' in sys.modules)"
+
+
+def machine_of(**env: str) -> list[str]:
+    """this_machine() of a new process with the stand-in driver, and whether torch was imported."""
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "PYTHONPATH": str(SHIM), **env},
+    )  # fmt: skip
+    return done.stdout.splitlines()
+
+
+def gpu(vram_gb: float | None) -> Machine:
+    return Machine("Stand-in" if vram_gb else "", vram_gb, True, 32.0, 100.0)
+
+
+def test_the_gpu_and_its_memory_are_found_without_importing_torch():
+    found, torch = machine_of()
+    assert "gpu_name='Stand-in', vram_gb=24.0" in found and "note=''" in found and torch == "False"
+
+
+def test_a_gpu_that_is_hidden_from_the_run_is_not_found():
+    assert "gpu_name='', vram_gb=None" in machine_of(CUDA_VISIBLE_DEVICES="")[0]
+    assert "gpu_name='', vram_gb=None" in machine_of(CUDA_VISIBLE_DEVICES="-1")[0]
+    assert "vram_gb=24.0" in machine_of(CUDA_VISIBLE_DEVICES="0")[0]
+
+
+def test_a_driver_that_fails_is_a_plain_answer():
+    assert "note='the NVIDIA driver failed: GPU is lost'" in machine_of(FAULTS_NVML="fails")[0]
+
+
+def test_a_driver_that_never_answers_does_not_block_the_page():
+    began = time.monotonic()
+    assert "the NVIDIA driver did not answer within 3 s" in machine_of(FAULTS_NVML="hangs")[0]
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has an NVIDIA driver")
+def test_without_a_driver_there_is_no_gpu_and_no_error():
+    found = machine.this_machine()
+    assert (found.gpu_name, found.vram_gb, found.note) == ("", None, "") and found.ram_gb > 0 and found.free_disk_gb > 0
+
+
+@pytest.mark.parametrize(
+    ("vram_gb", "tier"),
+    [(None, "12G"), (8.0, "12G"), (12.0, "12G"), (11.99, "12G"), (15.0, "12G"), (15.99, "16G"), (19.5, "20G"), (24.0, "20G"), (79.6, "20G")],
+)  # fmt: skip
+def test_the_tier_is_the_largest_that_the_gpu_has_memory_for(vram_gb, tier):
+    assert tier_for(gpu(vram_gb)) == tier
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda"),
+    [
+        ("from typing import Optional\n__all__ = ['cuda']\n__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n", False),
+        ("__version__ = '2.13.0+cu128'\ncuda: Optional[str] = '12.8'\n", True),
+        ("__version__ = '2.4.1'\ncuda = '12.4'\n", True),
+        ("", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("folder", ["lib/python3.11/site-packages", "Lib/site-packages"])
+def test_a_cuda_build_is_recognized_in_the_backends_environment(tmp_path, monkeypatch, version, cuda, folder):
+    package = tmp_path / folder / "torch"
+    package.mkdir(parents=True)
+    (package / "version.py").write_text(version)
+    monkeypatch.setenv("SD_SCRIPTS_VENV", str(tmp_path))
+    assert machine.cuda_build("sd-scripts") is cuda
+
+
+def test_an_environment_without_torch_has_no_cuda(tmp_path, monkeypatch):
+    monkeypatch.setenv("SD_SCRIPTS_VENV", str(tmp_path / "nothing"))
+    assert not machine.cuda_build("sd-scripts")
+
+
+def test_the_free_space_of_a_folder_that_does_not_exist_yet(tmp_path):
+    assert machine.free_gb(tmp_path / "not" / "yet") == pytest.approx(machine.free_gb(tmp_path), rel=0.05)

@@ -1,0 +1,60 @@
+"""Sample images by default: every tenth of the run, and never a reason that a run cannot start."""
+
+from PIL import Image
+from runs_helpers import data, pictures, spec  # noqa: F401
+
+import runs
+from runs.examples import SIDE, TRIGGER, write_examples
+from runs.folders import with_sample_interval
+
+
+def open_spec(**fields):
+    return spec(**{"sample_every_n_steps": None, **fields})
+
+
+def test_samples_come_every_tenth_of_the_run_with_the_trigger_word(tmp_path, data):  # noqa: F811
+    folder = runs.create(open_spec(trigger="tok", repeats=10, epochs=20), pictures(tmp_path / "in"))
+    made = runs.load(folder)
+    count = len(runs.images_in(data / "datasets" / made.slug))
+    assert made.sample_every_n_steps == count * 10 * 20 // 10
+    assert (folder / "sample_prompts.txt").read_text().startswith("tok --w")
+    assert f"--sample_every_n_steps {made.sample_every_n_steps}" in (folder / "train.sh").read_text()
+
+
+def test_without_a_trigger_the_first_caption_is_drawn_without_its_options():
+    made = with_sample_interval(
+        open_spec(trigger="", max_train_steps=100), 5, ["", " ", "a cat --w 9999\n--n x", "a dog"]
+    )
+    assert made.sample_every_n_steps == 10 and made.prompts == ["a cat  w 9999  n x"]
+    assert runs.sample_prompts(made).startswith("a cat w 9999 n x --w 512 --h 512")
+
+
+def test_with_nothing_to_draw_samples_are_off_and_the_run_is_created(tmp_path, data):  # noqa: F811
+    assert with_sample_interval(open_spec(trigger=""), 5).sample_every_n_steps == 0
+    images = pictures(tmp_path / "in")
+    for text in (tmp_path / "in").glob("*.txt"):
+        text.unlink()
+    folder = runs.create(open_spec(trigger=""), images)
+    assert runs.load(folder).sample_every_n_steps == 0 and "sample" not in (folder / "train.sh").read_text().replace("sample_prompts.txt", "")  # fmt: skip
+
+
+def test_an_interval_that_was_set_stays():
+    assert with_sample_interval(open_spec(sample_every_n_steps=7), 5).sample_every_n_steps == 7
+    assert with_sample_interval(open_spec(sample_every_n_steps=0, trigger="tok"), 5).sample_every_n_steps == 0
+
+
+def test_a_short_run_draws_after_each_step_at_most():
+    assert with_sample_interval(open_spec(trigger="tok", max_train_steps=3), 5).sample_every_n_steps == 1
+
+
+def test_the_example_photos_have_captions_with_the_trigger_word(tmp_path):
+    count = write_examples(tmp_path)
+    images = sorted(tmp_path.glob("*.png"))
+    assert len(images) == count == 8
+    seen = set()
+    for path in images:
+        with Image.open(path) as image:
+            assert image.size == (SIDE, SIDE)
+            seen.add(image.tobytes())
+        assert path.with_suffix(".txt").read_text().startswith(f"{TRIGGER}, ")
+    assert len(seen) == count

@@ -1,0 +1,289 @@
+"""The form: its values become a spec, and what is wrong with them stands beside the fields, before Start and at Start."""
+
+import json
+
+import pytest
+from runs_helpers import data, picture, pictures  # noqa: F401
+
+import runs
+from runs.files import Fault
+from runs.machine import Machine
+from ui import draft, form, new_lora
+
+GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
+
+
+@pytest.fixture
+def mine(data) -> str:  # noqa: F811
+    return draft.new_id()
+
+
+def drop(draft_id: str, folder, count: int) -> None:
+    """Add images to a draft."""
+    paths = [picture(draft.uploads_dir() / f"up{n}" / f"{n}.png", size=(96, 64 + 32 * n)) for n in range(count)]
+    assert draft.add(draft_id, [(path, path.name) for path in paths])[0] == count
+
+
+def values(**given) -> dict:
+    return {**form.defaults(), "name": "my lora", "trigger": "tok", "model": "tiny-flux", **given}
+
+
+def inputs(typed: dict) -> list:
+    return [typed[key] for key in form.KEYS]
+
+
+# Values ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_initial_form_is_valid_except_for_its_name():
+    with pytest.raises(runs.RunError) as caught:
+        form.spec_of(form.defaults())
+    assert caught.value.faults == (Fault("name", "Give your LoRA a name"),)
+    assert form.spec_of({**form.defaults(), "name": "x"}) == runs.make({"name": "x", "sample_every_n_steps": None})
+
+
+def test_fields_become_the_spec():
+    typed = {"prompts": "a cat\n\n a dog ", "max_train_steps": "12", "learning_rate": "1e-4", "rank": 8}
+    spec = form.spec_of(values(**typed, flags="weighting_scheme=none"))
+    assert spec.prompts == ["a cat", " a dog "] and spec.max_train_steps == 12 and spec.learning_rate == 1e-4
+    assert spec.rank == 8 and spec.extra == {"weighting_scheme": "none"}
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"name": "///"}, "Name: Use at least one letter or digit"),
+        ({"name": "💥 🔥"}, "Name: Use at least one letter or digit"),
+        ({"name": None}, "Name: Give your LoRA a name"),
+        ({"epochs": None}, "Epochs: Enter a value; the default is 16"),
+        ({"epochs": 0}, "Epochs: Must be 1 or more"),
+        ({"repeats": -1}, "Repeats: Must be 1 or more"),
+        ({"learning_rate": "fast"}, "Learning rate: Not a number; write for example 0.0001"),
+        ({"learning_rate": "0,0001"}, "Learning rate: Not a number; write for example 0.0001"),
+        ({"resolution": 500}, "Resolution: Must be a multiple of 32"),
+        ({"max_train_steps": "many"}, "Maximum steps: Not a whole number; write for example 4"),
+        ({"seed": "1.5"}, "Seed: Not a whole number; write for example 4"),
+        ({"tier": "9G"}, "VRAM: Must be one of 12G, 16G, 20G"),
+        ({"model": "flux-dev2pro", "backend": "diffusers"}, "Trainer: diffusers cannot train flux-dev2pro; use sd-scripts"),
+        ({"flags": "rank 5"}, "Extra trainer options: 'rank 5' is not KEY=VALUE; write for example rank=16"),
+        ({"flags": "max_grad_nrm=1"}, "Extra trainer options: max_grad_nrm: diffusers has no such flag; did you mean max_grad_norm?"),
+        ({"flags": "gpus=0"}, "Extra trainer options: gpus: Must be 1 or more"),
+        ({"flags": "betas=[1"}, "Extra trainer options: betas: '[1' is not a JSON list"),
+        ({"flags": "output_dir=/"}, "Extra trainer options: output_dir: The run's folder determines this flag; remove it"),
+        ({"flags": "network_dim=many"}, "Rank: Not a whole number; write for example 4"),
+    ],
+)  # fmt: skip
+def test_an_error_stands_beside_its_field_and_has_its_label_elsewhere(given, shown):
+    if "betas" in given.get("flags", ""):
+        given = {"flags": given["flags"].replace("betas", "optimizer_args")}
+        shown = shown.replace("betas", "optimizer_args")
+    with pytest.raises(runs.RunError) as caught:
+        form.spec_of(values(**given))
+    lines = [form.shown(fault) for fault in caught.value.faults]
+    assert len(lines) == 1 and lines[0].startswith(shown)
+    label, _, sentence = shown.partition(": ")
+    (key,) = [key for key, text in form.LABELS.items() if text == label]
+    marks = form.review(values(**given), 20).marks(starting=True)
+    assert marks[key][0][0] == "bad" and marks[key][0][1].startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("backend", "line", "shown"),
+    [
+        ("diffusers", "optimizer_type=prodigy", "optimizer_type: prodigy: not supported; use adafactor or adamw8bit or adamw"),
+        ("diffusers", "lr_scheduler=cosinus", "lr_scheduler: cosinus: not supported; use constant or"),
+        ("diffusers", "loss_type=l3", "loss_type: Must be one of l1, l2, huber, smooth_l1, not 'l3'"),
+        ("diffusers", "optimizer_args=weight_decay=much", "optimizer_args: weight_decay=much: must be a number"),
+        ("diffusers", "optimizer_args=weight_dekay=0.1", "optimizer_args: weight_dekay: not an option of adamw8bit; use betas"),
+        ("diffusers", "optimizer_args=weight_decay", "optimizer_args: 'weight_decay': not KEY=VALUE"),
+        ("diffusers", "network_args=train_blocks=some", "network_args: train_blocks=some: must be one of all, single, double"),
+        ("diffusers", "network_dropout=1.5", "network_dropout: 1.5: must be 0 or more and less than 1"),
+        ("diffusers", "max_grad_norm=-1", "max_grad_norm: -1.0: must be 0 or more"),
+        ("diffusers", "lr_warmup_steps=ten", "lr_warmup_steps: Must be a number, not 'ten'"),
+        ("diffusers", "blocks_to_swap=18", "blocks_to_swap: The built-in trainer does not support it: moving blocks"),
+        ("diffusers", "clip_skip=2", "clip_skip: The built-in trainer does not support it: it does not apply to FLUX.1"),
+    ],
+)  # fmt: skip
+def test_the_trainers_own_parser_judges_a_flag_while_it_is_typed(backend, line, shown):
+    marks = form.review(values(backend=backend, flags=line), 20).marks()
+    assert [kind for kind, _ in marks["flags"]] == ["bad"] and marks["flags"][0][1].startswith(shown)
+
+
+def test_all_errors_are_reported_at_once_by_field():
+    given = values(
+        epochs=0, rank=None, learning_rate="fast", flags="rank 5\noutput_dir=/\nmax_grad_nrm=1", resolution=500
+    )
+    found = form.review(given, 20).marks()
+    assert set(found) == {"epochs", "rank", "learning_rate", "flags", "resolution"}
+    assert found["rank"] == [["bad", "Enter a value; the default is 4"]]
+    assert "KEY=VALUE" in found["flags"][0][1] and "output_dir" in found["flags"][1][1]
+
+
+def test_what_is_not_entered_yet_is_an_error_only_at_the_start():
+    typed = form.review(values(name=""), 0)
+    assert typed.marks() == {} and typed.spec is not None
+    assert typed.marks(starting=True) == {"name": [["bad", "Give your LoRA a name"]]}
+    assert [fault.field for fault in typed.missing] == ["name", "images"]
+
+
+def test_the_form_is_parsed_once_a_change(mine, monkeypatch, tmp_path):
+    drop(mine, tmp_path, 2)
+    calls = []
+    make = runs.make
+    monkeypatch.setattr(runs, "make", lambda fields: calls.append(1) or make(fields))
+    _, plan, script, marks, *_ = new_lora.refresh(mine, {"changes": values()}, *inputs(values()))
+    assert len(calls) == 1 and "320 steps" in plan and "--network_dim 4" in script and "rank" not in marks
+
+
+def test_a_tab_stores_only_the_fields_that_it_changed(mine):
+    new_lora.refresh(mine, {"changes": {"epochs": 3}}, *inputs(values(epochs=3)))
+    stored, *_ = new_lora.refresh(mine, {"changes": {"trigger": "x"}}, *inputs(values(epochs=16, trigger="x")))
+    assert stored["form"] == {"epochs": 3, "trigger": "x"} == draft.form(mine)
+    assert form.restored(draft.form(mine))["epochs"] == 3
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_path):  # noqa: F811
+    runs.create(form.spec_of(values(name="First Light")), pictures(tmp_path / "in"))
+    for name, sentence in (("First Light", "A run named 'First Light' already exists in "), ("first light", "A run named 'First-Light' already exists, and Windows and macOS do not tell it from 'first-light'")):  # fmt: skip
+        marks = form.review(values(name=name), 2).marks()
+        assert marks["name"][0][0] == "bad" and marks["name"][0][1].startswith(sentence)
+    (data / "datasets" / "Old-Set").mkdir()
+    assert form.review(values(name="old set"), 2).marks()["name"][0][1].startswith("A data set named 'Old-Set'")
+    assert "name" not in form.review(values(name="Second Light"), 2).marks()
+
+
+def test_a_free_name_is_found_for_every_name(data):  # noqa: F811
+    long = "a very long name of a LoRA that goes on and on until its folder's name is cut " * 2
+    for name in (
+        "my lora",
+        "my lora 2",
+        "v2",
+        "é" * 200,
+        long,
+        "x" * 500,
+        "7",
+        "2024 12",
+        long.strip() + " 9",
+        "a" * 79 + " 9",
+    ):
+        used = set()
+        for _ in range(4):
+            free = form.free_name(name)
+            assert runs.slug(free).casefold() not in used
+            used.add(runs.slug(free).casefold())
+            (data / "outputs" / runs.slug(free)).mkdir(parents=True)
+    assert form.free_name("my lora") == "my lora 9"  # 2 to 8 are taken by the names above
+    (data / "datasets" / "Alone").mkdir(parents=True)
+    assert form.free_name("alone") == "alone 2"
+
+
+# Start ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_start_reports_all_errors_and_creates_nothing(data, mine):  # noqa: F811
+    with pytest.raises(runs.RunError) as caught:
+        form.create(values(name="", epochs=None), mine)
+    assert {fault.field for fault in caught.value.faults} == {"name", "epochs", "images"}
+    assert runs.list_runs() == []
+
+
+def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine, tmp_path):  # noqa: F811
+    drop(mine, tmp_path, 1)
+    with pytest.raises(runs.RunError) as caught:
+        form.create(values(model="flux-dev", backend="sd-scripts"), mine)
+    assert any(fault.field == "model" and "flux1-dev.safetensors" in fault.message for fault in caught.value.faults)
+    assert runs.list_runs() == [] and len(draft.items(mine)) == 1
+
+
+def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_path):  # noqa: F811
+    drop(mine, tmp_path, 2)
+    with pytest.raises(runs.RunError, match="no GPU has that much"):
+        form.create(values(rank=1_000_000_000), mine)
+    assert runs.list_runs() == []
+    folder, messages = form.create(values(learning_rate="5"), mine)
+    assert runs.load(folder).learning_rate == 5
+    assert any(
+        line.startswith("Warning: Learning rate: Learning rate 5 is 25,000 times the usual") for line in messages
+    )
+
+
+def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):  # noqa: F811
+    drop(mine, tmp_path, 1)
+    assert "With one image" in form.plan(form.review(values(), 1))
+    folder, messages = form.create(values(), mine)
+    assert any("one image" in line.lower() for line in messages)
+    assert runs.read_captions(folder.name) == {"0.png": "tok"}
+
+
+def test_a_name_that_exists_is_refused_and_the_draft_stays(data, mine, tmp_path):  # noqa: F811
+    drop(mine, tmp_path, 1)
+    folder, _ = form.create(values(), mine)
+    before = (folder / "run.toml").read_bytes()
+    with pytest.raises(runs.RunError, match="name: A run named 'my lora' already exists"):
+        form.create(values(epochs=2), mine)
+    assert (folder / "run.toml").read_bytes() == before and len(draft.items(mine)) == 1
+
+
+def test_the_script_shown_is_the_script_written(data, mine, tmp_path):  # noqa: F811
+    drop(mine, tmp_path, 2)
+    shown = form.script_of(form.review(values(), draft.counts(mine)))
+    folder, _ = form.create(values(), mine)
+    assert (folder / "train.sh").read_text(encoding="utf-8") == shown
+
+
+# What is shown --------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
+    assert "<strong>320 steps</strong>" in form.plan(form.review(values(), 2))
+    assert "<strong>48,000 steps</strong>" in form.plan(form.review(values(), 300))
+    assert "Add images" in form.plan(form.review(values(), 0))
+    found = form.findings(form.review(values(flags="<i>=1"), 2, GPU))
+    assert 'class="hp-bad">Extra trainer options: ' in found and "&lt;i&gt;" in found and "<i>" not in found
+    assert 'class="hp-warn">Learning rate: ' in form.findings(form.review(values(learning_rate="5"), 2, GPU))
+    assert form.findings(form.review(values(), 2)) == ""
+
+
+def test_the_script_names_the_errors_that_prevent_it():
+    shown = form.script_of(form.review(values(epochs=None), 2))
+    assert shown == (
+        "# The script appears here once these errors are fixed:\n# Epochs: Enter a value; the default is 16\n"
+    )
+
+
+def test_a_stored_form_is_restored_without_a_removed_model(mine):
+    stored = values(trigger="$(rm -rf /)", model="a-model-i-removed", epochs=None, unknown=1)
+    draft.save_fields(mine, stored)
+    back = form.restored(draft.form(mine))
+    assert back["trigger"] == "$(rm -rf /)" and back["epochs"] is None and back["model"] == form.defaults()["model"]
+    assert set(back) == set(form.KEYS)
+
+
+def test_choosing_a_model_sets_its_own_values_and_resets_them():
+    tiny, big = form.model_values("tiny-flux", "diffusers"), form.model_values("flux-dev", "diffusers")
+    assert (tiny["resolution"], tiny["mixed_precision"]) == (64, "no")
+    assert (big["resolution"], big["mixed_precision"]) == (512, "bf16")
+    assert form.model_values("flux-dev2pro", "diffusers")["backend"] == "sd-scripts"
+
+
+def test_nothing_typed_is_lost_by_storing_it(mine):
+    strange = values(trigger='"\\\n\x00é💥', prompts="</textarea><script>", name="   ")
+    draft.save_fields(mine, strange)
+    assert draft.form(mine) == json.loads(json.dumps(strange))
+
+
+def test_a_table_of_models_that_becomes_invalid_while_the_page_is_open_loses_nothing(data, mine, tmp_path):  # noqa: F811
+    drop(mine, tmp_path, 1)
+    typed = values(trigger="kept")
+    (data / "models.toml").write_text("[models.")
+    _, plan, *_ = new_lora.refresh(mine, {"changes": typed}, *inputs(typed))
+    assert "models.toml" in plan
+    opened = new_lora.load(mine)
+    assert opened[0] == mine and "models.toml" in opened[2] and opened[3 + form.KEYS.index("trigger")] == "kept"
+    *_, (problem, _, name, _) = new_lora.start(mine, {"changes": typed}, *inputs(typed))
+    assert "models.toml" in problem and name == "" and runs.list_runs() == []
+    (data / "models.toml").unlink()
+    assert draft.form(mine)["trigger"] == "kept" and len(draft.items(mine)) == 1

@@ -1,0 +1,309 @@
+"""Waits after wrong passwords, sessions, host names and size limits, as functions: with clocks and requests of their own."""
+
+import asyncio
+import itertools
+import os
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.formparsers import MultiPartException
+
+import app
+from runs.files import RunError
+from ui.login import ADDRESS_WAITS, ALL_WAITS, MAX_ADDRESSES, MAX_SESSIONS, SESSION_S, Sessions, Throttle, _own_query
+from ui.security import Guard, Hosts, Limits, machine_names, methods_of, same_origin, valid_host
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_wait_doubles_up_to_a_limit():
+    clock = Clock()
+    throttle = Throttle(clock)
+    waits = []
+    for _ in range(40):
+        throttle.failed("192.0.2.1")
+        waits.append(throttle.wait_s("192.0.2.1"))
+        clock.now += waits[-1]
+        assert throttle.wait_s("192.0.2.1") == 0
+    assert waits[: ADDRESS_WAITS.free] == [0] * ADDRESS_WAITS.free and waits == sorted(waits)
+    assert waits[ADDRESS_WAITS.free : ADDRESS_WAITS.free + 4] == [1, 2, 4, 8] and waits[-1] == ADDRESS_WAITS.most_s
+    throttle.succeeded("192.0.2.1")
+    throttle.failed("192.0.2.1")
+    assert throttle.wait_s("192.0.2.1") == 0
+
+
+def test_wrong_passwords_are_forgotten():
+    clock = Clock()
+    throttle = Throttle(clock)
+    for _ in range(20):
+        throttle.failed("192.0.2.1")
+    clock.now += ADDRESS_WAITS.forget_s + 1
+    throttle.failed("192.0.2.1")
+    assert throttle.wait_s("192.0.2.1") == 0
+
+
+def test_guesses_from_many_addresses_slow_down_but_lock_nobody_out():
+    clock = Clock()
+    throttle = Throttle(clock)
+    throttle.succeeded("198.51.100.7")
+    for number in range(100_000):
+        throttle.failed(f"10.{number // 65536}.{number // 256 % 256}.{number % 256}")
+    assert len(throttle.addresses) <= MAX_ADDRESSES
+    assert 0 < throttle.wait_s("203.0.113.9") <= ALL_WAITS.most_s  # a new address waits a little
+    assert throttle.wait_s("198.51.100.7") == 0  # the owner's does not, and is still known
+    clock.now += ALL_WAITS.most_s
+    assert throttle.wait_s("203.0.113.9") == 0
+
+
+def test_all_addresses_of_an_ipv6_network_count_as_one():
+    throttle = Throttle(Clock())
+    for number in range(6):
+        throttle.failed(f"2001:db8:1:2::{number}")
+    assert throttle.wait_s("2001:db8:1:2:ffff::1") > 0 and throttle.wait_s("2001:db8:1:3::1") == 0
+    for _ in range(6):
+        throttle.failed("::ffff:192.0.2.1")
+    assert throttle.wait_s("192.0.2.1") > 0
+    assert throttle.wait_s("fe80::1%eth0") == 0 == throttle.wait_s("")
+
+
+def test_sessions_expire_and_are_bounded(tmp_path):
+    clock = Clock()
+    sessions = Sessions(tmp_path / "logins", ("me", "secret"), clock)
+    first = sessions.start()
+    assert sessions.valid(first) and not sessions.valid("") and not sessions.valid(first + "x")
+    clock.now += SESSION_S - 1
+    tokens = [sessions.start() for _ in range(MAX_SESSIONS + 20)]
+    assert not sessions.valid(first) and sessions.valid(tokens[-1]) and len(sessions.expiry) == MAX_SESSIONS
+    clock.now += SESSION_S + 1
+    assert not sessions.valid(tokens[-1])
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"a": "b"}', b'{"a": null}', b"\xff", b"7"])
+def test_a_damaged_file_of_sessions_only_ends_the_logins(tmp_path, content, capsys):
+    file = tmp_path / "logins"
+    file.write_bytes(content)
+    sessions = Sessions(file, ("me", "secret"))
+    assert sessions.expiry == {} and "log in again" in capsys.readouterr().err
+    token = sessions.start()
+    assert Sessions(file, ("me", "secret")).valid(token)
+
+
+def test_a_login_works_where_the_file_cannot_be_written(tmp_path, capsys):
+    sessions = Sessions(tmp_path / "none" / "logins", ("me", "secret"))
+    assert sessions.valid(sessions.start()) and "cannot be written" in capsys.readouterr().err
+
+
+@given(st.text())
+def test_after_the_login_only_a_query_is_kept(text):
+    kept = _own_query(text)
+    assert kept.isascii() and kept.isprintable() and not set(kept) & set(':/\\#? "<>')
+
+
+@pytest.mark.parametrize(
+    "origin, host, same",
+    [
+        ("http://127.0.0.1:7860", "127.0.0.1:7860", True),
+        ("http://[::1]:7860", "[::1]:7860", True),
+        ("https://train.example.org", "train.example.org", True),
+        ("https://train.example.org", "train.example.org:443", True),
+        ("https://Train.example.org:8443", "train.example.org:8443", True),
+        ("http://localhost:8000", "localhost:9000", False),
+        ("http://localhost:9000", "127.0.0.1:9000", False),
+        ("null", "localhost:9000", False),
+        ("", "", False),
+        ("http://", "", True),  # no host is refused before
+        ("file://", "localhost", False),
+        ("http://localhost@evil.example", "localhost", False),
+        ("http://localhost.evil.example", "localhost", False),
+        ("chrome-extension://localhost:9000", "localhost:9000", False),
+    ],
+)
+def test_which_origins_are_the_page_itself(origin, host, same):
+    assert same_origin(origin, host) is same
+
+
+@pytest.mark.parametrize(
+    "text, name",
+    [
+        ("train.example.org", "train.example.org"),
+        (" Train.Example.org ", "train.example.org"),
+        ("*.proxy.runpod.net", "*.proxy.runpod.net"),
+        ("203.0.113.7", "203.0.113.7"),
+        ("[2001:DB8::1]", "2001:db8::1"),
+        ("https://train.example.org", None),
+        ("train.example.org:443", None),
+        ("*", None),
+        ("*.", None),
+        ("a.*.org", None),
+        ("", None),
+        ("a b", None),
+    ],
+)
+def test_which_names_can_be_allowed(text, name):
+    assert valid_host(text) == name
+
+
+@given(st.text(), st.booleans())
+def test_an_unknown_host_is_never_allowed(host, listen):
+    hosts = Hosts(listen, ("*.example.org",))
+    if hosts.allowed(host):
+        name = host.rsplit(":", 1)[0].strip("[]").lower() if host.count(":") == 1 or "]" in host else host.lower()
+        assert name in machine_names() | {"localhost", "127.0.0.1", "::1"} or name.endswith(".example.org"), host
+
+
+def test_a_changed_address_of_the_machine_is_noticed(monkeypatch):
+    clock = Clock()
+    names = [frozenset({"192.0.2.1"})]
+    monkeypatch.setattr("ui.security.machine_names", lambda: names[0])
+    hosts = Hosts(True, (), clock)
+    assert hosts.allowed("192.0.2.1:7860") and not hosts.allowed("192.0.2.2:7860")
+    names[0] = frozenset({"192.0.2.2"})
+    clock.now += 60
+    assert hosts.allowed("192.0.2.2:7860") and not hosts.allowed("192.0.2.1:7860")
+    assert not Hosts(False, (), clock).allowed("192.0.2.2:7860")
+
+
+def test_only_the_routes_of_the_table_are_served():
+    assert methods_of("/") == {"GET", "HEAD"} and methods_of("/gradio_api/upload") == {"POST"}
+    for path in (
+        "/openapi.json",
+        "/docs",
+        "/gradio_api/openapi.json",
+        "/gradio_api/proxy=x",
+        "/login/",
+        "//",
+        "/config/x",
+        "",
+    ):
+        assert methods_of(path) == set(), path
+
+
+async def _post(guard: Guard, path: str, parts: list[bytes], *headers: tuple[bytes, bytes]) -> tuple[int, bytes]:
+    chunks = iter(
+        [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+        + [{"type": "http.request", "body": b""}]
+    )
+    sent = []
+
+    async def receive():
+        return next(chunks)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "scheme": "http",
+        "headers": [(b"host", b"localhost"), *headers],
+    }
+    await guard(scope, receive, send)
+    assert [one["type"] for one in sent].count("http.response.start") == 1
+    return sent[0]["status"], b"".join(one.get("body", b"") for one in sent[1:])
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_body_is_counted_whatever_it_announces(answers):
+    """Also where the application answers the exception itself, as Gradio does."""
+
+    async def inner(scope, receive, send):
+        length = 0
+        try:
+            while True:
+                message = await receive()
+                length += len(message["body"])
+                if not message.get("more_body"):
+                    break
+        except MultiPartException:
+            if not answers:
+                raise
+            length = -1
+        await send({"type": "http.response.start", "status": 400 if length < 0 else 200, "headers": []})
+        await send({"type": "http.response.body", "body": str(length).encode()})
+
+    guard = Guard(inner, Hosts(False), Limits(upload=1000, other=100))
+
+    def post(path: str, *sizes: int, announced: str = "") -> tuple[int, bytes]:
+        headers = [(b"content-length", announced.encode())] if announced else []
+        return asyncio.run(_post(guard, path, [b"x" * size for size in sizes], *headers))
+
+    assert post("/gradio_api/upload", 500, 500) == (200, b"1000")
+    assert post("/gradio_api/upload", 500, 501)[0] == 413 and post("/gradio_api/upload", *[1] * 1001)[0] == 413
+    assert post("/gradio_api/queue/join", 100) == (200, b"100") and post("/gradio_api/queue/join", 101)[0] == 413
+    assert post("/gradio_api/queue/join", 10, announced="5000")[0] == 413
+    assert post("/gradio_api/queue/join", 500, announced="10")[0] == 413
+    status, text = post("/gradio_api/upload", 2000)
+    assert status == 413 and b"Drop fewer or smaller files" in text
+
+
+def test_ctrl_c_is_noticed_within_a_slice():
+    """On Windows a signal is delivered only between two waits, so each must be short."""
+    slices = []
+
+    class Closing(threading.Event):
+        def wait(self, timeout=None):
+            slices.append(timeout)
+            if len(slices) == 5:
+                self.set()
+            return self.is_set()
+
+    app.wait_for(Closing())
+    assert len(slices) == 5 and all(0 < one <= 0.5 for one in slices)
+
+
+def arguments(*given: str):
+    return app.parser().parse_args(list(given))
+
+
+def test_where_the_password_comes_from(tmp_path, monkeypatch):
+    file = tmp_path / "login"
+    file.write_text("me:from:file\nsecond line\n", encoding="utf-8")
+    file.chmod(0o600)
+    assert app.auth_of(arguments()) is None
+    assert app.auth_of(arguments("--auth", "me:typed")) == ("me", "typed")
+    assert app.auth_of(arguments("--auth-file", str(file))) == ("me", "from:file")
+    for given_flags, expected in (((), ("me", "variable")), (("--auth", "me:typed"), ("me", "typed"))):
+        monkeypatch.setenv("HANGPROOF_AUTH", "me:variable")
+        assert app.auth_of(arguments(*given_flags)) == expected
+        assert "HANGPROOF_AUTH" not in os.environ  # trainers do not get it
+    with pytest.raises(SystemExit):
+        arguments("--auth", "me:typed", "--auth-file", str(file))
+
+
+def test_an_unsafe_password_file_is_refused(tmp_path):
+    file = tmp_path / "login"
+    cases = itertools.product(("me:secret", "no-colon", "me:", ""), (0o600, 0o644))
+    for content, mode in cases:
+        file.write_text(content, encoding="utf-8")
+        file.chmod(mode)
+        if (content, mode) == ("me:secret", 0o600):
+            continue
+        with pytest.raises(RunError) as error:
+            app.auth_of(arguments("--auth-file", str(file)))
+        assert ("chmod 600" if mode == 0o644 else "write USER:PASSWORD") in str(error.value)
+        assert "secret" not in str(error.value)
+    with pytest.raises(RunError, match="cannot be read"):
+        app.auth_of(arguments("--auth-file", str(tmp_path / "none")))
+
+
+def test_the_allowed_hosts_come_from_flags_and_the_environment(monkeypatch):
+    monkeypatch.setenv("HANGPROOF_ALLOWED_HOSTS", "b.example.org, 203.0.113.7,")
+    assert app.allowed_hosts(arguments("--allow-host", "A.example.org")) == (
+        "a.example.org",
+        "b.example.org",
+        "203.0.113.7",
+    )
+    with pytest.raises(RunError, match="without http:// and port"):
+        app.allowed_hosts(arguments("--allow-host", "https://a.example.org"))

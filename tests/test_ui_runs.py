@@ -1,0 +1,442 @@
+"""The Runs tab in a real browser: what a run made, what it does now, and what can be done with it."""
+
+import json
+import os
+import re
+import shutil
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from ui_helpers import PACED, browsing, kill_runs, lora_file, photos, serving, wait_for_step, write_incident, write_run
+from ui_page import RUN_S, a_tab, captions, faint_texts, field, nameless_controls, state_is, until
+
+import presets
+import runs
+from monitor.process.locks import LOCK, Lock
+
+PROMPTS = "a cat --w 64 --d 42\na dog <img src=x onerror=alert(1)> --w 64\n"
+FOCUSED = "document.activeElement"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browsing() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server for the tests whose runs are written by hand."""
+    with serving(tmp_path_factory.mktemp("runs") / "data") as running:
+        yield running
+
+
+@pytest.fixture
+def tab(browser):
+    with a_tab(browser) as page:
+        yield page
+
+
+@pytest.fixture
+def held():
+    """Makes a run look watched: holds the lock of its monitor."""
+    locks = []
+
+    def hold(folder: Path) -> Path:
+        lock = Lock(folder / LOCK)
+        assert lock.acquire()
+        locks.append(lock)
+        return folder
+
+    yield hold
+    for lock in locks:
+        lock.release()
+
+
+def show(page, server, folder: Path) -> None:
+    """Open the page with this run selected."""
+    page.goto(f"{server.url}?run={folder.name}")
+    page.locator("body.hp-open").wait_for()
+    page.locator(f".hp-here[data-run='{folder.name}']").wait_for()
+
+
+def samples(folder: Path, *steps: int, prompts: int = 2) -> None:
+    (folder / "sample").mkdir(exist_ok=True)
+    (folder / "sample_prompts.txt").write_text(PROMPTS, encoding="utf-8")
+    for step in steps:
+        for prompt in range(prompts):
+            name = f"{folder.name}_{step:06}_{prompt:02}_20260101120000_42.png"
+            shutil.copy(photos("coffee.png")[0], folder / "sample" / name)
+
+
+def change_status(folder: Path, **values) -> None:
+    """Replace status.json as the monitor does."""
+    now = json.loads((folder / "status.json").read_text())
+    (folder / ".status").write_text(json.dumps({**now, **values}))
+    os.replace(folder / ".status", folder / "status.json")
+
+
+# What a run made -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["running", "stopped", "completed"])
+def test_every_saved_lora_has_its_step_its_samples_and_a_download(tab, server, held, state):
+    folder = write_run(server.data, f"loras {state}", state=state)
+    if state == "running":
+        held(folder)
+    for step in (20, 100):
+        lora_file(folder / f"{folder.name}-step{step:08}.safetensors", step)
+    lora_file(folder / f"{folder.name}-000003.safetensors", 60, 3)
+    whole = lora_file(folder / f"{folder.name}-step00000120.safetensors", 120)
+    whole.write_bytes(whole.read_bytes()[:-4])  # being written
+    samples(folder, 20, 100)
+    if state == "completed":
+        lora_file(folder / f"{folder.name}.safetensors", 140)
+    show(tab, server, folder)
+    rows = tab.get_by_test_id("lora")
+    rows.first.wait_for()
+    titles = [text.splitlines()[0] for text in rows.all_inner_texts()]
+    assert titles == ["Final LoRA · step 140"] * (state == "completed") + ["Step 100", "Step 60", "Step 20"]
+    assert rows.filter(has_text="Step 100").locator("img").count() == 2
+    row = rows.filter(has_text="Step 20")
+    with tab.expect_download() as download:
+        row.get_by_role("link").click()
+    assert download.value.suggested_filename == f"{folder.name}-step00000020.safetensors"
+    assert download.value.path().read_bytes() == (folder / download.value.suggested_filename).read_bytes()
+    lora_file(folder / f"{folder.name}-step00000140.safetensors", 141)  # it appears without a click
+    tab.get_by_test_id("lora").filter(has_text="Step 140").wait_for()
+
+
+def test_all_samples_are_in_rows_by_prompt_in_the_order_of_their_steps(tab, server):
+    folder = write_run(server.data, "samples")
+    samples(folder, *range(10, 410, 10))
+    show(tab, server, folder)
+    rows = tab.get_by_test_id("sample-row")
+    rows.first.wait_for()
+    assert [row.locator("h4").inner_text() for row in rows.all()] == ["a cat", PROMPTS.splitlines()[1].split(" --")[0]]
+    expected = [f"step {n}" for n in range(10, 410, 10)]
+    assert [one.inner_text() for one in rows.first.locator(".hp-sample").all()] == expected
+    loaded = "() => [...document.querySelectorAll('.hp-sample img')].filter((i) => i.complete && i.naturalWidth).length"
+    assert tab.evaluate(loaded) < 80  # the others are loaded when they are scrolled to
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    scrolled = "(e) => e.scrollLeft + e.clientWidth >= e.scrollWidth - 8"
+    assert rows.first.locator(".hp-sample-strip").evaluate(scrolled)  # the newest is in view
+    rows.first.locator(".hp-sample-strip").evaluate("(e) => { e.scrollLeft = 0; }")
+    first = rows.first.locator(".hp-sample").first
+    first.evaluate("(e) => { e.mine = true; }")
+    samples(folder, 410)
+    rows.first.locator(".hp-sample").nth(40).wait_for()
+    assert first.evaluate("(e) => e.mine")  # the others are not drawn again
+    assert rows.first.locator(".hp-sample-strip").evaluate("(e) => e.scrollLeft") == 0
+
+
+def test_a_sample_is_shown_large_and_the_arrow_keys_compare(tab, server):
+    folder = write_run(server.data, "large")
+    samples(folder, 10, 20, 30)
+    lora_file(folder / "large-step00000020.safetensors", 20)
+    show(tab, server, folder)
+    tiles = tab.get_by_test_id("sample-row").first.locator(".hp-sample")
+    tiles.nth(1).focus()
+    tab.keyboard.press("Enter")
+    dialog = tab.locator("dialog.hp-lightbox[open]")
+    dialog.wait_for()
+    caption = dialog.get_by_role("status")
+    assert caption.inner_text() == "step 20 · a cat"
+    tab.keyboard.press("ArrowRight")
+    assert caption.inner_text() == "step 30 · a cat" and dialog.get_by_label("Later sample").is_disabled()
+    tab.keyboard.press("ArrowRight")
+    assert caption.inner_text() == "step 30 · a cat"
+    tab.keyboard.press("ArrowDown")
+    assert caption.inner_text().startswith("step 30 · a dog <img")
+    tab.keyboard.press("ArrowUp")
+    tab.keyboard.press("ArrowLeft")
+    assert caption.inner_text() == "step 20 · a cat"
+    assert dialog.locator("img").evaluate("(e) => e.decode().then(() => e.naturalWidth)") > 100
+    assert faint_texts(tab) == [] and nameless_controls(tab) == []
+    tab.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+    assert tab.evaluate(f"{FOCUSED}.dataset.sample") == tiles.nth(1).get_attribute("data-sample")
+    thumb = tab.get_by_test_id("lora").locator(".hp-thumb").first
+    thumb.click()
+    dialog.wait_for()
+    assert caption.inner_text() == "step 20 · a cat"
+    tab.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+    assert tab.evaluate(f"{FOCUSED}.className") == "hp-thumb"
+
+
+# What it does now ----------------------------------------------------------------------------------------------------
+
+
+def test_times_are_shown_in_the_browsers_time_zone(browser, server):
+    began = "2026-11-22T20:15:38.271Z"
+    folder = write_run(server.data, "times", state="stopped", started_at=began, updated_at="2026-11-22T21:00:00Z")
+    write_incident(folder, report=f"It hung at {began}.")
+    (folder / "training.log").write_text(f"=== {began} attempt 1: train.sh, from the start\nend\n")
+    with a_tab(browser, timezone_id="Asia/Tokyo", locale="en-GB") as page:
+        show(page, server, folder)
+        page.get_by_text("Full report").click()
+        for part in ("#run-incidents .hp-report", "#run-log"):
+            page.locator(part).get_by_text("23 Nov 2026, 05:15:38").wait_for()
+        page.locator("#run-head").get_by_text("23 Nov, 5:15").wait_for()
+        page.locator("#run-head").get_by_text("23 Nov, 6:00").wait_for()
+        time_of_start = page.locator("#run-head time").first
+        assert time_of_start.get_attribute("datetime").startswith("2026-11-22T20:15:38")
+        change_status(folder, updated_at="2026-11-22T22:00:00Z")  # the next tick draws the times again
+        page.locator("#run-head").get_by_text("23 Nov, 7:00").wait_for()
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("loss, planned", [(1e-4, 4000), (0.4, 40_000), (1e9, 1_000_000)])
+def test_no_label_of_the_chart_is_cut_off(browser, server, width, loss, planned):
+    folder = write_run(server.data, f"chart {width} {planned}", planned_steps=planned)
+    step = planned - 1
+    lines = [{"kind": "step", "step": n, "loss": loss * (1 + 0.013 * (n % 7))} for n in (1, 2, 3, step)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_incident(folder, step=step)
+    outside = """(svg) => [...svg.querySelectorAll('text')].filter((text) => {
+      const box = text.getBBox(), view = svg.viewBox.baseVal;
+      return box.x < 0 || box.x + box.width > view.width || box.y < 0 || box.y + box.height > view.height;
+    }).map((text) => text.textContent)"""
+    with a_tab(browser, width=width) as page:
+        show(page, server, folder)
+        drawn = page.locator("svg.hp-chart")
+        drawn.wait_for()
+        assert drawn.get_by_text(f"{planned:,}", exact=True).count() == 1
+        assert drawn.evaluate(outside) == []
+
+
+def test_without_a_step_there_is_no_speed_and_without_a_gpu_no_queue_for_one(tab, server, held):
+    waiting = {"message": "preparing the start", "devices": [], "step": 0, "step_s": 0.11, "planned_steps": 0}
+    folder = held(write_run(server.data, "on a cpu", state="queued", phase=None, **waiting))
+    show(tab, server, folder)
+    head = tab.locator("#run-head").inner_text()
+    assert "Preparing" in head and "GPU" not in head and "Speed" not in head
+
+
+def test_the_log_can_be_scrolled_by_keyboard(tab, server):
+    folder = write_run(server.data, "keyboard", state="stopped")
+    (folder / "training.log").write_text("".join(f"line {n}\n" for n in range(200)))
+    show(tab, server, folder)
+    log = tab.get_by_role("region", name="Training log")
+    tab.locator("#delete").focus()
+    for _ in range(8):
+        tab.keyboard.press("Tab")
+        if log.evaluate(f"(e) => e === {FOCUSED}"):
+            break
+    assert log.evaluate(f"(e) => e === {FOCUSED}")
+    assert log.evaluate("(e) => getComputedStyle(e).outlineStyle") != "none"
+    before = log.evaluate("(e) => e.scrollTop")
+    tab.keyboard.press("PageUp")
+    until(lambda: tab.wait_for_timeout(50) or log.evaluate("(e) => e.scrollTop") < before, "the log scrolls")
+
+
+def test_the_log_leads_with_the_error_and_hides_the_launcher_after_a_stop(tab, server):
+    launcher = (
+        'Traceback (most recent call last):\n  File "/x/accelerate/commands/launch.py", line 9, in main\n    go()\n'
+        "subprocess.CalledProcessError: Command '['python']' returned non-zero exit status 3.\n"
+    )
+    stopped = write_run(server.data, "log stopped", state="stopped")
+    began = "=== 2026-11-22T20:15:38.271Z attempt 1: train.sh, from the start\n"
+    (stopped / "training.log").write_text(began + "stopped on request at step 12\n" + launcher)
+    (stopped / "events.jsonl").write_text('{"t": "2026-11-22T20:16:00.000Z", "kind": "stopping", "message": "x"}\n')
+    show(tab, server, stopped)
+    log = tab.locator("#run-log")
+    log.get_by_text("4 lines of the launcher hidden").wait_for()
+    assert "CalledProcessError" not in log.inner_text() and "stopped on request" in log.inner_text()
+    failed = write_run(server.data, "log failed", state="failed", reason="exit code 2")
+    error = "__main__.py: error: argument --optimizer_type: invalid choice: 'prodigy' (choose from adamw8bit, adamw)"
+    (failed / "training.log").write_text(began + "usage: x\n" + error + "\n" + launcher)
+    show(tab, server, failed)
+    tab.get_by_test_id("first-error").get_by_text("invalid choice: 'prodigy'").wait_for()
+    assert log.inner_text().index("prodigy") < log.inner_text().index("usage")
+
+
+# Not connected -------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_whose_server_is_gone_says_so_and_recovers_by_itself(browser, tmp_path, held):
+    data = tmp_path / "data"
+    folder = held(write_run(data, "lives on", last_progress_at=datetime.now(UTC).isoformat()))
+    write_run(data, "newer")
+    with serving(data) as server, a_tab(browser) as page:
+        show(page, server, folder)
+        state_is(page, "running")
+        assert page.get_by_test_id("state").inner_text() == "Training"
+        began = time.monotonic()
+        server.stop(hard=True)
+        banner = page.get_by_role("alert").get_by_text("Not connected", exact=True)
+        banner.wait_for(timeout=20_000)
+        took_s = time.monotonic() - began
+        assert page.get_by_test_id("state").inner_text() == "Not connected"
+        assert "just now" not in page.locator("#run-head").inner_text()
+        assert faint_texts(page) == []
+        change_status(folder, step=77)
+        with serving(data, port=server.port):
+            banner.wait_for(state="detached", timeout=60_000)
+            page.get_by_test_id("steps").get_by_text("77 of 100 steps").wait_for()
+            assert page.get_by_test_id("run-name").inner_text() == "lives on"
+            assert page.get_by_test_id("state").inner_text() == "Training"
+            page.errors.clear()  # its requests to the dead server failed
+    assert took_s < 8
+
+
+# What can be done with it --------------------------------------------------------------------------------------------
+
+
+def test_stop_answers_at_once(tab, server, held):
+    folder = held(write_run(server.data, "stops"))
+    (folder / "train.sh").write_text("")
+    show(tab, server, folder)
+    button = tab.locator("#stop")
+    button.get_by_text("Stop").wait_for()
+    seen = tab.evaluate(
+        """() => new Promise((done) => {
+          const button = document.querySelector('#stop');
+          const began = performance.now();
+          const check = () => {
+            if (button.textContent.trim() === 'Stopping…' && button.disabled) done(performance.now() - began);
+            else if (performance.now() - began > 10000) done(1e9);
+            else requestAnimationFrame(check);
+          };
+          button.click();
+          check();
+        })"""
+    )
+    assert seen < 300, f"{seen:.0f} ms"
+    until(lambda: (folder / "stop.request").exists(), "the monitor is asked")
+    tab.wait_for_timeout(2500)  # ticks, before the monitor has answered
+    assert button.inner_text() == "Stopping…" and button.is_disabled()
+    change_status(folder, state="stopped")
+    button.wait_for(state="hidden")
+
+
+def test_a_stop_that_fails_says_why_and_can_be_tried_again(tab, server, held):
+    folder = held(write_run(server.data, "cannot stop"))  # its train.sh is gone
+    show(tab, server, folder)
+    tab.locator("#stop").click()
+    tab.locator("#run-notice").get_by_text("train.sh is missing").wait_for()
+    tab.locator("#stop").get_by_text("Stop", exact=True).wait_for()
+    assert tab.locator("#stop").is_enabled()
+
+
+def test_a_run_is_searched_renamed_and_deleted(tab, server):
+    images = server.data / "datasets"
+    for name in ("tulip red", "tulip blue"):
+        spec = runs.make({"name": name, "model": "tiny-flux", "backend": "diffusers", "trigger": "tok"})
+        os.environ["HANGPROOF_DATA"] = str(server.data)
+        folder = runs.create(spec, photos("coffee.png"))
+        (folder / "status.json").write_text(json.dumps({"state": "stopped", "step": 3, "planned_steps": 9}))
+    write_run(server.data, "rose", state="failed")
+    show(tab, server, folder)
+    names = tab.locator(".hp-run-name")
+    field(tab, "run-search").fill("tulip")
+    until(
+        lambda: tab.wait_for_timeout(50) or names.all_inner_texts() == ["tulip blue", "tulip red"],
+        "the list is searched",
+    )
+    field(tab, "run-search").fill("tulip RED")
+    until(lambda: tab.wait_for_timeout(50) or names.all_inner_texts() == ["tulip red"], "the list is searched")
+    tab.locator(".hp-run").click()
+    tab.get_by_test_id("run-name").get_by_text("tulip red").wait_for()
+
+    tab.locator("#rename").click()
+    until(
+        lambda: tab.wait_for_timeout(50) or tab.evaluate(f"!!{FOCUSED}.closest('#new-name')"), "the name has the focus"
+    )
+    field(tab, "new-name").fill("tulip blue")
+    tab.keyboard.press("Enter")
+    tab.locator("#run-notice").get_by_text("exists already").wait_for()
+    field(tab, "new-name").fill("tulip green")
+    tab.locator("#rename-ok").click()
+    tab.get_by_test_id("run-name").get_by_text("tulip green").wait_for()
+    field(tab, "run-search").fill("tulip")
+    until(lambda: tab.wait_for_timeout(50) or "tulip green" in names.all_inner_texts(), "the list shows the new name")
+    until(lambda: tab.wait_for_timeout(50) or "run=tulip-green" in tab.url, "the address names the renamed run")
+    assert (images / "tulip-green").is_dir() and not (images / "tulip-red").exists()
+    assert not tab.locator("#rename-panel").is_visible()
+
+    (server.data / "outputs" / "tulip-green" / "big.bin").write_bytes(b"x" * 5_000_000)
+    tab.locator("#delete").click()
+    panel = tab.locator("#delete-panel")
+    panel.get_by_text(re.compile(r"Delete the run 'tulip green'.*This frees 5\.\d MB")).wait_for()
+    assert faint_texts(tab) == [] and nameless_controls(tab) == []
+    tab.locator("#delete-no").click()
+    panel.wait_for(state="hidden")
+    assert (server.data / "outputs" / "tulip-green").is_dir()
+    tab.locator("#delete").click()
+    panel.get_by_label(re.compile("Also delete its data set: 1 image")).check()
+    tab.locator("#delete-ok").click()
+    tab.locator("#run-notice").get_by_text(re.compile(r"Deleted tulip-green\. This freed 5\.\d MB")).wait_for()
+    until(lambda: tab.wait_for_timeout(50) or names.all_inner_texts() == ["tulip blue"], "it is gone from the list")
+    assert not (server.data / "outputs" / "tulip-green").exists() and not (images / "tulip-green").exists()
+    assert (images / "tulip-blue").is_dir()
+
+
+def test_a_running_run_offers_neither_delete_nor_rename(tab, server, held):
+    folder = held(write_run(server.data, "alive"))
+    show(tab, server, folder)
+    tab.locator("#stop").wait_for()
+    assert not tab.locator("#delete").is_visible() and not tab.locator("#rename").is_visible()
+
+
+@pytest.mark.parametrize("model", sorted(presets.models()))
+def test_new_lora_from_this_run_works_for_every_model_and_its_message_is_in_view(tab, server, model, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(server.data))
+    backend = presets.models()[model]["backends"][0]
+    fields = {"name": f"of {model}", "model": model, "backend": backend, "trigger": "tok", "epochs": 7}
+    folder = runs.create(runs.make(fields), photos("coffee.png", "chelsea.png"), {"coffee.png": "tok, a cup"})
+    show(tab, server, folder)
+    tab.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+    tab.get_by_role("button", name="New LoRA from this run").click()
+    message = tab.get_by_text(f"Copied the settings, images and captions of '{fields['name']}'")
+    message.wait_for()
+    in_view = "(e) => { const b = e.getBoundingClientRect(); return b.top >= 0 && b.bottom <= innerHeight; }"
+    until(lambda: tab.wait_for_timeout(50) or message.evaluate(in_view), "the message is in view", 10)
+    until(lambda: tab.wait_for_timeout(50) or len(captions(tab)) == 2, "the images are copied")
+    assert sorted(captions(tab).values()) == ["tok", "tok, a cup"]
+    assert field(tab, "epochs").input_value() == "7" and field(tab, "name").input_value() == f"of {model} 2"
+
+
+# A real run ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(900)
+def test_a_real_run_shows_its_figures_and_loras_stops_at_once_and_is_deleted(tab, tmp_path, monkeypatch):
+    data = tmp_path / "data"
+    monkeypatch.setenv("HANGPROOF_DATA", str(data))
+    spec = {"name": "real", "model": "tiny-flux", "backend": "diffusers", "trigger": "tok", "epochs": 90, "repeats": 2}
+    saves = {
+        "save_every_n_steps": 4,
+        "sample_every_n_steps": 4,
+        "keep_states": 3,
+        "sample_steps": 1,
+        "prompts": ["a cup"],
+    }
+    folder = runs.create(runs.make({**spec, **saves}), photos("coffee.png"))
+    try:
+        with serving(data, **PACED) as server:
+            show(tab, server, folder)
+            tab.locator("#go").click()
+            state_is(tab, "running")
+            wait_for_step(folder, 5)
+            tab.get_by_test_id("lora").filter(has_text="Step 4").wait_for(timeout=RUN_S * 1000)
+            figures = tab.locator(".hp-machine")
+            for text in (r"CPU\s+\d+\.\d of \d+ cores", r"Memory\s+[\d.]+ [MG]B", r"Disk\s+[\d.]+ GB free"):
+                until(lambda text=text: tab.wait_for_timeout(100) or re.search(text, figures.inner_text()), text, RUN_S)
+            elapsed = re.search(r"Elapsed\s+(\d+) (s|min)", tab.locator("#run-head").inner_text())
+            assert elapsed and (int(elapsed[1]) >= 3 or elapsed[2] == "min")
+            tab.locator("#stop").click()
+            tab.locator("#stop").get_by_text("Stopping…").wait_for()
+            state_is(tab, "stopped")
+            tab.locator("#run-log").get_by_text("lines of the launcher hidden").wait_for()
+            assert "CalledProcessError" not in tab.locator("#run-log").inner_text()
+            assert "launcher" not in tab.locator("[data-testid=log]").inner_text()
+            tab.locator("#delete").click()
+            tab.locator("#delete-ok").click()
+            tab.locator("#run-notice").get_by_text("Deleted real").wait_for()
+            assert not folder.exists() and (data / "datasets" / "real").is_dir()
+    finally:
+        kill_runs(data)

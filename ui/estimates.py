@@ -1,0 +1,100 @@
+"""Time, GPU memory and disk space of the run, beside its steps, and what each estimate is based on."""
+
+from collections.abc import Iterable, Mapping
+
+import presets
+import runs
+from presets.estimate import disk, estimate, samples_s, table_time
+from runs import history, weights
+from runs.machine import Machine, free_gb, this_machine
+from ui.html import duration, esc
+
+
+def html(spec: "runs.RunSpec | None", images: Mapping[str, int], captions: Iterable[str] = ()) -> str:
+    """The estimates as HTML; "" without images or with invalid fields.
+
+    Args:
+        images: their number by folder. captions: the first is the sample prompt where there is no other.
+    """
+    from runs.folders import with_sample_interval
+
+    count = sum(images.values())
+    if not count or spec is None:
+        return ""
+    steps, spec = runs.planned_steps(spec, images), with_sample_interval(spec, images, captions)
+    machine = this_machine(spec.backend)
+    lines = {
+        "Time": _time(spec, steps, machine),
+        "GPU memory": _memory(spec, machine),
+        "Disk": _disk(spec, count),
+        "Samples": _samples(spec),
+    }
+    rows = "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in lines.items() if text)
+    return f'<dl class="hp-estimates" data-testid="estimates">{rows}</dl>'
+
+
+def _time(spec: "runs.RunSpec", steps: int, machine: Machine) -> str:
+    fields = spec.model_dump()
+    generated = presets.models()[spec.model]["generated"]
+    if (earlier := history.earlier(fields)) is not None:
+        step_s, source = earlier.step_s, f"measured on this machine in the run “{earlier.name}”"
+        other_s = earlier.other_s if earlier.other_s is not None else table_time(fields)[1]
+    else:
+        step_s, start_s, source = table_time(fields)
+        source = f"{source}; your machine may need half or twice as long"
+        prompts = len(spec.prompts) or 1
+        other_s = start_s + samples_s(fields, prompts, step_s, steps)
+    where = "" if generated or machine.vram_gb or earlier else "On a GPU of this size: "
+    return f"{where}about {duration(_rounded(steps * step_s + other_s))} <span>({esc(source)})</span>"
+
+
+def _rounded(seconds: float) -> float:
+    """Seconds without a precision that an estimate does not have."""
+    unit = 5 if seconds < 120 else 60 if seconds < 3600 else 600
+    return max(unit, round(seconds / unit) * unit)
+
+
+def _memory(spec: "runs.RunSpec", machine: Machine) -> str:
+    needed_gb = estimate(spec.model_dump())["peak_gb"]
+    if presets.models()[spec.model]["generated"] and not machine.vram_gb:
+        return "none; this model trains on the processor"
+    text = f"about {needed_gb:.1f} GB at {spec.resolution} pixels"
+    if machine.vram_gb and needed_gb > machine.vram_gb:
+        return f'<span class="hp-warn">{text}; your GPU has {machine.vram_gb:g} GB. Lower the resolution, batch size or rank.</span>'
+    return text + (f" <span>(your GPU has {machine.vram_gb:g} GB)</span>" if machine.vram_gb else "")
+
+
+def _disk(spec: "runs.RunSpec", images: int) -> str:
+    written = disk(spec.model_dump(), images)
+    download, folder = weights.to_download(spec)
+    parts = {**({"model download": download} if download else {}), **written}
+    named = ", ".join(f"{name} {_size(count)}" for name, count in parts.items())
+    free = free_gb(runs.data_root())
+    text = f"about {_size(sum(parts.values()))} <span>({esc(named)}; {free:.0f} GB free)</span>"
+    short = [
+        f"{place} has {available:.1f} GB free"
+        for place, available, needed in (
+            (runs.data_root(), free, sum(written.values())),
+            (folder, free_gb(folder), download),
+        )
+        if needed / 1e9 > available
+    ]
+    return (
+        f'{text} <span class="hp-warn">Too little space: {esc("; ".join(short))}. Free some space.</span>'
+        if short
+        else text
+    )
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{max(count / 1e6, 0.1):.1f} MB"
+
+
+def _samples(spec: "runs.RunSpec") -> str:
+    if not spec.sample_every_n_steps:
+        if spec.sample_every_n_steps == 0 and not spec.prompts and not spec.trigger.strip():
+            return "none: there is no trigger word, prompt or caption to draw"
+        return "off"
+    prompt = (spec.prompts or [spec.trigger])[0]
+    more = f" and {len(spec.prompts) - 1} more" if len(spec.prompts) > 1 else ""
+    return f"every {spec.sample_every_n_steps:,} steps <span>(“{esc(prompt)}”{more})</span>"

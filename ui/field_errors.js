@@ -1,0 +1,26 @@
+// Shows errors and warnings next to their fields. The component's value is {key of the field: [["bad" or "warn", text], …]}.
+// Gradio's own validation (gr.validate) has errors only, and it would keep an invalid value from being stored.
+const shown = [];
+function draw() {
+  for (const { notes, input } of shown.splice(0)) {
+    for (const note of notes) note.remove();
+    input.removeAttribute("aria-invalid");
+    input.removeAttribute("aria-describedby");
+  }
+  for (const [key, marks] of Object.entries(props.value || {})) {
+    const field = document.getElementById(key);
+    const input = field && field.querySelector("input, textarea, [role=button]");
+    if (!input) continue;
+    const notes = marks.map(([kind, text], at) => {
+      const note = make("p", kind === "bad" ? "hp-field-error" : "hp-field-warning", text);
+      note.id = `note-${key}-${at}`;
+      return note;
+    });
+    field.append(...notes);
+    if (marks.some(([kind]) => kind === "bad")) input.setAttribute("aria-invalid", "true");
+    input.setAttribute("aria-describedby", notes.map((note) => note.id).join(" "));
+    shown.push({ notes, input });
+  }
+}
+watch("value", draw);
+draw();

@@ -1,0 +1,91 @@
+// The form's fields: keeps what is not stored, and merges them with another tab's, field by field. Part of the images' script.
+//
+// Gradio's events pass all values through these functions. `base` holds each field as the server last confirmed it, so a
+// field whose value differs was changed in this tab. Gradio stops all events while the server is away, so typed values
+// are also read from the page itself.
+let names = [];
+let base = {};
+const arriving = {}; // field → { from, to }: a value on its way to the page, where an event may still see the old one
+const others = "BroadcastChannel" in window ? new BroadcastChannel("hangproof") : null;
+
+/** At the start: the values to show, from those that the server has and those that this browser kept. */
+hangproof.restore = (keys, [id, ...values]) => {
+  names = keys;
+  hangproof.setDraft(id);
+  base = Object.fromEntries(keys.map((key, n) => [key, values[n]]));
+  return keys.map((key, n) => {
+    const value = hangproof.unsavedText("field", key);
+    if (value === undefined) return undefined;
+    if (!same(value, values[n])) return bring(key, values[n], value);
+    hangproof.confirmed("field", key, value);
+    return undefined;
+  });
+};
+/** The fields that this tab changed, with their values; each is kept in the browser until the server confirms it. */
+hangproof.changes = (values) => {
+  names.forEach((key, n) => note(key, values[n]));
+  return Object.fromEntries(hangproof.unsaved("field"));
+};
+function bring(key, from, to) {
+  arriving[key] = { from, to };
+  return to;
+}
+const isOnItsWay = (key, value) => key in arriving && same(value, arriving[key].from);
+function note(key, value) {
+  if (value === undefined || isOnItsWay(key, value)) return;
+  delete arriving[key];
+  const kept = hangproof.unsavedText("field", key);
+  if (same(value, kept)) return;
+  if (!same(value, base[key])) hangproof.keep("field", key, value);
+  else if (kept !== undefined) hangproof.keep("field", key, value); // changed back; the server may have the other value
+}
+/** After an answer: the values that another tab has changed and this one has not. */
+hangproof.merge = (answer, values) => {
+  if (!answer || answer.ok !== true) {
+    if (answer && answer.error) hangproof.refuse(answer.error);
+    return names.map(() => undefined);
+  }
+  const found = names.map((key, n) => {
+    if (!(key in answer.form)) return undefined;
+    const [before, theirs] = [base[key], answer.form[key]];
+    base[key] = theirs;
+    if (key in answer.stored) {
+      hangproof.confirmed("field", key, answer.stored[key]);
+      if (same(values[n], answer.stored[key])) return void (base[key] = values[n]);
+    }
+    if (same(values[n], theirs) || hangproof.unsavedText("field", key) !== undefined) return undefined;
+    if (same(values[n], before) || isOnItsWay(key, values[n])) return bring(key, values[n], theirs);
+    hangproof.keep("field", key, values[n]); // typed since the request
+    return undefined;
+  });
+  if (Object.keys(answer.stored).length) hangproof.tellOthers();
+  return found;
+};
+/** Ask the other tabs of this browser to show what was stored here. */
+hangproof.tellOthers = () => others && others.postMessage(hangproof.draft());
+hangproof.onOthers = (act) => {
+  if (others) others.addEventListener("message", (event) => event.data === hangproof.draft() && act());
+};
+
+hangproof.onReplaced((kind, key, value) => {
+  if (kind === "field") base[key] = value; // so that the other tab's value is shown here
+});
+
+function shownValue(key) {
+  const field = document.getElementById(key);
+  const config = window.gradio_config?.components.find((one) => one.props.elem_id === key);
+  const choices = config?.props.choices;
+  const input = field?.querySelector(choices ? "input:checked, input[role=listbox]" : "input, textarea");
+  if (!input || !config) return undefined;
+  const text = choices ? input.closest("label")?.innerText.trim() || input.value : input.value;
+  if (choices) return choices.find(([label]) => label === text)?.[1];
+  if (config.type !== "number") return text;
+  return text === "" ? null : Number(text);
+}
+// Also when Gradio is silent: a field that was just typed in or chosen.
+for (const name of ["input", "change", "click", "keyup"]) {
+  document.addEventListener(name, (event) => {
+    const key = names.find((one) => event.target.closest?.(`#${one}`));
+    if (key && document.body.classList.contains("hp-open")) setTimeout(() => note(key, shownValue(key)));
+  });
+}

@@ -1,0 +1,218 @@
+"""The Hugging Face login of the page: the hub library's own login and token store, so that every tool on this machine shares it.
+
+The token goes from the field to `huggingface_hub.login` and nowhere else: it is not in the draft, a log, a URL or a message,
+and never goes back to the browser.
+"""
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from runs import models
+from ui.html import esc
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+LABEL = "Hugging Face account"
+ANSWER_S = 20.0
+TOKENS_PATH = "settings/tokens"
+
+
+class LoginError(Exception):
+    """The login failed. The message says why and what to do, and does not contain the token."""
+
+
+def hub_link(path: str, text: str) -> str:
+    """A link to a page of the hub that opens in a new tab."""
+    return f'<a href="{esc(models.endpoint())}/{esc(path)}" target="_blank" rel="noopener noreferrer">{esc(text)}</a>'
+
+
+def linked(text: str) -> str:
+    """Text as HTML in which the addresses of the hub's pages are links."""
+    address = re.compile(re.escape(esc(models.endpoint())) + r"(?:/[\w.-]*\w)+")
+    return address.sub(
+        lambda found: f'<a href="{found[0]}" target="_blank" rel="noopener noreferrer">{found[0]}</a>', esc(text)
+    )
+
+
+def store(token: str) -> str:
+    """Check a token with the hub and store it; returns the user's name.
+
+    Raises:
+        LoginError: the token is not valid, or the hub does not answer; nothing was stored.
+    """
+    token = (token or "").strip()
+    if not re.fullmatch(r"[\x21-\x7e]{8,200}", token):
+        raise LoginError("This is not a token. Copy the complete token from Hugging Face; it starts with hf_.")
+    if models.offline():
+        raise LoginError(
+            "HF_HUB_OFFLINE is set, so Hangproof cannot contact Hugging Face; unset it and restart Hangproof."
+        )
+
+    def check_and_store() -> str:
+        import huggingface_hub
+
+        huggingface_hub.login(token=token, skip_if_logged_in=False)
+        return str(huggingface_hub.whoami(cache=True)["name"])
+
+    return _answer(check_and_store)
+
+
+def user() -> str:
+    """The name of the stored token's user; "" without a token.
+
+    Raises:
+        LoginError: the hub refuses the token, or does not answer.
+    """
+    if not models.token() or models.offline():
+        return ""
+
+    def ask() -> str:
+        import huggingface_hub
+
+        return str(huggingface_hub.whoami(cache=True)["name"])
+
+    return _answer(ask)
+
+
+def forget() -> None:
+    """Delete the token from the hub library's store. Other stored tokens stay.
+
+    Raises:
+        LoginError: HF_TOKEN is set, or the store cannot be written.
+    """
+    import huggingface_hub
+    from huggingface_hub.utils import get_stored_tokens
+
+    token = models.token()
+    try:
+        names = [name for name, stored in get_stored_tokens().items() if stored == token]
+        for name in names or [None]:
+            huggingface_hub.logout(name)
+    except OSError as error:
+        if not models.token():
+            return  # only git's copy of the token, which the library removes too, is not accessible
+        if isinstance(error, PermissionError):
+            raise LoginError(
+                f"The token cannot be deleted: {error.strerror}; delete {error.filename} yourself."
+            ) from error
+        raise LoginError("You are logged in by the variable HF_TOKEN; unset it and restart Hangproof.") from error
+
+
+def _answer(ask: Callable[[], str]) -> str:
+    """The result of a call to the hub, within ANSWER_S. The library itself waits without an end."""
+    from httpx2 import HTTPError  # the HTTP library of huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    found: list[str] = []
+    failed = [
+        LoginError(f"{models.endpoint()} did not answer within {ANSWER_S:.0f} s; check the network and try again.")
+    ]
+
+    def call() -> None:
+        try:
+            found.append(ask())
+        except HfHubHTTPError as error:
+            failed[:] = [LoginError(_refused(error.response.status_code))]
+        except HTTPError as error:
+            failed[:] = [
+                LoginError(f"{models.endpoint()} cannot be reached ({type(error).__name__}); check the network.")
+            ]
+        except OSError as error:
+            failed[:] = [LoginError(f"The token cannot be stored ({error.strerror}): {error.filename}")]
+        except (ValueError, KeyError, TypeError):  # an organization's token, or not the hub's answer
+            failed[:] = [LoginError("Hugging Face does not accept this token. Use a token of your own account.")]
+
+    # In a daemon thread, because name resolution has no timeout; a stuck thread blocks nothing.
+    asking = threading.Thread(target=call, daemon=True)
+    asking.start()
+    asking.join(ANSWER_S)
+    if found:
+        return found[0]
+    raise failed[0]
+
+
+def _refused(status: int) -> str:
+    if status == 401:
+        return "Hugging Face does not know this token. Create a new one and copy it completely."
+    if status == 429:
+        return "Hugging Face received too many logins; try again in a few minutes."
+    return f"{models.endpoint()} answered with HTTP status {status}; try again later."
+
+
+def status_html(name: str = "", error: str = "") -> str:
+    """Who is logged in, or how to log in, as HTML."""
+    problem = f'<p class="hp-hint hp-warn" role="alert" data-testid="hub-error">{esc(error)}</p>' if error else ""
+    if name:
+        return f'<p class="hp-hint" role="status" data-testid="hub-user">Logged in as <strong>{esc(name)}</strong>.</p>{problem}'
+    if models.token():
+        return f'<p class="hp-hint" role="status" data-testid="hub-user">A Hugging Face token is stored on this machine.</p>{problem}'
+    link = hub_link(TOKENS_PATH, "Create a token on Hugging Face")
+    return f'{problem}<p class="hp-hint">{link} (type “Read”), then paste it here. The token is kept in Hugging Face’s own store on this machine.</p>'
+
+
+@dataclass
+class HubLogin:
+    """The components that `page` connects."""
+
+    fold: "gr.Accordion"
+    token: "gr.Textbox"
+    log_in: "gr.Button"
+    status: "gr.HTML"
+    log_out: "gr.Button"
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The components that the handlers update."""
+        return [self.token, self.log_in, self.status, self.log_out]
+
+
+def build() -> HubLogin:
+    """Build the folded section; its contents are updated when it is opened."""
+    import gradio as gr
+
+    with gr.Accordion(LABEL, open=False, elem_id="hub-fold") as fold:
+        status = gr.HTML(elem_id="hub-status", apply_default_css=False)
+        token = gr.Textbox(
+            type="password", label="Access token", placeholder="hf_…", max_lines=1, elem_id="hub-token",
+            html_attributes=gr.InputHTMLAttributes(autocomplete="off"),
+        )  # fmt: skip
+        log_in = gr.Button("Log in", elem_id="hub-log-in", size="sm")
+        log_out = gr.Button("Log out", visible=False, elem_id="hub-log-out", size="sm")
+    return HubLogin(fold, token, log_in, status, log_out)
+
+
+def _updates(html: str) -> tuple[Any, ...]:
+    """(token field, log in, status, log out): the field is empty, and only what can be done now is shown."""
+    import gradio as gr
+
+    known = bool(models.token())
+    return gr.update(value="", visible=not known), gr.update(visible=not known), html, gr.update(visible=known)
+
+
+def on_open() -> tuple[Any, ...]:
+    """Show who is logged in."""
+    try:
+        return _updates(status_html(user()))
+    except LoginError as error:
+        return _updates(status_html(error=str(error)))
+
+
+def on_log_in(token: str) -> tuple[Any, ...]:
+    """Log in with the typed token."""
+    try:
+        return _updates(status_html(store(token)))
+    except LoginError as error:
+        return _updates(status_html(error=str(error)))
+
+
+def on_log_out() -> tuple[Any, ...]:
+    """Log out."""
+    try:
+        forget()
+    except LoginError as error:
+        return _updates(status_html(error=str(error)))
+    return _updates(status_html())

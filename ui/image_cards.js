@@ -1,0 +1,229 @@
+// The cards: an image with its caption, warnings and buttons. Part of the images' script.
+//
+// A card belongs to one image by its id. Its caption is "saved" only after the server has answered `ok: true`.
+const cards = new Map(); // id → card
+const saving = new Map();
+const selected = new Set();
+const WARNINGS = {
+  small: (item) => [`Only ${item.width} × ${item.height} pixels: too small to learn from.`, "Remove it"],
+  sideways: () => ["This photo may lie on its side.", "Rotate it"],
+  near: (item, other) => [`Nearly identical to ${other || "another image"}.`, "Remove this one"],
+  no_caption: () => ["No caption: only the trigger word is used.", "Use the trigger word"],
+};
+const nameOf = (item) => (item.folder && !item.file.startsWith(item.folder) ? `${item.folder}/${item.file}` : item.file);
+
+// Captions ----------------------------------------------------------------------------------------------------------
+let pause = null;
+function typed(item, text) {
+  hangproof.keep("caption", item.id, text);
+  mark(item.id, "…");
+  clearTimeout(pause);
+  pause = setTimeout(flush, 500);
+}
+function mark(id, text) {
+  const card = cards.get(id);
+  if (!card) return;
+  card.saved.textContent = text;
+  card.saved.classList.toggle("hp-not-saved", text === "not saved");
+}
+async function store(id) {
+  for (let text; (text = hangproof.unsavedText("caption", id)) !== undefined; ) {
+    mark(id, "…");
+    const answer = await ask("save_caption", { id, text });
+    if (answer?.ok !== true) {
+      mark(id, "not saved");
+      if (answer?.removed) setAside(id, text);
+      else if (answer) hangproof.refuse(answer.error);
+      else hangproof.lost();
+      return false;
+    }
+    hangproof.confirmed("caption", id, text);
+    const item = state().items.find((one) => one.id === id);
+    if (item) item.caption = text;
+    if (hangproof.unsavedText("caption", id) === undefined) mark(id, "saved");
+    showHistory(answer.history);
+    hangproof.tellOthers();
+  }
+  return true;
+}
+/** Send every caption that is not stored. Returns whether all of them are. */
+async function flush() {
+  clearTimeout(pause);
+  const results = await Promise.all(
+    hangproof.unsaved("caption").map(([id]) => {
+      if (!saving.has(id)) saving.set(id, store(id).finally(() => saving.delete(id)));
+      return saving.get(id);
+    })
+  );
+  return results.every(Boolean);
+}
+/** The image was removed elsewhere: show the text, so that it can be copied. It is not sent again. */
+function setAside(id, text) {
+  hangproof.forget("caption", id);
+  const box = make("div", "hp-aside");
+  const field = make("textarea", "", text);
+  field.readOnly = true;
+  field.setAttribute("aria-label", "Caption of a removed image");
+  const name = state().items.find((one) => one.id === id)?.file || "An image";
+  box.append(
+    make("p", "", `${name} was removed in another tab. Its caption is not saved:`),
+    field,
+    button("Dismiss", "hp-quiet", () => box.remove())
+  );
+  asides.append(box);
+  reload();
+}
+
+// Cards -------------------------------------------------------------------------------------------------------------
+function iconButton(text, label, cls, act) {
+  const one = button(text, "hp-icon " + cls, act);
+  one.title = label;
+  one.setAttribute("aria-label", label);
+  return one;
+}
+function cardOf(item) {
+  const name = nameOf(item);
+  const card = make("article", "hp-card");
+  card.dataset.file = item.file;
+  card.dataset.id = item.id;
+  const picture = make("div", "hp-picture");
+  picture.draggable = true;
+  const open = make("button", "hp-open-picture");
+  open.type = "button";
+  open.setAttribute("aria-label", "Enlarge " + name);
+  open.addEventListener("click", () => enlarge(item.id));
+  const image = make("img");
+  image.loading = "lazy";
+  image.draggable = false;
+  image.alt = name;
+  image.src = item.thumb;
+  open.append(image);
+  const pick = make("input", "hp-pick");
+  pick.type = "checkbox";
+  pick.setAttribute("aria-label", "Select " + name);
+  pick.addEventListener("change", () => {
+    pick.checked ? selected.add(item.id) : selected.delete(item.id);
+    drawSelection();
+  });
+  const remove = iconButton("×", "Remove " + name, "hp-remove", () => removeImages([item.id], card));
+  const earlier = iconButton("‹", "Move earlier: " + name, "hp-earlier", () => moveBy(item.id, -1));
+  const later = iconButton("›", "Move later: " + name, "hp-later", () => moveBy(item.id, 1));
+  picture.append(open, pick, earlier, later, remove);
+  draggable(picture, card, item.id);
+  const line = make("div", "hp-card-line");
+  const file = make("span", "hp-file", name);
+  file.title = name;
+  const size = make("span", "hp-size", `${item.width} × ${item.height}`);
+  const saved = make("span", "hp-saved", "");
+  saved.setAttribute("aria-live", "polite");
+  line.append(file, saved, size);
+  const warnings = make("ul", "hp-warnings");
+  const text = make("textarea");
+  text.rows = 3;
+  text.placeholder = "Describe the image. If this is empty, the trigger word is used.";
+  text.setAttribute("aria-label", "Caption of " + name);
+  text.addEventListener("input", () => typed(item, text.value));
+  text.addEventListener("blur", flush);
+  card.append(picture, line, warnings, text);
+  return { card, text, saved, warnings, pick, image, size, earlier, later, picture };
+}
+function update(one, item) {
+  const waits = hangproof.unsavedText("caption", item.id);
+  const text = waits ?? item.caption;
+  if (one.text.value !== text) one.text.value = text;
+  if (waits === undefined && one.saved.textContent !== "saved") mark(item.id, ""); // another tab has stored it
+  if (waits !== undefined && !saving.has(item.id) && hangproof.trouble()) mark(item.id, "not saved");
+  if (one.image.getAttribute("src") !== item.thumb) one.image.src = item.thumb;
+  one.size.textContent = `${item.width} × ${item.height}`;
+  one.pick.checked = selected.has(item.id);
+  const whole = !state().filter;
+  one.picture.draggable = one.earlier.hidden = one.later.hidden = false;
+  one.picture.draggable = whole;
+  one.earlier.hidden = one.later.hidden = !whole;
+  const codes = item.warnings.filter((code) => code !== "no_caption" || !text.trim());
+  if (one.warnings.dataset.codes === codes.join()) return;
+  one.warnings.dataset.codes = codes.join();
+  one.warnings.replaceChildren(...codes.map((code) => warningOf(item, code)));
+}
+function warningOf(item, code) {
+  const [kind, other] = code.split(":");
+  const [message, fix] = WARNINGS[kind](item, item.near?.[other]);
+  const row = make("li", "", message + " ");
+  const act = button(fix, "hp-link", () => change("fix_image", { id: item.id, code }));
+  act.setAttribute("aria-label", `${fix}: ${nameOf(item)}`);
+  row.append(act);
+  return row;
+}
+
+// Order -------------------------------------------------------------------------------------------------------------
+const MOVED = "application/x-hangproof-image";
+async function moveBy(id, step) {
+  const moved = await change("move_image", { id, step });
+  if (!moved) return;
+  const one = cards.get(id); // its page is shown, so the focus stays with the image
+  const wanted = step < 0 ? one?.earlier : one?.later;
+  wanted?.focus();
+}
+function draggable(picture, card, id) {
+  picture.addEventListener("dragstart", (event) => {
+    event.dataTransfer.setData(MOVED, id);
+    event.dataTransfer.effectAllowed = "move";
+  });
+  const isAfter = (event) => {
+    const box = card.getBoundingClientRect();
+    return event.clientX > box.left + box.width / 2;
+  };
+  card.addEventListener("dragover", (event) => {
+    if (!event.dataTransfer.types.includes(MOVED)) return;
+    event.preventDefault();
+    card.classList.toggle("hp-before", !isAfter(event));
+    card.classList.toggle("hp-after", isAfter(event));
+  });
+  const clear = () => card.classList.remove("hp-before", "hp-after");
+  card.addEventListener("dragleave", clear);
+  card.addEventListener("drop", (event) => {
+    clear();
+    const moved = event.dataTransfer.getData(MOVED);
+    if (!moved) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (moved !== id) change("move_image", { id: moved, beside: id, after: isAfter(event) });
+  });
+}
+
+// Enlargement -------------------------------------------------------------------------------------------------------
+const dialog = make("dialog", "hp-lightbox");
+const large = make("img");
+const title = make("p", "");
+let enlarged = "";
+dialog.setAttribute("aria-label", "Enlarged image");
+dialog.append(
+  large,
+  title,
+  iconButton("‹", "Previous image", "", () => enlargeBeside(-1)),
+  iconButton("›", "Next image", "", () => enlargeBeside(1)),
+  iconButton("×", "Close", "", () => dialog.close())
+);
+dialog.addEventListener("keydown", (event) => {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (step) enlargeBeside(step);
+});
+dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+dialog.addEventListener("close", () => cards.get(enlarged)?.card.querySelector(".hp-open-picture").focus());
+async function enlarge(id) {
+  const item = state().items.find((one) => one.id === id);
+  if (!item) return;
+  enlarged = id;
+  large.src = item.thumb;
+  large.alt = nameOf(item);
+  title.textContent = `${nameOf(item)} · ${item.width} × ${item.height}`;
+  if (!dialog.isConnected) document.body.append(dialog);
+  if (!dialog.open) dialog.showModal();
+  const answer = await ask("enlarge_image", { id });
+  if (answer?.ok === true && enlarged === id) large.src = answer.url;
+}
+function enlargeBeside(step) {
+  const items = state().items;
+  const index = items.findIndex((one) => one.id === enlarged) + step;
+  if (items[index]) enlarge(items[index].id);
+}

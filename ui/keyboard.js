@@ -1,0 +1,22 @@
+// What Gradio's fields lack for the keyboard. Runs once, as the body of the header's js_on_load.
+//
+// Gradio 6.31 gives each radio button a random name, again after each change, so the arrow keys do not move between them. A
+// Dropdown opens its list once more when Tab leaves it. Both are corrected when a key arrives, because Gradio makes these
+// elements again whenever their choices change.
+const shareName = (radio) => {
+  const group = radio.closest(".wrap");
+  if (group) for (const one of group.querySelectorAll("input[type=radio]")) one.name = radio.name;
+};
+const closeList = (combobox) => {
+  const open = () => combobox.getAttribute("aria-expanded") === "true" && document.activeElement !== combobox;
+  const close = () => open() && combobox.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", code: "Escape", bubbles: true }));
+  for (const after of [0, 50, 250]) setTimeout(close, after); // after Gradio's own answer to the lost focus
+};
+document.addEventListener(
+  "keydown",
+  (event) => {
+    if (event.target.matches("input[type=radio]")) shareName(event.target);
+    if (event.key === "Tab" && event.target.matches("[role=combobox]")) closeList(event.target);
+  },
+  true
+);

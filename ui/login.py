@@ -1,0 +1,317 @@
+"""The login: one user name and password, sessions, and waits after wrong passwords.
+
+It replaces Gradio's login, whose cookie other sites can use (SameSite=None), which never slows down, and whose page loads
+all of Gradio. A session is a random token. The server keeps only its hash, together with the password in the same hash, so
+that a copy of the file logs nobody in and a new password ends every session. Sessions survive a restart of the server.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import json
+import math
+import os
+import secrets
+import sys
+import tempfile
+import time
+from base64 import b64encode
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+
+from ui.html import esc
+
+HERE = Path(__file__).parent
+SESSION_S = 30 * 24 * 3600
+MAX_SESSIONS = 100  # the oldest is dropped
+MAX_FIELD = 1000  # characters of a typed user name or password
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How long wrong passwords delay the next try: nothing for the first `free`, then `first_s`, doubled up to `most_s`.
+
+    The count starts over after `forget_s` without a wrong password.
+    """
+
+    free: int
+    first_s: float
+    most_s: float
+    forget_s: float
+
+    def after(self, failures: int) -> float:
+        """Seconds to wait after this many wrong passwords."""
+        if failures <= self.free:
+            return 0.0
+        return min(self.most_s, self.first_s * 2.0 ** min(failures - self.free - 1, 60))
+
+
+ADDRESS_WAITS = Waits(free=3, first_s=1, most_s=300, forget_s=1800)
+ALL_WAITS = Waits(free=30, first_s=0.5, most_s=5, forget_s=300)  # short: an attack must not lock the owner out
+MAX_ADDRESSES = 1000
+
+
+@dataclass
+class _Tries:
+    failures: int = 0
+    last: float = 0.0
+    trusted: bool = False
+
+
+class Throttle:
+    """Counts wrong passwords for each address and for all together.
+
+    An address that has logged in before does not wait for the wrong passwords of others. An IPv6 address counts as its /64,
+    because one machine has all addresses of it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.addresses: OrderedDict[str, _Tries] = OrderedDict()  # the one used last is at the end
+        self.all = _Tries()
+
+    def wait_s(self, address: str) -> float:
+        """Seconds until this address may try again; 0 when it may try now."""
+        tries = self.addresses.get(_network(address), _Tries())
+        own = self._left(tries, ADDRESS_WAITS)
+        return own if tries.trusted else max(own, self._left(self.all, ALL_WAITS))
+
+    def failed(self, address: str) -> None:
+        """Count a wrong password."""
+        for tries, waits in ((self._tries(address), ADDRESS_WAITS), (self.all, ALL_WAITS)):
+            now = self.clock()
+            tries.failures = 1 if now - tries.last > waits.forget_s else tries.failures + 1
+            tries.last = now
+
+    def succeeded(self, address: str) -> None:
+        """Forget the wrong passwords of an address that has logged in, and trust it."""
+        tries = self._tries(address)
+        tries.failures, tries.trusted = 0, True
+
+    def _tries(self, address: str) -> _Tries:
+        key = _network(address)
+        tries = self.addresses.setdefault(key, _Tries())
+        self.addresses.move_to_end(key)
+        while len(self.addresses) > MAX_ADDRESSES:
+            untrusted = (one for one, old in self.addresses.items() if not old.trusted and one != key)
+            del self.addresses[next(untrusted, next(iter(self.addresses)))]
+        return tries
+
+    def _left(self, tries: _Tries, waits: Waits) -> float:
+        return max(0.0, tries.last + waits.after(tries.failures) - self.clock()) if tries.failures else 0.0
+
+
+def _network(address: str) -> str:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return "unknown"
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))
+    return str(found)
+
+
+class Sessions:
+    """The sessions of one user, kept in a file that only its owner may read."""
+
+    def __init__(self, file: Path, credentials: tuple[str, str], now: Callable[[], float] = time.time) -> None:
+        self.file, self.credentials, self.now = file, credentials, now
+        self.expiry = self._read()  # hash: UTC seconds
+
+    def _read(self) -> dict[str, float]:
+        try:
+            read = json.loads(self.file.read_text(encoding="utf-8"))
+            return {str(key): float(end) for key, end in read.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            print(f"hangproof: {self.file} cannot be read ({error}); everyone must log in again", file=sys.stderr)
+            return {}
+
+    def start(self) -> str:
+        """A new session's token."""
+        token = secrets.token_urlsafe(32)
+        self.expiry = {key: end for key, end in self.expiry.items() if end > self.now()}
+        while len(self.expiry) >= MAX_SESSIONS:
+            del self.expiry[min(self.expiry, key=lambda key: self.expiry[key])]
+        self.expiry[self._hash(token)] = self.now() + SESSION_S
+        self._write()
+        return token
+
+    def valid(self, token: str) -> bool:
+        """Whether the token's session has started, has not expired and was not ended."""
+        return self.expiry.get(self._hash(token), 0.0) > self.now()
+
+    def end(self, token: str) -> None:
+        """End a session."""
+        if self.expiry.pop(self._hash(token), None) is not None:
+            self._write()
+
+    def _hash(self, token: str) -> str:
+        return hashlib.sha256("\0".join((token, *self.credentials)).encode("utf-8", "replace")).hexdigest()
+
+    def _write(self) -> None:
+        temporary = ""
+        try:
+            handle, temporary = tempfile.mkstemp(prefix=".logins-", dir=self.file.parent)  # mode 600
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(self.expiry, file)
+            os.replace(temporary, self.file)
+        except OSError as error:  # the login is valid until the server stops
+            print(f"hangproof: {self.file} cannot be written ({error.strerror})", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+class Login:
+    """The login page, the log-out, and the check of a request's cookie."""
+
+    def __init__(self, credentials: tuple[str, str], file: Path, port: int, throttle: Throttle | None = None) -> None:
+        self.credentials = credentials
+        self.sessions = Sessions(file, credentials)
+        self.throttle = throttle or Throttle()
+        # A browser sends a cookie to every port of a host, so each server needs a name of its own.
+        self.cookie = f"hangproof-{port}"
+
+    def logged_in(self, request: Request) -> bool:
+        """Whether the request carries the token of a valid session."""
+        token = request.cookies.get(self.cookie)
+        return token is not None and self.sessions.valid(token)
+
+    def redirect(self, request: Request) -> Response:
+        """Send a browser without a login to the login page, and from there back."""
+        shown = _own_query(request.url.query)
+        ended = {"ended": "1"} if self.cookie in request.cookies else {}
+        query = urlencode({**ended, **({"next": shown} if shown else {})})
+        return RedirectResponse("login" + (f"?{query}" if query else ""), 303)
+
+    async def respond(self, request: Request) -> Response:
+        """The login page for GET; for POST the session's cookie, or the page with the reason."""
+        if request.method in ("GET", "HEAD"):
+            shown = _own_query(request.query_params.get("next", ""))
+            if self.logged_in(request):
+                return RedirectResponse("./" + (f"?{shown}" if shown else ""), 303)
+            return page(shown, info=_info(request))
+        if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+            return PlainTextResponse("Send the form of the login page.", 415)
+        address = request.client.host if request.client else ""
+        form = await request.form()
+        typed = [str(form.get(name, ""))[:MAX_FIELD] for name in ("username", "password")]
+        shown = _own_query(str(form.get("next", "")))
+        # No await from here on: of many requests at the same time, each sees the failures of those before it.
+        wait = math.ceil(self.throttle.wait_s(address))
+        if wait:
+            text = f"Too many wrong passwords. Wait {wait} {'second' if wait == 1 else 'seconds'}, then try again."
+            return page(shown, typed[0], problem=text, status=429, headers={"Retry-After": str(wait)})
+        right = [_same(*pair) for pair in zip(typed, self.credentials, strict=True)]
+        if not all(right):
+            self.throttle.failed(address)
+            return page(shown, typed[0], problem="Wrong user name or password. Try again.", status=401)
+        self.throttle.succeeded(address)
+        response = RedirectResponse("./" + (f"?{shown}" if shown else ""), 303)
+        self._set(response, request, self.sessions.start(), SESSION_S)
+        return response
+
+    def log_out(self, request: Request) -> Response:
+        """End the session of this browser."""
+        self.sessions.end(request.cookies.get(self.cookie, ""))
+        response = RedirectResponse("login?out=1", 303)
+        self._set(response, request, "", 0)
+        return response
+
+    def _set(self, response: Response, request: Request, token: str, seconds: int) -> None:
+        secure = is_https(request.scope["scheme"], request.headers)
+        response.set_cookie(self.cookie, token, max_age=seconds, path="/", httponly=True, samesite="lax", secure=secure)
+
+
+def is_https(scheme: str, headers: Headers) -> bool:
+    """Whether the browser uses HTTPS, directly or to a proxy. A forged header only affects the cookie of its sender."""
+    return (headers.get("x-forwarded-proto") or scheme).split(",")[0].strip().lower() == "https"
+
+
+def _same(typed: str, expected: str) -> bool:
+    """Compare in a time that depends on neither text nor length."""
+    return hmac.compare_digest(
+        *(hashlib.sha256(text.encode("utf-8", "replace")).digest() for text in (typed, expected))
+    )
+
+
+def _own_query(text: str) -> str:
+    """A query of the page as a new query string. No other part of an address is kept, so it cannot lead to another site."""
+    return urlencode(parse_qsl(text[:500], max_num_fields=None))
+
+
+def _info(request: Request) -> str:
+    if request.query_params.get("out"):
+        return "You are logged out."
+    return "Your login has ended. Log in again to continue." if request.query_params.get("ended") else ""
+
+
+@cache
+def _style() -> tuple[str, str]:
+    """The page's style sheet, and its hash for the Content-Security-Policy."""
+    text = (HERE / "login.css").read_text(encoding="utf-8")
+    return text, b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def page(
+    shown: str,
+    user: str = "",
+    problem: str = "",
+    info: str = "",
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """The login page. It has no script and loads no other file."""
+    from ui.page import ICON, MARK
+
+    css, digest = _style()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; form-action 'self'; base-uri 'none'; "
+        "frame-ancestors 'none'"
+    )
+    note = f'<p class="problem" id="problem" role="alert">{esc(problem)}</p>' if problem else ""
+    note += f'<p class="info" role="status">{esc(info)}</p>' if info else ""
+    described = ' aria-invalid="true" aria-describedby="problem"' if problem else ""
+    first, second = (" autofocus", "") if not user else ("", " autofocus")
+    field = 'required maxlength="1000" spellcheck="false" autocapitalize="none"'
+    html = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Log in · Hangproof</title>
+<link rel="icon" href="{ICON}">
+<style>{css}</style>
+</head>
+<body>
+<main>
+{MARK}
+<h1>Log in to Hangproof</h1>
+{note}
+<form method="post" action="login">
+<input type="hidden" name="next" value="{esc(shown)}">
+<label for="username">User name</label>
+<input id="username" name="username" value="{esc(user)}" autocomplete="username" {field}{described}{first}>
+<label for="password">Password</label>
+<input id="password" name="password" type="password" autocomplete="current-password" {field}{described}{second}>
+<button type="submit">Log in</button>
+</form>
+<p class="hint">The user name and password are those that Hangproof was started with.</p>
+</main>
+</body>
+</html>
+"""
+    return HTMLResponse(
+        html, status, {**(headers or {}), "content-security-policy": policy, "cache-control": "no-store"}
+    )

@@ -1,0 +1,84 @@
+"""The page's scripts and its style sheet, each sent as one file.
+
+They are not part of Gradio's config, because each visit downloads the config before it shows anything. Their addresses
+contain a digest of their content, so a browser keeps them until they change.
+"""
+
+import hashlib
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+HERE = Path(__file__).parent
+PREFIX = "/scripts/"
+# The script of each component that has one: files of ui/, in this order. All of them can use what dom.js defines.
+PARTS = {
+    "keyboard": ("keyboard",),
+    "images": ("unsaved", "fields", "image_cards", "image_drops", "images"),
+    "flags": ("flags",),
+    "field_errors": ("field_errors",),
+    "run_list": ("run_list",),
+    "run_head": ("run_times", "run_connection", "run_address"),
+    "run_samples": ("run_samples",),
+    "run_times": ("run_times",),
+}
+# Gradio repeats the rules that it gets for its own container, so that they win over its components' rules.
+NESTED = ".gradio-container.gradio-container .contain {\n%s\n}\n"
+
+
+def _read(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+@cache
+def source() -> str:
+    """The scripts as one module: a function for each part, which gets what Gradio passes to a component's script."""
+    found = [_read("dom.js")]
+    for name, files in PARTS.items():
+        body = "".join(_read(f"{file}.js") for file in files)
+        found.append(f"export function {name}({{ element, props, server, trigger, watch }}) {{\n{body}}}\n")
+    return "".join(found)
+
+
+@cache
+def style() -> str:
+    """The style sheet, with each rule a second time for Gradio's container."""
+    rules = _read("style.css")
+    return rules + NESTED % re.sub(r"^\.dark\b", ".dark &", rules, flags=re.MULTILINE)
+
+
+@cache
+def _files() -> dict[str, tuple[str, str]]:
+    """(text, media type) by address relative to the page."""
+    found = {("page", "js"): (source(), "text/javascript"), ("style", "css"): (style(), "text/css")}
+    return {
+        f"{PREFIX[1:]}{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.{suffix}": (text, kind)
+        for (name, suffix), (text, kind) in found.items()
+    }
+
+
+def links() -> str:
+    """What the page's head needs to load both."""
+    script, sheet = _files()
+    return f'<link rel="stylesheet" href="{sheet}"><link rel="modulepreload" href="{script}">'
+
+
+def loader(name: str, *events: str) -> str:
+    """The js_on_load of a component that runs a part. Gradio reads there which events of its own the script triggers."""
+    listed = f"/* {json.dumps(events)} */" if events else ""
+    return (
+        f'{listed}import(new URL("{next(iter(_files()))}", document.baseURI))'
+        f".then((page) => page.{name}({{ element, props, server, trigger, watch }}));"
+    )
+
+
+def respond(request: Request) -> Response:
+    """The file that a request names."""
+    found = _files().get(request.scope["path"].removeprefix("/"))
+    if found is None:
+        return PlainTextResponse("Hangproof has no such file. Reload the page.", 404)
+    return Response(found[0], media_type=found[1], headers={"cache-control": "private, max-age=31536000, immutable"})

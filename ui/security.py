@@ -1,0 +1,341 @@
+"""Which requests reach the page, and with which headers its answers leave.
+
+A request can start programs on this machine, and any website can make its visitor's browser send requests here: under its
+own host name (DNS rebinding), from another origin (a form needs no permission), or inside a frame. So each request must name
+a known host, come from this page itself, use a route that the page needs, carry a session when a login is required, and end
+within a size limit. The class is the outermost layer, in front of Gradio's own CORS answers. It buffers only the page itself.
+"""
+
+import ipaddress
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ui import scripts, served
+from ui.login import Login
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+ADDRESSES_S = 10.0  # how long the list of this machine's addresses is kept
+
+API = "/gradio_api/"
+READS = {"GET", "HEAD"}
+# Path or, with a final *, prefix: methods. Gradio serves more (its API's description, proxy and login, MCP, tools for
+# developers); a route that the page does not need is not reachable.
+ROUTES: dict[str, set[str]] = {
+    "/": READS,
+    "/config": READS,
+    "/theme.css": READS,
+    "/favicon.ico": READS,
+    "/robots.txt": READS,
+    "/manifest.json": READS,
+    "/assets/*": READS,
+    "/static/*": READS,
+    "/svelte/*": READS,
+    f"{API}app_id": READS,
+    f"{API}info": READS,
+    f"{API}startup-events": READS,
+    f"{API}theme.css": READS,
+    f"{API}heartbeat/*": READS,
+    f"{API}queue/data": READS,
+    f"{API}upload_progress": READS,
+    f"{API}queue/join": {"POST"},
+    f"{API}cancel": {"POST"},
+    f"{API}reset": {"POST"},
+    f"{API}component_server": {"POST"},
+    f"{API}component_server/": {"POST"},  # as Gradio's script calls it
+    f"{API}upload": {"POST"},
+    f"{API}run/*": {"POST"},
+    f"{API}call/*": {"POST", *READS},
+    f"{served.PREFIX}*": READS,
+    f"{scripts.PREFIX}*": READS,
+    "/login": {"POST", *READS},
+    "/logout": {"POST"},
+}
+EXACT = {path: methods for path, methods in ROUTES.items() if not path.endswith("*")}
+PREFIXES = {path[:-1]: methods for path, methods in ROUTES.items() if path.endswith("*")}
+PUBLIC = {"/login", "/favicon.ico", "/robots.txt"}  # needs no login
+
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+CLOSED = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+# Gradio makes functions from text ('unsafe-eval') and style attributes ('unsafe-inline'). A script element needs the nonce,
+# so markup that gets into the page by a fault runs no script.
+PAGE_POLICY = (
+    "default-src 'self'; script-src 'self' 'nonce-{nonce}' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; object-src 'none'; base-uri 'self'; "
+    "form-action 'self'; frame-ancestors 'none'"
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest bodies that requests may have, in bytes."""
+
+    upload: int
+    other: int = 32_000_000  # captions and fields, as JSON
+    login: int = 16_000
+
+    def of(self, path: str) -> int:
+        """The limit of a path."""
+        return {f"{API}upload": self.upload, "/login": self.login}.get(path, self.other)
+
+
+class Hosts:
+    """The names under which this server may be opened."""
+
+    def __init__(self, listen: bool, extra: tuple[str, ...] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self.listen, self.extra, self.clock = listen, extra, clock
+        self.own: frozenset[str] = frozenset()
+        self.read_at = -ADDRESSES_S
+
+    def allowed(self, host: str) -> bool:
+        """Whether the Host header names this server."""
+        name = _host_name(host)
+        if name is None:
+            return False
+        if name in LOOPBACK or any(_matches(name, pattern) for pattern in self.extra):
+            return True
+        return self.listen and name in self._machine()
+
+    def _machine(self) -> frozenset[str]:
+        if self.clock() - self.read_at >= ADDRESSES_S:  # addresses change while the server runs
+            self.own, self.read_at = machine_names(), self.clock()
+        return self.own
+
+
+def machine_names() -> frozenset[str]:
+    """The names and addresses of this machine."""
+    import psutil
+
+    name = socket.gethostname().lower()
+    found = {name, f"{name}.local"} - {"", ".local"}
+    for interface in psutil.net_if_addrs().values():
+        for one in interface:
+            if one.family in (socket.AF_INET, socket.AF_INET6):
+                found.add(str(ipaddress.ip_address(one.address.partition("%")[0])))
+    return frozenset(found)
+
+
+def valid_host(text: str) -> str | None:
+    """A value of --allow-host as it is compared: a name, `*.name` or an address, without scheme and port; else None."""
+    text = text.strip().lower()
+    try:
+        return str(ipaddress.ip_address(text.strip("[]")))
+    except ValueError:
+        return text if HOST_NAME.fullmatch(text) else None
+
+
+def _host_name(host: str) -> str | None:
+    """The name of a Host header; None when it is not a plain `name` or `name:port`."""
+    try:
+        parts = urlsplit(f"//{host}")
+        name, _ = parts.hostname, parts.port
+    except ValueError:
+        return None
+    return None if name is None or parts.netloc != host or set(host) & set("@/?#\\ ") else name
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name.endswith(pattern[1:]) if pattern.startswith("*.") else name == pattern
+
+
+def same_origin(origin: str, host: str) -> bool:
+    """Whether an Origin header names the server of a Host header. The scheme is not compared: a proxy can speak HTTPS."""
+    scheme, _, rest = origin.partition("://")
+    return scheme in ("http", "https") and _without_default(rest) == _without_default(host)
+
+
+def _without_default(authority: str) -> str:
+    return re.sub(r":(80|443)$", "", authority.lower())
+
+
+def own_request(headers: Headers, method: str) -> bool:
+    """Whether a request comes from this page, from the address bar or from a program, or is a link that was followed."""
+    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    if len(hosts) != 1 or len(origins) > 1 or any(not same_origin(origin, hosts[0]) for origin in origins):
+        return False
+    if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+        return True
+    return (
+        method in READS and headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    )
+
+
+def methods_of(path: str) -> set[str]:
+    """The methods that are served for a path; none for an unknown path."""
+    return EXACT.get(path) or next((found for prefix, found in PREFIXES.items() if path.startswith(prefix)), set())
+
+
+class TooLarge(MultiPartException):
+    """A body exceeds its limit. Gradio's parser removes its temporary files when it gets this kind of exception."""
+
+
+class Guard:
+    """ASGI application in front of the page."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts, limits: Limits, login: Login | None = None) -> None:
+        self.app, self.hosts, self.limits, self.login = app, hosts, limits, login
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":  # the page uses none
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._http(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = _Body(receive, self.limits.of(scope["path"]))
+        request = Request(scope, body.receive)
+        page = scope["path"] == "/"
+        outgoing = _Outgoing(send, page, self.login is not None, body)
+        try:
+            response = self._refusal(request) or await self._own(request)
+            if response is not None:
+                await response(scope, receive, outgoing.send)
+            else:
+                # Gradio's CORS answers depend on the Origin, which has been checked here.
+                kept = [(key, value) for key, value in scope["headers"] if key != b"origin"]
+                await self.app({**scope, "headers": kept}, body.receive, outgoing.send)
+        except TooLarge:
+            pass  # answered below
+        except ClientDisconnect:
+            return
+        if body.too_large and not outgoing.started:
+            await _too_large(body.limit)(scope, receive, _Outgoing(send, False, False, None).send)
+
+    def _refusal(self, request: Request) -> Response | None:
+        path, headers = request.scope["path"], request.headers
+        if not self.hosts.allowed(headers.get("host", "")):
+            return PlainTextResponse(self._unknown_host(request), 403)
+        if not own_request(headers, request.method):
+            return PlainTextResponse(
+                "Another website sent this request, so Hangproof refuses it. Behind a proxy: pass the Host header on.",
+                403,
+            )
+        methods = methods_of(path)
+        if not methods or (path in ("/login", "/logout") and self.login is None):
+            return PlainTextResponse("Hangproof has no such page.", 404)
+        if request.method not in methods:
+            return PlainTextResponse("This method is not allowed here.", 405, {"allow": ", ".join(sorted(methods))})
+        if not _fits(headers, self.limits.of(path)):
+            return _too_large(self.limits.of(path))
+        if self.login and path not in PUBLIC and not self.login.logged_in(request):
+            if path == "/":
+                return self.login.redirect(request)
+            return JSONResponse({"error": "Your login has ended. Log in again."}, 401)
+        return None
+
+    async def _own(self, request: Request) -> Response | None:
+        """The answer to a request that Gradio does not get."""
+        path = request.scope["path"]
+        if self.login and path == "/login":
+            return await self.login.respond(request)
+        if self.login and path == "/logout":
+            return self.login.log_out(request)
+        if path.startswith(scripts.PREFIX):
+            return scripts.respond(request)
+        return await served.respond(request) if path.startswith(served.PREFIX) else None
+
+    def _unknown_host(self, request: Request) -> str:
+        port = (request.scope.get("server") or ("", 7860))[1]
+        name = _host_name(request.headers.get("host", "")) or ""
+        if not (self.hosts.listen or self.hosts.extra):
+            return f"Open this page as http://127.0.0.1:{port} or http://localhost:{port}."
+        how = f"--allow-host {name}" if HOST_NAME.fullmatch(name) or ":" in name else "--allow-host NAME"
+        return f"Hangproof does not know this host name. If it is a name of this machine, start Hangproof with {how}."
+
+
+def _fits(headers: Headers, limit: int) -> bool:
+    try:
+        return 0 <= int(headers.get("content-length", "0")) <= limit
+    except ValueError:
+        return False
+
+
+def _too_large(limit: int) -> Response:
+    return PlainTextResponse(
+        f"This is too large: Hangproof accepts at most {limit / 1e6:,.0f} MB in one upload. Drop fewer or smaller files.",
+        413,
+    )
+
+
+class _Body:
+    """Counts the bytes of a request's body, whether or not its length was announced."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self.inner, self.limit = receive, limit
+        self.bytes = 0
+        self.too_large = False
+
+    async def receive(self) -> Message:
+        message = await self.inner()
+        if message["type"] == "http.request":
+            self.bytes += len(message.get("body", b""))
+            if self.bytes > self.limit:
+                self.too_large = True
+                raise TooLarge(f"This is too large: at most {self.limit} bytes")
+        return message
+
+
+class _Outgoing:
+    """Adds the headers to an answer. Of the page itself it also gives each script element the nonce of the policy."""
+
+    def __init__(self, send: Send, page: bool, private: bool, body: _Body | None) -> None:
+        self.inner, self.page, self.private, self.body = send, page, private, body
+        self.started = False
+        self.first: Message | None = None
+        self.parts: list[bytes] = []
+
+    async def send(self, message: Message) -> None:
+        if self.body is not None and self.body.too_large and not self.started:
+            return  # Gradio's own answer to the exception
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(raw=message["headers"])
+            for key, value in HEADERS.items():
+                headers[key] = value
+            headers.setdefault("content-security-policy", CLOSED)
+            if self.page:
+                headers.setdefault("cache-control", "no-store" if self.private else "no-cache")
+                if headers.get("content-type", "").startswith("text/html") and "content-encoding" not in headers:
+                    self.first = message
+                    return
+        elif self.first is not None and message["type"] == "http.response.body":
+            self.parts.append(message.get("body", b""))
+            if message.get("more_body", False):
+                return
+            await self._send_page(self.first)
+            return
+        self.started = True
+        await self.inner(message)
+
+    async def _send_page(self, first: Message) -> None:
+        nonce = secrets.token_urlsafe(16)
+        # Gradio writes its data as JSON without "<", so each "<script" begins an element.
+        html = b"".join(self.parts).replace(b"<script", f'<script nonce="{nonce}"'.encode())
+        # Gradio adds what its `head` names only after it has started; the style sheet would then come after the first paint.
+        html = html.replace(b"</head>", f"{scripts.links()}</head>".encode(), 1)
+        headers = MutableHeaders(raw=first["headers"])
+        headers["content-security-policy"] = PAGE_POLICY.format(nonce=nonce)
+        if html:  # the answer to HEAD has none, but the length of the page
+            headers["content-length"] = str(len(html))
+        self.started = True
+        await self.inner(first)
+        await self.inner({"type": "http.response.body", "body": html, "more_body": False})

@@ -1,0 +1,91 @@
+"""Which files of the data folders the page sends, and as what.
+
+A file that was uploaded or written by a trainer can contain anything. Only a known image is shown by the browser; everything
+else in the table is a download. Gradio itself would send an uploaded .html or .svg as a page of this origin, whose script
+could then do all that the user can. Gradio's own route for files is not reachable.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import anyio
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
+
+from runs.paths import datasets_dir, outputs_dir
+
+PREFIX = "/gradio_api/file="
+IMAGES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+    ".avif": "image/avif",
+}
+TEXT = "text/plain; charset=utf-8"
+DOWNLOADS = {
+    ".safetensors": "application/octet-stream",
+    ".txt": TEXT,
+    ".log": TEXT,
+    ".md": TEXT,
+    ".toml": TEXT,
+    ".json": TEXT,
+    ".jsonl": TEXT,
+    ".sh": TEXT,
+    ".bat": TEXT,
+}
+# The hidden folders whose images the page shows: those of a draft. `.uploads` is not among them.
+DRAFT = re.compile(r"\.drafts/[0-9a-f]{24}/[A-Za-z0-9_-]+/.*")
+KINDS = {"outputs": {**IMAGES, **DOWNLOADS}, "datasets": IMAGES}
+
+
+def find(text: str) -> tuple[Path, str, os.stat_result] | None:
+    """(path, content type, stat) of a file that may be sent; None for every other text. Links are followed before the check."""
+    try:
+        given = Path(text)
+        if not given.is_absolute():
+            return None
+        path = given.resolve(strict=True)
+        found = path.stat()
+        roots = {"outputs": outputs_dir().resolve(), "datasets": datasets_dir().resolve()}
+    except (OSError, ValueError, RuntimeError):  # missing, a null character, a loop of links
+        return None
+    kind = next((name for name, root in roots.items() if path.is_relative_to(root)), None)
+    if kind is None or not stat.S_ISREG(found.st_mode):
+        return None
+    inside = path.relative_to(roots[kind]).as_posix()
+    if re.search(r"(^|/)\.", inside) and not (
+        kind == "datasets" and DRAFT.fullmatch(inside) and not re.search(r"/\.", inside)
+    ):
+        return None
+    content_type = KINDS[kind].get(path.suffix.lower())
+    return (path, content_type, found) if content_type else None
+
+
+async def respond(request: Request) -> Response:
+    """The file that a request names, whole or in part; 404 for a file that is not sent."""
+    found = await anyio.to_thread.run_sync(find, request.scope["path"].removeprefix(PREFIX))
+    if found is None:
+        return PlainTextResponse("There is no such file, or Hangproof does not send this kind of file.", 404)
+    path, content_type, status = found
+    image = content_type.startswith("image/")
+    response = FileResponse(
+        path,
+        media_type=content_type,
+        stat_result=status,
+        filename=path.name,
+        content_disposition_type="inline" if image else "attachment",
+        headers={"cache-control": "private, no-cache"},
+    )
+    if _unchanged(request.headers, response.headers["etag"]):
+        kept = {key: response.headers[key] for key in ("etag", "cache-control", "last-modified")}
+        return Response(status_code=304, headers=kept)
+    return response
+
+
+def _unchanged(headers: Headers, etag: str) -> bool:
+    return etag in [tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")]
