@@ -2,7 +2,10 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, settings
+from ui_helpers import browsing, serving
+from ui_page import a_tab
 
 # The same examples every time, and no limit on how long one takes (200 ms by default, which a busy machine exceeds).
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -24,3 +27,24 @@ def pytest_terminal_summary(terminalreporter):
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} {'test' if count == 1 else 'tests'} did not run: {reason}")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """One browser for a file's tests."""
+    with browsing() as one:
+        yield one
+
+
+@pytest.fixture
+def tab(browser):
+    """A new tab, which fails the test on a page error."""
+    with a_tab(browser) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server for tests that start no run."""
+    with serving(tmp_path_factory.mktemp("page") / "data") as running:
+        yield running

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from ui_helpers import browsing, lora_file, photos, serving, write_incident, write_run
+from ui_helpers import lora_file, photos, serving, write_incident, write_run
 from ui_page import a_tab, drop, field, open_page, until
 
 from monitor.process.locks import LOCK, Lock
@@ -42,13 +42,6 @@ STILL = """() => {
   sheet.replaceSync("*, *::before, *::after { transition: none !important; animation: none !important; }");
   document.adoptedStyleSheets = [sheet];
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """One browser for all tests."""
-    with browsing() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from PIL import Image
-from ui_helpers import browsing, kill_runs, photos, serving, small_disk, write_incident, write_run
+from ui_helpers import kill_runs, photos, serving, small_disk, write_incident, write_run
 from ui_page import (
     PATIENCE_S,
     RUN_S,
@@ -34,26 +34,6 @@ from ui import cards
 
 PACED = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.75"}
 HOSTILE = 'a "cat" <img src=x onerror="document.title=\'gone\'"> ${7*7} {{7*7}} \'é💥'
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with browsing() as one:
-        yield one
-
-
-@pytest.fixture
-def tab(browser):
-    """A new tab that fails the test on a page error."""
-    with a_tab(browser) as page:
-        yield page
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A server for the tests that start no run."""
-    with serving(tmp_path_factory.mktemp("browser") / "data") as running:
-        yield running
 
 
 def test_captions_stay_when_images_come_go_and_the_page_is_reloaded(tab, server, tmp_path):

@@ -8,23 +8,11 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from ui_helpers import PROJECT, browsing, kill_runs, serving
-from ui_page import RUN_S, a_tab, caption, captions, choose_tiny, drop, field, open_page, saved, state_is, until
+from ui_helpers import PROJECT, kill_runs, serving
+from ui_page import RUN_S, caption, captions, choose_tiny, drop, field, open_page, saved, state_is, until
 
 SHIM = str(PROJECT / "benchmarks" / "shims" / "nvml")
 GOOD, USER = "hf_good0123456789abcdef", "Ann <b>x</b>"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with browsing() as one:
-        yield one
-
-
-@pytest.fixture
-def tab(browser):
-    with a_tab(browser) as page:
-        yield page
 
 
 @pytest.fixture(scope="module")

@@ -7,29 +7,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from ui_helpers import browsing, photos, serving
+from ui_helpers import photos
 from ui_page import a_tab, caption, captions, drop, field, open_page, saved, until
 
 from ui import draft
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with browsing() as one:
-        yield one
-
-
-@pytest.fixture
-def tab(browser):
-    """A new tab that fails the test on a page error."""
-    with a_tab(browser) as page:
-        yield page
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("images") / "data") as running:
-        yield running
 
 
 def picture(path: Path, color: tuple[int, int, int], side: int = 256) -> Path:

@@ -9,18 +9,12 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Error as PlaywrightError
-from ui_helpers import Server, browsing, kill_runs, photos, serving
+from ui_helpers import Server, kill_runs, photos, serving
 from ui_page import PATIENCE_S, a_tab, caption, captions, choose_tiny, drop, field, open_page, saved, until
 
 from ui import draft
 
 SHORT_KILLS, FULL_KILLS = 4, 20
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with browsing() as one:
-        yield one
 
 
 @pytest.fixture

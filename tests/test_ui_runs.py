@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from ui_helpers import PACED, browsing, kill_runs, lora_file, photos, serving, wait_for_step, write_incident, write_run
+from ui_helpers import PACED, kill_runs, lora_file, photos, serving, wait_for_step, write_incident, write_run
 from ui_page import RUN_S, a_tab, captions, faint_texts, field, nameless_controls, state_is, until
 
 import presets
@@ -18,25 +18,6 @@ from monitor.process.locks import LOCK, Lock
 
 PROMPTS = "a cat --w 64 --d 42\na dog <img src=x onerror=alert(1)> --w 64\n"
 FOCUSED = "document.activeElement"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with browsing() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A server for the tests whose runs are written by hand."""
-    with serving(tmp_path_factory.mktemp("runs") / "data") as running:
-        yield running
-
-
-@pytest.fixture
-def tab(browser):
-    with a_tab(browser) as page:
-        yield page
 
 
 @pytest.fixture

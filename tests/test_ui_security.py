@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from ui_helpers import PROJECT, Server, browsing, free_port, photos, serving
+from ui_helpers import PROJECT, Server, free_port, photos, serving
 from ui_page import PATIENCE_S, a_tab, until
 
 AUTH = ("--auth", "me:a-long-secret")
@@ -39,23 +39,9 @@ PROBES = (
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A server on loopback without a login."""
-    with serving(tmp_path_factory.mktemp("open") / "data") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def listening(tmp_path_factory):
     """A server for other machines, behind a login."""
     with serving(tmp_path_factory.mktemp("listen") / "data", "--listen", *AUTH) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """One browser; each test opens its own tabs."""
-    with browsing() as running:
         yield running
 
 

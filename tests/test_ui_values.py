@@ -8,22 +8,10 @@ import sys
 
 import pytest
 from runs_helpers import picture, pictures
-from ui_helpers import PROJECT, browsing, serving
+from ui_helpers import PROJECT
 from ui_page import a_tab, choose_tiny, drop, field, open_page
 
 import runs
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with browsing() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, browser):
-    with serving(tmp_path_factory.mktemp("values") / "data") as running:
-        yield running
 
 
 @pytest.fixture
