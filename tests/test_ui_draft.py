@@ -1,11 +1,10 @@
 """A draft keeps dropped images and typed captions, whatever else happens."""
 
-import hashlib
 import re
 import shutil
-from pathlib import Path
 
 import pytest
+from draft_helpers import captions, drop, item_of, remove, set_caption
 from PIL import Image
 from runs_helpers import data, picture  # noqa: F401
 from ui_helpers import photos, small_disk
@@ -19,42 +18,10 @@ def mine(data) -> str:  # noqa: F811
     return draft.new_id()
 
 
-def upload(path) -> Path:
-    """A file as Gradio stores an upload: in a folder that is named after its content."""
-    target = draft.uploads_dir() / hashlib.sha256(path.read_bytes()).hexdigest() / path.name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, target)
-    return target
-
-
-def drop(draft_id: str, *paths, **options) -> tuple[int, list[str]]:
-    """Drop files as the page does; those of a folder as (path, relative name)."""
-    pairs = [path if isinstance(path, tuple) else (path, path.name) for path in paths]
-    return draft.add(draft_id, [(upload(path), name) for path, name in pairs], **options)
-
-
-def item_of(draft_id: str, file: str) -> draft.Item:
-    """The image with a file name, such as "a.png" or "folder/a.png"."""
-    (found,) = [one for one in draft.items(draft_id) if f"{one.folder}/{one.file}".removeprefix("/") == file]
-    return found
-
-
-def set_caption(draft_id: str, file: str, caption: str) -> None:
-    draft.set_caption(draft_id, item_of(draft_id, file).id, caption)
-
-
-def remove(draft_id: str, file: str) -> None:
-    draft.remove(draft_id, [item_of(draft_id, file).id])
-
-
 def text(folder, name: str, content: str):
     path = folder / name
     path.write_text(content, encoding="utf-8")
     return path
-
-
-def captions(draft_id: str) -> dict[str, str]:
-    return {f"{item.folder}/{item.file}".removeprefix("/"): item.caption for item in draft.items(draft_id)}
 
 
 def test_photographs_are_added_with_size_and_thumbnail(mine):

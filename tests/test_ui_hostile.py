@@ -37,7 +37,7 @@ from PIL import Image
 
 import runs
 from runs import archives, dataset
-from ui import draft, draft_images, images, new_lora
+from ui import draft, draft_images, draft_store, images, new_lora
 
 CASES = int(os.environ.get("HOSTILE_CASES", "300"))
 SHARES = {"drops": 0.3, "zips": 0.2, "images": 0.15, "calls": 0.15, "changes": 0.2}
@@ -448,7 +448,7 @@ class Changes(RuleBasedStateMachine):
     def did(self, after: dict) -> None:
         if list(after.items()) != list(self.model.items()):
             self.past.append(self.model)
-            self.past, self.future = self.past[-draft.HISTORY_STEPS :], []
+            self.past, self.future = self.past[-draft_store.HISTORY_STEPS :], []
         self.model = after
 
     def ids(self) -> list[str]:
@@ -481,7 +481,7 @@ class Changes(RuleBasedStateMachine):
 
     def by_hand(self, key: tuple[str, str]) -> bool:
         """Whether the draft keeps the caption as a typed one, which a file does not replace."""
-        entry = draft._read(self.mine)["images"].get(draft_images.image_id(*key))
+        entry = draft_store.read(self.mine)["images"].get(draft_images.image_id(*key))
         return bool(entry and entry["by_hand"] and entry["caption"].strip())
 
     @precondition(lambda self: self.model)

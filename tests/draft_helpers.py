@@ -1,0 +1,90 @@
+"""Drafts for tests: files as a browser sends them, pictures that differ, what a draft holds then."""
+
+import hashlib
+import io
+import random
+import shutil
+import zipfile
+from pathlib import Path
+
+from PIL import Image
+
+import presets
+import runs
+from ui import draft
+
+
+def upload(path) -> Path:
+    """A file as Gradio stores an upload: in a folder that is named after its content."""
+    target = draft.uploads_dir() / hashlib.sha256(path.read_bytes()).hexdigest() / path.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, target)
+    return target
+
+
+def drop(draft_id: str, *paths, **options) -> tuple[int, list[str]]:
+    """Drop files as the page does; those of a folder as (path, relative name)."""
+    pairs = [path if isinstance(path, tuple) else (path, path.name) for path in paths]
+    return draft.add(draft_id, [(upload(path), name) for path, name in pairs], **options)
+
+
+def item_of(draft_id: str, file: str) -> draft.Item:
+    """The image with a file name, such as "a.png" or "folder/a.png"."""
+    (found,) = [one for one in draft.items(draft_id) if f"{one.folder}/{one.file}".removeprefix("/") == file]
+    return found
+
+
+def set_caption(draft_id: str, file: str, caption: str) -> None:
+    draft.set_caption(draft_id, item_of(draft_id, file).id, caption)
+
+
+def remove(draft_id: str, file: str) -> None:
+    draft.remove(draft_id, [item_of(draft_id, file).id])
+
+
+def captions(draft_id: str) -> dict[str, str]:
+    return {f"{item.folder}/{item.file}".removeprefix("/"): item.caption for item in draft.items(draft_id)}
+
+
+def photo(path: Path, seed: int = 0, size=(96, 64), **save) -> Path:
+    """A picture unlike that of any other seed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(seed)
+    small = Image.frombytes("RGB", (8, 8), draw.randbytes(192))
+    small.resize(size, Image.Resampling.BICUBIC).save(path, **save)
+    return path
+
+
+def note(path: Path, content: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def tree(root: Path) -> list[tuple[Path, str]]:
+    """The files of a folder as the browser names them: by their path in it."""
+    return [(path, path.relative_to(root).as_posix()) for path in sorted(root.rglob("*")) if path.is_file()]
+
+
+def packed(path: Path, entries: dict[str, bytes], compression=zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return path
+
+
+def png(seed: int = 0, size=(96, 64)) -> bytes:
+    buffer = io.BytesIO()
+    Image.frombytes("RGB", (8, 8), random.Random(seed).randbytes(192)).resize(size).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def run_of(draft_id: str, **fields) -> Path:
+    spec = runs.make({"name": "my lora", "trigger": "tok", "model": "tiny-flux", "backend": "diffusers", **fields})
+    return runs.create(spec, draft.sources(draft_id))
+
+
+def limits(monkeypatch, **values):
+    table = presets.defaults()
+    table["images"] |= values
+    monkeypatch.setattr(presets, "defaults", lambda: table)

@@ -1,0 +1,186 @@
+"""Every change of a draft can be undone and redone, and no change is lost."""
+
+import json
+import shutil
+import threading
+
+import pytest
+from draft_helpers import captions, drop, item_of, note, photo, run_of, set_caption, upload
+from runs_helpers import data, picture  # noqa: F401
+
+import runs
+from runs import dataset
+from ui import draft, draft_store
+
+
+@pytest.fixture
+def mine(data) -> str:  # noqa: F811
+    return draft.new_id()
+
+
+@pytest.fixture
+def no_merging(monkeypatch):
+    monkeypatch.setattr(draft, "MERGE_S", 0)
+
+
+def test_every_change_is_undone_and_redone(mine, tmp_path, no_merging):
+    def state():
+        return [(i.id, i.caption, i.turn) for i in draft.items(mine)], draft.waiting(mine)
+
+    def ids():
+        return [item.id for item in draft.items(mine)]
+
+    draft.save_fields(mine, {"trigger": "tok"})
+    changes = [
+        lambda: drop(mine, *(photo(tmp_path / f"{n}.png", n) for n in range(5)), note(tmp_path / "1.txt", "one")),
+        lambda: draft.set_caption(mine, ids()[0], "typed"),
+        lambda: draft.set_caption(mine, ids()[0], "typed again"),
+        lambda: draft.insert_trigger(mine, "tok"),
+        lambda: draft.move(mine, ids()[4], ids()[1]),
+        lambda: draft.move(mine, ids()[0], None),
+        lambda: draft.remove(mine, [ids()[2]]),
+        lambda: draft.fix(mine, ids()[0], "sideways"),
+        lambda: drop(mine, note(tmp_path / "gone.txt", "waits")),
+        lambda: draft.remove(mine, ids()[:2]),
+        lambda: draft.clear(mine),
+        lambda: drop(mine, photo(tmp_path / "9.png", 9)),
+        lambda: draft.set_caption(mine, ids()[0], ""),
+    ]
+    states = [state()]
+    for change in changes:
+        change()
+        if state() != states[-1]:
+            states.append(state())
+    assert len(states) >= len(changes)
+    for _ in range(2):
+        for wanted in reversed(states[:-1]):
+            assert draft.undo(mine).startswith("Undone: ") and state() == wanted
+        assert draft.undo(mine) is None and draft.history(mine)[0] == ""
+        for wanted in states[1:]:
+            assert draft.redo(mine).startswith("Redone: ") and state() == wanted
+            assert all(dataset.check_image(draft.original(mine, key)) == "" for key in ids())
+            assert all(draft.thumb(mine, item).is_file() for item in draft.items(mine))
+        assert draft.redo(mine) is None
+
+
+def test_a_text_is_replaced_in_all_captions_as_one_step(mine, tmp_path):
+    drop(mine, *(photo(tmp_path / f"{n}.png", n) for n in range(3)))
+    set_caption(mine, "0.png", "a cat and a cat")
+    set_caption(mine, "1.png", "a dog")
+    assert draft.replace(mine, "cat", "fox") == 1 and draft.replace(mine, "", "x") == 0
+    assert captions(mine)["0.png"] == "a fox and a fox" and draft.history(mine)[0] == "replacement in 1 caption"
+    with pytest.raises(runs.RunError, match=r"0\.png: the caption would have"):
+        draft.replace(mine, "a", "x" * 9000)
+    draft.undo(mine)
+    assert captions(mine) == {"0.png": "a cat and a cat", "1.png": "a dog", "2.png": ""}
+
+
+def test_the_history_says_what_it_will_do(mine, tmp_path, no_merging):
+    drop(mine, photo(tmp_path / "cat.png", 1), photo(tmp_path / "dog.png", 2))
+    set_caption(mine, "cat.png", "a cat")
+    draft.insert_trigger(mine, "tok")
+    assert draft.history(mine) == ("trigger word in 2 captions", "")
+    assert draft.undo(mine) == "Undone: trigger word in 2 captions."
+    assert draft.history(mine) == ("caption of cat.png", "trigger word in 2 captions")
+    draft.undo(mine)
+    set_caption(mine, "dog.png", "a dog")
+    assert draft.history(mine) == ("caption of dog.png", ""), "a new change ends what can be redone"
+
+
+def test_typing_is_one_step_and_one_drop_is_one_step(mine, tmp_path):
+    for n in range(3):
+        drop(mine, photo(tmp_path / f"{n}.png", n), drop="one", more=n < 2)
+    for end in range(1, 6):
+        set_caption(mine, "0.png", "a cat"[:end])
+    assert draft.undo(mine) == "Undone: caption of 0.png." and captions(mine)["0.png"] == ""
+    assert draft.undo(mine) == "Undone: adding of 3 images." and captions(mine) == {}
+    draft.redo(mine), draft.redo(mine)
+    assert captions(mine) == {"0.png": "a cat", "1.png": "", "2.png": ""}
+
+
+def test_removed_images_leave_the_disk_when_they_leave_the_history(mine, tmp_path, no_merging, monkeypatch):
+    monkeypatch.setattr(draft_store, "HISTORY_STEPS", 3)
+    drop(mine, photo(tmp_path / "0.png", 0), photo(tmp_path / "1.png", 1))
+    gone = draft.original(mine, item_of(mine, "0.png").id)
+    thumb = draft.thumb(mine, item_of(mine, "0.png"))
+    draft.remove(mine, [item_of(mine, "0.png").id])
+    for n in range(3):
+        assert gone.is_file() and thumb.is_file()
+        set_caption(mine, "1.png", str(n))
+    assert not gone.exists() and not thumb.exists() and len(list((draft.folder(mine) / "history").iterdir())) == 3
+    assert [draft.undo(mine) is not None for _ in range(4)] == [True, True, True, False]
+    assert captions(mine) == {"1.png": ""}
+    assert draft.original(mine, item_of(mine, "1.png").id).is_file()
+
+
+def test_a_change_that_ends_a_redo_deletes_what_only_the_redo_needed(mine, tmp_path, no_merging):
+    drop(mine, photo(tmp_path / "0.png", 0))
+    drop(mine, photo(tmp_path / "1.png", 1))
+    lost = draft.original(mine, item_of(mine, "1.png").id)
+    draft.undo(mine)
+    assert lost.is_file()
+    set_caption(mine, "0.png", "x")
+    assert not lost.exists() and captions(mine) == {"0.png": "x"}
+
+
+def test_a_history_that_was_damaged_is_an_error_and_loses_nothing(mine, tmp_path):
+    drop(mine, photo(tmp_path / "0.png", 0))
+    for path in (draft.folder(mine) / "history").iterdir():
+        path.write_text("{")
+    with pytest.raises(runs.RunError, match="cannot be undone"):
+        draft.undo(mine)
+    set_caption(mine, "0.png", "still here")
+    assert captions(mine) == {"0.png": "still here"}
+
+
+def test_a_draft_of_the_page_before_is_read_with_its_captions(data, mine, tmp_path):  # noqa: F811
+    """Written by commit 17adc2a, whose images are named by their files."""
+    path = photo(tmp_path / "cat.png")
+    folder = draft.folder(mine)
+    (folder / "images").mkdir(parents=True)
+    shutil.copyfile(path, folder / "images/cat.png")
+    sha = upload(path).parent.name
+    old = {"width": 96, "height": 64, "sha256": sha, "caption": "a cat", "stem": "cat", "by_hand": True}
+    state = {"images": {"cat.png": old}, "waiting": {"dog": "a dog"}, "form": {"name": "x"}, "kept": ""}
+    (folder / "draft.json").write_text(json.dumps(state))
+    assert captions(mine) == {"cat.png": "a cat"} and draft.waiting(mine) == ["dog.txt"]
+    assert draft.form(mine) == {"name": "x"} and draft.images_not_in_a_run(mine) == 1
+    assert draft.thumb(mine, draft.items(mine)[0]).is_file()
+    drop(mine, photo(tmp_path / "dog.png", 2), path)
+    set_caption(mine, "cat.png", "the cat")
+    assert captions(mine) == {"cat.png": "the cat", "dog.png": "a dog"}
+    run_of(mine)
+    assert runs.read_captions("my-lora") == {"cat.png": "the cat", "dog.png": "a dog"}
+
+
+def test_fields_are_stored_one_by_one(mine):
+    draft.save_fields(mine, {"name": "a", "epochs": 3})
+    draft.save_fields(mine, {"name": "b"})
+    assert draft.form(mine) == {"name": "b", "epochs": 3}
+
+
+def test_half_a_character_from_a_browser_is_stored_as_text_that_can_be_sent_back(mine, tmp_path):
+    drop(mine, (photo(tmp_path / "x.png"), "\ud83d/\udc31\ud83d.png"))
+    (item,) = draft.items(mine)
+    draft.set_caption(mine, item.id, "a \ud83d cat \ud83d\ude00")
+    draft.save_fields(mine, {"prompts": "\udc31"})
+    (item,) = draft.items(mine)
+    assert item.caption == "a � cat 😀" and f"{item}{draft.form(mine)}".encode()
+
+
+def test_two_threads_lose_no_change(mine, tmp_path):
+    drop(mine, *(photo(tmp_path / f"{n}.png", n) for n in range(4)))
+    ids = [item.id for item in draft.items(mine)]
+
+    def work(key):
+        for n in range(8):
+            draft.set_caption(mine, key, f"{key} {n}")
+
+    threads = [threading.Thread(target=work, args=(key,)) for key in ids]
+    threads += [threading.Thread(target=drop, args=(mine, photo(tmp_path / f"t{n}.png", 50 + n))) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    found = {item.id: item.caption for item in draft.items(mine)}
+    assert len(found) == 6 and all(found[key] == f"{key} 7" for key in ids)

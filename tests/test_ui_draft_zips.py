@@ -1,0 +1,146 @@
+"""A dropped ZIP is a folder; a hostile one costs only itself."""
+
+import io
+import random
+import struct
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+from draft_helpers import captions, drop, item_of, limits, packed, photo, png
+from PIL import Image
+from runs_helpers import data, picture  # noqa: F401
+
+from runs import archives
+from ui import draft
+
+
+@pytest.fixture
+def mine(data) -> str:  # noqa: F811
+    return draft.new_id()
+
+
+def test_a_zip_is_a_folder_with_images_and_captions(mine, tmp_path):
+    path = packed(
+        tmp_path / "set.zip",
+        {
+            "10_cat/1.png": png(1),
+            "10_cat/1.txt": b"a cat",
+            "3_dog\\1.png": png(2),
+            "3_dog\\1.txt": b"a dog",
+            "1.png": png(3),
+            "__MACOSX/1.png": b"junk",
+            ".DS_Store": b"junk",
+        },
+    )
+    assert drop(mine, path) == (3, [])
+    assert captions(mine) == {"10_cat/1.png": "a cat", "3_dog/1.png": "a dog", "1.png": ""}
+    assert not list(draft.uploads_dir().glob("zip-*")), "what was unpacked is deleted"
+
+
+def test_two_zips_with_the_same_names_are_not_mixed(mine, tmp_path):
+    zips = [packed(tmp_path / f"{n}.zip", {"1.png": png(n), "1.txt": f"zip {n}".encode()}) for n in range(2)]
+    assert drop(mine, *zips) == (2, [])
+    assert captions(mine) == {"1.png": "zip 0", "1-2.png": "zip 1"}
+    with Image.open(io.BytesIO(png(1))) as image:
+        assert Image.open(draft.original(mine, item_of(mine, "1-2.png").id)).tobytes() == image.tobytes()
+
+
+def bad_entries(path: Path) -> list[str]:
+    """A ZIP with one good image among what attacks unpackers; the names of the bad ones."""
+    link = zipfile.ZipInfo("link.png")
+    link.create_system, link.external_attr = 3, 0o120777 << 16
+    pipe = zipfile.ZipInfo("pipe.png")
+    pipe.create_system, pipe.external_attr = 3, 0o010644 << 16
+    names = ["../up.png", "a/../../up.png", "/etc/abs.png", "C:\\drive.png", "\\\\host\\share.png"]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, png(1))
+        archive.writestr(link, "/etc/passwd")
+        archive.writestr(pipe, "")
+        archive.writestr("inner.zip", b"PK\5\6" + bytes(18))
+        archive.writestr("program.exe", b"MZ")
+        archive.writestr("bomb.png", bytes(30_000_000))
+        archive.writestr("words.png", b"I am a text")
+        archive.writestr("con.png", png(7))
+        archive.writestr("good/1.png", png(2))
+    return [*names, "link.png", "pipe.png", "inner.zip", "program.exe", "bomb.png", "words.png"]
+
+
+def test_a_bad_entry_costs_only_itself_and_nothing_leaves_the_folders(data, mine, tmp_path):  # noqa: F811
+    bad = bad_entries(tmp_path / "bad.zip")
+    before = {path for path in tmp_path.rglob("*") if draft.folder(mine) not in path.parents}
+    added, messages = drop(mine, tmp_path / "bad.zip")
+    assert added == 2 and sorted(captions(mine)) == ["good/1.png", "image-con.png"]
+    assert len(messages) == len(bad), messages
+    text = "\n".join(messages)
+    for word in ("outside the folder", "a link or a special file", "an archive inside the ZIP", "200 times its size"):
+        assert word in text
+    after = {path for path in tmp_path.rglob("*") if draft.folder(mine) not in path.parents}
+    assert {path for path in after - before if draft.uploads_dir() not in path.parents} <= {
+        data / "datasets",
+        data / "datasets/.uploads",
+        data / "datasets/.drafts",
+        draft.folder(mine),
+    }
+
+
+def test_an_encrypted_zip_is_explained(mine, tmp_path):
+    path = packed(tmp_path / "secret.zip", {"1.png": png(1), "2.png": png(2)})
+    content = bytearray(path.read_bytes())
+    for mark, place in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        at = content.find(mark)
+        while at >= 0:
+            content[at + place] |= 1
+            at = content.find(mark, at + 4)
+    path.write_bytes(content)
+    added, messages = drop(mine, path, photo(tmp_path / "3.png", 3))
+    assert added == 1 and messages == [
+        "secret.zip: 2 files are encrypted with a password; unpack the ZIP, then drop its folder"
+    ]
+
+
+def test_sizes_are_counted_and_not_taken_from_the_header(mine, tmp_path, monkeypatch):
+    path = packed(tmp_path / "lies.zip", {"big.png": random.Random(1).randbytes(3_000_000)}, zipfile.ZIP_STORED)
+    content = bytearray(path.read_bytes())
+    at = content.find(b"PK\1\2")
+    struct.pack_into("<L", content, at + 24, 10)  # the unpacked size in the directory
+    path.write_bytes(content)
+    limits(monkeypatch, max_file_mb=1)
+    (tmp_path / "into").mkdir()
+    found, messages = archives.unpack(path, tmp_path / "into")
+    assert found == [] and len(messages) == 1 and not list((tmp_path / "into").iterdir())
+    limits(monkeypatch, max_file_mb=200, max_zip_mb=2)
+    many = packed(tmp_path / "many.zip", {f"{n}.png": random.Random(n).randbytes(900_000) for n in range(9)})
+    found, messages = archives.unpack(many, tmp_path / "into")
+    assert len(found) == 2 and "larger than 2 MB together" in messages[0]
+    assert sum(path.stat().st_size for path in (tmp_path / "into").iterdir()) <= 2_000_000
+
+
+def test_a_zip_with_too_many_entries_is_refused_before_they_are_read(mine, tmp_path, monkeypatch):
+    limits(monkeypatch, max_zip_entries=5)
+    path = packed(tmp_path / "many.zip", {f"{n}.txt": b"" for n in range(6)})
+    _, messages = drop(mine, path)
+    assert messages == ["many.zip: the ZIP has more than 5 entries; split it"]
+    content = bytearray(packed(tmp_path / "x.zip", {"1.txt": b""}).read_bytes())
+    struct.pack_into("<L", content, content.rfind(b"PK\5\6") + 12, 4_000_000_000)
+    (tmp_path / "x.zip").write_bytes(content)
+    monkeypatch.setattr(zipfile, "ZipFile", lambda *_: pytest.fail("zipfile reads the whole directory"))
+    assert drop(mine, tmp_path / "x.zip")[1] == ["x.zip: the ZIP has more than 5 entries; split it"]
+
+
+@pytest.mark.parametrize("cut", [0, 3, 100, 400])
+def test_a_damaged_zip_is_explained(mine, tmp_path, cut):
+    path = packed(tmp_path / "x.zip", {"1.png": png(1)})
+    path.write_bytes(path.read_bytes()[:cut])
+    added, messages = drop(mine, path, photo(tmp_path / "y.png"))
+    assert added == 1 and len(messages) == 1 and "x.zip: Not a readable ZIP file" in messages[0]
+
+
+def test_a_file_that_a_zip_has_twice_is_added_once(mine, tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive, warnings.catch_warnings(action="ignore"):
+        for number in range(2):
+            archive.writestr("1.png", png(number))
+    added, messages = drop(mine, tmp_path / "x.zip")
+    assert added == 1 and messages == ["x.zip: 1.png: the ZIP has this file twice; the last one is used"]

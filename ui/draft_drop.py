@@ -1,0 +1,305 @@
+"""Dropped files become images and captions of a draft: matched by folder, name and drop, in every order of arrival.
+
+Files of one drop belong together: a caption file is for the image of its name in its own folder and drop, and only without
+such an image for one that was there before. A file that cannot be added does not affect the others.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import presets
+from runs import archives
+from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
+from runs.files import RunError, explained
+from runs.paths import datasets_dir
+from ui import draft_history, draft_images
+from ui.draft_images import Entry
+from ui.draft_store import MAX_CAPTION, State, change, count, digest, folder, images_dir, plain_text, uploads_dir
+
+MAX_NAME = 1_000  # characters of a dropped file's relative path
+
+
+@dataclass(frozen=True)
+class _Dropped:
+    """A dropped file: where it is, its name, its folder, and the files that it belongs together with."""
+
+    path: Path
+    name: str
+    folder: str
+    drop: str
+
+    @property
+    def shown(self) -> str:
+        """Its name in messages."""
+        return f"{self.folder}/{self.name}" if self.folder else self.name
+
+    @property
+    def stem(self) -> str:
+        return Path(self.name).stem
+
+    @property
+    def key(self) -> str:
+        """What an image and its caption have in common."""
+        return f"{self.folder}/{self.stem}"
+
+
+def add(
+    draft_id: str, uploads: Iterable[tuple[Path, str]], drop: str = "", more: bool = False
+) -> tuple[int, list[str]]:
+    """Add dropped files. A file that cannot be added does not affect the others. No upload is moved or deleted.
+
+    Args:
+        uploads: each file and its relative name in what was dropped, such as `10_cat/a.png`. A ZIP is unpacked.
+        drop: the same text for all parts of one drop. more: another part follows, so captions wait for their images.
+
+    Returns:
+        The number of images added, and one message for each file that was not added.
+    """
+    drop = re.sub("[^A-Za-z0-9-]", "", drop) or secrets.token_hex(6)
+    messages: list[str] = []
+    with contextlib.ExitStack() as stack, explained("store the files"):
+        dropped = _dropped(stack, uploads, drop, messages)
+        captions = [file for file in dropped if Path(file.name).suffix.lower() in CAPTION_SUFFIXES]
+        pictures = [file for file in dropped if file not in captions]
+        work = folder(draft_id) / f".new-{secrets.token_hex(6)}"
+        stack.callback(shutil.rmtree, work, ignore_errors=True)
+        work.mkdir(parents=True)
+        measured: list[tuple[_Dropped, Entry | str]] = []
+        for number, file in enumerate(pictures):
+            try:
+                entry = draft_images.measured(file.path, file.shown, work / f"{number}", work / f"{number}.jpg")
+                measured.append((file, {**entry, "at": number}))
+            except RunError as error:
+                measured.append((file, str(error)))
+        texts: list[tuple[_Dropped, str]] = []
+        for file in captions:
+            try:
+                texts.append((file, _caption_in(file)))
+            except RunError as error:
+                messages.append(str(error))
+        with change(draft_id, merge=f"add:{drop}") as edit:
+            before = len(edit.state["images"])
+            messages += _store(draft_id, edit.state, work, measured)
+            messages += _assign(edit.state, texts, drop, more)
+            added = len(edit.state["images"]) - before
+            edit.label = _what_was_added
+    return added, messages
+
+
+def _what_was_added(step: draft_history.Step) -> str:
+    number = len(draft_history.images_of(step))
+    return f"adding of {count(number, 'image')}" if number else "captions from files"
+
+
+def _dropped(
+    stack: contextlib.ExitStack, uploads: Iterable[tuple[Path, str]], drop: str, messages: list[str]
+) -> list[_Dropped]:
+    """The dropped files, those of ZIPs unpacked into a folder that `stack` deletes; files of a system are left out."""
+    found = []
+    for path, given in uploads:
+        given = plain_text(given)
+        try:
+            name = archives.relative_name(given)
+            if archives.ignored(name):
+                continue
+            if len(name) > MAX_NAME:
+                raise RunError(f"{name[:80]}…: the path has more than {MAX_NAME} characters; shorten it")
+            parts = [(path, name, drop)]
+            if archives.is_zip(name):
+                into = uploads_dir() / f"zip-{secrets.token_hex(6)}"
+                stack.callback(shutil.rmtree, into, ignore_errors=True)
+                into.mkdir(parents=True)
+                entries, notes = archives.unpack(path, into, name)
+                messages += notes
+                where = name.rpartition("/")[0]
+                parts = [
+                    (entry.path, f"{where}/{entry.name}" if where else entry.name, f"{drop}/{name}")
+                    for entry in entries
+                ]
+        except FileNotFoundError:
+            messages.append(f"{given}: the upload is gone; drop the file again")
+            continue
+        except RunError as error:
+            messages.append(str(error))
+            continue
+        for file, relative, scope in parts:
+            inside, _, last = plain_text(relative).rpartition("/")
+            found.append(_Dropped(file, last, inside, scope))
+    return found
+
+
+def _caption_in(file: _Dropped) -> str:
+    try:
+        text = read_caption(file.path, file.shown)
+    except FileNotFoundError as error:
+        raise RunError(f"{file.shown}: the upload is gone; drop the file again") from error
+    if len(text) > MAX_CAPTION:
+        raise RunError(f"{file.shown}: the caption has {len(text)} characters; shorten it to {MAX_CAPTION}")
+    return text
+
+
+def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[_Dropped, Entry | str]]) -> list[str]:
+    """Put measured images into the draft. Returns the reasons for those that were not added."""
+    images, messages, limits = state["images"], [], presets.defaults()["images"]
+    in_all = sum(entry["bytes"] for entry in images.values())
+    taken: dict[str, set[str]] = {}
+    for entry in images.values():
+        taken.setdefault(entry["folder"], set()).add(Path(entry["file"]).stem.casefold())
+    refused = 0
+    for file, found in pictures:
+        if isinstance(found, str):
+            messages.append(found)
+            _refuse(state, file)
+            continue
+        key = draft_images.image_id(file.folder, found["sha256"])
+        if key in images:
+            same = images[key]
+            names = [*same["names"], [file.drop, file.stem]]
+            images[key] = {**same, "names": names if [file.drop, file.stem] not in same["names"] else same["names"]}
+            shown = f"{same['folder']}/{same['file']}" if same["folder"] else same["file"]
+            messages.append(f"{file.shown}: already added as {shown}")
+            continue
+        in_all += found["bytes"]
+        if len(images) >= limits["max_images"] or in_all > limits["max_draft_mb"] * 1_000_000:
+            refused += 1
+            _refuse(state, file)
+            continue
+        suffix = Path(file.name).suffix.lower()
+        stem = unique_stem(file.name, taken.setdefault(file.folder, set()))
+        for name in ("images", "thumbs"):
+            (folder(draft_id) / name).mkdir(exist_ok=True)
+        os.replace(work / f"{found['at']}", images_dir(draft_id) / f"{key}{suffix}")
+        os.replace(work / f"{found['at']}.jpg", folder(draft_id) / "thumbs" / f"{key}-0.jpg")
+        text = state["texts"].get(file.key)
+        use = bool(text) and (text["drop"] == file.drop or not text["used"])
+        if use:
+            state["texts"][file.key] = {**text, "used": True}
+        images[key] = {
+            **{name: value for name, value in found.items() if name != "at"},
+            "file": f"{stem}{suffix}",
+            "stored": f"{key}{suffix}",
+            "folder": file.folder,
+            "names": [[file.drop, file.stem]],
+            "caption": text["text"] if use else "",
+            "by_hand": False,
+            "turn": 0,
+        }
+    if refused:
+        most = f"{limits['max_images']} images or {limits['max_draft_mb']} MB"
+        messages.append(f"{count(refused, 'image')} not added: a LoRA can have {most}; remove some images first")
+    return messages
+
+
+def _refuse(state: State, file: _Dropped) -> None:
+    """Remember that an image of this drop was not added: its caption must not go to an older image of its name."""
+    drop = file.drop.partition("/")[0]
+    keys = state["refused"].get(drop, [])
+    state["refused"] = {drop: [*keys, [file.drop, file.key]]}
+
+
+def _assign(state: State, texts: list[tuple[_Dropped, str]], drop: str, more: bool) -> list[str]:
+    """Give captions from files to their images. Returns one message for each that was not used."""
+    messages = []
+    for file, text in texts:
+        owners = [
+            key
+            for key, entry in state["images"].items()
+            if entry["folder"] == file.folder and [file.drop, file.stem] in entry["names"]
+        ]
+        state["texts"][file.key] = {"text": text, "drop": file.drop, "used": bool(owners)}
+        messages += [line for key in owners for line in _give(state, key, file.key, text)]
+    if more:
+        return messages
+    lone = []
+    for key, text in list(state["texts"].items()):
+        if text["used"] or text["drop"].partition("/")[0] != drop:
+            continue
+        inside, _, stem = key.rpartition("/")
+        older = [
+            one
+            for one, entry in state["images"].items()
+            if entry["folder"] == inside and any(name[1] == stem for name in entry["names"])
+        ]
+        empty = [one for one in older if not state["images"][one]["caption"].strip()]
+        owners = older if len(older) == 1 else empty
+        if [text["drop"], key] in state["refused"].get(drop, []):
+            continue  # it waits for its own image, which has a message of its own
+        if len(owners) == 1:
+            state["texts"][key] = {**text, "used": True}
+            messages += _give(state, owners[0], key, text["text"])
+        elif older:
+            del state["texts"][key]
+            names = ", ".join(state["images"][one]["file"] for one in older)
+            messages.append(f"{_file_of(key)}: it can belong to {names}; type the caption on its card")
+        else:
+            lone.append(_file_of(key))
+    if len(lone) == 1:
+        messages.append(f"{lone[0]}: no image has this name; the caption is kept until you add that image")
+    elif lone:
+        names = ", ".join(lone[:5]) + (f" and {len(lone) - 5} more" if len(lone) > 5 else "")
+        messages.append(
+            f"No image has the names of {len(lone)} captions; they are kept until you add the images: {names}"
+        )
+    return messages
+
+
+def _file_of(key: str) -> str:
+    return f"{key.removeprefix('/')}.txt"
+
+
+def _give(state: State, image_id: str, key: str, text: str) -> list[str]:
+    """Set an image's caption from a file, unless another one was typed."""
+    entry = state["images"][image_id]
+    if entry["by_hand"] and entry["caption"].strip() and entry["caption"] != text:
+        return [
+            f"{_file_of(key)}: your typed caption was kept; to use the file, clear the caption and drop the file again"
+        ]
+    state["images"][image_id] = {**entry, "caption": text, "by_hand": False}
+    return []
+
+
+def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = None) -> list[str]:
+    """Replace the draft's images and captions by copies of a run's data set, as one step that can be undone.
+
+    Args:
+        fields: form values to store with them.
+
+    Returns:
+        One message for each image that was not copied.
+
+    Raises:
+        RunError: the data set does not exist, or the disk has no space for a copy; the draft is unchanged.
+    """
+    work = folder(draft_id) / f".new-{secrets.token_hex(6)}"
+    pictures: list[tuple[_Dropped, Entry | str]] = []
+    captions = read_captions(slug)
+    try:
+        with explained("copy the images"):
+            work.mkdir(parents=True)
+            for number, name in enumerate(captions):
+                inside, _, last = name.rpartition("/")
+                file = _Dropped(datasets_dir() / slug / name, last, inside, slug)
+                try:
+                    entry = draft_images.measured(file.path, file.shown, work / f"{number}", work / f"{number}.jpg")
+                    pictures.append((file, {**entry, "at": number}))
+                except RunError as error:
+                    pictures.append((file, str(error)))
+            with change(draft_id) as edit:
+                edit.label = lambda step: f"copy of {count(len(edit.state['images']), 'image')} from a run"
+                texts = {
+                    file.key: {"text": captions[name], "drop": slug, "used": False}
+                    for name, (file, _) in zip(captions, pictures, strict=True)
+                }
+                edit.state |= {"images": {}, "texts": texts, "form": {**edit.state["form"], **(fields or {})}}
+                messages = _store(draft_id, edit.state, work, pictures)
+                edit.state |= {"texts": {}, "refused": {}, "kept": digest(edit.state)}
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return messages
