@@ -2,6 +2,7 @@
 rem start.bat [--port N] [--no-browser] [--listen --auth-file FILE]   serves the page on 127.0.0.1:7860
 rem start.bat demo [--json]    trains a tiny LoRA without a browser, with an injected hang and its recovery
 rem start.bat sd-scripts       installs kohya's sd-scripts at the tested commit, in its own environment
+rem start.bat musubi           installs kohya's musubi-tuner in the same way
 setlocal
 cd /d "%~dp0"
 set PYTHONUTF8=1
@@ -32,10 +33,10 @@ if "%~1"=="demo" (
     .venv\Scripts\python demo.py %2 %3 %4 %5 %6 %7 %8 %9
     goto end
 )
-if "%~1"=="sd-scripts" (
-    .venv\Scripts\python -m sd_scripts_patches.install %2 %3 %4 %5 %6 %7 %8 %9
-    goto end
-)
+for %%t in (sd-scripts musubi) do if "%~1"=="%%t" goto trainer
 .venv\Scripts\python app.py %*
+goto end
+:trainer
+.venv\Scripts\python -m sd_scripts_patches.install %*
 :end
 exit /b %errorlevel%

@@ -13,16 +13,28 @@ import os
 import sys
 from pathlib import Path
 
-from sd_scripts_patches import audit, canary, compatibility, hooks, registry, runner, selftest, session, timeouts
+from guards import socket_folder
+from sd_scripts_patches import (
+    audit,
+    canary,
+    compatibility,
+    hooks,
+    registry,
+    runner,
+    selftest,
+    session,
+    timeouts,
+    versions,
+)
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches.patch import Incompatible
 
-USAGE = """usage: python -m sd_scripts_patches [--hangproof_…] SCRIPT ARGS     run a script of sd-scripts with the guards
+USAGE = """usage: python -m sd_scripts_patches [--hangproof_…] SCRIPT ARGS     run a script of sd-scripts or musubi-tuner with the guards
        python -m sd_scripts_patches [--hangproof_…] -m MODULE ARGS   run a module with the guards
        python -m sd_scripts_patches check DIR [--json]               check which patches are compatible with a checkout
        python -m sd_scripts_patches audit DIR [--against OTHER] [--json]   list its waits, and what ends each
        python -m sd_scripts_patches selftest DIR [--json]            train tiny weights with it: does it work, is it guarded
-       python -m sd_scripts_patches canary OLD NEW [--json]          compare the training of two checkouts or environments
+       python -m sd_scripts_patches canary OLD NEW [--json]          compare the training of two checkouts, commits or environments
 
 time limits in seconds (0: none) and settings; each can also be set as HANGPROOF_… in the environment:
 """
@@ -69,6 +81,16 @@ def main(arguments: list[str]) -> int:
             return 1
         for line in spared:
             session.log(f"not guarded, and not used by this run: {line}")
+        assert checkout is not None
+        if other := versions.on_start(checkout):
+            session.log(other)
+    try:
+        moved = socket_folder.choose()
+    except socket_folder.TooLong as error:
+        print(f"hangproof: {error}. Nothing was loaded.", file=sys.stderr)
+        return 1
+    if moved:
+        session.log(moved)
     session.start()
     outcome, note = "failed", ""
     try:

@@ -1,6 +1,7 @@
 """`python -m sd_scripts_patches canary OLD NEW`: does an update train as before? 20 fixed-seed tiny steps in both.
 
-OLD and NEW are checkouts of sd-scripts, each optionally with its environment (`CHECKOUT@VENV`). Both train the same tiny
+OLD and NEW are checkouts of one trainer, each optionally with its environment (`CHECKOUT@VENV`). OLD may be a commit of NEW's
+checkout: its files are unpacked for the comparison, and the checkout is not touched. Both train the same tiny
 weights on the same images with the guards, one after the other. The losses and the sample image say whether the update
 changed what is learned, the peak memory whether it needs more. The seconds a step are shown and never decide: 20 steps
 of a tiny model on a processor that does other work, too, vary by more than an update changes.
@@ -13,13 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sd_scripts_patches import tiny, trial
+from sd_scripts_patches import tiny, trial, versions
 from sd_scripts_patches.tiny import Installation
 from sd_scripts_patches.trial import Trial
 
@@ -79,12 +81,18 @@ def _train(target: Installation, trial_: Trial, work: Path, name: str) -> Outcom
     folder = trial_.folder / name
     folder.mkdir()
     target.write_site(folder)
-    arguments = tiny.arguments(
-        work, folder / "made", "--sample_prompts", str(work / "prompts.txt"),
-        max_train_steps=str(STEPS), sample_every_n_steps=str(STEPS),
-    )  # fmt: skip
+    commands, caches = target.row.caching(work, folder)
     settings = {"TINY_LOSSES": str(folder / "losses"), "HANGPROOF_RUN": str(folder)}
     environment = trial_.environment(target, folder, **settings)
+    for script, words in commands.items():
+        command = target.command(*words, script=script)
+        job = trial_.wait(trial_.start(command, environment, target.checkout, f"{name}-{script}"), RUN_LIMIT_S)
+        if job.code != 0:
+            return Outcome(str(target.checkout), [], 0, 0.0, "", f"{script}: it {job.outcome()}: {job.error()}")
+    arguments = target.row.arguments(
+        work, folder / "made", "--sample_prompts", str(work / "prompts.txt"),
+        max_train_steps=str(STEPS), sample_every_n_steps=str(STEPS), **caches,
+    )  # fmt: skip
     job = trial_.wait(trial_.start(target.command(*arguments), environment, target.checkout, name), RUN_LIMIT_S)
     losses = [loss for _, _, loss in tiny.losses(folder / "losses")] if (folder / "losses").is_file() else []
     steps_s = []
@@ -175,24 +183,39 @@ def main(argv: list[str]) -> int:
         description="Train the same 20 tiny steps in two checkouts or environments and compare. About one minute.",
     )
     parser.add_argument(
-        "old", metavar="OLD", type=trial.installation, help="the one that works: CHECKOUT or CHECKOUT@VENV"
+        "old",
+        metavar="OLD",
+        help="what works: CHECKOUT, CHECKOUT@VENV, or a commit of NEW's checkout, such as 6721028c",
     )
-    parser.add_argument("new", metavar="NEW", type=trial.installation, help="the update")
+    parser.add_argument("new", metavar="NEW", type=trial.installation, help="the update: CHECKOUT or CHECKOUT@VENV")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--tolerance", type=_share, default=TOLERANCE, help=f"part of a loss ({TOLERANCE}); 0: digit for digit"
     )
     options = parser.parse_args(argv)
+    commit = options.old if re.fullmatch(r"[0-9a-f]{7,40}", options.old) and not Path(options.old).exists() else ""
+    try:
+        options.old = options.new if commit else trial.installation(options.old)
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"argument OLD: {error}")
+    if options.old.trainer != options.new.trainer:
+        both = f"{options.old.trainer.name}, and {options.new.checkout} is one of {options.new.trainer.name}"
+        parser.error(f"{options.old.checkout} is a checkout of {both}; name two of the same trainer")
     try:
         with Trial(LIMIT_S) as trial_:
+            if commit:
+                folder = versions.unpack(
+                    options.new.checkout, commit, trial_.folder / f"{options.new.trainer.key}-{commit[:8]}"
+                )
+                options.old = Installation(folder, options.new.python)
             old, new = measure(options.old, options.new, trial_)
             pixels = None if old.error or new.error else _pixels(options.old, old, new)
     except KeyboardInterrupt:
         print("\nsd_scripts_patches: stopped; nothing was left behind", file=sys.stderr)
         return 130
-    except (NotMade, trial.LimitReached, OSError, subprocess.SubprocessError) as error:
+    except (NotMade, versions.VersionError, trial.LimitReached, OSError, subprocess.SubprocessError) as error:
         if options.json:
-            print(json.dumps({"equal": False, "error": str(error)}, ensure_ascii=False))
+            print(json.dumps({"equal": False, "error": str(error), "verdicts": []}, ensure_ascii=False))
         print(f"sd_scripts_patches: canary: {error}", file=sys.stderr)
         return 1
     verdicts = compare(old, new, pixels, options.tolerance)

@@ -1,8 +1,9 @@
-"""`./start.sh sd-scripts`: installs the pinned checkout of kohya's sd-scripts and an environment of its own.
+"""`./start.sh sd-scripts|musubi`: installs the pinned checkout of a trainer of kohya's and an environment of its own.
 
-Why a second virtual environment: sd-scripts needs huggingface-hub below 1, the GUI needs it above. Neither is ever left
+Why a second virtual environment: the trainers need huggingface-hub below 1, the GUI needs it above. Neither is ever left
 incomplete. The checkout is made under a temporary name and renamed. The environment cannot be moved, so it gets a stamp
-file last; one without its stamp is made again. At the end the self-test trains tiny weights with both.
+file last; one without its stamp is made again, unless somebody else made it: that one is used as it is. At the end the
+self-test trains tiny weights with both.
 
 Exit codes: 0 ready, 1 with the reason on standard error.
 """
@@ -16,16 +17,15 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-URL = "https://github.com/kohya-ss/sd-scripts.git"
-COMMIT = "6721028c79ee85a78b3a06dfd8954dae310a1cce"  # v0.11.1; v0.10.1 and later commits are tested, too
-# sd-scripts leaves torch to its user, and imports torchvision without listing it.
-EXTRA = ("torch==2.13.0", "torchvision==0.28.0")
+from sd_scripts_patches import trainers
+from sd_scripts_patches.trainers import ROOT, TRAINERS, Trainer
+
 FETCH_LIMIT_S = 1800
 STALL_LIMIT_S = 60  # git aborts a transfer that is slower than 1 kB/s for this long
+STAMP, MARK = ".installed", ".made-by-hangproof"
+"""Files in an environment: the digest of what is installed, written last; and a mark that we may delete it, written first."""
 
 
 class InstallError(RuntimeError):
@@ -58,24 +58,25 @@ def run(command: list[str], what: str, limit_s: float, cwd: Path | None = None) 
     return done.stdout.decode("utf-8", "replace")
 
 
-def fetch(folder: Path, url: str = URL, commit: str = COMMIT) -> bool:
-    """Fetch `commit` of `url` into `folder`. Returns False when there is a checkout already.
+def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bool:
+    """Fetch the pinned commit of a trainer into `folder`. Returns False when there is a checkout already.
 
     A checkout of another commit is not changed: it is the user's, and a run that began on it keeps it. The log says how to
-    get the tested one; `check` reports which patches are compatible.
+    get the tested one; `check` reports which patches are compatible. url, commit: others than the pinned ones.
     """
+    url, commit = url or trainer.url, commit or trainer.commit
     if folder.exists():
         head = run(["git", "-C", str(folder), "rev-parse", "HEAD"], f"read the checkout {folder}", 60).strip()
         if head != commit:
             log(
                 f"{folder} is at commit {head[:8]}, not at the tested {commit[:8]}; it is not changed. To get the tested one: "
                 f"git -C '{folder}' fetch --depth 1 {url} {commit} && git -C '{folder}' checkout {commit}, "
-                "then ./start.sh sd-scripts. To compare both first: python -m sd_scripts_patches canary OLD NEW"
+                f"then ./start.sh {trainer.key}. To compare both first: python -m sd_scripts_patches canary OLD NEW"
             )
         return False
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    log(f"fetching sd-scripts {commit[:8]} …")
+    log(f"fetching {trainer.name} {commit[:8]} …")
     stall_limit = ["-c", "http.lowSpeedLimit=1000", "-c", f"http.lowSpeedTime={STALL_LIMIT_S}"]
     try:
         run(["git", "init", "--quiet", str(temporary)], "create the checkout", 60)
@@ -88,37 +89,84 @@ def fetch(folder: Path, url: str = URL, commit: str = COMMIT) -> bool:
     return True
 
 
-def requirements(folder: Path, extra: tuple[str, ...] = EXTRA) -> str:
-    """Return the checkout's requirements with `extra` first, without the line that installs the checkout itself."""
-    lines = (folder / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    return "\n".join([*extra, *(line for line in lines if line.strip() != "-e .")]) + "\n"
+def requirements(folder: Path, trainer: Trainer) -> str:
+    """Return the requirements of a checkout as a file's text, with what the trainer does not list first."""
+    try:
+        return "\n".join([*trainer.extra, *trainers.requirements(folder)]) + "\n"
+    except (ValueError, OSError) as error:
+        raise InstallError(f"read the requirements of {trainer.name}: {error}") from error
 
 
-def make_environment(folder: Path, wanted: str) -> bool:
-    """Create a virtual environment with the requirements text `wanted`. Returns False when it exists already."""
-    stamp = folder / ".installed"
+def interpreter(trainer: Trainer) -> list[str]:
+    """Return the command of a Python that the trainer supports. Raises InstallError, which names those that were found."""
+    low, high = trainer.python
+    minors = range(high[1], low[1] - 1, -1)
+    commands = [[os.environ.get("PYTHON", "")], [sys.executable], *([f"python3.{minor}"] for minor in minors)]
+    commands += [["py", f"-3.{minor}"] for minor in minors] if os.name == "nt" else []
+    found: list[tuple[int, ...]] = []
+    for command in (*commands, ["python3"], ["python"]):
+        version = _version(command)
+        if version and low <= version[:2] <= high:
+            return command
+        found += [version] if version and version not in found else []
+    has = ", ".join(".".join(map(str, version)) for version in found) or "no other"
+    span = f"Python {low[0]}.{low[1]} to {high[0]}.{high[1]}"
+    wanted = f"{high[0]}.{high[1]}"
+    raise InstallError(
+        f"{trainer.name} needs {span}, and this machine has {has}. Install Python {wanted} beside it (python.org; Debian and "
+        f"Ubuntu: apt install python{wanted}-venv; with uv: uv python install {wanted}), or set PYTHON=/path/to/python{wanted}, "
+        f"then run ./start.sh {trainer.key} again"
+    )
+
+
+def _version(command: list[str]) -> tuple[int, ...]:
+    """Return the version of a Python, () when the command is none. Shims of version managers exist and fail."""
+    if not command[0] or shutil.which(command[0]) is None:
+        return ()
+    probe = [*command, "-c", "import sys; print(*sys.version_info[:3])"]
+    try:
+        done = subprocess.run(probe, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    words = done.stdout.split()
+    return tuple(map(int, words)) if not done.returncode and len(words) == 3 and all(w.isdigit() for w in words) else ()
+
+
+def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
+    """Create a virtual environment with the requirements text `wanted`. Returns False when it exists already.
+
+    An environment that somebody else made is not changed: its owner installs into it, and the self-test judges it.
+    """
+    stamp = folder / STAMP
     digest = hashlib.sha256(wanted.encode()).hexdigest()
     if stamp.exists() and stamp.read_text(encoding="utf-8").strip() == digest:
         return False
-    log(f"creating the environment {folder.name} (PyTorch is large) …")
+    ours = folder.parent == ROOT or stamp.exists() or (folder / MARK).exists()
+    if not ours and folder.is_dir() and any(folder.iterdir()):
+        log(f"{folder} was not made by Hangproof, so it is used as it is and not changed")
+        return False
+    python = interpreter(trainer)
+    log(f"creating the environment {folder.name} with {' '.join(python)} (PyTorch is large) …")
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        venv.create(folder, with_pip=True)
+        folder.mkdir(parents=True)
+        (folder / MARK).touch()
+        run([*python, "-m", "venv", str(folder)], f"create the environment {folder}", 600)
         listed = folder / "requirements.txt"
         listed.write_text(wanted, encoding="utf-8")
-        python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(listed)]
-        run(pip, "install the requirements of sd-scripts", 7200)
+        own = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+        pip = [str(own), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(listed)]
+        run(pip, f"install the requirements of {trainer.name}", 7200)
         stamp.write_text(digest + "\n", encoding="utf-8")
-    except (InstallError, OSError, subprocess.CalledProcessError, KeyboardInterrupt):
+    except (InstallError, OSError, KeyboardInterrupt):
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return True
 
 
-def verify(folder: Path, environment: Path) -> str:
+def verify(folder: Path, environment: Path, trainer: Trainer) -> str:
     """Check the guards, then train tiny weights. Returns what failed, "" when all is well; both print their findings."""
-    variables = {**os.environ, "SD_SCRIPTS_VENV": str(environment.absolute())}
+    variables = {**os.environ, trainer.venv_variable: str(environment.absolute())}
     command = [sys.executable, "-m", "sd_scripts_patches"]
     if subprocess.run([*command, "check", str(folder)], cwd=ROOT, env=variables, check=False).returncode:
         return "the check of the patches"
@@ -128,23 +176,24 @@ def verify(folder: Path, environment: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Fetch, install and check. `--json`: the last line of output is {"folder", "environment", "commit", "new", "failed"}."""
-    parser = argparse.ArgumentParser(prog="./start.sh sd-scripts", description=(__doc__ or "").splitlines()[0])
+    """Fetch, install and check. `--json`: the last line of output has trainer, folder, environment, commit, new, failed."""
+    parser = argparse.ArgumentParser(prog="./start.sh", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("trainer", choices=TRAINERS)
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     arguments = parser.parse_args(argv)
-    folder = Path(os.environ.get("SD_SCRIPTS_DIR") or ROOT / "sd-scripts")
-    environment = Path(os.environ.get("SD_SCRIPTS_VENV") or ROOT / ".venv-sd-scripts")
+    trainer = TRAINERS[arguments.trainer]
+    folder, environment = trainer.checkout, trainer.environment
     try:
-        fetched = fetch(folder)
-        made = make_environment(environment, requirements(folder))
+        fetched = fetch(folder, trainer)
+        made = make_environment(environment, requirements(folder, trainer), trainer)
     except (InstallError, OSError) as error:
-        print(f"sd-scripts: {error}. No incomplete files were left.", file=sys.stderr)
+        print(f"{trainer.key}: {error}. No incomplete files were left.", file=sys.stderr)
         return 1
-    failed = verify(folder, environment)
-    log(f"sd-scripts is ready in {folder}" if not failed else f"{failed} failed with {folder}, see above")
+    failed = verify(folder, environment, trainer)
+    log(f"{trainer.name} is ready in {folder}" if not failed else f"{failed} failed with {folder}, see above")
     if arguments.json:
-        values = {"folder": str(folder), "environment": str(environment), "commit": COMMIT, "new": fetched or made}
-        print(json.dumps({**values, "failed": failed}))
+        values = {"folder": str(folder), "environment": str(environment), "commit": trainer.commit}
+        print(json.dumps({"trainer": trainer.key, **values, "new": fetched or made, "failed": failed}))
     return 1 if failed else 0
 
 

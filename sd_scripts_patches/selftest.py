@@ -1,7 +1,8 @@
 """`python -m sd_scripts_patches selftest DIR`: does this installation train, and is it guarded? One minute, no model file.
 
-sd-scripts' own FLUX trainer trains a tiny model with random weights (tiny.py), in the user's checkout and environment,
-with the guards: once to the end, once killed with SIGKILL and resumed, once with a loader worker that sleeps for ever. A
+The trainer itself (sd-scripts' FLUX script, musubi-tuner's Z-Image caching and training) trains a tiny model with random
+weights (tiny.py), in the user's checkout and environment, with the guards: once to the end, once killed with SIGKILL and
+resumed, once with a loader worker that sleeps for ever. A
 static check alone cannot answer the question: a guard counts when it has ended a real hang, and a resume is exact when
 each loss has the same digits as those of the undisturbed run. It runs on the processor, so it needs no GPU.
 
@@ -24,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from guards import checkpoint, crash
-from sd_scripts_patches import compatibility, install, registry, tiny, trial
+from sd_scripts_patches import compatibility, registry, tiny, trainers, trial
 from sd_scripts_patches.patch import Incompatible
 from sd_scripts_patches.tiny import Installation
 from sd_scripts_patches.trial import Job, Trial
@@ -49,7 +50,7 @@ module.LossRecorder.add = recorded
 SLEEP = """
 import os, time
 from torch.utils.data import get_worker_info
-real, loaded = module.BaseDataset.__getitem__, [0]
+real, loaded = module.{name}.__getitem__, [0]
 def getitem(self, index):
     loaded[0] += get_worker_info() is not None
     if loaded[0] == 4:
@@ -57,7 +58,7 @@ def getitem(self, index):
             file.write(f"{{time.monotonic()}} {{os.getpid()}}")
         time.sleep(36000)
     return real(self, index)
-module.BaseDataset.__getitem__ = getitem
+module.{name}.__getitem__ = getitem
 """
 
 
@@ -81,7 +82,9 @@ def run(target: Installation, trial_: Trial, stand_in: bool = False) -> Iterator
     """Yield each check as it is known. stand_in: train although torchvision is missing."""
     work = trial_.folder / "work"
     target.write_site(work)
-    left = ["environment", "versions", "GPU", "guards", "train", "LoRA", "hang", "resume"]
+    left = ["environment", "versions", "GPU", "guards", "caches", "train", "LoRA", "hang", "resume"]
+    if not target.row.caching(work, work)[0]:
+        left.remove("caches")
     for check in _checks(target, trial_, work, stand_in):
         left.remove(check.name)
         yield check
@@ -108,9 +111,13 @@ def _checks(target: Installation, trial_: Trial, work: Path, stand_in: bool) -> 
     yield guards
     if FAILED in (ready.status, guards.status):
         return
+    if commands := target.row.caching(work, work)[0]:
+        yield (cached := _caches(target, trial_, work, commands))
+        if cached.status == FAILED:
+            return
 
     whole = _start(target, trial_, work, "undisturbed")
-    killed = _start(target, trial_, work, "killed", fault=("LossRecorder", DIE))
+    killed = _start(target, trial_, work, "killed", fault=(target.row.LOSSES, DIE))
     trial_.wait(whole, RUN_LIMIT_S)
     trial_.wait(killed, RUN_LIMIT_S)
     yield (trained := _train(trial_, whole))
@@ -119,7 +126,7 @@ def _checks(target: Installation, trial_: Trial, work: Path, stand_in: bool) -> 
 
     lora = _made(trial_, "undisturbed") / "tiny.safetensors"
     marker = trial_.folder / "asleep"
-    sleep = ("BaseDataset", SLEEP.format(marker=str(marker)))
+    sleep = (target.row.ITEMS, SLEEP.format(marker=str(marker), name=target.row.ITEMS.partition(":")[2]))
     limits = {"HANGPROOF_DATALOADER_TIMEOUT_S": str(WORKER_LIMIT_S), "HANGPROOF_DATALOADER_FIRST_BATCH_S": "120"}
     more = ("--network_weights", str(lora))
     hung = _start(target, trial_, work, "hang", *more, fault=sleep, workers="1", **limits)
@@ -135,24 +142,36 @@ def _checks(target: Installation, trial_: Trial, work: Path, stand_in: bool) -> 
 
 
 def _environment(target: Installation, facts: dict, job: Job, stand_in: bool) -> Check:
-    name = "environment"
-    again = f"Install its requirements again: ./start.sh sd-scripts, or {target.python} -m pip install -r {target.checkout / 'requirements.txt'}"
-    if facts and not facts["packages"]["torchvision"] and not stand_in:
-        text = f"{target.python}: torchvision is missing, and sd-scripts imports it"
-        return _failed(name, text, f"Install it: {target.python} -m pip install {install.EXTRA[1]}")
+    name, trainer, script = "environment", target.trainer, target.row.SCRIPT
+    listed = next((f for f in ("requirements.txt", "pyproject.toml") if (target.checkout / f).is_file()), "")
+    again = f"Install what {target.checkout / listed} lists again: ./start.sh {trainer.key}, or {target.python} -m pip"
+    missing = [package for package in target.row.STAND_INS if facts and not facts["packages"][package]]
+    names = " and ".join(missing) + (" is" if len(missing) == 1 else " are")
+    if missing and not stand_in:
+        pinned = _pinned(target)
+        wanted = " ".join(f"{package}=={pinned[package]}" if package in pinned else package for package in missing)
+        text = f"{target.python}: {names} missing, and {trainer.name} imports {'it' if len(missing) == 1 else 'them'}"
+        return _failed(name, text, f"Install it: {target.python} -m pip install {wanted}")
     if job.code != 0:
-        text = f"{tiny.SCRIPT} cannot be imported with {target.python}: {job.error()}"
+        text = f"{script} cannot be imported with {target.python}: {job.error()}"
         return _failed(name, text, f"{again}. If a file of {target.checkout} was changed, restore it.", job)
-    text = f"{tiny.SCRIPT} and its libraries can be imported (Python {facts['python']}, {job.took_s:.0f} s)"
-    if not facts["packages"]["torchvision"]:
-        return Check(name, NOTE, f"{text}; torchvision is missing and replaced for this test only")
+    text = f"{script} and its libraries can be imported (Python {facts['python']}, {job.took_s:.0f} s)"
+    if missing:
+        return Check(name, NOTE, f"{text}; {names} missing and replaced for this test only")
     return Check(name, OK, text)
 
 
+def _pinned(target: Installation) -> dict[str, str]:
+    """Return package → version of what the checkout pins."""
+    try:
+        listed = "\n".join([*target.trainer.extra, *trainers.requirements(target.checkout)])
+    except ValueError:
+        return {}
+    return dict(re.findall(r"^([\w-]+)(?:\[[^\]]*\])?==([\w.]+)", listed, re.MULTILINE))
+
+
 def _versions(target: Installation, found: dict[str, str]) -> Check:
-    listed = "\n".join(install.EXTRA) + "\n" + (target.checkout / "requirements.txt").read_text(encoding="utf-8")
-    pinned = dict(re.findall(r"^([\w-]+)(?:\[[^\]]*\])?==([\w.]+)", listed, re.MULTILINE))
-    rows, differs = [], False
+    pinned, rows, differs = _pinned(target), [], False
     for package in VERSIONS:
         has = (found.get(package) or "missing").partition("+")[0]
         other = package in pinned and pinned[package] != has
@@ -162,19 +181,43 @@ def _versions(target: Installation, found: dict[str, str]) -> Check:
 
 
 def _guards(target: Installation, work: Path) -> Check:
-    name, patches = "guards", registry.patches()
-    arguments = tiny.arguments(work, work / "out")
-    refusal, spared = compatibility.refusal(patches, target.checkout, arguments, strict=False)
+    name, patches = "guards", registry.patches(target.trainer.name)
+    arguments = target.row.arguments(work, work / "out")
+    refusal, spared = compatibility.refusal(patches, target.source, arguments, strict=False)
     if refusal:
-        action = "Use the tested commit (./start.sh sd-scripts names it); the table above says which wait is open."
+        action = f"Use the tested commit (./start.sh {target.trainer.key} names it); the table above says which wait is open."
         return Check(
             name, FAILED, refusal.splitlines()[-1].removeprefix("hangproof: "), action, tuple(refusal.splitlines()[:-1])
         )
-    targets = [t.verdict for patch in patches for t in compatibility.check_patch(patch, target.checkout).targets]
+    targets = [t.verdict for patch in patches for t in compatibility.check_patch(patch, target.source).targets]
     parts = [f"{targets.count(verdict)} {verdict}" for verdict in compatibility.VERDICTS if verdict in targets]
-    left_out = [patch for patch in registry.NAMES if patch not in {p.name for p in patches}]
+    names = registry.MUSUBI_NAMES if target.trainer.name == compatibility.MUSUBI else registry.NAMES
+    left_out = [patch for patch in names if patch not in {p.name for p in patches}]
     notes = [f"not guarded: {line}" for line in spared] + [f"left out by you: {patch}" for patch in left_out]
     return Check(name, NOTE if notes else OK, "; ".join([f"{len(patches)} patches: {', '.join(parts)}", *notes]))
+
+
+def _caches(target: Installation, trial_: Trial, work: Path, commands: dict[str, list[str]]) -> Check:
+    """Run the commands that come before a training, at the same time: they write different files."""
+    name, jobs = "caches", []
+    for script, arguments in commands.items():
+        environment = trial_.environment(target, work)
+        command = target.command(*arguments, script=script)
+        jobs.append((script, trial_.start(command, environment, target.checkout, Path(script).stem)))
+    for _, job in jobs:
+        trial_.wait(job, RUN_LIMIT_S)
+    for script, job in jobs:
+        if job.code != 0:
+            action = (
+                "The end of its log is above; look the error up in the checkout's issues, or use the tested commit."
+            )
+            return _failed(name, f"{script} {job.outcome()}: {job.error()}", action, job)
+    files = len(list((work / "cache").glob("*.safetensors")))
+    if files != 2 * IMAGES:
+        action = "Run the self-test again; if it stays, use the tested commit."
+        return _failed(name, f"{' and '.join(commands)} wrote {files} files, not {2 * IMAGES}", action, jobs[0][1])
+    took_s = max(job.took_s for _, job in jobs)
+    return Check(name, OK, f"{' and '.join(commands)} wrote {files} files in {took_s:.0f} s")
 
 
 def _made(trial_: Trial, name: str) -> Path:
@@ -185,14 +228,15 @@ def _start(
     target: Installation, trial_: Trial, work: Path, name: str, *more: str,
     fault: tuple[str, str] | None = None, workers: str = "0", log: str = "", **extra: str,
 ) -> Job:  # fmt: skip
-    """Start a training in folder NAME. fault: (a class of sd-scripts, the code to run where it is defined)."""
+    """Start a training in folder NAME. fault: ("module:class" of the trainer, the code to run where it is defined)."""
     folder = trial_.folder / name
     folder.mkdir(exist_ok=True)
     settings = {"TINY_LOSSES": str(folder / "losses"), "HANGPROOF_RUN": str(folder), **extra}
     if fault is not None:
         (folder / "fault.py").write_text(fault[1], encoding="utf-8")
-        settings["TINY_FAULTS"] = f"{target.home(fault[0])}={folder / 'fault.py'}"
-    arguments = tiny.arguments(
+        module, _, symbol = fault[0].partition(":")
+        settings["TINY_FAULTS"] = f"{target.home(symbol, module)}={folder / 'fault.py'}"
+    arguments = target.row.arguments(
         work, folder / "made", "--save_state", *more,
         max_train_steps=str(STEPS), save_every_n_steps=str(STATE_EVERY), max_data_loader_n_workers=workers,
     )  # fmt: skip
@@ -222,7 +266,8 @@ def _lora(path: Path, loader: Job) -> Check:
     action = "Run the self-test again; if it stays, the checkout's saving code is at fault: use the tested commit."
     if not verdict.usable:
         return _failed(name, "; ".join((*verdict.problems, verdict.error)), action)
-    if "load network weights from" not in loader.log or "All keys matched" not in loader.log:
+    loaded = re.search(r"load network weights from .*", loader.log)
+    if loaded is None or "All keys matched" not in loaded[0]:
         return _failed(name, f"the trainer itself could not load {path.name}: {loader.error()}", action, loader)
     return Check(
         name, OK, f"complete, {path.stat().st_size // 1024} KB, and the trainer's own loader takes all its keys"
@@ -298,9 +343,10 @@ def _resume(trial_: Trial, killed: Job, state: Path | None, resumed: Job | None)
 
 
 def prepare(checkout: Path, work: Path) -> None:
-    """Write facts.json and the tiny models to `work`. Runs in sd-scripts' environment."""
+    """Write facts.json and the tiny models to `work`. Runs in the trainer's environment."""
     packages: dict[str, str] = {}
-    for name in VERSIONS:
+    target = Installation(checkout, Path(sys.executable))
+    for name in dict.fromkeys((*VERSIONS, *target.row.STAND_INS)):
         try:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -319,24 +365,26 @@ def prepare(checkout: Path, work: Path) -> None:
     else:
         facts["gpu"] = "none visible to PyTorch: this environment can train real models on the processor only"
     file.write_text(json.dumps(facts), encoding="utf-8")
-    sys.path.insert(0, str(checkout))
-    importlib.import_module(Path(tiny.SCRIPT).stem)
-    importlib.import_module("networks.lora_flux")
-    tiny.make(checkout, work, IMAGES)
+    sys.path.insert(0, str(target.source))
+    for module in target.row.IMPORTS:
+        importlib.import_module(module)
+    target.row.make(checkout, work, IMAGES)
 
 
 def main(argv: list[str]) -> int:
     """Run the checks, print the table or JSON, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m sd_scripts_patches selftest",
-        description="Train tiny random weights with your sd-scripts, plant a hang, kill and resume. About one minute.",
+        description="Train tiny random weights with your trainer, plant a hang, kill and resume. About one minute.",
     )
-    parser.add_argument("checkout", metavar="DIR", type=trial.installation, help="sd-scripts, or DIR@VENV")
+    parser.add_argument(
+        "checkout", metavar="DIR", type=trial.installation, help="sd-scripts or musubi-tuner, or DIR@VENV"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument(
         "--without-torchvision",
         action="store_true",
-        help="train although torchvision is missing, for platforms that have no build of it",
+        help="train although torchvision (or av) is missing, for platforms that have no build of it",
     )
     options = parser.parse_args(argv)
     target, started_s, checks = options.checkout, time.monotonic(), []
@@ -362,6 +410,7 @@ def main(argv: list[str]) -> int:
         rows = [asdict(check) for check in checks]
         values = {
             "checkout": str(target.checkout),
+            "trainer": target.trainer.key,
             "python": str(target.python),
             "ok": not failed,
             "seconds": round(took_s, 1),

@@ -1,5 +1,10 @@
 """kohya's real FLUX trainer on a CPU in about ten seconds: tiny models with random weights, no file of it changed.
 
+This file holds what all trainers share (`Installation`) and the row of sd-scripts; musubi/tiny.py is musubi-tuner's. A row
+is a module with SCRIPT (the training script), SOURCE (the folder of its modules), IMPORTS (what is imported to try it), LOSSES
+and ITEMS ("module:class" that records losses, and whose items are batches), STAND_INS (packages that may be missing), and the
+functions `site`, `caching`, `arguments` and `make`.
+
 The self-test, the canary and the tests train with it: `write_site` and `make` write the files, `environment` and
 `arguments` describe a run. The models are small because `PYTHONPATH` holds a `sitecustomize` that changes sd-scripts'
 model tables right after the module that defines them has been imported. Only sizes change; the code is sd-scripts' own.
@@ -16,16 +21,58 @@ FILE with the name `module` bound to that module once it is imported.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = "flux_train_network.py"
+from sd_scripts_patches import trainers
+from sd_scripts_patches.trainers import ROOT, TRAINERS, Trainer
+
+SCRIPT, SOURCE = "flux_train_network.py", ""
+IMPORTS = ("flux_train_network", "networks.lora_flux")
+LOSSES, ITEMS = "library.train_util:LossRecorder", "library.train_util:BaseDataset"
 WIDTH = {"hidden": 64, "heads": 2, "axes": [8, 12, 12], "clip": 32, "t5": 64, "vocabulary": 1000}
+
+FINDER = """
+def inject(path):
+    def fault(module):
+        with open(path, encoding="utf-8") as file:
+            exec(compile(file.read(), path, "exec"), {"__name__": "tiny_fault", "module": module})
+    return fault
+
+for entry in filter(None, os.environ.get("TINY_FAULTS", "").split(";")):
+    name, _, path = entry.partition("=")
+    AFTER.setdefault(name, []).append(inject(path))
+
+class Loader(importlib.abc.Loader):
+    def __init__(self, inner, name):
+        self.inner, self.name = inner, name
+    def create_module(self, spec):
+        return self.inner.create_module(spec)
+    def exec_module(self, module):
+        self.inner.exec_module(module)
+        for step in AFTER[self.name]:
+            step(module)
+    def __getattr__(self, attribute):
+        return getattr(self.inner, attribute)
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in AFTER:
+            for finder in sys.meta_path[sys.meta_path.index(self) + 1:]:
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    spec.loader = Loader(spec.loader, name)
+                    return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+"""The end of each SITE: runs the functions of AFTER, and faults, right after their module."""
 
 SITE = '''
 """Shrinks sd-scripts' FLUX when it is imported; see sd_scripts_patches/tiny.py."""
@@ -80,46 +127,15 @@ def collect_only_what_is_new(module):
 
 AFTER = {"library.device_utils": [collect_only_what_is_new], "library.flux_models": [shrink_transformer], "library.flux_utils": [shrink_text_encoders], "library.train_util": [record_losses], "library.logging_util": [record_losses]}
 
-def inject(path):
-    def fault(module):
-        with open(path, encoding="utf-8") as file:
-            exec(compile(file.read(), path, "exec"), {"__name__": "tiny_fault", "module": module})
-    return fault
-
-for entry in filter(None, os.environ.get("TINY_FAULTS", "").split(";")):
-    name, _, path = entry.partition("=")
-    AFTER.setdefault(name, []).append(inject(path))
-
-class Loader(importlib.abc.Loader):
-    def __init__(self, inner, name):
-        self.inner, self.name = inner, name
-    def create_module(self, spec):
-        return self.inner.create_module(spec)
-    def exec_module(self, module):
-        self.inner.exec_module(module)
-        for step in AFTER[self.name]:
-            step(module)
-    def __getattr__(self, attribute):
-        return getattr(self.inner, attribute)
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name in AFTER:
-            for finder in sys.meta_path[sys.meta_path.index(self) + 1:]:
-                spec = finder.find_spec(name, path, target)
-                if spec is not None:
-                    spec.loader = Loader(spec.loader, name)
-                    return spec
-
 if not any("8bit" in word.lower() for word in sys.orig_argv):
     sys.modules["bitsandbytes"] = None  # "not installed": it takes a fifth of the import time and is not used here
 os.environ.setdefault("TINY_BLOCKS", "2,4")
-sys.meta_path.insert(0, Finder())
 '''
 
-TORCHVISION = {
-    "__init__.py": 'from . import transforms\n__version__ = "0.0"\n',
-    "transforms/__init__.py": """
+STAND_INS = {
+    "torchvision": {
+        "__init__.py": 'from . import transforms\n__version__ = "0.0"\n',
+        "transforms/__init__.py": """
 import numpy, torch
 from . import functional
 
@@ -142,7 +158,7 @@ class Normalize:
     def __call__(self, tensor):
         return (tensor - self.mean) / self.std
 """,
-    "transforms/functional.py": """
+        "transforms/functional.py": """
 import numpy, torch
 
 def pil_to_tensor(image):
@@ -152,49 +168,67 @@ def pil_to_tensor(image):
 def gaussian_blur(image, kernel_size, sigma):
     raise NotImplementedError("the replacement has no blur")
 """,
+    }
 }
+"""Packages that may be missing: their files, as far as they are used here."""
 
 
 @dataclass(frozen=True)
 class Installation:
-    """A checkout of sd-scripts and the interpreter of its environment."""
+    """A checkout of a trainer and the interpreter of its environment."""
 
     checkout: Path
     python: Path
 
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer that the checkout holds; sd-scripts when it holds none."""
+        return trainers.of(self.checkout) or TRAINERS["sd-scripts"]
+
+    @property
+    def row(self) -> Any:
+        """The module that trains it on tiny weights; see the top of this file."""
+        return importlib.import_module(self.trainer.tiny)
+
+    @property
+    def source(self) -> Path:
+        """The folder from which its modules are named."""
+        return self.checkout / self.row.SOURCE
+
     def why_not(self, run: bool = True) -> str:
         """Return one line that says what is missing, or "". run=False: only the checkout is needed."""
-        if not (self.checkout / SCRIPT).is_file():
-            return f"{self.checkout} is not an sd-scripts checkout with {SCRIPT}"
+        if not (self.checkout / self.row.SCRIPT).is_file():
+            names = " or ".join(f"{trainer.name}'s" for trainer in TRAINERS.values())
+            return f"{self.checkout} is not a checkout of a trainer ({names}): it has no {self.row.SCRIPT}"
         if run and not self.python.is_file():
-            return f"no sd-scripts environment: {self.python} is missing"
+            return f"no environment of {self.trainer.name}: {self.python} is missing"
         return ""
 
     def home(self, symbol: str, module: str = "library.train_util") -> str:
-        """Return the module of this checkout that defines `symbol`, which was in `module` in v0.10.1.
+        """Return the module of this checkout that defines `symbol`, which was in `module` in the version first guarded.
 
         Raises patch.Incompatible when it is not there.
         """
         from sd_scripts_patches import locate
         from sd_scripts_patches.patch import Target
 
-        return locate.locate(Target(module, symbol), self.checkout).module
+        return locate.locate(Target(module, symbol), self.source).module
 
     def environment(self, work: Path, **extra: str) -> dict[str, str]:
         """Return the environment variables of a training process on the tiny models; `extra` wins."""
         path = os.pathsep.join([str(work / "site"), str(ROOT)])
         keep = {k: v for k, v in os.environ.items() if not k.startswith(("HANGPROOF_", "TINY_", "PYTHONPATH"))}
         fixed = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        return {**keep, **fixed, "SD_SCRIPTS_DIR": str(self.checkout), **extra}
+        return {**keep, **fixed, self.trainer.folder_variable: str(self.checkout), **extra}
 
-    def command(self, *args: str, patched: bool = True, script: str = SCRIPT) -> list[str]:
+    def command(self, *args: str, patched: bool = True, script: str = "") -> list[str]:
         """Return the command line that runs a script of the checkout, with or without the patches."""
         launcher = ["-m", "sd_scripts_patches"] if patched else []
-        return [str(self.python), *launcher, str(self.checkout / script), *args]
+        return [str(self.python), *launcher, str(self.checkout / (script or self.row.SCRIPT)), *args]
 
     def maker(self, work: Path, images: int) -> list[str]:
         """Return the command line that writes weights, tokenizers, images and prompts to `work`."""
-        return [str(self.python), "-m", "sd_scripts_patches.tiny", str(self.checkout), str(work), str(images)]
+        return [str(self.python), "-m", self.trainer.tiny, str(self.checkout), str(work), str(images)]
 
     def lacks(self, package: str) -> bool:
         """Return True when the environment has no such package. Nothing is imported."""
@@ -203,13 +237,13 @@ class Installation:
         return subprocess.run([str(self.python), "-c", probe], env=clean, check=False, timeout=60).returncode != 0
 
     def write_site(self, work: Path) -> None:
-        """Write WORK/site: sitecustomize, and a replacement of torchvision when it is missing."""
+        """Write WORK/site: sitecustomize, and replacements of packages that are missing."""
         site = work / "site"
         site.mkdir(parents=True, exist_ok=True)
-        (site / "sitecustomize.py").write_text(SITE % {"width": json.dumps(WIDTH)}, encoding="utf-8")
-        if self.lacks("torchvision"):
-            for name, text in TORCHVISION.items():
-                target = site / "torchvision" / name
+        (site / "sitecustomize.py").write_text(self.row.site(), encoding="utf-8")
+        for package, files in self.row.STAND_INS.items():
+            for name, text in files.items() if self.lacks(package) else ():
+                target = site / package / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text, encoding="utf-8")
 
@@ -217,6 +251,16 @@ class Installation:
 def python_of(venv: Path) -> Path:
     """Return the interpreter of a virtual environment."""
     return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def site() -> str:
+    """Return the text of sitecustomize."""
+    return SITE % {"width": json.dumps(WIDTH)} + FINDER
+
+
+def caching(work: Path, folder: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return (script → arguments of the commands before a training, the training's flags that name what they made): none."""
+    return {}, {}
 
 
 def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[str]:

@@ -22,12 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from guards import socket_folder
 from sd_scripts_patches.tiny import ROOT, Installation, python_of
 
 POLL_S = 0.05
-SOCKET_LENGTH, SOCKET_LIMIT = len("/pymp-12345678/listener-12345678"), 103
-"""Loader workers hand over tensors by a socket in TMPDIR. With a path longer than the system's limit (macOS: 103, Linux: 107
-characters) each batch is lost in the worker, and the trainer waits for it."""
 
 
 class LimitReached(RuntimeError):
@@ -39,7 +37,7 @@ class Job:
     """A process, its log file, and what is known once it has ended.
 
     code: exit code, negative for a signal, None while it runs and when it was killed at its limit. peak_bytes: its largest
-    resident memory; 0 where the system does not tell.
+    resident memory; 0 where the system does not tell. parent_bytes: the same of this process when the job was started.
     """
 
     process: subprocess.Popen[bytes]
@@ -48,6 +46,7 @@ class Job:
     code: int | None = None
     took_s: float = 0.0
     peak_bytes: int = 0
+    parent_bytes: int = 0
 
     @property
     def log(self) -> str:
@@ -108,7 +107,7 @@ class Trial:
             "PYTHONUNBUFFERED": "1",
         }
         temporary = str(self.folder / "t")
-        if len(temporary) + SOCKET_LENGTH <= SOCKET_LIMIT:
+        if socket_folder.fits(temporary):
             private["TMPDIR"] = temporary
         without = os.environ.get("HANGPROOF_WITHOUT")  # --hangproof_without= of this command
         return install.environment(work, **private, **({"HANGPROOF_WITHOUT": without} if without else {}), **extra)
@@ -126,7 +125,7 @@ class Trial:
                 stderr=subprocess.STDOUT,
                 start_new_session=os.name != "nt",
             )
-        self.jobs.append(Job(process, path, time.monotonic()))
+        self.jobs.append(Job(process, path, time.monotonic(), parent_bytes=_resident_peak(os.getpid())))
         return self.jobs[-1]
 
     def left_s(self) -> float:
@@ -153,16 +152,31 @@ def ended(job: Job) -> bool:
     """Return True when the process has ended; then its code, time and peak memory are known."""
     if job.took_s:
         return True
+    job.peak_bytes = max(job.peak_bytes, _resident_peak(job.process.pid))
     if hasattr(os, "wait4"):
         pid, status, usage = os.wait4(job.process.pid, os.WNOHANG)
         if not pid:
             return False
         job.process.returncode = os.waitstatus_to_exitcode(status)
-        job.peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        # A child starts with the memory of the process that forked it, and Linux counts that in its maximum. A figure
+        # above that is the child's own; below, what was seen while it ran is the better one.
+        counted = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        if counted > job.parent_bytes:
+            job.peak_bytes = max(job.peak_bytes, counted)
     elif job.process.poll() is None:
         return False
     job.code, job.took_s = job.process.returncode, time.monotonic() - job.started_s
     return True
+
+
+def _resident_peak(pid: int) -> int:
+    """Return the largest resident memory that a living process has had, in bytes; 0 where /proc does not tell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 def kill(job: Job) -> None:
@@ -198,15 +212,20 @@ def is_alive(pid: int) -> bool:
 def installation(text: str) -> Installation:
     """Return what `CHECKOUT` or `CHECKOUT@VENV` names. Raises argparse.ArgumentTypeError, which says what is missing.
 
-    Without a VENV: $SD_SCRIPTS_VENV, else the interpreter that runs this; from our own environment .venv-sd-scripts.
+    Without a VENV: $SD_SCRIPTS_VENV or $MUSUBI_VENV, else the interpreter that runs this; from our own environment the one
+    that ./start.sh makes for the trainer.
     """
     folder, at, venv = text.rpartition("@")
     if not at or Path(text).is_dir():
-        folder, venv = text, os.environ.get("SD_SCRIPTS_VENV", "")
+        folder, venv = text, ""
+    trainer = Installation(Path(folder).resolve(), Path(sys.executable)).trainer
+    venv = venv or os.environ.get(trainer.venv_variable, "")
     if not venv and Path(sys.prefix).resolve() == (ROOT / ".venv").resolve():
-        venv = str(ROOT / ".venv-sd-scripts")
+        venv = str(ROOT / trainer.venv)
     python = python_of(Path(venv).absolute()) if venv else Path(sys.executable)
     found = Installation(Path(folder).resolve(), python)
     if found.why_not():
-        raise argparse.ArgumentTypeError(f"{found.why_not()}. Name another, or install it with ./start.sh sd-scripts")
+        raise argparse.ArgumentTypeError(
+            f"{found.why_not()}. Name another, or install it with ./start.sh {trainer.key}"
+        )
     return found

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 INSIDE = ("guards", "sd_scripts_patches", "trainer")
 """The folders whose code runs in the training process."""
 SETUP_ONLY = {
-    *(f"sd_scripts_patches/{name}.py" for name in ("install", "tiny", "trial", "selftest", "canary")),
+    *(f"sd_scripts_patches/{name}.py" for name in ("install", "tiny", "trial", "selftest", "canary", "versions")),
     "trainer/tiny_flux.py",
 }
 """They run before any training starts, or start trainings of their own."""
@@ -34,7 +34,7 @@ def value_of(config, dotted: str) -> float:
 
 def sources():
     for folder in INSIDE:
-        for path in sorted((ROOT / folder).glob("*.py")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
             if name != "guards/limits.py" and name not in SETUP_ONLY:
                 yield name, path.read_text(encoding="utf-8")

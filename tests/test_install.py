@@ -1,135 +1,282 @@
-"""The setup commands: sd-scripts is installed completely or not at all, and start.sh installs only once."""
+"""The setup commands: a trainer is installed completely or not at all, and start.sh installs only once."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import tiny_musubi
 import tiny_sd_scripts
 
 from runs.paths import ROOT
 from sd_scripts_patches import install
+from sd_scripts_patches.tiny import Installation
+from sd_scripts_patches.trainers import TRAINERS
+
+SD_SCRIPTS, MUSUBI = TRAINERS["sd-scripts"], TRAINERS["musubi"]
+PYPROJECT = """[build-system]
+requires = ["hatchling"]
+[project]
+name = "musubi-tuner"
+requires-python = ">=3.10, <3.13"
+dependencies = [
+    "accelerate==1.6.0",  # a comment
+    # "sageattention>=1.0.6",
+    "diffusers[torch]==0.32.1",
+]
+[project.optional-dependencies]
+cu124 = [
+    "torch>=2.5.1",
+]
+"""
+FILES = {
+    "sd-scripts": {"requirements.txt": "# for the project\n-e .\n", "flux_train_network.py": "print('trained')\n"},
+    "musubi": {"pyproject.toml": PYPROJECT, "zimage_train_network.py": "print('trained')\n"},
+}
+each = pytest.mark.parametrize("key", TRAINERS)
 
 
-@pytest.fixture
-def repository(tmp_path):
-    """A small git repository in place of sd-scripts, and its commit."""
-    folder = tmp_path / "upstream"
+def git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.invalid", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def repository(folder: Path, key: str) -> str:
+    """Make a small git repository in place of a trainer; returns its commit."""
     folder.mkdir()
-    git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.invalid"]
-    subprocess.run([*git, "init", "--quiet"], check=True)
-    (folder / "requirements.txt").write_text("# for the project\n-e .\n")
-    (folder / "flux_train_network.py").write_text("print('trained')\n")
-    subprocess.run([*git, "add", "."], check=True)
-    subprocess.run([*git, "commit", "--quiet", "-m", "first"], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    return folder, commit
+    git(folder, "init", "--quiet")
+    for name, text in FILES[key].items():
+        (folder / name).write_text(text)
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "first")
+    return git(folder, "rev-parse", "HEAD")
 
 
-def test_the_pinned_commit_is_fetched_completely_and_once(tmp_path, repository):
-    upstream, commit = repository
-    target = tmp_path / "sd-scripts"
-    assert install.fetch(target, str(upstream), commit) is True
-    assert (target / "flux_train_network.py").read_text() == "print('trained')\n"
-    assert install.fetch(target, str(upstream), commit) is False
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["sd-scripts", "upstream"]
+@each
+def test_the_pinned_commit_is_fetched_completely_and_once(tmp_path, key):
+    commit, target = repository(tmp_path / "upstream", key), tmp_path / "there"
+    assert install.fetch(target, TRAINERS[key], str(tmp_path / "upstream"), commit) is True
+    assert sorted(p.name for p in target.iterdir() if p.name != ".git") == sorted(FILES[key])
+    assert git(target, "rev-parse", "HEAD") == commit
+    assert install.fetch(target, TRAINERS[key], str(tmp_path / "upstream"), commit) is False
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["there", "upstream"]
 
 
-def test_a_checkout_of_another_commit_is_left_alone_and_named(tmp_path, repository, capsys):
-    upstream, commit = repository
-    target = tmp_path / "sd-scripts"
-    install.fetch(target, str(upstream), commit)
-    assert install.fetch(target, str(upstream), "f" * 40) is False
+@each
+def test_a_checkout_of_another_commit_is_left_alone_and_named(tmp_path, capsys, key):
+    commit, target = repository(tmp_path / "upstream", key), tmp_path / "there"
+    install.fetch(target, TRAINERS[key], str(tmp_path / "upstream"), commit)
+    assert install.fetch(target, TRAINERS[key], str(tmp_path / "upstream"), "f" * 40) is False
     said = capsys.readouterr().err
     assert f"is at commit {commit[:8]}, not at the tested ffffffff; it is not changed" in said
-    assert (target / "flux_train_network.py").read_text() == "print('trained')\n"
+    assert f"then ./start.sh {key}" in said
+    assert git(target, "rev-parse", "HEAD") == commit
 
 
-def test_the_commands_that_are_shown_get_the_tested_commit(tmp_path, repository, capsys):
-    upstream, old = repository
-    target = tmp_path / "sd-scripts"
-    install.fetch(target, str(upstream), old)
-    (upstream / "flux_train_network.py").write_text("print('newer')\n")
-    git = ["git", "-C", str(upstream), "-c", "user.name=t", "-c", "user.email=t@example.invalid"]
-    subprocess.run([*git, "commit", "--quiet", "-am", "second"], check=True)
-    new = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    install.fetch(target, str(upstream), new)
+def test_the_commands_that_are_shown_get_the_tested_commit(tmp_path, capsys):
+    old, upstream, target = (
+        repository(tmp_path / "upstream", "musubi"),
+        tmp_path / "upstream",
+        tmp_path / "musubi-tuner",
+    )
+    install.fetch(target, MUSUBI, str(upstream), old)
+    (upstream / "zimage_train_network.py").write_text("print('newer')\n")
+    git(upstream, "commit", "--quiet", "-am", "second")
+    new = git(upstream, "rev-parse", "HEAD")
+    install.fetch(target, MUSUBI, str(upstream), new)
     shown = re.search(r"To get the tested one: (git .*), then \./start\.sh", capsys.readouterr().err)
     assert shown and subprocess.run(["bash", "-c", shown[1]], check=False, capture_output=True).returncode == 0
-    assert (target / "flux_train_network.py").read_text() == "print('newer')\n"
-    assert install.fetch(target, str(upstream), new) is False
+    assert (target / "zimage_train_network.py").read_text() == "print('newer')\n"
+    assert install.fetch(target, MUSUBI, str(upstream), new) is False
     assert "is at commit" not in capsys.readouterr().err
 
 
-def test_the_pinned_version_is_v0_11_1():
-    assert install.COMMIT == "6721028c79ee85a78b3a06dfd8954dae310a1cce"
+def test_the_pinned_versions():
+    assert (SD_SCRIPTS.version, SD_SCRIPTS.commit) == ("v0.11.1", "6721028c79ee85a78b3a06dfd8954dae310a1cce")
+    assert (MUSUBI.version, MUSUBI.commit) == ("v0.3.4", "30c658c4f4b0bf05038b3346eff9670259b10fc7")
+
+
+def test_the_folders_are_in_the_project_unless_variables_name_others(tmp_path, monkeypatch):
+    for name in ("MUSUBI_DIR", "MUSUBI_VENV"):
+        monkeypatch.delenv(name, raising=False)
+    assert (MUSUBI.checkout, MUSUBI.environment) == (ROOT / "musubi-tuner", ROOT / ".venv-musubi")
+    monkeypatch.setenv("MUSUBI_DIR", str(tmp_path / "m"))
+    monkeypatch.setenv("MUSUBI_VENV", str(tmp_path / "v"))
+    assert (MUSUBI.checkout, MUSUBI.environment) == (tmp_path / "m", tmp_path / "v")
 
 
 def test_a_folder_that_cannot_train_fails_the_installation(tmp_path, capfd):
     (tmp_path / "train_network.py").touch()
-    assert install.verify(tmp_path, tmp_path / "v") == "the check of the patches"
+    assert install.verify(tmp_path, tmp_path / "v", SD_SCRIPTS) == "the check of the patches"
     assert "is not an sd-scripts checkout" in capfd.readouterr().err
 
 
+@each
 @pytest.mark.timeout(900)
-def test_the_installation_ends_with_the_self_test(capfd):
-    tiny_sd_scripts.need()
-    environment = tiny_sd_scripts.python().parent.parent
-    lacks = tiny_sd_scripts.installation().lacks("torchvision")
-    assert install.verify(tiny_sd_scripts.checkout(), environment) == ("the self-test" if lacks else "")
+def test_the_installation_ends_with_the_self_test(capfd, key):
+    here = {"sd-scripts": tiny_sd_scripts, "musubi": tiny_musubi}[key]
+    if here.why_not():
+        pytest.skip(here.why_not())
+    environment = here.python().parent.parent
+    installed = Installation(here.checkout(), here.python())
+    lacks = any(installed.lacks(package) for package in installed.row.STAND_INS)
+    assert install.verify(here.checkout(), environment, TRAINERS[key]) == ("the self-test" if lacks else "")
     said = capfd.readouterr().out
-    assert ("torchvision is missing, and sd-scripts imports it" in said) == lacks
+    assert ("missing, and" in said) == lacks
     assert ("Passed in" in said) == (not lacks)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/nowhere.git", "/no/such/folder"])
 def test_without_a_network_nothing_is_left_behind(tmp_path, url):
     with pytest.raises(install.InstallError, match="fetch .*failed"):
-        install.fetch(tmp_path / "sd-scripts", url, install.COMMIT)
+        install.fetch(tmp_path / "musubi-tuner", MUSUBI, url)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_reports_a_missing_network_and_exits_1(tmp_path):
-    environment = {**os.environ, "SD_SCRIPTS_DIR": str(tmp_path / "s"), "SD_SCRIPTS_VENV": str(tmp_path / "v")}
-    environment["GIT_CONFIG_COUNT"] = "1"  # every GitHub URL goes to a closed port on this machine
-    environment["GIT_CONFIG_KEY_0"] = "url.http://127.0.0.1:9/.insteadOf"
-    environment["GIT_CONFIG_VALUE_0"] = "https://github.com/"
-    done = subprocess.run(
-        [sys.executable, "-m", "sd_scripts_patches.install"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+def command(folder: Path, key: str, *words: str, origin: str = "http://127.0.0.1:9/", **more: str):
+    """`./start.sh KEY` without setup.sh; every GitHub address leads to `origin`."""
+    trainer = TRAINERS[key]
+    environment = {**os.environ, trainer.folder_variable: str(folder / "s"), trainer.venv_variable: str(folder / "v")}
+    environment |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{origin}.insteadOf"}
+    environment |= {"GIT_CONFIG_VALUE_0": "https://github.com/", **more}
+    return subprocess.run(
+        [sys.executable, "-m", "sd_scripts_patches.install", key, *words],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+
+
+@each
+def test_the_command_reports_a_missing_network_and_exits_1(tmp_path, key):
+    done = command(tmp_path, key)
     assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"{key}: fetch https://github.com/kohya-ss/")
     assert "network" in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_requirements_are_the_checkouts_own_with_torchvision_and_without_itself(repository):
-    wanted = install.requirements(repository[0])
-    assert "torchvision==" in wanted and "-e ." not in wanted and "# for the project" in wanted
+def test_a_checkout_that_the_user_has_is_used_and_its_folder_without_requirements_is_named(tmp_path):
+    repository(tmp_path / "s", "musubi")
+    (tmp_path / "s/pyproject.toml").unlink()
+    done = command(tmp_path, "musubi")
+    assert (
+        done.returncode == 1
+        and f"{tmp_path / 's'} lists no requirements, neither in requirements.txt nor" in done.stderr
+    )
+    assert "it is not changed" in done.stderr and not (tmp_path / "v").exists()
+
+
+def test_the_command_ends_with_one_line_of_json(tmp_path):
+    """With an environment of the user's own, which is used as it is; the small repository fails the check."""
+    repository(tmp_path / "s", "musubi")
+    (tmp_path / "v").mkdir()
+    (tmp_path / "v/mine").touch()
+    done = command(tmp_path, "musubi", "--json")
+    assert done.returncode == 1 and f"{tmp_path / 'v'} was not made by Hangproof, so it is used as it is" in done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said == {
+        "trainer": "musubi", "folder": str(tmp_path / "s"), "environment": str(tmp_path / "v"), "new": False,
+        "commit": MUSUBI.commit, "failed": "the check of the patches",
+    }  # fmt: skip
+    assert [path.name for path in (tmp_path / "v").iterdir()] == ["mine"]
+
+
+def test_the_requirements_are_the_checkouts_own_with_torchvision_and_without_itself(tmp_path):
+    for key in TRAINERS:
+        repository(tmp_path / key, key)
+    wanted = install.requirements(tmp_path / "sd-scripts", SD_SCRIPTS).splitlines()
+    assert any(line.startswith("torchvision==") for line in wanted)
+    assert "-e ." not in wanted and "# for the project" in wanted
+    wanted = install.requirements(tmp_path / "musubi", MUSUBI).splitlines()
+    assert any(line.startswith("torch==") for line in wanted)
+    assert wanted[-2:] == ["accelerate==1.6.0", "diffusers[torch]==0.32.1"] and "torch>=2.5.1" not in wanted
+
+
+@pytest.mark.skipif(bool(tiny_musubi.why_not()), reason=tiny_musubi.why_not() or "-")
+def test_the_pins_of_the_real_musubi_tuner_are_installed():
+    wanted = install.requirements(tiny_musubi.checkout(), MUSUBI).splitlines()
+    for pin in ("accelerate==1.6.0", "diffusers==0.32.1", "transformers==4.57.6", "huggingface-hub==0.34.3"):
+        assert pin in wanted
+
+
+def fake_python(folder: Path, name: str, version: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho {version.replace('.', ' ')}\n" if version else "#!/bin/sh\nexit 127\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="scripts as on Unix")
+def test_a_python_that_the_trainer_supports_is_found_or_the_ones_found_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("PYTHON", raising=False)
+    fake_python(tmp_path, "this", "3.14.0")
+    monkeypatch.setattr(install.sys, "executable", str(tmp_path / "this"))
+    fake_python(tmp_path, "python3.12", "")  # a shim whose version is not installed
+    fake_python(tmp_path, "python3", "3.13.1")
+    with pytest.raises(install.InstallError) as raised:
+        install.interpreter(MUSUBI)
+    assert "musubi-tuner needs Python 3.10 to 3.12, and this machine has 3.14.0, 3.13.1. Install Python 3.12" in str(
+        raised.value
+    )
+    assert str(raised.value).endswith("then run ./start.sh musubi again")
+    assert install.interpreter(SD_SCRIPTS) == [str(tmp_path / "this")]
+    fake_python(tmp_path, "python3.11", "3.11.9")
+    assert install.interpreter(MUSUBI) == ["python3.11"]
+    fake_python(tmp_path, "mine", "3.10.2")
+    monkeypatch.setenv("PYTHON", str(tmp_path / "mine"))
+    assert install.interpreter(MUSUBI) == [str(tmp_path / "mine")]
 
 
 def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_path, monkeypatch):
     target, first = tmp_path / "v", tmp_path / "first"
-    assert install.make_environment(target, "# nothing to install\n") is True
-    assert install.make_environment(target, "# nothing to install\n") is False
+    wanted = "# nothing to install\n"
+    monkeypatch.setattr(install, "interpreter", lambda trainer: [sys.executable])
+    assert install.make_environment(target, wanted, MUSUBI) is True
+    assert install.make_environment(target, wanted, MUSUBI) is False
     shutil.copytree(target, first, symlinks=True)
-    made = []
-    monkeypatch.setattr(
-        install.venv, "create", lambda to, **how: made.append(shutil.copytree(first, to, symlinks=True))
-    )
-    (target / ".installed").unlink()  # as if the installation was killed
-    (first / ".installed").unlink()
-    assert install.make_environment(target, "# nothing to install\n") is True and made == [target]
-    with pytest.raises(install.InstallError, match="requirements"):
-        install.make_environment(target, "this is no requirement !!\n")
+    (first / install.STAMP).unlink()
+    made, run = [], install.run
+
+    def without_venv(command, what, *rest, **named):  # the slow part: a copy of the first environment in its place
+        if "venv" not in command:
+            return run(command, what, *rest, **named)
+        made.append(shutil.copytree(first, command[-1], symlinks=True, dirs_exist_ok=True))
+        return ""
+
+    monkeypatch.setattr(install, "run", without_venv)
+    (target / install.STAMP).unlink()  # as if the installation was killed
+    (target / "half").touch()
+    assert install.make_environment(target, wanted, MUSUBI) is True and made == [str(target)]
+    assert not (target / "half").exists()
+    with pytest.raises(install.InstallError, match="requirements of musubi-tuner"):
+        install.make_environment(target, "this is no requirement !!\n", MUSUBI)
     assert not target.exists()
+
+
+def test_an_environment_of_somebody_else_is_never_deleted(tmp_path, capsys):
+    target = tmp_path / "v"
+    target.mkdir()
+    (target / "precious").touch()
+    assert install.make_environment(target, "# nothing\n", MUSUBI) is False
+    assert (target / "precious").exists() and "was not made by Hangproof" in capsys.readouterr().err
+
+
+@each
+def test_start_sh_knows_the_trainer(tmp_path, key):
+    for name in ("start.sh", "setup.sh"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "setup.sh").write_text("set_up() { :; }\n")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / ".venv/bin/python").chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "start.sh"), key, "--json"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == f"-m sd_scripts_patches.install {key} --json"
+    assert f"({key}" in (ROOT / "start.bat").read_text() or f" {key})" in (ROOT / "start.bat").read_text()
 
 
 def test_a_second_start_installs_nothing(tmp_path):

@@ -137,6 +137,19 @@ FOUND = {
               + "x" * 9000 + "']' returned non-zero exit status 2.\n", exit_code=1, phase="import"), "usage_error"),
     "a script with a syntax error": (
         crash("train.sh: line 7: syntax error near unexpected token `fi'\n", exit_code=2, phase="import"), "script_broken"),
+    "a training script that is not there": (
+        crash("/venv/bin/python: can't open file '/sd-scripts/flux_train_network.py': [Errno 2] No such file or directory\n",
+              exit_code=2, phase="import"), "cannot_start"),
+    "a training script that is not there, on Windows": (
+        crash("C:\\v\\Scripts\\python.exe: can't open file 'C:\\\\x.py': [Errno 2] No such file or directory\n", exit_code=2),
+        "cannot_start"),
+    "a training script that is not there, behind a launcher": (
+        crash("python3.11: can't open file '/m/zimage_train_network.py': [Errno 2] No such file or directory\n" + LAUNCHER
+              + "returned non-zero exit status 2.\n", exit_code=1, phase="import"), "cannot_start"),
+    "a training script that is not there, behind the guards": (
+        crash("sd_scripts_patches: /sd-scripts/flux_train_network.py: script not found\n", exit_code=2), "cannot_start"),
+    "a trainer that is not installed": (
+        crash("/venv/bin/python3: No module named trainer\n", exit_code=1, phase="import"), "cannot_start"),
     "no accelerate's own flag": (
         crash("accelerate <command> [<args>] launch: error: unrecognized arguments: --x\n", exit_code=2), "usage_error"),
     "host memory": (crash(signal=9, host={"oom_kills": 1}), "host_out_of_memory"),
@@ -258,6 +271,15 @@ def test_a_rejected_argument_is_explained_by_its_own_message_and_not_restarted()
             cause = causes.match(FOUND[what][0])
             own = r"(t\.py: |flux_train_network\.py: )?error: (argument --seed|unrecognized|--max_train_steps)"
             assert not cause.restart and re.match(own, cause.explanation)
+
+
+def test_a_script_that_does_not_exist_is_named_and_not_restarted():
+    for what in FOUND:
+        if what.startswith("a training script that is not there"):
+            cause = causes.match(FOUND[what][0])
+            assert not cause.restart and ".py" in cause.explanation and "start.sh" in cause.advice, what
+    unlike = crash(log("ModuleNotFoundError: No module named 'prodigyopt'"), exit_code=1)
+    assert causes.match(unlike).name == "exception"
 
 
 def test_a_damaged_lora_restarts_from_the_newest_checkpoint():

@@ -74,6 +74,17 @@ def test_the_error_of_a_script_of_kohyas_leads(data, tmp_path):  # noqa: F811
     check(supervise(folder), line)
 
 
+def test_a_script_that_was_deleted_stops_the_run_at_once(data):  # noqa: F811
+    folder = data / "outputs" / "gone"
+    folder.mkdir(parents=True)
+    (folder / "train.sh").write_text(f"exec {sys.executable} /no/such/place/flux_train_network.py --seed 1\n")
+    found = supervise(folder)
+    assert found["status"]["restarts"] == 0 and found["status"]["state"] == "failed"
+    assert [one["cause"] for one in found["incidents"]] == ["cannot_start"]
+    assert "can't open file '/no/such/place/flux_train_network.py'" in found["status"]["message"]
+    assert "./start.sh sd-scripts" in found["report"]
+
+
 def test_the_error_of_a_real_sd_scripts_leads(data, tmp_path):  # noqa: F811
     script = sd_scripts_dir() / "flux_train_network.py"
     python = os.environ.get("SD_SCRIPTS_PYTHON") or venv_program(PROJECT / ".venv-sd-scripts", "python")

@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 
-from guards import crash, deadline, limits, phase_limit
+from guards import crash, deadline, limits, phase_limit, socket_folder
 from guards.deadline import Deadline
 from guards.heartbeat import Heartbeat
 from trainer.arguments import parse
@@ -30,13 +30,15 @@ def main(argv: list[str]) -> None:
     deadline.install(hb)
     phase_limit.watch(hb)
     try:
+        if moved := socket_folder.choose():
+            print(f"warning: {moved}", flush=True)
         from trainer.setup import build
 
         training = build(args, hb)
         from trainer.loop import train
 
         outcome = train(training)
-    except TrainError as problem:
+    except (TrainError, socket_folder.TooLong) as problem:
         fail(hb, str(problem))
     except OSError as problem:
         if problem.errno not in DISK:

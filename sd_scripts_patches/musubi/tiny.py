@@ -1,0 +1,178 @@
+"""kohya's real musubi-tuner (Z-Image) on a CPU: a tiny model with random weights, no file of it changed.
+
+A row of sd_scripts_patches/tiny.py, which says what each name here is for. The model's sizes are changed right after the
+module that defines them has been imported. The VAE and the text encoder, whose weights are large and whose sizes cannot be
+changed from outside, are replaced: by one convolution, and by numbers that follow from the caption.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from sd_scripts_patches.tiny import FINDER
+
+SCRIPT, SOURCE = "zimage_train_network.py", "src"
+IMPORTS = ("musubi_tuner.zimage_train_network", "musubi_tuner.networks.lora_zimage")
+LOSSES = "musubi_tuner.utils.train_utils:LossRecorder"
+ITEMS = "musubi_tuner.dataset.image_video_dataset:BucketBatchManager"
+SIZES = ((64, 64), (96, 48), (48, 96))
+"""Width and height of the images in turn: three buckets."""
+WIDTH, HEADS, AXES, CAPTION, LAYERS = 64, 2, [8, 12, 12], 48, 4
+
+SITE = '''
+"""Shrinks musubi-tuner's Z-Image when it is imported; see sd_scripts_patches/musubi/tiny.py."""
+import hashlib, importlib.abc, json, os, sys, time, types
+
+def shrink(module):
+    module.DEFAULT_TRANSFORMER_DIM, module.DEFAULT_TRANSFORMER_N_LAYERS = %(WIDTH)d, %(LAYERS)d
+    module.DEFAULT_TRANSFORMER_N_REFINER_LAYERS = 1
+    module.DEFAULT_TRANSFORMER_N_HEADS = module.DEFAULT_TRANSFORMER_N_KV_HEADS = %(HEADS)d
+    module.DEFAULT_TRANSFORMER_CAP_FEAT_DIM, module.ROPE_AXES_DIMS = %(CAPTION)d, %(AXES)r
+
+def slow_down(module):
+    pause_s = float(os.environ.get("TINY_STEP_S", "0"))
+    if pause_s:
+        original = module.ZImageTransformer2DModel.forward
+        def forward(self, *args, **kwargs):
+            time.sleep(pause_s)
+            return original(self, *args, **kwargs)
+        module.ZImageTransformer2DModel.forward = forward
+
+def replace_vae(module):
+    import torch
+    class Vae(torch.nn.Module):
+        device, dtype = torch.device("cpu"), torch.float32
+        def encode(self, pixels):
+            weight = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(7)) / 14
+            latents = torch.nn.functional.conv2d(pixels.float(), weight, stride=8)
+            return types.SimpleNamespace(mode=lambda: latents)
+        def decode(self, latents):
+            return torch.nn.functional.interpolate(latents[:, :3], scale_factor=8)
+    module.load_autoencoder_kl = lambda *args, **kwargs: Vae()
+
+def replace_text_encoder(module):
+    import torch
+    class Encoder(torch.nn.Module):
+        device, dtype = torch.device("cpu"), torch.float32
+    def embed(tokenizer, encoder, prompts):
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        seeds = [int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) for prompt in prompts]
+        rows = [torch.randn(16, %(CAPTION)d, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        return torch.stack(rows), torch.ones(len(rows), 16, dtype=torch.bool)
+    module.load_qwen3 = lambda *args, **kwargs: (None, Encoder())
+    module.get_text_embeds = embed
+
+def record_losses(module):
+    path = os.environ.get("TINY_LOSSES")
+    if path:
+        add = module.LossRecorder.add
+        def recorded(self, *, epoch, step, loss):
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps([epoch, step, loss]) + "\\n")
+            return add(self, epoch=epoch, step=step, loss=loss)
+        module.LossRecorder.add = recorded
+
+AFTER = {"musubi_tuner." + name: steps for name, steps in {
+    "zimage.zimage_config": [shrink], "zimage.zimage_model": [slow_down], "zimage.zimage_autoencoder": [replace_vae],
+    "zimage.zimage_utils": [replace_text_encoder], "utils.train_utils": [record_losses]}.items()}
+'''
+
+STAND_INS = {
+    "torchvision": {
+        "__init__.py": "class utils:\n    @staticmethod\n    def make_grid(images, nrow=8):\n        return images[0]\n"
+    },
+    "av": {"__init__.py": '__version__ = "0.0"\n'},
+}
+
+
+def site() -> str:
+    """Return the text of sitecustomize."""
+    return SITE % globals() + FINDER
+
+
+def caching(work: Path, folder: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Write FOLDER/dataset.toml. Returns (script → arguments of both caching commands, the training's flags that use it).
+
+    Both can run at the same time: they write different files to FOLDER/cache.
+    """
+    path = folder / "dataset.toml"
+    path.write_text(
+        f'[general]\nresolution = [64, 64]\ncaption_extension = ".txt"\nbatch_size = 1\nenable_bucket = true\n\n'
+        f"[[datasets]]\nimage_directory = {json.dumps((work / 'images').as_posix())}\n"
+        f"cache_directory = {json.dumps((folder / 'cache').as_posix())}\nnum_repeats = 1\n",
+        encoding="utf-8",
+    )
+    common = ["--dataset_config", str(path), "--device", "cpu", "--num_workers", "1"]
+    commands = {
+        "zimage_cache_latents.py": [*common, "--vae", "tiny"],
+        "zimage_cache_text_encoder_outputs.py": [*common, "--text_encoder", "tiny"],
+    }
+    return commands, {"dataset_config": str(path)}
+
+
+def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[str]:
+    """Return arguments of zimage_train_network.py: one image per step, AdamW, LoRA rank 4.
+
+    `changed` replaces or adds flags by name (None removes one); `more` is appended.
+    """
+    flags: dict[str, str | None] = {
+        "dit": f"{work}/dit.safetensors",
+        "vae": "tiny",
+        "text_encoder": "tiny",
+        "dataset_config": f"{work}/dataset.toml",
+        "output_dir": str(out),
+        "output_name": "tiny",
+        "network_module": "networks.lora_zimage",
+        "network_dim": "4",
+        "optimizer_type": "adamw",
+        "learning_rate": "1e-3",
+        "lr_scheduler": "cosine",
+        "mixed_precision": "no",
+        "timestep_sampling": "shift",
+        "discrete_flow_shift": "2.0",
+        "weighting_scheme": "none",
+        "seed": "42",
+        "max_data_loader_n_workers": "0",
+    }
+    flags.update(changed)
+    line = [part for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
+    return [*line, "--sdpa", *more]
+
+
+def write_images(folder: Path, count: int) -> None:
+    """Write `count` noise images of three sizes with captions."""
+    import numpy
+    from PIL import Image
+
+    folder.mkdir()
+    noise = numpy.random.default_rng(3)
+    for i in range(count):
+        width, height = SIZES[i % len(SIZES)]
+        pixels = noise.integers(0, 255, (height, width, 3), dtype=numpy.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:03d}.png")
+        (folder / f"{i:03d}.txt").write_text(f"a thing, number {i}", encoding="utf-8")
+
+
+def make(checkout: Path, work: Path, images: int) -> None:
+    """Write weights, images and prompts to `work`. Runs in musubi-tuner's environment with work/site on the path."""
+    import torch
+    from safetensors.torch import save_file
+
+    sys.path.insert(0, str(checkout / SOURCE))
+    from musubi_tuner.zimage import zimage_model
+
+    model = zimage_model.create_model("torch", False, torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    weights = {
+        name: torch.ones(value.shape) if "norm" in name else torch.randn(tuple(value.shape), generator=generator) * 0.05
+        for name, value in model.state_dict().items()
+    }
+    save_file(weights, work / "dit.safetensors")
+    write_images(work / "images", images)
+    (work / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 10)

@@ -1,0 +1,120 @@
+"""The table of kohya's trainers that are guarded: where each comes from, where it is installed, and what it needs.
+
+Installation, self-test and canary read this table; a further trainer is a further row. The commits are the ones that the
+project's tests train with. A checkout of another commit works too, as far as `check` says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from sd_scripts_patches import compatibility
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = ("torch==2.13.0", "torchvision==0.28.0")
+"""Both trainers leave torch to their user, and sd-scripts imports torchvision without listing it."""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """One trainer.
+
+    key: its name in ./start.sh and in a run (`backend`). name: as `compatibility` calls it. commit: the pinned one.
+    tested: further commits that the tests train with. folder, venv: in the project's folder, unless the variables name others.
+    extra: what it needs and does not list. python: the oldest and the newest Python it supports. tiny: the module that
+    trains it on tiny weights.
+    """
+
+    key: str
+    name: str
+    url: str
+    commit: str
+    version: str
+    tested: tuple[str, ...]
+    folder: str
+    venv: str
+    folder_variable: str
+    venv_variable: str
+    extra: tuple[str, ...]
+    python: tuple[tuple[int, int], tuple[int, int]]
+    tiny: str
+
+    @property
+    def checkout(self) -> Path:
+        """The folder of its checkout (may not exist)."""
+        return Path(os.environ.get(self.folder_variable) or ROOT / self.folder).expanduser().absolute()
+
+    @property
+    def environment(self) -> Path:
+        """The folder of its virtual environment (may not exist)."""
+        return Path(os.environ.get(self.venv_variable) or ROOT / self.venv).expanduser().absolute()
+
+
+TRAINERS = {
+    trainer.key: trainer
+    for trainer in (
+        Trainer(
+            key="sd-scripts",
+            name=compatibility.SD_SCRIPTS,
+            url="https://github.com/kohya-ss/sd-scripts.git",
+            commit="6721028c79ee85a78b3a06dfd8954dae310a1cce",
+            version="v0.11.1",
+            tested=("48d368fa557731ad0488c07304dfeba8c07910eb", "c162e9039cc3228057b3fc6ae64ce770b87ab9bf"),
+            folder="sd-scripts",
+            venv=".venv-sd-scripts",
+            folder_variable="SD_SCRIPTS_DIR",
+            venv_variable="SD_SCRIPTS_VENV",
+            extra=TORCH,
+            python=((3, 10), (3, 14)),
+            tiny="sd_scripts_patches.tiny",
+        ),
+        Trainer(
+            key="musubi",
+            name=compatibility.MUSUBI,
+            url="https://github.com/kohya-ss/musubi-tuner.git",
+            commit="30c658c4f4b0bf05038b3346eff9670259b10fc7",
+            version="v0.3.4",
+            tested=(),
+            folder="musubi-tuner",
+            venv=".venv-musubi",
+            folder_variable="MUSUBI_DIR",
+            venv_variable="MUSUBI_VENV",
+            extra=(*TORCH, "tensorboard"),
+            python=((3, 10), (3, 12)),
+            tiny="sd_scripts_patches.musubi.tiny",
+        ),
+    )
+}
+
+
+def of(checkout: Path) -> Trainer | None:
+    """Return the trainer that a checkout holds, None when it holds none."""
+    found = compatibility.find_checkout(checkout)
+    return next((trainer for trainer in TRAINERS.values() if found and trainer.name == found.trainer), None)
+
+
+def requirements(checkout: Path) -> list[str]:
+    """Return what a checkout lists as its requirements, without itself. Raises ValueError when it lists nothing.
+
+    They are in requirements.txt (sd-scripts) or in pyproject.toml (musubi-tuner), whose list of strings is written as in
+    Python; the module for TOML is missing in Python 3.10.
+    """
+    listed = checkout / "requirements.txt"
+    if listed.is_file():
+        return [line for line in listed.read_text(encoding="utf-8").splitlines() if line.strip() != "-e ."]
+    project = checkout / "pyproject.toml"
+    text = project.read_text(encoding="utf-8") if project.is_file() else ""
+    table = re.search(r"^\[project\]\n(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
+    found = re.search(r"^dependencies\s*=\s*(\[.*?^\s*\])", table[1] if table else "", re.MULTILINE | re.DOTALL)
+    try:
+        return [str(entry) for entry in ast.literal_eval(found[1])] if found else _nothing(checkout)
+    except SyntaxError:
+        return _nothing(checkout)
+
+
+def _nothing(checkout: Path) -> list[str]:
+    raise ValueError(f"{checkout} lists no requirements, neither in requirements.txt nor in pyproject.toml")
