@@ -1,15 +1,36 @@
-"""What to train with: VRAM tiers, base models, defaults and platform rules, as TOML tables and pure functions.
+"""What to train with: VRAM tiers, model families, base models, defaults and platform rules, as TOML tables and pure functions.
 
 Tables instead of code, because people tune them and users add models without Python. This package imports nothing else of
 the project, and only the standard library until `lint`, `schema` or `estimate` is imported: the monitor and the page load it.
 """
 
 from presets.rules import loader_settings, platform_rules
-from presets.tables import ROOT, PresetError, data_root, defaults, families, find_model, models, sanity, tiers
+from presets.tables import (
+    ROOT,
+    PresetError,
+    backend_of,
+    backends,
+    backends_of,
+    data_root,
+    defaults,
+    families,
+    find_model,
+    models,
+    sanity,
+    smallest_tier,
+    tier_flags,
+    tier_problem,
+    tiers,
+    tiers_of,
+    trainer_of,
+)
 
 __all__ = [
     "ROOT",
     "PresetError",
+    "backend_of",
+    "backends",
+    "backends_of",
     "data_root",
     "defaults",
     "families",
@@ -18,5 +39,10 @@ __all__ = [
     "models",
     "platform_rules",
     "sanity",
+    "smallest_tier",
+    "tier_flags",
+    "tier_problem",
     "tiers",
+    "tiers_of",
+    "trainer_of",
 ]

@@ -16,7 +16,7 @@ def parser() -> argparse.ArgumentParser:
         description="VRAM tiers, base models, lint for training scripts, and memory estimates.",
     )
     commands = top.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="list VRAM tiers and base models")
+    listing = commands.add_parser("list", help="list VRAM tiers, model families and base models")
     lint = commands.add_parser("lint", help="find what is known to hang or fail in a training script")
     lint.add_argument(
         "script",
@@ -41,17 +41,31 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print the tiers and the models."""
-    tiers, models = presets.tiers(), presets.models()
+    """Print the tiers, and each family with its models, its trainers and the memory that it needs by tier."""
+    tiers, models, families = presets.tiers(), presets.models(), presets.families()
     print("Tiers (--tier)")
     for name, tier in tiers.items():
-        print(f"  {name:14} {tier['note']}")
-    print("Base models (--model)")
-    for key, model in models.items():
-        print(f"  {key:14} {model['name']} · {model['licence']} · {', '.join(model['backends'])}")
+        print(f"  {name:6} {tier['label']}: {tier['note']}")
+    for name, family in families.items():
+        print(f"{family['name']} ({name})")
+        of_family = {key: model for key, model in models.items() if model["family"] == name}
+        for key, model in of_family.items():
+            print(f"  {key:18} {model['name']} · {model['licence']} · {', '.join(model['backends'])}")
+        for backend in family["backends"]:
+            able = [key for key, model in of_family.items() if backend in model["backends"]]
+            if able:
+                needs = ", ".join(f"{tier} {_memory(row)}" for tier, row in presets.tiers_of(able[0], backend).items())
+                print(f"  GPU memory with {presets.backends()[backend]['label']}: {needs}")
     if args.json:
-        print(json.dumps({"tiers": tiers, "all": presets.defaults()["all"], "models": models}, ensure_ascii=False))
+        by_model = {key: {b: presets.tiers_of(key, b) for b in model["backends"]} for key, model in models.items()}
+        result = {"tiers": tiers, "backends": presets.backends(), "families": families, "models": models}
+        print(json.dumps({**result, "tiers_of": by_model}, ensure_ascii=False))
     return 0
+
+
+def _memory(row: dict) -> str:
+    """What a run needs in a tier, such as `7.3 GB`; "-" where the tier cannot hold it."""
+    return "-" if row["problem"] else f"{row['needs_gb']:g} GB"
 
 
 def lint(args: argparse.Namespace) -> int:
@@ -159,7 +173,7 @@ def estimate(args: argparse.Namespace) -> int:
     result = of(read_toml(path))
     for stage, gigabytes in result["stages_gb"].items():
         print(f"{stage:10} {gigabytes:6.1f} GB" + ("  ← peak" if stage == result["peak_stage"] else ""))
-    print("training: " + ", ".join(f"{part} {gigabytes:.2f}" for part, gigabytes in result["parts_gb"].items()))
+    print("of it: " + ", ".join(f"{part} {gigabytes:.2f}" for part, gigabytes in result["parts_gb"].items()))
     enough = [tier for tier, is_enough in result["tiers"].items() if is_enough]
     print(f"tiers with enough memory: {', '.join(enough) or 'none'} ({result['note']})")
     if args.json:

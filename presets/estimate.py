@@ -12,18 +12,22 @@ A run has three stages and needs as much memory as the largest:
       one block    tokens × width × 2 bytes × 40, and its weights in the compute precision
     + 1 GB for the CUDA context, fragmentation and the rest
 
-tokens = batch × ((resolution / 16)² + text tokens). The shapes are in models.toml. The actual use differs by one or two
-gigabytes with the attention kernels, the driver and a desktop on the same GPU.
+tokens = batch × ((resolution / 16)² + text tokens). The shapes are in families/NAME.toml. The actual use differs by one or
+two gigabytes with the attention kernels, the driver and a desktop on the same GPU.
+
+A family without a shape has a figure in its table instead, for each tier at the default settings, with the part of it that
+grows with resolution² × batch size and the weights of its LoRA. The result says what the figure is based on.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from presets.tables import defaults, families, find_model, models, tiers
+from presets.tables import backend_of, defaults, families, find_model, models, tier_flags, tiers, tiers_of, trainer_of
 
 GB = 1e9
 OVERHEAD_GB = 1.0
 OPTIMIZER_BYTES = {"adafactor": 0.1, "adamw8bit": 2, "adamw": 8, "lion8bit": 1, "lion": 4, "prodigy": 16, "sgd": 4}
+TEXT_TOKENS, TEXT_WIDTH = 512, 4096  # of a family without a shape: as FLUX.1
 NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"
 
 
@@ -34,18 +38,14 @@ def estimate(run: Mapping[str, Any]) -> dict:
         run: fields of a RunSpec (the contents of `run.toml`); missing fields have their defaults.
 
     Returns:
-        {"model", "stages_gb": {stage: GB}, "peak_gb", "peak_stage", "parts_gb": the parts of training,
-        "tiers": {tier: whether its memory is enough}, "note"}.
+        {"model", "stages_gb": {stage: GB}, "peak_gb", "peak_stage", "parts_gb": the parts of training (as far as known),
+        "tiers": {tier: whether its memory is enough}, "note": what the figure is based on}.
 
     Raises:
         PresetError: there is no such base model.
     """
     key, run, flags, shape = _settled(run)
-    parts = _training(run, flags, shape)
-    text = shape["text_parameters"] * 2 / GB + OVERHEAD_GB
-    pixels = run["batch_size"] * run["resolution"] ** 2 if "vae_batch_size" in flags else run["resolution"] ** 2
-    images = shape["vae_parameters"] * 2 / GB + pixels * shape["vae_bytes_per_pixel"] / GB + OVERHEAD_GB
-    stages = {"text": text, "images": images, "training": sum(parts.values())}
+    stages, parts, note = (_computed if "width" in shape else _from_table)(key, run, flags, shape)
     stages = {name: round(value, 1) for name, value in stages.items()}
     peak = max(stages, key=lambda name: stages[name])
     return {
@@ -55,8 +55,36 @@ def estimate(run: Mapping[str, Any]) -> dict:
         "peak_stage": peak,
         "parts_gb": {name: round(value, 2) for name, value in parts.items()},
         "tiers": {name: stages[peak] <= tier["vram_gb"] for name, tier in tiers().items()},
-        "note": NOTE,
+        "note": note,
     }
+
+
+Stages = tuple[dict[str, float], dict[str, float], str]  # GB by stage, GB by part of training, the note
+
+
+def _computed(key: str, run: Mapping[str, Any], flags: Mapping[str, Any], shape: Mapping[str, Any]) -> Stages:
+    """The estimate of a family with a shape."""
+    parts = _training(run, flags, shape)
+    text = shape["text_parameters"] * 2 / GB + OVERHEAD_GB
+    pixels = run["batch_size"] * run["resolution"] ** 2 if "vae_batch_size" in flags else run["resolution"] ** 2
+    images = shape["vae_parameters"] * 2 / GB + pixels * shape["vae_bytes_per_pixel"] / GB + OVERHEAD_GB
+    return {"text": text, "images": images, "training": sum(parts.values())}, parts, NOTE
+
+
+def _from_table(key: str, run: Mapping[str, Any], flags: Mapping[str, Any], shape: Mapping[str, Any]) -> Stages:
+    """The estimate of any other family: its figure for the tier, and what differs from the default settings.
+
+    A tier that cannot hold the family has the figure of the smallest one that can.
+    """
+    usual = {**defaults()["run"], **models()[key]["settings"]}
+    found = tiers_of(key, run["backend"])
+    held = [row for row in found.values() if row["needs_gb"] is not None]
+    row = found[run["tier"]] if found[run["tier"]]["needs_gb"] is not None else held[0]
+    images = trainer_of(key, run["backend"])["activations_gb"]
+    size = run["batch_size"] * run["resolution"] ** 2 / (usual["batch_size"] * usual["resolution"] ** 2)
+    lora = shape["lora_sides"] * (run["rank"] - usual["rank"]) * (8 + _optimizer_bytes(flags)) / GB
+    peak = row["needs_gb"] + images * (size - 1) + lora
+    return {"training": peak}, {"images": images * size, "rest": peak - images * size}, f"{row['basis']}; {NOTE}"
 
 
 def _settled(run: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -64,9 +92,16 @@ def _settled(run: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any
     base = defaults()
     key = find_model(run.get("model", base["run"]["model"]))
     model = models()[key]
-    full = {**base["run"], **model["settings"], **run}
-    flags = {**base["all"], **base["flags"], **tiers()[full["tier"]]["flags"], **full.get("extra", {})}
-    return key, full, flags, {**families()[model["family"]]["shape"], **model["shape"]}
+    full = {**base["run"], "backend": backend_of(key), **model["settings"], **run}
+    family = families()[model["family"]]
+    trainer = trainer_of(key, full["backend"])
+    flags = {
+        **tier_flags(key, full["backend"], full["tier"]),
+        **trainer["flags"],
+        **model["flags"],
+        **full.get("extra", {}),
+    }
+    return key, full, flags, {"lora_sides": family.get("lora_sides", 0), **family["shape"], **model["shape"]}
 
 
 def table_time(run: Mapping[str, Any]) -> tuple[float, float, str]:
@@ -77,8 +112,15 @@ def table_time(run: Mapping[str, Any]) -> tuple[float, float, str]:
         entry = speed["generated"]
         return entry["step_s"] * run["batch_size"] * run["gradient_accumulation"], entry["start_s"], entry["source"]
     tier = speed["tiers"][run["tier"]]
-    tokens = run["batch_size"] * run["gradient_accumulation"] * ((run["resolution"] / 16) ** 2 + shape["text_tokens"])
-    return tier["s_per_1000_tokens"] * tokens / 1000, speed["start_s"], tier["source"]
+    tokens = (run["resolution"] / 16) ** 2 + shape.get("text_tokens", TEXT_TOKENS)
+    tokens *= run["batch_size"] * run["gradient_accumulation"]
+    if "width" in shape:
+        return tier["s_per_1000_tokens"] * tokens / 1000, speed["start_s"], tier["source"]
+    family = families()[models()[key]["family"]]
+    memory = tiers()[run["tier"]]["vram_gb"]
+    gpu = [row for name, row in speed["other"].items() if tiers()[name]["vram_gb"] <= memory][-1]
+    source = f"estimated from the time of FLUX.1 and the size of {family['name']}"
+    return gpu["s_per_1000_tokens"] * family["speed"] * tokens / 1000, speed["start_s"], source
 
 
 def samples_s(run: Mapping[str, Any], prompts: int, step_s: float, steps: int) -> float:
@@ -96,16 +138,19 @@ def disk(run: Mapping[str, Any], images: int) -> dict[str, float]:
     by_epoch = 0 if run.get("max_train_steps") or not every else run["epochs"] // every
     state = parameters * (4 + _optimizer_bytes(flags))
     latent = (run["resolution"] / 8) ** 2 * 16 * 4
+    text = shape.get("text_tokens", TEXT_TOKENS) * shape.get("text_width", TEXT_WIDTH) * 4
     return {
         # Of the newest steps and of the newest epochs, and one that is being written before an old one is deleted
         "checkpoints": state * (run["keep_states"] + min(by_epoch, run["keep_states"]) + 1),
         "LoRAs": parameters * (4 if run["mixed_precision"] == "no" else 2) * (by_epoch + run["keep_states"] + 1),
-        "caches": images * (latent + shape["text_tokens"] * shape["text_width"] * 4),
+        "caches": images * (latent + text),
     }
 
 
 def _lora_sides(flags: Mapping[str, Any], shape: Mapping[str, Any]) -> int:
     """Inputs + outputs of all layers that the LoRA trains."""
+    if "width" not in shape:
+        return int(shape["lora_sides"])
     trained = " ".join(flags.get("network_args") or [])
     double = 0 if "train_blocks=single" in trained else shape["double_lora_sides"] * shape["double_blocks"]
     single = 0 if "train_blocks=double" in trained else shape["single_lora_sides"] * shape["single_blocks"]

@@ -1,8 +1,9 @@
 """Reads flags, types, choices, defaults and help of a trainer's argument parser from its source, without importing it.
 
 Importing sd-scripts' parser needs torch, five seconds and its complete environment; the page has none of these. The parsers
-are plain `add_argument` calls in functions that call each other. The reader starts at the script's `setup_parser` and
-follows every call that passes the parser on, also into imported modules. It decides branches on a function's parameters
+are plain `add_argument` calls in functions that call each other. The reader starts at the script's `setup_parser`, or where
+a script has none (musubi-tuner) at what its `main` does before it parses, and follows every call that passes the parser on,
+also into imported modules. It decides branches on a function's parameters
 (`if support_dreambooth:`) from the literal arguments of the call. A default that is computed is marked as such, never
 guessed. The result is cached by the commit of the checkout.
 """
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,28 @@ def sd_scripts(checkout: Path, script: str = "flux_train_network.py") -> dict[st
     Raises:
         PresetError: the script does not exist or has no `setup_parser`.
     """
-    path = checkout / script
-    if not path.is_file():
-        raise PresetError(f"{path} does not exist; run ./start.sh sd-scripts, or set SD_SCRIPTS_DIR")
+    if not (checkout / script).is_file():
+        raise PresetError(f"{checkout / script} does not exist; run ./start.sh sd-scripts, or set SD_SCRIPTS_DIR")
+    return _cached(checkout, script, lambda: _read_script(checkout, checkout / script))
+
+
+def musubi(checkout: Path, script: str) -> dict[str, dict]:
+    """The flags of a script in a checkout of musubi-tuner (its path in it); same form as `sd_scripts`.
+
+    Raises:
+        PresetError: the script does not exist or has no `main`.
+    """
+    if not (checkout / script).is_file():
+        raise PresetError(f"{checkout / script} does not exist; run ./start.sh musubi, or set MUSUBI_DIR")
+    return _cached(checkout, script, lambda: _read_main(checkout / "src", checkout / script))
+
+
+def _cached(checkout: Path, script: str, read: Callable[[], dict[str, dict]]) -> dict[str, dict]:
+    """What `read` returns, from the cache where the checkout has the same commit."""
     cached = _cache_file(checkout, script)
     if cached and (known := _read_cache(cached)) is not None:
         return known
-    flags = _read_script(checkout, path)
+    flags = read()
     if cached:
         _write_cache(cached, flags)
     return flags
@@ -76,6 +93,17 @@ def _read_script(checkout: Path, path: Path) -> dict[str, dict]:
             f"{path}: no function setup_parser; this version of sd-scripts is not supported, run ./start.sh sd-scripts"
         )
     reader.run(module, "setup_parser", [], {})
+    return reader.flags
+
+
+def _read_main(source: Path, path: Path) -> dict[str, dict]:
+    reader = _Reader(source)
+    module = reader.module(path)
+    if "main" not in module.functions:
+        raise PresetError(
+            f"{path}: no function main; this version of musubi-tuner is not supported, run ./start.sh musubi"
+        )
+    reader.run_until(module, "main", "parse_args")
     return reader.flags
 
 
@@ -193,6 +221,15 @@ class _Reader:
         aliases = set(ADDERS)
         self._block(module, function.body, known, name, aliases)
 
+    def run_until(self, module: _Module, name: str, method: str) -> None:
+        """Read a function's body up to the statement that calls `.method(…)`."""
+        body = []
+        for node in module.functions[name].body:
+            if any(isinstance(call, ast.Call) and _tail(call.func) == method for call in ast.walk(node)):
+                break
+            body.append(node)
+        self._block(module, body, {}, name, set(ADDERS))
+
     def _block(self, module: _Module, body: list[ast.stmt], known: dict, group: str, aliases: set[str]) -> None:
         for node in body:
             if isinstance(node, ast.If):
@@ -239,6 +276,8 @@ class _Reader:
         for candidate in (path.with_suffix(".py"), path / "__init__.py"):
             if candidate.is_file():
                 other = self.module(candidate)
+                if name not in other.functions and name in other.imports:  # re-exported
+                    return self._find(other, ast.Name(name))
                 return (other, name) if name in other.functions else None
         return None
 

@@ -1,17 +1,22 @@
-"""Reads the tables: tiers, models (built-in and the user's), families, defaults.
+"""Reads the tables: tiers, trainers, families, models (built-in and the user's), defaults.
 
-Tables are read once and returned as copies, so that no caller can change another's. The user's `models.toml` is read again
-when it changes, because the page stays open while it is edited.
+A family is one file, `families/NAME.toml`: what trains it, its flags by VRAM tier, its models and their files. Nothing
+else in the project names a family. Tables are read once and returned as copies, so that no caller can change another's.
+The user's `models.toml` is read again when it changes, because the page stays open while it is edited.
 """
 
 import copy
+import difflib
 import functools
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
+FAMILIES = Path(__file__).with_name("families")
 MODEL_KEYS = {
     "name": str,
     "note": str,
@@ -20,12 +25,15 @@ MODEL_KEYS = {
     "licence": str,
     "gated": bool,
     "generated": bool,
+    "control": bool,
     "backends": list,
     "files": dict,
+    "flags": dict,
     "settings": dict,
     "shape": dict,
 }
-BACKENDS = ("sd-scripts", "diffusers")
+FILE_TABLES = ("models", "downloads")  # in a family's file, beside what is about the family itself
+SHARD = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.safetensors")
 
 
 class PresetError(ValueError):
@@ -57,19 +65,32 @@ def _table(name: str) -> dict:
     return read_toml(Path(__file__).with_name(name))
 
 
+@functools.cache
+def _family_files() -> dict[str, dict]:
+    """The families' files by name: the default model's family first, then by display name."""
+    found = {path.stem: read_toml(path) for path in FAMILIES.glob("*.toml")}
+    first = _table("defaults.toml")["run"]["model"]
+    return dict(sorted(found.items(), key=lambda item: (first not in item[1]["models"], item[1]["name"])))
+
+
 @functools.lru_cache(maxsize=4)
 def _user_table(path: Path, stamp: tuple[int, int]) -> dict:
     return read_toml(path)
 
 
 def tiers() -> dict[str, dict]:
-    """Tiers by name: {label, vram_gb, note, flags}. `defaults()["all"]` has the flags that all tiers share."""
+    """Tiers by name, the smallest first: {label, vram_gb, note}. `tiers_of` says what one is for a model."""
     return copy.deepcopy(_table("tiers.toml")["tiers"])
 
 
 def defaults() -> dict:
-    """The defaults table, with `all`: the flags of every tier."""
-    return {**copy.deepcopy(_table("defaults.toml")), "all": copy.deepcopy(_table("tiers.toml")["all"])}
+    """The defaults table."""
+    return copy.deepcopy(_table("defaults.toml"))
+
+
+def backends() -> dict[str, dict]:
+    """Trainers by name: {label, loads, flags}."""
+    return copy.deepcopy(_table("defaults.toml")["backends"])
 
 
 def sanity() -> dict:
@@ -77,9 +98,34 @@ def sanity() -> dict:
     return copy.deepcopy(_table("sanity.toml"))
 
 
+@functools.cache
+def _families() -> dict[str, dict]:
+    full = {}
+    for name, table in _family_files().items():
+        family = {"settings": {}, "sample": {}, "shape": {}, "parts": {}, "download_bytes": 0, "settings_source": ""}
+        family |= {key: value for key, value in table.items() if key not in FILE_TABLES}
+        trainers = {
+            key: {**table["backends"].get(own.get("like"), {}), **own} for key, own in table["backends"].items()
+        }
+        empty: dict[str, Any] = {
+            "too_small": "",
+            "memory": {},
+            "flags": {},
+            "cache": [],
+            "precisions": [],
+            "activations_gb": 0.0,
+        }
+        family["backends"] = {key: {**empty, **own} for key, own in trainers.items()}
+        full[name] = family
+    return full
+
+
 def families() -> dict[str, dict]:
-    """Model families by name: {script, network_module, needs, parts, shape}."""
-    return copy.deepcopy(_table("models.toml")["families"])
+    """Model families by name, as in families/NAME.toml: {name, backends, settings, sample, speed, shape, parts, …}.
+
+    `backends`: by trainer {script, network_module, needs, memory, flags, cache, tiers, …}.
+    """
+    return copy.deepcopy(_families())
 
 
 def _user_models(user_file: Path) -> dict:
@@ -93,33 +139,64 @@ def _user_models(user_file: Path) -> dict:
 def models(user_file: Path | None = None) -> dict[str, dict]:
     """Base models by key, with every optional key: the built-in ones, then the user's (`<data root>/models.toml`).
 
+    `settings` are those of the family and of the model.
+
     Raises:
         PresetError: the user's file is not valid TOML, or a model in it lacks a key or has an unknown one.
     """
     path = user_file or data_root() / "models.toml"
-    user = _user_models(path)
     table = {
-        **{key: (model, "presets/models.toml") for key, model in _table("models.toml")["models"].items()},
-        **{key: (model, str(path)) for key, model in user.get("models", {}).items()},
+        key: ({"family": family, **model}, f"presets/families/{family}.toml")
+        for family, file in _family_files().items()
+        for key, model in file["models"].items()
     }
+    table |= {key: (model, str(path)) for key, model in _user_models(path).get("models", {}).items()}
     return {key: _complete(key, model, origin) for key, (model, origin) in table.items()}
 
 
 def downloads(user_file: Path | None = None) -> dict[str, dict]:
-    """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}."""
-    user = _user_models(user_file or data_root() / "models.toml")
-    return copy.deepcopy({**_table("models.toml")["downloads"], **user.get("downloads", {})})
+    """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}.
+
+    Of a model in several files (`NAME-00001-of-00004.safetensors`) the table has the first; the others follow from it.
+    """
+    found: dict[str, dict] = {}
+    for file in _family_files().values():
+        found |= file.get("downloads", {})
+    found |= _user_models(user_file or data_root() / "models.toml").get("downloads", {})
+    out = {}
+    for name, source in found.items():
+        names = shards(name)
+        for number, shard in enumerate(names, 1):
+            of = f"-{number:05d}-of-"
+            out[shard] = {**source, "path": source["path"].replace("-00001-of-", of)} if len(names) > 1 else {**source}
+            if "size" in source:
+                out[shard]["size"] = source["size"] // len(names)
+    return out
+
+
+def shards(name: str) -> list[str]:
+    """The files that a file name stands for: itself, or all N of a name that ends in -00001-of-0000N.safetensors."""
+    match = SHARD.fullmatch(name)
+    if match is None:
+        return [name]
+    count = int(match["count"])
+    return [f"{match['stem']}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
 def _complete(key: str, model: dict, origin: str) -> dict:
     where = f"{origin}: [models.{key}]"
     if not isinstance(model, dict):
-        raise PresetError(f"{where} is not a table; write it like the models in presets/models.toml")
+        raise PresetError(f"{where} is not a table; write it like the models in presets/families/flux.toml")
     for name, value in model.items():
         if name not in MODEL_KEYS:
             raise PresetError(f"{where}: unknown key {name!r}; use one of {', '.join(MODEL_KEYS)}")
         if not isinstance(value, MODEL_KEYS[name]):
             raise PresetError(f"{where}: {name} must be a {MODEL_KEYS[name].__name__}, not {value!r}")
+    known = _families()
+    family = known.get(model.get("family", "flux"))
+    if family is None:
+        raise PresetError(f"{where}: unknown family {model['family']!r}; use one of {', '.join(known)}")
+    loads = {name: trainer["loads"] for name, trainer in _table("defaults.toml")["backends"].items()}
     full = {
         "name": key,
         "note": "",
@@ -128,20 +205,121 @@ def _complete(key: str, model: dict, origin: str) -> dict:
         "licence": "unknown",
         "gated": False,
         "generated": False,
-        "backends": [b for b in BACKENDS if model.get({"sd-scripts": "files", "diffusers": "repo"}[b])],
+        "control": False,
+        "backends": [name for name in loads if name in family["backends"] and model.get(loads[name])],
         "files": {},
-        "settings": {},
+        "flags": {},
         "shape": {},
         **copy.deepcopy(model),
+        "settings": {**family["settings"], **model.get("settings", {})},
     }
-    if full["family"] not in _table("models.toml")["families"]:
-        raise PresetError(f"{where}: unknown family {full['family']!r}; use one of {', '.join(families())}")
-    unknown = [b for b in full["backends"] if b not in BACKENDS]
+    unknown = [name for name in full["backends"] if name not in loads]
     if unknown or not full["backends"]:
         raise PresetError(
             f"{where}: no trainer can load it (backends = {full['backends']}); set `repo` for diffusers or `files` for sd-scripts"
         )
+    if untrained := [name for name in full["backends"] if name not in family["backends"]]:
+        able = ", ".join(family["backends"])
+        raise PresetError(f"{where}: {untrained[0]} cannot train the family {full['family']}; use backends from {able}")
     return full
+
+
+def backends_of(model: str) -> list[str]:
+    """The trainers that can train a model, the preferred one first. Raises PresetError."""
+    return list(_model(model)["backends"])
+
+
+def backend_of(model: str) -> str:
+    """The trainer of a run that names none: the default one where it can train the model, else the model's first."""
+    able, usual = _model(model)["backends"], _table("defaults.toml")["run"]["backend"]
+    return usual if usual in able else able[0]
+
+
+def trainer_of(model: str, backend: str) -> dict:
+    """What a trainer needs to train a model: {script, network_module, needs, memory, flags, cache, tiers, …}.
+
+    Raises:
+        PresetError: there is no such model, or the trainer cannot train it.
+    """
+    entry = _model(model)
+    if backend not in entry["backends"]:
+        raise PresetError(f"{backend} cannot train {model}; use {' or '.join(entry['backends'])}")
+    return copy.deepcopy(_families()[entry["family"]]["backends"][backend])
+
+
+def tiers_of(model: str, backend: str | None = None) -> dict[str, dict]:
+    """What each tier is for a model with a trainer (None: the model's usual one), the smallest tier first.
+
+    Returns:
+        By tier: {label, vram_gb, note, flags, source, needs_gb, basis, problem}.
+        flags: those that the tier adds; source: where they come from. needs_gb: GPU memory with the default settings; basis:
+        where the figure comes from. problem: "" or why the tier cannot hold the model and which ones can, as a sentence;
+        then flags is empty and needs_gb is None.
+
+    Raises:
+        PresetError: there is no such model, or the trainer cannot train it.
+    """
+    from presets.estimate import NOTE, estimate
+
+    key = find_model(model)
+    backend = backend or backend_of(key)
+    entry, trainer, out = models()[key], trainer_of(key, backend), {}
+    for name, tier in tiers().items():
+        row = {**tier, "source": trainer["source"], "flags": {}, "needs_gb": None, "basis": trainer["too_small"]}
+        own = _tier_entry(entry, trainer, name)
+        if own is None:
+            problem = tier_problem(key, backend, name)
+            out[name] = {**row, "note": problem, "problem": problem}
+            continue
+        row |= {"basis": "", **copy.deepcopy(own), "problem": ""}
+        if row["needs_gb"] is None:
+            fields = {**entry["settings"], "model": key, "tier": name, "backend": backend}
+            row |= {"needs_gb": estimate(fields)["peak_gb"], "basis": NOTE}
+        out[name] = row
+    return out
+
+
+def _tier_entry(model: dict, trainer: dict, tier: str) -> dict | None:
+    """A trainer's table of a tier: the tier's own, else that of the next smaller one; None where none is small enough.
+
+    A model that is generated for tests fits everywhere.
+    """
+    order = list(_table("tiers.toml")["tiers"])
+    listed = [name for name in order if name in trainer["tiers"]]
+    fitting = [name for name in listed if order.index(name) <= order.index(tier)]
+    if not fitting and not model["generated"]:
+        return None
+    return trainer["tiers"][fitting[-1] if fitting else listed[0]]
+
+
+def tier_problem(model: str, backend: str, tier: str) -> str:
+    """Why a tier cannot hold a model and which tiers can, as a sentence; "" where it can. Raises PresetError."""
+    entry, trainer = _model(model), trainer_of(model, backend)
+    if _tier_entry(entry, trainer, tier) is not None:
+        return ""
+    return f"{entry['name']} does not fit: {trainer['too_small']}; choose {smallest_tier(model, backend)} or more"
+
+
+def tier_flags(model: str, backend: str, tier: str) -> dict[str, Any]:
+    """The flags that the VRAM choice sets: those of every tier, then the tier's own; {} where the tier cannot hold it.
+
+    Raises:
+        PresetError: there is no such model, or the trainer cannot train it.
+    """
+    trainer = trainer_of(model, backend)
+    entry = _tier_entry(_model(model), trainer, tier)
+    return {} if entry is None else {**trainer["memory"], **entry["flags"]}
+
+
+def smallest_tier(model: str, backend: str) -> str:
+    """The smallest tier that a trainer's table of a model's family has. Raises PresetError."""
+    listed = trainer_of(model, backend)["tiers"]
+    return next(name for name in _table("tiers.toml")["tiers"] if name in listed)
+
+
+def _model(key: str) -> dict:
+    found = models()
+    return found[key] if key in found else found[find_model(key)]
 
 
 def find_model(name: str, user_file: Path | None = None) -> str:
@@ -155,4 +333,6 @@ def find_model(name: str, user_file: Path | None = None) -> str:
     for key, model in table.items():
         if wanted in (key.casefold(), model["name"].casefold()):
             return key
-    raise PresetError(f"no base model {name!r}; use one of {', '.join(table)}, or add yours to models.toml")
+    close = difflib.get_close_matches(wanted, [key.casefold() for key in table], n=3)
+    guess = f"did you mean {', '.join(close)}?" if close else "list them with `python -m presets list`"
+    raise PresetError(f"no base model {name!r}; {guess} You can add your own to models.toml")

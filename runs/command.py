@@ -1,36 +1,48 @@
 """Renders a spec into the trainer's input: its arguments, `dataset.toml` and `sample_prompts.txt`.
 
 Pure functions of the spec and the run's folder: the same spec gives the same bytes, and tests need no GPU. One renderer
-serves both backends, because the built-in trainer has the flag names of sd-scripts.
+serves every trainer, because all have the flag names of sd-scripts; what a family needs is in its table
+(presets/families/NAME.toml). A run is one command, or several: musubi-tuner makes its caches with commands of their own.
 """
 
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import presets
 from runs import dataset
 from runs.dataset import one_line
 from runs.files import Fault, RunError
-from runs.paths import backend_venv, datasets_dir, models_dir, sd_scripts_dir, venv_program
+from runs.paths import CHECKOUTS, backend_venv, datasets_dir, models_dir, outputs_dir, venv_program
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
 SAVE_PRECISION = {"bf16": "bf16", "fp16": "fp16", "no": "float"}
+FP8 = ("fp8_base", "fp8_scaled")
 Flag = bool | int | float | str | list[str]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a script. what: for the comment above it; script: its file; flags: its flags, in order."""
+
+    what: str
+    script: str
+    flags: dict[str, Flag]
 
 
 def model_files(spec: "RunSpec") -> dict[str, str]:
     """What the backend loads, by flag: paths, or for diffusers a hub id. Flags in `extra` override the model's."""
     model = presets.models()[spec.model]
-    if spec.backend == "diffusers":
+    if presets.backends()[spec.backend]["loads"] == "repo":
         source = str(models_dir() / spec.model) if model["generated"] else model["repo"]
         files = {"pretrained_model_name_or_path": source}
     else:
-        needs = presets.families()[model["family"]]["needs"]
+        needs = presets.trainer_of(spec.model, spec.backend)["needs"]
         files = {flag: str(models_dir() / name) for flag, name in model["files"].items() if flag in needs}
     return {flag: str(spec.extra.get(flag, path)) for flag, path in files.items()}
 
@@ -49,37 +61,45 @@ def sample_interval(spec: "RunSpec") -> int:
 
 def loader(spec: "RunSpec", platform: str) -> dict:
     """The data loader's settings on a platform, as returned by presets.platform_rules."""
-    persistent = bool(presets.defaults()["flags"]["persistent_data_loader_workers"])
-    persistent = bool(spec.extra.get("persistent_data_loader_workers", persistent))
+    persistent = bool(spec.extra.get("persistent_data_loader_workers", True))
     return presets.platform_rules(platform, presets.loader_settings(spec.workers, persistent))
 
 
+def tier_flags(spec: "RunSpec") -> dict[str, Any]:
+    """The flags that the VRAM choice sets for the run's model and trainer."""
+    return presets.tier_flags(spec.model, spec.backend, spec.tier)
+
+
 def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: str = sys.platform) -> dict[str, Flag]:
-    """All flags of the trainer by name, in the order of the script. A flag that is False is not written."""
-    defaults, model = presets.defaults(), presets.models()[spec.model]
-    family, every = presets.families()[model["family"]], save_interval(spec)
+    """All flags of the training command by name, in the order of the script. A flag that is False is not written."""
+    trainer, every = presets.trainer_of(spec.model, spec.backend), save_interval(spec)
     rules = loader(spec, platform)
     out: dict[str, Flag] = dict(model_files(spec))
     out |= {
         "dataset_config": str(folder / "dataset.toml"),
         "output_dir": spec.save_dir or str(folder),
         "output_name": spec.slug,
-        "network_module": family["network_module"],
+        "network_module": trainer["network_module"],
         "network_dim": spec.rank,
         "network_alpha": spec.alpha,
     }
-    out |= presets.tiers()[spec.tier]["flags"]
+    memory = tier_flags(spec)
+    out |= {flag: value for flag, value in memory.items() if flag not in trainer["memory"]}
     out |= {"learning_rate": spec.learning_rate}
     out |= {"max_train_steps": spec.max_train_steps} if spec.max_train_steps else {"max_train_epochs": spec.epochs}
     if spec.gradient_accumulation > 1:
         out["gradient_accumulation_steps"] = spec.gradient_accumulation
-    out |= defaults["all"]
-    out |= {"mixed_precision": spec.mixed_precision, "seed": spec.seed, "max_data_loader_n_workers": rules["workers"]}
-    out |= defaults["flags"]
+    out["mixed_precision"] = spec.mixed_precision
+    out |= memory
+    out |= {"seed": spec.seed, "max_data_loader_n_workers": rules["workers"], "save_state": True}
+    out["persistent_data_loader_workers"] = True
+    out |= {**trainer["flags"], **presets.models()[spec.model]["flags"]}
     out |= {"save_precision": SAVE_PRECISION[spec.mixed_precision]}
-    out |= defaults["backends"][spec.backend]["flags"]
+    out |= presets.backends()[spec.backend]["flags"]
     if spec.mixed_precision == "no":
-        out["fp8_base"] = False  # sd-scripts refuses fp8 weights with float32 computation
+        out |= {
+            flag: False for flag in FP8 if flag in out
+        }  # kohya's trainers refuse fp8 weights with float32 computation
     if every:
         out |= {"save_every_n_steps": every}
         # sd-scripts keeps the state of the current step and those of the N steps before it
@@ -92,12 +112,33 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
     if spec.trackers:
         out |= {"log_with": spec.trackers, "logging_dir": str(folder / "logs")}
     if spec.gpus > 1:
-        out["ddp_timeout"] = defaults["multi_gpu"]["ddp_timeout"]
+        out["ddp_timeout"] = presets.defaults()["multi_gpu"]["ddp_timeout"]
     if resume:
         out["resume"] = str(resume)
     out |= spec.extra
     out["persistent_data_loader_workers"] = rules["persistent_workers"]
     return out
+
+
+def caching(spec: "RunSpec", folder: Path) -> list[Command]:
+    """The commands that make the caches before training, in order; none where the training command makes them itself.
+
+    Each takes some flags of the training command over. Finished caches are kept (--skip_existing); the guards read each
+    first and make a damaged one again (sd_scripts_patches/musubi/caches.py).
+    """
+    given, commands = flags(spec, folder), []
+    for row in presets.trainer_of(spec.model, spec.backend)["cache"]:
+        out: dict[str, Flag] = {"dataset_config": given["dataset_config"]}
+        out |= {flag: given[flag] for flag in row["takes"] if flag in given}
+        out |= {**row.get("flags", {}), "skip_existing": True}
+        commands.append(Command(f"Encodes {row['phase']}; caches that exist are checked and kept.", row["script"], out))
+    return commands
+
+
+def commands(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: str = sys.platform) -> list[Command]:
+    """All commands of the run in order; the last one trains. Args: as `arguments`."""
+    script = presets.trainer_of(spec.model, spec.backend)["script"]
+    return [*caching(spec, folder), Command("Trains.", script, flags(spec, folder, resume, platform))]
 
 
 def samples(spec: "RunSpec") -> list[str]:
@@ -164,10 +205,11 @@ def launch(spec: "RunSpec") -> list[list[str]]:
             ["--multi_gpu"],
             ["--main_process_port", "0"],
         ]  # 0 selects a free port, so that two runs do not collide
-    if spec.backend == "diffusers":
+    checkout = CHECKOUTS.get(spec.backend)
+    if checkout is None:
         return [*lines, ["-m", "trainer"]]
-    script = presets.families()[presets.models()[spec.model]["family"]]["script"]
-    return [*lines, ["-m", "sd_scripts_patches", str(sd_scripts_dir() / script)]]
+    script = presets.trainer_of(spec.model, spec.backend)["script"]
+    return [*lines, ["-m", "sd_scripts_patches", str(checkout.script(script))]]
 
 
 def environment(spec: "RunSpec", platform: str = sys.platform) -> dict[str, str]:
@@ -186,13 +228,24 @@ def launcher(spec: "RunSpec", platform: str = sys.platform) -> Path:
     return venv_program(backend_venv(spec.backend), "accelerate", platform)
 
 
+def trainer_python(spec: "RunSpec", platform: str = sys.platform) -> Path:
+    """The interpreter of the backend's virtual environment (may not exist)."""
+    return venv_program(backend_venv(spec.backend), "python", platform)
+
+
 def dataset_toml(spec: "RunSpec") -> str:
-    """The text of `dataset.toml`, with one subset for each folder of the data set that has images (runs/dataset.py).
+    """The text of `dataset.toml` in the shape that the trainer reads, with every folder of the data set that has images.
 
     Buckets keep the aspect ratio of an image; their area is resolution × resolution.
     """
     import tomlkit
 
+    folders = list(dataset.counts(datasets_dir() / spec.slug)) or [""]
+    return tomlkit.dumps(DATASETS.get(spec.backend, _sd_scripts_dataset)(spec, folders))
+
+
+def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
+    """The data set for sd-scripts and the built-in trainer: one subset for each folder (runs/dataset.py)."""
     # sd-scripts requires multiples of 64 (train_network.assert_extra_args); small images need finer steps
     step = 64 if spec.backend == "sd-scripts" or spec.resolution >= 256 else 32
     bucketed = {
@@ -201,18 +254,17 @@ def dataset_toml(spec: "RunSpec") -> str:
         "max_bucket_reso": -(-spec.resolution * 2 // step) * step,
         "bucket_reso_steps": step,
     }
-    table = {
+    return {
         "general": {"shuffle_caption": False, "caption_extension": ".txt", "keep_tokens": spec.keep_tokens},
         "datasets": [
             {
                 "resolution": spec.resolution,
                 "batch_size": spec.batch_size,
                 **bucketed,
-                "subsets": [_subset(spec, folder) for folder in dataset.counts(datasets_dir() / spec.slug) or [""]],
+                "subsets": [_subset(spec, folder) for folder in folders],
             }
         ],
     }
-    return tomlkit.dumps(table)
 
 
 def _subset(spec: "RunSpec", folder: str) -> dict[str, str | int]:
@@ -225,12 +277,38 @@ def _subset(spec: "RunSpec", folder: str) -> dict[str, str | int]:
     return subset
 
 
+def _musubi_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
+    """The data set for musubi-tuner: one [[datasets]] for each folder, with a cache of its own in the run's folder."""
+    general = {
+        "resolution": [spec.resolution, spec.resolution],
+        "caption_extension": ".txt",
+        "batch_size": spec.batch_size,
+        "enable_bucket": True,
+        "bucket_no_upscale": False,
+    }
+    rows = []
+    for folder in folders:
+        row: dict[str, str | int] = {
+            "image_directory": (datasets_dir() / spec.slug / folder).as_posix(),
+            "cache_directory": (outputs_dir() / spec.slug / "cache" / folder).as_posix(),
+            "num_repeats": (dataset.repeats_of(folder) or (spec.repeats, ""))[0],
+        }
+        if spec.control_dir:
+            row["control_directory"] = (Path(spec.control_dir).expanduser().absolute() / folder).as_posix()
+        rows.append(row)
+    return {"general": general, "datasets": rows}
+
+
+DATASETS = {"musubi": _musubi_dataset}
+
+
 def sample_prompts(spec: "RunSpec") -> str:
     """The text of `sample_prompts.txt`: one prompt per line with size, steps and seed, so that samples are comparable.
 
-    Options in the prompt (`--w`, `--h`, `--s`, `--d`, as in sd-scripts) are kept. A prompt that starts with # is
-    indented, because the line would be a comment.
+    The family adds its own, such as the guidance. Options in the prompt (`--w`, `--h`, `--s`, `--d`, … as in sd-scripts) are
+    kept. A prompt that starts with # is indented, because the line would be a comment.
     """
+    family = presets.families()[presets.models()[spec.model]["family"]]
     lines = []
     for prompt in spec.prompts or ([spec.trigger] if spec.trigger.strip() else []):
         text = one_line(prompt)
@@ -239,8 +317,10 @@ def sample_prompts(spec: "RunSpec") -> str:
             ("h", spec.resolution),
             ("s", spec.sample_steps),
             ("d", spec.seed),
+            *family["sample"].items(),
         ):
-            if not re.search(rf" --{option} \d", text, re.IGNORECASE):
+            kind = r"\S" if isinstance(value, str) else r"\d"
+            if not re.search(rf" --{option} {kind}", text, re.IGNORECASE):
                 text += f" --{option} {value}"
         lines.append(f" {text}" if text.startswith("#") else text)
     return "".join(f"{line}\n" for line in lines)

@@ -1,9 +1,10 @@
 """Checks `--set key=value`: a field of the spec, or a flag of the backend's trainer with a valid value.
 
-The trainer's own parser decides. The built-in one is called with the complete arguments of the run. That of sd-scripts needs
-torch, so its flags are read from its source (presets/schema.py), and presets/sanity.toml has the choices that its code checks
-only after the models are loaded. Flags are checked when a run is created or rendered, but not when it is loaded: an old run
-must load without the checkout.
+The trainer's own parser decides. The built-in one is called with the complete arguments of the run. Those of kohya's trainers
+need torch, so their flags are read from their source (presets/schema.py), and presets/sanity.toml has the choices that the
+code checks only after the models are loaded. Every flag of every command that a script will hold is checked, because a
+checkout of another version can lack one that the tables name. That happens when a run is created or rendered, but not when
+it is loaded: an old run must load without the checkout.
 """
 
 import ast
@@ -14,7 +15,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import presets
+from presets import schema
 from runs.files import Fault, RunError
+from runs.paths import CHECKOUTS, ROOT, outputs_dir
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -23,25 +26,56 @@ KINDS = {"int": "a whole number", "float": "a number", "str": "text"}
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def known_flags(backend: str, family: str) -> dict[str, dict]:
-    """The flags of a backend's trainer by name; {} when sd-scripts is not installed."""
-    from presets import schema
-    from runs.paths import ROOT, sd_scripts_dir
+READERS = {"sd-scripts": schema.sd_scripts, "musubi": schema.musubi}
 
-    if backend == "diffusers":
+
+def known_flags(backend: str, family: str, script: str = "") -> dict[str, dict]:
+    """The flags of a script of a family by name; {} when its trainer is not installed.
+
+    Args:
+        script: a script of the family's table; "" for the one that trains.
+    """
+    if backend not in CHECKOUTS:
         return schema.trainer(ROOT / "trainer" / "arguments.py")
-    script = presets.families()[family]["script"]
-    return schema.sd_scripts(sd_scripts_dir(), script) if (sd_scripts_dir() / script).is_file() else {}
+    checkout, trainer = CHECKOUTS[backend], presets.families()[family]["backends"].get(backend)
+    if trainer is None:
+        return {}
+    path = checkout.script(script or trainer["script"])
+    if not path.is_file():
+        return {}
+    return READERS[backend](checkout.path(), path.relative_to(checkout.path()).as_posix())
 
 
 def check_extra(spec: "RunSpec") -> None:
-    """Refuse flags that the backend's trainer does not have, and values that it refuses.
+    """Refuse flags that the backend's trainer does not have, and values that it refuses; those of the tables included.
 
     Raises:
         RunError: one fault for each wrong flag, with similar flags.
     """
-    if found := flag_faults(spec):
+    if found := flag_faults(spec) or table_faults(spec):
         raise RunError(found)
+
+
+def table_faults(spec: "RunSpec") -> list[Fault]:
+    """What the checkout's own parsers refuse in the commands of the run; a fault of the trainer, because the tables name it."""
+    from runs.command import commands
+
+    if spec.backend not in CHECKOUTS:
+        return []
+    family, found = presets.models()[spec.model]["family"], []
+    for command in commands(spec, outputs_dir() / spec.slug):
+        known = known_flags(spec.backend, family, command.script)
+        for flag, value in command.flags.items() if known else ():
+            # A flag of the user is checked with its own message, and one that is off is not written.
+            if value is not False and flag not in spec.extra and (wrong := _not_taken(flag, value, known)):
+                checkout = CHECKOUTS[spec.backend]
+                text = f"{command.script} in {checkout.path()} does not take --{flag}: {wrong}"
+                found.append(Fault("backend", f"{text}; install the tested version: ./start.sh {spec.backend}"))
+        missing = [name for name, entry in known.items() if entry["required"] and name not in command.flags]
+        found += [
+            Fault("model", f"{command.script} needs --{name}; add its file to the model's table") for name in missing
+        ]
+    return found
 
 
 def flag_faults(spec: "RunSpec") -> list[Fault]:
@@ -51,10 +85,12 @@ def flag_faults(spec: "RunSpec") -> list[Fault]:
     family = presets.models()[spec.model]["family"]
     known = known_flags(spec.backend, family)
     if not known:
-        paths = {*presets.families()[family]["needs"], "tokenizer_cache_dir"}
+        paths = {*presets.trainer_of(spec.model, spec.backend)["needs"], "tokenizer_cache_dir"}
         others = sorted(set(spec.extra) - paths)
         if others:
-            reason = "Cannot be checked, because sd-scripts is not installed; run ./start.sh sd-scripts, or set SD_SCRIPTS_DIR"
+            checkout = CHECKOUTS[spec.backend]
+            install = f"run ./start.sh {spec.backend}, or set {checkout.variable}_DIR"
+            reason = f"Cannot be checked, because {checkout.name} is not installed; {install}"
             return [Fault("extra", f"{', '.join(others)}: {reason}")]
         return []
     found = [wrong for flag, value in spec.extra.items() if (wrong := _wrong(flag, value, known, spec.backend))]
@@ -66,7 +102,6 @@ def flag_faults(spec: "RunSpec") -> list[Fault]:
 def _refused(spec: "RunSpec") -> list[Fault]:
     """The error of the built-in trainer's parser for the run's complete arguments, as at the start."""
     from runs.command import arguments
-    from runs.paths import outputs_dir
     from runs.spec import ALIASES
     from trainer.arguments import problem
 
@@ -94,6 +129,13 @@ def _wrong(flag: str, value: Any, known: Mapping[str, dict], backend: str) -> st
             return f"{flag}: The built-in trainer does not support it: {unsupported[flag]}"
         close = difflib.get_close_matches(flag, [*known, *RunSpec.model_fields, *unsupported], n=3)
         return f"{flag}: {backend} has no such flag; " + (f"did you mean {', '.join(close)}?" if close else "remove it")
+    return _not_taken(flag, value, known) or _refused_later(flag, value, backend)
+
+
+def _not_taken(flag: str, value: Any, known: Mapping[str, dict]) -> str | None:
+    """What a parser with these flags says to a value; None where it takes it."""
+    if flag not in known:
+        return f"{flag}: There is no such flag"
     entry = known[flag]
     if entry["type"] == "bool":
         return None if isinstance(value, bool) else f"{flag}: Must be true or false, not {value!r}"
@@ -111,7 +153,7 @@ def _wrong(flag: str, value: Any, known: Mapping[str, dict], backend: str) -> st
                 kind(str(one))
             except ValueError:
                 return f"{flag}: Must be {KINDS[entry['type']]}, not {one!r}"
-    return _refused_later(flag, value, backend)
+    return None
 
 
 def _unsupported() -> dict[str, str]:
@@ -180,8 +222,8 @@ def settings(lines: list[str], given: Mapping[str, Any]) -> tuple[dict[str, Any]
         else:
             extra[key] = text
     if extra:
-        model = presets.models()[presets.find_model(out.get("model", DEFAULTS["model"]))]
-        known = known_flags(out.get("backend", DEFAULTS["backend"]), model["family"])
+        key = presets.find_model(out.get("model", DEFAULTS["model"]))
+        known = known_flags(out.get("backend", presets.backend_of(key)), presets.models()[key]["family"])
         out["extra"] = {}
         for key, text in extra.items():
             try:

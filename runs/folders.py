@@ -4,6 +4,7 @@ A run is checked and built in temporary folders that are renamed at the end: an 
 incomplete run and changes nothing that existed before.
 """
 
+import glob
 import math
 import os
 import shutil
@@ -16,7 +17,7 @@ import presets
 from runs import dataset, weights
 from runs.command import dataset_toml, launcher, sample_prompts, samples
 from runs.files import Fault, RunError, atomic_write, building, explained
-from runs.paths import datasets_dir, entries, outputs_dir, sd_scripts_dir
+from runs.paths import CHECKOUTS, datasets_dir, entries, outputs_dir
 from runs.scripts import INSTALL, script, script_name
 
 if TYPE_CHECKING:
@@ -229,15 +230,37 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
         ask: also ask the model hub about a base model that is not on this machine; takes up to 8 seconds.
     """
     found = [Fault("model", problem) for problem in weights.problems(spec, ask)]
-    if spec.backend == "sd-scripts" and not (sd_scripts_dir() / "library").is_dir():
-        fix = f"{INSTALL['sd-scripts']}, or set SD_SCRIPTS_DIR"
-        found.append(Fault("backend", f"sd-scripts is not installed at {sd_scripts_dir()}; {fix}"))
+    checkout = CHECKOUTS.get(spec.backend)
+    if checkout is not None and not checkout.installed():
+        fix = f"{INSTALL[spec.backend]}, or set {checkout.variable}_DIR"
+        found.append(Fault("backend", f"{checkout.name} is not installed at {checkout.path()}; {fix}"))
     if not _launcher_found(spec, platform):
         found.append(Fault("backend", f"no accelerate for the {spec.backend} backend; {INSTALL[spec.backend]}"))
     data = datasets_dir() / spec.slug
     if not dataset.images_in(data):
         found.append(Fault("images", f"no images in {data}; add at least one image"))
+    if fault := _control_fault(spec, data):
+        found.append(fault)
     return found
+
+
+def _control_fault(spec: "RunSpec", data: Path) -> Fault | None:
+    """What is wrong with the control images of a model that learns from pairs; None where nothing is."""
+    model = presets.models()[spec.model]
+    if not model["control"]:
+        return None
+    if not spec.control_dir:
+        return Fault(
+            "control_dir", f"{model['name']} learns from pairs; set the folder that has a control image for each image"
+        )
+    folder = Path(spec.control_dir).expanduser().absolute()
+    for image in dataset.images_in(data):
+        stem = image.relative_to(data).with_suffix("")
+        if not any((folder / stem.parent).glob(f"{glob.escape(stem.name)}.*")):
+            return Fault(
+                "control_dir", f"no control image {stem}.* in {folder}; add one for each image, with the same name"
+            )
+    return None
 
 
 def _launcher_found(spec: "RunSpec", platform: str) -> bool:

@@ -60,9 +60,15 @@ def free_gb(folder: Path) -> float:
     return shutil.disk_usage(place).free / 1e9
 
 
-def tier_for(machine: Machine) -> str:
-    """The largest VRAM tier that the GPU has the memory for; the smallest tier without a GPU."""
-    by_size = sorted(presets.tiers().items(), key=lambda item: item[1]["vram_gb"])
+def tier_for(machine: Machine, model: str = "", backend: str = "") -> str:
+    """The largest VRAM tier that the GPU has the memory for; without one, the smallest that can hold the model.
+
+    Args:
+        model, backend: of the run; "" for the default model, and for the model's usual trainer.
+    """
+    model = model or presets.defaults()["run"]["model"]
+    found = presets.tiers_of(model, backend or None)
+    by_size = [(name, tier) for name, tier in found.items() if not tier["problem"]]
     # A GPU sold as 16 GB reports a little less than 16 GiB.
     fitting = [name for name, tier in by_size if machine.vram_gb and tier["vram_gb"] <= round(machine.vram_gb)]
     return fitting[-1] if fitting else by_size[0][0]

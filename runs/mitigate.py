@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from runs.command import dataset_toml, environment, flags, launch, sample_prompts
+from runs.command import caching, dataset_toml, environment, flags, launch, sample_prompts, tier_flags
 from runs.files import RunError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ ENCODER_BATCHES = ("vae_batch_size", "text_encoder_batch_size")
 HUB = ("huggingface_repo_id", "save_state_to_huggingface", "resume_from_huggingface", "async_upload")
 RATES = ("unet_lr", "text_encoder_lr")  # sd-scripts and the built-in trainer prefer these to learning_rate
 REGEX_RATES = "network_reg_lrs="  # in network_args of sd-scripts: a learning rate for each pattern of layer names
+NO_HALF_VAE = ("sd-scripts", "diffusers")  # the trainers that have --no_half_vae
 SAMPLING = ("sample_every_n_epochs", "sample_at_first")
 SEVERAL_GPUS = ("ddp_timeout", "ddp_gradient_as_bucket_view", "ddp_static_graph")
 SWAPPING = ("blocks_to_swap", "cpu_offload_checkpointing")  # neither works together with split mode
@@ -79,8 +80,10 @@ def lean(spec: "RunSpec") -> Changed:
 
 def tier_down(spec: "RunSpec") -> Changed:
     """The next smaller tier. Its optimizer, and for 12G the trained blocks, differ: see same_state."""
-    tiers = presets.tiers()
-    below = [name for name in tiers if tiers[name]["vram_gb"] < tiers[spec.tier]["vram_gb"]]
+    tiers = presets.tiers_of(spec.model, spec.backend)
+    now = tiers[spec.tier]
+    below = [name for name, tier in tiers.items() if tier["vram_gb"] < now["vram_gb"] and not tier["problem"]]
+    below = [name for name in below if tiers[name]["flags"] != now["flags"]]  # larger GPUs can have the same flags
     if not below:
         return _same(spec)
     tier = max(below, key=lambda name: tiers[name]["vram_gb"])
@@ -192,7 +195,7 @@ def lower_lr(spec: "RunSpec") -> Changed:
 
 def _relative_steps(spec: "RunSpec") -> bool:
     """Whether the optimizer finds its own learning rate: Adafactor, unless relative_step=False."""
-    in_force = {**presets.tiers()[spec.tier]["flags"], **spec.extra}
+    in_force = {**tier_flags(spec), **spec.extra}
     if str(in_force.get("optimizer_type")).lower() != "adafactor":
         return False
     words = in_force.get("optimizer_args")
@@ -225,11 +228,13 @@ def _shown(value: "Value") -> str:
 
 def fp32_guard(spec: "RunSpec") -> Changed:
     """Compute in a format with a wider range where fp16 overflows: bf16 for the model, float32 for the image encoder."""
-    if spec.mixed_precision == "no":
-        return _same(spec)  # everything is float32 already
-    extra = {**_without(spec, "full_fp16"), "no_half_vae": True}  # sd-scripts refuses --full_fp16 with bf16
+    if spec.mixed_precision == "no" or presets.trainer_of(spec.model, spec.backend)["precisions"]:
+        return _same(spec)  # everything is float32 already, or the model's weights decide
+    extra = _without(spec, "full_fp16")  # sd-scripts refuses --full_fp16 with bf16
+    half_vae = spec.backend in NO_HALF_VAE and not spec.extra.get("no_half_vae")
+    extra |= {"no_half_vae": True} if half_vae else {}
     changed = spec.changed(mixed_precision="bf16", extra=extra)
-    parts = ["images are encoded in float32"] * (not spec.extra.get("no_half_vae"))
+    parts = ["images are encoded in float32"] * half_vae
     parts += ["the model computes in bf16 instead of fp16"] * (spec.mixed_precision == "fp16")
     return changed, "; ".join(parts)
 
@@ -260,14 +265,15 @@ def apply(spec: "RunSpec", name: str, platform: str = sys.platform) -> Changed:
 def _read_by_trainer(spec: "RunSpec", platform: str) -> tuple[object, ...]:
     """Everything that the trainer reads: its flags without those that are off, its files, its environment."""
     written = {flag: value for flag, value in flags(spec, Path("run"), platform=platform).items() if value is not False}
-    return written, launch(spec), dataset_toml(spec), sample_prompts(spec), environment(spec, platform)
+    caches = [command.flags for command in caching(spec, Path("run"))]
+    return written, caches, launch(spec), dataset_toml(spec), sample_prompts(spec), environment(spec, platform)
 
 
 def same_state(before: "RunSpec", after: "RunSpec") -> bool:
     """Whether `after` can resume a state that `before` saved: same base model, optimizer and trained modules."""
 
     def shape(spec: "RunSpec") -> tuple[object, ...]:
-        flags = {**presets.tiers()[spec.tier]["flags"], **spec.extra}
+        flags = {**tier_flags(spec), **spec.extra}
         return (
             spec.model, spec.backend, spec.rank, str(flags.get("optimizer_type")).lower(), _trained(flags),
             flags.get("network_module"), str(flags.get("lr_scheduler", "constant")),

@@ -6,6 +6,7 @@ Everything that a user creates is in one data folder, so that one variable moves
 import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from presets.tables import ROOT, data_root
@@ -40,18 +41,62 @@ def models_dir() -> Path:
     return data_root() / "models"
 
 
+@dataclass(frozen=True)
+class Checkout:
+    """A trainer that is a git checkout with an environment of its own.
+
+    name: as users know it. folder, venv: where ./start.sh puts them, in the project folder; $VARIABLE_DIR and $VARIABLE_VENV
+    name others. scripts: the folder of its scripts; marker: a file or folder that every checkout has.
+    """
+
+    name: str
+    variable: str
+    folder: str
+    venv: str
+    scripts: str
+    marker: str
+
+    def path(self) -> Path:
+        """The checkout (may not exist)."""
+        return _from_environment(f"{self.variable}_DIR", self.folder)
+
+    def script(self, name: str) -> Path:
+        """The path of one of its scripts (may not exist)."""
+        return self.path() / self.scripts / name
+
+    def installed(self) -> bool:
+        """Whether a checkout is there."""
+        return (self.path() / self.marker).exists()
+
+
+CHECKOUTS = {
+    "sd-scripts": Checkout("sd-scripts", "SD_SCRIPTS", "sd-scripts", ".venv-sd-scripts", ".", "library"),
+    "musubi": Checkout(
+        "musubi-tuner", "MUSUBI", "musubi-tuner", ".venv-musubi", "src/musubi_tuner", "src/musubi_tuner/training"
+    ),
+}
+"""The checkouts by backend. The built-in trainer has none."""
+
+
+def _from_environment(variable: str, folder: str) -> Path:
+    given = os.environ.get(variable)
+    return Path(given).expanduser().absolute() if given else ROOT / folder
+
+
 def sd_scripts_dir() -> Path:
     """The checkout of kohya's sd-scripts (may not exist): `$SD_SCRIPTS_DIR`, else `sd-scripts/` in the project folder."""
-    given = os.environ.get("SD_SCRIPTS_DIR")
-    return Path(given).expanduser().absolute() if given else ROOT / "sd-scripts"
+    return CHECKOUTS["sd-scripts"].path()
+
+
+def musubi_dir() -> Path:
+    """The checkout of kohya's musubi-tuner (may not exist): `$MUSUBI_DIR`, else `musubi-tuner/` in the project folder."""
+    return CHECKOUTS["musubi"].path()
 
 
 def backend_venv(backend: str) -> Path:
-    """The virtual environment of a backend (may not exist): `.venv`; for sd-scripts `$SD_SCRIPTS_VENV` or `.venv-sd-scripts`."""
-    if backend == "diffusers":
-        return ROOT / ".venv"
-    given = os.environ.get("SD_SCRIPTS_VENV")
-    return Path(given).expanduser().absolute() if given else ROOT / ".venv-sd-scripts"
+    """The virtual environment of a backend (may not exist): `.venv`, or that of its checkout, such as `.venv-musubi`."""
+    checkout = CHECKOUTS.get(backend)
+    return _from_environment(f"{checkout.variable}_VENV", checkout.venv) if checkout else ROOT / ".venv"
 
 
 def venv_program(venv: Path, program: str, platform: str = sys.platform) -> Path:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 from presets.estimate import GB, disk, estimate
+from runs.command import tier_flags
 from runs.dataset import shown_per_epoch
 from runs.files import Fault
 
@@ -55,7 +56,7 @@ def judge(
         if rule["about"] not in found and holds(rule, known):
             field = known["memory_field"] if rule["field"] == "model-memory" else rule["field"]
             found[rule["about"]] = Finding(field, rule["message"].format_map(known), rule["severity"])
-    both = [*found.values(), *_flags(spec.extra)]
+    both = [*found.values(), *_flags(spec)]
     return sorted(both, key=lambda finding: finding.severity != IMPOSSIBLE)
 
 
@@ -72,8 +73,10 @@ def facts(
     spec: "RunSpec", images: int | Mapping[str, int], machine: "Machine | None", sizes: Sequence[tuple[int, int]] = ()
 ) -> Facts:
     """What the rules are about, by name; numbers, and true or false for `is`."""
+    settings = presets.models()[spec.model]["settings"]
     known: Facts = {
         **{name: value for name, value in spec.model_dump().items() if isinstance(value, int | float | str)},
+        "fp16_chosen": spec.mixed_precision == "fp16" and settings.get("mixed_precision") != "fp16",
         "generated": presets.models()[spec.model]["generated"],
         "alpha_share": spec.alpha / spec.rank,
         "batch": spec.batch_size * spec.gradient_accumulation * spec.gpus,
@@ -85,14 +88,13 @@ def facts(
     return known
 
 
-def _flags(extra: Mapping[str, Any]) -> Iterable[Finding]:
+def _flags(spec: "RunSpec") -> Iterable[Finding]:
     """The extra trainer options that are outside their useful range."""
     table = presets.sanity()["flag"]
-    for name, value in extra.items():
-        number = _number(value)
-        if name not in table or number is None:
+    for name, value in spec.extra.items():
+        number, row = _number(value), table.get(name)
+        if row is None or number is None or spec.backend not in row.get("backends", [spec.backend]):
             continue
-        row = table[name]
         impossible = not row.get("least_possible", -math.inf) <= number <= row.get("most_possible", math.inf)
         if impossible or not row.get("least", -math.inf) <= number <= row.get("most", math.inf):
             yield Finding(
@@ -110,13 +112,13 @@ def _number(value: object) -> float | None:
 
 
 def _optimizer(spec: "RunSpec") -> str:
-    flags = {**presets.tiers()[spec.tier]["flags"], **spec.extra}
+    flags = {**tier_flags(spec), **spec.extra}
     return str(flags.get("optimizer_type") or "adamw").lower()
 
 
 def _rate(spec: "RunSpec") -> Facts:
     """The learning rate, compared with the usual one of its optimizer."""
-    flags = {**presets.tiers()[spec.tier]["flags"], **spec.extra}
+    flags = {**tier_flags(spec), **spec.extra}
     if "relative_step=true" in str(flags.get("optimizer_args", "")).lower():
         return {}  # Adafactor finds its own
     optimizer = _optimizer(spec)
@@ -199,7 +201,7 @@ def _memory(spec: "RunSpec", machine: "Machine | None") -> Facts:
 
 def memory_field(spec: "RunSpec") -> str:
     """The field whose value needs most memory: the one whose default would save most."""
-    base = presets.defaults()["run"]
+    base = {**presets.defaults()["run"], **presets.models()[spec.model]["settings"]}
     peaks = {
         name: estimate({**spec.model_dump(), name: base[name]})["peak_gb"]
         for name in ("rank", "resolution", "batch_size")

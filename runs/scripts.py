@@ -1,6 +1,8 @@
 """`train.sh` and `train.bat`: plain scripts that a person can read, change and run, with one flag per line.
 
-A script trains with or without the monitor. runs/command.py determines the values, runs/quoting.py quotes them.
+A script trains with or without the monitor. runs/command.py determines the values, runs/quoting.py quotes them. Where caches
+are made by commands of their own, these run first with the interpreter beside the launcher: the first that fails ends the
+script with its exit code, and the next start runs all of them again, which keep what is finished.
 """
 
 import sys
@@ -8,16 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from runs.command import environment, flags, launch, launcher, words
+from runs.command import caching, environment, flags, launch, launcher, trainer_python, words
 from runs.files import RunError
-from runs.paths import ROOT
+from runs.paths import CHECKOUTS, ROOT
 from runs.quoting import quote, quote_cmd
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
 MISSING = "no accelerate for the {backend} backend: {path} does not exist and PATH has none; {install}"
-INSTALL = {"diffusers": "run ./start.sh once", "sd-scripts": "run ./start.sh sd-scripts"}
+NO_PYTHON = "no python for the {backend} backend: {path} does not exist and PATH has none; {install}"
+INSTALL = {"diffusers": "run ./start.sh once"} | {name: f"run ./start.sh {name}" for name in CHECKOUTS}
 
 
 def script_name(attempt: int = 1, platform: str = sys.platform) -> str:
@@ -35,19 +38,47 @@ def script(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: 
         RunError: the platform's script cannot hold a value, or samples are turned on without a prompt.
     """
     lines = [*launch(spec), *words(flags(spec, folder, resume, platform))]
-    return (_batch if platform.startswith("win") else _bash)(spec, lines, platform, folder)
+    before = [(one.what, [_guarded(spec, one.script), *words(one.flags)]) for one in caching(spec, folder)]
+    return (_batch if platform.startswith("win") else _bash)(spec, before, lines, platform, folder)
+
+
+def _guarded(spec: "RunSpec", script: str) -> list[str]:
+    """The words that start a caching script with the guards, after the interpreter."""
+    return ["-m", "sd_scripts_patches", str(CHECKOUTS[spec.backend].script(script))]
 
 
 def _title(spec: "RunSpec") -> str:
-    backend = {"diffusers": "the built-in trainer", "sd-scripts": "kohya's sd-scripts"}[spec.backend]
+    backend = presets.backends()[spec.backend]["label"]
     return f"Trains {spec.slug}: a LoRA of {presets.models()[spec.model]['name']}, tier {spec.tier}, with {backend}."
 
 
-def _missing(spec: "RunSpec", path: Path) -> str:
-    return MISSING.format(backend=spec.backend, path=path, install=INSTALL[spec.backend])
+def _missing(spec: "RunSpec", path: Path, text: str = MISSING) -> str:
+    return text.format(backend=spec.backend, path=path, install=INSTALL[spec.backend])
 
 
-def _bash(spec: "RunSpec", lines: list[list[str]], platform: str, folder: Path) -> str:
+Before = list[tuple[str, list[list[str]]]]  # the caching commands: what each does, its words by flag
+
+
+def _bash_caching(spec: "RunSpec", before: Before, platform: str) -> str:
+    """The caching commands, after the line that finds their interpreter; "" where there are none."""
+    if not before:
+        return ""
+    python = trainer_python(spec, platform)
+    lines = f"""
+python=${{TRAINER_PYTHON:-}}
+if [ -z "$python" ] && [ -x "${{launcher%/*}}/python" ]; then python=${{launcher%/*}}/python; fi
+if [ -z "$python" ] && [ -x {quote(str(python))} ]; then python={quote(str(python))}; fi
+if [ -z "$python" ]; then
+  python=$(command -v python3) || {{ echo {quote(_missing(spec, python, NO_PYTHON))} >&2; exit 127; }}
+fi
+"""
+    for what, words_of in before:
+        command = " \\\n  ".join(" ".join(map(quote, line)) for line in words_of)
+        lines += f'\n# {what}\n"$python" {command}\n'
+    return f"{lines}\n# Trains.\n"
+
+
+def _bash(spec: "RunSpec", before: Before, lines: list[list[str]], platform: str, folder: Path) -> str:
     program = launcher(spec, platform)
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment(spec, platform).items())
     command = " \\\n  ".join(" ".join(map(quote, line)) for line in lines)
@@ -68,7 +99,7 @@ if [ -z "$launcher" ] && [ -x {quote(str(program))} ]; then launcher={quote(str(
 if [ -z "$launcher" ]; then
   launcher=$(command -v accelerate) || {{ echo {quote(_missing(spec, program))} >&2; exit 127; }}
 fi
-{aside}
+{aside}{_bash_caching(spec, before, platform)}
 {start}"$launcher" {command}
 """
 
@@ -148,14 +179,32 @@ exit /b %ERRORLEVEL%
 """
 
 
-def _batch(spec: "RunSpec", lines: list[list[str]], platform: str, folder: Path) -> str:
+def _batch_caching(spec: "RunSpec", before: Before, platform: str) -> str:
+    """As _bash_caching, for cmd."""
+    if not before:
+        return ""
+    python = _in_quotes(str(trainer_python(spec, platform)))
+    lines = f"""
+set "python=%TRAINER_PYTHON%"
+if not defined python for %%L in ("%launcher%") do if exist "%%~dpLpython.exe" set "python=%%~dpLpython.exe"
+if not defined python if exist "{python}" set "python={python}"
+if not defined python for %%P in (python.exe) do set "python=%%~$PATH:P"
+if not defined python (echo {quote_cmd(_missing(spec, trainer_python(spec, platform), NO_PYTHON))} 1>&2 & exit /b 127)
+"""
+    for what, words_of in before:
+        command = " ^\n  ".join(" ".join(map(quote_cmd, line)) for line in words_of)
+        lines += f'\nrem {what}\n"%python%" {command}\nif errorlevel 1 exit /b %ERRORLEVEL%\n'
+    return f"{lines}\nrem Trains."
+
+
+def _batch(spec: "RunSpec", before: Before, lines: list[list[str]], platform: str, folder: Path) -> str:
     program, root = _in_quotes(str(launcher(spec, platform))), _in_quotes(str(ROOT))
     exports = "".join(f'set "{name}={_in_quotes(value)}"\n' for name, value in environment(spec, platform).items())
     command = " ^\n  ".join(" ".join(map(quote_cmd, line)) for line in lines)
-    before, after = "", "exit /b %ERRORLEVEL%\n"
+    make_local, after = "", "exit /b %ERRORLEVEL%\n"
     if spec.save_dir:
         local, final = (_in_quotes(path.replace("/", "\\")) for path in (spec.save_dir, str(folder)))
-        before = f'if not exist "{local}" mkdir "{local}"\n'
+        make_local = f'if not exist "{local}" mkdir "{local}"\n'
         failed = quote_cmd(_not_copied(spec.save_dir, str(folder)))
         after = COPY_AFTER.format(local=local, final=final, failed=failed)
     text = f"""@echo off
@@ -171,7 +220,7 @@ set "launcher=%ACCELERATE%"
 if not defined launcher if exist "{program}" set "launcher={program}"
 if not defined launcher for %%P in (accelerate.exe) do set "launcher=%%~$PATH:P"
 if not defined launcher (echo {quote_cmd(_missing(spec, launcher(spec, platform)))} 1>&2 & exit /b 127)
-
-{before}"%launcher%" {command}
+{_batch_caching(spec, before, platform)}
+{make_local}"%launcher%" {command}
 {after}"""
     return text.replace("\n", "\r\n")

@@ -47,9 +47,15 @@ RESERVED_FLAGS = (
     "output_config",
     "logging_dir",
     "debug_dataset",
+    "skip_existing",
 )
 # Environment variables that the script or the monitor sets.
-RESERVED_VARIABLES = ("PYTHONPATH", "ACCELERATE", *(f"HANGPROOF_{n}" for n in ("RUN", "ATTEMPT", "TOKEN", "HEARTBEAT")))
+RESERVED_VARIABLES = (
+    "PYTHONPATH",
+    "ACCELERATE",
+    "TRAINER_PYTHON",
+    *(f"HANGPROOF_{n}" for n in ("RUN", "ATTEMPT", "TOKEN", "HEARTBEAT")),
+)
 
 
 class RunSpec(BaseModel):
@@ -61,7 +67,7 @@ class RunSpec(BaseModel):
     trigger: str = ""
     model: str = DEFAULTS["model"]
     tier: str = DEFAULTS["tier"]  # a table of presets/tiers.toml
-    backend: Literal["sd-scripts", "diffusers"] = DEFAULTS["backend"]
+    backend: Literal["sd-scripts", "diffusers", "musubi"] = DEFAULTS["backend"]
     resolution: Annotated[int, Field(ge=32, le=4096, multiple_of=32)] = DEFAULTS["resolution"]
     batch_size: Count = DEFAULTS["batch_size"]
     repeats: Count = DEFAULTS["repeats"]
@@ -83,6 +89,7 @@ class RunSpec(BaseModel):
     sample_steps: Count = DEFAULTS["sample_steps"]
     keep_tokens: Steps = DEFAULTS["keep_tokens"]
     trackers: Literal["", "tensorboard", "wandb", "all"] = ""
+    control_dir: str = ""  # folder of control images, for models that learn from pairs (Kontext, Qwen-Image-Edit)
     save_dir: str = ""  # folder that checkpoints are written to; "" is the run's folder
     environment: dict[str, str] = {}  # environment variables of the training process
     extra: dict[str, Value] = {}  # other flags of the trainer; they override the flags of the fields
@@ -99,12 +106,12 @@ class RunSpec(BaseModel):
                 key = presets.find_model(name)
             except presets.PresetError as error:
                 raise FieldError("model", str(error)) from error
-            data = {**presets.models()[key]["settings"], **data, "model": key}
+            data = {"backend": presets.backend_of(key), **presets.models()[key]["settings"], **data, "model": key}
         if isinstance(data.get("tier"), str):
             data = {**data, "tier": data["tier"].strip().upper().removesuffix("+")}
         return data
 
-    @field_validator("name", "trigger", "save_dir")
+    @field_validator("name", "trigger", "control_dir", "save_dir")
     @classmethod
     def _one_line(cls, text: str) -> str:
         if "\0" in text:
@@ -166,10 +173,15 @@ class RunSpec(BaseModel):
         return extra
 
     @model_validator(mode="after")
-    def _backend_loads_model(self) -> "RunSpec":
+    def _backend_trains_model(self) -> "RunSpec":
         able = presets.models()[self.model]["backends"]
         if self.backend not in able:
             raise FieldError("backend", f"{self.backend} cannot train {self.model}; use {' or '.join(able)}")
+        if problem := presets.tier_problem(self.model, self.backend, self.tier):
+            raise FieldError("tier", problem)
+        precisions = presets.trainer_of(self.model, self.backend)["precisions"]
+        if precisions and self.mixed_precision not in precisions:
+            raise FieldError("mixed_precision", f"{self.model} needs {' or '.join(precisions)}")
         return self
 
     @cached_property

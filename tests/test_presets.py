@@ -45,19 +45,33 @@ def test_without_workers_there_are_no_settings_for_workers():
 
 
 def test_a_caller_cannot_change_the_tables():
-    presets.tiers()["12G"]["flags"]["blocks_to_swap"] = 18
+    presets.tiers_of("flux-dev", "sd-scripts")["12G"]["flags"]["blocks_to_swap"] = 18
+    presets.trainer_of("flux-dev", "sd-scripts")["flags"].clear()
     presets.models()["flux-dev"]["files"].clear()
-    assert "blocks_to_swap" not in presets.tiers()["12G"]["flags"] and presets.models()["flux-dev"]["files"]
+    assert "blocks_to_swap" not in presets.tiers_of("flux-dev", "sd-scripts")["12G"]["flags"]
+    assert presets.trainer_of("flux-dev", "sd-scripts")["flags"] and presets.models()["flux-dev"]["files"]
 
 
 def test_every_model_file_can_be_downloaded_or_is_generated():
-    for model in presets.models().values():
-        needs = presets.families()[model["family"]]["needs"]
-        if "sd-scripts" in model["backends"]:
-            assert set(model["files"]) == set(needs)
+    for key, model in presets.models().items():
+        by_file = [b for b in model["backends"] if presets.backends()[b]["loads"] == "files"]
+        for backend in by_file:
+            needs = presets.trainer_of(key, backend)["needs"]
+            assert set(model["files"]) <= set(needs) and set(needs) - set(model["files"]) <= {"base_weights"}, key
         if not model["generated"]:
-            assert set(model["files"].values()) <= set(presets.tables.downloads())
-        assert model["licence"] and model["name"]
+            files = [shard for name in model["files"].values() for shard in presets.tables.shards(name)]
+            sources = {name: presets.tables.downloads()[name] for name in files}
+            assert all(one["repo"].count("/") == 1 and one["path"] and one["size"] > 1e8 for one in sources.values())
+        assert model["licence"] not in ("", "unknown") and model["name"] and model["note"].endswith(".")
+
+
+def test_a_file_in_several_parts_is_downloaded_as_a_whole():
+    names = presets.tables.shards("qwen_3_8b-00001-of-00004.safetensors")
+    assert names[3] == "qwen_3_8b-00004-of-00004.safetensors" and len(names) == 4
+    assert [presets.tables.downloads()[name]["path"] for name in names] == [
+        f"text_encoder/model-{n:05d}-of-00004.safetensors" for n in (1, 2, 3, 4)
+    ]
+    assert presets.tables.shards("ae.safetensors") == ["ae.safetensors"]
 
 
 def test_the_users_models_are_read_again_when_they_change(tmp_path):
@@ -73,8 +87,11 @@ def test_the_users_models_are_read_again_when_they_change(tmp_path):
 def test_list_prints_tiers_and_models():
     done = python("-m", "presets", "list", "--json")
     value = json.loads(done.stdout.splitlines()[-1])
-    assert list(value["tiers"]) == ["12G", "16G", "20G"] and "tiny-flux" in value["models"]
-    assert "FLUX.1-dev" in python("-m", "presets", "list").stdout
+    assert list(value["tiers"]) == ["8G", "12G", "16G", "20G"] and "tiny-flux" in value["models"]
+    row = value["tiers_of"]["z-image"]["musubi"]["8G"]
+    assert row["needs_gb"] <= 8 and row["basis"] and row["source"] and row["flags"]["blocks_to_swap"]
+    shown = python("-m", "presets", "list").stdout
+    assert "FLUX.1-dev" in shown and "GPU memory with kohya's sd-scripts: 8G -, 12G 10.8 GB" in shown
 
 
 def of_argparse(parser: argparse.ArgumentParser) -> dict[str, dict]:

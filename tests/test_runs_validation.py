@@ -34,7 +34,7 @@ RAISED = {
     "less_than_equal": ({"resolution": 5024}, "resolution: Must be 4096 or less"),
     "less_than": ({"seed": 2**32}, "seed: Must be less than 4294967296"),
     "multiple_of": ({"resolution": 500}, "resolution: Must be a multiple of 32"),
-    "literal_error": ({"backend": "x"}, "backend: Must be one of sd-scripts, diffusers"),
+    "literal_error": ({"backend": "x"}, "backend: Must be one of sd-scripts, diffusers, musubi"),
     "list_type": ({"prompts": "a cat"}, "prompts: Must be a list of texts"),
     "dict_type": ({"environment": "A=1"}, "environment: Must be a table of names and values"),
     "invalid_key": ({5: "x"}, "5: The name of a field must be text"),
@@ -75,8 +75,8 @@ def test_each_type_of_error_has_its_own_sentence(kind):
         ({"name": "con"}, "name: Windows reserves the name con; choose another name"),
         ({"model": "flux-dev2pro"}, "backend: diffusers cannot train flux-dev2pro; use sd-scripts"),
         (
-            {"model": "sdxl"},
-            "model: no base model 'sdxl'; use one of flux-dev, flux-schnell, flux-dev2pro, tiny-flux, or add yours to models.toml",
+            {"model": "flux-devv"},
+            "model: no base model 'flux-devv'; did you mean flux-dev, flux2-dev, flux-dev2pro? You can add your own to models.toml",
         ),
     ],
 )  # fmt: skip

@@ -115,13 +115,13 @@ def test_training_the_text_encoders_is_not_quietly_left_out(capsys):
 
 
 def test_the_flags_of_every_tier_are_taken():
-    tiers = tomllib.loads((ROOT / "presets" / "tiers.toml").read_text(encoding="utf-8"))
-    defaults = tomllib.loads((ROOT / "presets" / "defaults.toml").read_text(encoding="utf-8"))
-    tables = [t["flags"] for t in tiers.get("tiers", tiers).values() if isinstance(t, dict) and "flags" in t]
+    family = tomllib.loads((ROOT / "presets" / "families" / "flux.toml").read_text(encoding="utf-8"))
+    trainer = family["backends"]["sd-scripts"]
+    tables = [tier["flags"] for tier in trainer["tiers"].values()]
     assert len(tables) == 3
     for table in tables:
         words = []
-        for key, value in {**defaults["flags"], **table}.items():
+        for key, value in {**trainer["memory"], **trainer["flags"], **table}.items():
             if value is not False:
                 words += [
                     f"--{key}",

@@ -63,7 +63,7 @@ def test_fields_become_the_spec():
         ({"resolution": 500}, "Resolution: Must be a multiple of 32"),
         ({"max_train_steps": "many"}, "Maximum steps: Not a whole number; write for example 4"),
         ({"seed": "1.5"}, "Seed: Not a whole number; write for example 4"),
-        ({"tier": "9G"}, "VRAM: Must be one of 12G, 16G, 20G"),
+        ({"tier": "9G"}, "VRAM: Must be one of 8G, 12G, 16G, 20G"),
         ({"model": "flux-dev2pro", "backend": "diffusers"}, "Trainer: diffusers cannot train flux-dev2pro; use sd-scripts"),
         ({"flags": "rank 5"}, "Extra trainer options: 'rank 5' is not KEY=VALUE; write for example rank=16"),
         ({"flags": "max_grad_nrm=1"}, "Extra trainer options: max_grad_nrm: diffusers has no such flag; did you mean max_grad_norm?"),

@@ -68,10 +68,10 @@ def listing(values: dict[str, Any]) -> dict[str, Any]:
         return {**shown, "problem": str(error)}
     if not known:
         return {**shown, "problem": NOT_INSTALLED}
-    from runs.command import flags, model_files
+    from runs.command import flags, model_files, tier_flags
 
     now = flags(spec, runs.outputs_dir() / spec.slug)
-    tier = {**presets.defaults()["all"], **presets.tiers()[spec.tier]["flags"]}
+    tier = tier_flags(spec)
     files = model_files(spec)
     return {**shown, "flags": [_row(name, entry, now, tier, files) for name, entry in sorted(known.items())]}
 

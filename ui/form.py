@@ -23,7 +23,7 @@ from ui.html import esc
 if TYPE_CHECKING:
     from runs.machine import Machine
 
-BACKENDS = {"diffusers": "Built-in (Diffusers)", "sd-scripts": "kohya's sd-scripts"}
+BACKENDS = {"diffusers": "Built-in (Diffusers)", "sd-scripts": "kohya's sd-scripts", "musubi": "kohya's musubi-tuner"}
 # Fields that depend on the base model: choosing a model sets each to the model's value or to the default.
 MODEL_FIELDS = ("resolution", "mixed_precision", "sample_steps")
 

@@ -36,9 +36,10 @@ def machine_line(machine: Machine, generated: bool) -> str:
 
 def html(values: Mapping[str, Any], spec: "runs.RunSpec | None") -> str:
     """The notes as HTML; "" for a model or tier that does not exist. `spec`: None where a field is invalid."""
-    model, tier = presets.models().get(values["model"]), presets.tiers().get(values["tier"])
-    if model is None or tier is None:
+    model = presets.models().get(values["model"])
+    if model is None or values["tier"] not in presets.tiers() or values["backend"] not in model["backends"]:
         return ""
+    tier = presets.tiers_of(values["model"], values["backend"])[values["tier"]]
     licence = esc(model["licence"])
     if model["repo"].count("/") == 1:
         licence = hub_login.hub_link(model["repo"], model["licence"])
@@ -61,7 +62,7 @@ def _next_steps(spec: "runs.RunSpec") -> list[str]:
             f"This model is not on this machine yet. Before the first run, {link} and log in under “{hub_login.LABEL}” below. "
             f"The run then downloads {size_gb:.0f} GB."
         ]
-    if spec.backend == "sd-scripts" and (names := weights.missing(spec)):
+    if presets.backends()[spec.backend]["loads"] == "files" and (names := weights.missing(spec)):
         size_gb = weights.to_download(spec)[0] / 1e9
         size = f" ({size_gb:.0f} GB)" if size_gb >= 1 else ""
         files = f"{len(names)} model file{'s' * (len(names) > 1)}{size} missing: {', '.join(names)}."
