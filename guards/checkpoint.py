@@ -40,7 +40,8 @@ class CheckpointError(RuntimeError):
     """A file that is not what it should be. The message names the file and the reason."""
 
 
-def _fsync_path(path: Path) -> None:
+def fsync_path(path: Path) -> None:
+    """Make a file's content, or the renames in a folder, survive a power cut. Raises OSError."""
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open a folder; its rename is durable on its own terms
@@ -64,7 +65,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _fsync_path(path.parent)
+    fsync_path(path.parent)
 
 
 @contextlib.contextmanager
@@ -74,12 +75,12 @@ def writing_file(final: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = final.with_name(f".{final.stem}.{os.getpid()}.tmp{final.suffix}")
     try:
         yield temporary
-        _fsync_path(temporary)
+        fsync_path(temporary)
         os.replace(temporary, final)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _fsync_path(final.parent)
+    fsync_path(final.parent)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -99,7 +100,7 @@ def write_guard(folder: str | os.PathLike[str], step: int, epoch: int, **extra: 
     folder = Path(folder)
     files = {}
     for path in _files(folder):
-        _fsync_path(path)
+        fsync_path(path)
         files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _sha256(path)}
     guard = {"version": VERSION, "step": step, "epoch": epoch, **extra, "files": files}
     atomic_write(folder / GUARD, json.dumps(guard, indent=1, ensure_ascii=False))
@@ -129,7 +130,7 @@ def writing(final: str | os.PathLike[str], step: int, epoch: int, **extra: objec
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _fsync_path(final.parent)
+    fsync_path(final.parent)
 
 
 def guard_of(folder: str | os.PathLike[str]) -> dict[str, Any] | None:

@@ -4,16 +4,20 @@ Decision: an expired deadline kills the process with `os._exit(75)`; it does not
 queue, a socket, a CUDA call), where no exception reaches it, and an error raised on another thread is followed by an
 interpreter exit that joins the stuck thread for ever. The monitor restarts the run from its last checkpoint.
 
-One daemon thread serves all deadlines of a process. It needs the GIL, and C code that holds the GIL stops it. So there is a
-backstop that does not need the GIL: `gil_grace_s` after the earliest open deadline a kernel timer kills the process with
-SIGVTALRM, and faulthandler's C handler writes the stacks first (crash.enable_stacks). A deadline that was met must not kill
-a process that then holds the GIL for long, or is suspended with Ctrl-Z. To set and clear the timer with each deadline costs
-two system calls, more than the rest of it. So the timer stays set, and what it does is decided when it fires: the C library
-calls `system` with a command in this process's memory, and that command is a comment while no deadline is open. A deadline
-writes one byte; a system call moves the timer only where it would fire too early, or more than a quarter of the grace late.
+One daemon thread serves all deadlines of a process. It needs the GIL, and C code that holds the GIL for ever stops it. So
+there is a backstop that needs no GIL:
 
-The alternative, `faulthandler.dump_traceback_later`, starts and joins a thread each time (12 us). It is used on Windows, where
-there is no such timer. macOS has neither a timer of this kind nor a safe fork with that thread: no backstop there.
+1. On Linux a kernel timer fires `gil_grace_s` after the earliest open deadline.
+2. It must not kill a process that met its deadlines and then holds the GIL for long (a compiler) or is suspended (Ctrl-Z),
+   but to set and clear it with each deadline would cost two system calls, more than everything else here.
+3. So the timer stays set, and what it does is decided when it fires: the C library calls `system` with a command line in
+   this process's memory, `#kill -s VTALRM PID`.
+4. The shell ignores it as a comment; a deadline that opens overwrites the "#" with a space, the last that closes restores it.
+5. A system call moves the timer only where it would fire too early, or more than a quarter of the grace late.
+
+The signal makes faulthandler's C handler write the stacks, then the process dies (crash.enable_stacks). Windows has no such
+timer, but `faulthandler.dump_traceback_later`, which starts and joins a thread each time (12 us). macOS has no such timer
+either, and a fork while that thread runs is not safe: no backstop there.
 
 Where a wait can be abandoned, `call` raises the builtin TimeoutError instead. Builtin, because an exception class that a
 parent process cannot unpickle makes the parent hang.

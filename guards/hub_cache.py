@@ -19,8 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from guards import download
-from guards.download import DownloadError, Options, Progress, Remote, Source
+from guards import xet
+from guards.checkpoint import atomic_write
+from guards.download import CHUNK, check_space, fetch_locked, missing_bytes
+from guards.hub import DownloadError, Options, Progress, Remote, Source, endpoint, hub_home
+from guards.hub_request import ask, resolve
 
 MOST_LIST_BYTES = 1 << 26
 
@@ -36,14 +39,14 @@ class Entry:
 
     @property
     def remote(self) -> Remote:
-        """As `download.resolve` would return it, without the part that only xet needs."""
+        """As `hub_request.resolve` would return it, without the part that only xet needs."""
         sha1 = self.blob.lower() if not self.sha256 and re.fullmatch(r"[0-9a-fA-F]{40}", self.blob) else ""
         return Remote(self.size, self.sha256 or self.blob, self.sha256, sha1)
 
 
 def folder() -> Path:
     """The library's cache: `$HF_HUB_CACHE`, else in `hub_home()`."""
-    return Path(os.environ.get("HF_HUB_CACHE") or download.hub_home() / "hub").expanduser()
+    return Path(os.environ.get("HF_HUB_CACHE") or hub_home() / "hub").expanduser()
 
 
 def repository(source: Source, cache: Path | None = None) -> Path:
@@ -69,7 +72,7 @@ def cached_repository(source: Source, cache: Path | None = None) -> Path | None:
 
 def to_cache(source: Source, options: Options, cache: Path | None = None) -> Path:
     """Download one file into the cache; returns its path in the snapshot. Raises DownloadError."""
-    remote = download.resolve(source, options)
+    remote = resolve(source, options)
     if not re.fullmatch(r"[0-9a-f]{40}", remote.commit) or not remote.etag:
         raise DownloadError(
             "server", f"{source.url} names no commit or no ETag, so it is not a model hub; check HF_ENDPOINT"
@@ -87,11 +90,11 @@ def listing(source: Source, options: Options) -> tuple[str, list[Entry]]:
     """The commit and the files of a repository. Raises DownloadError."""
     kind = f"{source.repo_type}s"
     revision = urllib.parse.quote(source.revision, safe="")
-    url = f"{download.endpoint()}/api/{kind}/{source.repo}/revision/{revision}?blobs=true"
+    url = f"{endpoint()}/api/{kind}/{source.repo}/revision/{revision}?blobs=true"
 
     def read(responses: list[Any]) -> tuple[str, list[Entry]]:
         data = b""
-        while len(data) < MOST_LIST_BYTES and (piece := responses[-1].read1(download.CHUNK)):
+        while len(data) < MOST_LIST_BYTES and (piece := responses[-1].read1(CHUNK)):
             data += piece
         try:
             found = json.loads(data)
@@ -103,7 +106,7 @@ def listing(source: Source, options: Options) -> tuple[str, list[Entry]]:
                 "server", f"{url} is not the list of files of a model hub ({type(error).__name__}); check HF_ENDPOINT"
             ) from error
 
-    commit, entries = download.ask(replace(source, file=""), url, "GET", options, read)
+    commit, entries = ask(replace(source, file=""), url, "GET", options, read)
     if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise DownloadError("server", f"{url} names no commit; check HF_ENDPOINT")
     return commit, entries
@@ -130,8 +133,8 @@ def snapshot(
     chosen = set(choose([entry.name for entry in entries]))
     wanted = sorted((entry for entry in entries if entry.name in chosen), key=lambda entry: (entry.size, entry.name))
     missing = [entry for entry in wanted if not _blob(home, entry.remote.etag).is_file()]
-    needed = sum(download.missing_bytes(_blob(home, entry.remote.etag), entry.size) for entry in missing)
-    download.check_space(needed, home, source.repo)
+    needed = sum(missing_bytes(_blob(home, entry.remote.etag), entry.size) for entry in missing)
+    check_space(needed, home, source.repo)
     total, before = sum(entry.size for entry in wanted), sum(entry.size for entry in wanted if entry not in missing)
     for entry in missing:
         offset = before
@@ -144,15 +147,15 @@ def snapshot(
         one = replace(source, file=entry.name, revision=commit)
         within = replace(options, wait=True, on_progress=report)
         remote = entry.remote
-        if entry.sha256 and entry.size >= download.XET_LEAST_BYTES:
-            remote = replace(download.resolve(one, within), sha256=entry.sha256, etag=remote.etag, size=entry.size)
+        if entry.sha256 and entry.size >= xet.SMALLEST_BYTES:
+            remote = replace(resolve(one, within), sha256=entry.sha256, etag=remote.etag, size=entry.size)
         _fetch_blob(one, remote, home, within)
         before += entry.size
     for entry in wanted:
         _link(home, commit, entry.name, entry.remote.etag)
     _write_ref(home, source.revision, commit)
     record = {**_records(home), source.revision: {"commit": commit, "files": [entry.name for entry in wanted]}}
-    download.write_small(home / ".hangproof.json", json.dumps(record))
+    _write(home / ".hangproof.json", json.dumps(record))
     return home / "snapshots" / commit
 
 
@@ -194,7 +197,7 @@ def _fetch_blob(source: Source, remote: Remote, home: Path, options: Options) ->
     lock = home.parent / ".locks" / home.name / f"{blob.name}.lock"
     hint = f"download it elsewhere (hf download {source.repo}) and use the folder"
     within = replace(options, by_hand=options.by_hand or hint, wait=True, on_progress=_named(source.file, options))
-    download.fetch_locked(source, blob, within, lock, remote)
+    fetch_locked(source, blob, within, lock, remote)
 
 
 def _named(name: str, options: Options) -> Callable[[Progress], None]:
@@ -220,4 +223,9 @@ def _link(home: Path, commit: str, name: str, etag: str) -> Path:
 
 def _write_ref(home: Path, revision: str, commit: str) -> None:
     if revision != commit:
-        download.write_small(home / "refs" / _safe(revision), commit)
+        _write(home / "refs" / _safe(revision), commit)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, text)

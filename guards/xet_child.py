@@ -1,4 +1,4 @@
-"""Downloads one file with the hub's own library, and so with xet, for guards/download.py, which watches and kills it.
+"""Downloads one file with the hub's own library, and so with xet, for guards/xet.py, which watches and kills it.
 
 A process of its own, because a stalled xet transfer ends only with its process. It reads one JSON line from standard input,
 the arguments of `hf_hub_download`: a token in the arguments or the environment could be read by others. It exits when its

@@ -126,9 +126,10 @@ def render(args: argparse.Namespace) -> int:
 
 def rename(args: argparse.Namespace) -> int:
     """Rename a run."""
+    from monitor.process.tree import idle  # only here: an entry point puts the parts together
     from runs import manage
 
-    folder = manage.rename(args.run, args.new_name)
+    folder = manage.rename(args.run, args.new_name, idle)
     print(folder)
     if args.json:
         print(json.dumps({"folder": str(folder)}))
@@ -137,6 +138,7 @@ def rename(args: argparse.Namespace) -> int:
 
 def delete(args: argparse.Namespace) -> int:
     """Delete a run after a question, which `--yes` answers."""
+    from monitor.process.tree import idle
     from runs import manage
 
     used = manage.usage(args.run)
@@ -147,7 +149,7 @@ def delete(args: argparse.Namespace) -> int:
             raise runs.RunError(f"{what}; add --yes to delete it")
         if input(f"Delete {what}. Type yes to delete: ").strip().lower() != "yes":
             raise runs.RunError(f"{args.run} was not deleted")
-    freed = manage.delete(args.run, args.images)
+    freed = manage.delete(args.run, idle, args.images)
     print(f"{args.run}: deleted, {manage.size_text(freed)} freed")
     if args.json:
         print(json.dumps({"freed_bytes": freed}))
@@ -156,7 +158,7 @@ def delete(args: argparse.Namespace) -> int:
 
 def fetch(args: argparse.Namespace) -> int:
     """Download model files; progress goes to standard error, at most one line per second."""
-    from guards.download import Progress
+    from guards.hub import Progress
     from runs.models import fetch_model
 
     printed_s, printed_name = 0.0, ""

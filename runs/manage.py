@@ -15,6 +15,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,11 @@ NOTE = ".rename.json"
 BUSY = (
     threading.Lock()
 )  # held while this process renames a run, so that nobody takes its hidden folder for an interrupted one
+Idle = Callable[[Path], AbstractContextManager[bool]]
+"""Keeps a monitor from starting for the run of a folder; False when one watches it, or when its training is alive.
+
+The caller passes the monitor's `process.tree.idle`: only the monitor knows who is alive, and this folder does not import it.
+"""
 ARTIFACT = r"((?:-step\d{6,}|-\d{6})?(?:\.safetensors|-state)(?:\.bad.*)?)"
 
 
@@ -88,30 +94,18 @@ def _no_link(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _idle(folder: Path) -> Iterator[None]:
-    """Keep a monitor from starting for the run. RunError when one watches it, or when its training is alive without one."""
-    # Late and only here: the rule against importing the monitor keeps its users small, and only its lock says who is alive.
-    from monitor.process.locks import LOCK, Lock
-    from monitor.process.tree import RUN, with_environment
-
-    lock = Lock(folder / LOCK)
-    running = RunError(f"{folder.name} is running; stop it first: python -m monitor stop {folder.name}")
-    if not lock.acquire():
-        raise running
-    try:
-        if with_environment(RUN, str(folder)):
-            raise running
-        if os.name == "nt":
-            lock.release()  # Windows renames no folder with an open file
+def _stopped(folder: Path, idle: Idle) -> Iterator[None]:
+    """Keep a monitor from starting for the run. RunError when it is not idle."""
+    with idle(folder) as free:
+        if not free:
+            raise RunError(f"{folder.name} is running; stop it first: python -m monitor stop {folder.name}")
         yield
-    finally:
-        lock.release()
 
 
 # Delete ---------------------------------------------------------------------------------------------------------------
 
 
-def delete(name: str | Path, images: bool = False) -> int:
+def delete(name: str | Path, idle: Idle, images: bool = False) -> int:
     """Delete a run and, with `images`, its data set. Returns the bytes that were freed.
 
     Raises:
@@ -125,7 +119,7 @@ def delete(name: str | Path, images: bool = False) -> int:
     freed = _size(folder) + (_size(data) if images else 0)
     trash = outputs_dir() / f"{TRASH}{secrets.token_hex(4)}-{'images-' if images else ''}{folder.name}"
     with explained(f"delete {folder.name}"):
-        with _idle(folder):
+        with _stopped(folder, idle):
             os.rename(folder, trash)
         fsync_folder(outputs_dir())
         _remove_trash(trash)
@@ -163,7 +157,7 @@ def _remove_folder(folder: Path) -> None:
 # Rename ---------------------------------------------------------------------------------------------------------------
 
 
-def rename(name: str | Path, new_name: str) -> Path:
+def rename(name: str | Path, new_name: str, idle: Idle) -> Path:
     """Rename a run: its folder, data set, script, LoRA files, states and samples. Returns the new folder.
 
     Raises:
@@ -179,7 +173,7 @@ def rename(name: str | Path, new_name: str) -> Path:
         _check_free(place, spec.slug, folder.name)
         _no_link(place / folder.name)
     with BUSY, explained(f"rename {folder.name}"):
-        with _idle(folder):
+        with _stopped(folder, idle):
             if spec.slug == folder.name:
                 _write_files(folder, folder, spec, folder.name)
                 return folder
@@ -200,16 +194,13 @@ def _check_free(place: Path, new: str, old: str) -> None:
         raise RunError(f"a {what} named {taken} exists already in {place}; choose another name")
 
 
-def finish_interrupted() -> list[Path]:
+def finish_interrupted(idle: Idle) -> list[Path]:
     """Complete the renames that were interrupted. Returns the runs' folders."""
-    from monitor.process.locks import LOCK, is_held
-
     done = []
     for hidden in outputs_dir().glob(f"{RENAMING}*"):
-        if is_held(hidden / LOCK):
-            continue  # another process is at it
-        with contextlib.suppress(OSError, RunError):  # another process completes it, or the next call does
-            done.append(_finish(hidden))
+        with contextlib.suppress(OSError, RunError), idle(hidden) as free:
+            if free:  # else another process is at it: that one completes it, or the next call does
+                done.append(_finish(hidden))
     return done
 
 

@@ -1,4 +1,4 @@
-"""The files of base models for sd-scripts: which are missing, and their download into the models folder.
+"""The files of base models for kohya's trainers: which are missing, and their download into the models folder.
 
 guards/download.py does the download; this module says where a file comes from and where it belongs.
 """
@@ -8,40 +8,35 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import presets
-from guards.download import (
-    DownloadError,
-    Options,
-    Remote,
-    Source,
-    check_space,
-    endpoint,
-    follow,
-    hub_home,
-    missing_bytes,
-    offline,
-    resolve,
-    to_stderr,
-    token,
-)
-from guards.download import Progress as State
+from guards.download import check_space, missing_bytes
 from guards.download import fetch as download_file
-from presets.tables import downloads
+from guards.hub import DownloadError, Options, Remote, Source, to_stderr
+from guards.hub import Progress as State
+from guards.hub_request import resolve
+from presets.tables import downloads, shards
 from runs.files import RunError, explained
 from runs.paths import models_dir
-
-__all__ = ["endpoint", "fetch", "fetch_model", "follow", "hub_home", "missing_files", "offline", "token"]
 
 Progress = Callable[[State], None]
 
 
 def missing_files(model: str) -> dict[str, Path]:
-    """The missing files of a base model, by flag."""
-    files = presets.models()[model]["files"]
-    return {flag: path for flag, name in files.items() if not (path := models_dir() / name).is_file()}
+    """The missing files of a base model, by flag; of a part in several files, the second and others as `FLAG 2`."""
+    out = {}
+    for flag, name in presets.models()[model]["files"].items():
+        for number, path in enumerate(all_files(models_dir() / name), 1):
+            if not path.is_file():
+                out[flag if number == 1 else f"{flag} {number}"] = path
+    return out
+
+
+def all_files(path: Path) -> list[Path]:
+    """The files that the path of a model file stands for: itself, or all of `…-00001-of-0000N.safetensors`."""
+    return [path.with_name(name) for name in shards(path.name)]
 
 
 def fetch_model(model: str, on_progress: Progress = lambda _: None, stall_s: float | None = None) -> list[Path]:
-    """Download the missing model files that sd-scripts needs, when the disk has space for all of them.
+    """Download the missing model files that kohya's trainers need, when the disk has space for all of them.
 
     Args:
         model: key or name of a base model. on_progress: called often with the bytes of the current file.
@@ -59,7 +54,7 @@ def fetch_model(model: str, on_progress: Progress = lambda _: None, stall_s: flo
         raise RunError(f"{key} is generated on this machine; there is nothing to download")
     if not entry["files"]:
         raise RunError(
-            f"{key} has no model files for sd-scripts; use the diffusers backend, which downloads {entry['repo']} itself"
+            f"{key} has no model files for kohya's trainers; use the diffusers backend, which downloads {entry['repo']} itself"
         )
     sources, wanted = downloads(), []
     for flag, path in missing_files(key).items():
@@ -75,8 +70,7 @@ def fetch_model(model: str, on_progress: Progress = lambda _: None, stall_s: flo
             known[path] = resolve(source, _options(path, on_progress, stall_s))
         check_space(sum(missing_bytes(path, known[path].size) for path in known), models_dir(), key)
     for source, path, sha256 in wanted:
-        with _as_run_errors(f"download {path.name}"):
-            download_file(source, path, _options(path, on_progress, stall_s), sha256=sha256)
+        fetch(source.repo, source.file, path, sha256, on_progress, stall_s)
     return [path for _, path, _ in wanted]
 
 

@@ -6,7 +6,6 @@ model in the local cache needs no network.
 
 import functools
 import json
-import os
 import threading
 import urllib.error
 from http.client import HTTPException
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
+from guards import hub, hub_cache
+from guards.hub_request import follow
 from runs import models
 from runs.command import model_files
-from runs.files import RunError
 from runs.machine import free_gb
 from runs.paths import ROOT, models_dir
 
@@ -40,11 +40,14 @@ def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
             return []
         return _diffusers(spec, model_files(spec)["pretrained_model_name_or_path"], ask)
     fetch = "" if model["generated"] else f", or run `python -m runs fetch-model {spec.model}`"
-    missing, found = {}, []
-    for flag, value in model_files(spec).items():
-        path = Path(value).expanduser()
+    missing: dict[str, Path] = {}
+    found: list[str] = []
+    parts = [
+        (flag, path) for flag, value in model_files(spec).items() for path in models.all_files(Path(value).expanduser())
+    ]
+    for flag, path in parts:
         if not path.is_file():
-            missing[flag] = path
+            missing.setdefault(flag, path)
         elif fault := file_fault(path):
             fix = f"put an intact copy there, use another file as the trainer option {flag}=PATH{fetch}"
             found.append(f"model file {path} (--{flag}) {fault}; delete it, then {fix}")
@@ -108,7 +111,7 @@ def _diffusers(spec: "RunSpec", name: str, ask: bool) -> list[str]:
         return [f"the model in {folder} is incomplete ({'; '.join(missing)}); download the complete folder again"]
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         return [f"model folder missing: {folder}; correct the path, or use a Hugging Face id"]
-    cached = snapshot(name)
+    cached = hub_cache.cached_repository(hub.Source(name, ""))
     if cached is not None and not incomplete(spec, cached):
         return []
     return _from_hub(name, presets.models()[spec.model], ask)
@@ -138,29 +141,13 @@ def _weight_faults(folder: Path, stem: str) -> list[str]:
     return [f"{name} {fault}" for name, fault in faults if fault]
 
 
-def hub_cache() -> Path:
-    """The folder in which the hub's library keeps models."""
-    return Path(os.environ.get("HF_HUB_CACHE") or models.hub_home() / "hub").expanduser()
-
-
-def snapshot(repo: str) -> Path | None:
-    """The folder of a downloaded model in the hub's cache; None when it is not there."""
-    cache = hub_cache() / f"models--{repo.replace('/', '--')}"
-    try:
-        commit = (cache / "refs" / "main").read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    folder = cache / "snapshots" / commit
-    return folder if folder.is_dir() else None
-
-
 def _from_hub(repo: str, model: dict, ask: bool) -> list[str]:
     """Why the run could not download a model that is missing or incomplete on this machine."""
-    page = f"{models.endpoint()}/{repo}"
+    page = f"{hub.endpoint()}/{repo}"
     by_hand = f"download it elsewhere (hf download {repo}) and use the folder as the trainer option pretrained_model_name_or_path=PATH"
-    if models.offline():
+    if hub.offline():
         return [f"{repo} is not on this machine, and HF_HUB_OFFLINE prevents the download; unset it, or {by_hand}"]
-    if model["gated"] and model["repo"] == repo and not models.token():
+    if model["gated"] and model["repo"] == repo and not hub.token():
         return [
             f"{repo} is not on this machine. You must accept its licence on Hugging Face first: open {page}, accept it, then log in "
             f"under “Hugging Face account” on the page (or run `hf auth login`, or set HF_TOKEN); or {by_hand}"
@@ -190,10 +177,10 @@ def _hub_status(url: str) -> tuple[int, str]:
 
     def ask() -> None:
         try:
-            responses = models.follow(url, {}, "HEAD")
+            responses = follow(url, {}, "HEAD")
             responses[-1].close()
             found[:] = [(responses[-1].status, f"HTTP status {responses[-1].status}")]
-        except (urllib.error.URLError, HTTPException, OSError, RunError) as error:
+        except (urllib.error.URLError, HTTPException, OSError) as error:
             found[:] = [(0, str(getattr(error, "reason", None) or error))]
 
     # In a daemon thread, because name resolution has no timeout; a stuck thread blocks nothing.
@@ -211,19 +198,20 @@ def from_hub(spec: "RunSpec") -> str:
         return ""
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         return ""  # a folder that does not exist
-    cached = snapshot(name)
+    cached = hub_cache.cached_repository(hub.Source(name, ""))
     return "" if cached is not None and not incomplete(spec, cached) else name
 
 
 def needs_login(spec: "RunSpec") -> str:
     """The hub id of a gated model that the run cannot download because no token is stored; "" otherwise."""
     model, name = presets.models()[spec.model], from_hub(spec)
-    return name if name == model["repo"] and model["gated"] and not models.token() and not models.offline() else ""
+    return name if name == model["repo"] and model["gated"] and not hub.token() and not hub.offline() else ""
 
 
 def missing(spec: "RunSpec") -> list[str]:
     """The names of the model's files for sd-scripts that are not on this machine."""
-    return [Path(value).name for value in model_files(spec).values() if not Path(value).expanduser().is_file()]
+    paths = [path for value in model_files(spec).values() for path in models.all_files(Path(value).expanduser())]
+    return [path.name for path in paths if not path.is_file()]
 
 
 def can_be_fetched(spec: "RunSpec") -> bool:
@@ -237,7 +225,7 @@ def to_download(spec: "RunSpec") -> tuple[float, Path]:
     """Bytes of the model's files that are not on this machine (as far as known), and the folder that receives them."""
     if spec.backend == "diffusers":
         family = presets.families()[presets.models()[spec.model]["family"]]
-        return (float(family["download_bytes"]) if from_hub(spec) else 0.0), hub_cache()
+        return (float(family["download_bytes"]) if from_hub(spec) else 0.0), hub_cache.folder()
     if presets.models()[spec.model]["generated"]:
         return 0.0, models_dir()
     missing, sources = models.missing_files(spec.model), presets.tables.downloads()
@@ -247,7 +235,7 @@ def to_download(spec: "RunSpec") -> tuple[float, Path]:
 def note(spec: "RunSpec") -> str:
     """A sentence for a model that the run downloads when it starts, with the free space; "" for any other."""
     name = from_hub(spec)
-    if not name or models.offline():
+    if not name or hub.offline():
         return ""
     size, folder = to_download(spec)
     free = free_gb(folder)

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from guards import deadline, download, hub_cache
+from guards import deadline, hub_cache
+from guards.hub import DownloadError, Options, Progress, Source
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.patch import Patch, Target
@@ -64,9 +65,7 @@ def _cache_first(original: Callable[..., str]) -> Callable[..., str]:
             if isinstance(cached, str):
                 return cached
             if cached is None and not kwargs.get("endpoint"):
-                source = download.Source(
-                    repo_id, inside, kwargs.get("revision") or "main", kwargs.get("repo_type") or "model"
-                )
+                source = Source(repo_id, inside, kwargs.get("revision") or "main", kwargs.get("repo_type") or "model")
                 path = _download_to_cache(source, cache, kwargs.get("token"), what)
                 if path is not None:
                     return str(path)
@@ -76,19 +75,19 @@ def _cache_first(original: Callable[..., str]) -> Callable[..., str]:
     return hf_hub_download
 
 
-def _download_to_cache(source: download.Source, cache: Path, token: object, what: str) -> Path | None:
+def _download_to_cache(source: Source, cache: Path, token: object, what: str) -> Path | None:
     """The downloaded file; None where the library itself should say why there is none. A stall ends the process."""
     limit = timeouts.seconds("hub_timeout_s")
 
-    def beat(at: download.Progress) -> None:
+    def beat(at: Progress) -> None:
         if threading.current_thread() is threading.main_thread():  # else `_download_with_limit` counts the bytes
             session.heartbeat().item(at.done >> 20, note=f"downloading {what}, MiB")
 
     given = token if isinstance(token, str) else "" if token is False else None
-    options = download.Options(beat, session.log, stall_s=limit, token=given, wait=True)
+    options = Options(beat, session.log, stall_s=limit, token=given, wait=True)
     try:
         return hub_cache.to_cache(source, options, cache)
-    except download.DownloadError as error:
+    except DownloadError as error:
         if error.kind == "stalled":
             session.log(str(error))
             deadline.expire(limit, f"a byte of {what}")

@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 from runs_helpers import PROJECT, data  # noqa: F401
 from ui_helpers import small_disk
 
-from guards import download, hub_cache
-from guards.download import DownloadError, Options, Source
+from guards import download, hub_cache, hub_request
+from guards import xet as xet_module
+from guards.hub import DownloadError, Options, Progress, Source, ignore
 
 CONTENT = bytes(range(251)) * 2_000  # 502 kB
 NAME = "x.safetensors"
@@ -37,10 +38,10 @@ def clean(environment) -> None:
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "http_proxy", "HTTP_PROXY", "HF_HUB_CACHE"):
         environment.delenv(name, raising=False)
     environment.setenv("no_proxy", "127.0.0.1,localhost")
-    environment.setattr(download, "PAUSE_S", 0.01)
-    environment.setattr(download, "LONGEST_PAUSE_S", 0.05)
+    environment.setattr(hub_request, "PAUSE_S", 0.01)
+    environment.setattr(hub_request, "LONGEST_PAUSE_S", 0.05)
     environment.setattr(download, "POLL_S", 0.05)
-    environment.setattr(download, "_xet_failed", [])
+    environment.setattr(xet_module, "failures", [])
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def hub(monkeypatch, tmp_path):
 
 
 def options(**more) -> Options:
-    return Options(**{"stall_s": 20, "say": download.ignore, **more})
+    return Options(**{"stall_s": 20, "say": ignore, **more})
 
 
 def get(target: Path, **more) -> None:
@@ -179,12 +180,12 @@ def test_https_is_watched_too_and_an_unknown_certificate_is_refused_at_once(tmp_
                 get(tmp_path / "d" / NAME)
             assert error.value.kind == "server"
             monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "certificate.pem"))
-            download._certificates.cache_clear()
+            hub_request._certificates.cache_clear()
             hub.faults = [Fault("drop", 100_000), Fault("stall", 200_000)]
             get(tmp_path / "d" / NAME, stall_s=60)
             assert (tmp_path / "d" / NAME).read_bytes() == CONTENT and no_overlap(hub)
     finally:
-        download._certificates.cache_clear()
+        hub_request._certificates.cache_clear()
 
 
 def test_a_busy_server_decides_how_long_to_wait(hub, tmp_path):
@@ -250,7 +251,7 @@ def test_a_disk_that_fills_keeps_the_received_bytes_and_says_so(hub, tmp_path):
     with small_disk(tmp_path, "700k") as disk:
         target, filler = disk / NAME, disk / "filler"
 
-        def fill(at: download.Progress) -> None:
+        def fill(at: Progress) -> None:
             if at.done > 100_000 and not filler.exists():
                 filler.write_bytes(b"")
                 with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
@@ -273,8 +274,8 @@ def test_a_disk_that_fills_keeps_the_received_bytes_and_says_so(hub, tmp_path):
 LOAD = """
 import sys
 from pathlib import Path
-from guards import download, hub_cache
-print(hub_cache.to_cache(download.Source("me/model", "x.safetensors"), download.Options(stall_s=120, wait=True)))
+from guards import hub, hub_cache
+print(hub_cache.to_cache(hub.Source("me/model", "x.safetensors"), hub.Options(stall_s=120, wait=True)))
 """
 
 
@@ -341,8 +342,8 @@ def xet(hub, tmp_path, monkeypatch):
     """A xet child that does what MODE says."""
     (tmp_path / "child.py").write_text(STAND_IN)
     (tmp_path / "content").write_bytes(CONTENT)
-    monkeypatch.setattr(download, "XET_CHILD", [sys.executable, str(tmp_path / "child.py")])
-    monkeypatch.setattr(download, "XET_LEAST_BYTES", 1000)
+    monkeypatch.setattr(xet_module, "CHILD", [sys.executable, str(tmp_path / "child.py")])
+    monkeypatch.setattr(xet_module, "SMALLEST_BYTES", 1000)
     monkeypatch.setenv("HANGPROOF_XET_STALL_S", "15")
     monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
     monkeypatch.setenv("CONTENT", str(tmp_path / "content"))
@@ -378,12 +379,12 @@ def test_xet_is_used_first_and_http_continues_where_it_does_not_end_well(xet, tm
 
 def test_a_partial_file_is_continued_over_http_not_started_again_with_xet(xet, tmp_path, monkeypatch):
     monkeypatch.setenv("MODE", "works")
-    monkeypatch.setattr(download, "XET_LEAST_BYTES", 1 << 40)
+    monkeypatch.setattr(xet_module, "SMALLEST_BYTES", 1 << 40)
     monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "1")
     xet.faults = [Fault("drop", 300_000), *[Fault("stall")] * 50]
     with pytest.raises(DownloadError, match="300000 bytes received are kept"):
         get(tmp_path / "d" / NAME, stall_s=2)
-    monkeypatch.setattr(download, "XET_LEAST_BYTES", 1000)
+    monkeypatch.setattr(xet_module, "SMALLEST_BYTES", 1000)
     monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "20")
     xet.faults = []
     get(tmp_path / "d" / NAME)
@@ -394,9 +395,9 @@ def test_a_partial_file_is_continued_over_http_not_started_again_with_xet(xet, t
 def test_the_real_child_downloads_with_the_hubs_library(hub, tmp_path, monkeypatch, environment):
     if environment == "sd-scripts":
         tiny_sd_scripts.need(run=False)
-        monkeypatch.setattr(download, "XET_CHILD", [str(tiny_sd_scripts.python()), download.XET_CHILD[1]])
+        monkeypatch.setattr(xet_module, "CHILD", [str(tiny_sd_scripts.python()), xet_module.CHILD[1]])
     pytest.importorskip("hf_xet")
-    monkeypatch.setattr(download, "XET_LEAST_BYTES", 1000)
+    monkeypatch.setattr(xet_module, "SMALLEST_BYTES", 1000)
     hub.xet = True
     said: list[str] = []
     get(tmp_path / "d" / NAME, say=said.append)

@@ -1,4 +1,4 @@
-"""The shape of monitor/ that keeps it readable: the walk of a hang, imports, who writes what, units in keys."""
+"""The shape that keeps the code readable: who may import whom; of monitor/ the walk of a hang, who writes what, units in keys."""
 
 import ast
 import json
@@ -16,6 +16,14 @@ from monitor.state import RunState
 
 MONITOR = ROOT / "monitor"
 FILES = sorted(MONITOR.rglob("*.py"))
+ARROWS = {  # folder: what it may import of ours
+    "presets": (),
+    "guards": (),
+    "runs": ("presets", "guards", "trainer.arguments", "trainer.unsupported"),  # which flags the built-in trainer takes
+    "sd_scripts_patches": ("guards",),
+    "trainer": ("guards",),
+    "monitor": ("guards", "runs", "presets"),
+}
 SERVICES = {
     "run_folder.py",
     "state.py",
@@ -55,23 +63,38 @@ def test_the_walk_of_a_hang_is_the_one_in_the_readme_and_has_at_most_12_files(tm
 
 
 def imports(path: Path) -> set[str]:
-    """Modules of monitor/ that the file imports, at the top or inside a function."""
+    """What the file imports, at the top or inside a function: modules, and names as `module.name`."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{name.name}" for name in node.names}
-    modules = {module_of(p) for p in FILES}
-    return {name for name in found if name in modules}
+    return found
 
 
 def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
+@pytest.mark.parametrize("folder", ARROWS)
+def test_imports_follow_the_arrows(folder):
+    ours = {path.parent.name for path in ROOT.glob("*/*.py")} | {"app", "demo"}
+    wrong = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        if path.name == "__main__.py":
+            continue  # an entry point puts the parts together
+        for name in imports(path):
+            allowed = any(name == arrow or name.startswith(f"{arrow}.") for arrow in (folder, *ARROWS[folder]))
+            parent = any(arrow.startswith(f"{name}.") for arrow in ARROWS[folder])  # `trainer` of `trainer.arguments`
+            if name.partition(".")[0] in ours and not allowed and not parent:
+                wrong.append(f"{path.relative_to(ROOT)}: {name}")
+    assert not wrong
+
+
 def test_no_import_circle_not_even_inside_functions():
-    graph = {module_of(p): imports(p) - {module_of(p), "monitor.__init__"} for p in FILES}
+    modules = {module_of(p) for p in FILES}
+    graph = {module_of(p): imports(p) & modules - {module_of(p), "monitor.__init__"} for p in FILES}
     done: set[str] = set()
 
     def visit(name: str, path: list[str]) -> None:

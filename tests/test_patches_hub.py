@@ -16,7 +16,7 @@ import patches_helpers as helpers
 import pytest
 import tiny_sd_scripts as tiny
 
-from guards import download as download_module
+from guards import hub_request
 from sd_scripts_patches import hub, session
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -208,7 +208,7 @@ def test_a_cached_file_needs_no_request(tmp_path, monkeypatch):
         raise ConnectionError("no network here")
 
     monkeypatch.setattr(hub, "RETRY_PAUSE_S", 0.01)
-    monkeypatch.setattr(download_module, "PAUSE_S", 0.01)
+    monkeypatch.setattr(hub_request, "PAUSE_S", 0.01)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "0.5")

@@ -14,6 +14,7 @@ from ui_page import until
 
 import runs
 from monitor.process.locks import LOCK, Lock
+from monitor.process.tree import idle
 from runs import manage
 from ui import view
 
@@ -67,10 +68,10 @@ def test_a_deleted_run_frees_what_was_said_and_keeps_its_images_unless_asked(dat
     used = manage.usage("first light")
     assert used.run_bytes > 3_000_000 and used.images == 1 and used.images_bytes > 1000
     before = everything(other)
-    assert manage.delete("first light") == used.run_bytes
+    assert manage.delete("first light", idle) == used.run_bytes
     assert not folder.exists() and (runs.datasets_dir() / "first-light").is_dir()
     assert everything(other) == before and [p.name for p in runs.outputs_dir().iterdir()] == ["other"]
-    manage.delete("other", images=True)
+    manage.delete("other", idle, images=True)
     assert not (runs.datasets_dir() / "other").exists()
 
 
@@ -79,7 +80,7 @@ def test_a_running_run_is_neither_deleted_nor_renamed(data):  # noqa: F811
     lock = Lock(folder / LOCK)
     assert lock.acquire()
     try:
-        for action in (lambda: manage.delete("first light"), lambda: manage.rename("first light", "x")):
+        for action in (lambda: manage.delete("first light", idle), lambda: manage.rename("first light", "x", idle)):
             with pytest.raises(runs.RunError, match="is running; stop it first"):
                 action()
     finally:
@@ -92,7 +93,7 @@ def test_a_run_whose_training_lives_without_a_monitor_is_not_deleted(data):  # n
     training = subprocess.Popen(["sleep", "60"], env={**os.environ, "HANGPROOF_RUN": str(folder)})
     try:
         with pytest.raises(runs.RunError, match="is running"):
-            manage.delete("first light", images=True)
+            manage.delete("first light", idle, images=True)
     finally:
         training.kill()
         training.wait()
@@ -108,9 +109,9 @@ def test_a_link_is_not_followed(data, tmp_path):  # noqa: F811
     (runs.outputs_dir() / "x").symlink_to(outside)
     for target in ("x", outside):
         with pytest.raises(runs.RunError, match="by hand"):
-            manage.delete(target, images=True)
+            manage.delete(target, idle, images=True)
         with pytest.raises(runs.RunError, match="by hand"):
-            manage.rename(target, "y")
+            manage.rename(target, "y", idle)
     folder = new_run()
     (folder / "inside").symlink_to(outside)
     images = runs.datasets_dir() / "first-light"
@@ -119,9 +120,9 @@ def test_a_link_is_not_followed(data, tmp_path):  # noqa: F811
     images.rmdir()
     images.symlink_to(outside)
     with pytest.raises(runs.RunError, match="is a link"):
-        manage.delete("first light", images=True)
+        manage.delete("first light", idle, images=True)
     assert folder.is_dir()  # refused before anything was renamed
-    manage.delete("first light")
+    manage.delete("first light", idle)
     assert (outside / "precious").read_text() == "keep" and images.is_symlink()
 
 
@@ -135,7 +136,7 @@ def test_an_interrupted_deletion_leaves_no_half_run_and_is_completed_later(data,
     with monkeypatch.context() as patch:
         patch.setattr("shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            manage.delete("first light", images)
+            manage.delete("first light", idle, images)
     assert runs.list_runs() == []
     manage.empty_trash()
     assert list(runs.outputs_dir().iterdir()) == []
@@ -147,7 +148,7 @@ def test_an_interrupted_deletion_leaves_no_half_run_and_is_completed_later(data,
 
 def test_a_renamed_run_is_consistent(data):  # noqa: F811
     old = new_run()
-    folder = manage.rename("first light", "Second Light!")
+    folder = manage.rename("first light", "Second Light!", idle)
     assert folder == runs.outputs_dir() / "Second-Light" and not old.exists()
     assert not (runs.datasets_dir() / "first-light").exists()
     assert sorted(p.name for p in folder.iterdir() if p.name.startswith("Second")) == [
@@ -173,16 +174,16 @@ def test_a_renamed_run_is_consistent(data):  # noqa: F811
 @pytest.mark.parametrize("name", ["train", "dataset", "sample", "run", "status", "monitor"])
 def test_a_run_named_like_its_files_keeps_them(data, name):  # noqa: F811
     new_run(name)
-    folder = manage.rename(name, "other")
+    folder = manage.rename(name, "other", idle)
     assert {"train.sh", "dataset.toml", "sample_prompts.txt", "run.toml", "status.json"} <= set(os.listdir(folder))
     assert runs.load(folder).name == "other"
 
 
 def test_only_the_spelling_and_only_the_case_can_change(data):  # noqa: F811
     new_run()
-    assert manage.rename("first light", "first-light").name == "first-light"
+    assert manage.rename("first light", "first-light", idle).name == "first-light"
     assert runs.load(runs.outputs_dir() / "first-light").name == "first-light"
-    assert manage.rename("first-light", "First Light").name == "First-Light"
+    assert manage.rename("first-light", "First Light", idle).name == "First-Light"
     assert os.listdir(runs.outputs_dir()) == ["First-Light"] and os.listdir(runs.datasets_dir()) == ["First-Light"]
 
 
@@ -193,7 +194,7 @@ def test_a_name_that_cannot_be_used_changes_nothing(data, name, problem):  # noq
     new_run(), new_run("other")
     before = everything(data)
     with pytest.raises(runs.RunError, match=problem):
-        manage.rename("first light", name)
+        manage.rename("first light", name, idle)
     after = {k: v for k, v in everything(data).items() if not k.endswith(LOCK)}
     assert after == {k: v for k, v in before.items() if not k.endswith(LOCK)}
 
@@ -221,7 +222,7 @@ def test_a_rename_that_is_killed_anywhere_is_completed(data, monkeypatch, step):
         patch.setattr("os.rename", killed(rename))
         patch.setattr("os.replace", killed(os.replace))
         try:
-            manage.rename("first light", "second")
+            manage.rename("first light", "second", idle)
             finished = True
         except KeyboardInterrupt:
             finished = False
@@ -277,7 +278,7 @@ def test_a_renamed_run_is_resumed_from_its_checkpoint(data):  # noqa: F811
         monitor("stop", "before", "--wait", "200")
         stopped = json.loads((folder / "status.json").read_text())
         assert stopped["state"] == "stopped" and 5 <= stopped["step"] < 24
-        folder = manage.rename("before", "after")
+        folder = manage.rename("before", "after", idle)
         monitor("start", "after")
         wait_for_step(folder, 24)
         until(lambda: '"completed"' in (folder / "status.json").read_text(), "the renamed run completes", 400)

@@ -15,7 +15,8 @@ import pytest
 from runs_helpers import PROJECT, data  # noqa: F401
 
 import runs
-from guards import download
+from guards import download, hub_request
+from guards import hub as hub_module
 from runs import models
 
 CONTENT = bytes(range(256)) * 20_000  # 5 MB
@@ -111,8 +112,8 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    monkeypatch.setattr(download, "PAUSE_S", 0.05)
-    monkeypatch.setattr(download, "LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(hub_request, "PAUSE_S", 0.05)
+    monkeypatch.setattr(hub_request, "LONGEST_PAUSE_S", 0.2)
     monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "20")  # tests of a server that stalls set less
     yield server
     server.gone.set()
@@ -260,7 +261,7 @@ def test_the_token_goes_to_the_hub_only(hub, tmp_path, monkeypatch):
     assert {auth for _, path, _, auth in hub.requests if path.startswith("/me/")} == {"Bearer secret"}
     assert {auth for _, path, _, auth in hub.requests if path.startswith("/cdn/")} == {None}
     monkeypatch.setenv("HF_TOKEN", "other")
-    assert models.token() == "other"
+    assert hub_module.token() == "other"
 
 
 def test_offline_means_offline(hub, tmp_path, monkeypatch):

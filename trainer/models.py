@@ -105,7 +105,7 @@ def download(name: str, tick: Tick) -> Path:
     Raises: TrainError with the reason. A download that was interrupted continues at the next start.
     """
     from guards import hub_cache
-    from guards.download import DownloadError, Options, Source
+    from guards.hub import DownloadError, Options, Source
 
     try:
         options = Options(lambda at: tick(at.done >> 20, at.total >> 20), wait=True)

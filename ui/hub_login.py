@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runs import models
+from guards import hub
 from ui.html import esc
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ class LoginError(Exception):
 
 def hub_link(path: str, text: str) -> str:
     """A link to a page of the hub that opens in a new tab."""
-    return f'<a href="{esc(models.endpoint())}/{esc(path)}" target="_blank" rel="noopener noreferrer">{esc(text)}</a>'
+    return f'<a href="{esc(hub.endpoint())}/{esc(path)}" target="_blank" rel="noopener noreferrer">{esc(text)}</a>'
 
 
 def linked(text: str) -> str:
     """Text as HTML in which the addresses of the hub's pages are links."""
-    address = re.compile(re.escape(esc(models.endpoint())) + r"(?:/[\w.-]*\w)+")
+    address = re.compile(re.escape(esc(hub.endpoint())) + r"(?:/[\w.-]*\w)+")
     return address.sub(
         lambda found: f'<a href="{found[0]}" target="_blank" rel="noopener noreferrer">{found[0]}</a>', esc(text)
     )
@@ -47,7 +47,7 @@ def store(token: str) -> str:
     token = (token or "").strip()
     if not re.fullmatch(r"[\x21-\x7e]{8,200}", token):
         raise LoginError("This is not a token. Copy the complete token from Hugging Face; it starts with hf_.")
-    if models.offline():
+    if hub.offline():
         raise LoginError(
             "HF_HUB_OFFLINE is set, so Hangproof cannot contact Hugging Face; unset it and restart Hangproof."
         )
@@ -67,7 +67,7 @@ def user() -> str:
     Raises:
         LoginError: the hub refuses the token, or does not answer.
     """
-    if not models.token() or models.offline():
+    if not hub.token() or hub.offline():
         return ""
 
     def ask() -> str:
@@ -87,13 +87,13 @@ def forget() -> None:
     import huggingface_hub
     from huggingface_hub.utils import get_stored_tokens
 
-    token = models.token()
+    token = hub.token()
     try:
         names = [name for name, stored in get_stored_tokens().items() if stored == token]
         for name in names or [None]:
             huggingface_hub.logout(name)
     except OSError as error:
-        if not models.token():
+        if not hub.token():
             return  # only git's copy of the token, which the library removes too, is not accessible
         if isinstance(error, PermissionError):
             raise LoginError(
@@ -108,9 +108,7 @@ def _answer(ask: Callable[[], str]) -> str:
     from huggingface_hub.errors import HfHubHTTPError
 
     found: list[str] = []
-    failed = [
-        LoginError(f"{models.endpoint()} did not answer within {ANSWER_S:.0f} s; check the network and try again.")
-    ]
+    failed = [LoginError(f"{hub.endpoint()} did not answer within {ANSWER_S:.0f} s; check the network and try again.")]
 
     def call() -> None:
         try:
@@ -118,9 +116,7 @@ def _answer(ask: Callable[[], str]) -> str:
         except HfHubHTTPError as error:
             failed[:] = [LoginError(_refused(error.response.status_code))]
         except HTTPError as error:
-            failed[:] = [
-                LoginError(f"{models.endpoint()} cannot be reached ({type(error).__name__}); check the network.")
-            ]
+            failed[:] = [LoginError(f"{hub.endpoint()} cannot be reached ({type(error).__name__}); check the network.")]
         except OSError as error:
             failed[:] = [LoginError(f"The token cannot be stored ({error.strerror}): {error.filename}")]
         except (ValueError, KeyError, TypeError):  # an organization's token, or not the hub's answer
@@ -140,7 +136,7 @@ def _refused(status: int) -> str:
         return "Hugging Face does not know this token. Create a new one and copy it completely."
     if status == 429:
         return "Hugging Face received too many logins; try again in a few minutes."
-    return f"{models.endpoint()} answered with HTTP status {status}; try again later."
+    return f"{hub.endpoint()} answered with HTTP status {status}; try again later."
 
 
 def status_html(name: str = "", error: str = "") -> str:
@@ -148,7 +144,7 @@ def status_html(name: str = "", error: str = "") -> str:
     problem = f'<p class="hp-hint hp-warn" role="alert" data-testid="hub-error">{esc(error)}</p>' if error else ""
     if name:
         return f'<p class="hp-hint" role="status" data-testid="hub-user">Logged in as <strong>{esc(name)}</strong>.</p>{problem}'
-    if models.token():
+    if hub.token():
         return f'<p class="hp-hint" role="status" data-testid="hub-user">A Hugging Face token is stored on this machine.</p>{problem}'
     link = hub_link(TOKENS_PATH, "Create a token on Hugging Face")
     return f'{problem}<p class="hp-hint">{link} (type “Read”), then paste it here. The token is kept in Hugging Face’s own store on this machine.</p>'
@@ -185,12 +181,12 @@ def build() -> HubLogin:
     return HubLogin(fold, token, log_in, status, log_out)
 
 
-def _updates(html: str) -> tuple[Any, ...]:
-    """(token field, log in, status, log out): the field is empty, and only what can be done now is shown."""
+def _updates(html: str, **field: str) -> tuple[Any, ...]:
+    """(token field, log in, status, log out): only what can be done now is shown. field: what changes of the token field."""
     import gradio as gr
 
-    known = bool(models.token())
-    return gr.update(value="", visible=not known), gr.update(visible=not known), html, gr.update(visible=known)
+    known = bool(hub.token())
+    return gr.update(visible=not known, **field), gr.update(visible=not known), html, gr.update(visible=known)
 
 
 def on_open() -> tuple[Any, ...]:
@@ -202,9 +198,9 @@ def on_open() -> tuple[Any, ...]:
 
 
 def on_log_in(token: str) -> tuple[Any, ...]:
-    """Log in with the typed token."""
+    """Log in with the typed token. After a failure it stays in the field, because the network can be the cause."""
     try:
-        return _updates(status_html(store(token)))
+        return _updates(status_html(store(token)), value="")
     except LoginError as error:
         return _updates(status_html(error=str(error)))
 
@@ -215,4 +211,4 @@ def on_log_out() -> tuple[Any, ...]:
         forget()
     except LoginError as error:
         return _updates(status_html(error=str(error)))
-    return _updates(status_html())
+    return _updates(status_html(), value="")

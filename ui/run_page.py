@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 
 import runs
+from monitor.process.tree import idle
 from runs import manage
 from ui import cards, control, draft, form, images, scripts, view
 from ui.artifacts import Gallery
@@ -287,7 +288,7 @@ def ask_delete(selected: str) -> list[Any]:
 def delete(selected: str, images: bool, search: str) -> list[Any]:
     """Delete the selected run and select another one."""
     try:
-        freed = manage.delete(selected, images)
+        freed = manage.delete(selected, idle, images)
     except runs.RunError as error:
         return [*render(selected, {}, search), notice([str(error)], "bad"), *close_panels()]
     lines = [f"Deleted {selected}. This freed {manage.size_text(freed)}."]
@@ -297,7 +298,7 @@ def delete(selected: str, images: bool, search: str) -> list[Any]:
 def rename(selected: str, name: str, search: str) -> list[Any]:
     """Rename the selected run. The panel stays open when the name cannot be used."""
     try:
-        folder = manage.rename(selected, name)
+        folder = manage.rename(selected, name, idle)
     except runs.RunError as error:
         return [*render(selected, {}, search), notice(str(error).splitlines(), "bad"), *[gr.skip()] * 5]
     return [*render(folder.name, {}, search), notice([f"Renamed to {name.strip()!r}."]), *close_panels()]

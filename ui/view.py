@@ -153,9 +153,11 @@ def _read(folder: Path) -> View:
 
 def finish_renames() -> None:
     """Complete a rename that was interrupted; one that another thread is at is left to it."""
+    from monitor.process.tree import idle
+
     if manage.BUSY.acquire(blocking=False):
         try:
-            manage.finish_interrupted()
+            manage.finish_interrupted(idle)
         finally:
             manage.BUSY.release()
 

@@ -11,12 +11,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from monitor.process import platform
-from monitor.process.locks import LOCK, is_held
+from monitor.process.locks import LOCK, Lock, is_held
 from monitor.process.platform import ProcessInfo
 
 TOKEN = "HANGPROOF_TOKEN"
@@ -129,6 +129,19 @@ def orphans() -> list[str]:
         f"the run again, or `python -m monitor stop {folder}` to kill it"
         for folder, processes in sorted(found.items())
     ]
+
+
+@contextlib.contextmanager
+def idle(folder: Path) -> Iterator[bool]:
+    """Keep a monitor from starting for the run; False when one watches it, or when its training is alive without one."""
+    lock = Lock(folder / LOCK)
+    try:
+        free = lock.acquire() and not with_environment(RUN, str(folder))
+        if sys.platform == "win32":
+            lock.release()  # Windows renames no folder with an open file
+        yield free
+    finally:
+        lock.release()
 
 
 def with_environment(name: str, value: str) -> list[ProcessInfo]:

@@ -1,0 +1,141 @@
+"""A file of a model hub: what names it, what the hub says about it, how to download it, and how that can fail.
+
+The hub's settings (`HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`…) are read as its own library reads them, and each time anew: a
+login on the page changes them in a running process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from guards import limits
+
+
+class DownloadError(Exception):
+    """A download that ended without its file. The message says why and what to do.
+
+    kind: "gated", "missing", "offline", "space", "disk", "stalled", "damaged", "busy" or "server".
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of a hub repository."""
+
+    repo: str
+    file: str
+    revision: str = "main"
+    repo_type: str = "model"
+
+    @property
+    def page(self) -> str:
+        """The repository's page, which shows its licence."""
+        return f"{endpoint()}/{'' if self.repo_type == 'model' else self.repo_type + 's/'}{self.repo}"
+
+    @property
+    def url(self) -> str:
+        """Where the file is."""
+        return f"{self.page}/resolve/{urllib.parse.quote(self.revision, safe='')}/{urllib.parse.quote(self.file)}"
+
+
+@dataclass(frozen=True)
+class Remote:
+    """What the hub says about a file. size: bytes, None when unknown. sha256, git_sha1, commit, xet: "" when unknown."""
+
+    size: int | None
+    etag: str
+    sha256: str = ""
+    git_sha1: str = ""
+    commit: str = ""
+    xet: str = ""
+
+    @property
+    def verifiable(self) -> bool:
+        """Whether the hub names a hash of the contents."""
+        return bool(self.sha256 or self.git_sha1)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Bytes of one file. total: 0 when unknown. speed: bytes per second. eta_s: None when unknown."""
+
+    name: str
+    done: int
+    total: int
+    speed: float = 0.0
+    eta_s: float | None = None
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def ignore(_: object) -> None:
+    """Report nothing."""
+
+
+def to_stderr(message: str) -> None:
+    """Report to standard error."""
+    sys.stderr.write(f"hangproof: {message}\n")
+    sys.stderr.flush()
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to download. stall_s: seconds without a new byte before the download fails; None: `download_stall_s`; 0: no limit.
+
+    token: None: the stored one; "": none. wait: wait for another process that downloads the same file, as long as its bytes
+    grow. by_hand: where a user can put the file, for messages.
+    """
+
+    on_progress: OnProgress = ignore
+    say: Callable[[str], None] = to_stderr
+    stall_s: float | None = None
+    token: str | None = None
+    wait: bool = False
+    by_hand: str = ""
+
+    @property
+    def limit_s(self) -> float:
+        """The limit without a new byte, in seconds."""
+        return limits.seconds("download_stall_s") if self.stall_s is None else self.stall_s
+
+
+def endpoint() -> str:
+    """The URL of the hub: `$HF_ENDPOINT`, else huggingface.co."""
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def hub_home() -> Path:
+    """The folder of the hub's library: `$HF_HOME`, else in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("HF_HOME") or Path(cache) / "huggingface").expanduser()
+
+
+def is_set(name: str) -> bool:
+    """Whether an environment variable holds a yes."""
+    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
+
+
+def offline() -> bool:
+    """Whether HF_HUB_OFFLINE is set."""
+    return is_set("HF_HUB_OFFLINE")
+
+
+def token() -> str | None:
+    """The user's hub token; None when there is none."""
+    if os.environ.get("HF_TOKEN"):
+        return os.environ["HF_TOKEN"].strip()
+    path = Path(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token")
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None

@@ -1,0 +1,289 @@
+"""Requests to a model hub that end: with an answer, or with the reason after `limit_s` seconds without anything new.
+
+Decision: the standard library's client, with each redirect followed here, because the token goes to the endpoint's own host
+and never to the host of a redirect, and because the hub's headers are on the first response and the file's on the last. A
+socket's own timeout limits one read; a server that sends a byte now and then would never reach it. So a `Deadline` closes
+the socket of the whole request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.client
+import os
+import re
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from guards import limits
+from guards.deadline import Deadline
+from guards.hub import DownloadError, Options, Remote, Source, offline, token
+
+LEAST_BYTES = 1 << 16  # that a connection must bring in `download_read_s`; fewer are no progress
+CHANGES = 5  # contradictory answers without a new byte, before the download fails
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+POLL_S = 0.5
+REDIRECTS = (301, 302, 303, 307, 308)
+BUSY = (408, 425, 429)
+
+
+class Refused(urllib.error.URLError):
+    """An answer that a retry does not change."""
+
+
+class _Busy(ConnectionError):
+    """The server asks for a pause. `retry_s`: how long, in seconds."""
+
+    def __init__(self, status: int, retry_s: float) -> None:
+        super().__init__(f"HTTP status {status}")
+        self.retry_s = retry_s
+
+
+class Contradiction(ConnectionError):
+    """An answer that does not belong to the file that was resolved."""
+
+
+NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
+
+
+class Link:
+    """The socket of the request in progress, so that a deadline can close it."""
+
+    def __init__(self) -> None:
+        self.socket: socket.socket | None = None
+        self.expired = False
+
+    def attach(self, connected: socket.socket) -> None:
+        self.socket = connected
+        if self.expired:
+            self.shut()
+
+    def expire(self, _seconds: float, _what: str) -> None:
+        self.expired = True
+        self.shut()
+
+    def shut(self) -> None:
+        if self.socket is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # not SSLSocket's: another thread is reading
+
+
+def _recording(base: Any, link: Link) -> Any:
+    class Connection(base):
+        def connect(self) -> None:
+            super().connect()
+            link.attach(self.sock)
+
+    return Connection
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """The machine's certificates, and those that the hub's library uses: some machines have no others."""
+    context = ssl.create_default_context()
+    with contextlib.suppress(ImportError):
+        import certifi
+
+        context.load_verify_locations(certifi.where())
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        if Path(os.environ.get(name, "")).is_file():
+            context.load_verify_locations(os.environ[name])
+    return context
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self.link = link
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_recording(http.client.HTTPConnection, self.link), req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, link: Link) -> None:
+        super().__init__(context=_certificates())
+        self.link = link
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_recording(http.client.HTTPSConnection, self.link), req, context=_certificates())
+
+
+class _AnyStatus(urllib.request.HTTPErrorProcessor):
+    """Returns errors and redirects as they are: each response's headers are needed, and each redirect is checked."""
+
+    def http_response(self, request: Any, response: Any) -> Any:
+        return response
+
+    https_response = http_response
+
+
+def follow(
+    url: str, headers: dict[str, str], method: str, secret: str | None = None, link: Link | None = None
+) -> list[http.client.HTTPResponse]:
+    """All responses on the way to a file; the token is sent to the first URL's host only.
+
+    secret: the token; None: the stored one. Raises URLError, TimeoutError, HTTPException.
+    """
+    link = link or Link()
+    secret = (token() or "") if secret is None else secret
+    opener = urllib.request.build_opener(_Http(link), _Https(link), _AnyStatus)
+    responses: list[http.client.HTTPResponse] = []
+    first = urllib.parse.urlsplit(url)
+    for _ in range(10):
+        here = urllib.parse.urlsplit(url)
+        if here.scheme not in ("http", "https"):
+            raise Refused(f"a redirect to {here.scheme}: is not followed")
+        sent = {"User-Agent": "hangproof", "Accept-Encoding": "identity", **headers}
+        if secret and (here.scheme, here.netloc) == (first.scheme, first.netloc):
+            sent["Authorization"] = f"Bearer {secret}"
+        request = urllib.request.Request(url, headers=sent, method=method)
+        response = opener.open(request, timeout=limits.seconds("download_read_s") or None)
+        responses.append(response)
+        where = response.headers.get("Location")
+        if response.status not in REDIRECTS or not where:
+            return responses
+        response.close()
+        url = urllib.parse.urljoin(url, where)
+    raise Refused("too many redirects; check HF_ENDPOINT")
+
+
+class Patience:
+    """Retries with growing pauses, until `limit_s` seconds have brought nothing new."""
+
+    def __init__(self, limit_s: float, what: str) -> None:
+        self.limit_s, self.what = limit_s, what
+        self.new()
+
+    def new(self) -> None:
+        """There was progress."""
+        self.since_s, self.pause_s, self.contradictions = time.monotonic(), PAUSE_S, 0
+
+    def left_s(self) -> float:
+        """Seconds until the download fails; infinite without a limit."""
+        return self.limit_s - (time.monotonic() - self.since_s) if self.limit_s else float("inf")
+
+    def read_s(self) -> float:
+        """The limit of one connection for `LEAST_BYTES`; 0: none."""
+        given = [limit for limit in (limits.seconds("download_read_s"), self.limit_s) if limit]
+        return min(given, default=0.0)
+
+    def deadline(self, link: Link) -> Deadline:
+        """The limit of one request, until its first bytes."""
+        return Deadline(min(self.read_s(), max(self.left_s(), POLL_S)), self.what, link.expire)
+
+    def pause(self, error: Exception) -> bool:
+        """Wait before the next attempt. False when there is none."""
+        if isinstance(error, Refused) or _not_trusted(error):
+            return False
+        if isinstance(error, Contradiction):
+            self.contradictions += 1
+            if self.contradictions >= CHANGES:
+                return False
+        left_s = self.left_s()
+        if left_s <= 0:
+            return False
+        time.sleep(min(left_s, max(self.pause_s, getattr(error, "retry_s", 0.0))))
+        self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
+        return True
+
+
+def _not_trusted(error: Exception) -> bool:
+    return isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError)
+
+
+def failure(error: Exception, host: str, limit_s: float, kept: int, by_hand: str) -> DownloadError:
+    reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+    bytes_kept = f"; the {kept} bytes received are kept" if kept else ""
+    hint = f", or {by_hand}" if by_hand else ""
+    if isinstance(error, (Refused, Contradiction)) or _not_trusted(error):
+        return DownloadError("server", f"{host}: {reason}{bytes_kept}. Check HF_ENDPOINT and the proxy{hint}")
+    return DownloadError(
+        "stalled",
+        f"no data from {host} for {limit_s:.0f} s ({reason}){bytes_kept}. Check the network and download again{hint}",
+    )
+
+
+def check_status(
+    response: http.client.HTTPResponse, source: Source, by_hand: str = "", secret: str | None = None
+) -> None:
+    """Raises DownloadError for a refusal, with the licence's URL and what to do; ConnectionError for a busy server."""
+    status, code = response.status, response.headers.get("X-Error-Code", "")
+    hint = f", or {by_hand}" if by_hand else ""
+    name = f"{source.file} of {source.repo}" if source.file else source.repo
+    if status in BUSY or status >= 500:
+        text = response.headers.get("Retry-After", "")
+        raise _Busy(status, float(text) if text.isdecimal() else 0.0)
+    if status in (401, 403) and code in ("RepoNotFound", "RevisionNotFound"):
+        raise DownloadError(
+            "missing",
+            f"{source.page} does not exist, or is private; correct the name, or set HF_TOKEN to a token with access{hint}",
+        )
+    if status in (401, 403):
+        known = (token() or "") if secret is None else secret
+        account = (
+            " A token is set: check that it belongs to the account that accepted the licence (`hf auth whoami`), and that it "
+            "may read gated repositories"
+            if known
+            else ""
+        )
+        raise DownloadError(
+            "gated",
+            f"no access to {source.repo} (HTTP status {status}): accept its licence at {source.page}, then set HF_TOKEN to "
+            f"your token (or run `hf auth login`){hint}.{account}".rstrip("."),
+        )
+    if status in (404, 410):
+        raise DownloadError("missing", f"{name} does not exist at {source.page}; correct the name{hint}")
+    if status >= 400 and status != 416:
+        raise DownloadError("server", f"{source.url}: HTTP status {status}; check HF_ENDPOINT")
+
+
+def ask(source: Source, url: str, method: str, options: Options, read: Callable[[Any], Any]) -> Any:
+    """`read(responses)` of a small request, with retries. Raises DownloadError."""
+    patience = Patience(options.limit_s, f"an answer about {source.repo}")
+    if offline():
+        raise DownloadError("offline", f"HF_HUB_OFFLINE is set, so {source.repo} is not downloaded; unset it")
+    while True:
+        link = Link()
+        try:
+            with patience.deadline(link):
+                responses = follow(url, {}, method, options.token, link)
+                with responses[-1]:
+                    check_status(responses[-1], source, options.by_hand, options.token)
+                    return read(responses)
+        except NETWORK_ERRORS as error:
+            if not patience.pause(error):
+                host = urllib.parse.urlsplit(url).netloc
+                raise failure(error, host, patience.limit_s, 0, options.by_hand) from error
+
+
+def resolve(source: Source, options: Options) -> Remote:
+    """Size, ETag, hash and commit of a file. Raises DownloadError."""
+    return ask(source, source.url, "HEAD", options, remote_of)
+
+
+def remote_of(responses: list[http.client.HTTPResponse]) -> Remote:
+    """What the headers of a file's responses say: the hub's own (X-Linked-…) before those of the host of its redirect."""
+
+    def header(*names: str) -> str:
+        found = (response.headers.get(name) for name in names for response in responses)
+        return next((value for value in found if value), "")
+
+    etag = header("X-Linked-ETag", "ETag").removeprefix("W/").strip('"')
+    size = header("X-Linked-Size") or responses[-1].headers.get("Content-Length") or ""
+    return Remote(
+        size=int(size) if size.isdecimal() else None,
+        etag=etag,
+        sha256=etag.lower() if re.fullmatch(r"[0-9a-fA-F]{64}", etag) else "",
+        git_sha1=etag.lower() if re.fullmatch(r"[0-9a-fA-F]{40}", etag) and header("X-Repo-Commit") else "",
+        commit=header("X-Repo-Commit"),
+        xet=header("X-Xet-Hash"),
+    )
