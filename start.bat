@@ -1,6 +1,7 @@
 @echo off
 rem start.bat [--port N] [--no-browser] [--listen --auth-file FILE]   serves the page on 127.0.0.1:7860
 rem start.bat demo [--json]    trains a tiny LoRA without a browser, with an injected hang and its recovery
+rem start.bat doctor [--quick] says whether this machine and its trainers are ready, and what to do
 rem start.bat sd-scripts       installs kohya's sd-scripts at the tested commit, in its own environment
 rem start.bat musubi           installs kohya's musubi-tuner in the same way
 setlocal
@@ -31,6 +32,10 @@ copy /y requirements.txt .venv\.installed-requirements.txt >nul
 :run
 if "%~1"=="demo" (
     .venv\Scripts\python demo.py %2 %3 %4 %5 %6 %7 %8 %9
+    goto end
+)
+if "%~1"=="doctor" (
+    .venv\Scripts\python doctor.py %2 %3 %4 %5 %6 %7 %8 %9
     goto end
 )
 for %%t in (sd-scripts musubi) do if "%~1"=="%%t" goto trainer

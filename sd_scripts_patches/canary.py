@@ -18,7 +18,7 @@ import re
 import statistics
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from sd_scripts_patches import tiny, trial, versions
@@ -66,15 +66,20 @@ class NotMade(RuntimeError):
     """The tiny models could not be made in OLD's environment; the message says why."""
 
 
-def measure(old: Installation, new: Installation, trial_: Trial) -> tuple[Outcome, Outcome]:
-    """Train in both. Raises NotMade, trial.LimitReached."""
+def measure(old: Installation, new: Installation, trial_: Trial, commit: str = "") -> tuple[Outcome, Outcome]:
+    """Train in both. commit: the one of NEW's checkout that OLD is. Raises NotMade, trial.LimitReached."""
     work = trial_.folder / "work"
     old.write_site(work)
     environment = trial_.environment(old, work)
     made = trial_.wait(trial_.start(old.maker(work, IMAGES), environment, old.checkout, "make"), RUN_LIMIT_S)
     if made.code != 0:
         raise NotMade(f"the tiny models were not made in {old.checkout}: {made.error()}. Run `selftest` on it")
-    return _train(old, trial_, work, "old"), _train(new, trial_, work, "new")
+    before, after = _train(old, trial_, work, "old"), _train(new, trial_, work, "new")
+    return (replace(before, name=_commit_of(commit, new)) if commit else before), after
+
+
+def _commit_of(commit: str, new: Installation) -> str:
+    return f"commit {commit[:8]} of {new.checkout}"
 
 
 def _train(target: Installation, trial_: Trial, work: Path, name: str) -> Outcome:
@@ -208,7 +213,7 @@ def main(argv: list[str]) -> int:
                     options.new.checkout, commit, trial_.folder / f"{options.new.trainer.key}-{commit[:8]}"
                 )
                 options.old = Installation(folder, options.new.python)
-            old, new = measure(options.old, options.new, trial_)
+            old, new = measure(options.old, options.new, trial_, commit)
             pixels = None if old.error or new.error else _pixels(options.old, old, new)
     except KeyboardInterrupt:
         print("\nsd_scripts_patches: stopped; nothing was left behind", file=sys.stderr)
@@ -229,9 +234,7 @@ def main(argv: list[str]) -> int:
             json.dumps({"equal": equal, "tolerance": options.tolerance, **runs, "verdicts": rows}, ensure_ascii=False)
         )
     else:
-        print(
-            f"old: {options.old.checkout} with {options.old.python}\nnew: {options.new.checkout} with {options.new.python}\n"
-        )
+        print(f"old: {old.name} with {options.old.python}\nnew: {new.name} with {options.new.python}\n")
         for verdict in verdicts:
             print({True: "equal  ", False: "differs", None: "       "}[verdict.equal], verdict.text)
         names = ", ".join(verdict.what for verdict in verdicts if verdict.equal is False)

@@ -198,8 +198,8 @@ class Installation:
     def why_not(self, run: bool = True) -> str:
         """Return one line that says what is missing, or "". run=False: only the checkout is needed."""
         if not (self.checkout / self.row.SCRIPT).is_file():
-            names = " or ".join(f"{trainer.name}'s" for trainer in TRAINERS.values())
-            return f"{self.checkout} is not a checkout of a trainer ({names}): it has no {self.row.SCRIPT}"
+            names = " or ".join(trainer.name for trainer in TRAINERS.values())
+            return f"{self.checkout} is not a checkout of {names}: it has no {self.row.SCRIPT}"
         if run and not self.python.is_file():
             return f"no environment of {self.trainer.name}: {self.python} is missing"
         return ""

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_musubi
 import tiny_sd_scripts as tiny
 
 from sd_scripts_patches import canary
@@ -17,7 +18,8 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 def compared(old: str, new: str, *flags: str) -> tuple[int, dict]:
-    environment = {**os.environ, "SD_SCRIPTS_VENV": str(tiny.python().parent.parent)}
+    environments = {"SD_SCRIPTS_VENV": tiny.python(), "MUSUBI_VENV": tiny_musubi.python()}
+    environment = {**os.environ, **{name: str(python.parent.parent) for name, python in environments.items()}}
     done = subprocess.run(
         [sys.executable, "-m", "sd_scripts_patches", "canary", old, new, "--json", *flags],
         cwd=tiny.ROOT, env=environment, capture_output=True, text=True, timeout=1000, check=False,
@@ -65,6 +67,43 @@ def test_a_checkout_that_does_not_train_is_named_with_its_error(copy):
     assert code == 1
     text = result["verdicts"]["training"]["text"]
     assert text == f"{copy}: it exited with code 1: RuntimeError: broken update."
+
+
+LORA = {"sd-scripts": "networks/lora_flux.py", "musubi": "src/musubi_tuner/networks/lora.py"}
+
+
+@pytest.mark.parametrize("trainer", LORA)
+def test_a_commit_of_the_checkout_is_compared_with_what_it_holds_now(trainer, tmp_path):
+    """The update makes the LoRA learn differently. Unpacking the old commit changes nothing in the checkout."""
+    here = {"sd-scripts": tiny, "musubi": tiny_musubi}[trainer]
+    if here.why_not():
+        pytest.skip(here.why_not())
+    copy = Path(shutil.copytree(here.checkout(), tmp_path / "copy", ignore=shutil.ignore_patterns(".git")))
+    git = ["git", "-C", str(copy), "-c", "user.name=t", "-c", "user.email=t@example.invalid"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "old"]):
+        subprocess.run([*git, *command], check=True)
+    old = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    file = copy / LORA[trainer]
+    change = "\n_init = LoRAModule.__init__\ndef _other(self, *a, **k):\n    _init(self, *a, **k)\n    self.scale *= 30\nLoRAModule.__init__ = _other\n"
+    file.write_text(file.read_text(encoding="utf-8") + change, encoding="utf-8")
+    subprocess.run([*git, "commit", "-qam", "new"], check=True)
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if ".git" not in path.parts}
+    code, result = compared(old[:10], str(copy))
+    assert code == 1, result
+    assert result["verdicts"]["losses"]["text"].startswith("The losses differ from step 2 on, by at most ")
+    assert result["old"]["name"] == f"commit {old[:8]} of {copy}" and result["new"]["sample"]
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*") if ".git" not in path.parts} == before
+
+
+def test_two_trainers_are_not_compared(tmp_path):
+    for here in (tiny, tiny_musubi):
+        if here.why_not():
+            pytest.skip(here.why_not())
+    done = subprocess.run(
+        [sys.executable, "-m", "sd_scripts_patches", "canary", *(f"{h.checkout()}@{h.python().parent.parent}" for h in (tiny, tiny_musubi))],
+        cwd=tiny.ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "name two of the same trainer" in done.stderr
 
 
 # The verdicts, without a checkout.

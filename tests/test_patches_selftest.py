@@ -15,23 +15,29 @@ from pathlib import Path
 
 import psutil
 import pytest
+import tiny_musubi
 import tiny_sd_scripts as tiny
 
 from sd_scripts_patches import selftest, trial
+from sd_scripts_patches.tiny import Installation
 from sd_scripts_patches.trial import Trial
 
 pytestmark = pytest.mark.timeout(1200)
 ROWS = ("environment", "versions", "GPU", "guards", "train", "LoRA", "hang", "resume")
+MUSUBI_ROWS = (*ROWS[:4], "caches", *ROWS[4:])
+musubi = pytest.mark.skipif(bool(tiny_musubi.why_not()), reason=tiny_musubi.why_not() or "-")
 
 
 def started(folder: Path, temporary: Path, *flags: str) -> subprocess.Popen:
     """The self-test of a checkout, whose temporary folder is in `temporary`."""
-    venv = str(tiny.python().parent.parent)
-    lacks = ["--without-torchvision"] if tiny.installation().lacks("torchvision") else []
+    trainer = Installation(folder, Path(sys.executable)).trainer
+    python = tiny_musubi.python() if trainer.key == "musubi" else tiny.python()
+    installed = Installation(folder, python)
+    lacks = ["--without-torchvision"] if any(map(installed.lacks, installed.row.STAND_INS)) else []
+    environment = {**os.environ, trainer.venv_variable: str(python.parent.parent), "TMPDIR": str(temporary)}
     return subprocess.Popen(
         [sys.executable, "-m", "sd_scripts_patches", "selftest", str(folder), *lacks, *flags],
-        cwd=tiny.ROOT, env={**os.environ, "SD_SCRIPTS_VENV": venv, "TMPDIR": str(temporary)}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=tiny.ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 
@@ -88,6 +94,41 @@ def test_a_good_installation_passes_and_is_not_touched(temporary):
     assert "all 12 losses equal digit for digit" in checks["resume"]["text"]
     assert re.search(r"torch \d.*accelerate \d.*transformers \d", checks["versions"]["text"])
     assert sorted(str(path) for path in tiny.checkout().rglob("*")) == before
+
+
+@musubi
+def test_a_good_installation_of_musubi_tuner_passes_and_is_not_touched(temporary):
+    before = sorted(str(path) for path in tiny_musubi.checkout().rglob("*"))
+    code, checks = finished(tiny_musubi.checkout(), temporary)
+    assert code == 0, checks
+    assert tuple(checks) == MUSUBI_ROWS
+    for name in ("caches", "train", "LoRA", "hang", "resume"):
+        assert checks[name]["status"] == "ok" and not checks[name]["action"]
+    assert "zimage_cache_latents.py and zimage_cache_text_encoder_outputs.py wrote 12 files" in checks["caches"]["text"]
+    assert "waited 10 s for batch 4 of the data loader from worker 0" in checks["hang"]["text"]
+    assert "all 12 losses equal digit for digit" in checks["resume"]["text"]
+    assert sorted(str(path) for path in tiny_musubi.checkout().rglob("*")) == before
+
+
+@musubi
+def test_without_the_guard_of_the_resume_musubi_tuner_trains_all_steps_again(temporary):
+    code, checks = finished(tiny_musubi.checkout(), temporary, "--hangproof_without=resume")
+    assert code == 1 and "left out by you: resume" in checks["guards"]["text"]
+    assert {name for name, status in statuses(checks).items() if status == "failed"} == {"resume"}, checks
+
+
+@musubi
+def test_a_caching_command_that_fails_is_named(temporary, tmp_path):
+    ignore = shutil.ignore_patterns(".git")
+    copy = Path(shutil.copytree(tiny_musubi.checkout(), tmp_path / "copy", ignore=ignore))
+    file = copy / "src/musubi_tuner/zimage_cache_text_encoder_outputs.py"
+    file.write_text("raise OSError('no encoder here')\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
+    code, checks = finished(copy, temporary)
+    assert code == 1 and checks["caches"]["status"] == "failed", checks
+    assert checks["caches"]["text"].startswith(
+        "zimage_cache_text_encoder_outputs.py exited with code 1: OSError: no enc"
+    )
+    assert [checks[name]["status"] for name in MUSUBI_ROWS[5:]] == ["not run"] * 4
 
 
 def test_a_checkout_with_a_broken_import_fails_at_the_environment(temporary, copy):
@@ -216,7 +257,7 @@ def test_a_folder_that_is_no_checkout_is_wrong_usage(tmp_path, command):
         [sys.executable, "-m", "sd_scripts_patches", command, str(tmp_path), str(tmp_path)][: 5 if command == "selftest" else 6],
         cwd=tiny.ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert done.returncode == 2 and "is not an sd-scripts checkout" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "is not a checkout of sd-scripts or musubi-tuner" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_environment_is_the_named_one_or_that_of_sd_scripts(tmp_path, monkeypatch):
@@ -233,6 +274,16 @@ def test_the_environment_is_the_named_one_or_that_of_sd_scripts(tmp_path, monkey
     monkeypatch.setattr(trial.sys, "prefix", str(tmp_path / "of sd-scripts"))
     assert trial.installation(str(checkout)).python == Path(sys.executable)
     monkeypatch.setattr(trial.sys, "prefix", str(trial.ROOT / ".venv"))
+    monkeypatch.setenv("MUSUBI_VENV", str(tmp_path / "two"))
+    other = tmp_path / "musubi"
+    for name in (
+        "src/musubi_tuner/training/trainer_base.py",
+        "src/musubi_tuner/dataset/x.py",
+        "zimage_train_network.py",
+    ):
+        (other / name).parent.mkdir(parents=True, exist_ok=True)
+        (other / name).touch()
+    assert trial.installation(str(other)).python == tmp_path / "two/bin/python"
     monkeypatch.setattr(trial, "ROOT", tmp_path)
     monkeypatch.setattr(trial.sys, "prefix", str(tmp_path / ".venv"))
     with pytest.raises(trial.argparse.ArgumentTypeError, match=r"\.venv-sd-scripts.* is missing.*start\.sh sd-scripts"):

@@ -15,7 +15,20 @@ import gradio as gr
 import presets
 import runs
 from runs.machine import this_machine, tier_for
-from ui import control, draft, estimates, fetch, flags, form, hub_login, images, model_note, scripts, try_it
+from ui import (
+    control,
+    draft,
+    estimates,
+    fetch,
+    flags,
+    form,
+    hub_login,
+    images,
+    model_note,
+    scripts,
+    trainer_checks,
+    try_it,
+)
 from ui.html import esc
 
 FETCH = "Download the missing model files"
@@ -51,6 +64,7 @@ class NewLora:
     try_note: gr.HTML = field(init=False)
     try_it: gr.Button = field(init=False)
     model_note: gr.HTML = field(init=False)
+    checks: trainer_checks.TrainerChecks = field(init=False)
     hub: hub_login.HubLogin = field(init=False)
     proposed: gr.State = field(init=False)
     proposal: gr.HTML = field(init=False)
@@ -179,6 +193,7 @@ def _head(tab: NewLora) -> None:
     tab.fetch = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
     tab.fetched = gr.HTML(elem_id="fetched", apply_default_css=False)
     tab.fetching = gr.Timer(FETCH_TICK_S, active=False)
+    tab.checks = trainer_checks.build()
     tab.hub = hub_login.build()
 
 

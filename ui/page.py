@@ -5,7 +5,7 @@ from typing import Any
 import gradio as gr
 
 import runs
-from ui import form, hub_login, new_lora, proposals, run_page, scripts, try_it
+from ui import form, hub_login, new_lora, proposals, run_page, scripts, trainer_checks, try_it
 
 MARK = (
     '<svg viewBox="0 0 32 32" width="30" height="30" aria-hidden="true"><rect width="32" height="32" rx="8" fill="#0f766e"/>'
@@ -129,6 +129,7 @@ def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
         trigger_mode="always_last",
         **quiet,
     )
+    trainer_checks.wire(new.checks, new.fields["backend"], new.loaded)
     opened = gr.State(False)
     new.flag_fold.expand(new_lora.open_flags, fields, [opened, new.flag_table], **quiet)
     gr.on(

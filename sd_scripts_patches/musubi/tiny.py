@@ -129,7 +129,7 @@ def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[
         "optimizer_type": "adamw",
         "learning_rate": "1e-3",
         "lr_scheduler": "cosine",
-        "mixed_precision": "no",
+        "mixed_precision": "bf16",  # its samples are drawn in bf16 and fail otherwise
         "timestep_sampling": "shift",
         "discrete_flow_shift": "2.0",
         "weighting_scheme": "none",

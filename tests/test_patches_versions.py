@@ -1,0 +1,149 @@
+"""A run remembers the commits it ran on; the way back to an older one changes nothing else, and never what was edited."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import tiny_sd_scripts as tiny
+
+from sd_scripts_patches import compatibility, versions
+from sd_scripts_patches.trainers import TRAINERS
+
+TRAINER = TRAINERS["sd-scripts"]
+
+
+def git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.invalid", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path) -> tuple[Path, str, str]:
+    """A checkout with two commits, and both."""
+    folder = tmp_path / "it's a checkout"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    commits = []
+    for text in ("old", "new"):
+        (folder / "train_network.py").write_text(text)
+        (folder / "requirements.txt").write_text("same\n")
+        git(folder, "add", ".")
+        git(folder, "commit", "--quiet", "-m", text)
+        commits.append(git(folder, "rev-parse", "HEAD"))
+    return folder, *commits
+
+
+def test_the_commit_is_read_from_branches_packed_ones_detached_heads_and_worktrees(checkout, tmp_path):
+    folder, old, new = checkout
+    assert versions.commit(folder) == new
+    git(folder, "pack-refs", "--all")
+    assert versions.commit(folder) == new
+    git(folder, "checkout", "--quiet", old)
+    assert versions.commit(folder) == old
+    git(folder, "worktree", "add", "--quiet", "-b", "side", str(tmp_path / "w"), new)
+    assert versions.commit(tmp_path / "w") == new
+    assert versions.commit(tmp_path) == ""
+
+
+def test_a_run_remembers_its_commits_and_says_when_it_changed(checkout, tmp_path, monkeypatch):
+    folder, old, new = checkout
+    run = tmp_path / "run"
+    run.mkdir()
+    monkeypatch.setenv("HANGPROOF_RUN", str(run))
+    found = compatibility.Checkout(compatibility.SD_SCRIPTS, folder)
+    git(folder, "checkout", "--quiet", old)
+    assert versions.on_start(found) == "" and versions.on_start(found) == ""
+    assert versions.used(run) == versions.Record("sd-scripts", str(folder), [old])
+    git(folder, "checkout", "--quiet", new)
+    monkeypatch.setenv("RANK", "1")
+    assert versions.on_start(found) == ""
+    monkeypatch.setenv("RANK", "0")
+    said = versions.on_start(found)
+    assert f"began on sd-scripts {old[:8]}" in said and f"continues on {new[:8]}" in said
+    assert f"canary {old[:8]} " in said
+    assert versions.on_start(found) == "" and versions.used(run).commits == [old, new]
+    assert [path.name for path in run.iterdir()] == [versions.FILE]
+
+
+def test_a_folder_that_cannot_be_written_does_not_stop_a_training(checkout, tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_RUN", str(tmp_path / "gone"))
+    said = versions.on_start(compatibility.Checkout(compatibility.SD_SCRIPTS, checkout[0]))
+    assert "could not be noted in" in said
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"trainer": 1, "checkout": 2, "commits": 3}'])
+def test_what_cannot_be_read_is_not_remembered(tmp_path, text):
+    (tmp_path / versions.FILE).write_text(text)
+    assert versions.used(tmp_path) is None
+
+
+def test_the_way_back_is_one_command_that_keeps_other_files(checkout):
+    folder, old, new = checkout
+    (folder / "mine.txt").write_text("not in git")
+    assert versions.way_back(folder, TRAINER, old) == [["git", "-C", str(folder), "checkout", "--detach", old]]
+    versions.go_back(folder, TRAINER, old)
+    assert versions.commit(folder) == old and (folder / "train_network.py").read_text() == "old"
+    assert (folder / "mine.txt").read_text() == "not in git" and git(folder, "rev-parse", "main") == new
+
+
+def test_files_that_were_changed_by_hand_are_never_lost(checkout):
+    folder, old, new = checkout
+    (folder / "train_network.py").write_text("edited")
+    with pytest.raises(versions.VersionError, match=r"changed by hand \(train_network.py\)"):
+        versions.go_back(folder, TRAINER, old)
+    assert (folder / "train_network.py").read_text() == "edited" and versions.commit(folder) == new
+
+
+@pytest.mark.parametrize("depth", [["--depth", "1"], []], ids=["shallow", "whole"])
+def test_an_old_commit_that_is_not_there_is_fetched_and_history_stays_whole(checkout, tmp_path, depth):
+    folder, old, _new = checkout
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", *depth, "--branch", "main", folder.as_uri(), str(clone))
+    if not depth:
+        git(folder, "checkout", "--quiet", "-b", "other", old)
+        (folder / "train_network.py").write_text("other")
+        git(folder, "commit", "--quiet", "-am", "other")
+        old = git(folder, "rev-parse", "HEAD")
+    git(folder, "config", "uploadpack.allowAnySHA1InWant", "true")
+    trainer = TRAINER.__class__(**{**vars(TRAINER), "url": folder.as_uri()})
+    assert not versions.has(clone, old)
+    versions.go_back(clone, trainer, old)
+    assert versions.commit(clone) == old
+    assert (git(clone, "rev-parse", "--is-shallow-repository") == "true") == bool(depth)
+
+
+def test_an_old_commit_is_unpacked_beside_the_checkout_which_stays(checkout, tmp_path):
+    folder, old, new = checkout
+    before = sorted(folder.rglob("*"))
+    made = versions.unpack(folder, old[:8], tmp_path / "there")
+    assert (made / "train_network.py").read_text() == "old" and versions.commit(folder) == new
+    assert sorted(folder.rglob("*")) == before and not (tmp_path / "there.tar").exists()
+    with pytest.raises(versions.VersionError, match="commit 12345678 is not in"):
+        versions.unpack(folder, "1234567890", tmp_path / "no")
+    with pytest.raises(versions.VersionError, match="not a git repository"):
+        versions.unpack(tmp_path, old, tmp_path / "no")
+
+
+def test_other_requirements_are_noticed(checkout):
+    folder, old, new = checkout
+    assert versions.needs_differ(folder, old, new) is False
+    (folder / "requirements.txt").write_text("another\n")
+    git(folder, "commit", "--quiet", "-am", "third")
+    assert versions.needs_differ(folder, old, "HEAD") is True and versions.needs_differ(folder, "f" * 40, old) is False
+
+
+@pytest.mark.timeout(400)
+def test_a_real_training_notes_its_commit_and_says_when_it_is_another(tmp_path):
+    tiny.need()
+    if not versions.commit(tiny.checkout()):
+        pytest.skip("the checkout of sd-scripts is not a git repository")
+    work = tiny.workdir()
+    (tmp_path / versions.FILE).write_text(
+        json.dumps({"trainer": "sd-scripts", "checkout": "/x", "commits": ["1" * 40]})
+    )
+    environment = tiny.environment(work, HANGPROOF_RUN=str(tmp_path))
+    done = tiny.run(tiny.arguments(work, tmp_path / "made", max_train_steps="1"), environment)
+    assert done.returncode == 0, done.stdout
+    assert "this run began on sd-scripts 11111111, its last attempt used 11111111, and it continues on" in done.stdout
+    assert versions.used(tmp_path).commits == ["1" * 40, versions.commit(tiny.checkout())]

@@ -1,0 +1,344 @@
+"""The trainer's own part of the New LoRA tab: test it, compare its versions after an update, and put the old one back.
+
+A test or comparison is one process (`python -m sd_scripts_patches selftest|canary`), which trains tiny weights for a minute.
+Its result is a file in the data folder whose name has the commits, so that a reloaded page shows what belongs to the
+versions that are there now, and nothing else.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+import runs
+from monitor.process.platform import detached
+from runs.files import explained
+from sd_scripts_patches import versions
+from sd_scripts_patches.trainers import TRAINERS, Trainer
+from sd_scripts_patches.versions import VersionError
+from ui import view
+from ui.html import esc
+
+TICK_S = 1.0
+SELF_TEST, COMPARE = "self-test", "comparison"
+_started: dict[Path, "subprocess.Popen[bytes]"] = {}  # by result file
+
+
+@dataclass(frozen=True)
+class Status:
+    """A trainer that is installed. now: its commit, "" when unknown. before: the one to compare with, "" when nothing changed.
+
+    used: `before` is what a run used last; else it is the commit that Hangproof is tested with.
+    """
+
+    trainer: Trainer
+    now: str
+    before: str = ""
+    used: bool = False
+
+
+@dataclass
+class TrainerChecks:
+    """The components; `build` makes them and `wire` connects them."""
+
+    note: gr.HTML
+    test: gr.Button
+    compare: gr.Button
+    back: gr.Button
+    result: gr.HTML
+    timer: gr.Timer
+    panel: gr.Column
+    question: gr.HTML
+    back_ok: gr.Button
+    back_no: gr.Button
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The components that `show` updates, in order."""
+        return [self.note, self.test, self.compare, self.back, self.result, self.timer]
+
+    @property
+    def panels(self) -> list[Any]:
+        """The components that `ask_back` and `close` update, in order."""
+        return [self.panel, self.question, self.back_ok]
+
+
+def build() -> TrainerChecks:
+    """Build the part; it is hidden until a trainer that has a checkout is chosen."""
+    small = {"size": "sm", "scale": 0, "min_width": 250}
+    note = gr.HTML(elem_id="trainer-note", apply_default_css=False)
+    with gr.Row(elem_classes="hp-actions"):
+        test = gr.Button(visible=False, elem_id="trainer-test", **small)
+        compare = gr.Button("Compare the versions", visible=False, elem_id="trainer-compare", **small)
+        back = gr.Button(visible=False, elem_id="trainer-back", **small)
+    result = gr.HTML(elem_id="trainer-result", apply_default_css=False)
+    with gr.Column(visible=False, elem_classes="hp-panel", elem_id="trainer-panel") as panel:
+        question = gr.HTML(elem_id="trainer-question", apply_default_css=False)
+        with gr.Row():
+            back_ok = gr.Button("Go back", variant="stop", elem_id="trainer-back-ok", **small)
+            back_no = gr.Button("Cancel", elem_id="trainer-back-no", **small)
+    timer = gr.Timer(TICK_S, active=False)
+    return TrainerChecks(note, test, compare, back, result, timer, panel, question, back_ok, back_no)
+
+
+def wire(checks: TrainerChecks, backend: Any, loaded: gr.State) -> None:
+    """Connect the part to the choice of the trainer."""
+    quiet = {"show_progress": "hidden", "api_visibility": "private"}
+    gr.on(
+        [loaded.change, backend.change, checks.timer.tick],
+        show,
+        backend,
+        checks.outputs,
+        trigger_mode="always_last",
+        **quiet,
+    )
+    backend.change(close, None, checks.panels, **quiet)
+    checks.test.click(test, backend, checks.outputs, **quiet)
+    checks.compare.click(compare, backend, checks.outputs, **quiet)
+    checks.back.click(ask_back, backend, checks.panels, **quiet)
+    checks.back_no.click(close, None, checks.panels, **quiet)
+    checks.back_ok.click(go_back, backend, [*checks.outputs, *checks.panels], **quiet)
+
+
+def status(backend: str) -> Status | None:
+    """The state of a backend's checkout; None for a backend that has none here."""
+    trainer = TRAINERS.get(backend)
+    if trainer is None or not trainer.checkout.is_dir():
+        return None
+    now = versions.commit(trainer.checkout)
+    if not now:
+        return Status(trainer, "")
+    before = last_used(trainer)
+    if before:
+        return Status(trainer, now, before if before != now else "", True)
+    return Status(trainer, now, "" if now in (trainer.commit, *trainer.tested) else trainer.commit)
+
+
+def last_used(trainer: Trainer) -> str:
+    """The commit of the run that used this checkout last, "" when none did."""
+    noted = []
+    for folder in runs.list_runs():
+        found = versions.used(folder)
+        if found and found.trainer == trainer.key and found.commits and Path(found.checkout) == trainer.checkout:
+            noted.append(((folder / versions.FILE).stat().st_mtime_ns, found.commits[-1]))
+    return max(noted)[1] if noted else ""
+
+
+def show(backend: str) -> list[Any]:
+    """Updates of TrainerChecks.outputs for the chosen backend."""
+    found = status(backend)
+    if found is None:
+        hidden = gr.update(visible=False)
+        return ["", hidden, hidden, hidden, "", gr.Timer(active=False)]
+    busy = [what for what in (SELF_TEST, COMPARE) if running(result_file(found, what))]
+    changed = bool(found.before)
+    return [
+        _note(found),
+        gr.update(visible=True, interactive=not busy, value=f"Test {found.trainer.name} (1 minute)"),
+        gr.update(visible=changed, interactive=not busy),
+        gr.update(visible=changed, interactive=not busy, value=f"Go back to {found.before[:8]}…"),
+        _results(found),
+        gr.Timer(active=bool(busy)),
+    ]
+
+
+def _note(found: Status) -> str:
+    if not found.before:
+        return ""
+    trainer, folder = found.trainer, found.trainer.checkout
+    now, before = (f"<code>{one[:8]}</code>{esc(_described(folder, one))}" for one in (found.now, found.before))
+    if found.used:
+        says = f"<strong>{esc(trainer.name)} was changed</strong> since your last run with it. It used {before}; now it is {now}."
+    else:
+        says = (
+            f"<strong>{esc(trainer.name)} is at {now}</strong>, which Hangproof is not tested with. "
+            f"Tested: {before} ({esc(trainer.version)})."
+        )
+    return (
+        f'<p class="hp-hint" data-testid="trainer-changed">{says} Compare how both train before you start: 20 steps of tiny '
+        "random weights in each, one to two minutes, on the processor.</p>"
+    )
+
+
+def _described(checkout: Path, commit: str) -> str:
+    """Date and subject of a commit in brackets, "" when the checkout does not have it."""
+    try:
+        return f" ({versions.git(checkout, 'log', '-1', '--format=%cs, %s', commit).strip()[:100]})"
+    except VersionError:
+        return ""
+
+
+# Tests and comparisons ------------------------------------------------------------------------------------------------
+
+
+def result_file(found: Status, what: str) -> Path:
+    """The file with the result of a test or comparison of the commits that are there now."""
+    commits = [found.now[:12] or "unknown", *([found.before[:12]] if what == COMPARE else [])]
+    return runs.data_root() / "checks" / f"{what}-{found.trainer.key}-{'-'.join(commits)}.json"
+
+
+def running(file: Path) -> bool:
+    """Whether its process is under way."""
+    return file in _started and _started[file].poll() is None
+
+
+def test(backend: str) -> list[Any]:
+    """Start the self-test of the chosen trainer."""
+    found = status(backend)
+    if found is not None:
+        _start(found, SELF_TEST, ["selftest", str(found.trainer.checkout)])
+    return show(backend)
+
+
+def compare(backend: str) -> list[Any]:
+    """Start to compare the commit that was used last with the one that is there now."""
+    found = status(backend)
+    if found is not None and found.before:
+        _start(found, COMPARE, ["canary", found.before, str(found.trainer.checkout)])
+    return show(backend)
+
+
+def _start(found: Status, what: str, words: list[str]) -> None:
+    file = result_file(found, what)
+    if any(running(result_file(found, one)) for one in (SELF_TEST, COMPARE)):
+        return
+    try:
+        with explained("write the result of the check"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("wb") as output, file.with_suffix(".log").open("wb") as log:
+                _started[file] = subprocess.Popen(
+                    [sys.executable, "-m", "sd_scripts_patches", *words, "--json"],
+                    cwd=runs.ROOT,
+                    env={
+                        **os.environ,
+                        found.trainer.venv_variable: str(found.trainer.environment),
+                        "PYTHONUTF8": "1",
+                    },
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=log,
+                    **detached(),
+                )
+    except runs.RunError as error:
+        raise gr.Error(str(error)) from error
+
+
+def _results(found: Status) -> str:
+    """What the test and the comparison found, as HTML; "" for what was not started."""
+    return "".join(
+        _result(found, what, result_file(found, what))
+        for what in (COMPARE, SELF_TEST)
+        if found.before or what != COMPARE
+    )
+
+
+def _result(found: Status, what: str, file: Path) -> str:
+    name = found.trainer.name
+    if running(file):
+        doing = "Comparing both versions" if what == COMPARE else f"Testing {name}"
+        return f'<p class="hp-hint" role="status" data-testid="trainer-busy">{esc(doing)}: training tiny weights…</p>'
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError):
+        return _box(f"The {what} ended without a result", [_log_end(file)], good=False)
+    if what == COMPARE:
+        rows = [str(row["text"]) for row in content["verdicts"]] or [str(content.get("error", ""))]
+        says = (
+            "trains as the old one"
+            if content["equal"]
+            else "does not train as the old one. Keep the old one until you know why"
+        )
+        return _box(f"The new version of {name} {says}", rows, content["equal"])
+    rows = []
+    for check in content["checks"]:
+        action = f" {check['action']}" if check["action"] else ""
+        rows.append(f"{check['name']} ({check['status']}): {check['text']}{action}")
+    passed = f"{name} trains, its hangs end, and its resume is exact"
+    return _box(passed if content["ok"] else f"{name} did not pass its self-test", rows, content["ok"])
+
+
+def _box(title: str, rows: list[str], good: bool) -> str:
+    lines = "".join(f"<li>{esc(row)}</li>" for row in rows if row)
+    kind, role = ("info", "status") if good else ("bad", "alert")
+    return f'<div class="hp-problem hp-{kind}" role="{role}" data-testid="trainer-verdict"><strong>{esc(title)}</strong><ul>{lines}</ul></div>'
+
+
+def _log_end(file: Path) -> str:
+    try:
+        lines = file.with_suffix(".log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "It was stopped. Start it again."
+
+
+# The way back ---------------------------------------------------------------------------------------------------------
+
+
+def close() -> list[Any]:
+    """Close the panel that asks before the version is changed."""
+    return [gr.update(visible=False), gr.skip(), gr.skip()]
+
+
+def ask_back(backend: str) -> list[Any]:
+    """Open the panel, which says exactly what going back does, or why it cannot be done."""
+    found = status(backend)
+    if found is None or not found.before:
+        return close()
+    folder, before = found.trainer.checkout, found.before
+    try:
+        _free(found.trainer)
+        commands = versions.way_back(folder, found.trainer, before)
+    except VersionError as error:
+        return [gr.update(visible=True), f'<p class="hp-say" role="alert">{esc(error)}</p>', gr.update(visible=False)]
+    shown = "".join(f"<li><code>{esc(' '.join(command))}</code></li>" for command in commands)
+    after = ""
+    if versions.needs_differ(folder, before, found.now):
+        after = f" The old version lists other requirements: afterwards run ./start.sh {found.trainer.key}, which installs them."
+    text = (
+        f'<p class="hp-say">Going back to {esc(before[:8])} runs:</p><ul>{shown}</ul><p class="hp-say">This changes only files '
+        f"in {esc(folder)} that git tracks; your own files there, your runs and the environment stay.{esc(after)} To return to "
+        f"the new version: <code>git -C {esc(folder)} checkout {esc(_name_of_now(folder, found.now))}</code></p>"
+    )
+    return [gr.update(visible=True), text, gr.update(visible=True, value=f"Go back to {before[:8]}")]
+
+
+def go_back(backend: str) -> list[Any]:
+    """Put the old version back."""
+    found = status(backend)
+    if found is None or not found.before:
+        return [*show(backend), *close()]
+    try:
+        _free(found.trainer)
+        versions.go_back(found.trainer.checkout, found.trainer, found.before)
+    except VersionError as error:
+        problem = f'<p class="hp-say" role="alert">{esc(error)}</p>'
+        return [*show(backend), gr.update(visible=True), problem, gr.update(visible=False)]
+    updates = show(backend)
+    done = f"{found.trainer.name} is at {found.before[:8]} again."
+    updates[0] = f'<p class="hp-hint" role="status" data-testid="trainer-changed-back">{esc(done)}</p>'
+    return [*updates, *close()]
+
+
+def _free(trainer: Trainer) -> None:
+    """Raises VersionError while a run trains with this checkout: its next attempt would use other code."""
+    for shown in view.read_all():
+        noted = versions.used(shown.folder)
+        if shown.running and noted and noted.trainer == trainer.key:
+            raise VersionError(
+                f"The run {shown.name!r} is training with {trainer.name}. Stop it, or wait until it has ended."
+            )
+
+
+def _name_of_now(checkout: Path, now: str) -> str:
+    """The branch that the checkout is on, else its commit."""
+    try:
+        return versions.git(checkout, "symbolic-ref", "--short", "HEAD").strip()
+    except VersionError:
+        return now
