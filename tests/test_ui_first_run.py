@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -318,7 +319,17 @@ def test_a_hub_that_cannot_be_reached_is_reported(tab, tmp_path):
         field(tab, "hub-token").fill(GOOD)
         tab.get_by_role("button", name="Log in").click()
         tab.get_by_test_id("hub-error").get_by_text("http://127.0.0.1:9 cannot be reached").wait_for()
-        assert not (tmp_path / "hf" / "token").exists()
+        assert field(tab, "hub-token").input_value() == GOOD and not (tmp_path / "hf" / "token").exists()
+
+
+def test_opening_the_section_keeps_a_token_that_was_just_pasted(tab, tmp_path):
+    with serving(tmp_path / "data", **alone(tmp_path)) as server:
+        open_page(tab, server)
+        tab.route("**/queue/join*", lambda route: time.sleep(1) or route.continue_())  # the answer comes late
+        tab.get_by_text("Hugging Face account", exact=True).click()
+        field(tab, "hub-token").fill(GOOD)
+        tab.get_by_role("link", name="Create a token on Hugging Face").wait_for()
+        assert field(tab, "hub-token").input_value() == GOOD
 
 
 # Downloads ----------------------------------------------------------------------------------------------------------

@@ -1,13 +1,22 @@
-// Shows errors and warnings next to their fields. The component's value is {key of the field: [["bad" or "warn", text], …]}.
-// Gradio's own validation (gr.validate) has errors only, and it would keep an invalid value from being stored.
+// Shows errors and warnings next to their fields. The component's value is {key of the field: [["bad" or "warn", text], …]}, or
+// { start: the same } after Start was pressed. What Start found is shown until a field changes, because the answer to an
+// earlier change can arrive after Start's. Gradio's own validation (gr.validate) has errors only, and it would keep an
+// invalid value from being stored.
 const shown = [];
+let atStart = {};
+let fieldsAtStart = "";
+const fieldTexts = () =>
+  [...document.querySelectorAll(".hp-step .hp-fields input")].map((one) => (one.type === "radio" ? one.checked : one.value)).join("\n");
 function draw() {
+  const { start, ...marksNow } = props.value || {};
+  if (start) [atStart, fieldsAtStart] = [start, fieldTexts()];
+  else if (fieldTexts() !== fieldsAtStart) atStart = {};
   for (const { notes, input } of shown.splice(0)) {
     for (const note of notes) note.remove();
     input.removeAttribute("aria-invalid");
     input.removeAttribute("aria-describedby");
   }
-  for (const [key, marks] of Object.entries(props.value || {})) {
+  for (const [key, marks] of Object.entries({ ...atStart, ...marksNow })) {
     const field = document.getElementById(key);
     const input = field && field.querySelector("input, textarea, [role=button]");
     if (!input) continue;

@@ -70,6 +70,9 @@ hangproof.onOthers = (act) => {
 hangproof.onReplaced((kind, key, value) => {
   if (kind === "field") base[key] = value; // so that the other tab's value is shown here
 });
+hangproof.onAdopted((kind, key, value) => {
+  if (kind === "field") bring(key, base[key], value); // merge shows it: until then the field has its older value
+});
 
 function shownValue(key) {
   const field = document.getElementById(key);

@@ -4,6 +4,7 @@
 const cards = new Map(); // id → card
 const saving = new Map();
 const selected = new Set();
+const fileOf = new Map(); // id → file, also of images that are no longer shown
 const WARNINGS = {
   small: (item) => [`Only ${item.width} × ${item.height} pixels: too small to learn from.`, "Remove it"],
   sideways: () => ["This photo may lie on its side.", "Rotate it"],
@@ -64,7 +65,7 @@ function setAside(id, text) {
   const field = make("textarea", "", text);
   field.readOnly = true;
   field.setAttribute("aria-label", "Caption of a removed image");
-  const name = state().items.find((one) => one.id === id)?.file || "An image";
+  const name = fileOf.get(id) || "An image";
   box.append(
     make("p", "", `${name} was removed in another tab. Its caption is not saved:`),
     field,
@@ -83,6 +84,7 @@ function iconButton(text, label, cls, act) {
 }
 function cardOf(item) {
   const name = nameOf(item);
+  fileOf.set(item.id, item.file);
   const card = make("article", "hp-card");
   card.dataset.file = item.file;
   card.dataset.id = item.id;

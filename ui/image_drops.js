@@ -30,33 +30,12 @@ async function dropped(transfer) {
 const chosen = (files) => upload([...files].map((file) => ({ file, path: file.webkitRelativePath || file.name })));
 
 // Kept in the browser -----------------------------------------------------------------------------------------------
-function database() {
-  return new Promise((done, failed) => {
-    const request = indexedDB.open("hangproof", 1);
-    request.onupgradeneeded = () => request.result.createObjectStore("drops", { autoIncrement: true });
-    request.onsuccess = () => done(request.result);
-    request.onerror = () => failed(request.error);
-  });
-}
-async function inStore(mode, act) {
-  const db = await database();
-  try {
-    return await new Promise((done, failed) => {
-      const change = db.transaction("drops", mode);
-      const result = act(change.objectStore("drops"));
-      change.oncomplete = () => done(result);
-      change.onabort = () => failed(change.error);
-    });
-  } finally {
-    db.close();
-  }
-}
 let keeping = Promise.resolve(); // one after the other, so that a file's key is known before it is deleted
 function keepFiles() {
   return (keeping = keeping.catch(() => {}).then(async () => {
     const list = waiting.filter((one) => one.key === undefined);
     const keys = [];
-    await inStore("readwrite", (store) => {
+    await inStore("drops", (store) => {
       list.forEach(({ file, path, drop }, n) => {
         const entry = { draft: state().draft, tab: hangproof.tab, at: Date.now(), path, drop, file };
         store.add(entry).onsuccess = (event) => (keys[n] = event.target.result);
@@ -68,12 +47,12 @@ function keepFiles() {
 async function forgetFiles(list) {
   await keeping.catch(() => {});
   const keys = list.map((one) => one.key).filter((key) => key !== undefined);
-  if (keys.length) await inStore("readwrite", (store) => keys.forEach((key) => store.delete(key)));
+  if (keys.length) await inStore("drops", (store) => keys.forEach((key) => store.delete(key)));
 }
 async function adoptFiles() {
   if (!state().draft) return;
   const known = new Set(waiting.map((one) => one.key));
-  await inStore("readwrite", (store) => {
+  await inStore("drops", (store) => {
     store.openCursor().onsuccess = (event) => {
       const cursor = event.target.result;
       if (!cursor) return;

@@ -366,12 +366,14 @@ def start(draft_id: str, sent: object, *inputs: Any) -> Iterator[tuple[Any, ...]
     values = values_of(inputs)
     try:
         count = len(draft.items(draft_id))
-        yield problem_html(f"Preparing {count} image{'s' * (count != 1)}…", "Please wait", "busy"), {}, "", []
+        busy = problem_html(f"Preparing {count} image{'s' * (count != 1)}…", "Please wait", "busy")
+        yield busy, {"start": {}}, "", []
         store_changes(draft_id, sent)
         check_everything_arrived(sent)
         folder, messages = form.create(values, draft_id)
     except ERRORS as error:
-        yield problem_html(error), form.marks(error.faults) if isinstance(error, runs.RunError) else {}, "", []
+        found = form.marks(error.faults) if isinstance(error, runs.RunError) else {}
+        yield problem_html(error), {"start": found}, "", []
         return
     try:
         control.start(folder)

@@ -18,7 +18,7 @@ PREFIX = "/scripts/"
 # The script of each component that has one: files of ui/, in this order. All of them can use what dom.js defines.
 PARTS = {
     "keyboard": ("keyboard",),
-    "images": ("unsaved", "fields", "image_cards", "image_drops", "images"),
+    "images": ("database", "unsaved", "fields", "image_cards", "image_drops", "images"),
     "flags": ("flags",),
     "field_errors": ("field_errors",),
     "run_list": ("run_list",),

@@ -15,7 +15,7 @@ const TROUBLE = {
 const random = () => [...crypto.getRandomValues(new Uint8Array(12))].map((n) => n.toString(16).padStart(2, "0")).join("");
 const tab = (sessionStorage["hangproof-tab"] ||= random());
 const mine = new Map(); // storage key → { value, tab, at, onlyHere? }
-const listeners = { back: [], change: [], replaced: [] };
+const listeners = { back: [], change: [], replaced: [], adopted: [] };
 let draft = "";
 let trouble = ""; // "", "offline", "login"
 let refused = ""; // why a server that responds did not store something
@@ -25,6 +25,7 @@ let attempts = 0;
 // Texts -------------------------------------------------------------------------------------------------------------
 const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 const keyOf = (kind, id) => `${PREFIX}${draft}/${kind}/${id}`;
+const kindAndId = (key) => key.slice(`${PREFIX}${draft}/`.length).split("/");
 function stored(key) {
   try {
     return JSON.parse(localStorage.getItem(key));
@@ -69,6 +70,7 @@ function adopt() {
     const own = { ...entry, tab, at: Date.now() };
     localStorage.setItem(key, JSON.stringify(own));
     mine.set(key, own);
+    for (const act of listeners.adopted) act(...kindAndId(key), own.value);
   }
   if (young) setTimeout(adopt, ORPHAN_MS); // its tab may have been closed a moment ago
   watchOver();
@@ -79,7 +81,7 @@ function unsaved(kind) {
     const now = stored(key);
     if (entry.onlyHere || (now && now.tab === tab) || (now && now.at < entry.at)) continue;
     mine.delete(key); // another tab has replaced or stored it
-    for (const act of listeners.replaced) act(...key.slice(`${PREFIX}${draft}/`.length).split("/"), entry.value);
+    for (const act of listeners.replaced) act(...kindAndId(key), entry.value);
   }
   const start = kind ? keyOf(kind, "") : `${PREFIX}${draft}/`;
   return [...mine].filter(([key]) => key.startsWith(start)).map(([key, entry]) => [key.slice(start.length), entry.value]);
@@ -170,6 +172,7 @@ const hangproof = {
   drawBanner,
   onBack: (act) => listeners.back.push(act),
   onReplaced: (act) => listeners.replaced.push(act),
+  onAdopted: (act) => listeners.adopted.push(act),
   onTrouble: (act) => listeners.change.push(act),
   refuse: (reason) => {
     refused = reason;
@@ -177,7 +180,10 @@ const hangproof = {
     watchOver();
   },
   /** The draft's id. Both tabs of a new browser get the same one, because it is created here and not by the server. */
-  draftId: (known) => (localStorage["hangproof-draft-id"] ||= known || random()),
+  draftId: async (known) => {
+    const own = known || random();
+    return (localStorage["hangproof-draft-id"] ||= await agree("draft-id", own).catch(() => own)); // a private window has none
+  },
   openDraft: (id) => {
     localStorage["hangproof-draft-id"] = id;
     location.reload();
