@@ -96,6 +96,11 @@ def is_flux(t: Training) -> bool:
     return t.module == "trainer" or file_name(t.command.words[t.script].shape) == "flux_train_network.py"
 
 
+def has_bounded_swap(t: Training) -> bool:
+    """Whether the guards limit the time of every wait of the script's block swap, as they do for musubi-tuner."""
+    return file_name(t.command.words[t.script].shape) in _table("lint.toml")["guarded_scripts"]
+
+
 def _unguarded(t: Training) -> bool:
     return t.module == ""
 
@@ -192,6 +197,8 @@ def cut_off(t: Training) -> Fix:
 
 def block_swap(t: Training) -> Fix:
     if not t.has("blocks_to_swap") or t.number("blocks_to_swap") == 0:
+        return None
+    if has_bounded_swap(t):
         return None
     saves_memory = is_flux(t) and trains_single_blocks(t) and not t.has("split_mode")
     return [Drop("blocks_to_swap"), *([Set("split_mode")] if saves_memory else [])]

@@ -193,14 +193,15 @@ def _complete(key: str, model: dict, origin: str) -> dict:
         if not isinstance(value, MODEL_KEYS[name]):
             raise PresetError(f"{where}: {name} must be a {MODEL_KEYS[name].__name__}, not {value!r}")
     known = _families()
-    family = known.get(model.get("family", "flux"))
+    usual = next(iter(known))
+    family = known.get(model.get("family", usual))
     if family is None:
         raise PresetError(f"{where}: unknown family {model['family']!r}; use one of {', '.join(known)}")
     loads = {name: trainer["loads"] for name, trainer in _table("defaults.toml")["backends"].items()}
     full = {
         "name": key,
         "note": "",
-        "family": "flux",
+        "family": usual,
         "repo": "",
         "licence": "unknown",
         "gated": False,

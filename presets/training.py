@@ -98,7 +98,7 @@ def file_name(path: str) -> str:
 
 
 def _training(command: Command, language: str, base: Path, mounts: str) -> Training | None:
-    scripts = _table("lint.toml")["scripts"]
+    scripts, guarded = _table("lint.toml")["scripts"], _table("lint.toml")["guarded_scripts"]
     script, module = None, ""
     for i, word in enumerate(command.words):
         value = word.value or ""
@@ -106,13 +106,13 @@ def _training(command: Command, language: str, base: Path, mounts: str) -> Train
             script, module = i, value
             if value == "trainer":
                 break
-        elif file_name(word.shape) in scripts:
+        elif (name := file_name(word.shape)) in scripts or (module and name in guarded):
             script = i
             break
     launcher = None if script is None else _launcher(command, script)
     if script is None or launcher is None:
         return None
-    if module == "sd_scripts_patches" and file_name(command.words[script].shape) not in scripts:
+    if module == "sd_scripts_patches" and file_name(command.words[script].shape) not in (*scripts, *guarded):
         return None  # `check DIR`, or a module that the launcher runs
     flags = dict(_flags(command, script + 1))
     before = {f: (v.values[-1] if v.values else "") for f, v in _flags(command, 0, script)}

@@ -75,7 +75,7 @@ fi
     for what, words_of in before:
         command = " \\\n  ".join(" ".join(map(quote, line)) for line in words_of)
         lines += f'\n# {what}\n"$python" {command}\n'
-    return f"{lines}\n# Trains.\n"
+    return f"{lines}\n# Trains."
 
 
 def _bash(spec: "RunSpec", before: Before, lines: list[list[str]], platform: str, folder: Path) -> str:
@@ -193,7 +193,7 @@ if not defined python (echo {quote_cmd(_missing(spec, trainer_python(spec, platf
 """
     for what, words_of in before:
         command = " ^\n  ".join(" ".join(map(quote_cmd, line)) for line in words_of)
-        lines += f'\nrem {what}\n"%python%" {command}\nif errorlevel 1 exit /b %ERRORLEVEL%\n'
+        lines += f'\nrem {what}\n"%python%" {command}\nif not "%ERRORLEVEL%"=="0" exit /b %ERRORLEVEL%\n'
     return f"{lines}\nrem Trains."
 
 

@@ -1,0 +1,395 @@
+"""The scripts of every family: each flag is its own table's, lint finds nothing in them, and the real parsers take them.
+
+The real parsers run in the trainer's environment, one process for each trainer: importing torch costs more than parsing.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny_musubi
+import tiny_sd_scripts
+import tomllib
+from runs_helpers import PROJECT, data, picture, pictures, python, run_script, spec  # noqa: F401
+
+import presets
+import runs
+from presets import shell
+from presets.estimate import disk, estimate, table_time
+from presets.lint import lint
+from runs.command import caching
+from runs.flags import check_extra, known_flags, table_faults
+from runs.paths import CHECKOUTS, ROOT, datasets_dir
+from runs.sanity import judge
+
+PLATFORMS = ("linux", "win32", "darwin")
+ISSUE = {  # the families that people train with, by trainer
+    "sd-scripts": {"sd15", "sdxl", "sd35-medium", "sd35-large", "flux", "chroma", "lumina2", "hunyuan-image", "anima"},
+    "musubi": {
+        "z-image", "flux2-klein-4b", "flux2-klein-9b", "flux2-dev", "qwen-image", "krea2", "flux-kontext", "wan22",
+    },
+}  # fmt: skip
+MODELS = [(key, backend) for key, model in presets.models().items() for backend in model["backends"]]
+BY_FILE = [(key, backend) for key, backend in MODELS if backend in CHECKOUTS]
+
+
+def fitting(model: str, backend: str) -> list[str]:
+    """The tiers that can hold a model."""
+    return [name for name, row in presets.tiers_of(model, backend).items() if not row["problem"]]
+
+
+def made(model: str, backend: str, tier: str, **fields) -> "runs.RunSpec":
+    sampling = {"prompts": ["a cat"], "sample_every_n_steps": 50, "save_every_n_steps": 100}
+    return runs.make({"name": "My it's run", "model": model, "backend": backend, "tier": tier, **sampling, **fields})
+
+
+def scripts(backends=tuple(CHECKOUTS), platforms=PLATFORMS) -> Iterator[tuple["runs.RunSpec", str, str]]:
+    """(spec, platform, text) of every model × tier × platform."""
+    for model, backend in BY_FILE:
+        for tier in fitting(model, backend) if backend in backends else ():
+            one = made(model, backend, tier)
+            for platform in platforms:
+                yield one, platform, runs.script(one, Path("/out/my it's run"), Path("/out/x-state"), platform)
+
+
+def started(text: str, platform: str) -> list[tuple[str, list[str]]]:
+    """(file name, arguments) of each script that a rendered script starts with the guards, as its shell reads it."""
+    found = []
+    for command in shell.commands(text, "cmd" if platform == "win32" else "sh"):
+        words = [word.value for word in command.words]
+        if "sd_scripts_patches" in words:
+            at = words.index("sd_scripts_patches") + 1
+            assert None not in words[at:], words
+            found.append((Path(words[at]).name, words[at + 1 :]))
+    return found
+
+
+def test_every_family_that_people_train_with_has_a_table_and_a_model():
+    families, models = presets.families(), presets.models()
+    for backend, names in ISSUE.items():
+        for name in names:
+            assert families[name]["backends"][backend]["script"].endswith("_network.py")
+            of_family = [model for model in models.values() if model["family"] == name and backend in model["backends"]]
+            assert of_family, name
+    assert {"illustrious", "noobai-vpred", "qwen-image-edit", "z-image-turbo"} <= set(models)
+    assert models["noobai-vpred"]["flags"]["v_parameterization"]
+
+
+def test_no_code_names_a_family():
+    names = {*presets.families(), *presets.models()}
+    for path in [*(PROJECT / "presets").glob("*.py"), *(PROJECT / "runs").glob("*.py")]:
+        quoted = set(re.findall(r'["\']([\w-]+)["\']', path.read_text(encoding="utf-8")))
+        assert not quoted & names, (path.name, quoted & names)
+
+
+@pytest.mark.parametrize(("model", "backend"), MODELS)
+def test_every_tier_says_what_it_does_and_where_its_figures_come_from(model, backend):
+    rows = presets.tiers_of(model, backend)
+    assert list(rows) == list(presets.tiers())
+    for name, row in rows.items():
+        assert row["label"] and row["source"] and row["basis"] and row["note"]
+        if row["problem"]:
+            assert re.search(r"does not fit: .+; choose \w+ or more$", row["problem"])
+            assert row["needs_gb"] is None and row["flags"] == {}
+            with pytest.raises(runs.RunError, match="^tier: "):
+                made(model, backend, name)
+            continue
+        assert 0 < row["needs_gb"] <= max(row["vram_gb"], 24 if name == "20G" else 0)
+        assert ("swapped" in row["note"] and "time limit" in row["note"]) == ("blocks_to_swap" in row["flags"])
+        assert "blocks_to_swap" not in row["flags"] or backend == "musubi"
+    assert fitting(model, backend), "no tier holds it"
+    held = list(rows)[list(rows).index(fitting(model, backend)[0]) :]
+    assert held == fitting(model, backend), "a larger GPU holds it as well"
+
+
+def test_the_flags_of_one_family_never_reach_another():
+    """Each flag of a script is in its own family's table, set from a field of the spec, or one of every run."""
+    shared = {
+        "dataset_config", "output_dir", "output_name", "network_module", "network_dim", "network_alpha", "learning_rate",
+        "max_train_epochs", "mixed_precision", "seed", "max_data_loader_n_workers", "save_state", "save_precision",
+        "persistent_data_loader_workers", "save_every_n_steps", "save_last_n_steps", "save_last_n_steps_state",
+        "save_every_n_epochs", "save_last_n_epochs_state", "sample_prompts", "sample_every_n_steps", "resume", "skip_existing",
+    }  # fmt: skip
+    for one, platform, text in scripts(platforms=("linux",)):
+        trainer, model = presets.trainer_of(one.model, one.backend), presets.models()[one.model]
+        own = {*trainer["needs"], *trainer["memory"], *trainer["flags"], *model["flags"]}
+        own |= {flag for tier in trainer["tiers"].values() for flag in tier["flags"]}
+        own |= {flag for row in trainer["cache"] for flag in row.get("flags", {})}
+        own |= set(presets.backends()[one.backend]["flags"])
+        for name, words in started(text, platform):
+            written = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
+            assert written <= own | shared, (one.model, name, written - own - shared)
+
+
+def test_lint_finds_nothing_in_any_of_them():
+    for one, platform, text in scripts():
+        name = "train.bat" if platform == "win32" else "train.sh"
+        assert [f.id for f in lint(text, name)] == [], (one.model, one.tier, platform)
+        swaps = "--blocks_to_swap" in text
+        assert not swaps or one.backend == "musubi"
+
+
+def test_lint_allows_block_swap_where_its_waits_are_bounded():
+    swap = (
+        "accelerate launch -m sd_scripts_patches {} --save_state --save_every_n_epochs 1 --save_last_n_epochs_state 2"
+    )
+    swap += " --max_data_loader_n_workers {} --blocks_to_swap 10"
+    for script, wanted in (("src/musubi_tuner/wan_train_network.py", []), ("sdxl_train_network.py", ["block-swap"])):
+        assert [f.id for f in lint(swap.format(script, 2))] == wanted
+        assert [f.id for f in lint(swap.format(script, 8))] == [*wanted, "many-workers"], "other rules hold for both"
+
+
+def test_a_new_run_of_each_model_has_its_trainer_and_settings(tmp_path, data, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "none"))
+    monkeypatch.setenv("MUSUBI_DIR", str(tmp_path / "none"))
+    images = pictures(tmp_path / "in", 2)
+    for key in presets.models():
+        one = runs.make({"name": f"run of {key}", "trigger": "ohwx", "model": key})
+        family = presets.families()[presets.models()[key]["family"]]
+        assert one.backend in presets.backends_of(key) and one.backend == presets.backend_of(key)
+        for field, value in {**family["settings"], **presets.models()[key]["settings"]}.items():
+            assert getattr(one, field) == value
+        folder = runs.create(one, images)
+        assert runs.load(folder).backend == one.backend
+        assert estimate(one.model_dump())["peak_gb"] > 0 and table_time(one.model_dump())[0] > 0
+        assert all(size > 0 for size in disk(one.model_dump(), 10).values())
+
+
+def test_the_command_makes_a_run_of_any_model(tmp_path, data):  # noqa: F811
+    images = pictures(tmp_path / "in", 2)
+    for key in ("sdxl", "z-image"):
+        done = python(
+            "-m", "runs", "new", "--name", key, "--images", str(images), "--model", key, SD_SCRIPTS_DIR="/none"
+        )
+        assert done.returncode == 0, done.stderr
+        shown = python("-m", "presets", "estimate", key)
+        assert shown.returncode == 0 and "estimate" in shown.stdout and "tiers with enough memory" in shown.stdout
+
+
+def test_the_settings_of_a_family_make_sense_and_raise_no_warning():
+    for model, backend in BY_FILE:
+        for tier in fitting(model, backend):
+            one = made(model, backend, tier, sample_every_n_steps=None)
+            found = {finding.field for finding in judge(one, 20, None)}
+            needs = presets.tiers_of(model, backend)[tier]["needs_gb"]
+            assert found <= ({"tier"} if needs > presets.tiers()[tier]["vram_gb"] else set()), (model, found)
+
+
+def test_a_table_estimate_grows_with_resolution_batch_and_rank():
+    base = estimate({"model": "z-image", "tier": "12G"})
+    assert base["peak_gb"] == presets.tiers_of("z-image")["12G"]["needs_gb"]
+    assert base["tiers"] == {"8G": False, "12G": True, "16G": True, "20G": True}
+    for more in ({"resolution": 1536}, {"batch_size": 2}, {"rank": 128}, {"tier": "20G"}):
+        assert estimate({"model": "z-image", "tier": "12G", **more})["peak_gb"] > base["peak_gb"], more
+    assert estimate({"model": "z-image", "tier": "12G", "resolution": 512})["peak_gb"] < base["peak_gb"]
+
+
+def test_musubis_data_set_has_one_table_for_each_folder(tmp_path, data):  # noqa: F811
+    folder = datasets_dir() / "my-lora"
+    for name in ("a.png", "3_cat/b.png"):
+        picture(folder / name)
+    one = spec(model="z-image", backend="musubi", resolution=768, batch_size=2, repeats=5)
+    table = tomllib.loads(runs.dataset_toml(one))
+    assert table["general"] == {
+        "resolution": [768, 768], "caption_extension": ".txt", "batch_size": 2, "enable_bucket": True,
+        "bucket_no_upscale": False,
+    }  # fmt: skip
+    rows = {row["image_directory"]: row for row in table["datasets"]}
+    assert {path: row["num_repeats"] for path, row in rows.items()} == {
+        folder.as_posix(): 5,
+        (folder / "3_cat").as_posix(): 3,
+    }
+    caches = {row["cache_directory"] for row in rows.values()}
+    assert len(caches) == 2 and all(path.startswith((data / "outputs/my-lora/cache").as_posix()) for path in caches)
+    assert all(set(row) == {"image_directory", "cache_directory", "num_repeats"} for row in rows.values())
+
+
+def test_a_model_that_learns_from_pairs_needs_a_control_image_for_each_image(tmp_path, data):  # noqa: F811
+    pictures(datasets_dir() / "my-lora", 2)
+    one = spec(model="qwen-image-edit", backend="musubi")
+
+    def fault(**fields) -> list[str]:
+        return [f.message for f in runs.problems(one.changed(**fields)) if f.field == "control_dir"]
+
+    (missing,) = fault()
+    assert "learns from pairs" in missing
+    control = pictures(tmp_path / "control", 1)
+    assert "no control image 1.*" in fault(control_dir=str(control))[0]
+    pictures(control, 2)
+    assert fault(control_dir=str(control)) == []
+    rows = tomllib.loads(runs.dataset_toml(one.changed(control_dir=str(control))))["datasets"]
+    assert rows[0]["control_directory"] == control.as_posix()
+
+
+def test_only_the_training_command_resumes_and_caching_takes_its_flags_over():
+    one = made("flux2-klein-4b", "musubi", "8G", extra={"vae_dtype": "float32"})
+    text = runs.script(one, Path("/out"), Path("/out/x-state"), "linux")
+    commands = dict(started(text, "linux"))
+    assert list(commands) == [
+        "flux_2_cache_latents.py", "flux_2_cache_text_encoder_outputs.py", "flux_2_train_network.py",
+    ]  # fmt: skip
+    latents, captions, training = commands.values()
+    assert "--resume" in training and "--resume" not in latents + captions
+    assert "--skip_existing" in latents and "--skip_existing" in captions and "--skip_existing" not in training
+    assert latents[latents.index("--vae_dtype") + 1] == "float32", "an extra flag reaches the command that knows it"
+    for words in commands.values():
+        assert words[words.index("--model_version") + 1] == "klein-base-4b"
+    assert len(caching(made("sdxl", "sd-scripts", "12G"), Path("/out"))) == 0
+
+
+STUB = """#!{python}
+import json, os, sys
+name = os.path.basename(next(word for word in sys.argv if word.endswith(".py") and "/src/" in word))
+with open(os.environ["CALLS"], "a") as file:
+    file.write(json.dumps([os.path.basename(sys.argv[0]), name]) + "\\n")
+sys.exit(int(os.environ.get(name.removesuffix(".py").upper(), "0")))
+"""
+
+
+def test_a_failing_caching_command_ends_the_script_with_its_exit_code(tmp_path, data):  # noqa: F811
+    programs = tmp_path / "its bin"
+    programs.mkdir()
+    for name in ("accelerate", "python"):
+        (programs / name).write_text(STUB.format(python=sys.executable))
+        (programs / name).chmod(0o755)
+    script = tmp_path / "train.sh"
+    script.write_text(runs.script(made("z-image", "musubi", "12G"), tmp_path / "out"))
+    latents, captions, training = (
+        f"zimage_{name}" for name in ("cache_latents", "cache_text_encoder_outputs", "train_network")
+    )
+
+    def calls(**codes: str) -> tuple[int, list[list[str]]]:
+        log = tmp_path / "calls"
+        log.unlink(missing_ok=True)
+        env = {"CALLS": str(log), **{f"ZIMAGE_{key.upper()}": code for key, code in codes.items()}}
+        done = run_script(script, programs / "accelerate", **env)
+        return done.returncode, [json.loads(line) for line in log.read_text().splitlines()]
+
+    complete = [["python", f"{latents}.py"], ["python", f"{captions}.py"], ["accelerate", f"{training}.py"]]
+    assert calls() == (0, complete)
+    assert calls(cache_latents="75") == (75, complete[:1])
+    assert calls(cache_text_encoder_outputs="1") == (1, complete[:2])
+    assert calls(train_network="3") == (3, complete)
+
+
+def test_without_a_checkout_extra_flags_are_not_guessed(tmp_path, monkeypatch):
+    monkeypatch.setenv("MUSUBI_DIR", str(tmp_path))
+    assert known_flags("musubi", "z-image") == {}
+    one = made("z-image", "musubi", "12G", extra={"split_attn": True})
+    with pytest.raises(
+        runs.RunError, match=r"split_attn: Cannot be checked, because musubi-tuner is not installed; run \./start"
+    ):
+        check_extra(one)
+    check_extra(made("z-image", "musubi", "12G", extra={"dit": "/mine.safetensors"}))
+
+
+def small_musubi(folder: Path, latents: str = "--vae --dataset_config --skip_existing") -> Path:
+    """A checkout whose Z-Image scripts take few flags."""
+    scripts = folder / "src/musubi_tuner"
+    scripts.mkdir(parents=True)
+    flags = {
+        "zimage_cache_latents": latents,
+        "zimage_cache_text_encoder_outputs": "--text_encoder --fp8_llm --batch_size --dataset_config --skip_existing",
+    }
+    for name, words in flags.items():
+        adds = "\n".join(f"    parser.add_argument({word!r}{SWITCH.get(word, '')})" for word in words.split())
+        text = (
+            f"import argparse\ndef main():\n    parser = argparse.ArgumentParser()\n{adds}\n    parser.parse_args()\n"
+        )
+        (scripts / f"{name}.py").write_text(text)
+    return folder
+
+
+SWITCH = dict.fromkeys(("--skip_existing", "--fp8_llm"), ", action='store_true'")
+
+
+def test_a_checkout_that_lacks_a_flag_of_the_tables_is_named_when_the_script_is_rendered(tmp_path, monkeypatch):
+    monkeypatch.setenv("MUSUBI_DIR", str(small_musubi(tmp_path / "a")))
+    one = made("z-image", "musubi", "12G")
+    assert table_faults(one) == []
+    monkeypatch.setenv("MUSUBI_DIR", str(small_musubi(tmp_path / "b", "--vae --dataset_config")))
+    (fault,) = table_faults(one)
+    assert fault.field == "backend" and "zimage_cache_latents.py in " in fault.message
+    assert "does not take --skip_existing" in fault.message and "./start.sh musubi" in fault.message
+    with pytest.raises(runs.RunError, match="does not take --skip_existing"):
+        check_extra(one)
+
+
+PARSE_SD_SCRIPTS = """
+import importlib, json, sys
+sys.path.insert(0, sys.argv[1])
+parsers = {}
+for name, words in json.load(sys.stdin):
+    if name not in parsers:
+        parsers[name] = importlib.import_module(name.removesuffix(".py")).setup_parser()
+    parsers[name].parse_args(words)
+print(len(parsers))
+"""
+# musubi-tuner builds its parsers in main(): the first call of parse_args gives the parser away.
+PARSE_MUSUBI = """
+import argparse, importlib, json, sys
+sys.path.insert(0, sys.argv[1] + "/src")
+original, parsers = argparse.ArgumentParser.parse_args, {}
+class Found(BaseException):
+    pass
+def give_away(self, *args, **kwargs):
+    raise Found(self)
+for name, words in json.load(sys.stdin):
+    if name not in parsers:
+        module = importlib.import_module("musubi_tuner." + name.removesuffix(".py"))
+        argparse.ArgumentParser.parse_args = give_away
+        try:
+            module.main()
+        except Found as found:
+            parsers[name] = found.args[0]
+        argparse.ArgumentParser.parse_args = original
+    parsers[name].parse_args(words)
+print(len(parsers))
+"""
+
+
+def parse(code: str, backend: str, interpreter: Path, environment: dict[str, str]) -> int:
+    """Parse the arguments of every script of a trainer with its own parsers; the number of parsers."""
+    lines = sorted(
+        {(name, tuple(words)) for _, platform, text in scripts((backend,)) for name, words in started(text, platform)}
+    )
+    checkout = CHECKOUTS[backend].path()
+    done = subprocess.run(
+        [interpreter, "-c", code, str(checkout)], input=json.dumps(lines), capture_output=True, text=True, timeout=600,
+        cwd=checkout, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    wanted = {name for name, _ in lines}
+    assert int(done.stdout.splitlines()[-1]) == len(wanted)
+    return len(wanted)
+
+
+def test_the_real_parsers_of_sd_scripts_take_the_scripts_of_every_family_tier_and_platform(tmp_path):
+    tiny_sd_scripts.need()
+    tiny_sd_scripts.write_site(tmp_path)
+    assert parse(PARSE_SD_SCRIPTS, "sd-scripts", tiny_sd_scripts.python(), tiny_sd_scripts.environment(tmp_path)) == 7
+
+
+def test_the_real_parsers_of_musubi_take_the_scripts_of_every_family_tier_and_platform(tmp_path):
+    if reason := tiny_musubi.why_not():
+        pytest.skip(reason)
+    tiny_musubi._write_site(tmp_path)
+    assert parse(PARSE_MUSUBI, "musubi", tiny_musubi.python(), tiny_musubi.environment(tmp_path)) == 18
+
+
+@pytest.mark.parametrize("backend", list(CHECKOUTS))
+def test_every_flag_is_one_that_the_source_of_the_checkout_names(backend):
+    """The same check as when a run is created, without the trainer's environment."""
+    if not CHECKOUTS[backend].installed():
+        pytest.skip(f"no checkout of {CHECKOUTS[backend].name}: set {CHECKOUTS[backend].variable}_DIR")
+    for model, trainer in BY_FILE:
+        for tier in fitting(model, trainer) if trainer == backend else ():
+            assert table_faults(made(model, trainer, tier)) == [], (model, tier)
+
+
+def test_contributing_and_the_readme_name_the_families_folder():
+    assert "presets/families/" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
