@@ -434,7 +434,7 @@ class Guard:
 
 
 _UTIL = "library.train_util"
-_HUB = "library.huggingface_util"
+_HUBS = ("library.huggingface_util", "musubi_tuner.utils.huggingface_utils")
 _STRATEGIES = ("base", "flux", "sdxl", "sd3", "lumina", "anima", "hunyuan_image")
 _LOADER = "torch.utils.data.dataloader:"
 _MUSUBI = "musubi_tuner"
@@ -447,6 +447,7 @@ _SAMPLES = {
     "library.sd3_train_utils": "sample_image_inference",
     "library.lumina_train_util": "sample_image_inference",
     "library.anima_train_utils": "_sample_image_inference",
+    "hunyuan_image_train_network": "sample_image_inference",
     _UTIL: "sample_image_inference",
 }
 
@@ -479,10 +480,9 @@ GUARDS: tuple[Guard, ...] = (
         r"(^|\.)(hf_hub_download|snapshot_download|from_pretrained|from_single_file)$",
     ),
     Guard("hub", "library.strategy_base:TokenizeStrategy._load_tokenizer", WITHIN, "hub_timeout_s"),
-    Guard("hub", f"{_HUB}:upload", WITHIN, "upload_timeout_s"),
-    Guard("hub", f"{_HUB}:list_dir", WITHIN, "hub_timeout_s"),
-    Guard("hub", f"{_HUB}:exists_repo", WITHIN, "hub_timeout_s"),
-    Guard("hub", f"{_HUB}:fire_in_thread", DIRECT, "upload_exit_s", ("exit",)),
+    *(Guard("hub", f"{module}:upload", WITHIN, "upload_timeout_s") for module in _HUBS),
+    *(Guard("hub", f"{module}:{name}", WITHIN, "hub_timeout_s") for module in _HUBS for name in ("list_dir", "exists_repo")),
+    *(Guard("hub", f"{module}:fire_in_thread", DIRECT, "upload_exit_s", ("exit",)) for module in _HUBS),
     Guard("barrier", "accelerate.accelerator:Accelerator.wait_for_everyone", CALLS, "barrier_timeout_s", ("collective",), r"wait_for_everyone$"),
     Guard("hygiene", f"{_UTIL}:get_git_revision_hash", WITHIN, "git_timeout_s"),
     Guard("save", "train_network:NetworkTrainer.train", DIRECT, "end_training_s", ("tracker",), r"end_training$"),
@@ -515,6 +515,15 @@ GUARDS: tuple[Guard, ...] = (
             ("ImageDataset.retrieve_latent_cache_batches", "get_image_data"),
             ("BaseDataset._default_retrieve_text_encoder_output_cache_batches", "get_caption"),
         )
+    ),
+    # A state is downloaded by tasks that are calls of hf_hub_download.
+    Guard(
+        "hub",
+        "huggingface_hub.file_download:hf_hub_download",
+        DIRECT,
+        "hub_timeout_s",
+        ("async",),
+        function="NetworkTrainer.resume_from_local_or_hf_if_specified",
     ),
     Guard("trackers", f"{_ACCELERATOR}.init_trackers", CALLS, "tracker_timeout_s", ("tracker",), "init_trackers$"),
     Guard(

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +29,12 @@ T = TypeVar("T")
 DOWNLOAD = "huggingface_hub.file_download"
 UTIL = "library.huggingface_util"
 STRATEGY = "library.strategy_base"
+TOKENIZERS = (
+    ("library.strategy_lumina", "AutoTokenizer", "LuminaTokenizeStrategy"),
+    ("library.hunyuan_image_text_encoder", "Qwen2TokenizerFast", "load_qwen2_5_vl"),
+    ("library.hunyuan_image_text_encoder", "AutoTokenizer", "load_byt5"),
+)
+"""(module, a tokenizer class that is a global of it, what uses it): loaded by name, past `_load_tokenizer`."""
 ATTEMPTS = 3
 RETRY_PAUSE_S = 2.0
 POLL_S = 0.5
@@ -183,11 +189,12 @@ class CacheFirst:
         def load() -> object:
             return self.inner.from_pretrained(name, *args, **kwargs)
 
-        return _download_with_limit(load, Path(constants.HF_HUB_CACHE), f"the tokenizer {name} from the hub")
+        cache = Path(str(kwargs.get("cache_dir") or constants.HF_HUB_CACHE))
+        return _download_with_limit(load, cache, f"the tokenizer {name} from the hub")
 
 
 def _tokenizer_from_cache(original: Callable) -> Callable:
-    """Load tokenizers from the cache first. All families load theirs here."""
+    """Load tokenizers from the cache first. Nearly all families load theirs here; TOKENIZERS has the others."""
 
     def _load_tokenizer(self: Any, model_class: Any, model_id: str, *args: Any, **kwargs: Any) -> object:
         return original(self, CacheFirst(model_class), model_id, *args, **kwargs)
@@ -249,14 +256,42 @@ def _query(original: Callable) -> Callable:
     return query
 
 
+INSTALLED = (
+    Target(DOWNLOAD, "hf_hub_download", params=("repo_id", "filename"), make=_cache_first),
+    Target(DOWNLOAD, "try_to_load_from_cache", params=("repo_id", "filename", "cache_dir", "revision", "repo_type")),
+)
+"""What is in the hub's own library."""
+
+
+def uploads(module: str) -> tuple[Target, ...]:
+    """Return the targets in the trainer's `module` of uploads, which is the same in both trainers."""
+    return (
+        Target(module, "upload", params=("args", "src"), make=_upload, wait="an upload to the hub"),
+        Target(module, "list_dir", params=("repo_id",), make=_query, wait="the hub to answer"),
+        Target(module, "exists_repo", params=("repo_id",), make=_query, wait="the hub to answer"),
+        Target(
+            module,
+            "fire_in_thread",
+            beside="upload",
+            make=lambda _: fire_in_daemon,
+            wait="an upload in the background, at the exit",
+        ),
+    )
+
+
+def tokenizers(rows: Iterable[tuple[str, str, str]]) -> tuple[Target, ...]:
+    """Return the targets of tokenizer classes: (module, a class that is a global of it, what uses it)."""
+    return tuple(
+        Target(module, name, beside=user, optional=True, make=CacheFirst, wait="the hub, for a tokenizer")
+        for module, name, user in rows
+    )
+
+
 PATCH = Patch(
     name="hub",
     why="a hub that does not answer blocks the start; an upload in the background holds the exit",
     targets=(
-        Target(DOWNLOAD, "hf_hub_download", params=("repo_id", "filename"), make=_cache_first),
-        Target(
-            DOWNLOAD, "try_to_load_from_cache", params=("repo_id", "filename", "cache_dir", "revision", "repo_type")
-        ),
+        *INSTALLED,
         Target(
             STRATEGY,
             "TokenizeStrategy._load_tokenizer",
@@ -264,16 +299,8 @@ PATCH = Patch(
             make=_tokenizer_from_cache,
             wait="the hub, for a tokenizer",
         ),
-        Target(UTIL, "upload", params=("args", "src"), make=_upload, wait="an upload to the hub"),
-        Target(UTIL, "list_dir", params=("repo_id",), make=_query, wait="the hub to answer"),
-        Target(UTIL, "exists_repo", params=("repo_id",), make=_query, wait="the hub to answer"),
-        Target(
-            UTIL,
-            "fire_in_thread",
-            beside="upload",
-            make=lambda _: fire_in_daemon,
-            wait="an upload in the background, at the exit",
-        ),
+        *tokenizers(TOKENIZERS),
+        *uploads(UTIL),
     ),
     prepare=prepare,
 )

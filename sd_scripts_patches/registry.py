@@ -34,6 +34,7 @@ MUSUBI_NAMES = (
     "caches",
     "trackers",
     "sampling",
+    "hub",
     "barrier",
     "heartbeat",
     "resume",

@@ -118,7 +118,7 @@ class Answers(BaseHTTPRequestHandler):
             if name.endswith(LARGE):
                 row["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
             siblings.append(row)
-        data = json.dumps({"sha": COMMIT, "siblings": siblings}).encode()
+        data = json.dumps({"id": "me/model", "sha": COMMIT, "siblings": siblings}).encode()
         self.head(200, {"Content-Length": str(len(data))})
         self.wfile.write(data)
 

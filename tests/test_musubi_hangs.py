@@ -1,11 +1,13 @@
 """Each known hang, injected into the real musubi-tuner: the process exits in time, and the log names what it waited for."""
 
+import contextlib
 import os
 import re
 import shutil
 import sys
 from functools import partial
 
+import hub_server
 import patches_helpers as helpers
 import psutil
 import pytest
@@ -74,6 +76,28 @@ copier = utils._DirectCopier.__new__(utils._DirectCopier)
 copier.copy_stream = Stream()
 copier.sync()
 """
+TOKENIZER = """
+import time
+from musubi_tuner.zimage import zimage_utils
+print(f"HANG {time.monotonic()}", flush=True)
+zimage_utils.Qwen2Tokenizer.from_pretrained("me/model")
+"""
+UPLOAD = """
+import time
+original = module.upload
+def upload(*args, **kwargs):
+    print(f"HANG {time.monotonic()}", flush=True)
+    return original(*args, **kwargs)
+module.upload = upload
+"""
+STATE = """
+import time
+original = module.NetworkTrainer.resume_from_local_or_hf_if_specified
+def resume_from_local_or_hf_if_specified(*args, **kwargs):
+    print(f"HANG {time.monotonic()}", flush=True)
+    return original(*args, **kwargs)
+module.NetworkTrainer.resume_from_local_or_hf_if_specified = resume_from_local_or_hf_if_specified
+"""
 SLOW_SAMPLES = """
 import time
 step = module.step
@@ -96,7 +120,7 @@ def again(folder, *more, module="", fault="", env=(), **changed):
     settings = dict(env)
     if fault:
         (folder / "fault.py").write_text(fault)
-        settings["TINY_FAULTS"] = f"{module}={folder / 'fault.py'}"
+        settings["TINY_FAULTS"] = f"musubi_tuner.{module}={folder / 'fault.py'}"
     args = tiny.arguments(
         tiny.workdir(), folder / "dataset.toml", folder / "made", "--max_train_epochs", "2", *more, **changed
     )
@@ -110,13 +134,13 @@ def worker(folder, hang, before="pass"):
     return train(folder, module="dataset.bucket", fault=fault, env=env, max_data_loader_n_workers="1")
 
 
-def probe(folder, source):
+def probe(folder, source, env=()):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "probe.py").write_text(OFFLOADER + source)
-    env = tiny.environment(tiny.workdir(), HANGPROOF_BLOCK_SWAP_TIMEOUT_S="1")
-    env["PYTHONPATH"] = f"{folder}:{env['PYTHONPATH']}"
+    (folder / "probe.py").write_text(source)
+    settings = tiny.environment(tiny.workdir(), HANGPROOF_BLOCK_SWAP_TIMEOUT_S="1", **dict(env))
+    settings["PYTHONPATH"] = f"{folder}:{settings['PYTHONPATH']}"
     command = [str(tiny.python()), "-m", "sd_scripts_patches", "-m", "probe", "--blocks_to_swap"]
-    return helpers.watch(command, env, tiny.checkout(), 200)
+    return helpers.watch(command, settings, tiny.checkout(), 200)
 
 
 def latents(folder):
@@ -154,8 +178,8 @@ def damaged(folder, damage):
 def image_fifo(folder):
     folder.mkdir(parents=True)
     shutil.copytree(tiny.workdir() / "images", folder / "images")
-    (folder / "images/03.png").unlink()
-    os.mkfifo(folder / "images/03.png")
+    (folder / "images/003.png").unlink()
+    os.mkfifo(folder / "images/003.png")
     args = tiny.caching(tiny.dataset(folder, folder / "images"))["zimage_cache_latents.py"]
     env = tiny.environment(tiny.workdir(), HANGPROOF_IMAGE_TIMEOUT_S="2")
     return helpers.watch(tiny.command("zimage_cache_latents.py", *args), env, tiny.checkout(), 200)
@@ -172,6 +196,53 @@ def pool_thread(folder):
     return train(folder, "--save_state", module="utils.train_utils", fault=POOL, env=env)
 
 
+class SilentUpload(hub_server.Answers):
+    """Answers what a download asks, and says nothing to an upload."""
+
+    def do_POST(self):
+        self.server.closing.wait(600)
+        self.close_connection = True
+
+
+@contextlib.contextmanager
+def hub(folder, files, **limits):
+    """A hub, and the environment of a process that uses it. limits: in seconds."""
+    with hub_server.serving(files) as server:
+        server.RequestHandlerClass = SilentUpload
+        yield (
+            server,
+            {
+                "HF_HUB_OFFLINE": "0",
+                "HF_ENDPOINT": server.url,
+                "HF_HOME": str(folder / "home"),
+                "no_proxy": "127.0.0.1,localhost",
+                "HANGPROOF_EXIT_GRACE_S": "2",
+                **{f"HANGPROOF_{name.upper()}": value for name, value in limits.items()},
+            },
+        )
+
+
+def tokenizer(folder):
+    with hub(folder, {"vocab.json": b"{" + b" " * 9000}, hub_timeout_s="2") as (server, env):
+        server.faults += [hub_server.Fault("stall", 1000)] * 20
+        return probe(folder, TOKENIZER, env)
+
+
+def upload(folder, *more, silent=False):
+    more += ("--huggingface_repo_id", "me/model", "--huggingface_path_in_repo", "lora")
+    more += ("--huggingface_repo_type", "model", "--huggingface_token", "x")
+    with hub(folder, {}, upload_timeout_s="2", upload_exit_s="2") as (server, env):
+        server.silent = silent
+        return train(folder, *more, module="utils.huggingface_utils", fault=UPLOAD, env=env)
+
+
+def state_from_hub(folder):
+    more = ["--resume", "me/model/tiny-state:main:model", "--resume_from_huggingface"]
+    with hub(folder, {"tiny-state/optimizer.bin": bytes(100_000)}, hub_timeout_s="2") as (server, env):
+        server.faults += [hub_server.Fault("stall", 1000)] * 20
+        return train(folder, *more, module="training.trainer_base", fault=STATE, env=env)
+
+
 def slow_samples(folder):
     more = ["--sample_every_n_epochs", "1", "--sample_prompts", str(folder / "prompts.txt")]
     folder.mkdir(parents=True)
@@ -186,9 +257,9 @@ JOBS = {
         worker, hang="while True: time.sleep(1)", before="signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     ),
     "worker stopped": partial(worker, hang="os.kill(os.getpid(), signal.SIGSTOP)"),
-    "future": partial(probe, source=FUTURE),
-    "copier": partial(probe, source=COPIER),
-    "stream": partial(probe, source=STREAM),
+    "future": partial(probe, source=OFFLOADER + FUTURE),
+    "copier": partial(probe, source=OFFLOADER + COPIER),
+    "stream": partial(probe, source=OFFLOADER + STREAM),
     "cache truncated": partial(damaged, damage=truncate),
     "cache with NaN": partial(damaged, damage=not_finite),
     "cache on a FIFO": partial(train, prepare=fifo, env={"HANGPROOF_NPZ_TIMEOUT_S": "2"}),
@@ -196,6 +267,10 @@ JOBS = {
     "tracker": tracker,
     "pool thread": pool_thread,
     "slow samples": slow_samples,
+    "tokenizer": tokenizer,
+    "upload": partial(upload, silent=True),
+    "upload in the background": lambda folder: upload(folder, "--async_upload", "--save_every_n_epochs", "1"),
+    "state from the hub": state_from_hub,
 }
 
 
@@ -277,7 +352,7 @@ def test_a_cache_that_cannot_be_read(result):
 @helpers.asks("result", "image on a FIFO")
 def test_an_image_that_cannot_be_read_ends_the_caching_command(result):
     _, run = result
-    assert run.code == 1 and re.search(r"TimeoutError: waited 2 s for image \S+03.png", run.log), run.log[-3000:]
+    assert run.code == 1 and re.search(r"TimeoutError: waited 2 s for image \S+003.png", run.log), run.log[-3000:]
 
 
 @helpers.asks("result", "tracker")
@@ -300,4 +375,27 @@ def test_a_slow_sample_is_skipped(result):
     folder, run = result
     assert run.code == 0, run.log[-3000:]
     assert run.log.count("sample image 1 skipped: BudgetExceeded: the budget of 2 s was exceeded") == 2
+    assert (folder / "made/tiny.safetensors").is_file()
+
+
+@helpers.asks("result", "tokenizer", "state from the hub")
+def test_a_download_that_stalls(result):
+    _, run = result
+    assert run.code == 75 and gone_in_time(run, 2), run.log[-3000:]
+    assert re.search(r"hangproof: waited 2 s for a byte of (vocab.json|tiny-state/optimizer.bin) of me/model", run.log)
+
+
+@helpers.asks("result", "upload")
+def test_an_upload_to_a_silent_hub(result):
+    folder, run = result
+    assert run.code == 0 and gone_in_time(run, 4), run.log[-3000:]
+    assert f"waited 2 s for the upload of {folder / 'made/tiny.safetensors'}; the run continues" in run.log
+    assert (folder / "made/tiny.safetensors").is_file()
+
+
+@helpers.asks("result", "upload in the background")
+def test_an_upload_in_the_background_does_not_hold_the_exit(result):
+    folder, run = result
+    assert run.code == 0 and gone_in_time(run, 4), run.log[-3000:]
+    assert "waited 2 s for 1 uploads to the hub; exiting without them" in run.log
     assert (folder / "made/tiny.safetensors").is_file()

@@ -2,15 +2,13 @@
 
 import json
 import math
-import random
 import shutil
-import signal
 from concurrent.futures import ThreadPoolExecutor
 
-import patches_helpers as helpers
 import pytest
 import resume_helpers
 import tiny_musubi as tiny
+from musubi_helpers import killed_and_resumed, train
 
 from guards import checkpoint, heartbeat
 from sd_scripts_patches import trainer_state
@@ -27,18 +25,6 @@ WORKERS = {
 }
 TIMESTEPS = {1: ["--timestep_sampling", "uniform", "--num_timestep_buckets", "4"], 2: []}
 SAVES = ["--save_state", "--save_every_n_steps", str(INTERVAL), "--save_every_n_epochs", "1"]
-
-
-def train(folder, *more, die_after=0, timeout_s=400, env=()):
-    """Run one process in `folder`, which holds caches, output, losses and metrics of all attempts."""
-    work = tiny.workdir()
-    settings = {"TINY_LOSSES": str(folder / "losses"), "HANGPROOF_RUN": str(folder), **dict(env)}
-    if die_after:
-        (folder / "die.py").write_text(resume_helpers.DIE)
-        settings |= {"DIE_AFTER": str(die_after), "TINY_FAULTS": f"utils.train_utils={folder / 'die.py'}"}
-    line = tiny.arguments(work, folder / "dataset.toml", folder / "made", *more)
-    command = tiny.command("zimage_train_network.py", *line)
-    return helpers.watch(command, tiny.environment(work, **settings), tiny.checkout(), timeout_s)
 
 
 def arguments(accumulation):
@@ -63,17 +49,8 @@ def runs(tmp_path_factory):
     def interrupted(accumulation):
         folder = base / f"killed-{accumulation}"
         tiny.cached(tiny.workdir(), folder)
-        rng, killed, resume = random.Random(accumulation), 0, []
-        while True:
-            die_after = rng.randint(4, 9) if killed < KILLS else 0
-            result = train(folder, *arguments(accumulation), *resume, die_after=die_after)
-            if result.code == 0:
-                assert killed == KILLS
-                return folder
-            assert result.code == -signal.SIGKILL, result.log[-3000:]
-            killed += 1
-            newest = checkpoint.newest_valid(folder / "made")
-            resume = ["--resume", str(newest)] if newest else []
+        assert killed_and_resumed(folder, *arguments(accumulation), kills=KILLS, seed=accumulation) == KILLS
+        return folder
 
     with ThreadPoolExecutor(2) as pool:
         killed = pool.map(interrupted, (1, 2))

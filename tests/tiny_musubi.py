@@ -1,16 +1,11 @@
-"""kohya's real musubi-tuner (Z-Image) on a CPU: a tiny model with random weights, no file of it changed.
+"""kohya's real musubi-tuner on a CPU, with tiny models: sd_scripts_patches/musubi/tiny.py on the checkout of the tests.
 
-Tests call `why_not()` (the reason to skip, or ""), `workdir()` for weights and images (made once per session),
-`cache(...)` for both caching commands, and `arguments(work, out)` with `command(...)` for training. The model is small
-because `PYTHONPATH` holds a `sitecustomize` that changes musubi-tuner's modules right after each was imported: sizes, and
-stand-ins for the VAE and the text encoder, whose weights are large. torchvision and av, of which hardly anything is
-used for images, are replaced when they are missing.
+That file runs Z-Image. The other families are rows of `FAMILIES` here, and their models are made small by
+tiny_musubi_models.py. Tests call `why_not()` (the reason to skip, or ""), `workdir(family)` for weights, images and caches
+(made once per session), `caching(...)` for both caching commands, and `arguments(work, ...)` with `command(...)` for
+training.
 
 $MUSUBI_DIR is the checkout, $MUSUBI_VENV the environment in which it runs.
-
-Switches (environment of the process): TINY_STEP_S seconds added to each forward pass · TINY_LOSSES=FILE one JSON line
-`[epoch, micro-step, loss]` for each recorded loss · TINY_FAULTS="module=file[;…]" run FILE with the name `module` bound
-to that module of musubi_tuner (`utils.train_utils`) once it is imported.
 """
 
 from __future__ import annotations
@@ -21,115 +16,96 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-SIZES = ((64, 64), (96, 48), (48, 96))
-"""Width and height of the images in turn: three buckets."""
+from sd_scripts_patches import tiny
+from sd_scripts_patches.musubi import tiny as row
+from sd_scripts_patches.tiny import losses
 
-SITE = '''
-"""Shrinks musubi-tuner's Z-Image when it is imported; see tests/tiny_musubi.py."""
-import hashlib, importlib.abc, json, os, sys, time, types
+__all__ = ["losses"]
+Z_IMAGE = "zimage"
+TESTS = Path(__file__).resolve().parent
 
-def shrink(module):
-    module.DEFAULT_TRANSFORMER_DIM, module.DEFAULT_TRANSFORMER_N_LAYERS = 64, 4
-    module.DEFAULT_TRANSFORMER_N_REFINER_LAYERS = 1
-    module.DEFAULT_TRANSFORMER_N_HEADS = module.DEFAULT_TRANSFORMER_N_KV_HEADS = 2
-    module.DEFAULT_TRANSFORMER_CAP_FEAT_DIM, module.ROPE_AXES_DIMS = 48, [8, 12, 12]
 
-def slow_down(module):
-    pause_s = float(os.environ.get("TINY_STEP_S", "0"))
-    if pause_s:
-        original = module.ZImageTransformer2DModel.forward
-        def forward(self, *args, **kwargs):
-            time.sleep(pause_s)
-            return original(self, *args, **kwargs)
-        module.ZImageTransformer2DModel.forward = forward
+@dataclass(frozen=True)
+class Family:
+    """How the scripts of a model family are called, whose names begin with the family's.
 
-def replace_vae(module):
-    import torch
-    class Vae(torch.nn.Module):
-        device, dtype = torch.device("cpu"), torch.float32
-        def encode(self, pixels):
-            weight = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(7)) / 14
-            latents = torch.nn.functional.conv2d(pixels.float(), weight, stride=8)
-            return types.SimpleNamespace(mode=lambda: latents)
-        def decode(self, latents):
-            return torch.nn.functional.interpolate(latents[:, :3], scale_factor=8)
-    module.load_autoencoder_kl = lambda *args, **kwargs: Vae()
+    network: its network module. short: its name in the names of cache files. common, text, train: flags of all three
+    commands, of the one that caches text (and of training), and of training. weights: files of the transformer, by flag.
+    control: it learns edits, from an image before and one after. modules: what is changed when it is imported.
+    """
 
-def replace_text_encoder(module):
-    import torch
-    class Encoder(torch.nn.Module):
-        device, dtype = torch.device("cpu"), torch.float32
-    def embed(tokenizer, encoder, prompts):
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        seeds = [int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) for prompt in prompts]
-        rows = [torch.randn(16, 48, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        return torch.stack(rows), torch.ones(len(rows), 16, dtype=torch.bool)
-    module.load_qwen3 = lambda *args, **kwargs: (None, Encoder())
-    module.get_text_embeds = embed
+    network: str
+    short: str
+    modules: tuple[str, ...] = ()
+    text: dict[str, str] = field(default_factory=lambda: {"text_encoder": "tiny"})
+    common: dict[str, str] = field(default_factory=dict)
+    train: dict[str, str] = field(default_factory=dict)
+    weights: tuple[str, ...] = ("dit",)
+    control: bool = False
 
-def record_losses(module):
-    path = os.environ.get("TINY_LOSSES")
-    if path:
-        add = module.LossRecorder.add
-        def recorded(self, *, epoch, step, loss):
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps([epoch, step, loss]) + "\\n")
-            return add(self, epoch=epoch, step=step, loss=loss)
-        module.LossRecorder.add = recorded
 
-AFTER = {
-    "zimage.zimage_config": [shrink], "zimage.zimage_model": [slow_down], "zimage.zimage_autoencoder": [replace_vae],
-    "zimage.zimage_utils": [replace_text_encoder], "utils.train_utils": [record_losses],
+_QWEN = ("qwen_image.qwen_image_model", "qwen_image.qwen_image_utils")
+FAMILIES = {
+    Z_IMAGE: Family("networks.lora_zimage", "zi"),
+    "flux_2": Family(
+        "networks.lora_flux_2", "f2k4b", ("flux_2.flux2_utils",), common={"model_version": "klein-base-4b"}
+    ),
+    "qwen_image": Family("networks.lora_qwen_image", "qi", _QWEN),
+    "wan": Family(
+        "networks.lora_wan",
+        "wan",
+        ("wan.configs", "wan.modules.model", "wan.modules.vae", "wan.modules.t5"),
+        text={"t5": "tiny"},
+        train={"task": "t2v-A14B", "timestep_boundary": "500"},
+        weights=("dit", "dit_high_noise"),
+    ),
+    "krea2": Family("networks.lora_krea2", "kr2", (*_QWEN, "krea2", "krea2.krea2_utils")),
+    "flux_kontext": Family(
+        "networks.lora_flux",
+        "fk",
+        ("flux.flux_models", "flux.flux_utils"),
+        text={"text_encoder1": "tiny", "text_encoder2": "tiny"},
+        control=True,
+    ),
 }
+SITE = f"""
+import importlib
+if {str(TESTS)!r} not in sys.path:
+    sys.path.append({str(TESTS)!r})
 
-def inject(path):
-    def fault(module):
-        with open(path, encoding="utf-8") as file:
-            exec(compile(file.read(), path, "exec"), {"__name__": "tiny_fault", "module": module})
-    return fault
-
-for entry in filter(None, os.environ.get("TINY_FAULTS", "").split(";")):
-    name, _, path = entry.partition("=")
-    AFTER.setdefault(name, []).append(inject(path))
-AFTER = {"musubi_tuner." + name: steps for name, steps in AFTER.items()}
-
-class Loader(importlib.abc.Loader):
-    def __init__(self, inner, name):
-        self.inner, self.name = inner, name
-    def create_module(self, spec):
-        return self.inner.create_module(spec)
-    def exec_module(self, module):
-        self.inner.exec_module(module)
-        for step in AFTER[self.name]:
+def change(name):
+    def apply(module):
+        for step in importlib.import_module("tiny_musubi_models").AFTER[name]:
             step(module)
-    def __getattr__(self, attribute):
-        return getattr(self.inner, attribute)
+    return apply
 
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name in AFTER:
-            for finder in sys.meta_path[sys.meta_path.index(self) + 1:]:
-                spec = finder.find_spec(name, path, target)
-                if spec is not None:
-                    spec.loader = Loader(spec.loader, name)
-                    return spec
-
-sys.meta_path.insert(0, Finder())
-'''
+for name in {sorted({name for family in FAMILIES.values() for name in family.modules})!r}:
+    AFTER["musubi_tuner." + name] = [change(name)]
+"""
+"""Added to Z-Image's sitecustomize. torch is imported when the first of these modules is."""
+EASYDICT = """
+class EasyDict(dict):
+    __setattr__ = dict.__setitem__
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+"""
 STAND_INS = {
-    "torchvision": """
-class utils:
-    @staticmethod
-    def make_grid(images, nrow=8):
-        return images[0]
-""",
-    "av": '__version__ = "0.0"\n',
+    "torchvision": {
+        "__init__.py": "from . import transforms, utils\n",
+        "transforms/__init__.py": "from . import functional\n",
+        "transforms/functional.py": "",
+        "utils.py": "def make_grid(images, nrow=8):\n    return images[0]\n",
+    },
+    "easydict": {"__init__.py": EASYDICT},
 }
+"""What Wan needs besides Z-Image's."""
 
 
 def checkout() -> Path:
@@ -139,140 +115,123 @@ def checkout() -> Path:
 
 def python() -> Path:
     """Return the interpreter of the environment in which musubi-tuner runs."""
-    return Path(os.environ.get("MUSUBI_VENV", ".venv-musubi")).absolute() / "bin" / "python"
+    return tiny.python_of(Path(os.environ.get("MUSUBI_VENV", ".venv-musubi")).absolute())
+
+
+def installation() -> tiny.Installation:
+    """Return both."""
+    return tiny.Installation(checkout(), python())
 
 
 def why_not() -> str:
     """Return why musubi-tuner cannot be run here, or ""."""
     if not (checkout() / "src/musubi_tuner/training/trainer_base.py").is_file():
-        return f"no checkout of musubi-tuner at {checkout()}; set MUSUBI_DIR"
-    return "" if python().is_file() else f"no environment of musubi-tuner at {python()}; set MUSUBI_VENV"
+        return "no checkout of musubi-tuner: set MUSUBI_DIR"
+    return "" if python().is_file() else "no environment of musubi-tuner: set MUSUBI_VENV"
 
 
-def environment(work: Path, **extra: str) -> dict[str, str]:
-    """Return the environment variables of a process on the tiny model; `extra` wins."""
-    keep = {k: v for k, v in os.environ.items() if not k.startswith(("HANGPROOF_", "TINY_", "PYTHONPATH"))}
-    fixed = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return {**keep, **fixed, "PYTHONPATH": os.pathsep.join([str(work / "site"), str(ROOT)]), **extra}
+def environment(work: Path, patched: bool = True, **extra: str) -> dict[str, str]:
+    """Return the environment variables of a process on the tiny models; `extra` wins.
+
+    patched=False: the launcher is not there to make the checkout's modules importable.
+    """
+    env = installation().environment(work, **extra)
+    return env if patched else {**env, "PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], str(checkout() / "src")])}
 
 
 def command(script: str, *args: str, patched: bool = True, folder: str = "") -> list[str]:
     """Return the command line of a script in the checkout (or in `folder` of it)."""
-    launcher = ["-m", "sd_scripts_patches"] if patched else []
-    return [str(python()), *launcher, str(checkout() / folder / script), *args]
+    return installation().command(*args, patched=patched, script=str(Path(folder) / script))
 
 
-def caching(dataset: Path, *more: str) -> dict[str, list[str]]:
+def trainer(family: str = Z_IMAGE) -> str:
+    """Return the name of a family's training script."""
+    return f"{family}_train_network.py"
+
+
+def _flags(*tables: dict[str, str]) -> list[str]:
+    return [part for table in tables for name, value in table.items() for part in (f"--{name}", value)]
+
+
+def caching(config: Path, *more: str, family: str = Z_IMAGE) -> dict[str, list[str]]:
     """Return script → arguments of both caching commands."""
-    common = ["--dataset_config", str(dataset), "--device", "cpu", "--num_workers", "1", *more]
+    flags = FAMILIES[family]
+    common = ["--dataset_config", str(config), "--device", "cpu", "--num_workers", "1", *more, *_flags(flags.common)]
     return {
-        "zimage_cache_latents.py": [*common, "--vae", "tiny"],
-        "zimage_cache_text_encoder_outputs.py": [*common, "--text_encoder", "tiny"],
+        f"{family}_cache_latents.py": [*common, "--vae", "tiny"],
+        f"{family}_cache_text_encoder_outputs.py": [*common, *_flags(flags.text)],
     }
 
 
-def arguments(work: Path, dataset: Path, out: Path, *more: str, **changed: str | None) -> list[str]:
-    """Return arguments of zimage_train_network.py. `changed` replaces or adds flags (None removes one)."""
-    flags: dict[str, str | None] = {
-        "dit": str(work / "dit.safetensors"),
-        "vae": "tiny",
-        "text_encoder": "tiny",
-        "dataset_config": str(dataset),
+def arguments(
+    work: Path, config: Path, out: Path, *more: str, family: str = Z_IMAGE, **changed: str | None
+) -> list[str]:
+    """Return arguments of a training script. `changed` replaces or adds flags (None removes one)."""
+    flags = FAMILIES[family]
+    given: dict[str, str | None] = {
+        "text_encoder": None,
+        **{name: str(work / f"{name}.safetensors") for name in flags.weights},
+        **flags.common,
+        **flags.text,
+        **flags.train,
+        "dataset_config": str(config),
+        "network_module": flags.network,
         "mixed_precision": "bf16",
-        "timestep_sampling": "shift",
-        "discrete_flow_shift": "2.0",
-        "optimizer_type": "adamw",
-        "learning_rate": "1e-3",
-        "lr_scheduler": "cosine",
-        "network_module": "networks.lora_zimage",
-        "network_dim": "4",
-        "seed": "42",
-        "max_data_loader_n_workers": "0",
-        "output_dir": str(out),
-        "output_name": "tiny",
     }
-    flags.update(changed)
-    line = [part for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
-    return [*line, "--sdpa", *more]
+    return row.arguments(work, out, *more, **{**given, **changed})
 
 
-def losses(path: Path) -> list[list]:
-    """Return the content of TINY_LOSSES: [epoch, micro-step, loss] in the order recorded."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def dataset(folder: Path, images: Path, batch_size: int = 1) -> Path:
+def dataset(folder: Path, images: Path, batch_size: int = 1, family: str = Z_IMAGE) -> Path:
     """Write the configuration of a data set whose caches are in FOLDER/cache; return its path."""
     path = folder / "dataset.toml"
+    before = f"control_directory = {json.dumps((images.parent / 'control').as_posix())}\n"
     path.write_text(
         f'[general]\nresolution = [64, 64]\ncaption_extension = ".txt"\nbatch_size = {batch_size}\nenable_bucket = true\n\n'
-        f"[[datasets]]\nimage_directory = {json.dumps(images.as_posix())}\n"
+        f"[[datasets]]\nimage_directory = {json.dumps(images.as_posix())}\n{before if FAMILIES[family].control else ''}"
         f"cache_directory = {json.dumps((folder / 'cache').as_posix())}\nnum_repeats = 1\n",
         encoding="utf-8",
     )
     return path
 
 
-@functools.lru_cache(maxsize=1)
-def workdir(images: int = 7) -> Path:
-    """Return a folder with weights, images, caches (`cached()` copies them) and site/, made once per session. Read-only."""
+@functools.lru_cache(maxsize=8)
+def workdir(family: str = Z_IMAGE, images: int = 7) -> Path:
+    """Return a folder with weights, images, caches (`cached()` copies them) and site/, made once per session. Read-only.
+
+    The caches are made without the patches.
+    """
     work = Path(tempfile.mkdtemp(prefix="tiny-musubi-"))
     atexit.register(shutil.rmtree, work, ignore_errors=True)
-    site = work / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(SITE, encoding="utf-8")
-    for name, text in STAND_INS.items():
-        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is None)"
-        if subprocess.run([str(python()), "-c", probe], check=False, timeout=60).returncode:
-            (site / f"{name}.py").write_text(text, encoding="utf-8")
-    env = environment(work)
-    _checked([str(python()), str(Path(__file__).resolve()), str(work), str(images)], env)
-    config = dataset(work, work / "images")
-    for script, args in caching(config).items():
-        _checked(command(script, *args, patched=False), {**env, "PYTHONPATH": f"{env['PYTHONPATH']}:{checkout()}/src"})
+    _write_site(work)
+    other = [str(python()), str(TESTS / "tiny_musubi_models.py"), str(checkout()), str(work), family, str(images)]
+    _checked(installation().maker(work, images) if family == Z_IMAGE else other, environment(work))
+    shutil.copytree(work / "images", work / "control", ignore=shutil.ignore_patterns("*.txt"))
+    config = dataset(work, work / "images", family=family)
+    for script, args in caching(config, family=family).items():
+        _checked(command(script, *args, patched=False), environment(work, patched=False))
     return work
 
 
-def cached(work: Path, folder: Path, batch_size: int = 1) -> Path:
+def cached(work: Path, folder: Path, batch_size: int = 1, family: str = Z_IMAGE) -> Path:
     """Copy the caches to FOLDER/cache and return the configuration that uses them."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(work / "cache", folder / "cache")
-    return dataset(folder, work / "images", batch_size)
+    return dataset(folder, work / "images", batch_size, family)
+
+
+def _write_site(work: Path) -> None:
+    """Write WORK/site: that of Z-Image, and what the other families need."""
+    installation().write_site(work)
+    text = row.site()
+    start = text.rindex(tiny.FINDER)
+    (work / "site/sitecustomize.py").write_text(text[:start] + SITE + text[start:], encoding="utf-8")
+    for package, files in STAND_INS.items():
+        for name, content in files.items() if installation().lacks(package) else ():
+            (work / "site" / package / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / "site" / package / name).write_text(content, encoding="utf-8")
 
 
 def _checked(line: list[str], env: dict[str, str]) -> None:
     done = subprocess.run(line, env=env, cwd=checkout(), timeout=300, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{line[1]} failed:\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
-
-
-def make(work: Path, images: int) -> None:
-    """Write weights and images to `work`. Runs in musubi-tuner's environment with work/site on the path."""
-    sys.path.insert(0, str(checkout() / "src"))
-    import numpy
-    import torch
-    from PIL import Image
-    from safetensors.torch import save_file
-
-    (work / "images").mkdir()
-    noise = numpy.random.default_rng(3)
-    for i in range(images):
-        width, height = SIZES[i % len(SIZES)]
-        pixels = noise.integers(0, 255, (height, width, 3), dtype=numpy.uint8)
-        Image.fromarray(pixels).save(work / "images" / f"{i:02d}.png")
-        (work / "images" / f"{i:02d}.txt").write_text(f"a thing, number {i}", encoding="utf-8")
-
-    from musubi_tuner.zimage import zimage_model
-
-    model = zimage_model.create_model("torch", False, torch.float32)
-    generator = torch.Generator().manual_seed(1)
-    weights = {
-        name: torch.ones(value.shape) if "norm" in name else torch.randn(tuple(value.shape), generator=generator) * 0.05
-        for name, value in model.state_dict().items()
-    }
-    save_file(weights, work / "dit.safetensors")
-    (work / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    make(Path(sys.argv[1]), int(sys.argv[2]))
+        raise RuntimeError(f"{line[1:3]} failed:\n{done.stdout[-2000:]}{done.stderr[-3000:]}")

@@ -20,6 +20,7 @@ LOOPS = {
     "musubi_tuner.flux_kontext_train_network": "FluxKontextNetworkTrainer",
     "musubi_tuner.flux_2.flux2_utils": "denoise",
     "musubi_tuner.krea2_train_network": "Krea2NetworkTrainer",
+    "musubi_tuner.qwen_image_train_network": "QwenImageNetworkTrainer",
 }
 """module: what stands beside the progress bar of its denoising loop. The families without one have no budget between
 steps, only the deadline of the whole image."""

@@ -1,0 +1,287 @@
+"""Shrinks the families of musubi-tuner as they are imported, and makes their weights. Runs in its processes only.
+
+Z-Image is shrunk by sd_scripts_patches/musubi/tiny.py; this is the same for the other families. Sizes change, and the
+encoders are replaced: a VAE and a text encoder read the images and captions once, before training, and their weights are
+large. Each replacement computes its result from the pixels or the words alone, so a cache that is made again is the same.
+
+By hand, with the folder of this file and WORK/site on the path: `python -m tiny_musubi_models CHECKOUT WORK FAMILY IMAGES`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+Change = Callable[[ModuleType], None]
+
+WIDTH, HEADS, LAYERS, TOKENS, TEXT = 64, 2, 2, 16, 48
+"""Of every transformer: width, attention heads, blocks; of every text: tokens, width."""
+TEXT_LAYERS = 2  # Krea 2 gets the states of several layers of its text encoder
+if not torch.cuda.is_available():
+    torch.cuda.current_device = lambda: 0  # asked for while Wan's text encoder is imported, GPU or not
+
+
+class Vae(torch.nn.Module):
+    """Latents are a fixed convolution of the pixels, pixels the first three channels of the latents."""
+
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self, channels: int = 16, factor: int = 8) -> None:
+        super().__init__()
+        self.factor = factor
+        weight = torch.randn(channels, 3, factor, factor, generator=torch.Generator().manual_seed(7))
+        self.weight = torch.nn.Parameter(weight / (14 * factor / 8), requires_grad=False)
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(pixels.float(), self.weight.float(), stride=self.factor)
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(latents[:, :3].float(), scale_factor=self.factor)
+
+
+class QwenImageVae(Vae):
+    def encode_pixels_to_latents(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.encode(pixels[:, :, 0]).unsqueeze(2)
+
+    def decode_to_pixels(self, latents: torch.Tensor) -> torch.Tensor:
+        return (self.decode(latents[:, :, 0]) / 2 + 0.5).clamp(0, 1)
+
+
+class WanVae(Vae):
+    def __init__(self, **_: object) -> None:
+        super().__init__()
+
+    def encode(self, videos: Any) -> Any:
+        return [super(WanVae, self).encode(video.transpose(0, 1)).transpose(0, 1) for video in videos]
+
+    def decode(self, latents: Any) -> Any:
+        return [super(WanVae, self).decode(latent.transpose(0, 1)).transpose(0, 1) for latent in latents]
+
+
+class TextEncoder(torch.nn.Module):
+    """Numbers that follow from the words. dtype: what its callers compute with."""
+
+    device, dtype = torch.device("cpu"), torch.bfloat16
+
+    def __init__(self, shape: tuple[int, ...] = (TOKENS, TEXT)) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, prompts: str | list[str]) -> torch.Tensor:
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        seeds = [int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) for prompt in prompts]
+        return torch.stack([torch.randn(self.shape, generator=torch.Generator().manual_seed(s)) for s in seeds])
+
+
+def _mask(prompts: str | list[str]) -> torch.Tensor:
+    return torch.ones(1 if isinstance(prompts, str) else len(prompts), TOKENS, dtype=torch.bool)
+
+
+def _with_mask(prompts: str | list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    return TextEncoder()(prompts), _mask(prompts)
+
+
+def _always(made: Callable[[], object]) -> Callable[..., object]:
+    return lambda *args, **kwargs: made()
+
+
+def _sizes(model: str, **sizes: object) -> Change:
+    """Return a change that creates the class `model` with these sizes."""
+
+    def change(module: ModuleType) -> None:
+        cls = getattr(module, model)
+        original = cls.__init__
+
+        def __init__(self: object, *args: object, **given: object) -> None:
+            original(self, *args, **{**given, **sizes})
+
+        cls.__init__ = __init__
+
+    return change
+
+
+def _set(**names: object) -> Change:
+    """Return a change that sets these names of the module."""
+    return lambda module: vars(module).update(names)
+
+
+def _flux_2(module: ModuleType) -> None:
+    sizes = {"depth": LAYERS, "depth_single_blocks": LAYERS, "axes_dim": [8] * 4, "context_in_dim": TEXT}
+    for info in module.FLUX2_MODEL_INFO.values():
+        vars(info.params).update(hidden_size=WIDTH, num_heads=HEADS, **sizes)
+    module.load_ae = _always(lambda: Vae(128, 16))
+    module.load_text_embedder = _always(TextEncoder)
+
+
+def _kontext(module: ModuleType) -> None:
+    params = module.configs_flux_dev_context.params
+    sizes = {"depth": LAYERS, "depth_single_blocks": LAYERS, "axes_dim": [8, 12, 12], "context_in_dim": TEXT}
+    vars(params).update(hidden_size=WIDTH, num_heads=HEADS, vec_in_dim=TEXT, **sizes)
+
+
+class _Tokens(dict):  # type: ignore[type-arg]
+    """What a tokenizer returns, with the text itself in place of the tokens."""
+
+    def to(self, device: object) -> _Tokens:
+        return self
+
+
+def _kontext_encoders(module: ModuleType) -> None:
+    def tokenizer(prompts: object, **_: object) -> _Tokens:
+        tokens = _Tokens(prompts=prompts)
+        tokens["input_ids"] = tokens
+        return tokens
+
+    class T5(TextEncoder):
+        def forward(self, input_ids: Any, **_: object) -> Any:
+            return {"last_hidden_state": super().forward(input_ids["prompts"])}
+
+    class Clip(TextEncoder):
+        def forward(self, input_ids: Any) -> Any:
+            return {"pooler_output": super().forward(input_ids["prompts"])}
+
+    module.load_t5xxl = _always(lambda: (tokenizer, T5()))
+    module.load_clip_l = _always(lambda: (tokenizer, Clip((TEXT,))))
+    module.load_ae = _always(Vae)
+
+
+def _wan(module: ModuleType) -> None:
+    sizes = {"dim": WIDTH, "ffn_dim": 2 * WIDTH, "freq_dim": WIDTH, "num_heads": HEADS, "num_layers": LAYERS}
+    for config in module.WAN_CONFIGS.values():
+        for name, value in {**sizes, "text_len": TOKENS}.items():
+            setattr(config, name, value)
+
+
+class WanTextEncoder:
+    """Stands for a class that is no torch module, and is called with texts and a device."""
+
+    def __init__(self, **_: object) -> None:
+        self.encoder = TextEncoder()
+
+    def __call__(self, texts: list[str], device: object) -> list[torch.Tensor]:
+        return list(self.encoder(texts).to(torch.bfloat16))
+
+
+def _without_qwen3_vl(module: ModuleType) -> None:
+    """Krea 2 imports its text encoder's classes, which transformers has from 4.57 on."""
+    import transformers
+
+    for name in ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration"):
+        if not hasattr(transformers, name):
+            setattr(transformers, name, object)
+
+
+def _krea2(module: ModuleType) -> None:
+    sizes = {"features": WIDTH, "heads": HEADS, "kvheads": 1, "layers": LAYERS, "tdim": WIDTH, "txtlayers": TEXT_LAYERS}
+    vars(module.single_mmdit_large_wide).update(txtdim=TEXT, txtheads=HEADS, txtkvheads=HEADS, **sizes)
+    module.load_krea2_text_encoder = _always(lambda: TextEncoder((TOKENS, TEXT_LAYERS, TEXT)))
+    module.get_krea2_prompt_embeds = lambda encoder, prompts: (encoder(prompts), _mask(prompts))
+
+
+AFTER: dict[str, list[Change]] = {
+    "flux_2.flux2_utils": [_flux_2],
+    "qwen_image.qwen_image_model": [
+        _sizes(
+            "QwenImageTransformer2DModel",
+            num_layers=LAYERS,
+            attention_head_dim=WIDTH // HEADS,
+            num_attention_heads=HEADS,
+            joint_attention_dim=TEXT,
+            axes_dims_rope=(8, 12, 12),
+        )
+    ],
+    "qwen_image.qwen_image_utils": [
+        _set(
+            load_vae=_always(QwenImageVae),
+            load_qwen2_5_vl=_always(lambda: (None, TextEncoder())),
+            get_qwen_prompt_embeds=lambda _, __, texts: _with_mask(texts),
+        )
+    ],
+    "wan.configs": [_wan],
+    "wan.modules.model": [_sizes("WanModel", text_dim=TEXT)],
+    "wan.modules.vae": [_set(WanVAE=WanVae)],
+    "wan.modules.t5": [_set(T5EncoderModel=WanTextEncoder)],
+    "krea2": [_without_qwen3_vl],
+    "krea2.krea2_utils": [_krea2],
+    "flux.flux_models": [_kontext],
+    "flux.flux_utils": [_kontext_encoders],
+}
+"""Module of musubi_tuner → its changes."""
+
+
+def _make_flux_2() -> Any:
+    from musubi_tuner.flux_2 import flux2_models, flux2_utils
+
+    return flux2_models.Flux2(flux2_utils.FLUX2_MODEL_INFO["klein-base-4b"].params, "torch")
+
+
+def _make_qwen_image() -> Any:
+    from musubi_tuner.qwen_image import qwen_image_model
+
+    return qwen_image_model.create_model("torch", False, False, False, False, None)
+
+
+def _make_wan() -> Any:
+    from musubi_tuner.wan.configs import WAN_CONFIGS
+    from musubi_tuner.wan.modules.model import WanModel
+
+    names = ("dim", "ffn_dim", "freq_dim", "in_dim", "out_dim", "num_heads", "num_layers", "text_len", "eps")
+    config = WAN_CONFIGS["t2v-A14B"]
+    return WanModel(model_version="2.2", attn_mode="torch", **{name: getattr(config, name) for name in names})
+
+
+def _make_krea2() -> Any:
+    from musubi_tuner.krea2 import krea2_mmdit, krea2_utils
+
+    return krea2_mmdit.SingleStreamDiT(krea2_utils.single_mmdit_large_wide)
+
+
+def _make_kontext() -> Any:
+    from musubi_tuner.flux import flux_models
+
+    return flux_models.Flux(flux_models.configs_flux_dev_context.params)
+
+
+_TRANSFORMERS: dict[str, Callable[[], Any]] = {
+    "flux_2": _make_flux_2,
+    "qwen_image": _make_qwen_image,
+    "wan": _make_wan,
+    "krea2": _make_krea2,
+    "flux_kontext": _make_kontext,
+}
+
+
+DTYPES = {"wan": torch.float32}
+"""Of the weights on a processor, whose autocast knows no float32; bfloat16 for the other families."""
+
+
+def make(checkout: Path, work: Path, family: str, images: int) -> None:
+    """Write weights, images and prompts to `work`. There are two files of weights, of which most families use the first."""
+    from safetensors.torch import save_file
+
+    from sd_scripts_patches.musubi import tiny
+
+    sys.path.insert(0, str(checkout / "src"))
+    for seed, file in enumerate(("dit", "dit_high_noise"), 1):
+        generator = torch.Generator().manual_seed(seed)
+
+        def values(name: str, shape: tuple[int, ...], generator: torch.Generator = generator) -> torch.Tensor:
+            random = torch.randn(shape, generator=generator) * 0.05
+            return (torch.ones(shape) if "norm" in name else random).to(DTYPES.get(family, torch.bfloat16))
+
+        state = _TRANSFORMERS[family]().state_dict()
+        save_file(
+            {name: values(name, tuple(value.shape)) for name, value in state.items()}, work / f"{file}.safetensors"
+        )
+    tiny.write_images(work / "images", images)
+    (work / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
