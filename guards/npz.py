@@ -80,10 +80,16 @@ class Archive:
             self[key]
 
     def _guarded(self, read: Callable[[], T], part: str) -> T:
-        try:
-            return bounded(read, self.timeout_s, f"{part} of {self.path}")
-        except _DAMAGE as error:
-            raise ValueError(f"{self.path} is damaged ({part}: {error}); {_set_aside(self.path)}") from None
+        def attempt() -> tuple[T] | Exception:  # what `bounded` itself raises (no thread can be started) is no damage
+            try:
+                return (read(),)
+            except _DAMAGE as error:
+                return error
+
+        found = bounded(attempt, self.timeout_s, f"{part} of {self.path}")
+        if isinstance(found, Exception):
+            raise ValueError(f"{self.path} is damaged ({part}: {found}); {_set_aside(self.path)}")
+        return found[0]
 
     def _open(self) -> zipfile.ZipFile:
         return zipfile.ZipFile(self.path)

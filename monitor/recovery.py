@@ -37,9 +37,7 @@ from monitor.run_folder import MonitorError, RunFolder
 from monitor.state import Failure, RunState, State
 
 EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5
-TRIES_COUNT = (
-    5  # starts in a row that fail for a passing reason (no memory to fork, a disk error) before the run gives up
-)
+TRIES_COUNT = 5  # starts in a row that fail for a passing reason (no memory to fork, a disk error); then it gives up
 VERIFY_TRIES_COUNT = 3
 
 
@@ -197,8 +195,7 @@ def _open_incident(run: Run, attempt: Attempt, view: AttemptView, failure: Hang 
     run.folder.event(evidence.kind, f"{cause.title}: {_summary(evidence)}", phase=evidence.phase, step=evidence.step)
     now, progress_s = platform.now(), failure.last_progress_s
     if run.incident is not None:
-        run.incident.outcome, run.incident.ended_at = "the restart after it failed as well", now.utc
-        run.incident.save(run.folder)
+        run.incident.close(run.folder, "the restart after it failed as well", now.utc)
     incident = Incident.open(
         run.folder,
         evidence,
@@ -270,8 +267,7 @@ def close_incident(run: Run, view: AttemptView, first_new: int) -> None:
     at_s = first.step_s - (sum(first.intervals[-later:]) if later else 0.0)
     incident.recover_s = max(0.0, at_s - incident.progress_s)
     incident.steps_repeated = incident.best_step - (incident.resumed_from or 0)
-    incident.ended_at, incident.outcome = view.moment.utc, f"the run recovered: step {first_new} is new"
-    incident.save(run.folder)
+    incident.close(run.folder, f"the run recovered: step {first_new} is new", view.moment.utc)
     run.state.save(run.folder)
     repeated = count(incident.steps_repeated, "step")
     message = f"step {first_new} is new: recovered in {incident.recover_s:.1f} s, {repeated} repeated"
@@ -282,8 +278,7 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     """Close the incident; the reason as the user reads it."""
     newest = checkpoints.newest(run.state_folders())
     kept = f"; {newest.name} is kept, and a new start resumes from it" if newest else ""
-    incident.outcome, incident.ended_at = f"the run gave up: {reason}{kept}", platform.now().utc
-    incident.save(run.folder)
+    incident.close(run.folder, f"the run gave up: {reason}{kept}", platform.now().utc)
     cause = incident.cause
     parts = [f"{cause.title}.", cause.explanation, cause.advice]
     parts += [f"Gave up: {reason}."] if reason != cause.explanation else []

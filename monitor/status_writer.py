@@ -144,9 +144,8 @@ class StatusWriter:
     def _elapsed(self, state: State, now: Moment) -> float:
         """Seconds of the whole run. A monitor that replaces another continues its count."""
         if self._counted_s == math.inf:
-            before = (
-                (read_json(self.run.folder.folder / STATUS) or {}).get("elapsed_s") if self.run.state.attempt else 0
-            )
+            known = read_json(self.run.folder.folder / STATUS) if self.run.state.attempt else None
+            before = (known or {}).get("elapsed_s")
             self._elapsed_s = float(before) if isinstance(before, int | float) and math.isfinite(before) else 0.0
         elif state not in WAITING:
             self._elapsed_s += now.mono_s - self._counted_s
@@ -173,10 +172,8 @@ class StatusWriter:
             return values
         pids = list(attempt.tree.members)
         with contextlib.suppress(OSError):
-            (then_s, before), found = (
-                self._cpu,
-                [info for pid in pids if (info := platform.process_info(pid)) is not None],
-            )
+            then_s, before = self._cpu
+            found = [info for pid in pids if (info := platform.process_info(pid)) is not None]
             self._cpu = (now.mono_s, {info.pid: info.cpu_s for info in found})
             used_s = [info.cpu_s - before[info.pid] for info in found if info.pid in before]
             if used_s:

@@ -349,12 +349,8 @@ class Supervisor:
         newest = checkpoints.newest(self.run.state_folders())
         where = f"step {self.furthest()}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
         if self.run.state.failure is not None and self.run.incident is not None:
-            incident = self.run.incident
-            incident.outcome, incident.ended_at = (
-                f"the run was {shutdown.ending} before the restart",
-                platform.now().utc,
-            )
-            incident.save(self.folder)
+            outcome = f"the run was {shutdown.ending} before the restart"
+            self.run.incident.close(self.folder, outcome, platform.now().utc)
         stopped = shutdown.ending == "stopped"
         state, code = (State.STOPPED, EXIT_STOPPED) if stopped else (State.PREEMPTED, EXIT_PREEMPTED)
         return self.finish(state, code, f"{shutdown.ending} at {where}")
@@ -609,10 +605,8 @@ class Supervisor:
             except OSError as error:
                 self.folder.log(f"learned durations are not kept: {error}")
         if run.incident is not None:
-            run.incident.ended_at = platform.now().utc
-            if run.state.failure is None:
-                run.incident.outcome = "the run completed"
-            run.incident.save(self.folder)
+            outcome = run.incident.outcome if run.state.failure else "the run completed"
+            run.incident.close(self.folder, outcome, platform.now().utc)
         run.state.failure = None
         made = f"; LoRA: {lora.name}" if lora else ""
         reason = f"{count(self.furthest(), 'step')}, {count(run.state.restarts, 'restart')}{made}"

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 TRASH = ".trash-"  # then 8 random characters, "images-" when the images go too, and the run's folder name
 RENAMING = ".rename-"  # then 8 random characters
 NOTE = ".rename.json"
-BUSY = (
-    threading.Lock()
-)  # held while this process renames a run, so that nobody takes its hidden folder for an interrupted one
+BUSY = threading.Lock()
+"""Held while this process renames a run, so that nobody takes its hidden folder for that of an interrupted rename."""
 Idle = Callable[[Path], AbstractContextManager[bool]]
 """Keeps a monitor from starting for the run of a folder; False when one watches it, or when its training is alive.
 

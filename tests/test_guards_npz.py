@@ -114,6 +114,30 @@ def test_a_second_reader_reports_that_it_is_renamed(cache):
             two["latents"]
 
 
+def test_a_machine_without_threads_damages_no_cache(cache, monkeypatch):
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    outcome = []
+
+    def read():
+        try:
+            npz.load(cache)
+        except RuntimeError as error:
+            outcome.append(str(error))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    reader.join()
+    assert outcome == [], "on a healthy machine it is read"
+    begin = threading.Thread.start
+    reader = threading.Thread(target=read)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    begin(reader)
+    reader.join()
+    assert outcome == ["can't start new thread"] and cache.exists()
+
+
 def test_a_missing_file_is_simply_missing(tmp_path):
     with pytest.raises(FileNotFoundError):
         npz.load(tmp_path / "none.npz")

@@ -84,6 +84,11 @@ class Incident:
         except (KeyError, TypeError, ValueError):
             return None  # written by another version
 
+    def close(self, folder: RunFolder, outcome: str, ended_at: str) -> None:
+        """Record how it ended, as a sentence, and when (UTC); saved."""
+        self.outcome, self.ended_at = outcome, ended_at
+        self.save(folder)
+
     def save(self, folder: RunFolder) -> bool:
         """Write incident.json and report.md as they are now, and the stacks and the log tail if they are not there yet.
 

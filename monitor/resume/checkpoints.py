@@ -119,15 +119,16 @@ def _key(state: Path) -> tuple[str, str]:
     return str(state), hashlib.sha256(b"\0".join(content)).hexdigest()
 
 
-def states(folders: list[Path]) -> list[Path]:
-    """Every state of these folders, newest step first, those without a guard file last."""
+def states(folders: list[Path]) -> dict[Path, int]:
+    """Every state of these folders with its step, newest first; those without a readable guard file last, with -1."""
     found = [path for folder in folders for path in checkpoint.states(folder)]
-    return sorted(found, key=lambda path: -(checkpoint.guard_of(path) or {"step": -1})["step"])
+    steps = {path: (checkpoint.guard_of(path) or {"step": -1})["step"] for path in found}
+    return dict(sorted(steps.items(), key=lambda item: -item[1]))
 
 
 def newest(folders: list[Path]) -> Path | None:
     """The newest state with a guard file, verified or not."""
-    return next((p for p in states(folders) if checkpoint.guard_of(p)), None)
+    return next((path for path, step in states(folders).items() if step >= 0), None)
 
 
 def choose(folders: list[Path], verifier: Verifier, pause: Callable[[float], None] = time.sleep) -> ResumePoint:
@@ -139,8 +140,8 @@ def choose(folders: list[Path], verifier: Verifier, pause: Callable[[float], Non
     bad: list[tuple[Path, str]] = []
     unsure: list[tuple[Path, str]] = []
     found = states(folders)
-    guarded = {p: guard["step"] for p in found if (guard := checkpoint.guard_of(p))}
-    for state in [p for p in found if guarded and p not in guarded]:
+    guarded = {path: step for path, step in found.items() if step >= 0}
+    for state in [path for path in found if guarded and path not in guarded]:
         if error := checkpoint.verify(state).error:
             unsure.append((state, error))  # its guard file cannot be read, which does not mean that there is none
         else:
