@@ -143,8 +143,11 @@ def _checks(target: Installation, trial_: Trial, work: Path, stand_in: bool) -> 
 
 def _environment(target: Installation, facts: dict, job: Job, stand_in: bool) -> Check:
     name, trainer, script = "environment", target.trainer, target.row.SCRIPT
-    listed = next((f for f in ("requirements.txt", "pyproject.toml") if (target.checkout / f).is_file()), "")
-    again = f"Install what {target.checkout / listed} lists again: ./start.sh {trainer.key}, or {target.python} -m pip"
+    listed = target.checkout / "requirements.txt"
+    pip = f"{target.python} -m pip install -r {listed}, or " if listed.is_file() else ""
+    again = (
+        f"Install its requirements again: {pip}delete {target.python.parent.parent} and run ./start.sh {trainer.key}"
+    )
     missing = [package for package in target.row.STAND_INS if facts and not facts["packages"][package]]
     names = " and ".join(missing) + (" is" if len(missing) == 1 else " are")
     if missing and not stand_in:

@@ -107,7 +107,7 @@ def wire(checks: TrainerChecks, backend: Any, loaded: gr.State) -> None:
 
 def status(backend: str) -> Status | None:
     """The state of a backend's checkout; None for a backend that has none here."""
-    trainer = TRAINERS.get(backend)
+    trainer = TRAINERS.get(backend) if isinstance(backend, str) else None
     if trainer is None or not trainer.checkout.is_dir():
         return None
     now = versions.commit(trainer.checkout)
