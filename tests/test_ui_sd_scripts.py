@@ -54,7 +54,7 @@ def starts_and_completes(page, server, tier: str, tmp_path: Path) -> None:
     folder = server.data / "outputs" / f"kohya-{tier}"
     field(page, "name").fill(name)
     page.get_by_label(TIERS[tier], exact=True).check()
-    page.locator("#plan").get_by_text(f"{STEPS} steps").wait_for()
+    page.locator("#plan").get_by_text(f"{STEPS} steps", exact=True).wait_for()
     page.locator("#start").click()
     page.get_by_test_id("run-name").get_by_text(name).or_(
         page.locator("#problem .hp-bad, #run-notice .hp-bad")
