@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_sd_scripts
+from trainer_helpers import flags, make_config, make_images, train
 
 from guards import socket_folder
 
@@ -65,3 +67,23 @@ def test_when_no_folder_can_be_used_the_error_names_tmpdir_and_what_to_do(long_f
     with pytest.raises(socket_folder.TooLong, match=r"TMPDIR \(.*Set TMPDIR to a shorter folder"):
         socket_folder.choose()
     assert socket_folder.tempfile.tempdir == str(long_folder)
+
+
+def test_the_built_in_trainer_trains_with_workers_and_a_long_tmpdir(long_folder, tmp_path):
+    config = make_config(tmp_path / "dataset.toml", make_images(tmp_path / "images", 2))
+    argv = flags(
+        tmp_path / "models" / "tiny-flux", config, tmp_path / "out", max_data_loader_n_workers=1, max_train_steps=2
+    )
+    done = train(argv, TMPDIR=str(long_folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"warning: TMPDIR ({long_folder}) is too long" in done.stdout and "model saved." in done.stdout
+
+
+@pytest.mark.timeout(400)
+def test_a_real_training_has_workers_with_a_long_tmpdir(long_folder, tmp_path):
+    tiny_sd_scripts.need()
+    work = tiny_sd_scripts.workdir()
+    arguments = tiny_sd_scripts.arguments(work, tmp_path / "out", max_train_steps="2", max_data_loader_n_workers="1")
+    done = tiny_sd_scripts.run(arguments, tiny_sd_scripts.environment(work, TMPDIR=str(long_folder)), 300)
+    assert done.returncode == 0, done.stdout
+    assert f"hangproof: TMPDIR ({long_folder}) is too long" in done.stdout

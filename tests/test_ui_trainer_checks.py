@@ -132,6 +132,22 @@ def test_a_comparison_that_cannot_run_says_why_and_the_version_of_a_running_run_
         assert versions.commit(folder) == new
 
 
+def test_a_run_that_continues_on_another_version_says_so(tmp_path, checkout, monkeypatch):
+    from ui import control, run_page
+
+    folder, old, new = checkout
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
+    monkeypatch.setattr(control, "start", lambda folder: None)
+    made = used(tmp_path, folder, old)
+    (made / "status.json").write_text(json.dumps({"state": "stopped"}))
+    said = run_page.start("my-run", None)
+    assert f"commit {old[:8]} of sd-scripts so far and continues on {new[:8]}" in said
+    used_now = {"trainer": "sd-scripts", "checkout": str(folder), "commits": [old, new]}
+    (made / versions.FILE).write_text(json.dumps(used_now))
+    assert run_page.start("my-run", None) == ""
+
+
 @pytest.mark.parametrize("key", LABELS)
 @pytest.mark.timeout(900)
 def test_both_versions_of_the_real_trainer_are_compared_and_tested_on_the_page(key, tmp_path, tab):

@@ -15,7 +15,7 @@ import gradio as gr
 import runs
 from monitor.process.tree import idle
 from runs import manage
-from ui import cards, control, draft, form, images, scripts, view
+from ui import cards, control, draft, form, images, scripts, trainer_checks, view
 from ui.artifacts import Gallery
 from ui.html import esc
 
@@ -235,7 +235,7 @@ def start(selected: str, total: float | None) -> str:
         control.start(folder)
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")
-    return ""
+    return notice(trainer_checks.changed(folder), "warn")
 
 
 def _train_longer(folder: Path, total: float | None) -> None:

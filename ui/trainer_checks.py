@@ -129,6 +129,19 @@ def last_used(trainer: Trainer) -> str:
     return max(noted)[1] if noted else ""
 
 
+def changed(run: Path) -> list[str]:
+    """What is said when a run continues on another version than the one it used so far; [] when it does not."""
+    noted = versions.used(run)
+    trainer = TRAINERS.get(noted.trainer) if noted else None
+    now = versions.commit(trainer.checkout) if trainer else ""
+    if noted is None or trainer is None or not noted.commits or not now or noted.commits[-1] == now:
+        return []
+    return [
+        f"This run used commit {noted.commits[-1][:8]} of {trainer.name} so far and continues on {now[:8]}. To compare how both "
+        "train, or to go back first, stop it and choose this trainer under New LoRA."
+    ]
+
+
 def show(backend: str) -> list[Any]:
     """Updates of TrainerChecks.outputs for the chosen backend."""
     found = status(backend)
