@@ -1,6 +1,7 @@
 """After an update the page names both versions, compares them, and puts the old one back without losing a change."""
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -130,6 +131,24 @@ def test_a_comparison_that_cannot_run_says_why_and_the_version_of_a_running_run_
             tab.locator("#trainer-question").get_by_text("The run 'my run' is training with sd-scripts").wait_for()
             assert tab.locator("#trainer-back-ok").is_hidden()
         assert versions.commit(folder) == new
+
+
+def test_the_last_used_version_is_that_of_the_latest_run_with_this_checkout(tmp_path, checkout, monkeypatch):
+    from ui import trainer_checks
+
+    folder, old, new = checkout
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "link"))
+    used(tmp_path, folder, "1" * 40, name="earlier")
+    os.utime(tmp_path / "outputs/earlier" / versions.FILE, (1, 1))
+    used(tmp_path, folder, old, name="later")
+    used(tmp_path, tmp_path, "2" * 40, name="elsewhere")
+    broken = used(tmp_path, folder, old, name="broken")
+    (broken / versions.FILE).write_text("{")
+    found = trainer_checks.status("sd-scripts")
+    assert (found.now, found.before, found.used) == (new, old, True)
+    assert trainer_checks.status("diffusers") is None and trainer_checks.status(["x"]) is None
 
 
 def test_a_run_that_continues_on_another_version_says_so(tmp_path, checkout, monkeypatch):

@@ -121,10 +121,10 @@ def status(backend: str) -> Status | None:
 
 def last_used(trainer: Trainer) -> str:
     """The commit of the run that used this checkout last, "" when none did."""
-    noted = []
+    noted, here = [], trainer.checkout.resolve()
     for folder in runs.list_runs():
         found = versions.used(folder)
-        if found and found.trainer == trainer.key and found.commits and Path(found.checkout) == trainer.checkout:
+        if found and found.trainer == trainer.key and found.commits and Path(found.checkout).resolve() == here:
             noted.append(((folder / versions.FILE).stat().st_mtime_ns, found.commits[-1]))
     return max(noted)[1] if noted else ""
 
