@@ -33,6 +33,7 @@ NETWORKS = {
     "networks.lora_fa": "LoRANetwork",
     "networks.lora_lumina": "LoRANetwork",
     "networks.lora_anima": "LoRANetwork",
+    "networks.network_base": "AdditionalNetwork",
     "networks.dylora": "DyLoRANetwork",
     "networks.oft": "OFTNetwork",
     "networks.oft_flux": "OFTNetwork",

@@ -16,18 +16,24 @@ from guards import limits
 from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.patch import Patch, Target, uses
 
-# module: (function for all images, function for one image); sd-scripts looks both up as globals of one module
+# module: (function for all images, function for one image); both are globals of one module, where they call each other
 FAMILIES = {
     "library.flux_train_utils": ("sample_images", "sample_image_inference"),
     "library.sd3_train_utils": ("sample_images", "sample_image_inference"),
     "library.lumina_train_util": ("sample_images", "sample_image_inference"),
     "library.anima_train_utils": ("sample_images", "_sample_image_inference"),
+    "hunyuan_image_train_network": ("sample_images", "sample_image_inference"),
     "library.train_util": ("sample_images_common", "sample_image_inference"),
 }
 # module: a function or class beside the denoising loop, whose progress bar is a global of the same module
 LOOPS = {
-    **{module: names[0] for module, names in FAMILIES.items() if module != "library.train_util"},
+    "library.flux_train_utils": "sample_images",
+    "library.sd3_train_utils": "sample_images",
+    "library.lumina_train_util": "sample_images",
+    "library.anima_train_utils": "sample_images",
     "library.sdxl_lpw_stable_diffusion": "SdxlStableDiffusionLongPromptWeightingPipeline",
+    "hunyuan_image_minimal_inference": "generate_body",
+    "diffusers.pipelines.pipeline_utils": "DiffusionPipeline",  # SD 1.5
 }
 REQUIRED = ("library.flux_train_utils",)
 
@@ -45,26 +51,37 @@ def _with_budget(tqdm: Any) -> Any:
         """tqdm that checks the time budget before each step."""
 
         def __iter__(self) -> Iterator[Any]:
-            beat = session.heartbeat()
             for number, item in enumerate(super().__iter__()):
-                if _end_s:
-                    if time.monotonic() > _end_s:
-                        raise BudgetExceeded(
-                            f"the budget of {_budget_s:g} s was exceeded after {number} denoising steps"
-                        )
-                    beat.item(number)
+                _check_budget(number)
                 yield item
 
+        def update(self, n: float | None = 1) -> bool | None:
+            """A bar without an iterable is moved by its loop, after each step."""
+            shown = super().update(n)
+            if self.iterable is None and self.n < (self.total or 0):
+                _check_budget(self.n)
+            return shown
+
     return BudgetedTqdm
+
+
+def _check_budget(number: float) -> None:
+    """Report `number` denoising steps of an image. Raises BudgetExceeded."""
+    if not _end_s:
+        return
+    if time.monotonic() > _end_s:
+        raise BudgetExceeded(f"the budget of {_budget_s:g} s was exceeded after {number} denoising steps")
+    session.heartbeat().item(int(number))
 
 
 def _sample_one(original: Callable) -> Callable:
     def sample_image_inference(*args: Any, **kwargs: Any) -> None:
         global _end_s, _budget_s
-        _budget_s = timeouts.seconds("sample_budget_s")
+        prompts = _prompts(args)
+        _budget_s = timeouts.seconds("sample_budget_s") * max(len(prompts), 1)  # Lumina makes several in one loop
         _end_s = time.monotonic() + _budget_s if _budget_s else 0.0
         kill_s = _budget_s + limits.seconds("sample_grace_s") if _budget_s else 0.0
-        what = f"sample image {_prompt_number(args)}"
+        what = f"sample image {', '.join(str(prompt['enum'] + 1) for prompt in prompts)}".rstrip()
         devices = [(a, a.device) for a in args if hasattr(a, "decode") and hasattr(a, "device")]
         with session.phase("sample", note=what), session.Deadline(kill_s, f"{what} (one step hangs)"):
             try:
@@ -95,10 +112,13 @@ def _sample_all(original: Callable) -> Callable:
     return sample_images
 
 
-def _prompt_number(args: tuple[Any, ...]) -> str:
-    """Return the number of the prompt in its file, from 1."""
-    prompts = [a for a in args if isinstance(a, dict) and "enum" in a]
-    return str(prompts[0]["enum"] + 1) if prompts else ""
+def _prompts(args: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """Return the prompts among the arguments: the one of an image, or those of the images of one loop.
+
+    `enum` is the prompt's number in its file, from 0.
+    """
+    flat = [entry for a in args for entry in (a if isinstance(a, (list, tuple)) else [a])]
+    return [entry for entry in flat if isinstance(entry, dict) and isinstance(entry.get("enum"), int)]
 
 
 def _restore_models(args: tuple[Any, ...], devices: list[tuple[Any, Any]]) -> None:
