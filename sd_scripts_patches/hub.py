@@ -11,6 +11,7 @@ threads of `--async_upload` are daemons; at the end the run waits `upload_exit_s
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -29,12 +30,9 @@ T = TypeVar("T")
 DOWNLOAD = "huggingface_hub.file_download"
 UTIL = "library.huggingface_util"
 STRATEGY = "library.strategy_base"
-TOKENIZERS = (
-    ("library.strategy_lumina", "AutoTokenizer", "LuminaTokenizeStrategy"),
-    ("library.hunyuan_image_text_encoder", "Qwen2TokenizerFast", "load_qwen2_5_vl"),
-    ("library.hunyuan_image_text_encoder", "AutoTokenizer", "load_byt5"),
-)
-"""(module, a tokenizer class that is a global of it, what uses it): loaded by name, past `_load_tokenizer`."""
+TOKENIZERS = "transformers.tokenization_utils_base"
+THREAD = "hangproof-hub "
+"""The name of a thread that downloads begins with it."""
 ATTEMPTS = 3
 RETRY_PAUSE_S = 2.0
 POLL_S = 0.5
@@ -129,7 +127,7 @@ def _download_with_limit(download: Callable[[], T], folder: Path, what: str) -> 
         except BaseException as error:  # noqa: BLE001 - passed to the thread that waits
             errors.append(error)
 
-    thread = threading.Thread(target=run, name=f"hangproof-hub {what}", daemon=True)
+    thread = threading.Thread(target=run, name=f"{THREAD}{what}", daemon=True)
     thread.start()
     known, since = -1, time.monotonic()
     while thread.is_alive():
@@ -172,29 +170,43 @@ class CacheFirst:
         return getattr(self.inner, name)
 
     def from_pretrained(self, name: str, *args: object, **kwargs: object) -> object:
-        """Return the tokenizer. The loader itself would accept a cache that a killed download left incomplete."""
-        if os.path.isdir(name):
-            return self.inner.from_pretrained(name, *args, **kwargs)
-        _cache_misses.clear()
-        found: object = None
-        try:
-            found = self.inner.from_pretrained(name, *args, **{**kwargs, "local_files_only": True})
-        except Exception:
-            if not _cache_misses:
-                raise
+        """Return the tokenizer."""
+        return from_cache_first(self.inner.from_pretrained, name, *args, **kwargs)
+
+
+def from_cache_first(load: Callable, name: str, *args: object, **kwargs: object) -> object:
+    """Return `load(name, …)` from the cache. The loader itself would accept a cache that a killed download left incomplete."""
+    if os.path.isdir(name):
+        return load(name, *args, **kwargs)
+    _cache_misses.clear()
+    found: object = None
+    try:
+        found = load(name, *args, **{**kwargs, "local_files_only": True})
+    except Exception:
         if not _cache_misses:
-            return found
-        from huggingface_hub import constants
+            raise
+    if not _cache_misses:
+        return found
+    from huggingface_hub import constants
 
-        def load() -> object:
-            return self.inner.from_pretrained(name, *args, **kwargs)
+    cache = Path(str(kwargs.get("cache_dir") or constants.HF_HUB_CACHE))
+    return _download_with_limit(lambda: load(name, *args, **kwargs), cache, f"the tokenizer {name} from the hub")
 
-        cache = Path(str(kwargs.get("cache_dir") or constants.HF_HUB_CACHE))
-        return _download_with_limit(load, cache, f"the tokenizer {name} from the hub")
+
+def _every_tokenizer(original: Callable) -> Callable:
+    """Load every other tokenizer from the cache first, too: Lumina and HunyuanImage name theirs past `_load_tokenizer`."""
+
+    def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> object:
+        load = functools.partial(original, cls)
+        if kwargs.get("local_files_only") or threading.current_thread().name.startswith(THREAD):
+            return load(pretrained_model_name_or_path, *args, **kwargs)
+        return from_cache_first(load, pretrained_model_name_or_path, *args, **kwargs)
+
+    return from_pretrained
 
 
 def _tokenizer_from_cache(original: Callable) -> Callable:
-    """Load tokenizers from the cache first. Nearly all families load theirs here; TOKENIZERS has the others."""
+    """Load tokenizers from the cache first. Nearly all families load theirs here."""
 
     def _load_tokenizer(self: Any, model_class: Any, model_id: str, *args: Any, **kwargs: Any) -> object:
         return original(self, CacheFirst(model_class), model_id, *args, **kwargs)
@@ -299,7 +311,14 @@ PATCH = Patch(
             make=_tokenizer_from_cache,
             wait="the hub, for a tokenizer",
         ),
-        *tokenizers(TOKENIZERS),
+        Target(
+            TOKENIZERS,
+            "PreTrainedTokenizerBase.from_pretrained",
+            params=("cls", "pretrained_model_name_or_path"),
+            optional=True,
+            make=_every_tokenizer,
+            wait="the hub, for a tokenizer",
+        ),
         *uploads(UTIL),
     ),
     prepare=prepare,
