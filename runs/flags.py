@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import presets
-from presets import schema
 from runs.files import Fault, RunError
 from runs.paths import CHECKOUTS, ROOT, outputs_dir
 
@@ -26,15 +25,14 @@ KINDS = {"int": "a whole number", "float": "a number", "str": "text"}
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-READERS = {"sd-scripts": schema.sd_scripts, "musubi": schema.musubi}
-
-
 def known_flags(backend: str, family: str, script: str = "") -> dict[str, dict]:
     """The flags of a script of a family by name; {} when its trainer is not installed.
 
     Args:
         script: a script of the family's table; "" for the one that trains.
     """
+    from presets import schema
+
     if backend not in CHECKOUTS:
         return schema.trainer(ROOT / "trainer" / "arguments.py")
     checkout, trainer = CHECKOUTS[backend], presets.families()[family]["backends"].get(backend)
@@ -43,7 +41,8 @@ def known_flags(backend: str, family: str, script: str = "") -> dict[str, dict]:
     path = checkout.script(script or trainer["script"])
     if not path.is_file():
         return {}
-    return READERS[backend](checkout.path(), path.relative_to(checkout.path()).as_posix())
+    read = {"sd-scripts": schema.sd_scripts, "musubi": schema.musubi}[backend]
+    return read(checkout.path(), path.relative_to(checkout.path()).as_posix())
 
 
 def check_extra(spec: "RunSpec") -> None:
