@@ -50,7 +50,6 @@ class TrainerChecks:
     test: gr.Button
     compare: gr.Button
     back: gr.Button
-    result: gr.HTML
     timer: gr.Timer
     panel: gr.Column
     question: gr.HTML
@@ -60,11 +59,11 @@ class TrainerChecks:
     @property
     def outputs(self) -> list[Any]:
         """The components that `show` updates, in order."""
-        return [self.note, self.test, self.compare, self.back, self.result, self.timer]
+        return [self.note, self.test, self.compare, self.back, self.timer, self.panel]
 
     @property
     def panels(self) -> list[Any]:
-        """The components that `ask_back` and `close` update, in order."""
+        """The components that `ask_back` updates, in order."""
         return [self.panel, self.question, self.back_ok]
 
 
@@ -76,14 +75,13 @@ def build() -> TrainerChecks:
         test = gr.Button(visible=False, elem_id="trainer-test", **small)
         compare = gr.Button("Compare the versions", visible=False, elem_id="trainer-compare", **small)
         back = gr.Button(visible=False, elem_id="trainer-back", **small)
-    result = gr.HTML(elem_id="trainer-result", apply_default_css=False)
     with gr.Column(visible=False, elem_classes="hp-panel", elem_id="trainer-panel") as panel:
         question = gr.HTML(elem_id="trainer-question", apply_default_css=False)
         with gr.Row():
             back_ok = gr.Button("Go back", variant="stop", elem_id="trainer-back-ok", **small)
             back_no = gr.Button("Cancel", elem_id="trainer-back-no", **small)
     timer = gr.Timer(TICK_S, active=False)
-    return TrainerChecks(note, test, compare, back, result, timer, panel, question, back_ok, back_no)
+    return TrainerChecks(note, test, compare, back, timer, panel, question, back_ok, back_no)
 
 
 def wire(checks: TrainerChecks, backend: Any, loaded: gr.State) -> None:
@@ -97,12 +95,11 @@ def wire(checks: TrainerChecks, backend: Any, loaded: gr.State) -> None:
         trigger_mode="always_last",
         **quiet,
     )
-    backend.change(close, None, checks.panels, **quiet)
     checks.test.click(test, backend, checks.outputs, **quiet)
     checks.compare.click(compare, backend, checks.outputs, **quiet)
     checks.back.click(ask_back, backend, checks.panels, **quiet)
-    checks.back_no.click(close, None, checks.panels, **quiet)
-    checks.back_ok.click(go_back, backend, [*checks.outputs, *checks.panels], **quiet)
+    checks.back_no.click(lambda: gr.update(visible=False), None, checks.panel, **quiet)
+    checks.back_ok.click(go_back, backend, [*checks.outputs, checks.question, checks.back_ok], **quiet)
 
 
 def status(backend: str) -> Status | None:
@@ -144,19 +141,18 @@ def changed(run: Path) -> list[str]:
 
 def show(backend: str) -> list[Any]:
     """Updates of TrainerChecks.outputs for the chosen backend."""
-    found = status(backend)
+    found, hidden = status(backend), gr.update(visible=False)
     if found is None:
-        hidden = gr.update(visible=False)
-        return ["", hidden, hidden, hidden, "", gr.Timer(active=False)]
+        return ["", hidden, hidden, hidden, gr.Timer(active=False), hidden]
     busy = [what for what in (SELF_TEST, COMPARE) if running(result_file(found, what))]
     changed = bool(found.before)
     return [
-        _note(found),
+        _note(found) + _results(found),
         gr.update(visible=True, interactive=not busy, value=f"Test {found.trainer.name} (1 minute)"),
         gr.update(visible=changed, interactive=not busy),
         gr.update(visible=changed, interactive=not busy, value=f"Go back to {found.before[:8]}…"),
-        _results(found),
         gr.Timer(active=bool(busy)),
+        hidden,
     ]
 
 
@@ -294,19 +290,14 @@ def _log_end(file: Path) -> str:
 # The way back ---------------------------------------------------------------------------------------------------------
 
 
-def close() -> list[Any]:
-    """Close the panel that asks before the version is changed."""
-    return [gr.update(visible=False), gr.skip(), gr.skip()]
-
-
 def ask_back(backend: str) -> list[Any]:
     """Open the panel, which says exactly what going back does, or why it cannot be done."""
     found = status(backend)
     if found is None or not found.before:
-        return close()
+        return [gr.update(visible=False), gr.skip(), gr.skip()]
     folder, before = found.trainer.checkout, found.before
     try:
-        _free(found.trainer)
+        _free(found)
         commands = versions.way_back(folder, found.trainer, before)
     except VersionError as error:
         return [gr.update(visible=True), f'<p class="hp-say" role="alert">{esc(error)}</p>', gr.update(visible=False)]
@@ -326,21 +317,24 @@ def go_back(backend: str) -> list[Any]:
     """Put the old version back."""
     found = status(backend)
     if found is None or not found.before:
-        return [*show(backend), *close()]
+        return [*show(backend), gr.skip(), gr.skip()]
     try:
-        _free(found.trainer)
+        _free(found)
         versions.go_back(found.trainer.checkout, found.trainer, found.before)
     except VersionError as error:
         problem = f'<p class="hp-say" role="alert">{esc(error)}</p>'
-        return [*show(backend), gr.update(visible=True), problem, gr.update(visible=False)]
+        return [*show(backend)[:-1], gr.update(visible=True), problem, gr.update(visible=False)]
     updates = show(backend)
     done = f"{found.trainer.name} is at {found.before[:8]} again."
     updates[0] = f'<p class="hp-hint" role="status" data-testid="trainer-changed-back">{esc(done)}</p>'
-    return [*updates, *close()]
+    return [*updates, gr.skip(), gr.skip()]
 
 
-def _free(trainer: Trainer) -> None:
-    """Raises VersionError while a run trains with this checkout: its next attempt would use other code."""
+def _free(found: Status) -> None:
+    """Raises VersionError while a run or a test trains with this checkout: it would use the code of two versions."""
+    trainer = found.trainer
+    if any(running(result_file(found, what)) for what in (SELF_TEST, COMPARE)):
+        raise VersionError(f"{trainer.name} is being tested. Wait until the result is there.")
     for shown in view.read_all():
         noted = versions.used(shown.folder)
         if shown.running and noted and noted.trainer == trainer.key:
