@@ -1,12 +1,12 @@
 """The trainer's command line: sd-scripts' flags, none of them ignored."""
 
-import ast
 import os
 from pathlib import Path
 
 import pytest
 import tomllib
 
+from presets import schema
 from trainer.arguments import parse, parser
 from trainer.unsupported import reasons
 
@@ -24,23 +24,7 @@ LEAST = [
 
 def flags_in(folder: Path) -> set[str]:
     """Every flag that sd-scripts' FLUX trainer adds, read from its source."""
-    files = [
-        folder / f"library/{n}.py" for n in ["train_util", "flux_train_utils", "custom_train_functions", "config_util"]
-    ]
-    files += [folder / f"library/{n}.py" for n in ["utils", "sai_model_spec", "deepspeed_utils"]]
-    files += [folder / "train_network.py", folder / "flux_train_network.py"]
-    other = ("add_sd_saving_arguments",)  # of the full fine-tuning trainers
-    found = set()
-    for file in files:
-        for function in ast.parse(file.read_text(encoding="utf-8")).body:
-            if not isinstance(function, ast.FunctionDef) or function.name in other:
-                continue
-            if function.name != "setup_parser" and not function.name.startswith("add_"):
-                continue
-            for call in ast.walk(function):
-                if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
-                    found.add(call.args[0].value)
-    return found
+    return {f"--{name}" for name in schema.sd_scripts(folder, "flux_train_network.py")}
 
 
 def test_every_flag_of_sd_scripts_is_taken_or_refused_with_a_reason():

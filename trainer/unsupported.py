@@ -1,4 +1,4 @@
-"""Flags of sd-scripts (v0.10.1) that this trainer does not support, with the reason.
+"""Flags of sd-scripts (v0.10.1 and v0.11.1) that this trainer does not support, with the reason.
 
 These flags are refused by name, because a flag that is silently ignored would train something else. Each reason covers
 several flags and completes the sentence "--FLAG is not supported by the built-in trainer: …".
@@ -57,7 +57,8 @@ REASONS: dict[str, str] = {
         "base_weights base_weights_multiplier network_weights dim_from_weights lowram debug_dataset "
         "resize_interpolation caption_separator caption_extention save_n_epoch_ratio use_8bit_adam use_lion_optimizer "
         "lr_scheduler_type lr_scheduler_args lr_decay_steps lr_scheduler_timescale lr_scheduler_min_lr_ratio "
-        "metadata_thumbnail metadata_merged_from metadata_preprocessor metadata_is_negative_embedding model_type"
+        "metadata_thumbnail metadata_merged_from metadata_preprocessor metadata_is_negative_embedding model_type "
+        "skip_image_resolution train_inpainting show_timesteps show_timesteps_resolution"
     ),
 }
 
