@@ -10,7 +10,7 @@ from runs_helpers import data, picture  # noqa: F401
 from ui_helpers import photos, small_disk
 
 import runs
-from ui import draft, draft_images, form, images, run_page
+from ui import draft, draft_images, form, images, proposals, run_page
 
 
 @pytest.fixture
@@ -134,6 +134,17 @@ def test_pages_of_cards(mine, tmp_path):
     assert (first["total"], first["pages"], len(first["items"])) == (images.PAGE_SIZE + 3, 2, images.PAGE_SIZE)
     assert [one["file"] for one in second["items"]] == ["p12.png", "p13.png", "p14.png"]
     assert images.listing(mine, 99)["page"] == 1 and images.listing(mine, -1)["page"] == 0
+
+
+def test_a_proposed_value_never_replaces_a_typed_one(mine):
+    stored = draft.save_fields(mine, {}, {"epochs": ([16], 20)}, {"epochs": 16})  # never stored: it has its default
+    assert stored == {"epochs": 20} == draft.form(mine)
+    assert draft.save_fields(mine, {"epochs": 3}, {"epochs": ([20], 24)}) == {"epochs": 3}
+    assert draft.save_fields(mine, {}, {"epochs": ([20, 16], 24)}, {"epochs": 16}) == {} and draft.form(mine) == {
+        "epochs": 3
+    }
+    hostile = [None, [], {"epochs": 1}, {"epochs": {"from": 16, "to": 20}}, {"name": {"from": [""], "to": 1}}]
+    assert all(proposals.valid(one) == {} for one in hostile)
 
 
 def test_two_drafts_are_independent(mine):

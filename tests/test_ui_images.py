@@ -334,6 +334,21 @@ def test_captions_of_two_tabs_are_merged(tab, server, browser, on_disk, own_stor
     }
 
 
+def test_a_proposal_does_not_replace_what_was_typed_in_another_browser(tab, server, browser, on_disk, tmp_path):
+    open_page(tab, server)
+    drop(tab, *photos("coffee.png"), count=1)
+    until(lambda: on_disk.form(draft_of(tab)).get("repeats") == 96, "the proposed repeats are stored")
+    other = second(browser, tab, server, own_storage=True)  # hears nothing of the first page
+    until(lambda: field(other, "repeats").input_value() == "96", "the other page shows them")
+    other.evaluate("hangproof.merge = () => []")  # nor does it show what the server answers
+    field(tab, "repeats").fill("7")
+    until(lambda: on_disk.form(draft_of(tab)).get("repeats") == 7, "the typed repeats are stored")
+    drop(other, picture(tmp_path / "b.png", (10, 10, 203)), picture(tmp_path / "c.png", (200, 10, 10)), count=3)
+    until(lambda: field(other, "repeats").input_value() not in ("96", "7"), "the other page shows a proposal")
+    other.wait_for_timeout(2000)  # it was sent
+    assert on_disk.form(draft_of(tab))["repeats"] == 7
+
+
 def test_a_caption_is_never_stored_with_another_image_of_the_same_name(tab, server, browser, on_disk, tmp_path):
     open_page(tab, server)
     drop(tab, picture(tmp_path / "one" / "a.png", (200, 10, 10)), count=1)

@@ -8,7 +8,7 @@ adding, moving or removing one image never changes the caption of another.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,13 +188,32 @@ def form(draft_id: str) -> dict[str, Any]:
     return values
 
 
-def save_fields(draft_id: str, changes: Mapping[str, Any]) -> None:
-    """Store these form values exactly as typed, valid or not; the other fields stay."""
+def save_fields(
+    draft_id: str,
+    changes: Mapping[str, Any],
+    offers: Mapping[str, tuple[Sequence[Any], Any]] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Store these form values exactly as typed, valid or not; the other fields stay.
+
+    Args:
+        offers: field → (values, new value): stored only while the field has one of these values, because a page proposed
+            it and another tab may have changed the field since.
+        defaults: the values of the fields that were never stored.
+
+    Returns:
+        The fields that were stored, with their values as they were given.
+    """
     with lock:
         state = read(draft_id)
-        merged = {**state["form"], **{key: _plain(value) for key, value in changes.items()}}
+        stored = dict(changes)
+        for key, (before, value) in (offers or {}).items():
+            if key not in stored and {**(defaults or {}), **state["form"]}.get(key) in before:
+                stored[key] = value
+        merged = {**state["form"], **{key: _plain(value) for key, value in stored.items()}}
         if state["form"] != merged:
             write(draft_id, {**state, "form": merged})
+        return stored
 
 
 def _plain(value: Any) -> Any:

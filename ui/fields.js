@@ -6,6 +6,7 @@
 let names = [];
 let base = {};
 const arriving = {}; // field → { from, to }: a value on its way to the page, where an event may still see the old one
+const offered = {}; // field → { from, shown, to }: a value that a proposal set; what was typed in another tab wins over it
 const others = "BroadcastChannel" in window ? new BroadcastChannel("hangproof") : null;
 
 /** At the start: the values to show, from those that the server has and those that this browser kept. */
@@ -21,19 +22,35 @@ hangproof.restore = (keys, [id, ...values]) => {
     return undefined;
   });
 };
-/** The fields that this tab changed, with their values; each is kept in the browser until the server confirms it. */
+/** What the server gets: the fields that were typed in this tab, each kept in the browser until the server confirms it, and
+ * the proposed values, which the server stores only while the field has one of the values `from`. */
 hangproof.changes = (values) => {
   names.forEach((key, n) => note(key, values[n]));
-  return Object.fromEntries(hangproof.unsaved("field"));
+  const offers = Object.entries(offered).filter(([, offer]) => same(offer.shown, offer.to));
+  return { changes: Object.fromEntries(hangproof.unsaved("field")), offers: Object.fromEntries(offers) };
+};
+/** Fill fields that show `shown` with proposed values; none of them while one has a typed value that is not stored. */
+hangproof.offer = (keys, shown, values) => {
+  if (keys.some((key) => hangproof.unsavedText("field", key) !== undefined)) return keys.map(() => undefined);
+  keys.forEach((key, n) => {
+    offered[key] = { from: [base[key], offered[key]?.to ?? base[key]], shown: shown[n], to: values[n] };
+  });
+  return values;
 };
 function bring(key, from, to) {
   arriving[key] = { from, to };
   return to;
 }
+const isOffered = (key, value) => key in offered && (same(value, offered[key].to) || same(value, offered[key].shown));
 const isOnItsWay = (key, value) => key in arriving && same(value, arriving[key].from);
 function note(key, value) {
   if (value === undefined || isOnItsWay(key, value)) return;
   delete arriving[key];
+  if (isOffered(key, value)) {
+    if (same(value, offered[key].to)) offered[key].shown = value; // it has arrived: another value is typed from now on
+    return;
+  }
+  delete offered[key];
   const kept = hangproof.unsavedText("field", key);
   if (same(value, kept)) return;
   if (!same(value, base[key])) hangproof.keep("field", key, value);
@@ -48,13 +65,19 @@ hangproof.merge = (answer, values) => {
   const found = names.map((key, n) => {
     if (!(key in answer.form)) return undefined;
     const [before, theirs] = [base[key], answer.form[key]];
+    const offer = isOffered(key, values[n]) && offered[key];
     base[key] = theirs;
     if (key in answer.stored) {
       hangproof.confirmed("field", key, answer.stored[key]);
-      if (same(values[n], answer.stored[key])) return void (base[key] = values[n]);
+      if (same(values[n], answer.stored[key])) {
+        delete offered[key];
+        return void (base[key] = values[n]);
+      }
     }
+    if (offer && !same(theirs, offer.to) && offer.from.some((value) => same(value, theirs))) return undefined; // not sent yet
+    if (offer) delete offered[key]; // stored, or another tab has changed the field
     if (same(values[n], theirs) || hangproof.unsavedText("field", key) !== undefined) return undefined;
-    if (same(values[n], before) || isOnItsWay(key, values[n])) return bring(key, values[n], theirs);
+    if (offer || same(values[n], before) || isOnItsWay(key, values[n])) return bring(key, values[n], theirs);
     hangproof.keep("field", key, values[n]); // typed since the request
     return undefined;
   });

@@ -4,6 +4,7 @@ The page's state `proposed` holds the pairs that were proposed last. Fields that
 still be on its way to the page when the next images arrive.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,10 +28,20 @@ def for_images(counts: Mapping[str, int], batch_size: int, accumulation: int) ->
 
 
 # Sets the fields to an answer only while they have the values that the server saw: a value typed since then stays.
-APPLY = """(answer, repeats, epochs) => {
-  const seen = answer && answer.seen[0] === repeats && answer.seen[1] === epochs;
-  return seen ? answer.wanted : [undefined, undefined];
-}"""
+APPLY = f"""(answer, ...values) => {{
+  const seen = answer && values.every((value, n) => value === answer.seen[n]);
+  return seen ? hangproof.offer({json.dumps(FIELDS[:2])}, values, answer.wanted) : [undefined, undefined];
+}}"""
+
+
+def valid(offers: Any) -> dict[str, tuple[list[Any], int]]:
+    """A page's offers, {field: {"from": [values that it may replace], "to": value}}, for draft.save_fields."""
+    found: dict[str, tuple[list[Any], int]] = {}
+    for key, offer in offers.items() if isinstance(offers, dict) else ():
+        before, value = (offer.get(name) for name in ("from", "to")) if isinstance(offer, dict) else (None, None)
+        if key in FIELDS[:2] and isinstance(before, list) and isinstance(value, int):
+            found[key] = (before, value)
+    return found
 
 
 def follow(draft_id: str | None, proposed: Any, *inputs: Any) -> tuple[Any, ...]:
