@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import random
-import signal
 from pathlib import Path
 
 import patches_helpers as helpers
 import resume_helpers
 import tiny_musubi as tiny
-
-from guards import checkpoint
 
 SORTED = """
 import glob, types
@@ -58,18 +54,12 @@ def train(
 
 
 def killed_and_resumed(folder: Path, *more: str, kills: int, seed: int, family: str = tiny.Z_IMAGE) -> int:
-    """Kill a run with SIGKILL after a random number of micro-batches, `kills` times, resuming each time from the newest
-    state; then let it finish. Returns how often it was killed."""
-    rng, killed, resume = random.Random(seed), 0, []
-    while True:
-        die_after = rng.randint(4, 9) if killed < kills else 0
-        result = train(folder, *more, *resume, die_after=die_after, family=family)
-        if result.code == 0:
-            return killed
-        assert result.code == -signal.SIGKILL, result.log[-3000:]
-        killed += 1
-        newest = checkpoint.newest_valid(folder / "made")
-        resume = ["--resume", str(newest)] if newest else []
+    """Kill a run as `resume_helpers.until_done` does. Returns how often it was killed."""
+
+    def run(die_after: int, *resume: str) -> helpers.RunResult:
+        return train(folder, *more, *resume, die_after=die_after, family=family)
+
+    return resume_helpers.until_done(run, folder / "made", kills, seed)
 
 
 def cache(folder: Path, script: str, *more: str, die_after: int = 0, family: str = tiny.Z_IMAGE) -> helpers.RunResult:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import patches_helpers as helpers
@@ -49,16 +50,25 @@ def train(
 
 
 def killed_and_resumed(work: Path, out: Path, *more: str, kills: int, seed: int, **changed: str) -> int:
+    """Kill a run as `until_done` does. Returns how often it was killed."""
+
+    def run(die_after: int, *resume: str) -> helpers.RunResult:
+        return train(work, out, *more, *resume, die_after=die_after, **changed)
+
+    return until_done(run, out / "made", kills, seed)
+
+
+def until_done(run: Callable[..., helpers.RunResult], made: Path, kills: int, seed: int) -> int:
     """Kill a run with SIGKILL after a random number of micro-batches, `kills` times, resuming each time from the newest
-    state; then let it finish. Returns how often it was killed."""
+    state; then let it finish. run(die_after, *resume) is one process; 0: it is not killed. Returns how often it was killed."""
     rng, killed, resume = random.Random(seed), 0, []
     while True:
-        result = train(work, out, *more, *resume, die_after=rng.randint(4, 9) if killed < kills else 0, **changed)
+        result = run(rng.randint(4, 9) if killed < kills else 0, *resume)
         if result.code == 0:
             return killed
         assert result.code == -signal.SIGKILL, result.log[-3000:]
         killed += 1
-        newest = checkpoint.newest_valid(out / "made")
+        newest = checkpoint.newest_valid(made)
         resume = ["--resume", str(newest)] if newest else []
 
 

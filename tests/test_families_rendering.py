@@ -377,7 +377,7 @@ def test_the_real_parsers_of_sd_scripts_take_the_scripts_of_every_family_tier_an
 def test_the_real_parsers_of_musubi_take_the_scripts_of_every_family_tier_and_platform(tmp_path):
     if reason := tiny_musubi.why_not():
         pytest.skip(reason)
-    tiny_musubi._write_site(tmp_path)
+    tiny_musubi.write_site(tmp_path)
     assert parse(PARSE_MUSUBI, "musubi", tiny_musubi.python(), tiny_musubi.environment(tmp_path)) == 18
 
 

@@ -82,6 +82,17 @@ from musubi_tuner.zimage import zimage_utils
 print(f"HANG {time.monotonic()}", flush=True)
 zimage_utils.Qwen2Tokenizer.from_pretrained("me/model")
 """
+TOKENIZER_TWICE = """
+import os, urllib.error, urllib.request
+from musubi_tuner.zimage import zimage_utils
+for _ in range(2):
+    made = zimage_utils.Qwen2Tokenizer.from_pretrained("me/model", subfolder=None)
+    print("words", len(made), flush=True)
+    try:
+        urllib.request.urlopen(os.environ["HF_ENDPOINT"] + "/loaded", timeout=60)
+    except urllib.error.HTTPError:
+        pass
+"""
 UPLOAD = """
 import time
 original = module.upload
@@ -228,6 +239,12 @@ def tokenizer(folder):
         return probe(folder, TOKENIZER, env)
 
 
+def tokenizer_twice(folder):
+    files = {"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"#version: 0.2\n", "tokenizer_config.json": b"{}"}
+    with hub(folder, files) as (server, env):
+        return probe(folder, TOKENIZER_TWICE, env), [path for _, path, _ in server.requests]
+
+
 def upload(folder, *more, silent=False):
     more += ("--huggingface_repo_id", "me/model", "--huggingface_path_in_repo", "lora")
     more += ("--huggingface_repo_type", "model", "--huggingface_token", "x")
@@ -268,6 +285,7 @@ JOBS = {
     "pool thread": pool_thread,
     "slow samples": slow_samples,
     "tokenizer": tokenizer,
+    "tokenizer twice": tokenizer_twice,
     "upload": partial(upload, silent=True),
     "upload in the background": lambda folder: upload(folder, "--async_upload", "--save_every_n_epochs", "1"),
     "state from the hub": state_from_hub,
@@ -383,6 +401,14 @@ def test_a_download_that_stalls(result):
     _, run = result
     assert run.code == 75 and gone_in_time(run, 2), run.log[-3000:]
     assert re.search(r"hangproof: waited 2 s for a byte of (vocab.json|tiny-state/optimizer.bin) of me/model", run.log)
+
+
+@helpers.asks("result", "tokenizer twice")
+def test_a_tokenizer_whose_cache_is_complete_needs_no_hub(result):
+    _, (run, requests) = result
+    assert run.code == 0 and len(set(re.findall(r"words \d+", run.log))) == 1, run.log[-3000:]
+    assert any(path.endswith("vocab.json") for path in requests)
+    assert requests.count("/loaded") == 2 and requests[-2:] == ["/loaded", "/loaded"], requests
 
 
 @helpers.asks("result", "upload")

@@ -314,7 +314,7 @@ def test_every_function_that_a_real_run_of_musubi_calls_is_reached(tmp_path):
         save_last_n_steps_state="1",
     )
     env = tiny_musubi.environment(
-        work, TINY_FAULTS=f"utils.model_utils={tmp_path / 'trace.py'}", AUDIT_SEEN=str(tmp_path / "seen")
+        work, TINY_FAULTS=f"musubi_tuner.utils.model_utils={tmp_path / 'trace.py'}", AUDIT_SEEN=str(tmp_path / "seen")
     )
     env["PYTHONPATH"] += f"{os.pathsep}{tiny_musubi.checkout() / 'src'}"
     for script, arguments in scripts.items():

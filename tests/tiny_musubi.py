@@ -203,7 +203,7 @@ def workdir(family: str = Z_IMAGE, images: int = 7) -> Path:
     """
     work = Path(tempfile.mkdtemp(prefix="tiny-musubi-"))
     atexit.register(shutil.rmtree, work, ignore_errors=True)
-    _write_site(work)
+    write_site(work)
     other = [str(python()), str(TESTS / "tiny_musubi_models.py"), str(checkout()), str(work), family, str(images)]
     _checked(installation().maker(work, images) if family == Z_IMAGE else other, environment(work))
     shutil.copytree(work / "images", work / "control", ignore=shutil.ignore_patterns("*.txt"))
@@ -220,7 +220,7 @@ def cached(work: Path, folder: Path, batch_size: int = 1, family: str = Z_IMAGE)
     return dataset(folder, work / "images", batch_size, family)
 
 
-def _write_site(work: Path) -> None:
+def write_site(work: Path) -> None:
     """Write WORK/site: that of Z-Image, and what the other families need."""
     installation().write_site(work)
     text = row.site()
