@@ -24,7 +24,10 @@ def parser() -> argparse.ArgumentParser:
     )
     new.add_argument("--model", help="base model (list them with: python -m presets list)")
     new.add_argument("--tier", help=f"VRAM tier: {', '.join(tiers())}")
-    new.add_argument("--backend", help="trainer: diffusers (built-in) or sd-scripts")
+    new.add_argument(
+        "--backend",
+        help="trainer: diffusers (built-in), sd-scripts or musubi; by default the one that trains the base model",
+    )
     new.add_argument("--prompt", action="append", metavar="TEXT", help="prompt of a sample image; can be repeated")
     new.add_argument(
         "--set",
@@ -44,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     delete.add_argument("run", help="name or folder of a run")
     delete.add_argument("--images", action="store_true", help="also delete its data set: images and captions")
     delete.add_argument("--yes", action="store_true", help="do not ask")
-    fetch = commands.add_parser("fetch-model", help="download the model files that sd-scripts needs")
+    fetch = commands.add_parser("fetch-model", help="download the model files that kohya's trainers need")
     fetch.add_argument("model", help="base model (list them with: python -m presets list)")
     for command in (new, show, render, rename, delete, fetch):
         command.add_argument("--json", action="store_true", help="print one line of JSON at the end")

@@ -341,7 +341,7 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):  # noqa: F811
         (["--name", "☃☃"], 1, "Use at least one letter or digit"),
         (["--name", "NUL"], 1, "Windows reserves"),
         (["--name", "x", "--tier", "8G"], 1, "tier"),
-        (["--name", "x", "--model", "sdxl"], 1, "use one of flux-dev"),
+        (["--name", "x", "--model", "flux-devv"], 1, "did you mean flux-dev"),
         (["--name", "x", "--backend", "kohya"], 1, "backend"),
         ([], 2, "--name"),
     ],
