@@ -234,7 +234,7 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
     if checkout is not None and not checkout.installed():
         fix = f"{INSTALL[spec.backend]}, or set {checkout.variable}_DIR"
         found.append(Fault("backend", f"{checkout.name} is not installed at {checkout.path()}; {fix}"))
-    if not _launcher_found(spec, platform):
+    elif not _launcher_found(spec, platform):
         found.append(Fault("backend", f"no accelerate for the {spec.backend} backend; {INSTALL[spec.backend]}"))
     data = datasets_dir() / spec.slug
     if not dataset.images_in(data):

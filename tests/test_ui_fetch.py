@@ -10,6 +10,9 @@ from test_runs_models import Hub, hub  # noqa: F401
 from ui_helpers import browsing, serving
 from ui_page import a_tab, field, open_page, until
 
+import presets
+from ui import fetch
+
 BYTES = 3_000_000
 HEAD = json.dumps({"w": {"dtype": "U8", "shape": [BYTES], "data_offsets": [0, BYTES]}}).encode()
 WEIGHTS = len(HEAD).to_bytes(8, "little") + HEAD + bytes(BYTES)
@@ -55,6 +58,14 @@ def choose(page) -> None:
     field(page, "model").click()
     page.get_by_role("option", name=re.compile("My own Flux")).click()
     page.locator("#fetch").wait_for()
+
+
+def test_every_trainer_that_loads_files_gets_a_download(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    for key, model in presets.models().items():
+        for backend in presets.backends_of(key):
+            by_page = presets.backends()[backend]["loads"] == "files" and not model["generated"]
+            assert fetch.model_to_fetch({"model": key, "backend": backend}) == (key if by_page else "")
 
 
 def test_missing_model_files_are_downloaded_and_the_download_outlives_the_page(data, hub, tmp_path):  # noqa: F811

@@ -68,9 +68,9 @@ def test_the_first_page_says_what_to_do_next_in_plain_words_with_links(tab, serv
     licence = tab.locator("#problem").get_by_role("link").first
     licence.wait_for()
     assert licence.get_attribute("href") == link.get_attribute("href") and "noopener" in licence.get_attribute("rel")
-    tab.get_by_text("Which base model?").click()
+    tab.get_by_text("Which model fits my GPU?").click()
     for name in ("FLUX.1-dev", "FLUX.1-schnell", "Tiny Flux"):
-        tab.locator(".hp-choices li").get_by_text(re.compile(re.escape(name))).first.wait_for()
+        tab.get_by_test_id("models").get_by_text(re.compile(re.escape(name))).first.wait_for()
 
 
 def test_without_a_gpu_the_page_says_so(tab, server):

@@ -10,8 +10,9 @@ from runs_helpers import data  # noqa: F401
 from ui_helpers import PROJECT, browsing, serving
 from ui_page import PATIENCE_S
 
+import presets
 from runs.flags import known_flags
-from runs.paths import sd_scripts_dir
+from runs.paths import CHECKOUTS, sd_scripts_dir
 from ui import flags, form, new_lora
 
 # A small checkout in sd-scripts' layout, because these tests must also run without the real one.
@@ -90,6 +91,26 @@ def test_without_a_checkout_the_message_says_how_to_install_one(data, tmp_path, 
     listed = flags.listing(values())
     assert listed["flags"] == [] and "Run ./start.sh sd-scripts" in listed["problem"]
     assert flags.listing(values(model="flux-dev2pro", backend="diffusers"))["problem"]  # an unsupported pair
+    monkeypatch.setenv("MUSUBI_DIR", str(tmp_path / "none"))
+    listed = flags.listing(values(model="z-image", backend="musubi"))
+    assert listed["flags"] == [] and "musubi-tuner is not installed" in listed["problem"]
+    assert "Run ./start.sh musubi (or set MUSUBI_DIR)" in listed["problem"]
+
+
+@pytest.mark.parametrize("model", [key for key in presets.models() if "musubi" in presets.backends_of(key)])
+def test_musubis_options_are_listed_with_what_the_model_and_the_tier_set(data, model):  # noqa: F811
+    if not CHECKOUTS["musubi"].installed():
+        pytest.skip("no musubi-tuner checkout: set MUSUBI_DIR or run ./start.sh musubi")
+    tier = presets.smallest_tier(model, "musubi")
+    listed = {flag["name"]: flag for flag in flags.listing(values(model=model, backend="musubi", tier=tier))["flags"]}
+    assert len(listed) > 100
+    assert listed["dit"]["by"] == "Base model" and listed["network_dim"]["by"] == "Rank"
+    for name in presets.tier_flags(model, "musubi", tier):
+        if name in listed:
+            assert listed[name]["by"] == "VRAM" and listed[name]["locked"], name
+    option = {"model": model, "backend": "musubi", "name": "max_grad_norm", "value": "much"}
+    assert "max_grad_norm" in flags.check_flag(option)["errors"][0]
+    assert flags.check_flag({**option, "value": "0.5"}) == {"errors": []}
 
 
 @pytest.mark.parametrize(

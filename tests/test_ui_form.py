@@ -5,12 +5,15 @@ import json
 import pytest
 from runs_helpers import data, picture, pictures  # noqa: F401
 
+import presets
 import runs
 from runs.files import Fault
 from runs.machine import Machine
-from ui import draft, form, new_lora
+from ui import draft, form, model_note, model_table, new_lora
 
 GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
+NO_GPU = Machine("", None, False, 31.2, 220.0)
+PAIRS = [(key, backend) for key in presets.models() for backend in presets.backends_of(key)]
 
 
 @pytest.fixture
@@ -287,3 +290,133 @@ def test_a_table_of_models_that_becomes_invalid_while_the_page_is_open_loses_not
     assert "models.toml" in problem and name == "" and runs.list_runs() == []
     (data / "models.toml").unlink()
     assert draft.form(mine)["trigger"] == "kept" and len(draft.items(mine)) == 1
+
+
+# Every base model ----------------------------------------------------------------------------------------------------
+
+
+def chosen(now: dict, key: str, before: dict, machine: Machine = NO_GPU) -> tuple[dict, dict]:
+    """The form after another model was chosen, and the state for the next choice."""
+    wanted, after = form.choose_model({**now, "model": key}, before, machine)
+    return {**now, "model": key, **wanted}, after
+
+
+def test_every_model_can_be_chosen_and_its_label_names_its_family():
+    choices = form.model_choices()
+    assert sorted(key for _, key in choices) == sorted(presets.models())
+    assert len({label for label, _ in choices}) == len(choices)
+    labels = {key: label for label, key in choices}
+    assert labels["illustrious"] == "Illustrious XL 0.1 · SDXL" and labels["sdxl"] == "SDXL 1.0"
+    families = [presets.models()[key]["family"] for _, key in choices]
+    assert families == sorted(families, key=families.index)  # those of a family are together
+
+
+@pytest.mark.parametrize(("key", "backend"), PAIRS)
+def test_the_values_of_a_model_are_valid_for_it(data, key, backend):  # noqa: F811
+    set_by_page = form.model_values(key, backend, NO_GPU)
+    assert set_by_page["backend"] == backend
+    assert form.parse(values(**set_by_page, model=key))[1] == []
+
+
+def test_a_model_sets_what_was_not_typed_and_leaves_what_was():
+    form_now, before = values(model="flux-dev"), {"model": "flux-dev", "typed": {}}
+    form_now = {**form_now, **form.model_values("flux-dev", "diffusers", NO_GPU)}
+    form_now, before = chosen({**form_now, "rank": 16}, "qwen-image", before)
+    assert (form_now["backend"], form_now["learning_rate"], form_now["resolution"]) == ("musubi", "5e-05", 1024)
+    assert (form_now["rank"], form_now["alpha"]) == (16, "16")  # also Qwen-Image's own rank, but it was typed
+    form_now, before = chosen(form_now, "wan22-low", before)
+    assert (form_now["rank"], form_now["alpha"], form_now["mixed_precision"]) == (16, "16", "fp16")
+    form_now, before = chosen({**form_now, "learning_rate": "1e-3"}, "sdxl", before)
+    assert (form_now["backend"], form_now["learning_rate"], form_now["mixed_precision"]) == (
+        "sd-scripts",
+        "1e-3",
+        "bf16",
+    )
+    form_now, _ = chosen({**form_now, "rank": 32, "learning_rate": "0.00010"}, "flux-dev", before)
+    assert (form_now["rank"], form_now["learning_rate"]) == (
+        4,
+        "0.0008",
+    )  # set back to the model's values, then followed
+
+
+def test_a_tier_that_is_too_small_changes_with_the_model_unless_the_user_chose_it():
+    first = {**values(model="flux-dev"), **form.model_values("flux-dev", "diffusers", NO_GPU)}
+    before = {"model": "flux-dev", "typed": {}}
+    assert first["tier"] == "12G"
+    large, after = chosen(first, "hunyuan-image", before)
+    assert large["tier"] == "20G"
+    assert chosen(large, "flux-dev", after)[0]["tier"] == "12G"
+    mine, after = chosen({**first, "tier": "16G"}, "hunyuan-image", before)
+    assert mine["tier"] == "16G"
+    ((kind, text),) = form.review(mine, 20).marks()["tier"]
+    assert kind == "bad" and "HunyuanImage 2.1 does not fit" in text and "20G" in text
+    assert chosen(mine, "z-image", after)[0]["tier"] == "16G"
+    small_gpu = Machine("NVIDIA GeForce RTX 4060", 8.0, True, 31.2, 220.0)
+    assert form.model_values("z-image", "musubi", small_gpu)["tier"] == "8G"
+    assert form.model_values("flux-dev", "diffusers", small_gpu)["tier"] == "12G"
+
+
+@pytest.mark.parametrize(("key", "backend"), PAIRS)
+def test_the_notes_say_what_every_tier_needs(data, key, backend):  # noqa: F811
+    given = values(model=key, **form.model_values(key, backend, NO_GPU))
+    shown, notes = model_note.html(given, form.parse(given)[0]), model_note.of_choices(given)
+    for name, row in presets.tiers_of(key, backend).items():
+        assert row["label"] in shown
+        assert form.esc(row["basis"]) in shown
+        assert notes["tier"][name]["unfit"] == bool(row["problem"])
+        assert notes["tier"][name]["text"] == ("too small" if row["problem"] else f"uses {row['needs_gb']:g} GB")
+    assert {name for name, note in notes["backend"].items() if not note["unfit"]} == set(presets.backends_of(key))
+
+
+def test_the_notes_name_a_trainer_that_is_not_installed_and_files_behind_a_licence(data, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("MUSUBI_DIR", str(tmp_path / "none"))
+    given = values(model="krea2", **form.model_values("krea2", "musubi", NO_GPU))
+    shown = model_note.html(given, form.parse(given)[0])
+    assert (
+        "<code>./start.sh musubi</code>" in shown
+        and "3 model files" in shown
+        and "accept the licence of krea/" in shown
+    )
+    assert "musubi-tuner is not installed" in form.review(given, 20, NO_GPU).marks()["backend"][0][1]
+
+
+def test_the_table_has_every_model_with_every_tier():
+    shown = model_table.html(GPU)
+    for key, model in presets.models().items():
+        assert f"{form.esc(model['name'])}<span>" in shown
+        rows = presets.tiers_of(key)
+        smallest = next(row for row in rows.values() if not row["problem"])
+        part = shown[shown.index(f"{form.esc(model['name'])}<span>") :].partition("</tr>")[0]
+        for row in rows.values():
+            needs = (
+                f"too small: needs&nbsp;{smallest['vram_gb']}&nbsp;GB" if row["problem"] else f"{row['needs_gb']:g} GB"
+            )
+            assert f'data-label="{row["label"]}">' in part and needs in part
+        assert form.esc(model["licence"]) in part and form.esc(model["note"]) in part
+    assert "12 GB (your GPU)" in shown and shown.count("(your GPU)") == 1
+    assert "(your GPU)" not in model_table.html(NO_GPU)
+
+
+# Models that learn from pairs ----------------------------------------------------------------------------------------
+
+
+def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(data, mine, tmp_path):  # noqa: F811
+    drop(mine, tmp_path / "in", 2)
+    pairs = values(model="flux-kontext", **form.model_values("flux-kontext", "musubi", NO_GPU))
+    open_yet = form.review(pairs, 2, NO_GPU)
+    assert "control_dir" not in open_yet.marks()
+    assert "learns from pairs" in open_yet.marks(starting=True)["control_dir"][0][1]
+    wrong = form.review({**pairs, "control_dir": str(tmp_path / "none")}, 2, NO_GPU).marks()
+    assert wrong["control_dir"][0][1].startswith("There is no folder")
+    (tmp_path / "pairs").mkdir()
+    pairs["control_dir"] = f" {tmp_path / 'pairs'} "
+    spec = form.parse(pairs)[0]
+    assert spec.control_dir == str(tmp_path / "pairs") and "control_dir" not in form.review(pairs, 2, NO_GPU).marks()
+    assert form.unpaired(spec, mine).message.startswith("No control image 0.* in ")
+    for n in range(2):
+        picture(tmp_path / "pairs" / f"{n}.jpg", size=(96, 64))
+    assert form.unpaired(spec, mine) is None
+    assert form.values_of_spec(spec, 2)["control_dir"] == spec.control_dir
+    assert (
+        form.parse({**pairs, **form.model_values("z-image", "musubi", NO_GPU), "model": "z-image"})[0].control_dir == ""
+    )

@@ -55,13 +55,15 @@ def _rounded(seconds: float) -> float:
 
 
 def _memory(spec: "runs.RunSpec", machine: Machine) -> str:
-    needed_gb = estimate(spec.model_dump())["peak_gb"]
+    found = estimate(spec.model_dump())
+    needed_gb = found["peak_gb"]
     if presets.models()[spec.model]["generated"] and not machine.vram_gb:
         return "none; this model trains on the processor"
     text = f"about {needed_gb:.1f} GB at {spec.resolution} pixels"
     if machine.vram_gb and needed_gb > machine.vram_gb:
         return f'<span class="hp-warn">{text}; your GPU has {machine.vram_gb:g} GB. Lower the resolution, batch size or rank.</span>'
-    return text + (f" <span>(your GPU has {machine.vram_gb:g} GB)</span>" if machine.vram_gb else "")
+    text += f" <span>(your GPU has {machine.vram_gb:g} GB)</span>" if machine.vram_gb else ""
+    return f"{text} <span>({esc(found['note'])})</span>"
 
 
 def _disk(spec: "runs.RunSpec", images: int) -> str:

@@ -22,8 +22,8 @@ _started: dict[str, "subprocess.Popen[bytes]"] = {}  # by model: a new process t
 
 def model_to_fetch(values: Mapping[str, Any]) -> str:
     """Key of the chosen model when its files must be downloaded first; "" when nothing is missing."""
-    model = presets.models().get(values["model"])
-    if model is None or model["generated"] or values["backend"] not in presets.backends() or not model["files"]:
+    model, trainer = presets.models().get(values["model"]), presets.backends().get(values["backend"])
+    if model is None or model["generated"] or trainer is None or trainer["loads"] != "files" or not model["files"]:
         return ""
     return values["model"] if runs.missing_files(values["model"]) else ""
 

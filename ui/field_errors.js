@@ -18,7 +18,7 @@ function draw() {
   }
   for (const [key, marks] of Object.entries({ ...atStart, ...marksNow })) {
     const field = document.getElementById(key);
-    const input = field && field.querySelector("input, textarea, [role=button]");
+    const input = field && (field.querySelector("[type=radio]:checked") || field.querySelector("input, textarea, [role=button]"));
     if (!input) continue;
     const notes = marks.map(([kind, text], at) => {
       const note = make("p", kind === "bad" ? "hp-field-error" : "hp-field-warning", text);

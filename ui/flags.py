@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 import runs
-from runs.flags import known_flags
+from runs.paths import CHECKOUTS
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec
 from ui import form, scripts
 from ui.images import OUT_OF_DATE
@@ -31,8 +31,8 @@ FOLLOWS = {
 }
 JAPANESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]")
 NOT_INSTALLED = (
-    "kohya's sd-scripts is not installed, so its options cannot be listed. Run ./start.sh sd-scripts "
-    "(or set SD_SCRIPTS_DIR), then close and reopen this list."
+    "{label} is not installed, so its options cannot be listed. Run ./start.sh {backend} (or set {variable}_DIR), then close "
+    "and reopen this list."
 )
 
 
@@ -44,7 +44,8 @@ def check_flag(data: dict[str, Any]) -> dict[str, Any]:
     valid = len(texts) == len(keys) and all(texts[key] in known[key] for key in known)
     if not valid or len((texts["name"] + texts["value"]).splitlines()) > 1:
         return {"errors": [OUT_OF_DATE]}
-    chosen = {**form.defaults(), "name": "my-lora", "model": texts["model"], "backend": texts["backend"]}
+    chosen = {**form.defaults(), **form.model_values(texts["model"], texts["backend"]), "name": "my-lora"}
+    chosen |= {"model": texts["model"], "backend": texts["backend"]}
     _, faults = form.parse({**chosen, "flags": ""})
     if faults:
         return {"errors": []}  # the model field reports a model that the trainer cannot train
@@ -59,6 +60,8 @@ def listing(values: dict[str, Any]) -> dict[str, Any]:
     `by` names what sets the option already ("" for nothing) and `value` is that value. A `locked` option is set by a form
     field, by the VRAM choice or by the run's folder, and cannot be changed in the table.
     """
+    from runs.flags import known_flags  # imports what reads a trainer's source
+
     label = form.BACKENDS.get(values["backend"], "")
     shown = {"backend": values["backend"], "model": values["model"], "label": label, "problem": "", "flags": []}
     try:
@@ -67,7 +70,8 @@ def listing(values: dict[str, Any]) -> dict[str, Any]:
     except (runs.RunError, presets.PresetError) as error:
         return {**shown, "problem": str(error)}
     if not known:
-        return {**shown, "problem": NOT_INSTALLED}
+        variable = CHECKOUTS[spec.backend].variable
+        return {**shown, "problem": NOT_INSTALLED.format(label=label, backend=spec.backend, variable=variable)}
     from runs.command import flags, model_files, tier_flags
 
     now = flags(spec, runs.outputs_dir() / spec.slug)

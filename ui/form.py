@@ -4,6 +4,7 @@ The fields accept any text. Only `RunSpec` validates values, because a component
 and help texts are in one table; defaults come from presets/defaults.toml.
 """
 
+import glob
 import itertools
 import json
 import re
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from runs.machine import Machine
 
 BACKENDS = {"diffusers": "Built-in (Diffusers)", "sd-scripts": "kohya's sd-scripts", "musubi": "kohya's musubi-tuner"}
-# Fields that depend on the base model: choosing a model sets each to the model's value or to the default.
-MODEL_FIELDS = ("resolution", "mixed_precision", "sample_steps")
+# Fields that depend on the base model: choosing a model sets each that the user has not typed.
+MODEL_FIELDS = ("tier", "resolution", "rank", "alpha", "learning_rate", "mixed_precision", "sample_steps")
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,19 @@ SAMPLES = (
 FLAGS = Field(
     "flags", "Extra trainer options, one per line", "lines", "Use the trainer's names, e.g. noise_offset=0.05"
 )
+# Only for models with `control`: the page shows it for them alone.
+CONTROL = Field(
+    "control_dir",
+    "Folder of control images",
+    "text",
+    "One for each image, under the same name: what the edit starts from",
+)
 HEAD = ("name", "trigger", "model", "tier", "backend")
-KEYS = (*HEAD, *(field.key for field in (*LENGTH, *SAMPLES, *MORE, FLAGS)))
+KEYS = (*HEAD, *(field.key for field in (CONTROL, *LENGTH, *SAMPLES, *MORE, FLAGS)))
 
 
 LABELS = {"name": "Name", "trigger": "Trigger word", "model": "Base model", "tier": "VRAM", "backend": "Trainer"}
-LABELS |= {field.key: field.label for field in (*LENGTH, *SAMPLES, *MORE)}
+LABELS |= {field.key: field.label for field in (CONTROL, *LENGTH, *SAMPLES, *MORE)}
 LABELS |= {"flags": "Extra trainer options", "images": "Images"}
 # Fields that may be empty, and the value of the spec that an empty one gives.
 EMPTY = {
@@ -104,10 +112,14 @@ EMPTY = {
 def defaults() -> dict[str, Any]:
     """Initial form values by key."""
     table = presets.defaults()["run"]
-    empty = {"name": "", "trigger": "", "prompts": "", "flags": "", "max_train_steps": "", "trackers": ""}
-    values = {key: table.get(key, empty.get(key, "")) for key in KEYS}
+    values = {key: table.get(key, "") for key in KEYS}
     values["sample_every_n_steps"] = ""  # a tenth of the run
-    return {**values, "alpha": f"{table['alpha']:g}", "learning_rate": f"{table['learning_rate']:g}"}
+    return {**values, **_texts(values)}
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """The numbers that text fields show."""
+    return {key: f"{values[key]:g}" for key in ("alpha", "learning_rate")}
 
 
 def restored(stored: dict[str, Any]) -> dict[str, Any]:
@@ -164,6 +176,10 @@ def review(
         refused = any(fault.field == "extra" for fault in faults)
         findings = [one for one in judge(spec, counts, machine, sizes) if not (refused and one.field == "extra")]
         found = start_faults(spec, ask, named=not missing or missing[0].field != "name")
+        found += _control_folder_faults(spec)
+        if not spec.control_dir:
+            missing += [one for one in found if one.field == "control_dir"]
+            found = [one for one in found if one.field != "control_dir"]
         if weights.can_be_fetched(spec):  # the model's notes offer the next step; only Start reports it as an error
             missing += [one for one in found if one.field == "model"]
             found = [one for one in found if one.field != "model"]
@@ -171,6 +187,12 @@ def review(
         faults += [finding.fault() for finding in findings if finding.severity == IMPOSSIBLE]
         warnings = [finding.fault() for finding in findings if finding.severity != IMPOSSIBLE]
     return Review(values, counts, spec, _in_form(faults), tuple(missing), _in_form(warnings))
+
+
+def _control_folder_faults(spec: "runs.RunSpec") -> list[Fault]:
+    if not spec.control_dir or Path(spec.control_dir).expanduser().is_dir():
+        return []
+    return [Fault("control_dir", f"There is no folder {spec.control_dir}; create it, or correct the path")]
 
 
 def parse(values: dict[str, Any]) -> "tuple[runs.RunSpec | None, list[Fault]]":
@@ -181,6 +203,8 @@ def parse(values: dict[str, Any]) -> "tuple[runs.RunSpec | None, list[Fault]]":
     from runs.flags import flag_faults, settings
 
     given, faults = {key: values[key] for key in HEAD}, []
+    if presets.models().get(values["model"], {}).get("control"):  # another model's run does not use the folder
+        given["control_dir"] = (values["control_dir"] or "").strip()
     for field in (*LENGTH, *MORE, *SAMPLES):
         value = values[field.key]
         empty = value is None or (isinstance(value, str) and not value.strip())
@@ -356,12 +380,89 @@ def script_of(review: Review) -> str:
     return "".join(f"# {line}\n" for line in (head, *(line for one in reasons for line in shown(one).splitlines())))
 
 
-def model_values(key: str, backend: str) -> dict[str, Any]:
-    """Field values to set when a base model is chosen: a trainer that supports it, and MODEL_FIELDS."""
+def model_choices() -> list[tuple[str, str]]:
+    """(label, key) of every base model, by family. The label names the family where the model's name does not."""
+    families, models = presets.families(), presets.models()
+    order = list(families)
+    found = []
+    for key in sorted(models, key=lambda key: order.index(models[key]["family"])):
+        name, family = models[key]["name"], families[models[key]["family"]]["name"]
+        known = any(word in name.casefold() for word in family.casefold().split() if len(word) > 2)
+        found.append((name if known or models[key]["generated"] else f"{name} · {family}", key))
+    return found
+
+
+def model_values(key: str, backend: str, machine: "Machine | None" = None) -> dict[str, Any]:
+    """The values that suit a base model: a trainer that can train it, and MODEL_FIELDS.
+
+    The VRAM choice is that of the machine's GPU; without one, the page's first choice, or the smallest that can hold the model.
+    """
     model = presets.models()[key]
-    table = presets.defaults()["run"]
-    values = {field: model["settings"].get(field, table[field]) for field in MODEL_FIELDS}
-    return {"backend": backend if backend in model["backends"] else model["backends"][0], **values}
+    backend = backend if backend in model["backends"] else model["backends"][0]
+    settings = {**presets.defaults()["run"], **model["settings"]}
+    return {
+        **{field: settings[field] for field in MODEL_FIELDS},
+        **_texts(settings),
+        "backend": backend,
+        "tier": _tier_of(key, backend, machine),
+    }
+
+
+def _tier_of(key: str, backend: str, machine: "Machine | None") -> str:
+    from runs.machine import tier_for
+
+    if machine is not None and machine.vram_gb:
+        return tier_for(machine, key, backend)
+    usual = tier_for(machine) if machine is not None else presets.defaults()["run"]["tier"]
+    return presets.smallest_tier(key, backend) if presets.tier_problem(key, backend, usual) else usual
+
+
+def choose_model(
+    values: Mapping[str, Any], before: Mapping[str, Any], machine: "Machine | None" = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What changes when the model of `values` replaces another one.
+
+    A field that has another value than the model before gave it was typed, and stays.
+
+    Args:
+        before: {"model", "typed": {field: value}}, as this function returned it last; {} at the start.
+
+    Returns:
+        The fields to set, with their values; the new `before`.
+    """
+    known, noted = before.get("model"), before.get("typed", {})
+    typed = {}
+    if known in presets.models():
+        old = model_values(known, values["backend"], machine)
+        typed = {
+            field: values[field]
+            for field in MODEL_FIELDS
+            if not _same(values[field], old[field]) or (field in noted and _same(values[field], noted[field]))
+        }
+    new = model_values(values["model"], values["backend"], machine)
+    wanted = {field: value for field, value in new.items() if field not in typed and not _same(values[field], value)}
+    return wanted, {"model": values["model"], "typed": typed}
+
+
+def _same(a: object, b: object) -> bool:
+    """Whether two values of a field are equal, as texts or as numbers."""
+    try:
+        return float(str(a)) == float(str(b))
+    except ValueError:
+        return a == b
+
+
+def unpaired(spec: "runs.RunSpec", draft_id: str) -> Fault | None:
+    """The first image without a control image, for a model that learns from pairs."""
+    if not spec.control_dir:
+        return None
+    folder = Path(spec.control_dir).expanduser()
+    for item in draft.items(draft_id):
+        stem = Path(item.folder) / Path(item.file).stem
+        if not any((folder / stem.parent).glob(f"{glob.escape(stem.name)}.*")):
+            text = f"No control image {stem.as_posix()}.* in {folder}; add one for each image, under the same name"
+            return Fault("control_dir", text)
+    return None
 
 
 def create(values: dict[str, Any], draft_id: str) -> tuple[Path, list[str]]:
@@ -379,6 +480,8 @@ def create(values: dict[str, Any], draft_id: str) -> tuple[Path, list[str]]:
     checked = review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask=True)
     if checked.missing or checked.faults or checked.spec is None:
         raise runs.RunError([*checked.missing, *checked.faults])
+    if fault := unpaired(checked.spec, draft_id):
+        raise runs.RunError([fault])
     messages = [f"Warning: {shown(warning)}" for warning in checked.warnings]
     folder = runs.create(checked.spec, draft.sources(draft_id), on_note=messages.append)
     draft.mark_in_a_run(draft_id)

@@ -8,6 +8,8 @@ const shareName = (radio) => {
   if (group) for (const one of group.querySelectorAll("input[type=radio]")) one.name = radio.name;
 };
 const closeList = (combobox) => {
+  // A long list scrolls, and browsers move the focus into what scrolls: it would be lost when the list closes.
+  for (const list of document.querySelectorAll("ul[role=listbox]")) list.tabIndex = -1;
   const open = () => combobox.getAttribute("aria-expanded") === "true" && document.activeElement !== combobox;
   const close = () => open() && combobox.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", code: "Escape", bubbles: true }));
   for (const after of [0, 50, 250]) setTimeout(close, after); // after Gradio's own answer to the lost focus

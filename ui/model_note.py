@@ -1,77 +1,139 @@
-"""Notes on the chosen model and this machine: what the model is for, the GPU found, and the next step to use the model."""
+"""Notes on the chosen model and this machine: what the model needs, the GPU found, and the next step to use the model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import presets
 import runs
+from guards import hub
 from runs import weights
 from runs.machine import Machine, this_machine
-from ui import hub_login
+from runs.paths import CHECKOUTS
+from ui import form, hub_login
 from ui.html import esc
 
 
-def choices_html() -> str:
-    """A line of help for each base model."""
-    lines = "".join(
-        f"<li><strong>{esc(model['name'])}</strong>: {esc(model['note'] or 'Your own model, from models.toml.')}</li>"
-        for model in presets.models().values()
-    )
-    return f'<details class="hp-choices"><summary>Which base model?</summary><ul>{lines}</ul></details>'
-
-
-def machine_line(machine: Machine, generated: bool) -> str:
-    """The GPU of this machine in a sentence, as HTML."""
+def machine_line(machine: Machine, model: Mapping[str, Any], smallest: str) -> str:
+    """The GPU of this machine in a sentence, as HTML. `smallest`: label of the smallest VRAM choice that holds the model."""
     if machine.note:
         return f'<span class="hp-warn">No GPU can be used: {esc(machine.note)}.</span>'
     if machine.vram_gb:
         return f"GPU found: <strong>{esc(machine.gpu_name)}</strong>, {machine.vram_gb:g} GB."
-    if generated:
+    if model["generated"]:
         return "No NVIDIA GPU found. Tiny Flux does not need one."
     return (
-        "No NVIDIA GPU found. FLUX.1 needs one with at least 12 GB. Try Hangproof here with Tiny Flux, or choose the VRAM of "
-        "the machine that you will train on."
+        f"No NVIDIA GPU found. {esc(model['name'])} needs one with at least {esc(smallest)}. Try Hangproof here with Tiny "
+        "Flux, or choose the VRAM of the machine that you will train on."
     )
 
 
 def html(values: Mapping[str, Any], spec: "runs.RunSpec | None") -> str:
-    """The notes as HTML; "" for a model or tier that does not exist. `spec`: None where a field is invalid."""
-    model = presets.models().get(values["model"])
-    if model is None or values["tier"] not in presets.tiers() or values["backend"] not in model["backends"]:
+    """The notes as HTML; "" for a model, trainer or tier that does not exist. `spec`: None where a field is invalid."""
+    key, backend, tier = values["model"], values["backend"], values["tier"]
+    model = presets.models().get(key)
+    if model is None or tier not in presets.tiers() or backend not in presets.backends():
         return ""
-    tier = presets.tiers_of(values["model"], values["backend"])[values["tier"]]
-    licence = esc(model["licence"])
+    lines = [f"<strong>{esc(model['name'])}</strong>. {esc(model['note'])} Licence: {licence(model)}."]
+    if len(model["backends"]) == 1:
+        lines[0] += f" Only {esc(presets.backends()[model['backends'][0]]['label'])} can train it."
+    if backend not in model["backends"]:
+        return _paragraphs(lines)
+    rows = presets.tiers_of(key, backend)
+    chosen, smallest = rows[tier], rows[presets.smallest_tier(key, backend)]["label"]
+    lines.append(machine_line(this_machine(backend), model, smallest))
+    if chosen["problem"]:
+        lines.append(
+            f'<span class="hp-warn">{esc(chosen["label"])} is too small. Choose {esc(smallest)} or more.</span>'
+        )
+    else:
+        lines.append(f"{esc(chosen['label'])}: {esc(chosen['note'])}.")
+    steps = _next_steps(spec) if spec is not None else []
+    return _paragraphs(lines) + memory_html(rows, tier, smallest) + _paragraphs(steps)
+
+
+def licence(model: Mapping[str, Any]) -> str:
+    """A model's licence, linked to its repository where the table names it, as HTML."""
     if model["repo"].count("/") == 1:
-        licence = hub_login.hub_link(model["repo"], model["licence"])
-    about = f"<strong>{esc(model['name'])}</strong>. {esc(model['note'])} Licence: {licence}."
-    lines = [
-        about,
-        f"{machine_line(this_machine(values['backend']), model['generated'])} {esc(tier['label'])}: {esc(tier['note'])}.",
-    ]
-    if spec is not None:
-        lines += _next_steps(spec)
+        return hub_login.hub_link(model["repo"], model["licence"])
+    return esc(model["licence"])
+
+
+def of_choices(values: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """For ui/choice_notes.js: what to show under each VRAM choice and trainer, {field: {choice: {text, unfit}}}."""
+    key, backend = values["model"], values["backend"]
+    model = presets.models().get(key)
+    if model is None:
+        return {}
+    trainers = {
+        one: {"text": "" if one in model["backends"] else "not for this model", "unfit": one not in model["backends"]}
+        for one in presets.backends()
+    }
+    tiers: dict[str, dict[str, Any]] = {name: {} for name in presets.tiers()}
+    if backend in model["backends"]:
+        tiers = {
+            name: {
+                "text": "too small" if row["problem"] else f"uses {row['needs_gb']:g} GB",
+                "unfit": bool(row["problem"]),
+            }
+            for name, row in presets.tiers_of(key, backend).items()
+        }
+    return {"backend": trainers, "tier": tiers}
+
+
+def memory_html(rows: Mapping[str, Mapping[str, Any]], chosen: str, smallest: str) -> str:
+    """What the model needs with each VRAM choice and where the figure comes from, as HTML; equal choices share a line."""
+    groups: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        if row["problem"]:
+            text = f"too small: {row['basis']}. Choose {smallest} or more."
+        else:
+            text = f"uses {row['needs_gb']:g} GB ({row['basis']})"
+        groups.setdefault(text, []).append(name)
+    lines = []
+    for text, names in groups.items():
+        labels = ", ".join(rows[name]["label"] for name in names)
+        here = ' class="hp-here-tier"' if chosen in names else ""
+        lines.append(f"<li{here}><strong>{esc(labels)}</strong>: {esc(text)}</li>")
+    head = "GPU memory with the model's usual settings"
+    return f'<div class="hp-hint hp-memory" data-testid="memory"><p>{head}</p><ul>{"".join(lines)}</ul></div>'
+
+
+def _paragraphs(lines: Iterable[str]) -> str:
     return "".join(f'<p class="hp-hint">{line}</p>' for line in lines)
 
 
 def _next_steps(spec: "runs.RunSpec") -> list[str]:
-    """What to do before the run can start, as HTML: accept the licence and log in, or download the missing files."""
+    """What to do before the run can start, as HTML: install the trainer, accept the licence, download the missing files."""
+    lines = []
+    model, trainer = presets.models()[spec.model], presets.backends()[spec.backend]
+    if spec.backend in CHECKOUTS and not CHECKOUTS[spec.backend].installed():
+        lines.append(
+            f"{esc(form.BACKENDS[spec.backend])} is not on this machine yet. In a terminal, in the Hangproof folder, run "
+            f"<code>./start.sh {esc(spec.backend)}</code>."
+        )
     if repo := weights.needs_login(spec):
         size_gb = weights.to_download(spec)[0] / 1e9
         link = hub_login.hub_link(repo, f"accept the licence of {repo} on Hugging Face")
-        return [
+        lines.append(
             f"This model is not on this machine yet. Before the first run, {link} and log in under “{hub_login.LABEL}” below. "
             f"The run then downloads {size_gb:.0f} GB."
-        ]
-    if presets.backends()[spec.backend]["loads"] == "files" and (names := weights.missing(spec)):
+        )
+    elif trainer["loads"] == "files" and (names := weights.missing(spec)):
         size_gb = weights.to_download(spec)[0] / 1e9
         size = f" ({size_gb:.0f} GB)" if size_gb >= 1 else ""
-        files = f"{len(names)} model file{'s' * (len(names) > 1)}{size} missing: {', '.join(names)}."
-        return [
-            esc(files)
-            + (
-                ""
-                if presets.models()[spec.model]["generated"]
-                else " Download them here, or put them into the models folder."
-            )
-        ]
-    return [esc(note)] if (note := weights.note(spec)) else []
+        text = esc(f"{len(names)} model file{'s' * (len(names) > 1)}{size} missing: {', '.join(names)}.")
+        if not model["generated"]:
+            text += " Download them here, or put them into the models folder."
+        if model["gated"] and not hub.token() and (repo := _gated_repo(model, names)):
+            link = hub_login.hub_link(repo, f"accept the licence of {repo} on Hugging Face")
+            text += f" Before the download, {link} and log in under “{hub_login.LABEL}” below."
+        lines.append(text)
+    elif note := weights.note(spec):
+        lines.append(esc(note))
+    return lines
+
+
+def _gated_repo(model: Mapping[str, Any], names: list[str]) -> str:
+    """The repository that asks for its licence: the model's own, else that of its first missing file, the model itself."""
+    sources = presets.tables.downloads()
+    return model["repo"] or next((sources[name]["repo"] for name in names if name in sources), "")

@@ -25,6 +25,8 @@ from ui import (
     hub_login,
     images,
     model_note,
+    model_table,
+    proposals,
     scripts,
     trainer_checks,
     try_it,
@@ -33,6 +35,7 @@ from ui.html import esc
 
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
+FOLLOWS_MODEL = ("backend", *form.MODEL_FIELDS)
 ERRORS = (runs.RunError, presets.PresetError)
 # Waits until the caption typed last is stored, then continues the event with the fields' values.
 FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
@@ -42,12 +45,17 @@ DRAFT = """async (known) => {
   while (!window.hangproof) await new Promise((done) => setTimeout(done, 10)); // until its component is on the page
   return hangproof.draftId(known);
 }"""
-CHANGES = "(draft, stored, ...values) => [draft, { changes: hangproof.changes(values) }, ...values]"
+CHANGES = "(draft, stored, ...values) => [draft, hangproof.changes(values), ...values]"
+# Sets the fields of a new model to the server's answer, each only while it has the value that the server saw.
+FOLLOW_MODEL = """(answer, ...values) => values.map((value, n) => {
+  const seen = answer && answer.wanted[n] && JSON.stringify(answer.seen[n]) === JSON.stringify(value);
+  return seen ? answer.wanted[n][0] : undefined;
+})"""
 MERGE = "(stored, ...values) => hangproof.merge(stored, values)"
 RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
 START = """async (draft, stored, ...values) => {
   const kept = await hangproof.flush() ? 0 : hangproof.unsaved('caption').length;
-  return [draft, { changes: hangproof.changes(values), kept, waiting: hangproof.kept() }, ...values];
+  return [draft, { ...hangproof.changes(values), kept, waiting: hangproof.kept() }, ...values];
 }"""
 
 
@@ -63,7 +71,12 @@ class NewLora:
     script: gr.Code = field(init=False)
     try_note: gr.HTML = field(init=False)
     try_it: gr.Button = field(init=False)
+    chosen: gr.State = field(init=False)
+    of_model: gr.HTML = field(init=False)
     model_note: gr.HTML = field(init=False)
+    choice_notes: gr.HTML = field(init=False)
+    models_fold: gr.Accordion = field(init=False)
+    models: gr.HTML = field(init=False)
     checks: trainer_checks.TrainerChecks = field(init=False)
     hub: hub_login.HubLogin = field(init=False)
     proposed: gr.State = field(init=False)
@@ -86,7 +99,8 @@ class NewLora:
     @property
     def model_outputs(self) -> list[Any]:
         """The components that `model_updates` updates."""
-        return [self.model_note, self.fetch, self.fetched, self.fetching]
+        shown = [self.model_note, self.choice_notes, self.fields["control_dir"]]
+        return [*shown, self.fetch, self.fetched, self.fetching]
 
 
 def step(number: int, title: str, hint: str) -> None:
@@ -157,7 +171,6 @@ def build() -> NewLora:
 
 def _head(tab: NewLora) -> None:
     values = form.defaults()
-    models = [(model["name"], key) for key, model in presets.models().items()]
     tiers = [(tier["label"], key) for key, tier in presets.tiers().items()]
     with gr.Row(elem_classes="hp-fields"):
         tab.fields["name"] = gr.Textbox(
@@ -171,7 +184,7 @@ def _head(tab: NewLora) -> None:
             max_lines=1,
         )
         tab.fields["model"] = gr.Dropdown(
-            models,
+            form.model_choices(),
             value=values["model"],
             label="Base model",
             info="The model you will use the LoRA with",
@@ -185,22 +198,33 @@ def _head(tab: NewLora) -> None:
             [(label, key) for key, label in form.BACKENDS.items()],
             value=values["backend"],
             label="Trainer",
-            info="Both produce the same file; if unsure, keep Built-in",
+            info="Chosen to suit the base model; if unsure, keep it",
             elem_id="backend",
         )
-    gr.HTML(model_note.choices_html(), elem_id="model-choices", apply_default_css=False)
+    tab.chosen = gr.State({})
+    tab.of_model = gr.HTML(value=None, html_template="", elem_id="of-model", container=False)
+    tab.choice_notes = gr.HTML(
+        value=None,
+        html_template="",
+        js_on_load=scripts.loader("choice_notes"),
+        elem_id="choice-notes",
+        container=False,
+    )
+    tab.fields["control_dir"] = _component(form.CONTROL, visible=False)
     tab.model_note = gr.HTML(elem_id="model-note", apply_default_css=False)
     tab.fetch = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
     tab.fetched = gr.HTML(elem_id="fetched", apply_default_css=False)
     tab.fetching = gr.Timer(FETCH_TICK_S, active=False)
+    with gr.Accordion("Which model fits my GPU?", open=False, elem_id="models-fold") as tab.models_fold:
+        tab.models = gr.HTML(elem_id="models", apply_default_css=False)
     tab.checks = trainer_checks.build()
     tab.hub = hub_login.build()
 
 
-def _component(one: form.Field) -> gr.components.Component:
+def _component(one: form.Field, **more: Any) -> gr.components.Component:
     """The component of a field. It accepts any value, because RunSpec validates and explains."""
     value = form.defaults()[one.key]
-    common = {"label": one.label, "info": one.info or None, "elem_id": one.key}
+    common = {"label": one.label, "info": one.info or None, "elem_id": one.key, **more}
     if one.kind == "integer":
         return gr.Number(value=value, precision=0, min_width=140, **common)
     if one.kind == "choice":
@@ -257,12 +281,12 @@ def store_changes(draft_id: str | None, sent: object) -> dict[str, Any]:
     Raises:
         runs.RunError: nothing was stored.
     """
-    changes = sent.get("changes") if isinstance(sent, dict) else None
+    changes, offers = (sent.get(key, {}) if isinstance(sent, dict) else None for key in ("changes", "offers"))
     if not draft.is_id(draft_id) or not isinstance(changes, dict) or not changes.keys() <= set(form.KEYS):
         raise runs.RunError(images.OUT_OF_DATE)
-    if changes:
-        draft.save_fields(draft_id, changes)
-    return {"ok": True, "form": draft.form(draft_id), "stored": changes}
+    proposed = proposals.valid(offers)
+    stored = draft.save_fields(draft_id, changes, proposed, form.defaults()) if changes or proposed else {}
+    return {"ok": True, "form": draft.form(draft_id), "stored": stored}
 
 
 def refresh(draft_id: str | None, sent: object, *inputs: Any) -> tuple[Any, ...]:
@@ -282,7 +306,7 @@ def _review(draft_id: str | None, values: dict[str, Any]) -> tuple[Any, ...]:
         items, counts = draft.items(draft_id), draft.counts(draft_id)
         presets.models()  # raises when the user's own table is invalid, for example in the middle of an edit
     except ERRORS as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', "", {}, *[gr.skip()] * 4
+        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', "", {}, *[gr.skip()] * 6
     review = form.review(values, counts, this_machine(values["backend"]), [(item.width, item.height) for item in items])
     estimated = estimates.html(review.spec, counts, (item.caption for item in items))
     plan = form.plan(review) + estimated + form.findings(review)
@@ -290,11 +314,14 @@ def _review(draft_id: str | None, values: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[Any, ...]:
-    """The model's notes, the download button, the download's progress, and the timer that polls it."""
+    """The model's notes, its own field, the download button, the download's progress, and the timer that polls it."""
     key = fetch.model_to_fetch(values)
     busy = bool(key) and fetch.running(key)
     button = gr.update(visible=bool(key) and not busy)
-    return model_note.html(values, spec), button, fetch.progress_html(key) if key else "", gr.Timer(active=busy)
+    model = presets.models().get(values["model"])
+    pairs = gr.update(visible=bool(model and model["control"]))
+    notes = model_note.html(values, spec), model_note.of_choices(values)
+    return *notes, pairs, button, fetch.progress_html(key) if key else "", gr.Timer(active=busy)
 
 
 def _spec(values: dict[str, Any]) -> "runs.RunSpec | None":
@@ -315,7 +342,7 @@ def fetch_model(*inputs: Any) -> tuple[Any, ...]:
         if key := fetch.model_to_fetch(values):
             fetch.start(key)
     except runs.RunError as error:
-        return gr.skip(), gr.skip(), problem_html(error, "Model files not downloaded"), gr.Timer(active=False)
+        return *[gr.skip()] * 4, problem_html(error, "Model files not downloaded"), gr.Timer(active=False)
     return model_updates(values, _spec(values))
 
 
@@ -339,11 +366,28 @@ def insert_trigger(draft_id: str, shown: dict[str, Any] | None, trigger: str) ->
     return images.listing(draft_id, page), ""
 
 
-def choose_model(key: str, backend: str) -> list[Any]:
-    """Set the fields that depend on the model; change the trainer only when it does not support the model."""
-    values = form.model_values(key, backend)
-    trainer = gr.skip() if values["backend"] == backend else values["backend"]
-    return [trainer, *(values[name] for name in form.MODEL_FIELDS)]
+def choose_model(before: dict[str, Any], *inputs: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Find the values that suit the model just chosen; the answer for FOLLOW_MODEL, and the state for the next choice."""
+    values = values_of(inputs)
+    try:
+        wanted, after = form.choose_model(values, before, this_machine(values["backend"]))
+    except presets.PresetError:
+        return None, before  # `refresh` reports it
+    answers = [[wanted[key]] if key in wanted else None for key in FOLLOWS_MODEL]
+    return {"seen": [values[key] for key in FOLLOWS_MODEL], "wanted": answers}, after
+
+
+def settled(model: str) -> dict[str, Any]:
+    """The state for the next choice of a model, after the page or a copied run has set all fields."""
+    return {"model": model, "typed": {}}
+
+
+def open_models() -> str:
+    """Fill the table of all models when it is opened."""
+    try:
+        return model_table.html(this_machine())
+    except presets.PresetError as error:
+        return problem_html(str(error), "The base models could not be read")
 
 
 def check_everything_arrived(sent: object) -> None:

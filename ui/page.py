@@ -89,6 +89,7 @@ def build(login: bool = False) -> gr.Blocks:
 
 def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
     fields = [new.fields[key] for key in form.KEYS]
+    follows = [new.fields[key] for key in new_lora.FOLLOWS_MODEL]
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
     # One event for all changes: separate events can overtake each other, and then an older value wins.
     gr.on(
@@ -102,10 +103,13 @@ def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
     ).then(None, [new.stored, *fields], fields, js=new_lora.MERGE, **quiet)
     new.fields["model"].input(
         new_lora.choose_model,
-        [new.fields["model"], new.fields["backend"]],
-        [new.fields[key] for key in ("backend", *form.MODEL_FIELDS)],
+        [new.chosen, *fields],
+        [new.of_model, new.chosen],
+        trigger_mode="always_last",
         **quiet,
-    )
+    ).then(None, [new.of_model, *follows], follows, js=new_lora.FOLLOW_MODEL, **quiet)
+    new.loaded.change(new_lora.settled, new.fields["model"], new.chosen, **quiet)
+    new.models_fold.expand(new_lora.open_models, None, new.models, **quiet)
     length = [new.fields[key] for key in proposals.FIELDS]
     gr.on(
         [new.loaded.change, new.images.change, *(one.change for one in length)],
@@ -211,7 +215,9 @@ def _wire_tabs(
         [run.notice, run.confirmed, new.images, note, *fields, tabs],
         js=new_lora.FLUSH,
         **quiet,
-    ).then(None, None, None, js=run_page.SHOW_NOTE, **quiet)
+    ).then(None, None, None, js=run_page.SHOW_NOTE, **quiet).then(
+        new_lora.settled, new.fields["model"], new.chosen, **quiet
+    )
 
     def show_started(name: str, lines: list[Any]) -> list[Any]:
         """Select the run that was just started."""

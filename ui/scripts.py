@@ -21,6 +21,7 @@ PARTS = {
     "images": ("database", "unsaved", "fields", "image_cards", "image_drops", "images"),
     "flags": ("flags",),
     "field_errors": ("field_errors",),
+    "choice_notes": ("choice_notes",),
     "run_list": ("run_list",),
     "run_head": ("run_times", "run_connection", "run_address"),
     "run_samples": ("run_samples",),

@@ -1,0 +1,109 @@
+"""In a real browser: every base model can be chosen, sets its own values, and shows what each VRAM choice needs."""
+
+import re
+
+import pytest
+from ui_helpers import serving
+from ui_page import a_tab, faint_texts, field, nameless_controls, open_page, until
+
+import presets
+from ui import form, model_table
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server on a machine without a GPU and without kohya's trainers."""
+    folder = tmp_path_factory.mktemp("families")
+    nothing = str(folder / "none")
+    with serving(
+        folder / "data", CUDA_VISIBLE_DEVICES="", HF_HOME=nothing, MUSUBI_DIR=nothing, SD_SCRIPTS_DIR=nothing
+    ) as one:
+        yield one
+
+
+def choose(page, name: str) -> int:
+    """Choose the base model whose label starts with a name. Returns how many the page offers."""
+    field(page, "model").click()
+    option = page.get_by_role("option", name=re.compile(rf"^(✓\s*)?{re.escape(name)}")).first
+    option.wait_for()
+    offered = page.get_by_role("option").count()
+    option.click()
+    return offered
+
+
+def become(page, **expected: str) -> None:
+    """Wait until these fields have these values."""
+
+    def now() -> dict:
+        page.wait_for_timeout(50)
+        return {
+            key: page.locator(f"#{key} input:checked").get_attribute("value")
+            if key in ("tier", "backend")
+            else field(page, key).input_value()
+            for key in expected
+        }
+
+    until(lambda: now() == expected, f"the page shows {expected}")
+
+
+def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, server):
+    open_page(tab, server)
+    note = tab.locator("#model-note")
+    tab.get_by_test_id("memory").get_by_text("8 GB: too small: its text encoder").wait_for()
+    tab.get_by_text("More settings").click()
+    become(tab, tier="12G", backend="diffusers", resolution="512", rank="4", learning_rate="0.0008")
+
+    assert choose(tab, "Z-Image Turbo") == len(presets.models())
+    become(tab, tier="12G", backend="musubi", resolution="1024", rank="32", alpha="16", learning_rate="0.0001")
+    note.get_by_text("./start.sh musubi").wait_for()
+    note.get_by_text("4 model files").wait_for()
+    tab.locator("#fetch").wait_for()
+    tab.locator("#backend .hp-field-error").get_by_text("musubi-tuner is not installed").wait_for()
+    assert not tab.locator("#control_dir").is_visible()
+    beside = tab.locator("#tier label[data-note]")
+    assert [one.get_attribute("data-note") for one in beside.all()] == [
+        f"uses {row['needs_gb']:g} GB" for row in presets.tiers_of("z-image-turbo").values()
+    ]
+
+    field(tab, "rank").fill("7")
+    field(tab, "rank").blur()
+    choose(tab, "HunyuanImage")  # needs more than the tier that the page chose
+    become(tab, tier="20G", backend="sd-scripts", rank="7", alpha="1")
+    choose(tab, "SDXL")
+    become(tab, tier="12G", backend="sd-scripts", rank="7", alpha="16")
+    tab.locator("#tier").get_by_label("8 GB", exact=True).click()
+    tab.get_by_test_id("memory").locator(".hp-here-tier").get_by_text("8 GB").wait_for()
+    choose(tab, "FLUX.1-schnell")  # the user chose 8 GB, so it stays, with the reason
+    tab.locator("#tier .hp-field-error").get_by_text("choose 12G or more").wait_for()
+    become(tab, tier="8G", backend="sd-scripts", rank="7", alpha="1")
+
+    choose(tab, "FLUX.1 Kontext dev")
+    become(tab, backend="musubi", rank="7")
+    tab.locator("#tier").get_by_label("12 GB", exact=True).click()
+    field(tab, "control_dir").fill("/no/such/folder")
+    field(tab, "control_dir").blur()
+    tab.locator("#control_dir .hp-field-error").get_by_text("There is no folder /no/such/folder").wait_for()
+    choose(tab, "Qwen-Image")
+    tab.locator("#control_dir").wait_for(state="hidden")
+    tab.reload()
+    tab.locator("body.hp-open").wait_for()
+    become(tab, tier="12G", backend="musubi")
+    assert "Qwen-Image" in field(tab, "model").input_value()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_table_lists_every_model_and_is_readable(browser, server, width, scheme):
+    with a_tab(browser, width=width, color_scheme=scheme) as page:
+        open_page(page, server)
+        assert page.get_by_test_id("models").count() == 0  # sent when it is opened
+        page.get_by_text("Which model fits my GPU?").click()
+        table = page.get_by_test_id("models")
+        table.wait_for()
+        rows = table.locator("tbody tr:not(.hp-family)")
+        assert rows.count() == sum(len(model_table.by_trainer(key)) for _, key in form.model_choices())
+        row = rows.filter(has_text="draws 2048 pixels").first
+        assert row.get_by_text("too small: needs 20 GB").count() == 3 and "kohya's sd-scripts" in row.inner_text()
+        assert faint_texts(page) == [] and nameless_controls(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        region = page.locator(".hp-models")
+        assert region.evaluate("(one) => one.scrollWidth <= one.clientWidth + 1"), "the table is cut off"
