@@ -22,3 +22,11 @@ document.addEventListener(
   },
   true
 );
+// Gradio's code field cannot be scrolled with the keyboard. Its editor is made when its section is opened for the first time.
+new MutationObserver(() => {
+  for (const one of document.querySelectorAll("#script .cm-scroller[tabindex='-1']")) {
+    one.tabIndex = 0;
+    one.setAttribute("role", "region");
+    one.setAttribute("aria-label", "The script");
+  }
+}).observe(document.body, { childList: true, subtree: true });
