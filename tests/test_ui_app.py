@@ -19,7 +19,7 @@ from ui import draft, new_lora
 
 LIMIT_S = 200  # only an upper limit; `python -m benchmarks ui` measures the start
 RSS_MB = 250
-CONFIG_KB = 120
+CONFIG_KB = 110
 
 
 def refused(*arguments: str, data: Path | None = None, prefix: tuple = (), **env: str) -> str:

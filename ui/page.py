@@ -64,9 +64,20 @@ def theme() -> gr.themes.Base:
     )
 
 
+class Page(gr.Blocks):
+    """Gradio's page with a smaller config, which each visit downloads."""
+
+    def get_config_file(self) -> Any:
+        """The config without the digests of the components' classes: Gradio needs them only for components of other packages."""
+        config = super().get_config_file()
+        for component in config["components"]:
+            component["component_class_id"] = component["type"]
+        return config
+
+
 def build(login: bool = False) -> gr.Blocks:
     """Build the page, with a log-out button where it needs a `login`; nothing runs until it is launched."""
-    with gr.Blocks(title="Hangproof", analytics_enabled=False, delete_cache=(3600, 86400)) as page:
+    with Page(title="Hangproof", analytics_enabled=False, delete_cache=(3600, 86400)) as page:
         draft_id = gr.BrowserState(None, storage_key="hangproof-draft", secret="hangproof")
         started = gr.State("")
         messages = gr.State([])
