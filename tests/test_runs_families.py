@@ -1,15 +1,17 @@
-"""The rendered script of each of sd-scripts' families trains tiny weights on the real trainer, with its table's flags."""
+"""The rendered script of each family trains tiny weights on the real trainer, with its table's flags."""
 
 from pathlib import Path
 
 import pytest
 import tiny_families
+import tiny_musubi
 import tiny_sd_scripts
 from runs_helpers import run_script
 
 import presets
 import runs
 from runs.command import flags
+from runs.flags import known_flags
 
 TINY = {  # a model of the tables → the family of tiny weights (tiny_families.py)
     "sdxl": "sdxl",
@@ -61,3 +63,43 @@ def test_the_rendered_script_of_a_family_trains(tmp_path, monkeypatch, model):
     assert done.returncode == 0, log[-4000:]
     assert (folder / f"{folder.name}.safetensors").is_file() and (folder / f"{folder.name}-state").is_dir()
     assert len(list((folder / "sample").glob("*.png"))) == 1
+
+
+MUSUBI = {  # as TINY, for musubi-tuner (tiny_musubi.py); Z-Image is in test_runs_musubi.py
+    "flux2-klein-4b": "flux_2",
+    "qwen-image": "qwen_image",
+    "wan22-low": "wan",
+    "krea2": "krea2",
+    "flux-kontext": "flux_kontext",
+}
+NOT_ON_A_CPU = ("fp8_base", "fp8_scaled", "fp8_text_encoder", "fp8_vl", "fp8_t5", "blocks_to_swap")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", list(MUSUBI))
+def test_the_rendered_script_of_a_family_of_musubi_caches_and_trains(tmp_path, monkeypatch, model):
+    if reason := tiny_musubi.why_not():
+        pytest.skip(reason)
+    work = tiny_musubi.workdir(MUSUBI[model])
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
+    (tmp_path / "data").mkdir()
+    tier = presets.smallest_tier(model, "musubi")
+    needs = presets.trainer_of(model, "musubi")["needs"]
+    extra = {flag: "tiny" for flag in needs} | {"dit": str(work / "dit.safetensors"), "optimizer_type": "AdamW"}
+    extra |= dict.fromkeys(NOT_ON_A_CPU, False)
+    precision = "no" if presets.trainer_of(model, "musubi")["precisions"] else "bf16"
+    spec = runs.make({
+        "name": model, "trigger": "ohwx", "model": model, "tier": tier, "resolution": 64, "mixed_precision": precision, "rank": 4,
+        "max_train_steps": 2, "repeats": 1, "save_every_n_steps": 2, "save_every_n_epochs": 0, "workers": 0, "extra": extra,
+        "control_dir": str(work / "control") if presets.models()[model]["control"] else "",
+    })  # fmt: skip
+    known = known_flags("musubi", presets.models()[model]["family"])
+    spec = spec.changed(extra={flag: value for flag, value in extra.items() if flag in known})
+    folder = runs.create(spec, work / "images")
+    environment = tiny_musubi.environment(work, HANGPROOF_DATA=str(tmp_path / "data"), TIMEOUT_S="600")
+    done = run_script(folder / "train.sh", None, **environment)
+    log = (done.stdout + done.stderr).decode(errors="replace")
+    assert done.returncode == 0, log[-4000:]
+    assert (folder / f"{folder.name}.safetensors").is_file() and (folder / f"{folder.name}-state").is_dir()
+    assert len(list((folder / "cache").glob("*.safetensors"))) == 14
