@@ -109,6 +109,14 @@ def resume_from_local_or_hf_if_specified(*args, **kwargs):
     return original(*args, **kwargs)
 module.NetworkTrainer.resume_from_local_or_hf_if_specified = resume_from_local_or_hf_if_specified
 """
+SLOW_SCHEDULER = """
+import time
+step = module.FlowMatchEulerDiscreteScheduler.step
+def slow(*args, **kwargs):
+    time.sleep(1)
+    return step(*args, **kwargs)
+module.FlowMatchEulerDiscreteScheduler.step = slow
+"""
 SLOW_SAMPLES = """
 import time
 step = module.step
@@ -119,24 +127,24 @@ module.step = slow
 """
 
 
-def train(folder, *more, module="", fault="", prepare=None, env=(), **changed):
+def train(folder, *more, prepare=None, family=tiny.Z_IMAGE, **given):
     """Train for two epochs with a fault in a module of musubi-tuner."""
-    tiny.cached(tiny.workdir(), folder)
+    tiny.cached(tiny.workdir(family), folder, family=family)
     if prepare:
         prepare(folder)
-    return again(folder, *more, module=module, fault=fault, env=env, **changed)
+    return again(folder, *more, family=family, **given)
 
 
-def again(folder, *more, module="", fault="", env=(), **changed):
+def again(folder, *more, module="", fault="", env=(), family=tiny.Z_IMAGE, **changed):
     settings = dict(env)
     if fault:
         (folder / "fault.py").write_text(fault)
         settings["TINY_FAULTS"] = f"musubi_tuner.{module}={folder / 'fault.py'}"
-    args = tiny.arguments(
-        tiny.workdir(), folder / "dataset.toml", folder / "made", "--max_train_epochs", "2", *more, **changed
-    )
-    command = tiny.command("zimage_train_network.py", *args)
-    return helpers.watch(command, tiny.environment(tiny.workdir(), **settings), tiny.checkout(), 300)
+    work, config = tiny.workdir(family), folder / "dataset.toml"
+    more = ("--max_train_epochs", "2", *more)
+    args = tiny.arguments(work, config, folder / "made", *more, family=family, **changed)
+    command = tiny.command(tiny.trainer(family), *args)
+    return helpers.watch(command, tiny.environment(work, **settings), tiny.checkout(), 300)
 
 
 def worker(folder, hang, before="pass"):
@@ -260,12 +268,12 @@ def state_from_hub(folder):
         return train(folder, *more, module="training.trainer_base", fault=STATE, env=env)
 
 
-def slow_samples(folder):
+def slow_samples(folder, module, fault, **given):
     more = ["--sample_every_n_epochs", "1", "--sample_prompts", str(folder / "prompts.txt")]
     folder.mkdir(parents=True)
     (folder / "prompts.txt").write_text("a thing --w 64 --h 64 --s 30 --d 1\n")
     env = {"HANGPROOF_SAMPLE_BUDGET_S": "2"}
-    return train(folder, *more, module="zimage.zimage_utils", fault=SLOW_SAMPLES, env=env)
+    return train(folder, *more, module=module, fault=fault, env=env, **given)
 
 
 JOBS = {
@@ -283,7 +291,10 @@ JOBS = {
     "image on a FIFO": image_fifo,
     "tracker": tracker,
     "pool thread": pool_thread,
-    "slow samples": slow_samples,
+    "slow samples": partial(slow_samples, module="zimage.zimage_utils", fault=SLOW_SAMPLES),
+    "slow samples of a bar without items": partial(
+        slow_samples, module="qwen_image.qwen_image_utils", fault=SLOW_SCHEDULER, family="qwen_image"
+    ),
     "tokenizer": tokenizer,
     "tokenizer twice": tokenizer_twice,
     "upload": partial(upload, silent=True),
@@ -388,7 +399,7 @@ def test_a_pool_thread_stuck_at_exit(result):
     assert (folder / "made/tiny.safetensors").is_file()
 
 
-@helpers.asks("result", "slow samples")
+@helpers.asks("result", "slow samples", "slow samples of a bar without items")
 def test_a_slow_sample_is_skipped(result):
     folder, run = result
     assert run.code == 0, run.log[-3000:]
