@@ -146,6 +146,7 @@ ABSURD = [
     # the machine, and extra options
     case("a billion loader workers", "workers", workers=1_000_000_000),
     case("100 loader workers", "workers", workers=100),
+    case("control images that are not there", "control_dir", model="qwen-image-edit", backend="musubi", control_dir="/none/at/all"),
     case("an optimizer that does not exist", "flags", flags="optimizer_type=AdamWW"),
     case("an option that does not exist", "flags", flags="noise_ofset=0.05"),
     case("dropout of 3", "flags", flags="network_dropout=3"),
