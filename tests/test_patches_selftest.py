@@ -257,7 +257,11 @@ def test_a_folder_that_is_no_checkout_is_wrong_usage(tmp_path, command):
         [sys.executable, "-m", "sd_scripts_patches", command, str(tmp_path), str(tmp_path)][: 5 if command == "selftest" else 6],
         cwd=tiny.ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert done.returncode == 2 and "is not a checkout of sd-scripts or musubi-tuner" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and "is not a checkout of sd-scripts or musubi-tuner" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_the_environment_is_the_named_one_or_that_of_sd_scripts(tmp_path, monkeypatch):
