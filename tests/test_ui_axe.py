@@ -91,7 +91,10 @@ def unfold(page) -> None:
     """Open every accordion."""
     for _ in range(2):  # the second time for those inside others
         for one in page.locator("button.label-wrap:visible").all():
-            if one.get_attribute("aria-expanded") != "true" and "open" not in (one.get_attribute("class") or "").split():
+            if (
+                one.get_attribute("aria-expanded") != "true"
+                and "open" not in (one.get_attribute("class") or "").split()
+            ):
                 one.click()
         page.locator("#flags").wait_for()
     page.locator("[data-flag]").first.wait_for()
