@@ -254,6 +254,7 @@ def test_the_commands_have_their_exit_codes(data):  # noqa: F811
     assert runs.list_runs() == [] and os.listdir(runs.datasets_dir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_renamed_run_is_resumed_from_its_checkpoint(data):  # noqa: F811
     """A real training: stopped, renamed, resumed; no step is repeated."""

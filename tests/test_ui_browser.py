@@ -191,7 +191,9 @@ def test_with_the_keyboard_alone(tab, server, tmp_path):
     assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "Remove rocket.jpg"
 
 
-@pytest.mark.parametrize("width, scheme", [(400, "light"), (1280, "light"), (1280, "dark")])
+@pytest.mark.parametrize(
+    "width, scheme", [(400, "light"), (1280, "dark"), pytest.param(1280, "light", marks=pytest.mark.long)]
+)
 def test_every_part_is_readable_and_named_in_a_narrow_window_and_in_dark_mode(browser, tmp_path, width, scheme):
     data = tmp_path / "data"
     names = ["running", "a_very_long_name_without_any_break_" * 3, *(f"run {n}" for n in range(12))]
