@@ -206,7 +206,13 @@ class Supervisor:
         state = self.run.state
         state.state = step.state
         state.durations = self.watch.learned()
-        if step.state in FINAL or step.state is State.STOPPING:
+        if step.state in FINAL:
+            try:  # shown before it is saved: after that, the keeper starts no monitor that could show the end
+                self.write_status(force=True)
+            finally:
+                state.save(self.folder)
+            return
+        if step.state is State.STOPPING:
             state.save(self.folder)
         self.write_status(force=True)
 

@@ -379,6 +379,13 @@ def test_every_state_that_is_not_final_has_a_method(tmp_path):
     supervisor.close()
 
 
+def test_a_monitor_that_is_killed_while_it_saves_the_end_has_shown_it(folder):
+    toy_run(folder, **SHORT)
+    code = "import os, signal\nreal = os.replace\ndef deadly(a, b, **k):\n    end = str(b).endswith('monitor.json') and b'completed' in open(a, 'rb').read()\n    real(a, b, **k)\n    if end:\n        os.kill(os.getpid(), signal.SIGKILL)\nos.replace = deadly"
+    assert supervise(folder, **inject(folder, code))[0] == 0
+    assert status(folder)["state"] == "completed"
+
+
 def test_an_error_at_the_end_does_not_start_a_finished_run_again(folder):
     toy_run(folder, **SHORT)
     code = "import os\nreal = os.replace\ndef broken(a, b, **k):\n    if str(b).endswith('status.json') and b'completed' in open(a, 'rb').read():\n        raise OSError(5, 'Input/output error')\n    return real(a, b, **k)\nos.replace = broken"
