@@ -88,11 +88,6 @@ def sd_scripts_dir() -> Path:
     return CHECKOUTS["sd-scripts"].path()
 
 
-def musubi_dir() -> Path:
-    """The checkout of kohya's musubi-tuner (may not exist): `$MUSUBI_DIR`, else `musubi-tuner/` in the project folder."""
-    return CHECKOUTS["musubi"].path()
-
-
 def backend_venv(backend: str) -> Path:
     """The virtual environment of a backend (may not exist): `.venv`, or that of its checkout, such as `.venv-musubi`."""
     checkout = CHECKOUTS.get(backend)

@@ -76,11 +76,6 @@ def find_checkout(folder: Path) -> Checkout | None:
     return None
 
 
-def is_checkout(folder: Path) -> bool:
-    """Return True when `folder` holds a trainer that can be guarded."""
-    return find_checkout(folder) is not None
-
-
 def check_target(target: Target, checkout: Path | None, why: str = "") -> TargetFinding:
     """Return the verdict on one target."""
 
