@@ -21,6 +21,7 @@ Value = bool | int | float | str | list[str]
 MOST = 10**12  # of any count: runs/sanity.py judges far smaller ones, and computes with floats
 Steps = Annotated[int, Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
+Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 # Flags of sd-scripts that are fields of the spec: `--set network_dim=8` sets rank.
 ALIASES = {
@@ -79,7 +80,8 @@ class RunSpec(BaseModel):
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DEFAULTS["learning_rate"]
     seed: Annotated[int, Field(ge=0, lt=2**32)] = DEFAULTS["seed"]
     workers: Steps = DEFAULTS["workers"]
-    gpus: Count = DEFAULTS["gpus"]
+    gpus: Count = DEFAULTS["gpus"]  # of each node
+    nodes: Count = 1  # machines that train this run together
     mixed_precision: Literal["bf16", "fp16", "no"] = DEFAULTS["mixed_precision"]
     save_every_n_steps: Steps | None = None
     save_every_n_epochs: Steps = DEFAULTS["save_every_n_epochs"]
@@ -91,6 +93,9 @@ class RunSpec(BaseModel):
     trackers: Literal["", "tensorboard", "wandb", "all"] = ""
     control_dir: str = ""  # folder of control images, for models that learn from pairs (Kontext, Qwen-Image-Edit)
     save_dir: str = ""  # folder that checkpoints are written to; "" is the run's folder
+    store: str = ""  # durable store: an address such as s3://bucket/runs, or a folder; "" is none
+    price_per_hour: Money = 0.0  # what the machine costs, in any currency
+    spend_limit: Money = 0.0  # the run stops, with a checkpoint, before it has cost more; 0 is no limit
     environment: dict[str, str] = {}  # environment variables of the training process
     extra: dict[str, Value] = {}  # other flags of the trainer; they override the flags of the fields
 
@@ -111,7 +116,7 @@ class RunSpec(BaseModel):
             data = {**data, "tier": data["tier"].strip().upper().removesuffix("+")}
         return data
 
-    @field_validator("name", "trigger", "control_dir", "save_dir")
+    @field_validator("name", "trigger", "control_dir", "save_dir", "store")
     @classmethod
     def _one_line(cls, text: str) -> str:
         if "\0" in text:
