@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -88,6 +87,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _sha256(path: Path) -> str:
+    import hashlib  # 4 MB of memory that the monitor, which imports this file, does not need
+
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):

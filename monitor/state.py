@@ -8,8 +8,8 @@ recovery, a stop, or a healthy attempt.
 from __future__ import annotations
 
 import enum
-import hashlib
 import json
+import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,19 +134,28 @@ class RunState:
         self.spec_hash = spec_hash
 
 
-def spec_hash(folder: Path) -> str:
-    """A hash of `run.toml`, to notice an edit between two starts; "" without one."""
+def spec_hash(folder: Path, earlier: str = "") -> str:
+    """A checksum of `run.toml`, to notice an edit between two starts; "" without one.
+
+    earlier: the one to compare with; one of an earlier version was a SHA-256. `hashlib` is not imported for more than that:
+    it takes 4 MB of the monitor's memory.
+    """
     try:
-        return hashlib.sha256((folder / "run.toml").read_bytes()).hexdigest()
+        text = (folder / "run.toml").read_bytes()
     except OSError:
         return ""
+    if len(earlier) == 64:
+        import hashlib
+
+        return hashlib.sha256(text).hexdigest()
+    return f"{zlib.crc32(text):08x}-{len(text)}"
 
 
 def nothing_left(folder: Path) -> str:
     """A sentence for a run that completed and was not changed since; "" when a start has work to do."""
     run_folder = RunFolder(folder)
     saved = RunState.load(run_folder)
-    unchanged = saved.spec_hash and saved.spec_hash == spec_hash(folder)
+    unchanged = saved.spec_hash and saved.spec_hash == spec_hash(folder, saved.spec_hash)
     if saved.state is not State.COMPLETED or not unchanged or run_folder.lora is None:
         return ""
     return (

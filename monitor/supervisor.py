@@ -396,7 +396,7 @@ class Supervisor:
         if state.shutdown is not None and not fresh:
             return self.left()
         if fresh:
-            state.renew(spec_hash(self.folder.folder))
+            state.renew(spec_hash(self.folder.folder, state.spec_hash))
         state.failure = state.shutdown = None
         state.spec_hash = state.spec_hash or spec_hash(self.folder.folder)
         state.started_at = state.started_at or platform.now().utc

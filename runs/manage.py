@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -242,10 +243,9 @@ def _write_files(work: Path, final: Path, spec: "RunSpec", old: str) -> None:
     from runs.spec import dumps, save
 
     write_rendered(work, final, spec)
-    hashes = (
-        hashlib.sha256((work / "run.toml").read_bytes()).hexdigest(),
-        hashlib.sha256(dumps(spec).encode()).hexdigest(),
-    )
+    old_text, new_text = (work / "run.toml").read_bytes(), dumps(spec).encode()
+    # The second is a SHA-256 in files of versions before November 2026.
+    hashes = {_hash(old_text): _hash(new_text), hashlib.sha256(old_text).hexdigest(): _hash(new_text)}
     artifact = re.compile(rf"(?<![\w-]){re.escape(old)}((?:-step\d{{6,}}|-\d{{6}})?(?:\.safetensors|-state))")
     for file in ("status.json", "monitor.json"):
         try:
@@ -258,13 +258,18 @@ def _write_files(work: Path, final: Path, spec: "RunSpec", old: str) -> None:
     save(work, spec)
 
 
+def _hash(text: bytes) -> str:
+    """The checksum of `run.toml` that the monitor keeps (monitor/state.py `spec_hash`)."""
+    return f"{zlib.crc32(text):08x}-{len(text)}"
+
+
 def _changed(
-    values: dict[str, Any], final: Path, name: str, hashes: tuple[str, str], renamed: Callable[[str], str]
+    values: dict[str, Any], final: Path, name: str, hashes: dict[str, str], renamed: Callable[[str], str]
 ) -> dict[str, Any]:
     """`status.json` or `monitor.json` of the renamed run. A completed run stays completed: its spec's hash is kept up."""
     out = {key: renamed(v) if key in ("message", "reason") and isinstance(v, str) else v for key, v in values.items()}
-    if values.get("spec_hash") == hashes[0]:
-        out["spec_hash"] = hashes[1]
+    if (known := hashes.get(str(values.get("spec_hash")))) is not None:
+        out["spec_hash"] = known
     out |= {key: value for key, value in (("name", name), ("folder", str(final))) if key in values}
     checkpoint = values.get("checkpoint")
     if isinstance(checkpoint, dict) and isinstance(checkpoint.get("path"), str):

@@ -23,6 +23,7 @@ ARROWS = {  # folder: what it may import of ours
     "sd_scripts_patches": ("guards",),
     "trainer": ("guards",),
     "monitor": ("guards", "runs", "presets"),
+    "launch": ("monitor", "runs", "presets", "guards"),
 }
 SERVICES = {
     "run_folder.py",
@@ -158,3 +159,13 @@ def test_the_folder_has_at_most_30_files_of_python():
 def test_the_monitor_reads_no_environment_hook_of_tests():
     text = "".join(p.read_text(encoding="utf-8") for p in FILES)
     assert not re.findall(r"HANGPROOF_(?:CLOCK|NVML|INJECT)", text)
+
+
+def test_the_monitors_process_holds_none_of_the_large_modules():
+    """It sleeps beside the training for hours: OpenSSL (`hashlib`) alone is 4 MB, pydantic 20 MB."""
+    code = "import sys, monitor.supervisor; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    large = {"hashlib", "ssl", "urllib.request", "http.client", "pydantic", "numpy", "psutil", "argparse", "asyncio"}
+    assert not large & set(done.stdout.split())

@@ -9,7 +9,6 @@ answer) is repeated with hashes alone, and if that fails too the state stays in 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
 import time
 from collections.abc import Callable
@@ -47,8 +46,8 @@ class Verifier:
     def __init__(self, timeout_s: float):
         self.timeout_s = timeout_s
         self.took_s = 0.0  # the last check
-        self._results: dict[tuple[str, str], VerifyResult] = {}
-        self._running: tuple[tuple[str, str], Subjob] | None = None
+        self._results: dict[tuple[str, bytes], VerifyResult] = {}
+        self._running: tuple[tuple[str, bytes], Subjob] | None = None
 
     def known(self, state: Path) -> bool:
         """There is a result for this state as it is now."""
@@ -94,7 +93,7 @@ class Verifier:
     def _check(self, state: Path, *more: str) -> Subjob:
         return Subjob(python("guards.checkpoint", "verify", str(state), *more, "--json"), self.timeout_s)
 
-    def _keep(self, key: tuple[str, str], result: VerifyResult) -> VerifyResult:
+    def _keep(self, key: tuple[str, bytes], result: VerifyResult) -> VerifyResult:
         if not result.unsure:
             self._results[key] = result
             while len(self._results) > KEPT:
@@ -109,14 +108,14 @@ def _result_of(job: Subjob) -> VerifyResult:
     return VerifyResult(tuple(answer["problems"]))
 
 
-def _key(state: Path) -> tuple[str, str]:
-    """The state and a hash of its guard file and of its files' sizes and times."""
+def _key(state: Path) -> tuple[str, bytes]:
+    """The state, and its guard file with its files' sizes and times."""
     content = [b""]
     with contextlib.suppress(OSError):
         content = [(state / checkpoint.GUARD).read_bytes()]
         stats = [(p.name, p.stat()) for p in sorted(state.rglob("*"))]
         content += [f"{name} {s.st_size} {s.st_mtime_ns}".encode() for name, s in stats]
-    return str(state), hashlib.sha256(b"\0".join(content)).hexdigest()
+    return str(state), b"\0".join(content)
 
 
 def states(folders: list[Path]) -> dict[Path, int]:
