@@ -1,0 +1,44 @@
+"""`python -m launch COMMAND …`: write a run for another place, submit it there, keep it in a store.
+
+A command is one row of COMMANDS: its module has `add_arguments(parser)` and `run(args) -> int`, and is imported only when the
+command is called, so that a command which sleeps beside a training stays small and an optional library is needed only by the
+command that uses it. `--json` is added here; `launch.common.report` prints what it promises.
+"""
+
+import argparse
+import importlib
+import sys
+
+# name: (module, what it does)
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 0: done. 1: failed, with the reason on standard error. 2: wrong usage."""
+    words = sys.argv[1:] if argv is None else argv
+    top = argparse.ArgumentParser(
+        prog="python -m launch", description="Train a run in another place, or keep it in a store."
+    )
+    choices = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, text) in COMMANDS.items():
+        command = choices.add_parser(name, help=text, description=text)
+        if [name] == words[:1]:
+            importlib.import_module(module).add_arguments(command)
+            command.add_argument("--json", action="store_true", help="print one line of JSON at the end")
+    args = top.parse_args(words)
+
+    from launch.common import LaunchError
+    from presets import PresetError
+    from runs.files import RunError
+
+    try:
+        return importlib.import_module(COMMANDS[args.command][0]).run(args)
+    except (LaunchError, PresetError, RunError, OSError) as error:
+        print(f"launch {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

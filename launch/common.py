@@ -1,0 +1,31 @@
+"""What the commands of `python -m launch` share: the error of a user, the argument RUN, the last line of JSON."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from runs.paths import run_folder
+
+
+class LaunchError(Exception):
+    """An error that a user can fix: what is wrong, where, and what to do."""
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the argument RUN."""
+    parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run")
+
+
+def find(args: argparse.Namespace) -> Path:
+    """The folder of the run that RUN names. Raises RunError."""
+    return run_folder(args.run)
+
+
+def report(args: argparse.Namespace, text: str, value: dict[str, Any]) -> int:
+    """Print `text`, and with `--json` also `value` as the last line; the exit code 0."""
+    if text:
+        print(text)
+    if args.json:
+        print(json.dumps(value, ensure_ascii=False))
+    return 0
