@@ -149,6 +149,7 @@ def play(
     try:
         job = ours(work, journey.steps, EVERY, root)
         seen = sampler.add(token, job.folder)
+        job.cwd = work  # where Python puts temporary files when every folder for them fails
         process = begin(job, environment(trial, work, token, root, shim))
         try:
             wait(process, trial, job, work, seen, outcome, begun_s + TRIAL_LIMIT_S * stretch)
@@ -191,7 +192,7 @@ def environment(trial: Trial, work: Path, token: str, root: Path, shim: Path) ->
         "HANGPROOF_LIMITS": str(work / "limits.toml"),
         "HANGPROOF_NOTIFY": str(work / "notify.toml"),
         "HANGPROOF_GPUS": f"chaos-{token}",
-        "PYTHONPATH": f"{shim}{os.pathsep}{SHIM.parent / 'nvml'}",
+        "PYTHONPATH": os.pathsep.join(map(str, (shim, SHIM.parent / "nvml", root))),
         "CHAOS_SHIM": str(SHIM),
         "CHAOS_ROOT": str(root),
         "CHAOS_FOLDER": str(work / "chaos"),
