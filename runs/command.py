@@ -17,12 +17,20 @@ from runs import dataset
 from runs.dataset import one_line
 from runs.files import Fault, RunError
 from runs.paths import CHECKOUTS, backend_venv, datasets_dir, models_dir, outputs_dir, venv_program
+from runs.quoting import Variable
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
 SAVE_PRECISION = {"bf16": "bf16", "fp16": "fp16", "no": "float"}
 FP8 = ("fp8_base", "fp8_scaled")
+NODE, MAIN_ADDRESS, MAIN_PORT = (Variable(f"HANGPROOF_{name}") for name in ("NODE", "MAIN_ADDRESS", "MAIN_PORT"))
+NODE_VARIABLES = {
+    NODE: "the number of this machine, 0 for the first",
+    MAIN_ADDRESS: "the address of the first machine",
+    MAIN_PORT: "a free port of the first machine, the same on all",
+}
+"""What the script of a run on several machines reads from its environment: the monitor sets it, or a scheduler."""
 Flag = bool | int | float | str | list[str]
 
 
@@ -57,6 +65,11 @@ def sample_interval(spec: "RunSpec") -> int:
     """Optimizer steps between sample images; 0 when they are turned off."""
     every = spec.sample_every_n_steps
     return presets.defaults()["save"]["at_most_every_n_steps"] if every is None else every
+
+
+def world(spec: "RunSpec") -> int:
+    """The number of processes that train together, one for each GPU of each machine."""
+    return spec.nodes * spec.gpus
 
 
 def loader(spec: "RunSpec", platform: str) -> dict:
@@ -111,7 +124,7 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
         out["sample_every_n_steps"] = sample_interval(spec) or False
     if spec.trackers:
         out |= {"log_with": spec.trackers, "logging_dir": str(folder / "logs")}
-    if spec.gpus > 1:
+    if world(spec) > 1:
         out["ddp_timeout"] = presets.defaults()["multi_gpu"]["ddp_timeout"]
     if resume:
         out["resume"] = str(resume)
@@ -194,17 +207,23 @@ def launch(spec: "RunSpec") -> list[list[str]]:
     lines = [
         ["launch"],
         ["--mixed_precision", spec.mixed_precision],
-        ["--num_processes", str(spec.gpus)],
-        ["--num_machines", "1"],
+        ["--num_processes", str(world(spec))],
+        ["--num_machines", str(spec.nodes)],
         ["--dynamo_backend", "no"],
         # The GPU does the work. On a CPU, threads that wait for each other slow training down when the machine is busy.
         ["--num_cpu_threads_per_process", "1"],
     ]
-    if spec.gpus > 1:
+    if world(spec) > 1:
+        # accelerate's launcher of several processes, also on processors: see guards/world.py
+        lines.append(["--multi_gpu"])
+    if spec.nodes > 1:
         lines += [
-            ["--multi_gpu"],
-            ["--main_process_port", "0"],
-        ]  # 0 selects a free port, so that two runs do not collide
+            ["--machine_rank", NODE],
+            ["--main_process_ip", MAIN_ADDRESS],
+            ["--main_process_port", MAIN_PORT],
+        ]
+    elif spec.gpus > 1:
+        lines.append(["--main_process_port", "0"])  # 0 selects a free port, so that two runs do not collide
     checkout = CHECKOUTS.get(spec.backend)
     if checkout is None:
         return [*lines, ["-m", "trainer"]]
@@ -213,8 +232,13 @@ def launch(spec: "RunSpec") -> list[list[str]]:
 
 
 def environment(spec: "RunSpec", platform: str = sys.platform) -> dict[str, str]:
-    """Variables that the script sets: UTF-8 and unbuffered output, the platform's thread limits, the spec's variables."""
+    """Variables that the script sets: UTF-8 and unbuffered output, the platform's thread limits, the spec's variables.
+
+    With several processes also their number: each compares it with the group that it finds itself in (guards/world.py).
+    """
+    several = {"HANGPROOF_WORLD": str(world(spec))} if world(spec) > 1 else {}
     return {
+        **several,
         "PYTHONUNBUFFERED": "1",
         "PYTHONUTF8": "1",
         "TOKENIZERS_PARALLELISM": "false",

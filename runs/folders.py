@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import presets
 from runs import dataset, weights
-from runs.command import dataset_toml, launcher, sample_prompts, samples
+from runs.command import dataset_toml, launcher, sample_prompts, samples, world
 from runs.files import Fault, RunError, atomic_write, building, explained
 from runs.paths import CHECKOUTS, datasets_dir, entries, outputs_dir
 from runs.scripts import INSTALL, script, script_name
@@ -120,7 +120,7 @@ def planned_steps(spec: "RunSpec", images: int | Mapping[str, int]) -> int:
     """
     if spec.max_train_steps:
         return spec.max_train_steps
-    batches = math.ceil(math.ceil(dataset.shown_per_epoch(images, spec.repeats) / spec.batch_size) / spec.gpus)
+    batches = math.ceil(math.ceil(dataset.shown_per_epoch(images, spec.repeats) / spec.batch_size) / world(spec))
     return spec.epochs * math.ceil(batches / spec.gradient_accumulation)
 
 

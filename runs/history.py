@@ -15,7 +15,10 @@ import tomllib
 
 from runs.paths import list_runs
 
-SAME = ("model", "backend", "tier", "resolution", "batch_size", "gradient_accumulation", "mixed_precision", "gpus")
+SAME = (
+    *("model", "backend", "tier", "resolution", "batch_size", "gradient_accumulation", "mixed_precision"),
+    *("gpus", "nodes"),
+)
 MIN_STEPS = 10  # the first steps of a run are slower than the others
 
 
@@ -38,7 +41,7 @@ def earlier(spec: Mapping[str, Any]) -> Speed | None:
         except OSError:
             continue
         fields, speed = _read(folder, stamps)
-        if speed is not None and all(fields.get(key) == spec.get(key) for key in SAME):
+        if speed is not None and fields == _compared(spec):
             found.append(speed)
     return max(found, key=lambda one: (one.other_s is not None, one.at), default=None)
 
@@ -59,4 +62,9 @@ def _read(folder: Path, stamps: tuple[int, ...]) -> tuple[dict[str, Any], Speed 
     if step < MIN_STEPS or step_s <= 0:
         return {}, None
     other_s = max(0.0, took.total_seconds() - step * step_s) if whole else None
-    return {key: fields.get(key) for key in SAME}, Speed(str(fields.get("name", folder.name)), step_s, other_s, at)
+    return _compared(fields), Speed(str(fields.get("name", folder.name)), step_s, other_s, at)
+
+
+def _compared(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that must be the same. A run of an older version has one machine and does not say so."""
+    return {key: fields.get(key, 1 if key == "nodes" else None) for key in SAME}

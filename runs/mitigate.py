@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from runs.command import caching, dataset_toml, environment, flags, launch, sample_prompts, tier_flags
+from runs.command import caching, dataset_toml, environment, flags, launch, sample_prompts, tier_flags, world
 from runs.files import RunError
 
 if TYPE_CHECKING:
@@ -114,12 +114,14 @@ def no_block_swap(spec: "RunSpec") -> Changed:
 
 
 def one_gpu(spec: "RunSpec") -> Changed:
-    """One GPU instead of several; gradients are accumulated, so the effective batch stays."""
-    if spec.gpus == 1:
+    """One GPU of the first machine instead of several; gradients are accumulated, so the effective batch stays."""
+    if world(spec) == 1:
         return _same(spec)
-    steps = spec.gradient_accumulation * spec.gpus
-    changed = spec.changed(gpus=1, gradient_accumulation=steps, extra=_without(spec, *SEVERAL_GPUS))
-    return changed, f"one GPU instead of {spec.gpus}; gradients of {steps} batches make up one step as before"
+    steps = spec.gradient_accumulation * world(spec)
+    changed = spec.changed(gpus=1, nodes=1, gradient_accumulation=steps, extra=_without(spec, *SEVERAL_GPUS))
+    machines = f" on {spec.nodes} machines" if spec.nodes > 1 else ""
+    sentence = f"one GPU instead of {world(spec)}{machines}; gradients of {steps} batches make up one step as before"
+    return changed, sentence
 
 
 def sampling_off(spec: "RunSpec") -> Changed:

@@ -3,7 +3,7 @@
 bash: a word of safe characters stays as it is; anything else is put between single quotes, which bash takes literally.
 Control characters become escapes in `$'…'`, so that each flag stays on one line. cmd.exe: the quotes that the program's own
 parser needs, then a caret before every character that cmd interprets (also before quotes, so that cmd never enters its
-quoted state and no `&` can end the command), and doubled percent signs.
+quoted state and no `&` can end the command), and doubled percent signs. A `Variable` is read where the script runs.
 """
 
 import re
@@ -17,12 +17,20 @@ CMD_ACTIVE = set('^&|<>()"!')
 CMD_PLAIN = set(string.ascii_letters + string.digits + "_+-./:\\@#=,")
 
 
+class Variable(str):
+    """The name of an environment variable whose value, not its name, is the word of the command line."""
+
+
 def quote(value: str) -> str:
-    """`value` quoted for bash.
+    """`value` quoted for bash; a Variable as `"$NAME"`.
 
     Raises:
-        RunError: `value` contains a NUL character, which no argument can.
+        RunError: `value` contains a NUL character, which no argument can; or a Variable is not a name.
     """
+    if isinstance(value, Variable):
+        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):
+            raise RunError(f"{str(value)!r} is not the name of an environment variable")
+        return f'"${value}"'
     if "\0" in value:
         raise RunError(f"the value {value!r} contains a NUL character; remove it")
     if PLAIN.fullmatch(value):

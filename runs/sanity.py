@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 from presets.estimate import GB, disk, estimate
-from runs.command import tier_flags
+from runs.command import tier_flags, world
 from runs.dataset import shown_per_epoch
 from runs.files import Fault
 
@@ -79,7 +79,7 @@ def facts(
         "fp16_chosen": spec.mixed_precision == "fp16" and settings.get("mixed_precision") != "fp16",
         "generated": presets.models()[spec.model]["generated"],
         "alpha_share": spec.alpha / spec.rank,
-        "batch": spec.batch_size * spec.gradient_accumulation * spec.gpus,
+        "batch": spec.batch_size * spec.gradient_accumulation * world(spec),
         "gpu_hidden": spec.environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"),
     }
     known |= _rate(spec) | _prompts(spec) | _length(spec, images, sizes) | _memory(spec, machine)
@@ -149,7 +149,7 @@ def _length(spec: "RunSpec", images: int | Mapping[str, int], sizes: Sequence[tu
     if not count:
         return {}
     steps, samples = planned_steps(spec, images), shown_per_epoch(images, spec.repeats)
-    batch = spec.batch_size * spec.gradient_accumulation * spec.gpus
+    batch = spec.batch_size * spec.gradient_accumulation * world(spec)
     per_epoch = planned_steps(spec.model_copy(update={"max_train_steps": None, "epochs": 1}), images)
     epochs = math.ceil(spec.max_train_steps / per_epoch) if spec.max_train_steps else spec.epochs
     known: Facts = {

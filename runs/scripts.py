@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from runs.command import caching, environment, flags, launch, launcher, trainer_python, words
+from runs.command import NODE_VARIABLES, caching, environment, flags, launch, launcher, trainer_python, words, world
 from runs.files import RunError
 from runs.paths import CHECKOUTS, ROOT
 from runs.quoting import quote, quote_cmd
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from runs.spec import RunSpec
 
 MISSING = "no accelerate for the {backend} backend: {path} does not exist and PATH has none; {install}"
+NO_NODE = "{name} is not set: this run trains on {nodes} machines, and the variable holds {what}"
 NO_PYTHON = "no python for the {backend} backend: {path} does not exist and PATH has none; {install}"
 INSTALL = {"diffusers": "run ./start.sh once"} | {name: f"run ./start.sh {name}" for name in CHECKOUTS}
 
@@ -35,8 +36,11 @@ def script(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: 
     Args: as runs.command.arguments.
 
     Raises:
-        RunError: the platform's script cannot hold a value, or samples are turned on without a prompt.
+        RunError: the platform's script cannot hold a value, samples are turned on without a prompt, or several machines
+            would train under Windows.
     """
+    if spec.nodes > 1 and platform.startswith("win"):
+        raise RunError("nodes: several machines train together under Linux only; set nodes to 1, or use WSL")
     lines = [*launch(spec), *words(flags(spec, folder, resume, platform))]
     before = [(one.what, [_guarded(spec, one.script), *words(one.flags)]) for one in caching(spec, folder)]
     return (_batch if platform.startswith("win") else _bash)(spec, before, lines, platform, folder)
@@ -50,6 +54,27 @@ def _guarded(spec: "RunSpec", script: str) -> list[str]:
 def _title(spec: "RunSpec") -> str:
     backend = presets.backends()[spec.backend]["label"]
     return f"Trains {spec.slug}: a LoRA of {presets.models()[spec.model]['name']}, tier {spec.tier}, with {backend}."
+
+
+def _together(spec: "RunSpec") -> str:
+    """The comment of a run with several processes; "" for one."""
+    if world(spec) == 1:
+        return ""
+    machines = f" on {spec.nodes} machines" if spec.nodes > 1 else ""
+    return (
+        f"{world(spec)} processes train together{machines}: each on a GPU of its own (NCCL), or on the processor (gloo) "
+        "where PyTorch finds no GPU."
+    )
+
+
+def _bash_nodes(spec: "RunSpec") -> str:
+    """The check of the variables that tell several machines apart; "" for one machine."""
+    if spec.nodes == 1:
+        return ""
+    return "".join(
+        f'[ -n "${{{name}:-}}" ] || {{ echo {quote(NO_NODE.format(name=name, nodes=spec.nodes, what=what))} >&2; exit 2; }}\n'
+        for name, what in NODE_VARIABLES.items()
+    )
 
 
 def _missing(spec: "RunSpec", path: Path, text: str = MISSING) -> str:
@@ -82,6 +107,7 @@ def _bash(spec: "RunSpec", before: Before, lines: list[list[str]], platform: str
     program = launcher(spec, platform)
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment(spec, platform).items())
     command = " \\\n  ".join(" ".join(map(quote, line)) for line in lines)
+    together = f"# {_together(spec)}\n" if _together(spec) else ""
     aside, start = "", "exec "
     if spec.save_dir:
         aside = _copy_at_exit(spec.save_dir, str(folder))
@@ -90,10 +116,10 @@ def _bash(spec: "RunSpec", before: Before, lines: list[list[str]], platform: str
 # {" ".join(_title(spec).split())}
 # Written from run.toml. Run it without the monitor: bash train.sh
 # Run it with the monitor, which restarts it after a hang: python -m monitor run {spec.slug}
-set -eu
+{together}set -eu
 cd {quote(str(ROOT))}
 export PYTHONPATH={quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"
-{exports}
+{exports}{_bash_nodes(spec)}
 launcher=${{ACCELERATE:-}}
 if [ -z "$launcher" ] && [ -x {quote(str(program))} ]; then launcher={quote(str(program))}; fi
 if [ -z "$launcher" ]; then
@@ -201,6 +227,7 @@ def _batch(spec: "RunSpec", before: Before, lines: list[list[str]], platform: st
     program, root = _in_quotes(str(launcher(spec, platform))), _in_quotes(str(ROOT))
     exports = "".join(f'set "{name}={_in_quotes(value)}"\n' for name, value in environment(spec, platform).items())
     command = " ^\n  ".join(" ".join(map(quote_cmd, line)) for line in lines)
+    together = f"rem {_together(spec)}\n" if _together(spec) else ""
     make_local, after = "", "exit /b %ERRORLEVEL%\n"
     if spec.save_dir:
         local, final = (_in_quotes(path.replace("/", "\\")) for path in (spec.save_dir, str(folder)))
@@ -211,7 +238,7 @@ def _batch(spec: "RunSpec", before: Before, lines: list[list[str]], platform: st
 rem {" ".join(_title(spec).split()).translate(str.maketrans("", "", "%^&|<>"))}
 rem Written from run.toml. Run it without the monitor: train.bat
 rem Run it with the monitor, which restarts it after a hang: python -m monitor run {spec.slug}
-chcp 65001 >nul
+{together}chcp 65001 >nul
 setlocal DisableDelayedExpansion
 cd /d "{root}" || exit /b 1
 if defined PYTHONPATH (set "PYTHONPATH={root};%PYTHONPATH%") else (set "PYTHONPATH={root}")

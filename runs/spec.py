@@ -55,7 +55,8 @@ RESERVED_VARIABLES = (
     "PYTHONPATH",
     "ACCELERATE",
     "TRAINER_PYTHON",
-    *(f"HANGPROOF_{n}" for n in ("RUN", "ATTEMPT", "TOKEN", "HEARTBEAT")),
+    *(f"HANGPROOF_{n}" for n in ("RUN", "ATTEMPT", "TOKEN", "HEARTBEAT", "WORLD")),
+    *(f"HANGPROOF_{n}" for n in ("NODE", "LEADER", "NODE_TOKEN", "MAIN_ADDRESS", "MAIN_PORT")),
 )
 
 

@@ -1,0 +1,90 @@
+"""The script of a run with several processes: what it passes to accelerate, and what it needs from its environment."""
+
+import subprocess
+
+import pytest
+from runs_helpers import arguments_of, data, pictures, run_script, spec, stub  # noqa: F401
+
+import runs
+from runs import mitigate
+from runs.quoting import Variable, quote
+from runs.scripts import script
+
+NODE = {"HANGPROOF_NODE": "1", "HANGPROOF_MAIN_ADDRESS": "10.0.0.7", "HANGPROOF_MAIN_PORT": "29400"}
+
+
+def after(words: list[bytes], flag: str) -> str:
+    """The value of a flag among the launcher's arguments."""
+    return words[words.index(flag.encode()) + 1].decode()
+
+
+@pytest.mark.parametrize("backend", ["diffusers", "sd-scripts"])
+def test_one_machine_gets_a_free_port_and_the_size_of_its_world(data, tmp_path, backend):  # noqa: F811
+    folder = runs.create(spec(gpus=4, backend=backend), pictures(tmp_path / "images"))
+    words = arguments_of(run_script(folder / "train.sh", stub(tmp_path)))
+    assert b"--multi_gpu" in words and b"--machine_rank" not in words
+    assert [after(words, f) for f in ("--num_processes", "--num_machines", "--main_process_port")] == ["4", "1", "0"]
+    assert after(words, "--ddp_timeout") == "60"
+    text = (folder / "train.sh").read_text()
+    assert "\nexport HANGPROOF_WORLD=4\n" in text and "# 4 processes train together: " in text
+
+
+def test_one_process_has_no_world(data, tmp_path):  # noqa: F811
+    text = (runs.create(spec(), pictures(tmp_path / "images")) / "train.sh").read_text()
+    assert "HANGPROOF_WORLD" not in text and "--multi_gpu" not in text and "together" not in text
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_several_machines_take_their_number_and_the_first_ones_address_from_the_environment(data, tmp_path, gpus):  # noqa: F811
+    folder = runs.create(spec(nodes=3, gpus=gpus), pictures(tmp_path / "images"))
+    words = arguments_of(run_script(folder / "train.sh", stub(tmp_path), **NODE))
+    assert [after(words, f) for f in ("--num_processes", "--num_machines")] == [str(3 * gpus), "3"]
+    place = [after(words, f) for f in ("--machine_rank", "--main_process_ip", "--main_process_port")]
+    assert place == ["1", "10.0.0.7", "29400"]
+    assert f"\nexport HANGPROOF_WORLD={3 * gpus}\n" in (folder / "train.sh").read_text()
+
+
+@pytest.mark.parametrize("missing", NODE)
+def test_a_variable_that_is_not_set_is_named_before_anything_starts(data, tmp_path, missing):  # noqa: F811
+    folder = runs.create(spec(nodes=3), pictures(tmp_path / "images"))
+    result = run_script(folder / "train.sh", stub(tmp_path), **{**NODE, missing: ""})
+    assert result.returncode == 2 and not result.stdout
+    assert f"{missing} is not set: this run trains on 3 machines" in result.stderr.decode()
+
+
+def test_a_hostile_value_of_a_variable_is_one_word(data, tmp_path):  # noqa: F811
+    folder = runs.create(spec(nodes=2), pictures(tmp_path / "images"))
+    hostile = "10.0.0.7 $(touch x); `id` \"'\n--multi"
+    words = arguments_of(run_script(folder / "train.sh", stub(tmp_path), **{**NODE, "HANGPROOF_MAIN_ADDRESS": hostile}))
+    assert after(words, "--main_process_ip") == hostile
+
+
+def test_only_a_name_can_be_a_variable():
+    assert quote(Variable("HANGPROOF_NODE")) == '"$HANGPROOF_NODE"'
+    with pytest.raises(runs.RunError, match="not the name of an environment variable"):
+        quote(Variable('A"; rm -rf x #'))
+
+
+def test_several_machines_are_refused_under_windows(tmp_path):
+    with pytest.raises(runs.RunError, match="under Linux only; set nodes to 1"):
+        script(spec(nodes=2), tmp_path, platform="win32")
+    assert "--multi_gpu" in script(spec(gpus=2), tmp_path, platform="win32")
+
+
+def test_the_caches_of_musubi_are_made_by_one_process(tmp_path):
+    text = script(spec(model="z-image", backend="musubi", gpus=4), tmp_path, platform="linux")
+    caching, training = text.split("# Trains.")
+    assert caching.count('\n"$python" -m sd_scripts_patches') == 2 and "--num_processes" not in caching
+    assert "--num_processes 4" in training
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 4), (4, 1), (2, 2)])
+def test_steps_and_the_effective_batch_count_every_process(nodes, gpus):
+    several, one = spec(nodes=nodes, gpus=gpus, gradient_accumulation=2), spec(gradient_accumulation=8)
+    assert runs.planned_steps(several, 30) == runs.planned_steps(one, 30)
+    alone, sentence = mitigate.apply(several, "one_gpu")
+    assert (alone.nodes, alone.gpus, alone.gradient_accumulation) == (1, 1, 8)
+    assert sentence.startswith("one GPU instead of 4") and "8 batches" in sentence
+    assert runs.planned_steps(alone, 30) == runs.planned_steps(several, 30)
+    assert mitigate.apply(alone, "one_gpu") == (alone, "")
