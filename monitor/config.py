@@ -88,12 +88,26 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Store:
+    lease_s: float
+    connect_s: float
+    copy_s: float
+    status_s: float
+    flush_s: float
+    release_s: float
+    restart_s: float
+    stalled_s: float
+    bandwidth_bytes: int
+
+
+@dataclass(frozen=True)
 class Config:
     phases: dict[str, Phase]
     watch: Watching
     end: Ending
     restart: Restart
     check: Check
+    store: Store
 
 
 def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> Config:
@@ -135,6 +149,7 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
         end=Ending(**section("end")),
         restart=Restart(**section("restart")),
         check=Check(**section("check")),
+        store=Store(**section("store")),
     )
 
 

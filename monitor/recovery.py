@@ -34,11 +34,14 @@ from monitor.process.tree import KillResult, Tree
 from monitor.resume import checkpoints, policy, script
 from monitor.resume.checkpoints import ResumePoint, Verifier
 from monitor.run_folder import MonitorError, RunFolder
-from monitor.state import Failure, RunState, State
+from monitor.state import Failure, RunState, State, spec_hash
+from monitor.store import RESTORED, StoreAgent
 
 EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5
 TRIES_COUNT = 5  # starts in a row that fail for a passing reason (no memory to fork, a disk error); then it gives up
 VERIFY_TRIES_COUNT = 3
+# What a run takes along to another machine, of RunState's fields.
+CARRIED = ("attempt", "restarts", "best_step", "planned", "started_at", "changes", "changes_at_save", "cause_counts")
 
 
 class Interrupted(Exception):
@@ -58,6 +61,7 @@ class Run:
     prewarm: script.Prewarm
     pause: Callable[[float], None]  # waits, keeps the status fresh, raises Interrupted
     report: Callable[[State, str], None]  # shows a state while a long step of it is under way
+    store: StoreAgent
     checked: bool = False  # whoever started the monitor has looked for what is missing
     incident: Incident | None = None  # the last one, until a new step closes it
     tries: int = 0  # starts in a row that failed for a passing reason
@@ -409,6 +413,33 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     kind = "restarted" if run.incident is not None else "started"
     run.folder.event(kind, f"attempt {number} {source}, pid {attempt.pid}", attempt=number, step=point.step)
     return attempt
+
+
+def adopt_restored(run: Run) -> str:
+    """Continue the state of the machine that trained this run last, which the store kept; why nothing is left, or "".
+
+    What depends on a machine (its attempt, its durations, its failures) is left behind.
+    """
+    path, state = run.folder.folder / RESTORED, run.state
+    if not path.exists():
+        return ""
+    try:
+        before = RunState.load(run.folder, RESTORED)
+        names = [change["name"] for change in before.changes] + before.changes_at_save
+        if not all(name.isidentifier() for name in names):
+            raise ValueError("a mitigation has an invalid name")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        run.folder.log(f"{RESTORED} cannot be used and is ignored: {error}")
+        return ""
+    for name in CARRIED:
+        setattr(state, name, getattr(before, name))
+    state.best_before = state.best_step
+    state.save(run.folder)
+    path.unlink(missing_ok=True)
+    same = before.spec_hash == spec_hash(run.folder.folder)
+    if before.state is State.COMPLETED and same and run.folder.lora is not None:
+        return f"already completed on another machine ({before.best_step} steps); LoRA: {run.folder.lora.name}"
+    return ""
 
 
 def kill_leftovers(run: Run) -> Survivors | None:

@@ -103,9 +103,9 @@ class RunState:
     spec_hash: str = ""
 
     @classmethod
-    def load(cls, folder: RunFolder) -> RunState:
+    def load(cls, folder: RunFolder, name: str = STATE) -> RunState:
         """The saved state of this run, a new one without any. A file of version 1 (before November 2026) is converted."""
-        values = read_json(folder.folder / STATE) or {}
+        values = read_json(folder.folder / name) or {}
         version, history = values.pop("version", None), values.pop("history", {})
         if version == 1:
             values = {_VERSION_1.get(key, key): value for key, value in values.items()}

@@ -119,6 +119,7 @@ class StatusWriter:
             "lora": str(folder.lora) if folder.lora else None,
             "reason": saved.reason,
             "changes": [c["sentence"] for c in saved.changes],
+            "store": self.run.store.summary(),  # None without a store
         }
         return folder.write_status(values)
 

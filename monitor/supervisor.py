@@ -49,6 +49,7 @@ from monitor.state import (
     store_learned,
 )
 from monitor.status_writer import StatusWriter
+from monitor.store import Lease, StoreAgent
 
 IDLE_POLL_S = 0.2  # between two steps of a run that has no living attempt
 UNKILLABLE_POLL_S = 5.0
@@ -139,6 +140,7 @@ class Supervisor:
             prewarm=script.Prewarm(folder, verifier, self.config.check.render_s),
             pause=self.pause,
             report=self.report,
+            store=StoreAgent(folder, self.config.store),
             checked=checked,
         )
         self.status = StatusWriter(self.run, parent_pid)
@@ -172,7 +174,7 @@ class Supervisor:
                 try:
                     self.write_status()
                     self.waker.sleep(self.poll_s())
-                    self.enter(self.handle_requests() or self.states[self.at.state]())
+                    self.enter(self.handle_requests() or self.lease_lost() or self.states[self.at.state]())
                     self.failing_since = None
                 except recovery.Interrupted:
                     continue
@@ -279,7 +281,9 @@ class Supervisor:
         self.enter(self.finish(State.FAILED, EXIT_FAILED, reason))
 
     def finish(self, state: State, code: int, reason: str) -> Step:
-        """Reach a final state."""
+        """Reach a final state; what the store lacks is copied first."""
+        if missing := self.flush_store():
+            reason = f"{reason}; {missing}"
         self.code, self.run.state.reason = code, reason
         self.folder.event(state.value, reason)
         return Step(state, reason)
@@ -386,6 +390,7 @@ class Supervisor:
             self.attach(attempt)
             run.queue.ask(state.queued_at_s)  # the training's shell holds the GPU; later this monitor does
             if living:
+                run.store.admitted = run.store.used  # it held the lease when this training began
                 message = f"adopted the running training (attempt {attempt.record.number}, pid {attempt.pid})"
                 self.folder.event("started", message)
             if state.shutdown is not None:
@@ -416,6 +421,8 @@ class Supervisor:
         """Wait for the GPU, then start."""
         if not self.run.queue.acquire():
             return Step(State.QUEUED, self.run.queue.message)
+        if self.run.store.used and not self.run.store.admitted and (wait := self.admission()) is not None:
+            return wait
         result = recovery.start_attempt(self.run)
         if isinstance(result, Attempt):
             self.waiting_since_s = None
@@ -437,6 +444,76 @@ class Supervisor:
     def backing_off(self) -> Step:
         """Wait before the restart."""
         return self.queued() if time.monotonic() >= self.at.due_s else self.at
+
+    # ---- the durable store ----
+
+    def admission(self) -> Step | None:
+        """Before the first attempt: wait until this run holds the lease and has what is newer in the store; then None."""
+        store, reason = self.run.store, ""
+        view = store.poll()
+        if view.ready:
+            store.admitted = True
+            if view.restored_step is not None:
+                self.folder.event("restored", f"fetched from the store: {view.message}", step=view.restored_step)
+            if reason := recovery.adopt_restored(self.run):
+                return self.finish(State.COMPLETED, EXIT_DONE, reason)
+            return None
+        if view.lease is Lease.UNUSABLE:
+            return self.finish(State.FAILED, EXIT_FAILED, f"the store {store.address} cannot be used: {view.message}")
+        if view.lease is Lease.REFUSED:
+            return self.finish(State.FAILED, EXIT_BUDGET, view.message)
+        if store.unreachable_s() >= self.config.store.connect_s:
+            reason = f"the store {store.address} cannot be reached ({view.error or 'no answer'})"
+            waited = f"waited {self.config.store.connect_s:.0f} s; start the run again once it answers"
+            return self.finish(State.FAILED, EXIT_BUDGET, f"{reason}; {waited}")
+        return Step(State.QUEUED, f"{view.message}: {view.error}" if view.error else view.message)
+
+    def lease_lost(self) -> Step | None:
+        """Another machine trains this run now: kill the training here and end, with that reason."""
+        store, state = self.run.store, self.run.state
+        if not store.admitted or self.at.state in FINAL:
+            return None
+        view = store.poll()
+        if view.lease is not Lease.LOST or (self.at.give_up_s and time.monotonic() < self.at.due_s):
+            return None
+        if self.attempt is not None:
+            end = self.config.end
+            killed = recovery.kill_processes(self.run, self.attempt, end.grace_s, end.kill_wait_s)
+            if killed.survivors:
+                return self.unkillable(killed.survivors)
+        if self.run.incident is not None and state.failure is not None:
+            outcome = "the run ended here, because another machine trains it"
+            self.run.incident.close(self.folder, outcome, platform.now().utc)
+        return self.finish(State.FAILED, EXIT_BUDGET, view.message)
+
+    def flush_store(self) -> str:
+        """Copy to the store what is not there yet, within a limit; "" or what is missing there.
+
+        A second stop ends the wait at once, a SIGTERM shortens it to the notice of a pre-emption.
+        """
+        store, limits, now_s = self.run.store, self.config.store, time.monotonic()
+        if not store.holds:
+            return ""
+        shutdown = self.run.state.shutdown
+        until_s = now_s if shutdown is not None and shutdown.now else now_s + limits.flush_s
+        self.report(State.STOPPING, "copying the last files to the store")
+
+        def limit_s() -> float:
+            nonlocal until_s
+            numbers = list(self.signals)
+            del self.signals[: len(numbers)]
+            if signal.SIGTERM in numbers:
+                until_s = min(until_s, time.monotonic() + self.config.end.preempt_total_s)
+            if self.folder.stop_request() is not None or any(number != signal.SIGTERM for number in numbers):
+                self.folder.clear_stop_request()
+                until_s = 0.0
+            return min(until_s - time.monotonic(), self.run.remaining_s() - limits.release_s)
+
+        def pause(seconds: float) -> None:
+            self.waker.sleep(seconds)
+            self.write_status()
+
+        return store.flush(limit_s, pause)
 
     # ---- watching ----
 
@@ -626,6 +703,7 @@ class Supervisor:
         until_s, state, run = time.monotonic() + PERSIST_S, self.run.state, self.run
         last_message_s = min(LAST_MESSAGE_S, run.remaining_s())
         try:
+            run.store.close(min(self.config.store.release_s, run.remaining_s()) if self.at.state in FINAL else 0.0)
             with contextlib.ExitStack() as stack:
                 final = self.at.state in FINAL and self.at.state is not State.UNKILLABLE
                 for release in (run.queue.release, run.gpus.close, run.prewarm.close,

@@ -22,7 +22,7 @@ def value(loaded: config.Config, dotted: str) -> float:
 
 def test_every_key_ends_in_its_unit():
     """Fault 13: counts and bytes were called seconds."""
-    sections = (config.Phase, config.Watching, config.Ending, config.Restart, config.Check)
+    sections = (config.Phase, config.Watching, config.Ending, config.Restart, config.Check, config.Store)
     for field in (field for section in sections for field in fields(section)):
         assert field.name.endswith(("_s", "_count", "_bytes")), field.name
         assert field.type == ("float" if field.name.endswith("_s") else "int"), field.name

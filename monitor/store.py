@@ -1,0 +1,249 @@
+"""The durable store as the monitor sees it: a process that copies, the file that it writes, and orders to it.
+
+Decision: the monitor opens no connection. `python -m launch store agent RUN` does all that can be slow, hang or need a
+library of 80 MB; it runs at low priority, and a store that fails costs the training nothing. The agent writes `store.json` in
+the run's folder; the monitor writes orders to its standard input, which also ends the agent when the monitor is gone.
+The agent is started again whenever it ends. The lease decides who may train (launch/store/lease.py): the first attempt waits
+until it is held, and a run whose lease another machine took is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from monitor import config
+from monitor.process import platform
+from monitor.process.subjob import ROOT, helper_environment, python
+from monitor.run_folder import LOG, RunFolder, read_json
+
+STORE = "store.json"  # written by the agent
+RESTORED = "restored.json"  # the monitor.json of the machine that trained last, written by the agent for the monitor
+CLOSE_WAIT_S = 1.0  # for an agent that was killed
+HEALTHY_S = 60.0  # an agent that ran this long was healthy: the next start waits for `restart_s` only
+RESTART_TIMES = 12  # the longest pause between two starts, as a multiple of `restart_s`
+
+
+class Lease(enum.StrEnum):
+    """What the agent says of the lease."""
+
+    CONNECTING = "connecting"  # nothing is known yet, or the store cannot be reached
+    WAITING = "waiting"  # another machine holds it; the agent finds out whether that machine is alive
+    HELD = "held"
+    REFUSED = "refused"  # a living machine holds it
+    LOST = "lost"  # another machine took it
+    UNUSABLE = "unusable"  # the address is wrong, or a library is missing: waiting does not help
+
+
+@dataclass(frozen=True)
+class StoreView:
+    """What the agent wrote last. `message` is for people: why it waits, who holds the lease, who took it."""
+
+    lease: Lease = Lease.CONNECTING
+    ready: bool = False  # the lease is held, and what was newer in the store is in the run's folder
+    reachable: bool = False  # the last call to the store succeeded
+    message: str = "connecting to the store"
+    holder: str = ""  # the machine that holds the lease
+    step: int | None = None  # of the newest checkpoint in the store
+    restored_step: int | None = None  # of the checkpoint that was fetched before the start
+    pending: str = ""  # what is not in the store yet
+    pending_bytes: int = 0
+    error: str = ""  # of the last copy, "" once it succeeds
+    done: int = 0  # the last order that was carried out
+
+
+def parse(values: dict[str, Any]) -> StoreView | None:
+    """The agent's values; None when one has the wrong type (another version of this program wrote the file)."""
+    try:
+        known = {key: value for key, value in values.items() if key in StoreView.__dataclass_fields__}
+        return StoreView(**known | {"lease": Lease(known["lease"])})
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+class StoreAgent:
+    """The agent of one run. Does nothing for a run without a store."""
+
+    def __init__(self, folder: RunFolder, limits: config.Store):
+        self.folder = folder
+        self.limits = limits
+        self.address = str(folder.spec.get("store") or "")
+        self.view = StoreView()
+        self.admitted = False  # the training may run: the lease was held before its first attempt
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._begun = self._closed = False
+        self._started_s = self._next_start_s = -1e9
+        self._failures = 0
+        self._orders = 0
+        self._changed_ns = 0
+        self._reported: set[str] = set()  # errors
+        self._reachable_s = time.monotonic()  # when the store was reachable last
+
+    # ---- what the supervisor asks ----
+
+    @property
+    def used(self) -> bool:
+        """The run has a store."""
+        return bool(self.address)
+
+    @property
+    def holds(self) -> bool:
+        """This run has held the lease, and nobody took it."""
+        return self._begun and self.admitted and self.view.lease is not Lease.LOST
+
+    def unreachable_s(self) -> float:
+        """Seconds since the store answered last, or since the agent was first started."""
+        return time.monotonic() - self._reachable_s
+
+    def summary(self) -> dict[str, Any] | None:
+        """For status.json; None without a store."""
+        if not self.used:
+            return None
+        view = self.view
+        return {
+            "address": self.address,
+            "state": view.message,
+            "lease": str(view.lease) if self._begun else None,
+            "holder": view.holder or None,
+            "step": view.step,
+            "pending": view.pending or None,
+            "pending_bytes": view.pending_bytes,
+            "error": view.error or None,
+        }
+
+    # ---- the process ----
+
+    def poll(self) -> StoreView:
+        """Start the agent when it does not run, and read what it wrote. The first call begins; never raises."""
+        now_s = time.monotonic()
+        if not self._begun:
+            self._begun, self._reachable_s = True, now_s
+        if self._popen is not None and (code := self._popen.poll()) is not None:
+            self._ended(code, now_s)
+        if self._popen is None and not self._closed and now_s >= self._next_start_s:
+            self._start(now_s)
+        self._read()
+        if self.view.reachable:
+            self._reachable_s = now_s
+        return self.view
+
+    def _start(self, now_s: float) -> None:
+        self._started_s = now_s
+        command = [*python("launch", "store", "agent"), str(self.folder.folder)]
+        try:
+            with open(self.folder.folder / LOG, "ab") as log:
+                self._popen = subprocess.Popen(
+                    command,
+                    bufsize=0,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    cwd=ROOT,
+                    env=helper_environment(),
+                    **platform.detached(),
+                )
+        except OSError as error:
+            self._next_start_s = now_s + self.limits.restart_s
+            self._report_error(f"the process that copies cannot be started: {error.strerror or error}")
+
+    def _ended(self, code: int, now_s: float) -> None:
+        """The agent is gone: start it again after a pause that grows while it fails at once."""
+        self._drop()
+        self._failures = 1 if now_s - self._started_s > HEALTHY_S else self._failures + 1
+        self._next_start_s = now_s + self.limits.restart_s * min(2 ** (self._failures - 1), RESTART_TIMES)
+        how = f"was killed by {platform.signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        if self.view.lease not in (Lease.REFUSED, Lease.LOST, Lease.UNUSABLE):
+            self.folder.log(f"store: the process that copies {how}; it is started again")
+
+    def _drop(self) -> None:
+        if self._popen is not None and self._popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._popen.stdin.close()
+        self._popen = None
+
+    def _read(self) -> None:
+        """Take over what the living agent wrote, and report what is new in it."""
+        path = self.folder.folder / STORE
+        try:
+            changed_ns = os.stat(path).st_mtime_ns
+        except OSError:
+            return
+        if changed_ns == self._changed_ns:
+            return
+        values = read_json(path)
+        if values is None or self._popen is None or values.get("pid") != self._popen.pid:
+            return  # an earlier agent's
+        view = parse(values)
+        if view is None:
+            return
+        self._changed_ns, before, self.view = changed_ns, self.view, view
+        if view.step is not None and before.step is None:
+            self.folder.event("store", f"the checkpoint of step {view.step} is in the store", step=view.step)
+        if view.error:
+            self._report_error(view.error)
+        elif before.error and before.error in self._reported:
+            self.folder.event("store", "copying to the store works again")
+            self._reported.clear()
+
+    def _report_error(self, error: str) -> None:
+        """One event for each kind of error, until copying works again."""
+        if error not in self._reported:
+            self._reported.add(error)
+            self.folder.event("store_error", f"{error}; the training goes on")
+
+    # ---- orders ----
+
+    def order(self, what: str) -> int:
+        """Order `what` (flush: copy everything now; release: give the lease back and exit); its number."""
+        self._orders += 1
+        if self._popen is not None and self._popen.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                line = json.dumps({"order": self._orders, "what": what})
+                self._popen.stdin.write(line.encode() + b"\n")
+        return self._orders
+
+    def flush(self, limit_s: Callable[[], float], pause: Callable[[float], None]) -> str:
+        """Copy everything that is left; "" or what is not in the store.
+
+        limit_s: the seconds that are left for it, asked again and again, because the machine may be taken away meanwhile.
+        pause: waits so many seconds and keeps the status fresh.
+        """
+        ordered_from, number = None, 0
+        while True:
+            view = self.poll()
+            if view.lease is Lease.LOST:
+                return view.message
+            if self._popen is not None and ordered_from is not self._popen and view.ready:
+                ordered_from, number = self._popen, self.order("flush")  # an agent that was replaced knows no order
+            if number and ordered_from is self._popen and view.done >= number:
+                return ""
+            left_s = limit_s()
+            if left_s <= 0:
+                what = view.pending or "the newest files"
+                return f"not in the store: {what}" + (f" ({view.error})" if view.error else "")
+            pause(min(left_s, 0.1))
+
+    def close(self, limit_s: float) -> None:
+        """Release the lease and end the agent, within `limit_s` seconds."""
+        self._closed = True
+        process = self._popen
+        if process is None:
+            return
+        try:
+            if limit_s > 0:
+                self.order("release")
+            self._drop()  # the end of its standard input ends the agent
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(limit_s, 0.1))
+            if process.poll() is None:
+                process.kill()
+                process.wait(CLOSE_WAIT_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self.folder.log(f"store: the process that copies does not end: {error}")
