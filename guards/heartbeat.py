@@ -6,7 +6,8 @@ that contacts a server at each step costs hundreds of microseconds; a beat costs
 
 The record carries *progress* (steps completed, items done in a phase). There is no thread that beats: a tick without a
 changed counter is not progress. Times are `time.monotonic()` seconds, one clock for all processes of a host. A sequence
-number that is odd during a write lets a reader refuse a torn record.
+number that is odd during a write lets a reader refuse a torn record. Behind it stand the check points of the start
+(guards/startup.py), so that a rank that hangs before its first step shows where, beside the others.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from guards import startup
 
 PHASES = (
     "import",
@@ -41,7 +44,7 @@ REQUEST_STOP = 1
 REQUEST_TERM = 2  # set by the process itself when it got SIGTERM; it acts as for REQUEST_STOP
 
 _MAGIC = 0x48504842  # "HPHB"
-_VERSION = 1
+_VERSION = 2
 _RING = 256
 _NOTE = 240
 # magic, version | sequence | rank, world, pid, request | phase, outcome | step, planned, epoch, done, total, count |
@@ -60,7 +63,12 @@ _AT_BODY = 32
 _BEAT_FIELD = 10  # of _BODY: when the last beat was written
 _AT_NOTE = _AT_BODY + _BODY.size
 _AT_RING = 512
-SIZE = _AT_RING + _RING * _ITEM.size
+# last check point reached (-1: none), local rank | since when | when each one was first reached | seconds spent in each
+_POINTS = struct.Struct(f"<iid{len(startup.NAMES)}d{len(startup.NAMES)}d")
+_AT_POINTS = _AT_RING + _RING * _ITEM.size
+_AT_ABOUT = _AT_POINTS + _POINTS.size
+SIZE = 8192
+_ABOUT = SIZE - _AT_ABOUT - _NOTE_LENGTH.size
 assert _AT_NOTE + _NOTE_LENGTH.size + _NOTE <= _AT_RING
 
 _PHASE_INDEX = {name: i for i, name in enumerate(PHASES)}
@@ -94,6 +102,12 @@ class Beat:
     started_s: float
     note: str
     intervals: tuple[float, ...]  # durations of the last steps of this process, oldest first
+    local_rank: int = 0
+    point: str = ""  # the check point reached last, one of startup.NAMES; "" before the first
+    point_s: float = 0.0  # when it was reached
+    reached: tuple[float, ...] = ()  # when each check point was first reached, 0.0 for never
+    spent: tuple[float, ...] = ()  # seconds in each check point, those in the last one up to `point_s`
+    about: str = ""  # host, device, backend, environment: `startup.read_about`
 
 
 def path_of(folder: str | os.PathLike[str], rank: int) -> Path:
@@ -124,9 +138,13 @@ class Heartbeat:
         self._loss = self._lr = math.nan
         self._phase_s, self._step_s, self._started_s = now, 0.0, now
         self._since_s = now  # when the step under way began
+        self._point, self._point_s, self._local_rank = -1, now, _number_in_environment("LOCAL_RANK")
+        self._reached, self._spent = [0.0] * len(startup.NAMES), [0.0] * len(startup.NAMES)
         _STATIC.pack_into(self._map, 0, _MAGIC, _VERSION)
         _IDENTITY.pack_into(self._map, _AT_IDENTITY, rank, world, os.getpid())
         self._write(now, "")
+        self._write_points()
+        self.describe()
 
     @classmethod
     def from_env(cls, rank: int | None = None) -> Heartbeat:
@@ -206,6 +224,44 @@ class Heartbeat:
         if self._inject is not None:
             self._inject("step", step, self)
 
+    def reach(self, point: str) -> None:
+        """The check point `point` of startup.NAMES begins now. It may begin again later; an unknown name is ignored.
+
+        Never raises: a trainer must not fail because of its report. It costs microseconds, a few times in a run.
+        """
+        index = _POINT_INDEX.get(point, -1)
+        if index < 0 or index == self._point:
+            return
+        now = time.monotonic()
+        if self._point >= 0:
+            self._spent[self._point] += now - self._point_s
+        passed = range(index + 1) if point in startup.PASSES_ALL else (index,)
+        for i in passed:
+            self._reached[i] = self._reached[i] or now
+        self._point, self._point_s = index, now
+        self._write_points()
+        if self._inject is not None:
+            self._inject(POINT + point, self._step, self)
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this process among those of its machine."""
+        return self._local_rank
+
+    @property
+    def point(self) -> str:
+        """The check point reached last, "" before the first."""
+        return startup.NAMES[self._point] if self._point >= 0 else ""
+
+    def describe(self, device: str = "", backend: str = "") -> None:
+        """Record the environment as it is now, the device and the backend of the process group. Never raises."""
+        text = startup.about(device, backend, _ABOUT)
+        self._begin()
+        _NOTE_LENGTH.pack_into(self._map, _AT_ABOUT, len(text))
+        at = _AT_ABOUT + _NOTE_LENGTH.size
+        self._map[at : at + len(text)] = text
+        self._finish()
+
     def end(self, outcome: str, note: str = "") -> None:
         """Record the outcome, one of OUTCOMES, and its reason. A launcher may lose the exit code; the record is kept.
 
@@ -217,10 +273,25 @@ class Heartbeat:
             self._phase, self._phase_s = _PHASE_INDEX["end"], now
         self._write(now, note)
 
+    def _begin(self) -> None:
+        """The record is being written: the sequence number is odd."""
+        self._sequence += 1
+        _SEQUENCE.pack_into(self._map, _AT_SEQUENCE, self._sequence)
+
+    def _finish(self) -> None:
+        self._sequence += 1
+        _SEQUENCE.pack_into(self._map, _AT_SEQUENCE, self._sequence)
+
+    def _write_points(self) -> None:
+        self._begin()
+        _POINTS.pack_into(
+            self._map, _AT_POINTS, self._point, self._local_rank, self._point_s, *self._reached, *self._spent
+        )
+        self._finish()
+
     def _write(self, now: float, note: str | None = None) -> None:
         m = self._map
-        self._sequence += 1
-        _SEQUENCE.pack_into(m, _AT_SEQUENCE, self._sequence)
+        self._begin()
         _BODY.pack_into(
             m,
             _AT_BODY,
@@ -243,11 +314,19 @@ class Heartbeat:
             text = _fit(note)
             _NOTE_LENGTH.pack_into(m, _AT_NOTE, len(text))
             m[_AT_NOTE + 2 : _AT_NOTE + 2 + len(text)] = text
-        self._sequence += 1
-        _SEQUENCE.pack_into(m, _AT_SEQUENCE, self._sequence)
+        self._finish()
 
 
+POINT = "check point "
+"""Begins the name that `inject` is called with at a check point."""
 _STEP = _PHASE_INDEX["step"]
+_POINT_INDEX = {name: i for i, name in enumerate(startup.NAMES)}
+
+
+def _number_in_environment(name: str) -> int:
+    """The number in an environment variable, 0 without one."""
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else 0
 
 
 def _fit(note: str) -> bytes:
@@ -311,6 +390,10 @@ def _parse(data: bytes, path: str | os.PathLike[str]) -> Beat | None:
         return None
     note = data[_AT_NOTE + 2 : _AT_NOTE + 2 + length].decode("utf-8", "replace")
     ring = struct.unpack_from(f"<{_RING}d", data, _AT_RING)
+    last, local_rank, point_s, *times = _POINTS.unpack_from(data, _AT_POINTS)
+    about = _NOTE_LENGTH.unpack_from(data, _AT_ABOUT)[0]
+    if not -1 <= last < len(startup.NAMES) or about > _ABOUT:
+        return None
     oldest = count % _RING
     intervals = ring[:count] if count < _RING else ring[oldest:] + ring[:oldest]
     return Beat(
@@ -334,6 +417,12 @@ def _parse(data: bytes, path: str | os.PathLike[str]) -> Beat | None:
         started_s=started_s,
         note=note,
         intervals=intervals,
+        local_rank=local_rank,
+        point=startup.NAMES[last] if last >= 0 else "",
+        point_s=point_s,
+        reached=tuple(times[: len(startup.NAMES)]),
+        spent=tuple(times[len(startup.NAMES) :]),
+        about=data[_AT_ABOUT + 2 : _AT_ABOUT + 2 + about].decode("utf-8", "replace"),
     )
 
 

@@ -6,6 +6,9 @@
 carries sd-scripts' own step number, and once a minute the log gets a line with it. Sampling, saving and validation are
 phases of their own and no part of a step's duration. A stop request is honored when everything that belongs to a step is
 complete (`session.on_batch_end`), saves included.
+
+The check points of the start are reached in methods that `train` calls in this order: tokenizer, data, accelerator, model,
+(data again: caches), network, loader, ready, tracker, ready again, first step.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from guards import crash
+from guards import crash, turns
 from guards.heartbeat import REQUEST_STOP
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import hooks, session, timeouts
@@ -26,6 +29,7 @@ from sd_scripts_patches.patch import Patch, Target
 TRAINER = "train_network"
 ACCELERATOR = "accelerate.accelerator"
 UTIL = "library.train_util"
+LOADER = "torch.utils.data.dataloader"
 NETWORKS = {
     "networks.lora": "LoRANetwork",
     "networks.lora_flux": "LoRANetwork",
@@ -42,6 +46,74 @@ HASH_BLOCK = 64 << 20
 
 _scheduler: Any = None  # the LR scheduler of this run, as sd-scripts created it
 _epoch: Any = None  # the multiprocessing.Value in which train() keeps its epoch
+
+
+POINTS = {
+    "get_tokenize_strategy": ("tokenizer", ""),
+    "get_latents_caching_strategy": ("data", ""),
+    "load_target_model": ("model", ""),
+    "load_unet_lazily": ("model", "network"),
+    "prepare_unet_with_accelerator": ("ready", ""),
+}
+"""Method of the trainer -> the check points that begin with it and after it ("": none)."""
+
+
+def begin_points(trainer: Any, points: dict[str, tuple[str, str]]) -> None:
+    """Wrap methods of this trainer so that they reach check points. A method that it lacks is left out."""
+    for name, (before, after) in points.items():
+        if hasattr(trainer, name):
+            setattr(trainer, name, at_point(before, after)(getattr(trainer, name)))
+
+
+def at_point(before: str, after: str = "") -> Callable[[Callable], Callable]:
+    """A wrapper for a function that begins check point `before`; `after` begins when it returns.
+
+    Tokenizers are downloaded by the first process of a machine, then read by the others.
+    """
+
+    def make(original: Callable) -> Callable:
+        def begins(*args: Any, **kwargs: Any) -> Any:
+            beat = session.heartbeat()
+            if before == "tokenizer":
+                turns.reach_in_turn(beat, before)
+            else:
+                beat.reach(before)
+            result = original(*args, **kwargs)
+            if after:
+                beat.reach(after)
+            return result
+
+        return begins
+
+    return make
+
+
+def describe_accelerator(original: Callable) -> Callable:
+    """Record the device and the backend of the process group once they are known."""
+
+    def prepare_accelerator(*args: Any, **kwargs: Any) -> Any:
+        beat = session.heartbeat()
+        beat.reach("accelerator")
+        accelerator = original(*args, **kwargs)
+        from torch import distributed
+
+        backend = distributed.get_backend() if distributed.is_available() and distributed.is_initialized() else ""
+        beat.describe(str(accelerator.device), backend)
+        return accelerator
+
+    return prepare_accelerator
+
+
+def _loader_begins(original: Callable) -> Callable:
+    """The training's data loader is the first one that is made once the network is there."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        beat = session.heartbeat()
+        if beat.point == "network":
+            beat.reach("loader")
+        original(self, *args, **kwargs)
+
+    return __init__
 
 
 class TrainingLoop:
@@ -68,10 +140,14 @@ class TrainingLoop:
         cache = trainer.cache_text_encoder_outputs_if_needed
 
         def cache_text_encoder_outputs_if_needed(*args: Any, **kwargs: Any) -> Any:
+            self.beat.reach("data")
             with session.phase("cache_text"):
-                return cache(*args, **kwargs)
+                result = cache(*args, **kwargs)
+            self.beat.reach("network")
+            return result
 
         trainer.cache_text_encoder_outputs_if_needed = cache_text_encoder_outputs_if_needed
+        begin_points(trainer, POINTS)
         session.on_batch_end.append(self.honor_stop_request)
 
     def wrap_process_batch(self, original: Callable) -> Callable:
@@ -115,6 +191,8 @@ class TrainingLoop:
             original(accelerator, args, epoch, global_step, *rest, **kwargs)
             if self.beat.current_phase != before:
                 self.beat.phase(before)
+            if epoch == global_step == 0:  # --sample_at_first, called in any case
+                self.beat.reach("first_step")
             self.step_start_s = time.monotonic()
 
         return sample_images
@@ -157,6 +235,7 @@ def _follow_training(original: Callable) -> Callable:
         for line in hooks.not_guarded():
             session.log(f"not guarded: {line}")
         session.heartbeat().phase("load")
+        session.heartbeat().reach("folders")
         TrainingLoop(args).attach(self)
         original(self, args)
         session.heartbeat().phase("end")
@@ -169,6 +248,7 @@ def _in_phase_end(original: Callable) -> Callable:
 
     def end_training(self: Any) -> None:
         session.heartbeat().phase("end")
+        session.heartbeat().reach("finished")
         original(self)
 
     return end_training
@@ -187,9 +267,10 @@ def _count_items(tqdm: Any) -> Any:
     return CountingTqdm
 
 
-def _in_phase(name: str) -> Callable[[Callable], Callable]:
+def _in_phase(name: str, point: str = "") -> Callable[[Callable], Callable]:
     def make(original: Callable) -> Callable:
         def inside(*args: Any, **kwargs: Any) -> Any:
+            session.heartbeat().reach(point)
             with session.phase(name):
                 return original(*args, **kwargs)
 
@@ -219,8 +300,10 @@ def _hash_with_progress(original: Callable) -> Callable:
 
 def _enter_first_step(original: Callable) -> Callable:
     def init_trackers(*args: Any, **kwargs: Any) -> None:
+        session.heartbeat().reach("tracker")
         original(*args, **kwargs)
         session.heartbeat().phase("first_step")
+        session.heartbeat().reach("ready")
 
     return init_trackers
 
@@ -263,7 +346,7 @@ PATCH = Patch(
             UTIL,
             "DatasetGroup.new_cache_latents",
             params=("self", "model", "accelerator"),
-            make=_in_phase("cache_latents"),
+            make=_in_phase("cache_latents", "data"),
         ),
         Target(UTIL, "model_hash", params=("filename",), make=_in_phase("hash")),
         Target(UTIL, "calculate_sha256", params=("filename",), make=_hash_with_progress),
@@ -274,6 +357,8 @@ PATCH = Patch(
             params=("accelerator", "args", "default_tracker_name"),
             make=_enter_first_step,
         ),
+        Target(UTIL, "prepare_accelerator", params=("args",), make=describe_accelerator),
+        Target(LOADER, "DataLoader.__init__", params=("self", "dataset", "batch_size", "shuffle"), make=_loader_begins),
         Target(ACCELERATOR, "Accelerator.end_training", params=("self",), make=_in_phase_end),
         Target(UTIL, "get_scheduler_fix", params=("args", "optimizer", "num_processes"), make=_keep_scheduler),
         Target(UTIL, "collator_class.__init__", params=("self", "epoch", "step", "dataset"), make=_keep_epoch),

@@ -36,6 +36,7 @@ def start() -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_reset_in_child)
     _heartbeat.phase("import")
+    _heartbeat.reach("arguments")
     phase_limit.watch(_heartbeat)
 
 

@@ -21,13 +21,14 @@ DISK = {
 
 
 def main(argv: list[str]) -> None:
+    hb = Heartbeat.from_env()
+    crash.install(hb)
+    deadline.install(hb)
+    hb.reach("arguments")
     args = parse(argv)
     # OpenMP's threads spin while they wait for each other. On a busy machine one of them is often not scheduled: a step
     # of 0.02 s took 2.2 s on two busy cores. torch reads the variable when it is imported, so it is set here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    hb = Heartbeat.from_env()
-    crash.install(hb)
-    deadline.install(hb)
     phase_limit.watch(hb)
     try:
         if moved := socket_folder.choose():

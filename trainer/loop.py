@@ -26,12 +26,14 @@ def train(t: Training) -> str:
     from tqdm.auto import tqdm
 
     args, metrics, rank_0 = t.args, Metrics.from_env(), t.main
+    t.hb.reach("ready")
     step, losses = restore(t)
     if rank_0:
         samples_due(t, step, losses, usual_s=0.0)
     bar = tqdm(total=t.total, initial=step, smoothing=0, mininterval=0, miniters=1, disable=not rank_0, desc="steps")
     durations: deque[float] = deque(maxlen=50)
     t.hb.phase("first_step")
+    t.hb.reach("first_step")
     batches = None
     for epoch in range(step // t.per_epoch, t.epochs if step < t.total else 0):
         t.log(f"\nepoch {epoch + 1}/{t.epochs}\n")
@@ -59,6 +61,7 @@ def train(t: Training) -> str:
                 end(t, batches)
                 return "stopped"
     bar.close()
+    t.hb.reach("finished")
     finish(t, step, losses)
     end(t, batches)
     return "done"

@@ -1,19 +1,23 @@
 """Prepares everything before the first step (device, data, caches, model, LoRA, optimizer) as one `Training`.
 
 The order finds errors early and keeps memory low: everything that needs no model is checked first. Text encoders and VAE
-are loaded one after the other, only if something is not cached, and are freed before the transformer is loaded.
+are loaded one after the other, only if something is not cached, and are freed before the transformer is loaded. Each part
+begins with a check point of the heartbeat. What all processes share (folders, the model's files, trackers) one process does,
+and the others wait for it at a barrier with a deadline.
 """
 
+import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from guards import checkpoint, deadline, limits
+from guards.deadline import Deadline
 from trainer import cache, dataset, imports, lora, models, optimizers, samples, split, states
 from trainer.data_order import EpochSampler
 from trainer.errors import TrainError
@@ -57,19 +61,22 @@ class Training:
 
 def build(args, hb) -> Training:
     """Prepares a run. Raises: TrainError for errors that the user can fix."""
+    hb.reach("folders")
     output = Path(args.output_dir)
-    make_folder(output)
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0":  # the others cannot write before it: they wait for it in make_accelerator
+        make_folder(output)
         for folder in (output, output / "sample"):
             checkpoint.sweep(folder)
     if args.resume:
         states.check(Path(args.resume))
+    hb.reach("data")
     images = dataset.read(Path(args.dataset_config), args)
     hb.phase("import")
+    hb.reach("arguments")
     imports.heavy()
     import torch
 
-    accelerator = make_accelerator(args)
+    accelerator = make_accelerator(args, hb)
     if args.fp8_base and accelerator.device.type == "mps":
         raise TrainError("--fp8_base: Apple's GPUs do not support float8; remove the flag")
     rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
@@ -79,16 +86,20 @@ def build(args, hb) -> Training:
             print(text, flush=True)
 
     prompts = samples.read(Path(args.sample_prompts), args.seed, log) if args.sample_prompts else []
+    hb.reach("model")
     hb.phase("load", note="finding the model")
-    model = models.locate(args.pretrained_model_name_or_path, lambda done, total: hb.item(done))
+    with first_on_each_machine(accelerator, "the model's files"):
+        model = models.locate(args.pretrained_model_name_or_path, lambda done, total: hb.item(done))
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision, torch.float32)
     half_vae = args.mixed_precision == "bf16" and device.type != "cpu" and not args.no_half_vae
     dtypes = (torch.bfloat16 if half_vae else torch.float32, dtype)
     paths = fill_caches(args, hb, log, accelerator, images, prompts, model, output, dtypes)
 
+    hb.reach("model")
     hb.phase("load", note="transformer")
     home = torch.device("cpu") if args.split_mode else device
     transformer = models.load_transformer(model, dtype, home, args.fp8_base, lambda done, total: hb.item(done))
+    hb.reach("network")
     parameters = lora.add(
         transformer,
         rank=args.network_dim,
@@ -103,6 +114,7 @@ def build(args, hb) -> Training:
         transformer.enable_gradient_checkpointing()
     if args.split_mode:
         split.install(transformer, device)
+    hb.reach("loader")
     rate = args.unet_lr if args.unet_lr is not None else args.learning_rate
     optimizer = optimizers.build(args.optimizer_type, args.optimizer_options, rate, list(parameters.values()))
     optimizer = accelerator.prepare(optimizer)
@@ -177,27 +189,54 @@ def check_room(output: Path, args, parameters: dict) -> None:
         )
 
 
-def make_accelerator(args):
+def barrier(accelerator, what: str) -> None:
+    """Waits until all processes are here, at most `barrier_timeout_s`; then this process ends with a message."""
+    if accelerator.num_processes > 1:
+        ranks = f"all {accelerator.num_processes} ranks at a barrier"
+        with Deadline(
+            limits.seconds("barrier_timeout_s"), f"{ranks} (this is rank {accelerator.process_index}: {what})"
+        ):
+            accelerator.wait_for_everyone()
+
+
+@contextlib.contextmanager
+def first_on_each_machine(accelerator, what: str) -> Iterator[None]:
+    """One process of each machine runs the block, then the others, which find the files in place."""
+    if not accelerator.is_local_main_process:
+        barrier(accelerator, what)
+    yield
+    if accelerator.is_local_main_process:
+        barrier(accelerator, what)
+
+
+def make_accelerator(args, hb):
+    hb.reach("accelerator")
     from accelerate import Accelerator, InitProcessGroupKwargs
+    from torch import distributed
 
     waiting = InitProcessGroupKwargs(timeout=timedelta(minutes=args.ddp_timeout or WAIT_MINUTES))
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    limit_s = limits.seconds("barrier_timeout_s") if several else 0
     try:
-        accelerator = Accelerator(
-            mixed_precision=args.mixed_precision,
-            kwargs_handlers=[waiting],
-            log_with=args.log_with,
-            project_dir=args.logging_dir,
-        )
+        with Deadline(limit_s, "all ranks at a barrier (the start of the process group)"):
+            accelerator = Accelerator(
+                mixed_precision=args.mixed_precision,
+                kwargs_handlers=[waiting],
+                log_with=args.log_with,
+                project_dir=args.logging_dir,
+            )
     except (ValueError, ImportError) as problem:
         raise TrainError(
             f"--mixed_precision {args.mixed_precision} --log_with {args.log_with}: {problem}; change or remove the flag"
         ) from problem
+    hb.describe(str(accelerator.device), distributed.get_backend() if distributed.is_initialized() else "")
     if args.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise TrainError("--mixed_precision fp16 needs a GPU; on a CPU use bf16 or no")
     if args.log_with and not accelerator.log_with:  # accelerate silently ignores trackers that it cannot import
         raise TrainError(
             f"--log_with {args.log_with}: not installed; run `pip install {args.log_with}`, or remove the flag"
         )
+    hb.reach("tracker")
     if args.log_with and accelerator.is_main_process:
         config = {k: v for k, v in vars(args).items() if isinstance(v, (int, float, str, bool))}
         names = {"wandb": {"name": args.wandb_run_name}} if args.wandb_run_name else {}
@@ -214,13 +253,15 @@ def make_accelerator(args):
 def fill_caches(args, hb, log, accelerator, images, prompts, model, output, dtypes) -> cache.Paths:
     """Encodes what is not cached: each process a share, then all wait for each other."""
     rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
+    hb.reach("data")
     paths = cache.plan(images, samples.texts(prompts), model, output, args, dtypes, hb, log)
     texts = cache.missing_texts(images, paths)[rank::world]
     latents = cache.missing_latents(images, paths)[rank::world]
-    accelerator.wait_for_everyone()  # before any file is written, so that all processes share the same list
+    barrier(accelerator, "the list of caches")  # before any file is written, so that all processes share the same list
     if latents:
         log("caching latents...")
         cache.encode_latents(latents, model, dtypes[0], device, hb)
+    hb.reach("tokenizer")
     if texts:
         log("caching Text Encoder outputs...")
         cache.encode_texts(texts, model, args, dtypes[1], device, hb)
@@ -232,7 +273,7 @@ def fill_caches(args, hb, log, accelerator, images, prompts, model, output, dtyp
         gc.collect()  # T5 is 9 GB: it must be freed before the transformer is loaded
         if device.type == "cuda" and not args.highvram:
             torch.cuda.empty_cache()
-    accelerator.wait_for_everyone()
+    barrier(accelerator, "the caches of all ranks")
     return paths
 
 

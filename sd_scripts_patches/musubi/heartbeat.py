@@ -23,6 +23,17 @@ from sd_scripts_patches.patch import Patch, Target, find_function
 CONFIG = "musubi_tuner.dataset.config_utils"
 
 
+POINTS = {
+    "_build_dataset": ("data", ""),
+    "_prepare_sampling": ("tokenizer", ""),
+    "_load_dit_and_swap": ("model", ""),
+    "_build_network": ("network", ""),
+    "_build_optimizer_and_dataloader": ("loader", ""),
+    "_prepare_with_accelerator": ("ready", ""),
+}
+"""As `common.POINTS`, for the methods that musubi-tuner's `train` calls."""
+
+
 class TrainingLoop(common.TrainingLoop):
     """One call of `train()`."""
 
@@ -30,11 +41,13 @@ class TrainingLoop(common.TrainingLoop):
 
     def attach(self, trainer: Any) -> None:
         trainer.process_batch = self.wrap_process_batch(trainer.process_batch)
+        common.begin_points(trainer, POINTS)
         loop, get_scheduler = trainer._run_training_loop, trainer.get_lr_scheduler
 
         def run_training_loop(args: Any, accelerator: Any, *rest: Any, **kwargs: Any) -> Any:
             self.accelerator = accelerator
             self.beat.phase("first_step")
+            self.beat.reach("ready")
             return loop(args, accelerator, *rest, **kwargs)
 
         def get_lr_scheduler(*args: Any, **kwargs: Any) -> Any:
@@ -74,12 +87,25 @@ def after_step(step: int) -> None:
         _loop.record_step(step)
 
 
+def _first_step_begins(original: Callable) -> Callable:
+    """The training iterates over its batches for the first time; sample images before it iterate over none."""
+
+    def __iter__(self: Any) -> Any:
+        beat = session.heartbeat()
+        if beat.point in ("ready", "tracker"):
+            beat.reach("first_step")
+        return original(self)
+
+    return __iter__
+
+
 def _follow_training(original: Callable) -> Callable:
     def train(self: Any, args: argparse.Namespace) -> None:
         global _loop
         for line in hooks.not_guarded():
             session.log(f"not guarded: {line}")
         session.heartbeat().phase("load")
+        session.heartbeat().reach("folders")
         _loop = TrainingLoop(args)
         _loop.attach(self)
         original(self, args)
@@ -158,6 +184,14 @@ PATCH = Patch(
         Target(BASE, "NetworkTrainer.train", params=("self", "args"), make=_follow_training),
         Target(BASE, "NetworkTrainer.process_batch", params=("self", "args", "accelerator")),
         Target(BASE, "NetworkTrainer.get_lr_scheduler", params=("self", "args", "optimizer")),
+        Target(ACCELERATOR_SETUP, "prepare_accelerator", params=("args",), make=common.describe_accelerator),
+        Target(
+            common.ACCELERATOR,
+            "Accelerator.init_trackers",
+            params=("self", "project_name"),
+            make=common.at_point("tracker", "ready"),
+        ),
+        Target("accelerate.data_loader", "DataLoaderShard.__iter__", params=("self",), make=_first_step_begins),
         Target(ACCELERATOR_SETUP, "collator_class.__init__", params=("self", "epoch", "dataset"), make=_keep_epoch),
         Target(CONFIG, "load_user_config", make=_load_begins),
         Target(
