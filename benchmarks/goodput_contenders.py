@@ -20,7 +20,6 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks import cache, checkout
-from benchmarks.faults_reference import data_root
 from runs.paths import ROOT
 
 LOOP = checkout.toy_loop()
@@ -66,11 +65,18 @@ def _arguments(output: Path, steps: int, every: int) -> list[str]:
     ]
 
 
-def ours(work: Path, steps: int, every: int, root: Path = ROOT) -> Job:
-    """A run made as a user makes one; only its trainer is the toy, by `$ACCELERATE`. `root`: the checkout whose monitor runs."""
-    from PIL import Image
+# In the checkout's own process: one of another commit knows other fields.
+MAKE_RUN = """
+import json, sys
+import runs
+from pathlib import Path
+print(runs.create(runs.make(json.loads(sys.argv[1])), Path(sys.argv[2])))
+"""
 
-    import runs
+
+def ours(work: Path, steps: int, every: int, root: Path = ROOT) -> Job:
+    """A run made as a user makes one; only its trainer is the toy, by `$ACCELERATE`. `root`: the checkout that makes and runs it."""
+    from PIL import Image
 
     photos = work / "photos"
     photos.mkdir()
@@ -84,8 +90,16 @@ def ours(work: Path, steps: int, every: int, root: Path = ROOT) -> Job:
         "repeats": 1,
     }
     fields |= {"max_train_steps": steps, "save_every_n_steps": every, "save_every_n_epochs": 0, "workers": 0}
-    with data_root(work):
-        folder = runs.create(runs.make(fields), photos)
+    made = subprocess.run(
+        [sys.executable, "-c", MAKE_RUN, json.dumps(fields), str(photos)],
+        cwd=root,
+        env={**os.environ, "HANGPROOF_DATA": str(work)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    folder = Path(made.stdout.splitlines()[-1])
     launcher = work / "accelerate"
     launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{checkout.toy_loop(root)}" "$@"\n', encoding="utf-8")
     launcher.chmod(0o755)
