@@ -1,0 +1,398 @@
+"""A place that keeps bytes by name: a folder, s3://, gs://, az://, sftp://, memory://, or hf://buckets/OWNER/NAME.
+
+Each kind of place is a small class that does one call (`Kind`); `Place` adds what all need. A name is checked before it is
+used. A call in which no byte moves for `call_s` has failed, wherever it hangs: it runs in a thread, which is abandoned. A
+failed call is repeated with growing waits. Bytes per second are limited. Files are read in pieces, so that a failure
+repeats a piece and not the file, and so that no more is read than was announced.
+
+An upload is visible completely or not at all. `create` never replaces anything: it is what a lease is built on.
+Credentials come from the environment and the library's own files, and are never part of an address.
+"""
+
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from launch.common import LaunchError
+
+T = TypeVar("T")
+PIECE = 8 << 20  # bytes that one reading call fetches
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}){0,7}")
+
+
+class StoreError(LaunchError):
+    """What failed in a store, where, and what to do."""
+
+
+class NotFound(StoreError):
+    """The store has no file of this name."""
+
+
+class Refused(StoreError):
+    """The store answered, and repeating the call does not help: no permission, no such bucket, no space left."""
+
+
+class Unavailable(StoreError):
+    """The store did not answer, or failed each time. A later call may succeed."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a call may take and how often it is repeated; how many bytes a second puts and gets move together."""
+
+    call_s: float = 30.0  # in which no byte moves
+    tries: int = 8
+    first_wait_s: float = 0.25
+    longest_wait_s: float = 8.0
+    bytes_per_s: float = 0.0  # 0: no limit
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of a place: its size in bytes, and when it was written (Unix time by the place's clock; None if unknown)."""
+
+    size: int
+    modified_s: float | None = None
+
+
+Meter = Callable[[int], None]
+"""Called with the number of bytes that were moved; waits where that was too fast. A call that calls it has not stalled."""
+
+
+class Kind(Protocol):
+    """One kind of place. Names are checked already. Calls may raise OSError and `failures`; they are not repeated here.
+
+    FileNotFoundError: no such name. FileExistsError: only from `create`. `refusal` tells which errors are final.
+    """
+
+    exclusive: bool
+    failures: tuple[type[Exception], ...]
+
+    def size(self, name: str) -> int:
+        """The size of a file in bytes."""
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """At most `length` bytes of a file from byte `start`."""
+
+    def put(self, name: str, source: bytes | str, meter: Meter) -> None:
+        """Replace a file by bytes, or by the contents of the file at the path `source`."""
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write a file that does not exist. Where `exclusive` is False, two callers may both succeed."""
+
+    def list(self, prefix: str) -> dict[str, Entry]:
+        """The files below a folder, at any depth, by name; {} where there is none."""
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete files; names that do not exist are ignored."""
+
+    def refusal(self, error: Exception) -> str:
+        """Why repeating the call cannot help, and what to do; "" where it may help."""
+
+    def reset(self) -> None:
+        """Drop connections after a failure."""
+
+
+def check_name(name: str) -> str:
+    """The name, if it is one that the store uses: relative, plain characters, no part that starts with a dot.
+
+    Raises:
+        StoreError: anything else.
+    """
+    if not NAME.fullmatch(name):
+        raise StoreError(f"{name[:200]!r} is not a name in a store; it may have letters, digits, . _ - and / only")
+    return name
+
+
+class Place:
+    """A place, or a folder of it. Safe to use from several threads."""
+
+    def __init__(self, kind: Kind, address: str, limits: Limits | None = None, prefix: str = ""):
+        self.kind = kind
+        self.address = address  # for messages
+        self.limits = limits or Limits()
+        self.prefix = prefix
+        self._pace = _Pace(self.limits.bytes_per_s)
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether `create` succeeds for only one of several callers."""
+        return self.kind.exclusive
+
+    def under(self, name: str) -> "Place":
+        """The folder `name` of this place."""
+        place = Place(self.kind, f"{self.address}/{check_name(name)}", self.limits, f"{self.prefix}{name}/")
+        place._pace = self._pace
+        return place
+
+    def limited(self, **limits: float) -> "Place":
+        """This place with other limits (fields of `Limits`)."""
+        place = Place(self.kind, self.address, replace(self.limits, **limits), self.prefix)  # type: ignore[arg-type]
+        if "bytes_per_s" not in limits:
+            place._pace = self._pace
+        return place
+
+    def read(self, name: str, most_bytes: int = 16 << 20) -> bytes:
+        """The contents of a small file.
+
+        Raises:
+            NotFound, Refused, Unavailable; StoreError: it is larger than `most_bytes`.
+        """
+        key = self._key(name)
+        data = self._call(f"read {name}", lambda tick: self.kind.read(key, 0, most_bytes + 1))
+        if len(data) > most_bytes:
+            raise StoreError(
+                f"{self.address}/{name} is larger than {most_bytes} bytes; it was not written by Hangproof"
+            )
+        return data
+
+    def get(self, name: str, path: Path, size: int, on_bytes: Callable[[bytes], None] = lambda data: None) -> None:
+        """Write a file of `size` bytes to `path` (replaced, not fsynced). The caller compares its hash.
+
+        on_bytes: called with each piece, in order.
+
+        Raises:
+            NotFound, Refused, Unavailable; StoreError: the file is shorter or longer. OSError: `path` cannot be written.
+        """
+        key = self._key(name)
+        found = self._call(f"look up {name}", lambda tick: self.kind.size(key))
+        if found != size:
+            raise StoreError(f"{self.address}/{name} has {found} bytes instead of {size}; it is not used")
+        piece = int(min(PIECE, max(PIECE / 32, self._pace.bytes_per_s or PIECE)))  # about a second's worth
+        with open(path, "wb") as file:
+            at = 0
+            while at < size:
+                start, length = at, min(piece, size - at)
+                data = self._call(f"read {name}", lambda tick, s=start, n=length: self.kind.read(key, s, n))  # type: ignore[misc]
+                if not data:
+                    raise StoreError(f"{self.address}/{name} ends after {at} of {size} bytes; it is not used")
+                data = data[: size - at]
+                file.write(data)
+                on_bytes(data)
+                at += len(data)
+                self._pace.spend(len(data))
+
+    def put(self, name: str, source: bytes | Path) -> None:
+        """Write or replace a file.
+
+        Raises:
+            Refused, Unavailable. FileNotFoundError: the local file is gone.
+        """
+        key, what = self._key(name), source if isinstance(source, bytes) else os.fspath(source)
+
+        def write(tick: Meter) -> None:
+            if isinstance(what, str):
+                os.stat(what)
+            self.kind.put(key, what, tick)
+
+        self._call(f"write {name}", write, gone=what if isinstance(what, str) else "")
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file that does not exist; False when it exists and holds something else.
+
+        A call that is repeated after an unclear failure finds its own file: the contents are compared, so they must differ
+        between callers. Where `exclusive` is False, two callers may both get True.
+
+        Raises:
+            Refused, Unavailable: it is not known whether the file was written.
+        """
+        key = self._key(name)
+        try:
+            self._call(f"create {name}", lambda tick: self.kind.create(key, data))
+        except FileExistsError:
+            try:
+                return self.read(name) == data
+            except NotFound:
+                return False
+        return True
+
+    def list(self, folder: str = "") -> dict[str, Entry]:
+        """The files below `folder` by name, as the other calls take it. Names that no store of ours has are left out.
+
+        Raises:
+            Refused, Unavailable.
+        """
+        where = self._key(folder) + "/" if folder else self.prefix
+        found = self._call(f"list {folder or 'files'}", lambda tick: self.kind.list(where))
+        cut = len(self.prefix)
+        return {
+            name[cut:]: entry
+            for name, entry in sorted(found.items())
+            if name.startswith(self.prefix) and NAME.fullmatch(name[cut:])
+        }
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files; those that do not exist are ignored.
+
+        Raises:
+            Refused, Unavailable.
+        """
+        keys = [self._key(name) for name in names]
+        for at in range(0, len(keys), 500):
+            self._call("delete files", lambda tick, some=keys[at : at + 500]: self.kind.delete(some))  # type: ignore[misc]
+
+    def _key(self, name: str) -> str:
+        return self.prefix + check_name(name)
+
+    def _call(self, what: str, work: Callable[[Meter], T], gone: str = "") -> T:
+        """The result of `work`, repeated after failures. gone: a local file whose absence is the caller's to handle."""
+        limits, wait = self.limits, self.limits.first_wait_s
+        failures: tuple[type[Exception], ...] = (OSError, EOFError, *self.kind.failures)
+        for attempt in range(1, limits.tries + 1):
+            try:
+                return _bounded(lambda tick: work(self._metered(tick)), limits.call_s, f"{what} in {self.address}")
+            except FileExistsError:
+                raise
+            except FileNotFoundError as error:
+                if gone and not os.path.exists(gone):
+                    raise
+                if why := self.kind.refusal(error):
+                    raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
+                raise NotFound(f"cannot {what}: {self.address} has no such file") from error
+            except failures as error:
+                if why := self.kind.refusal(error):
+                    raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
+                self.kind.reset()
+                if attempt == limits.tries:
+                    times = f" {attempt} times" if attempt > 1 else ""
+                    raise Unavailable(f"cannot {what} in {self.address}: failed{times}: {short(error)}") from error
+            time.sleep(wait * random.uniform(0.5, 1.0))
+            wait = min(2 * wait, limits.longest_wait_s)
+        raise AssertionError("tries is at least 1")
+
+    def _metered(self, tick: Callable[[], None]) -> Meter:
+        def meter(count: int) -> None:
+            tick()
+            self._pace.spend(count, tick)
+
+        return meter
+
+
+def short(error: BaseException) -> str:
+    """An error in one line of at most 300 characters, with its class where it has no text."""
+    text = " ".join(str(error).split())
+    return (text or type(error).__name__)[:300]
+
+
+class _Pace:
+    """Spreads bytes over time: `spend` returns when the bytes so far fit the limit. Shared by threads."""
+
+    def __init__(self, bytes_per_s: float):
+        self.bytes_per_s = bytes_per_s
+        self._free_s = 0.0  # monotonic: when the bytes so far are paid for
+        self._lock = threading.Lock()
+
+    def spend(self, count: int, tick: Callable[[], None] = lambda: None) -> None:
+        """Wait until `count` more bytes may have been moved; `tick` is called meanwhile."""
+        if not self.bytes_per_s or not count:
+            return
+        with self._lock:
+            self._free_s = max(self._free_s, time.monotonic()) + count / self.bytes_per_s
+            until = self._free_s
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 1.0))
+            tick()
+
+
+def _bounded(work: Callable[[Callable[[], None]], T], idle_s: float, what: str) -> T:
+    """The result of `work(tick)`. TimeoutError when neither it returned nor `tick` was called for `idle_s`.
+
+    The thread of a call that hangs is abandoned: nothing can interrupt a read of a dead mount. It is a daemon, so that the
+    process can end.
+    """
+    moved = [time.monotonic()]
+    result: list[T] = []
+    failed: list[BaseException] = []
+    done = threading.Event()
+
+    def tick() -> None:
+        if abandoned.is_set():
+            raise TimeoutError(f"{what} was given up")
+        moved[0] = time.monotonic()
+
+    def run() -> None:
+        try:
+            result.append(work(tick))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
+            failed.append(error)
+        finally:
+            done.set()
+
+    abandoned = threading.Event()
+    threading.Thread(target=run, daemon=True, name=f"store: {what[:60]}").start()
+    while not done.wait(max(0.01, moved[0] + idle_s - time.monotonic())):
+        if time.monotonic() - moved[0] >= idle_s:
+            abandoned.set()
+            raise TimeoutError(f"no answer within {idle_s:g} s")
+    if failed:
+        raise failed[0]
+    return result[0]
+
+
+# Opening a place ------------------------------------------------------------------------------------------------------
+
+SCHEMES = {  # scheme: (module in this folder, library, what to install)
+    "s3": ("places_fsspec", "s3fs", "s3fs"),
+    "gs": ("places_fsspec", "gcsfs", "gcsfs"),
+    "az": ("places_fsspec", "adlfs", "adlfs"),
+    "memory": ("places_fsspec", "fsspec", "fsspec"),
+    "sftp": ("places_sftp", "paramiko", "paramiko"),
+    "hf": ("places_hub", "huggingface_hub", "huggingface_hub"),
+}
+
+
+def open_place(address: str, limits: Limits | None = None) -> Place:
+    """The place of an address: a folder, or scheme://… Nothing is connected or created yet.
+
+    Raises:
+        StoreError: the address is not valid or holds a secret, or the library for its scheme is not installed.
+    """
+    import importlib
+
+    from launch.store.places_folder import FolderKind
+
+    address = address.strip()
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        if not address:
+            raise StoreError("the store has no address; write a folder, or an address such as s3://bucket/runs")
+        folder = Path(address).expanduser().absolute()
+        return Place(FolderKind(folder), str(folder), limits)
+    if scheme == "file":
+        return open_place(f"/{rest.lstrip('/')}", limits)
+    if scheme not in SCHEMES:
+        raise StoreError(f"{scheme}:// is not a kind of store; use a folder, or one of {', '.join(SCHEMES)}")
+    parts = urlsplit(address)
+    if parts.password or parts.query or parts.fragment or (parts.username and scheme != "sftp"):
+        raise StoreError(
+            f"{scheme}://…: an address holds no password, key or option, because it is shown and saved; "
+            "use the library's own login or environment variables"
+        )
+    body = rest.strip("/")
+    if any(part in ("", ".", "..") for part in body.split("/")) or "\\" in body:
+        raise StoreError(f"{address!r}: write the address without . and .. and with single slashes")
+    module, library, package = SCHEMES[scheme]
+    try:
+        importlib.import_module(library)
+    except ImportError as error:
+        raise StoreError(f"{scheme}:// needs {package}; install it: pip install {package} ({short(error)})") from error
+    kind, prefix = importlib.import_module(f"launch.store.{module}").make(scheme, body)
+    return Place(kind, f"{scheme}://{body}", limits, f"{prefix}/" if prefix else "")
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn an OSError of this machine's own files into a StoreError that says what failed and why."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise StoreError(f"cannot {what}{where}: {error.strerror or error}") from error

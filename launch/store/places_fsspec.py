@@ -1,0 +1,195 @@
+"""Places that fsspec reaches in one request each: S3, Google Cloud Storage, Azure, and memory for trials.
+
+An object store shows an object when its upload is complete, so no temporary names are needed. A new object is created by a
+conditional request (S3: If-None-Match, Google: ifGenerationMatch=0), which only one of several writers can win. fsspec's
+listings are not cached: another machine writes here too. Credentials come from where the libraries look for them:
+AWS_… variables and ~/.aws, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_….
+"""
+
+import contextlib
+import errno
+import importlib
+import itertools
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from fsspec import AbstractFileSystem
+from fsspec.callbacks import Callback
+
+from launch.store.places import Entry, Meter
+
+CHUNK = 8 << 20  # bytes of one part of an upload; S3 takes at least 5 MiB and at most 10,000 parts
+CONNECT_S, READ_S = 10, 25  # below the limit of a call, so that the library's own retry comes first
+
+_NO_CACHE = {"skip_instance_cache": True, "use_listings_cache": False}
+OPTIONS: dict[str, dict[str, Any]] = {  # scheme: arguments of its file system
+    "s3": {
+        "config_kwargs": {
+            "connect_timeout": CONNECT_S,
+            "read_timeout": READ_S,
+            "retries": {"mode": "standard", "max_attempts": 3},
+        },
+        "max_concurrency": 2,
+        **_NO_CACHE,
+    },
+    "gs": {"timeout": READ_S, **_NO_CACHE},
+    "az": {"anon": False, **_NO_CACHE},
+    "memory": {},
+}
+CREATES = {"s3": True, "gs": True, "az": False, "memory": True}  # whether "create" is one atomic request
+LIBRARY_ERRORS = {  # scheme: the classes of the library's errors that are no OSError
+    "s3": ("botocore.exceptions:BotoCoreError", "botocore.exceptions:ClientError", "aiohttp:ClientError"),
+    "gs": ("gcsfs.retry:HttpError", "aiohttp:ClientError", "google.auth.exceptions:GoogleAuthError"),
+    "az": ("azure.core.exceptions:AzureError", "aiohttp:ClientError"),
+    "memory": (),
+}
+FINAL = ("NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "DefaultCredentialsError")
+EXISTS = ("PreconditionFailed", "ConditionNotMet", "ResourceExists", "BlobAlreadyExists")
+
+
+def make(scheme: str, body: str) -> tuple["FsspecKind", str]:
+    """The kind of a scheme, and the prefix of all its names: bucket and folder."""
+    return FsspecKind(scheme), body
+
+
+class _Metered(Callback):
+    """Reports what fsspec has sent, part by part."""
+
+    def __init__(self, meter: Meter):
+        super().__init__()
+        self.meter = meter
+
+    def relative_update(self, inc: int = 1) -> None:
+        super().relative_update(inc)
+        self.meter(inc)
+
+    def absolute_update(self, value: int) -> None:
+        before = self.value
+        super().absolute_update(value)
+        self.meter(max(0, value - before))
+
+
+class FsspecKind:
+    """One file system of fsspec. It connects with the first call."""
+
+    def __init__(self, scheme: str):
+        self.scheme = scheme
+        self.exclusive = CREATES[scheme]
+        self.failures: tuple[type[Exception], ...] = (OSError, *map(_class, LIBRARY_ERRORS[scheme]))
+        self._made: AbstractFileSystem | None = None
+
+    @property
+    def fs(self) -> AbstractFileSystem:
+        """The file system."""
+        if self._made is None:
+            import fsspec
+
+            self._made = fsspec.filesystem(self.scheme, **OPTIONS[self.scheme])
+        return self._made
+
+    def size(self, name: str) -> int:
+        """The size in bytes."""
+        return int(self.fs.info(name)["size"])
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """At most `length` bytes from `start`; fewer only at the end of the file."""
+        size = self.size(name)
+        if start >= size:
+            return b""
+        return bytes(self.fs.cat_file(name, start=start, end=min(size, start + length)))
+
+    def put(self, name: str, source: bytes | str, meter: Meter) -> None:
+        """Replace an object."""
+        if isinstance(source, bytes):
+            self.fs.pipe_file(name, source)
+            meter(len(source))
+        else:
+            more = {"chunksize": CHUNK} if self.scheme in ("s3", "gs") else {}
+            self.fs.put_file(source, name, callback=_Metered(meter), **more)
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write a new object. Raises FileExistsError."""
+        try:
+            self.fs.pipe_file(name, data, mode="create")
+        except self.failures as error:
+            if any(word in _text(error) for word in EXISTS):
+                raise FileExistsError(errno.EEXIST, "exists already", name) from error
+            raise
+
+    def list(self, prefix: str) -> dict[str, Entry]:
+        """The objects below `prefix`."""
+        self.fs.invalidate_cache()
+        try:
+            found = self.fs.find(prefix.rstrip("/"), detail=True)
+        except FileNotFoundError:
+            return {}
+        rows = found.values() if isinstance(found, dict) else []
+        return {
+            str(row["name"]).lstrip("/"): Entry(int(row["size"] or 0), _modified(row))
+            for row in rows
+            if row.get("type") == "file"
+        }
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects."""
+        with contextlib.suppress(FileNotFoundError):
+            if len(names) > 1 and self.scheme in ("s3", "gs"):
+                self.fs.rm(list(names))
+                return
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self.fs.rm_file(name)
+
+    def refusal(self, error: Exception) -> str:
+        """Why repeating cannot help; "" where it may."""
+        text, chain = _text(error), _chain(error)
+        if any(type(one).__name__ in FINAL for one in chain):
+            return "no credentials; log in with the provider's own tool or set its environment variables"
+        if isinstance(error, PermissionError):
+            return "no permission; check the credentials and what they may do"
+        if "NoSuchBucket" in text or "bucket does not exist" in text.lower():
+            return "there is no such bucket; create it"
+        if any(word in text for word in ("QuotaExceeded", "quota exceeded", "EntityTooLarge", "InsufficientStorage")):
+            return "no space is left there; free some space or raise the quota"
+        return ""
+
+    def reset(self) -> None:
+        """Connect anew with the next call."""
+        if self.scheme != "memory":
+            self._made = None
+
+
+def _class(name: str) -> type[Exception]:
+    module, _, attribute = name.partition(":")
+    try:
+        found: type[Exception] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError):
+        return OSError  # another version of the library names it differently
+    return found
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and what caused it, at most five."""
+    chain = [error]
+    for _ in itertools.repeat(None, 4):
+        cause = chain[-1].__cause__ or chain[-1].__context__
+        if cause is None:
+            break
+        chain.append(cause)
+    return chain
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(f"{type(one).__name__} {one}" for one in _chain(error))
+
+
+def _modified(row: dict[str, Any]) -> float | None:
+    for key in ("LastModified", "mtime", "updated", "last_modified", "created"):
+        value = row.get(key)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                return datetime.fromisoformat(value).timestamp()
+    return None
