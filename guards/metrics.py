@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -53,6 +54,7 @@ class Metrics:
             {
                 "kind": "step",
                 "t": utc_now(),
+                "mono_s": round(time.monotonic(), 3),
                 "attempt": self.attempt,
                 "step": step,
                 "epoch": epoch,

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from guards import checkpoint
@@ -65,6 +65,8 @@ class Run:
     checked: bool = False  # whoever started the monitor has looked for what is missing
     incident: Incident | None = None  # the last one, until a new step closes it
     tries: int = 0  # starts in a row that failed for a passing reason
+    began_s: float = field(default_factory=time.monotonic)  # when this monitor began to wait for a start
+    started: bool = False  # this monitor has started an attempt
 
     def state_folders(self) -> list[Path]:
         """Where states are: the run's folder and, where there is one, the folder that they are written to first."""
@@ -196,8 +198,10 @@ def _open_incident(run: Run, attempt: Attempt, view: AttemptView, failure: Hang 
     """Collect the evidence, name the cause and write the incident; from here on a killed monitor can continue it."""
     evidence = _collect(run, attempt, view, failure)
     cause = causes.match(evidence)
-    run.folder.event(evidence.kind, f"{cause.title}: {_summary(evidence)}", phase=evidence.phase, step=evidence.step)
     now, progress_s = platform.now(), failure.last_progress_s
+    since_s = round(max(0.0, now.mono_s - progress_s), 3)
+    known = {"phase": evidence.phase, "step": evidence.step, "since_s": since_s}
+    run.folder.event(evidence.kind, f"{cause.title}: {_summary(evidence)}", **known)
     if run.incident is not None:
         run.incident.close(run.folder, "the restart after it failed as well", now.utc)
     incident = Incident.open(
@@ -396,6 +400,7 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     attempt = Attempt.prepare(run.folder, number, now, collect.oom_kills())
     state.current = attempt.record
     state.save(run.folder)
+    metrics_bytes = run.folder.metrics_size()
     try:
         attempt.start(rendered.script, point.path, run.queue.handles())
     except OSError as error:
@@ -411,7 +416,10 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
         run.incident.save(run.folder)
     source = f"from step {point.step} ({point.path.name})" if point.path else "from the start"
     kind = "restarted" if run.incident is not None else "started"
-    run.folder.event(kind, f"attempt {number} {source}, pid {attempt.pid}", attempt=number, step=point.step)
+    waited_s = 0.0 if run.started else round(time.monotonic() - run.began_s, 3)
+    known = {"attempt": number, "step": point.step, "metrics_bytes": metrics_bytes, "waited_s": waited_s}
+    run.started = True  # what the event says beside the message is for monitor/ledger.py
+    run.folder.event(kind, f"attempt {number} {source}, pid {attempt.pid}", **known)
     return attempt
 
 

@@ -15,13 +15,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import tomllib
 
 from monitor.process import platform
 
 STATUS, EVENTS, LOG, TRAINING_LOG = "status.json", "events.jsonl", "monitor.log", "training.log"
+METRICS = "metrics.jsonl"
 STATE, STOP = "monitor.json", "stop.request"
 SCRIPT = "train.bat" if platform.WINDOWS else "train.sh"
 
@@ -99,12 +100,14 @@ class RunFolder:
         """Append a line to monitor.log and, in the foreground, to standard error."""
         line = f"{_utc()} {text}"
         if self.echo:
-            _print_line(line)
+            print_line(line)
         self._append(LOG, line)
 
     def event(self, kind: str, message: str, **more: object) -> None:
-        """Append an event to events.jsonl and to the log."""
-        self._append(EVENTS, json.dumps({"t": _utc(), "kind": kind, "message": message, **more}, ensure_ascii=False))
+        """Append an event to events.jsonl and to the log. Intervals between events of one boot are those of `mono_s`."""
+        clock = {"mono_s": round(time.monotonic(), 3), "boot": platform.boot_id()[:8]}
+        values = {"t": _utc(), "kind": kind, "message": message, **more, **clock}
+        self._append(EVENTS, json.dumps(values, ensure_ascii=False))
         self.log(f"{kind}: {message}")
         self.on_event(kind, message)
 
@@ -133,6 +136,13 @@ class RunFolder:
         """Size of training.log in bytes, 0 when it cannot be read."""
         try:
             return os.stat(self._training_log).st_size
+        except OSError:
+            return 0
+
+    def metrics_size(self) -> int:
+        """Size of metrics.jsonl in bytes, 0 when it cannot be read."""
+        try:
+            return os.stat(os.path.join(self.folder, METRICS)).st_size
         except OSError:
             return 0
 
@@ -174,7 +184,7 @@ class RunFolder:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-            _print_line(f"monitor: cannot write {path}: {error.strerror or error}")
+            print_line(f"monitor: cannot write {path}: {error.strerror or error}")
             return False
 
     def _append(self, name: str, line: str) -> None:
@@ -183,7 +193,7 @@ class RunFolder:
             with open(path, "ab", buffering=0) as file:  # one write: lines of several writers never mix
                 file.write((line + "\n").encode("utf-8", "replace"))
         except OSError as error:
-            _print_line(f"monitor: cannot write {path}: {error.strerror or error}")
+            print_line(f"monitor: cannot write {path}: {error.strerror or error}")
 
 
 def _utc() -> str:
@@ -193,9 +203,10 @@ def _utc() -> str:
         return "(no clock)"
 
 
-def _print_line(line: str) -> None:
-    """Print a line on standard error unless that would block: an undrained pipe must not stop the monitor."""
+def print_line(line: str, stream: TextIO | None = None) -> None:
+    """Print a line, on standard error by default, unless that would block: an undrained pipe must not stop the monitor."""
+    stream = stream or sys.stderr
     with contextlib.suppress(OSError, ValueError):  # closed or full: there is nowhere left to report to
-        if platform.WINDOWS or select.select([], [sys.stderr], [], 0)[1]:
+        if platform.WINDOWS or select.select([], [stream], [], 0)[1]:
             # A pipe that is ready for writing takes at least PIPE_BUF (4096) bytes without blocking: pipe(7).
-            print(line[:1000], file=sys.stderr, flush=True)
+            print(line[:1000], file=stream, flush=True)

@@ -14,6 +14,7 @@ import contextlib
 import math
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ from monitor.process.locks import LOCK, Lock
 from monitor.process.platform import ProcessInfo
 from monitor.recovery import EXIT_BUDGET, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STOPPED, Run
 from monitor.resume import checkpoints, policy, script
-from monitor.run_folder import SCRIPT, MonitorError, RunFolder
+from monitor.run_folder import SCRIPT, MonitorError, RunFolder, print_line
 from monitor.state import (
     FINAL,
     RunState,
@@ -695,6 +696,14 @@ class Supervisor:
         reason = f"{count(self.furthest(), 'step')}, {count(run.state.restarts, 'restart')}{made}"
         return self.finish(State.COMPLETED, EXIT_DONE, reason)
 
+    def report_ledger(self) -> None:
+        """Where the run's time went, in one line: an event, and on standard output."""
+        from monitor import ledger  # of no use before the end
+
+        line = ledger.read(self.folder.folder).line()
+        self.folder.event("ledger", line)
+        print_line(f"{self.folder.name}: {line}", sys.stdout)
+
     def close(self) -> None:
         """Release everything, each whatever happens to the others. The lock is released last, by its owner.
 
@@ -716,5 +725,8 @@ class Supervisor:
                 self.notifier.poll(last_message_s)
                 while not (state.save(self.folder) and self.write_status(force=True)) and time.monotonic() < until_s:
                     time.sleep(ERROR_PAUSE_S)
+            if final:
+                self.report_ledger()
+                self.notifier.poll(last_message_s)
         except Exception:  # noqa: BLE001 - the end of the process
             self.folder.log(f"error while closing\n{traceback.format_exc()}")

@@ -1,0 +1,536 @@
+"""The ledger of a run: hours by state, steps trained twice, money, and what recovery saved.
+
+A pure function of the run's files, computed where it is shown. It reads `events.jsonl` and, of a `metrics.jsonl` that can
+have 150 MB, a few blocks of 64 KB: each start of an attempt records how long that file was, so an attempt's lines are found
+without reading the others.
+
+Every moment between a start and an end belongs to one state:
+
+    loading     from the start of an attempt to its first step
+    training    steps that count, with their saves and samples
+    waiting     for a GPU, for the pause before a restart, and after a pre-emption for the next machine
+    recovering  from the detection of a failure to the first step after it, loading again included
+    lost        from the last progress to the detection; the first training of steps that had to be trained twice; and the
+                time from the last trace of a run that nobody was watching any more (killed, power cut) to its next start
+
+The pause after a completed, failed or stopped run is not part of it. Money is counted while the run has a machine: not
+between two machines. Within one boot, intervals are differences of the monotonic clock; UTC is only used between boots and
+machines, and for lines that earlier versions wrote without the monotonic time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import tomllib
+
+from monitor.phrases import count
+from monitor.process import platform
+from monitor.process.locks import LOCK, is_held
+from monitor.run_folder import EVENTS, METRICS, STATUS, read_json
+
+STATES = ("training", "loading", "waiting", "recovering", "lost")
+ENDED = ("completed", "failed", "stopped", "unkillable")  # events: the run has ended, and a pause follows
+MAX_EVENTS_BYTES = 64 << 20  # a file that came from a store can have any size
+BLOCK_BYTES = 64 << 10
+SEARCHED_BYTES = 1 << 20  # without a step line in so many bytes there is none: a GPU's samples come every 30 s
+_PRICE = re.compile(rb"^price_per_hour[ \t]*=[ \t]*([0-9]+(?:\.[0-9]+)?)[ \t]*(?:#.*)?\r?$", re.M)
+
+
+@dataclass
+class Ledger:
+    """Where the time of a run went. `seconds`: by state; their sum is the wall time of the run."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STATES, 0.0))
+    unpaid_s: float = 0.0  # of `seconds`: between two machines
+    steps: int = 0  # the furthest step
+    repeated: int = 0  # steps that were trained twice, counted each time
+    failures: int = 0  # hangs, crashes, pre-emptions, sudden ends
+    recovered: int = 0  # of them: training went on
+    kept_steps: int = 0  # steps that restarts did not repeat, because each began at a checkpoint
+    step_s: float = 0.0  # mean time of a step, saves and samples included
+    price_per_hour: float = 0.0
+
+    @property
+    def wall_s(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def machine_s(self) -> float:
+        """Seconds during which the run had a machine: what `price_per_hour` is paid for."""
+        return self.wall_s - self.unpaid_s
+
+    @property
+    def kept_s(self) -> float:
+        """Training time of `kept_steps`, at the mean speed of this run."""
+        return self.kept_steps * self.step_s
+
+    @property
+    def cost(self) -> float | None:
+        """Money so far, None without a price."""
+        return self.machine_s / 3600 * self.price_per_hour if self.price_per_hour else None
+
+    def values(self) -> dict[str, Any]:
+        """For `status --json`. Hours, steps, money in the currency of the price.
+
+        `saved`: compared with starting over at step 0 after each failure. How long a hang would have stayed unnoticed
+        without a monitor is not known, and not counted.
+        """
+        price = self.price_per_hour / 3600
+        return {
+            "hours": {state: round(self.seconds[state] / 3600, 5) for state in STATES},
+            "wall_hours": round(self.wall_s / 3600, 5),
+            "machine_hours": round(self.machine_s / 3600, 5),
+            "steps": self.steps,
+            "steps_trained_twice": self.repeated,
+            "failures": self.failures,
+            "recovered": self.recovered,
+            "price_per_hour": self.price_per_hour or None,
+            "cost": round(self.cost, 4) if self.cost is not None else None,
+            "saved": {
+                "steps": self.kept_steps,
+                "hours": round(self.kept_s / 3600, 5),
+                "cost": round(self.kept_s * price, 4) if price else None,
+            },
+        }
+
+    def line(self) -> str:
+        """The ledger in one line."""
+        parts = [f"{state} {span(self.seconds[state])}" for state in STATES if self.seconds[state] >= 0.05]
+        text = f"{span(self.wall_s)}: {', '.join(parts) or 'nothing yet'}; {count(self.repeated, 'step')} trained twice"
+        if self.cost is not None:
+            text += f"; cost {self.cost:,.2f} at {self.price_per_hour:g} per hour"
+        return f"{text}; {self.saved()}" if self.failures else text
+
+    def saved(self) -> str:
+        """What recovery saved, as a phrase."""
+        text = f"{self.recovered} of {count(self.failures, 'failure')} recovered"
+        if not self.kept_steps:
+            return text
+        money = f" ({self.kept_s / 3600 * self.price_per_hour:,.2f})" if self.price_per_hour else ""
+        return f"{text}, which saved {span(self.kept_s)}{money} compared with starting over each time"
+
+
+def span(seconds: float) -> str:
+    """`3.2 s`, `5.2 min`, `2.25 h`."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3597 else f"{seconds / 3600:,.2f} h"
+
+
+def hours(folder: Path) -> dict[str, float]:
+    """Hours of a run by state, up to now."""
+    return {state: seconds / 3600 for state, seconds in read(folder).seconds.items()}
+
+
+def seconds(folder: Path) -> float:
+    """Seconds for which a run had a machine, up to now: what its `price_per_hour` is paid for."""
+    return read(folder).machine_s
+
+
+def read(folder: Path, status: dict[str, Any] | None = None) -> Ledger:
+    """The ledger of a run, up to now. A file that is missing or damaged costs its own part.
+
+    Args:
+        status: the run's status with "alive", where the caller has read it already.
+    """
+    if status is None:
+        status = {**(read_json(folder / STATUS) or {}), "alive": is_held(folder / LOCK)}
+    text = b""
+    with contextlib.suppress(OSError), open(folder / EVENTS, "rb") as file:
+        text = file.read(MAX_EVENTS_BYTES)
+    metrics: BinaryIO | None = None
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            metrics = stack.enter_context(open(folder / METRICS, "rb", buffering=0))
+        found = of_events([event for line in text.splitlines() if (event := _object(line))], metrics, status)
+    found.price_per_hour = price(folder)
+    return found
+
+
+def price(folder: Path) -> float:
+    """`price_per_hour` of `run.toml`; 0.0 without one. tomllib takes a millisecond, and a page lists 1,000 runs."""
+    try:
+        text = (folder / "run.toml").read_bytes()
+        if (match := _PRICE.search(text)) is not None:
+            return float(match[1])
+        return _number(tomllib.loads(text.decode("utf-8-sig")).get("price_per_hour")) if b"price_per" in text else 0.0
+    except (OSError, ValueError):
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """When a line was written. `boot`: "" where it is not known; then only the UTC counts."""
+
+    utc_s: float
+    mono_s: float = 0.0
+    boot: str = ""
+
+    def until(self, later: Stamp) -> float:
+        """Seconds from this moment to a later one; 0.0 when the clocks say that it was earlier."""
+        same = bool(self.boot) and self.boot == later.boot
+        return max(0.0, later.mono_s - self.mono_s if same else later.utc_s - self.utc_s)
+
+
+@dataclass
+class Attempt:
+    """One start of the training. Positions are seconds since the first event."""
+
+    start: float
+    stamp: Stamp
+    resumed: int  # the step that it began at
+    again: bool  # it follows a failure: loading is recovering
+    lines: tuple[int, int] | None  # its part of metrics.jsonl, in bytes
+    trained: tuple[float, float] | None = None  # from the first step to the last
+    last_step: int = 0
+    entered: float | None = None  # when the monitor saw it enter its first step
+
+
+def of_events(events: list[dict[str, Any]], metrics: BinaryIO | None, status: dict[str, Any]) -> Ledger:
+    """The ledger of a run with these events; `status` is its status.json plus "alive"."""
+    reading = _Reading(metrics)
+    for number, event in enumerate(events):
+        stamp = _stamp(event)
+        if stamp is not None:
+            reading.event(event, stamp, _next_offset(events, number))
+    reading.finish(status)
+    return reading.ledger
+
+
+class _Reading:
+    """Goes through the events once. `mark`: the position up to which the time belongs to a state."""
+
+    def __init__(self, metrics: BinaryIO | None):
+        self.metrics = metrics
+        self.ledger = Ledger()
+        self.now, self.mark = 0.0, 0.0
+        self.traced = 0.0  # the position of the last event before this one, on the machine of the attempt
+        self.last: Stamp | None = None  # of the last event
+        self.ended = True  # the run is in a pause that is not part of it
+        self.away = False  # it was pre-empted
+        self.waiting = False  # for the pause before a restart
+        self.pending = 0  # failures that no later step has answered yet
+        self.attempt: Attempt | None = None  # the one that runs
+        self.before: Attempt | None = None  # the one before
+        self.step_total, self.step_time = 0, 0.0
+
+    def until(self, position: float, state: str, paid: bool = True) -> None:
+        """The time up to `position` belongs to `state`."""
+        taken = max(0.0, position - self.mark)
+        self.ledger.seconds[state] += taken
+        self.ledger.unpaid_s += 0.0 if paid else taken
+        self.mark += taken
+
+    def event(self, event: dict[str, Any], stamp: Stamp, next_offset: int | None) -> None:
+        kind, here = event.get("kind"), self.attempt is None or self.attempt.stamp.boot == stamp.boot
+        if self.last is not None and self.attempt is not None and self.last.boot != stamp.boot:
+            self.now, self.last = self.newest_line(self.attempt, self.now, self.last)
+        if here:
+            self.traced = self.now
+        self.now += self.last.until(stamp) if self.last else 0.0
+        self.last = stamp
+        if kind in ENDED and not here:
+            self.vanished(self.now, paid=False)
+        if kind in ("started", "restarted") and _is_count(event.get("attempt")):
+            self.starts(event, stamp, next_offset)
+        elif kind in ("hang", "crash") and "step" in event:
+            self.failed(max(0.0, _number(event.get("since_s"))), _count(event.get("step")))
+        elif kind == "backoff":
+            self.until_start(self.now)
+            self.waiting = True
+        elif kind in ENDED or kind == "preempted":
+            self.ends(kind)
+        elif self.attempt is not None and kind in ("phase", "checkpoint"):
+            self.attempt.last_step = max(self.attempt.last_step, _count(event.get("step")))
+            if event.get("phase") in ("first_step", "step") and self.attempt.entered is None:
+                self.attempt.entered = self.now
+
+    def until_start(self, position: float) -> None:
+        """The time without an attempt, up to `position`."""
+        if self.attempt is None and not self.ended:
+            self.until(position, "waiting" if self.waiting or self.away else "recovering", paid=not self.away)
+
+    def newest_line(self, attempt: Attempt, position: float, stamp: Stamp) -> tuple[float, Stamp]:
+        """The attempt's last line of metrics.jsonl, where it is newer than the event at `position`: (position, stamp)."""
+        line = last_step(self.metrics, *attempt.lines) if self.metrics is not None and attempt.lines else None
+        written = _stamp({**line, "boot": attempt.stamp.boot}) if line is not None else None
+        if line is None or written is None or (at := self.position(attempt, line)) <= position:
+            return position, stamp
+        return at, written
+
+    def vanished(self, until: float, paid: bool) -> None:
+        """Nobody saw the end of the attempt; the next trace of the run is at `until`."""
+        attempt = self.attempt
+        if attempt is None:
+            return
+        last = self.train(self.traced, until)
+        self.until(max(self.traced, last), self.state_of(attempt))
+        self.until(until, "lost", paid)
+        self.close(failed=True)
+
+    def starts(self, event: dict[str, Any], stamp: Stamp, next_offset: int | None) -> None:
+        """An attempt starts."""
+        queued = self.now - max(0.0, _number(event.get("waited_s")))  # the monitor came then, and waited for a GPU
+        if self.attempt is not None:
+            same_boot = bool(stamp.boot) and self.attempt.stamp.boot == stamp.boot
+            self.vanished(queued, paid=same_boot)
+        elif self.ended:
+            self.mark = max(self.mark, queued) if self.now else queued  # before the first event, positions are negative
+        elif self.away:
+            self.until(queued, "waiting", paid=False)
+        else:
+            self.until_start(self.now)
+        self.until(self.now, "waiting")
+        resumed, begin = _count(event.get("step")), event.get("metrics_bytes")
+        if self.before is not None:
+            self.repeat(self.before, resumed)
+        if self.pending:
+            self.ledger.kept_steps += resumed
+        lines = (_count(begin), next_offset if next_offset is not None else self.size()) if _is_count(begin) else None
+        self.attempt = Attempt(self.now, stamp, resumed, self.pending > 0, lines, last_step=resumed)
+        self.ended = self.away = self.waiting = False
+
+    def size(self) -> int:
+        return os.fstat(self.metrics.fileno()).st_size if self.metrics is not None else 0
+
+    def state_of(self, attempt: Attempt) -> str:
+        """What an attempt does at its last known moment."""
+        if attempt.trained is not None:
+            return "training"
+        return "recovering" if attempt.again else "loading"
+
+    def train(self, seen: float, end: float) -> float:
+        """Attribute the attempt's time up to its last step; the position of that step.
+
+        seen: the last position at which it was seen alive. end: it was over then, whatever its lines say.
+        """
+        attempt = self.attempt
+        assert attempt is not None
+        first = last = None
+        if self.metrics is not None and attempt.lines is not None:
+            first, last = first_step(self.metrics, *attempt.lines), last_step(self.metrics, *attempt.lines)
+        if first is not None and last is not None:
+            began = self.position(attempt, first) - max(0.0, _number(first.get("step_s")))
+            began = max(attempt.start, min(began, end))
+            attempt.trained = began, max(began, min(self.position(attempt, last), end))
+            attempt.last_step = max(attempt.last_step, _count(last.get("step")))
+        elif attempt.entered is not None:
+            attempt.trained = attempt.entered, max(attempt.entered, seen)
+        if attempt.trained is None:
+            return attempt.start
+        self.until(attempt.trained[0], "recovering" if attempt.again else "loading")
+        self.until(attempt.trained[1], "training")
+        return attempt.trained[1]
+
+    def position(self, attempt: Attempt, line: dict[str, Any]) -> float:
+        """The position of a line of metrics.jsonl: the trainer runs on the machine, and in the boot, of its attempt's start."""
+        stamp = _stamp({**line, "boot": attempt.stamp.boot})
+        return attempt.start + (attempt.stamp.until(stamp) if stamp is not None else 0.0)
+
+    def failed(self, since_s: float, step: int) -> None:
+        """The monitor has detected a failure; the last progress was `since_s` seconds before."""
+        attempt = self.attempt
+        if attempt is None:
+            self.until_start(self.now)
+            return
+        attempt.last_step = max(attempt.last_step, step)
+        self.train(self.now - since_s, self.now)
+        self.until(self.now - since_s, self.state_of(attempt))
+        self.until(self.now, "lost")
+        self.close(failed=True)
+        self.waiting = False
+
+    def ends(self, kind: str) -> None:
+        """The run reaches a final state."""
+        if self.attempt is not None:
+            self.train(self.now, self.now)
+            self.until(self.now, self.state_of(self.attempt))
+            self.close(failed=kind == "preempted", completed=kind == "completed")
+        else:
+            self.until_start(self.now)
+        self.away, self.ended = kind == "preempted", kind in ENDED
+        if self.ended:
+            self.pending = 0  # what the user starts later is no recovery
+
+    def close(self, failed: bool, completed: bool = False) -> None:
+        """The attempt is over."""
+        attempt, self.attempt = self.attempt, None
+        assert attempt is not None
+        self.count(attempt)
+        if self.pending and (completed or attempt.last_step > attempt.resumed):
+            self.ledger.recovered += self.pending
+            self.pending = 0
+        if failed:
+            self.ledger.failures += 1
+            self.pending += 1
+        self.before = attempt
+
+    def count(self, attempt: Attempt) -> None:
+        self.ledger.steps = max(self.ledger.steps, attempt.last_step)
+        if attempt.trained is not None:
+            self.step_total += max(0, attempt.last_step - attempt.resumed)
+            self.step_time += attempt.trained[1] - attempt.trained[0]
+
+    def repeat(self, attempt: Attempt, resumed: int) -> None:
+        """The next attempt resumes at `resumed`: what `attempt` trained after that step was lost."""
+        lost = attempt.last_step - resumed
+        self.before = None
+        if lost <= 0:
+            return
+        self.ledger.repeated += lost
+        if attempt.trained is None:
+            return
+        began, last = attempt.trained
+        kept = began
+        if resumed > attempt.resumed:
+            line = step_line(self.metrics, *attempt.lines, resumed) if self.metrics and attempt.lines else None
+            share = (resumed - attempt.resumed) / (attempt.last_step - attempt.resumed)
+            kept = self.position(attempt, line) if line else began + (last - began) * share
+        moved = min(max(0.0, last - kept), last - began, self.ledger.seconds["training"])
+        self.ledger.seconds["training"] -= moved
+        self.ledger.seconds["lost"] += moved
+
+    def finish(self, status: dict[str, Any]) -> None:
+        """The time from the last event to now, or to the last trace of a run that is not watched."""
+        alive = bool(status.get("alive"))
+        moment = platform.now()
+        now = Stamp(moment.wall_s, moment.mono_s, platform.boot_id()[:8])
+        end = now if alive else _stamp({"t": status.get("updated_at")})
+        if self.last is None:
+            if alive and (began := _stamp({"t": status.get("started_at")})) is not None:
+                self.until(began.until(now), "waiting")  # for a GPU, since the start
+        else:
+            position = self.now + (self.last.until(end) if end is not None else 0.0)
+            if self.attempt is not None:
+                last = self.train(position, position if alive else math.inf)
+                self.until(max(position, last), self.state_of(self.attempt))
+                self.count(self.attempt)
+                if self.pending and self.attempt.last_step > self.attempt.resumed:
+                    self.ledger.recovered += self.pending
+            elif not self.away:
+                self.until_start(position)
+        if self.step_total:
+            self.ledger.step_s = self.step_time / self.step_total
+
+
+# Lines of events.jsonl and metrics.jsonl --------------------------------------------------------------------------------
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; None where it is incomplete or something else."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _number(value: object) -> float:
+    """A finite number; 0.0 for everything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return 0.0
+    return float(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 60
+
+
+def _count(value: object) -> int:
+    """A whole number of at least 0; 0 for everything else."""
+    return value if isinstance(value, int) and _is_count(value) else 0
+
+
+def _stamp(line: dict[str, Any]) -> Stamp | None:
+    """When a line was written; None for a line without a time."""
+    try:
+        utc_s = datetime.fromisoformat(str(line.get("t")).replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+    boot, mono = line.get("boot"), line.get("mono_s")
+    known = isinstance(boot, str) and isinstance(mono, int | float)
+    return Stamp(utc_s, _number(mono), str(boot) if known else "")
+
+
+def _next_offset(events: list[dict[str, Any]], number: int) -> int | None:
+    """Where the lines of the next attempt begin in metrics.jsonl; None for the last attempt."""
+    if events[number].get("kind") not in ("started", "restarted"):
+        return None
+    later = (e["metrics_bytes"] for e in events[number + 1 :] if _is_count(e.get("metrics_bytes")))
+    return next(later, None)
+
+
+def first_step(file: BinaryIO, begin: int, end: int) -> dict[str, Any] | None:
+    """The first step line that begins in [begin, end) bytes."""
+    found = _first_after(file, begin, end)
+    return found[1] if found else None
+
+
+def _first_after(file: BinaryIO, begin: int, end: int) -> tuple[int, dict[str, Any]] | None:
+    """(offset, line) of the first step line that begins in [begin, end)."""
+    stop = min(end, begin + SEARCHED_BYTES)
+    while begin < stop:
+        data = _bytes(file, begin, min(BLOCK_BYTES, end - begin))
+        offset = begin
+        for line in data.splitlines(keepends=True):
+            if line.endswith(b"\n") and (entry := _step(line)) is not None:
+                return offset, entry
+            offset += len(line)
+        complete = data.rfind(b"\n") + 1
+        begin += complete or len(data) or BLOCK_BYTES
+    return None
+
+
+def last_step(file: BinaryIO, begin: int, end: int) -> dict[str, Any] | None:
+    """The last step line that begins in [begin, end) bytes."""
+    stop = max(begin, end - SEARCHED_BYTES)
+    while end > stop:
+        start = max(begin, end - BLOCK_BYTES)
+        data = _bytes(file, start, end - start)
+        for line in reversed(data.splitlines(keepends=True)):
+            if line.endswith(b"\n") and (entry := _step(line)) is not None:
+                return entry
+        cut = data.find(b"\n") + 1  # a line that began before this block is read with the next one
+        end = start + (cut if start > begin and 0 < cut < len(data) else 0)
+    return None
+
+
+def step_line(file: BinaryIO, begin: int, end: int, step: int) -> dict[str, Any] | None:
+    """The line of a step in [begin, end), whose steps rise; of a missing step, the last line before it."""
+    while end - begin > BLOCK_BYTES:
+        middle = (begin + end) // 2
+        found = _first_after(file, middle, end)
+        if found is not None and _count(found[1].get("step")) <= step:
+            begin = found[0]
+        else:
+            end = middle
+    best = None
+    for line in _bytes(file, begin, end - begin + BLOCK_BYTES).splitlines():
+        entry = _step(line)
+        if entry is not None and _count(entry.get("step")) <= step:
+            best = entry
+        elif entry is not None:
+            break
+    return best
+
+
+def _bytes(file: BinaryIO, begin: int, length: int) -> bytes:
+    try:
+        file.seek(begin)
+        return file.read(length)
+    except OSError:
+        return b""
+
+
+def _step(line: bytes) -> dict[str, Any] | None:
+    entry = _object(line) if b'"step"' in line else None
+    return entry if entry is not None and entry.get("kind") == "step" and _is_count(entry.get("step")) else None

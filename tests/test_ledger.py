@@ -1,0 +1,407 @@
+"""The ledger: where a run's time went, whatever its clocks did. A simulation writes the files of runs whose true hours it knows."""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from monitor_helpers import events, fault_at, supervise, toy_run
+
+from monitor import ledger
+from monitor.ledger import STATES
+
+
+@dataclass
+class World:
+    """A run that happens: two clocks, and the files that a monitor and a trainer write. `truth`: seconds by state."""
+
+    folder: Path
+    utc_s: float = 1_800_000_000.0
+    mono_s: float = 500.0
+    boot: str = "boot-one"
+    machines: int = 1
+    attempt: int = 0
+    step: int = 0
+    best: int = 0
+    saved: int = 0
+    repeated: int = 0
+    truth: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STATES, 0.0))
+    unpaid: float = 0.0
+    since_saved: float = 0.0  # training time since the last checkpoint: lost when the run fails
+
+    def stamp(self) -> dict:
+        at = datetime.fromtimestamp(self.utc_s, UTC).isoformat(timespec="milliseconds")
+        return {"t": at.replace("+00:00", "Z"), "mono_s": round(self.mono_s, 3)}
+
+    def event(self, kind: str, **more) -> None:
+        with (self.folder / "events.jsonl").open("a") as file:
+            file.write(json.dumps({**self.stamp(), "kind": kind, "message": "", **more, "boot": self.boot}) + "\n")
+
+    def passes(self, seconds: float, state: str | None) -> None:
+        self.utc_s += seconds
+        self.mono_s += seconds
+        if state:
+            self.truth[state] += seconds
+
+    def jumps(self, seconds: float) -> None:
+        """The wall clock is set."""
+        self.utc_s += seconds
+
+    def starts(self, kind: str = "started", waited: float = 0.0) -> None:
+        self.attempt += 1
+        metrics = self.folder / "metrics.jsonl"
+        size = metrics.stat().st_size if metrics.exists() else 0
+        self.step = self.saved
+        self.event(kind, attempt=self.attempt, step=self.saved, metrics_bytes=size, waited_s=waited)
+
+    def trains(self, steps: int, step_s: float, every: int) -> None:
+        for _ in range(steps):
+            self.passes(step_s, "training")
+            self.since_saved += step_s
+            self.step += 1
+            self.best = max(self.best, self.step)
+            line = {"kind": "step", **self.stamp(), "attempt": self.attempt, "step": self.step, "step_s": step_s}
+            with (self.folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+                if self.step % 7 == 0:
+                    file.write(json.dumps({"kind": "gpu", **self.stamp(), "gpu": 0}) + "\n")
+            if self.step % every == 0:
+                self.saved, self.since_saved = self.step, 0.0
+
+    def loses(self) -> None:
+        """Everything since the last checkpoint has to be trained again."""
+        self.repeated += self.step - self.saved
+        self.truth["training"] -= self.since_saved
+        self.truth["lost"] += self.since_saved
+        self.since_saved = 0.0
+
+    def reboots(self) -> None:
+        self.machines += 1
+        self.boot, self.mono_s = f"boot-{self.machines}", 3.0 * self.machines
+
+    def status(self, **values) -> dict:
+        now = {**self.stamp(), "updated_at": self.stamp()["t"], "alive": False, **values}
+        (self.folder / "status.json").write_text(json.dumps(now))
+        return now
+
+    def read(self, **values) -> ledger.Ledger:
+        return ledger.read(self.folder, self.status(**values))
+
+    def check(self, found: ledger.Ledger) -> None:
+        assert found.seconds == pytest.approx(self.truth, abs=0.1), (found.seconds, self.truth)
+        assert found.wall_s == pytest.approx(sum(self.truth.values()), abs=0.1)
+        assert found.unpaid_s == pytest.approx(self.unpaid, abs=0.1)
+        assert (found.repeated, found.steps) == (self.repeated, self.best)
+
+
+def run_of(folder: Path, name: str = "run") -> World:
+    path = folder / name
+    path.mkdir()
+    return World(path)
+
+
+def test_a_hang_costs_detection_recovery_and_the_steps_since_the_checkpoint(tmp_path):
+    world = run_of(tmp_path)
+    world.passes(30, "waiting")
+    world.starts(waited=30)
+    world.passes(100, "loading")
+    world.trains(97, 2.0, every=10)
+    world.passes(60, "lost")  # the hang, until it is detected
+    world.event("hang", phase="step", step=97, since_s=60.0)
+    world.passes(5, "recovering")
+    world.event("backoff")
+    world.passes(15, "waiting")
+    world.loses()
+    world.starts("restarted")
+    world.passes(90, "recovering")
+    world.trains(110, 2.0, every=10)
+    world.passes(4, "training")  # the final LoRA is saved
+    world.event("completed")
+    (world.folder / "run.toml").write_text('name = "run"\nprice_per_hour = 0.36\n')
+    found = world.read(state="completed")
+    world.check(found)
+    assert found.repeated == 7 and found.seconds["lost"] == pytest.approx(60 + 14)
+    assert (found.failures, found.recovered, found.kept_steps) == (1, 1, 90)
+    assert found.kept_s == pytest.approx(90 * found.step_s)
+    assert found.cost == pytest.approx(found.wall_s / 3600 * 0.36)
+    values = found.values()
+    assert sum(values["hours"].values()) == pytest.approx(values["wall_hours"], abs=1e-4)
+    assert values["steps_trained_twice"] == 7 and values["saved"]["steps"] == 90
+    line = found.line()
+    assert (
+        "7 steps trained twice" in line and "cost 0.07 at 0.36 per hour" in line and "1 of 1 failure recovered" in line
+    )
+
+
+def test_the_pause_after_a_stop_is_not_part_of_the_run_and_the_time_between_machines_costs_nothing(tmp_path):
+    world = run_of(tmp_path)
+    world.starts()
+    world.passes(10, "loading")
+    world.trains(20, 1.0, every=10)
+    world.event("stopped")
+    world.passes(50_000, None)
+    world.starts()
+    world.passes(10, "loading")
+    world.trains(10, 1.0, every=10)
+    world.event("preempted")
+    world.passes(7000, "waiting")
+    world.unpaid += 7000
+    world.reboots()
+    world.passes(12, "waiting")
+    world.starts(waited=12)
+    world.passes(40, "recovering")
+    world.trains(10, 1.0, every=10)
+    world.event("completed")
+    found = world.read(state="completed")
+    world.check(found)
+    assert found.machine_s == pytest.approx(112) and (found.failures, found.recovered) == (1, 1)
+
+
+def test_a_machine_that_vanishes_is_lost_time_that_costs_nothing(tmp_path):
+    world = run_of(tmp_path)
+    world.starts()
+    world.passes(10, "loading")
+    world.trains(25, 1.0, every=10)
+    world.reboots()  # no event says so
+    world.passes(3600, "lost")
+    world.unpaid += 3600
+    world.loses()
+    world.starts()
+    world.passes(10, "recovering")
+    world.trains(5, 1.0, every=10)
+    found = world.read(state="running")
+    world.check(found)
+    assert found.repeated == 5
+
+
+def test_a_run_that_is_under_way_is_counted_up_to_now(tmp_path, monkeypatch):
+    world = run_of(tmp_path)
+    monkeypatch.setattr(ledger.platform, "boot_id", lambda: world.boot)
+    monkeypatch.setattr(ledger.platform, "now", lambda: ledger.platform.Moment(world.mono_s, 0.0, world.utc_s))
+    began = world.stamp()["t"]
+    world.passes(20, "waiting")
+    assert world.read(state="queued", alive=True, started_at=began).seconds == pytest.approx(world.truth)
+    world.starts(waited=20)
+    world.passes(10, "loading")
+    world.check(world.read(state="starting", alive=True))
+    world.trains(3, 1.0, every=10)
+    world.passes(0.5, "training")
+    world.jumps(-90_000)  # the wall clock is set back by a day
+    world.passes(0.5, "training")
+    world.check(world.read(state="running", alive=True))
+    world.passes(30, "lost")
+    world.event("crash", phase="step", step=3, since_s=30.0)
+    world.passes(8, "recovering")
+    world.check(world.read(state="recovering", alive=True))
+
+
+def test_a_monitor_that_is_replaced_changes_nothing(tmp_path):
+    world = run_of(tmp_path)
+    world.starts()
+    world.passes(10, "loading")
+    world.trains(5, 1.0, every=10)
+    world.event("started", message="adopted the running training")  # no attempt: nothing was started
+    world.trains(5, 1.0, every=10)
+    world.event("completed")
+    world.check(world.read(state="completed"))
+
+
+def test_a_failure_before_the_first_step_is_loading_that_was_not_lost(tmp_path):
+    world = run_of(tmp_path)
+    world.starts()
+    world.passes(50, "loading")
+    world.passes(120, "lost")
+    world.event("hang", phase="load", step=0, since_s=120.0)
+    world.passes(2, "recovering")
+    world.starts("restarted")
+    world.passes(50, "recovering")
+    world.event("crash", phase="load", step=0, since_s=0.0)
+    world.passes(1, "recovering")
+    world.event("failed")
+    found = world.read(state="failed")
+    world.check(found)
+    assert (found.failures, found.recovered) == (2, 0)
+
+
+def test_without_metrics_the_phases_of_the_events_are_used(tmp_path):
+    """The metrics of another machine may not be in the store."""
+    world = run_of(tmp_path)
+    world.starts()
+    world.passes(10, "loading")
+    world.event("phase", phase="step", step=1)
+    world.trains(20, 1.0, every=10)
+    world.event("checkpoint", step=20)
+    world.event("completed")
+    (world.folder / "metrics.jsonl").unlink()
+    world.check(world.read(state="completed"))
+
+
+def test_files_of_earlier_versions_have_only_utc(tmp_path):
+    world = run_of(tmp_path)
+    world.starts()
+    world.passes(10, "loading")
+    world.event("phase", phase="step", step=1)
+    world.trains(20, 1.0, every=10)
+    world.event("completed")
+    path = world.folder / "events.jsonl"
+    old = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in old:
+        for key in ("mono_s", "boot", "metrics_bytes", "waited_s"):
+            event.pop(key, None)
+    path.write_text("".join(json.dumps(event) + "\n" for event in old))
+    found = world.read(state="completed")
+    assert found.seconds["training"] == pytest.approx(20) and found.seconds["loading"] == pytest.approx(10)
+
+
+def test_a_long_metrics_file_is_not_read(tmp_path, monkeypatch):
+    world = run_of(tmp_path)
+    world.starts()
+    world.passes(10, "loading")
+    world.trains(40_000, 0.5, every=1000)
+    world.passes(9, "lost")
+    world.event("hang", phase="step", step=40_000, since_s=9.0)
+    world.saved, world.since_saved = 31_000, 4500.0  # the newer checkpoints are damaged
+    world.loses()
+    world.starts("restarted")
+    world.passes(10, "recovering")
+    world.trains(100, 0.5, every=100_000)
+    world.event("completed")
+    size = (world.folder / "metrics.jsonl").stat().st_size
+    taken = []
+    real = ledger._bytes
+    monkeypatch.setattr(ledger, "_bytes", lambda file, begin, length: taken.append(length) or real(file, begin, length))
+    world.check(world.read(state="completed"))
+    assert size > 4_000_000 and sum(taken) < 1_500_000, (size, sum(taken))
+
+
+def test_damaged_and_hostile_lines_cost_only_themselves(tmp_path):
+    world = run_of(tmp_path)
+    world.starts()
+    world.passes(10, "loading")
+    with (world.folder / "events.jsonl").open("ab") as file:
+        file.write(b'{"t": "never", "kind": "hang", "step": 1}\nnot json\n[1]\n' + b"[" * 50_000 + b"\n\xff\xfe\n")
+        file.write(b'{"t": "2026-01-01T00:00:00Z", "kind": "started", "attempt": -1, "step": 1e999}\n')
+        file.write(b'{"t": "9999-99-99", "kind": 7}\n')
+    with (world.folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"kind": "step", "step": "many"}\n{"kind": "step", "step": 1}\n{"kind": "ste')
+    (world.folder / "run.toml").write_bytes(b"price_per_hour = 'much'\n\xff")
+    found = world.read(state="running")
+    assert min(found.seconds.values()) >= 0 and json.dumps(found.values(), allow_nan=False)
+    assert ledger.read(tmp_path / "missing").wall_s == 0
+
+
+@pytest.mark.parametrize(
+    "text, price",
+    [
+        ("price_per_hour = 0.35\n", 0.35),
+        ("price_per_hour=2 # euros\r\nname = 'a'\n", 2.0),
+        ("price_per_hour = 1_000.5\n", 1000.5),
+        ("[extra]\n", 0.0),
+        ("price_per_hour = true\n", 0.0),
+    ],
+)
+def test_the_price_is_that_of_the_spec(tmp_path, text, price):
+    (tmp_path / "run.toml").write_text(text)
+    assert ledger.price(tmp_path) == price
+
+
+SECONDS = st.floats(0.1, 500)
+JUMP = st.sampled_from([0.0, 0.0, 0.0, 3600.0, -3600.0, 90_000.0])
+# Each: how an attempt ends, how long it loads, its steps, the clock's jump meanwhile, and two times that its end takes.
+PART = st.tuples(
+    st.sampled_from(
+        ["hang", "crash", "hang while loading", "killed", "vanished", "preempted", "stopped", "monitor killed"]
+    ),
+    SECONDS,
+    st.integers(1, 40),
+    JUMP,
+    SECONDS,
+    SECONDS,
+)
+
+
+@settings(max_examples=120)
+@given(st.lists(PART, max_size=8), st.integers(1, 12), st.floats(0.05, 20), SECONDS)
+def test_the_hours_by_state_are_those_that_passed(tmp_path_factory, parts, every, step_s, first):
+    """And their sum is the wall time of the run: reboots, other machines, clocks that are set, monitors that are replaced."""
+    world = run_of(tmp_path_factory.mktemp("world"))
+    step_s = round(step_s, 3)
+    world.passes(first, "waiting")
+    world.starts(waited=first)
+    loading, open_failure = "loading", 0
+    for end, load, steps, jump, one, two in parts:
+        world.passes(load, loading)
+        world.jumps(jump)
+        loading = "recovering"
+        if end != "hang while loading":
+            world.trains(steps, step_s, every)
+            open_failure = 0
+        kind = "restarted"
+        if end in ("hang", "crash", "hang while loading"):
+            world.passes(one, "lost")
+            world.event("hang" if end != "crash" else "crash", phase="step", step=world.step, since_s=one)
+            world.jumps(-jump)
+            world.passes(two, "recovering")
+            open_failure += 1
+        elif end == "killed":  # with the monitor, on a machine that stays
+            world.passes(one, "lost")
+            kind = "started"
+            open_failure += 1
+        elif end == "vanished":
+            world.reboots()
+            world.passes(one, "lost")
+            world.unpaid += one
+            kind = "started"
+            open_failure += 1
+        elif end == "preempted":
+            world.passes(one, "training")  # saving
+            world.event("preempted")
+            world.saved, world.since_saved = world.step, 0.0
+            world.reboots()
+            world.passes(two, "waiting")
+            world.unpaid += two
+            kind = "started"
+            open_failure += 1
+        elif end == "stopped":
+            world.event("stopped")
+            world.saved, world.since_saved = world.step, 0.0
+            world.passes(one, None)
+            kind, loading, open_failure = "started", "loading", 0
+        else:
+            world.event("started", message="adopted")
+            continue_s = round(one, 3)
+            world.passes(continue_s, "training")
+            world.event("stopped")
+            world.saved, world.since_saved = world.step, 0.0
+            kind, loading = "started", "loading"
+        world.loses()
+        world.starts(kind)
+    world.passes(first, loading)
+    world.trains(1, step_s, every)
+    world.event("completed")
+    found = world.read(state="completed")
+    world.check(found)
+    assert found.recovered <= found.failures
+    assert world.read(state="completed").seconds == found.seconds
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the toy is a shell script")
+def test_a_real_run_ends_with_its_ledger(tmp_path):
+    """A toy run that hangs and recovers: the line is printed and is an event, and its times are those of the incident."""
+    folder = toy_run(tmp_path / "toy", fault_at(34, "time.sleep(3600)"), steps=50, pace=0.03, every=10)
+    code, output, errors = supervise(folder)
+    assert code == 0, errors[-2000:]
+    (event,) = events(folder, "ledger")
+    assert f"toy: {event['message']}" in output.splitlines()
+    found = ledger.read(folder)
+    incident = json.loads((folder / "incidents/0001/incident.json").read_text())
+    assert (found.steps, found.repeated, found.failures, found.recovered) == (50, incident["steps_repeated"], 1, 1)
+    assert found.kept_steps == incident["resumed_from"] == 30
+    assert found.seconds["lost"] >= incident["detect_s"] and found.seconds["recovering"] > 0
+    first, last = events(folder)[0], event
+    taken = last["mono_s"] - first["mono_s"] + first["waited_s"]
+    assert found.wall_s == pytest.approx(taken, abs=1.5)
