@@ -1,0 +1,371 @@
+"""The lease of a run: which one of several machines may write its store.
+
+A claim is a file `lease/NUMBER.json`, and the highest number counts. Taking the lease is creating the next number, which only
+one machine can (compare-and-swap). A holder rewrites its claim with a growing beat; a claim whose bytes have not changed for
+its period, by the watcher's own clock, has expired: no two clocks are compared. The number is a fencing number: it is part of
+every manifest's name, and readers prefer the highest, so that what a machine writes after it lost the lease is never used.
+
+Two machines never hold the lease at one moment, not only never with one number. A holder counts its period from *before* it
+wrote its beat, and looks for a higher number after it. So a claim that follows an expired one starts to hold only a period
+after it was created: by then the earlier holder has seen it, or its own period is over. (Leases by time are from Gray and
+Cheriton, 1989; fencing numbers as in Kleppmann, "How to do distributed locking", 2016.) No wait is needed after a claim that was
+released, or whose process is known to be dead: it ran on this machine since the same boot, and its process ID is gone.
+
+Where a place cannot create exclusively, claims of one number have a random part in their names. A machine waits `settle_s`
+after writing its own, reads again, and gives way to a claim that is marked as held or has a lower name. It marks its own as
+held within `settle_s` after that reading, or waits again, so that a machine which wrote too late to be seen will see the mark.
+"""
+
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from launch.store.places import NotFound, Place, StoreError
+
+FOLDER = "lease"
+CLAIM = re.compile(r"lease/(\d{6,12})(?:-([0-9a-f]{16}))?\.json")
+PERIOD_S = 60.0
+WATCH = 1.25  # periods that a watcher waits: clocks may run at different speeds
+KEPT_CLAIMS = 3
+WAITING, CLAIMED, HELD, LOST, RELEASED = "waiting", "claimed", "held", "lost", "released"
+UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that claims: for the other machine's message, and to know whether it is dead."""
+
+    id: str  # random, 16 hexadecimal digits
+    host: str
+    boot_id: str  # "" where the system has none
+    process_space: str  # the kernel's name of the PID namespace: in a container, the same PID is another process
+    pid: int
+    started: str  # when the process started, in the kernel's words
+    since: str  # UTC
+
+    def text(self) -> str:
+        """For a message: `host (process 12) since 2026-11-22T09:30:00Z`."""
+        return f"{self.host or 'an unknown machine'} (process {self.pid}) since {self.since}"
+
+
+def this_owner() -> Owner:
+    """This process, with a new random id."""
+    return Owner(
+        id=secrets.token_hex(8),
+        host=socket.gethostname(),
+        boot_id=_text_of("/proc/sys/kernel/random/boot_id"),
+        process_space=_process_space(),
+        pid=os.getpid(),
+        started=_started(os.getpid()),
+        since=utc_now(),
+    )
+
+
+def is_dead(owner: Owner) -> bool:
+    """Whether the process is known to be gone: it ran here since this boot. False also where that is not known."""
+    here = owner.boot_id and owner.boot_id == _text_of("/proc/sys/kernel/random/boot_id")
+    if not here or not owner.process_space or owner.process_space != _process_space():
+        return False
+    return not owner.started or _started(owner.pid) != owner.started
+
+
+def boot_clock() -> float:
+    """Seconds that also pass while the machine is suspended: a lease runs out then."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.clock_gettime(clock) if clock is not None else time.monotonic()
+
+
+def utc_now() -> str:
+    """The time for people, such as 2026-11-22T09:30:00Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _process_space() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """The start time of a process in clock ticks since boot (proc(5)); "" when it is gone or a zombie."""
+    parts = _text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return parts[19] if len(parts) > 19 and parts[0] not in "ZX" else ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The contents of a claim."""
+
+    number: int
+    owner: Owner
+    beat: int = 0
+    held: bool = False
+    released: bool = False
+    period_s: float = PERIOD_S
+
+    def dumps(self) -> bytes:
+        """As JSON."""
+        return json.dumps({"version": 1, **asdict(self)}, ensure_ascii=False, indent=1).encode()
+
+
+def parse_claim(data: bytes) -> Claim | None:
+    """A claim from a file of the store; None when it is not one: half written, or not ours."""
+    try:
+        values: dict[str, Any] = json.loads(data)
+        given = {field.name: _plain(values["owner"][field.name]) for field in fields(Owner)}
+        owner = Owner(**{**given, "pid": int(given["pid"])})  # type: ignore[arg-type]
+        period_s = min(3600.0, max(0.0, float(values["period_s"])))
+        number, beat = int(values["number"]), int(values["beat"])
+        return Claim(number, owner, beat, values["held"] is True, values["released"] is True, period_s)
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return None
+
+
+def _plain(value: object) -> str:
+    """Text of another machine for a message: one short line."""
+    text = str(value)[:100]
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def claims_of(names: list[str] | dict[str, Any]) -> dict[str, int]:
+    """The claims among the names of a store, with their numbers."""
+    return {name: int(match[1]) for name in names if (match := CLAIM.fullmatch(name))}
+
+
+def current(place: Place) -> Claim | None:
+    """The claim that counts now, for a page that shows it; None where there is none. Raises StoreError."""
+    claims = claims_of(place.list(FOLDER))
+    found = [
+        claim
+        for name, number in claims.items()
+        if number == max(claims.values()) and (claim := parse_claim(place.read(name, 1 << 16)))
+    ]
+    return max(found, key=lambda claim: (claim.held, -int(claim.owner.id or "0", 16)), default=None)
+
+
+class Lease:
+    """The lease of the run in `place`. `poll` does the work, a few calls each time; `valid` tells whether to write now.
+
+    Call `poll` at least three times a period, from one thread. `state`: waiting (another machine holds it, see `holder`),
+    claimed (about to hold), held, unreachable (held, but the store has not answered for a period: write nothing), lost (another
+    machine took it: stop), released.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        owner: Owner | None = None,
+        period_s: float = PERIOD_S,
+        settle_s: float | None = None,
+        clock: Callable[[], float] = boot_clock,
+        dead: Callable[[Owner], bool] = is_dead,
+    ):
+        """settle_s: how long a claim is left before it is read again; by default a 30th of the period, or a sixth where the
+        place cannot create exclusively. clock: seconds; its zero does not matter."""
+        self.place = place.limited(call_s=max(0.5, period_s / 6), tries=3, first_wait_s=period_s / 240)
+        self.owner = owner or this_owner()
+        self.period_s = period_s
+        self.settle_s = period_s / (30 if place.exclusive else 6) if settle_s is None else settle_s
+        self.clock = clock
+        self.dead = dead
+        self.number = 0  # of the own claim
+        self.holder = ""  # who holds the lease, or who took it
+        self.error = ""  # of the last poll
+        self._state = WAITING
+        self._valid_until = float("-inf")
+        self._beat = 0
+        self._hold_from = 0.0  # when a claim may begin to hold
+        self._wait_s = 0.0  # the wait of the own claim
+        self._seen: tuple[dict[str, bytes], float] = ({}, 0.0)  # the claims that count, and since when they are so
+
+    @property
+    def state(self) -> str:
+        """See the class."""
+        return UNREACHABLE if self._state == HELD and not self.valid() else self._state
+
+    def valid(self) -> bool:
+        """Whether this process holds the lease now. Asks no store: call it before every write."""
+        return self._state == HELD and self.clock() < self._valid_until
+
+    def poll(self) -> str:
+        """Go on with what is under way: watch, claim, or renew. Returns the state; the store's failure is in `error`."""
+        self.error = ""
+        try:
+            if self._state == WAITING:
+                self._watch()
+            if self._state == CLAIMED:
+                self._confirm()
+            elif self._state == HELD:
+                self._renew()
+        except StoreError as error:
+            self.error = str(error)
+        return self.state
+
+    def acquire(
+        self, stop: Callable[[], bool] = lambda: False, sleep: Callable[[float], None] = time.sleep, limit_s: float = 0
+    ) -> bool:
+        """Poll until the lease is held (True), or until it is lost, `stop()` is true or `limit_s` has passed (False)."""
+        began = self.clock()
+        while self.poll() not in (HELD, LOST, RELEASED):
+            if stop() or (limit_s and self.clock() - began > limit_s):
+                return False
+            sleep(min(1.0, self.period_s / 30))
+        return self.state == HELD
+
+    def release(self) -> None:
+        """Let the next machine have the lease at once. Does nothing when it is not held. Raises StoreError."""
+        before, self._state = self._state, RELEASED
+        self._valid_until = float("-inf")
+        if before in (HELD, CLAIMED) and self._is_own():
+            self._write(held=before == HELD, released=True)
+
+    # Steps ----------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Claim the next number when the claims that count are released, dead or expired."""
+        claims = claims_of(self.place.list(FOLDER))
+        top = max(claims.values(), default=0)
+        found = {name: self._read(name) for name, number in claims.items() if number == top}
+        parsed = {name: parse_claim(data) for name, data in found.items()}
+        for name, claim in parsed.items():
+            if claim is not None and claim.owner.id == self.owner.id and name == self._name(top):
+                self._claimed(top, self._watch_s(list(parsed.values())))  # an earlier call created it after all
+                return
+        if found != self._seen[0]:
+            self._seen = found, self.clock()  # the clock is read after the claims
+        busy = [claim for claim in parsed.values() if not self._is_over(claim)]
+        if any(claim is not None for claim in busy):
+            self.holder = next(claim.owner.text() for claim in busy if claim is not None)
+        elif busy:
+            self.holder = "a machine that is just writing its claim"
+        watch_s = self._watch_s(list(parsed.values()))
+        if busy and self.clock() - self._seen[1] < watch_s:
+            return
+        newest = newest_lease(self.place)
+        number, self._beat = max(top, newest) + 1, 0
+        # A claim that never held may have followed one that still does; and a store may have lost the claim that does.
+        at_once = newest <= top and all(claim is not None and claim.held for claim in parsed.values()) and not busy
+        if self.place.create(self._name(number), Claim(number, self.owner, period_s=self.period_s).dumps()):
+            self._claimed(number, 0.0 if at_once else watch_s)
+
+    def _claimed(self, number: int, wait_s: float) -> None:
+        self.number, self._state, self._wait_s = number, CLAIMED, max(wait_s, self.settle_s)
+        self._hold_from = self.clock() + self._wait_s
+
+    def _confirm(self) -> None:
+        """Hold the lease when the claim has waited long enough and none comes before it."""
+        began = self.clock()
+        if not self._is_own():
+            self._give_way(delete=False)
+            return
+        if self._is_outranked():
+            self._give_way(delete=True)
+            return
+        if began < self._hold_from:
+            self._write()  # so that another watcher does not take this claim for a dead one
+            return
+        self._write(held=True)
+        if not self.place.exclusive and self.clock() - began > self.settle_s:
+            self._hold_from = self.clock() + self._wait_s
+            return
+        if self._highest() > self.number:
+            self._give_way(delete=False)
+            return
+        self._state, self.holder = HELD, self.owner.text()
+        self._valid_until = began + self.period_s
+        old = [name for name, n in claims_of(self.place.list(FOLDER)).items() if n <= self.number - KEPT_CLAIMS]
+        self.place.delete(old)
+
+    def _renew(self) -> None:
+        began = self.clock()
+        if not self._is_own(missing=self.valid()):
+            self._lose()
+            return
+        self._write(held=True)
+        if self._highest() > self.number or (not self.place.exclusive and self._is_outranked(by_held_only=True)):
+            self._lose()
+            return
+        self._valid_until = began + self.period_s
+
+    # Parts ----------------------------------------------------------------------------------------------------------
+
+    def _name(self, number: int) -> str:
+        unique = "" if self.place.exclusive else f"-{self.owner.id}"
+        return f"{FOLDER}/{number:06}{unique}.json"
+
+    def _write(self, held: bool = False, released: bool = False) -> None:
+        self._beat += 1
+        claim = Claim(self.number, self.owner, self._beat, held, released, self.period_s)
+        self.place.put(self._name(self.number), claim.dumps())
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return self.place.read(name, 1 << 16)
+        except NotFound:
+            return b""
+
+    def _is_own(self, missing: bool = False) -> bool:
+        """Whether the own claim is still there. A store may lose what it had confirmed: with `missing` it is created again."""
+        name = self._name(self.number)
+        data = self._read(name)
+        if not data and missing:
+            claim = Claim(self.number, self.owner, self._beat, True, False, self.period_s)
+            return self.place.create(name, claim.dumps())
+        claim_now = parse_claim(data)
+        return claim_now is not None and claim_now.owner.id == self.owner.id
+
+    def _is_outranked(self, by_held_only: bool = False) -> bool:
+        """Whether another claim comes before the own one: of a higher number, or of the same where that is possible."""
+        claims = claims_of(self.place.list(FOLDER))
+        if max(claims.values(), default=0) > self.number:
+            return True
+        own = self._name(self.number)
+        for name, number in claims.items():
+            other = parse_claim(self._read(name)) if number == self.number and name != own else None
+            if other is not None and (other.held or (name < own and not by_held_only)):
+                return True
+        return False
+
+    def _highest(self) -> int:
+        return max(claims_of(self.place.list(FOLDER)).values(), default=0)
+
+    def _is_over(self, claim: Claim | None) -> bool:
+        return claim is not None and (claim.released or self.dead(claim.owner))
+
+    def _watch_s(self, claims: list[Claim | None]) -> float:
+        """How long claims must stay unchanged to have expired: by the longest period of theirs and the own."""
+        return WATCH * max([self.period_s, *(claim.period_s for claim in claims if claim)])
+
+    def _give_way(self, delete: bool) -> None:
+        name, self._state, self._seen = self._name(self.number), WAITING, ({}, 0.0)
+        if delete and not self.place.exclusive:
+            self.place.delete([name])
+
+    def _lose(self) -> None:
+        self._state, self._valid_until = LOST, float("-inf")
+        self.holder = "another machine"
+        claim = current(self.place)
+        if claim is not None and claim.owner.id != self.owner.id:
+            self.holder = claim.owner.text()
+
+
+def newest_lease(place: Place) -> int:
+    """The highest lease number of any manifest: a number is never used twice, even where a store lost its claims."""
+    found = [re.fullmatch(r"manifests/(\d{6,12})-\d{6,12}\.json", name) for name in place.list("manifests")]
+    return max((int(match[1]) for match in found if match), default=0)
