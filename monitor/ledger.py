@@ -1,7 +1,7 @@
 """The ledger of a run: hours by state, steps trained twice, money, and what recovery saved.
 
 A pure function of the run's files, computed where it is shown. It reads `events.jsonl` and, of a `metrics.jsonl` that can
-have 150 MB, a few blocks of 64 KB: each start of an attempt records how long that file was, so an attempt's lines are found
+have 150 MB, a few blocks of 8 KB: each start of an attempt records how long that file was, so an attempt's lines are found
 without reading the others.
 
 Every moment between a start and an end belongs to one state:
@@ -21,7 +21,6 @@ machines, and for lines that earlier versions wrote without the monotonic time.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -32,6 +31,7 @@ from typing import Any, BinaryIO
 
 import tomllib
 
+from monitor.metrics_lines import count_of, first_step, is_count, json_object, last_step, step_line
 from monitor.phrases import count
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
@@ -40,8 +40,6 @@ from monitor.run_folder import EVENTS, METRICS, STATUS, read_json
 STATES = ("training", "loading", "waiting", "recovering", "lost")
 ENDED = ("completed", "failed", "stopped", "unkillable")  # events: the run has ended, and a pause follows
 MAX_EVENTS_BYTES = 64 << 20  # a file that came from a store can have any size
-BLOCK_BYTES = 64 << 10
-SEARCHED_BYTES = 1 << 20  # without a step line in so many bytes there is none: a GPU's samples come every 30 s
 _PRICE = re.compile(rb"^price_per_hour[ \t]*=[ \t]*([0-9]+(?:\.[0-9]+)?)[ \t]*(?:#.*)?\r?$", re.M)
 
 
@@ -151,7 +149,7 @@ def read(folder: Path, status: dict[str, Any] | None = None) -> Ledger:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             metrics = stack.enter_context(open(folder / METRICS, "rb", buffering=0))
-        found = of_events([event for line in text.splitlines() if (event := _object(line))], metrics, status)
+        found = of_events([event for line in text.splitlines() if (event := json_object(line))], metrics, status)
     found.price_per_hour = price(folder)
     return found
 
@@ -240,17 +238,17 @@ class _Reading:
         self.last = stamp
         if kind in ENDED and not here:
             self.vanished(self.now, paid=False)
-        if kind in ("started", "restarted") and _is_count(event.get("attempt")):
+        if kind in ("started", "restarted") and is_count(event.get("attempt")):
             self.starts(event, stamp, next_offset)
         elif kind in ("hang", "crash") and "step" in event:
-            self.failed(max(0.0, _number(event.get("since_s"))), _count(event.get("step")))
+            self.failed(max(0.0, _number(event.get("since_s"))), count_of(event.get("step")))
         elif kind == "backoff":
             self.until_start(self.now)
             self.waiting = True
         elif kind in ENDED or kind == "preempted":
             self.ends(kind)
         elif self.attempt is not None and kind in ("phase", "checkpoint"):
-            self.attempt.last_step = max(self.attempt.last_step, _count(event.get("step")))
+            self.attempt.last_step = max(self.attempt.last_step, count_of(event.get("step")))
             if event.get("phase") in ("first_step", "step") and self.attempt.entered is None:
                 self.attempt.entered = self.now
 
@@ -290,12 +288,12 @@ class _Reading:
         else:
             self.until_start(self.now)
         self.until(self.now, "waiting")
-        resumed, begin = _count(event.get("step")), event.get("metrics_bytes")
+        resumed, begin = count_of(event.get("step")), event.get("metrics_bytes")
         if self.before is not None:
             self.repeat(self.before, resumed)
         if self.pending:
             self.ledger.kept_steps += resumed
-        lines = (_count(begin), next_offset if next_offset is not None else self.size()) if _is_count(begin) else None
+        lines = (count_of(begin), next_offset if next_offset is not None else self.size()) if is_count(begin) else None
         self.attempt = Attempt(self.now, stamp, resumed, self.pending > 0, lines, last_step=resumed)
         self.ended = self.away = self.waiting = False
 
@@ -322,7 +320,7 @@ class _Reading:
             began = self.position(attempt, first) - max(0.0, _number(first.get("step_s")))
             began = max(attempt.start, min(began, end))
             attempt.trained = began, max(began, min(self.position(attempt, last), end))
-            attempt.last_step = max(attempt.last_step, _count(last.get("step")))
+            attempt.last_step = max(attempt.last_step, count_of(last.get("step")))
         elif attempt.entered is not None:
             attempt.trained = attempt.entered, max(attempt.entered, seen)
         if attempt.trained is None:
@@ -365,7 +363,7 @@ class _Reading:
         """The attempt is over."""
         attempt, self.attempt = self.attempt, None
         assert attempt is not None
-        self.count(attempt)
+        self.tally(attempt)
         if self.pending and (completed or attempt.last_step > attempt.resumed):
             self.ledger.recovered += self.pending
             self.pending = 0
@@ -374,7 +372,7 @@ class _Reading:
             self.pending += 1
         self.before = attempt
 
-    def count(self, attempt: Attempt) -> None:
+    def tally(self, attempt: Attempt) -> None:
         self.ledger.steps = max(self.ledger.steps, attempt.last_step)
         if attempt.trained is not None:
             self.step_total += max(0, attempt.last_step - attempt.resumed)
@@ -413,7 +411,7 @@ class _Reading:
             if self.attempt is not None:
                 last = self.train(position, position if alive else math.inf)
                 self.until(max(position, last), self.state_of(self.attempt))
-                self.count(self.attempt)
+                self.tally(self.attempt)
                 if self.pending and self.attempt.last_step > self.attempt.resumed:
                     self.ledger.recovered += self.pending
             elif not self.away:
@@ -422,32 +420,11 @@ class _Reading:
             self.ledger.step_s = self.step_time / self.step_total
 
 
-# Lines of events.jsonl and metrics.jsonl --------------------------------------------------------------------------------
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line; None where it is incomplete or something else."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def _number(value: object) -> float:
     """A finite number; 0.0 for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return 0.0
     return float(value)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 60
-
-
-def _count(value: object) -> int:
-    """A whole number of at least 0; 0 for everything else."""
-    return value if isinstance(value, int) and _is_count(value) else 0
 
 
 def _stamp(line: dict[str, Any]) -> Stamp | None:
@@ -465,72 +442,5 @@ def _next_offset(events: list[dict[str, Any]], number: int) -> int | None:
     """Where the lines of the next attempt begin in metrics.jsonl; None for the last attempt."""
     if events[number].get("kind") not in ("started", "restarted"):
         return None
-    later = (e["metrics_bytes"] for e in events[number + 1 :] if _is_count(e.get("metrics_bytes")))
+    later = (e["metrics_bytes"] for e in events[number + 1 :] if is_count(e.get("metrics_bytes")))
     return next(later, None)
-
-
-def first_step(file: BinaryIO, begin: int, end: int) -> dict[str, Any] | None:
-    """The first step line that begins in [begin, end) bytes."""
-    found = _first_after(file, begin, end)
-    return found[1] if found else None
-
-
-def _first_after(file: BinaryIO, begin: int, end: int) -> tuple[int, dict[str, Any]] | None:
-    """(offset, line) of the first step line that begins in [begin, end)."""
-    stop = min(end, begin + SEARCHED_BYTES)
-    while begin < stop:
-        data = _bytes(file, begin, min(BLOCK_BYTES, end - begin))
-        offset = begin
-        for line in data.splitlines(keepends=True):
-            if line.endswith(b"\n") and (entry := _step(line)) is not None:
-                return offset, entry
-            offset += len(line)
-        complete = data.rfind(b"\n") + 1
-        begin += complete or len(data) or BLOCK_BYTES
-    return None
-
-
-def last_step(file: BinaryIO, begin: int, end: int) -> dict[str, Any] | None:
-    """The last step line that begins in [begin, end) bytes."""
-    stop = max(begin, end - SEARCHED_BYTES)
-    while end > stop:
-        start = max(begin, end - BLOCK_BYTES)
-        data = _bytes(file, start, end - start)
-        for line in reversed(data.splitlines(keepends=True)):
-            if line.endswith(b"\n") and (entry := _step(line)) is not None:
-                return entry
-        cut = data.find(b"\n") + 1  # a line that began before this block is read with the next one
-        end = start + (cut if start > begin and 0 < cut < len(data) else 0)
-    return None
-
-
-def step_line(file: BinaryIO, begin: int, end: int, step: int) -> dict[str, Any] | None:
-    """The line of a step in [begin, end), whose steps rise; of a missing step, the last line before it."""
-    while end - begin > BLOCK_BYTES:
-        middle = (begin + end) // 2
-        found = _first_after(file, middle, end)
-        if found is not None and _count(found[1].get("step")) <= step:
-            begin = found[0]
-        else:
-            end = middle
-    best = None
-    for line in _bytes(file, begin, end - begin + BLOCK_BYTES).splitlines():
-        entry = _step(line)
-        if entry is not None and _count(entry.get("step")) <= step:
-            best = entry
-        elif entry is not None:
-            break
-    return best
-
-
-def _bytes(file: BinaryIO, begin: int, length: int) -> bytes:
-    try:
-        file.seek(begin)
-        return file.read(length)
-    except OSError:
-        return b""
-
-
-def _step(line: bytes) -> dict[str, Any] | None:
-    entry = _object(line) if b'"step"' in line else None
-    return entry if entry is not None and entry.get("kind") == "step" and _is_count(entry.get("step")) else None

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from monitor import ledger
 from monitor.attempt import Attempt
 from monitor.phrases import PHASES, count, duration
 from monitor.process import platform, tree
@@ -82,12 +83,21 @@ def status(args: argparse.Namespace) -> int:
     found = [(folder, read_status(folder)) for folder in folders]
     for folder, values in found:
         print(line(folder, values))
+    if args.run and (values := found[0][1]) is not None:
+        print(f"  {ledger.read(folders[0], values).line()}")
     for text in tree.orphans() if not args.run else []:
         print(text)
     if args.json:
-        shown = [values or {"folder": str(folder), "state": None} for folder, values in found]
+        shown = [_with_ledger(folder, values) for folder, values in found]
         print(json.dumps(shown[0] if args.run else shown, ensure_ascii=False))
     return 0
+
+
+def _with_ledger(folder: Path, values: dict[str, Any] | None) -> dict[str, Any]:
+    """The status of a run for --json."""
+    if values is None:
+        return {"folder": str(folder), "state": None}
+    return {**values, "ledger": ledger.read(folder, values).values()}
 
 
 def line(folder: Path, values: dict[str, Any] | None) -> str:

@@ -1,0 +1,129 @@
+"""1,000 runs on disk: every command shows them all, and reads no file twice. How long it takes: `python -m benchmarks runs`."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from monitor_helpers import wait_for
+
+from benchmarks.runs import write_runs
+from monitor.process.locks import LOCK, is_held
+from runs.paths import ROOT
+
+NUMBER = 1000
+# Runs a command and prints which files of runs it opened and which modules it imported.
+WATCHED = """
+import json, os, runpy, sys
+opened, outputs = [], os.environ["HANGPROOF_DATA"] + os.sep + "outputs" + os.sep
+sys.addaudithook(lambda name, args: opened.append(str(args[0])) if name == "open" and str(args[0]).startswith(outputs) else None)
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    code = end.code
+with open(os.environ["WATCHED"], "w") as file:
+    json.dump({"code": code, "opened": [path.removeprefix(outputs) for path in opened], "modules": sorted(sys.modules)}, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("thousand")
+    write_runs(folder, NUMBER)
+    return folder
+
+
+def run(data: Path, *words: str) -> tuple[list, Counter, list[str]]:
+    """(the JSON that a command prints, how often it opened each kind of file, its modules)."""
+    watched = data / "watched.json"
+    env = {**os.environ, "HANGPROOF_DATA": str(data), "WATCHED": str(watched)}
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, *words],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    seen = json.loads(watched.read_text())
+    assert seen["code"] == 0, done.stderr[-2000:]
+    twice = [path for path, times in Counter(seen["opened"]).items() if times > 1]
+    assert not twice, f"opened more than once: {twice[:5]}"
+    kinds = Counter(Path(path).name for path in seen["opened"])
+    lines = done.stdout.splitlines()
+    return json.loads(lines[-1]) if "--json" in words else lines, kinds, seen["modules"]
+
+
+def test_the_list_opens_no_run(data):
+    shown, kinds, modules = run(data, "runs", "show", "--json")
+    assert len(shown["runs"]) == NUMBER and shown["runs"] == sorted(shown["runs"])
+    assert not kinds and "pydantic" not in modules
+
+
+def test_status_shows_every_run_with_its_ledger_and_opens_each_file_once(data):
+    shown, kinds, modules = run(data, "monitor", "status", "--json")
+    assert len(shown) == NUMBER and {one["state"] for one in shown} == {"completed", "failed", "stopped"}
+    assert all(one["ledger"]["steps_trained_twice"] == 47 for one in shown)
+    assert all(one["ledger"]["cost"] == pytest.approx(1010 / 3600 * 0.4, abs=0.001) for one in shown[:10])
+    files = ("status.json", "events.jsonl", "metrics.jsonl", "run.toml", "monitor.lock")
+    assert kinds == dict.fromkeys(files, NUMBER)
+    assert not {"pydantic", "rich", "torch"} & set(modules)
+
+
+def test_without_json_status_reads_no_history(data):
+    lines, kinds, _ = run(data, "monitor", "status")
+    assert len([line for line in lines if line.startswith("run-")]) == NUMBER
+    assert kinds == {"status.json": NUMBER, "monitor.lock": NUMBER}
+
+
+def test_resume_all_finds_that_nothing_is_to_be_resumed(data):
+    started, kinds, modules = run(data, "monitor", "resume-all", "--json")
+    assert started == [] and kinds == {"status.json": NUMBER, "monitor.lock": NUMBER}
+    assert "pydantic" not in modules
+
+
+def test_resume_all_finds_the_one_that_a_reboot_interrupted(data, tmp_path):
+    folder = data / "outputs" / "run-0500"
+    path, before = folder / "status.json", (folder / "status.json").read_text()
+    path.write_text(json.dumps({**json.loads(before), "state": "running"}))
+    (folder / "run.toml").rename(tmp_path / "run.toml")  # a script of the user's own: exit 0 is a completed run
+    (folder / "train.sh").write_text("exit 0\n")
+    env = {**os.environ, "HANGPROOF_DATA": str(data)}
+    try:
+        command = [sys.executable, "-m", "monitor", "resume-all", "--json"]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
+        (started,) = json.loads(done.stdout.splitlines()[-1])
+        assert started["folder"] == str(folder)
+        wait_for(lambda: json.loads(path.read_text())["state"] == "completed", what="the resumed run completes")
+        wait_for(lambda: not is_held(folder / LOCK), what="its monitor ends")
+    finally:
+        (tmp_path / "run.toml").rename(folder / "run.toml")
+        path.write_text(before)
+
+
+def test_the_page_lists_them_and_reads_only_what_changed(data, monkeypatch):
+    from ui import cards, view
+
+    monkeypatch.setenv("HANGPROOF_DATA", str(data))
+    opened: list[str] = []
+    outputs = f"{data}{os.sep}outputs{os.sep}"
+    sys.addaudithook(
+        lambda name, args: opened.append(str(args[0])) if name == "open" and str(args[0]).startswith(outputs) else None
+    )
+    first = view.read_all()
+    assert len(first) == NUMBER and len(opened) == 2 * NUMBER
+    html = cards.run_list(first, "run-0999")
+    assert html.count("data-run=") == cards.LISTED and "900 older runs" in html
+    opened.clear()
+    assert view.read_all() == first and opened == []
+    path = data / "outputs" / "run-0007" / "status.json"
+    path.write_text(path.read_text() + " ")
+    opened.clear()
+    view.read_all()
+    assert {Path(name).parent.name for name in opened} == {"run-0007"} and len(opened) == 2
