@@ -225,7 +225,7 @@ class Heartbeat:
             self._inject("step", step, self)
 
     def reach(self, point: str) -> None:
-        """The check point `point` of startup.NAMES begins now. It may begin again later; an unknown name is ignored.
+        """The check point `point` of startup.NAMES begins now. It may start over later; an unknown name is ignored.
 
         Never raises: a trainer must not fail because of its report. It costs microseconds, a few times in a run.
         """

@@ -10,7 +10,7 @@ from monitor_evidence import beat, frames, scope
 
 from guards.crash import stacks_path
 from monitor.detect.progress import Verdict
-from monitor.diagnose import causes, collect
+from monitor.diagnose import causes, collect, ranks
 from monitor.process import platform
 
 WAITS = frames("distributed_c10d.py:all_reduce", "other.py:wait_for_everyone")
@@ -49,7 +49,7 @@ def test_of_two_ranks_the_one_that_the_other_waits_for_decides_the_cause(what, t
     found = hang(two, stacks={100: frames(frame), 101: WAITS})
     assert causes.match(found).name == cause
     assert (found.rank, found.phase, found.note) == (0, phase, "cat.png")
-    if phase not in collect.STEPS:
+    if phase not in ranks.STEPS:
         assert causes.match(hang(two)).name in (cause, {"hub": "loading", "tracker_start": "loading"}.get(cause)), (
             "no stacks"
         )

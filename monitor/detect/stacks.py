@@ -99,6 +99,11 @@ def names(text: str) -> list[str]:
     return [f"{Path(frame['file']).name}:{frame['name']}" for frame in _frames(text)]
 
 
+def places(text: str) -> list[tuple[str, str, int]]:
+    """(function, file, line) of every frame of a dump or of py-spy's output, in order."""
+    return [(frame["name"], frame["file"], int(frame["line"])) for frame in _frames(text)]
+
+
 def main_thread(text: str) -> str:
     """The main thread's part of a dump or of py-spy's output, "" when it is not there.
 

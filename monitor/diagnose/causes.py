@@ -16,7 +16,8 @@ from typing import Any
 import tomllib
 
 from monitor.detect import stacks
-from monitor.diagnose.collect import BARRIER, Evidence
+from monitor.diagnose.collect import Evidence
+from monitor.diagnose.ranks import BARRIER
 from monitor.phrases import PHASES, printable
 from monitor.process.platform import signal_name
 

@@ -8,7 +8,6 @@ and never an exception: evidence explains a failure, but the restart does not de
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import os
 import re
 import shutil
@@ -17,23 +16,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from guards import startup
 from guards.heartbeat import Beat
 from monitor.detect import stacks as dumps
 from monitor.detect.progress import Verdict
+from monitor.diagnose import ranks as of_ranks
+from monitor.diagnose.ranks import BARRIER, Rank
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo
 
-COLLECTIVES = ("distributed_c10d.py:*", "*:wait_for_everyone", "*:barrier", "*:all_reduce", "*:all_gather*")
 KERNEL_FAULTS = ("Xid", "Out of memory", "oom-kill", "I/O error")
-BARRIER = "ranks at a barrier"  # in the note of a rank whose deadline expired while it waited for the others
 LORA_DAMAGED = "lora_damaged"  # Evidence.outcome: the script exited, but its LoRA is missing or does not verify
-STEPS = ("first_step", "step")
 MEMINFO, KMSG, CGROUP = "/proc/meminfo", "/dev/kmsg", "/sys/fs/cgroup"
 # Kills for lack of memory, the best source first: that of the cgroup (v2) does not count kills in other containers.
 OOM_COUNTERS = (f"{CGROUP}/memory.events", "/proc/vmstat")
-MIN_SILENCE_S = 0.5  # one rank must be silent this much longer than the others to be the one that they wait for
 KERNEL_RECORDS = 20_000  # read at most; the kernel's buffer rarely holds more
 KERNEL_LINES = 20  # kept
+MOST_PID = 4_194_304  # proc(5); a rank of another machine has a larger number here
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Evidence:
     outcome: str = ""
     note: str = ""
     ended: str = ""
-    ranks: list[dict[str, Any]] = field(default_factory=list)  # of `rank_facts`
+    ranks: list[Rank] = field(default_factory=list)  # `ranks.facts` of each
     processes: list[dict[str, Any]] = field(default_factory=list)  # of `process_facts`
     stacks: dict[int, str] = field(default_factory=dict)
     log_tail: str = ""
@@ -91,26 +90,17 @@ class Evidence:
         pids = [r["pid"] for r in ranks] or self.stacks
         return [self.stacks[pid] for pid in pids if pid in self.stacks]
 
-    def late(self) -> dict[str, Any] | None:
-        """The rank that the others wait for, None where the evidence does not tell.
+    def late(self) -> Rank | None:
+        """The rank that the others wait for, None where the evidence does not tell (`ranks.culprit`)."""
+        return of_ranks.culprit(self.ranks, self.stacks, self.stopped())
 
-        In this order: the one behind in steps; the only one whose main thread is not in a collective operation; the only
-        one of these that saves, samples or validates while the others train; the one of these that is silent longest.
-        """
-        if len(self.ranks) < 2:
-            return None
-        # Nobody waits for a rank that has finished, or that gave up waiting for the others.
-        ranks = [r for r in self.ranks if r["outcome"] not in ("done", "stopped") and BARRIER not in r["note"]]
-        behind = [r for r in ranks if r["step"] == min(other["step"] for other in ranks)]
-        frames = {r["rank"]: dumps.names(dumps.main_thread(self.stacks.get(r["pid"], ""))) for r in behind}
-        outside = [r for r in behind if not any(fnmatch.filter(frames[r["rank"]], name) for name in COLLECTIVES)]
-        for candidates in (behind, outside, [r for r in outside if r["phase"] not in STEPS]):
-            if len(candidates) == 1:
-                return candidates[0]
-        if not outside:
-            return None  # every rank waits for the others
-        longest, second = sorted(outside, key=lambda r: r["silent_s"], reverse=True)[:2]
-        return longest if longest["silent_s"] - second["silent_s"] > MIN_SILENCE_S else None
+    def stopped(self) -> list[int]:
+        """The pids of the processes that a signal has stopped."""
+        return [p["pid"] for p in self.processes if p["state"] in ("T", "t")]
+
+    def verdict(self, stuck: bool = True) -> of_ranks.Verdict:
+        """The rank report's verdict: which rank is stuck, and where."""
+        return of_ranks.verdict(self.ranks, self.stacks, self.stopped(), stuck)
 
     def worker(self) -> str:
         """Where a loader worker waits, as a sentence; "" when no worker's stack is known."""
@@ -177,10 +167,7 @@ def _complete(found: Evidence, scope: Scope, pid: int = 0) -> None:
     found.planned, found.log_tail = scope.planned, scope.log_tail
     found.gpu, found.gpu_note = list(scope.gpus), scope.gpu_note
     found.outcome = "" if found.outcome == "running" else found.outcome
-    kept = ("rank", "pid", "phase", "step", "done", "total", "note", "outcome")
-    for beat in scope.beats:
-        silent_s = round(now.mono_s - beat.beat_s, 2)
-        found.ranks.append({name: getattr(beat, name) for name in kept} | {"silent_s": silent_s})
+    found.ranks = rank_facts(scope.beats, now)
     found.processes = process_facts(scope.members, [b.pid for b in scope.beats] or [pid], found.missing)
     found.host = host_facts(scope, found.missing)
     found.kernel = kernel_lines(now.boot_s - (now.mono_s - scope.started_s), found.missing)
@@ -188,6 +175,26 @@ def _complete(found: Evidence, scope: Scope, pid: int = 0) -> None:
     late = found.late() if found.kind == "hang" or BARRIER in found.note else None
     if late is not None:
         found.rank, found.phase, found.step = late["rank"], late["phase"], late["step"] or found.step
+
+
+def rank_facts(beats: list[Beat], now: platform.Moment) -> list[Rank]:
+    """Every rank that should be there, sorted; one without a record is marked as missing."""
+
+    def utc(at_s: float) -> str:
+        return platform.utc(now.wall_s - (now.mono_s - at_s))
+
+    found = [of_ranks.facts(beat, now.mono_s, utc, _alive(beat)) for beat in beats]
+    return sorted([*found, *of_ranks.missing(found)], key=lambda r: r["rank"])
+
+
+def _alive(beat: Beat) -> bool | None:
+    """Does the rank's process live? None for a rank of another machine, and where it cannot be read."""
+    if beat.pid > MOST_PID or startup.read_about(beat.about).get("host") != startup.host():
+        return None
+    with contextlib.suppress(OSError):
+        process = platform.process_info(beat.pid)
+        return process is not None and not process.dead
+    return None
 
 
 def process_facts(members: dict[int, ProcessInfo], trainers: list[int], missing: list[str]) -> list[dict[str, Any]]:

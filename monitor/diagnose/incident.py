@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.detect.progress import Signals
+from monitor.diagnose import rank_report, ranks
 from monitor.diagnose.causes import Cause, log_lines
 from monitor.diagnose.collect import LORA_DAMAGED, Evidence
 from monitor.phrases import PHASES, STATES, count, duration, moment, printable
@@ -133,6 +134,7 @@ def report(incident: Incident, name: str) -> str:
         *([escape(cause.advice)] if cause.advice else []),
         f"## What was done\n\n{_list(_what_was_done(incident))}",
         f"## Cost\n\n{_cost(incident)}",
+        *_ranks(evidence),
         f"## Details\n\n{_list(_details(evidence))}",
         "Files in this folder: stacks.txt (what every thread was doing), log_tail.txt (the end of the log).",
     ]
@@ -141,6 +143,14 @@ def report(incident: Incident, name: str) -> str:
         shown = [f"    {line[:WIDTH]}" + ("…" if len(line) > WIDTH else "") for line in log[-TAIL:]]  # a block of code
         parts += ["The last lines of the log:", "\n".join(shown)]
     return "\n\n".join(parts) + "\n"
+
+
+def _ranks(e: Evidence) -> list[str]:
+    """The rank report as a section; none for a single process that had started, and where no check points are known."""
+    if len(e.ranks) < 2 and all(r.get("count") for r in e.ranks):
+        return []
+    lines = rank_report.lines(e.ranks, e.verdict(), e.stacks)
+    return ["## Ranks\n\n" + "\n".join(f"    {line}".rstrip() for line in lines)] if lines else []
 
 
 def _where(e: Evidence) -> str:
@@ -207,6 +217,9 @@ def _details(e: Evidence) -> list[str]:
     """The state of every rank, process and device, a line each."""
     lines = []
     for r in e.ranks:
+        if r.get("missing"):
+            lines.append(f"Rank {r['rank']} has not started")
+            continue
         who = f"Rank {r['rank']}" if len(e.ranks) > 1 else "Trainer"
         items = f", item {r['done']} of {r['total'] or '?'}" if r["done"] or r["total"] else ""
         note = f" ({r['note']})" if r["note"] and r["outcome"] == "running" else ""
@@ -255,8 +268,12 @@ def describe(name: str, evidence: Evidence, signals: Signals, cause: Cause) -> t
         lines.insert(1, f"{phase}, step {evidence.step}. Last progress: {duration(evidence.stalled_s)} ago.")
     if stuck:
         lines.append(f"Likely cause if it is stuck: {cause.title}. {cause.explanation} {cause.advice}".rstrip())
+    said = evidence.verdict(stuck)
+    if report := rank_report.lines(evidence.ranks, said, evidence.stacks):
+        lines += ["", *report, ""]
     lines += [f"  {line}" for line in _details(evidence)]
     lines += [f"\nStacks of {pid}:\n{text.strip()}" for pid, text in evidence.stacks.items()]
-    found = {"name": name, "summary": summary, "where": evidence.where(), "signals": asdict(signals)}
+    found: dict[str, Any] = {"name": name, "summary": summary, "where": evidence.where(), "signals": asdict(signals)}
+    found["rank_report"] = ranks.as_json(evidence.ranks, said) if evidence.ranks else None
     known = {"cause": cause.name, "explanation": f"{cause.title}. {cause.explanation}", "advice": cause.advice}
     return "\n".join(lines), asdict(evidence) | found | (known if stuck else dict.fromkeys(known))

@@ -1,0 +1,207 @@
+"""The rank report as a pure function: which rank is stuck, where, and the text that says so."""
+
+import json
+import time
+
+from monitor_evidence import beat, frames, hang, proc, scope
+
+from guards import startup
+from guards.heartbeat import Heartbeat, path_of, read
+from guards.turns import WAITS
+from monitor.diagnose import collect, rank_report, ranks
+from monitor.process import platform
+
+BARRIER_STACK = frames("distributed_c10d.py:barrier", "state.py:wait_for_everyone", "setup.py:barrier")
+REDUCE_STACK = frames("distributed_c10d.py:all_reduce", "operations.py:reduce", "loop.py:average")
+FLOW = ("arguments", "folders", "data", "accelerator", "tracker", "model", "tokenizer", "network", "loader", "ready")
+
+
+def starting(number: int, *passed: str, world: int = 4, **values) -> dict:
+    """A rank that has reached these check points, one second each, and stays in the last."""
+    points = [
+        {"number": startup.number(name), "name": name, "at": f"2026-01-02T03:04:{i:02d}.000Z", "elapsed_s": float(i),
+         "spent_s": 1.0}
+        for i, name in enumerate(passed)
+    ]  # fmt: skip
+    return {
+        "rank": number, "world": world, "local_rank": number, "pid": 100 + number, "phase": "load", "step": 0,
+        "planned": 40, "done": 0, "total": 0, "note": "", "outcome": "running", "point": passed[-1] if passed else "",
+        "count": 0, "silent_s": 5.0, "point_ago_s": 5.0, "points": points, "host": "h", "device": "cpu",
+        "backend": "gloo", "environment": {"RANK": str(number), "WORLD_SIZE": str(world)}, "alive": True, **values,
+    }  # fmt: skip
+
+
+def training(number: int, step: int = 90, **values) -> dict:
+    return starting(number, *startup.NAMES[:11], step=step, count=step, phase="step") | values
+
+
+def stacks_of(**by_rank: str) -> dict[int, str]:
+    return {100 + int(name[1:]): text for name, text in by_rank.items()}
+
+
+def test_the_rank_that_never_reached_a_check_point_is_named_with_what_the_others_do():
+    group = [starting(0, *FLOW[:7]), starting(1, *FLOW[:6]), starting(2, *FLOW[:7]), starting(3, *FLOW[:7])]
+    stacks = stacks_of(
+        r0=BARRIER_STACK, r1=frames("models.py:load", "setup.py:build"), r2=BARRIER_STACK, r3=BARRIER_STACK
+    )
+    said = ranks.verdict(group, stacks)
+    assert (said.kind, said.rank, said.point, said.number) == ("rank", 1, "model", 4)
+    assert said.text == (
+        "Rank 1 stopped at check point 4 (base model) and never reached the next one, 3 (tokenizers and text encoders), while "
+        "ranks 0, 2 and 3 wait for it in a barrier. It is in load (models.py:1)."
+    )
+    assert "disk" in said.advice
+
+
+def test_all_ranks_at_one_check_point_are_one_verdict():
+    group = [starting(n, *FLOW[:9]) for n in range(4)]
+    said = ranks.verdict(group, stacks_of(**{f"r{n}": frames("loader.py:read") for n in range(4)}))
+    assert (said.kind, said.rank, said.number) == ("all", None, 9)
+    assert said.text == "All 4 ranks stopped at check point 9 (data loader and optimizer)."
+    assert said.advice == ranks.ADVICE["loader"]
+
+
+def test_a_rank_that_has_not_ended_a_step_is_named_and_a_waiter_is_not():
+    group = [training(0), training(1), training(2), training(3)]
+    waiting = dict.fromkeys((f"r{n}" for n in range(4)), REDUCE_STACK)
+    said = ranks.verdict(group, stacks_of(**waiting | {"r2": frames("npz.py:load", "loop.py:one_step")}))
+    assert (said.kind, said.rank, said.step, said.point) == ("rank", 2, 90, "")
+    assert said.text.startswith("Rank 2 has not ended step 91; ranks 0, 1 and 3 wait for it in a collective operation.")
+
+
+def test_a_rank_that_hangs_inside_of_a_collective_is_no_waiter():
+    inside = frames("hang.py:sleep", "distributed_c10d.py:all_reduce", "loop.py:average")
+    said = ranks.verdict([training(0), training(1)], stacks_of(r0=REDUCE_STACK, r1=inside))
+    assert said.rank == 1
+
+
+def test_all_ranks_in_the_same_collective_point_at_the_network():
+    said = ranks.verdict([training(n) for n in range(3)], stacks_of(r0=REDUCE_STACK, r1=REDUCE_STACK, r2=REDUCE_STACK))
+    assert (said.kind, said.rank) == ("collective", None)
+    assert "All 3 ranks wait in a collective operation (all_reduce) at step 91" in said.text and "NCCL" in said.advice
+
+
+def test_the_one_in_another_collective_is_named():
+    said = ranks.verdict([training(n) for n in range(3)], stacks_of(r0=REDUCE_STACK, r1=BARRIER_STACK, r2=REDUCE_STACK))
+    assert said.rank == 1
+    two = ranks.verdict([training(n) for n in range(2)], stacks_of(r0=REDUCE_STACK, r1=BARRIER_STACK))
+    assert two.rank is None, "one of two: either may be the wrong one"
+
+
+def test_a_save_that_hangs_on_rank_0_is_not_called_collective():
+    group = [training(0, phase="save"), training(1), training(2, phase="save", note=f"{WAITS} 0")]
+    said = ranks.verdict(group, stacks_of(r0=frames("checkpoint.py:fsync"), r1=REDUCE_STACK, r2=REDUCE_STACK))
+    assert (said.rank, said.phase) == (0, "save")
+    assert "Rank 0 hangs: saving a checkpoint after step 90" in said.text
+    without = ranks.verdict(group, stacks_of(r1=REDUCE_STACK))
+    assert without.rank == 0, "its stack is missing, and rank 2 says that it waits"
+
+
+def test_a_rank_that_is_stopped_gone_or_never_started_is_named_first():
+    group, stacks = [training(n) for n in range(3)], stacks_of(r0=REDUCE_STACK, r1=REDUCE_STACK, r2=REDUCE_STACK)
+    halted = ranks.verdict(group, stacks, stopped=[101])
+    assert (halted.rank, "kill -CONT 101" in halted.advice) == (1, True)
+    gone = ranks.verdict([*group[:2], {**group[2], "alive": False}], stacks)
+    assert gone.rank == 2 and "is gone; it was at step 91" in gone.text
+    early = [starting(0, *FLOW[:4]), starting(1, *FLOW[:4])]
+    absent = ranks.missing([{**r, "world": 3} for r in early])
+    said = ranks.verdict([*early, *absent], stacks_of(r0=BARRIER_STACK, r1=BARRIER_STACK))
+    assert said.rank == 2 and said.text.startswith("Rank 2 has not started; ranks 0 and 1 wait for it in a barrier.")
+
+
+def test_only_ranks_that_should_be_on_this_machine_are_missing():
+    here = {"LOCAL_WORLD_SIZE": "2"}
+    second_node = [starting(2, "arguments", world=4, local_rank=0, environment=here)]
+    assert [r["rank"] for r in ranks.missing(second_node)] == [3]
+    both_nodes = [
+        starting(0, "arguments", host="a", environment=here),
+        starting(3, "arguments", host="b", environment=here),
+    ]
+    assert [r["rank"] for r in ranks.missing(both_nodes)] == [1, 2]
+    assert ranks.missing([]) == ranks.missing([starting(0, "arguments", world=1)]) == []
+
+
+def test_without_stacks_the_check_points_decide():
+    group = [starting(0, *FLOW[:8]), starting(1, *FLOW[:8]), starting(2, *FLOW[:5])]
+    assert ranks.verdict(group, {}).rank == 2
+
+
+def test_a_rank_in_its_backward_pass_may_wait_and_one_in_its_loader_does_not():
+    backward, loads = frames("graph.py:_engine_run_backward"), frames("queues.py:get", "dataloader.py:_try_get_data")
+    said = ranks.verdict([training(0, silent_s=9.0), training(1, silent_s=9.1)], stacks_of(r0=backward, r1=loads))
+    assert said.rank == 1
+    assert ranks.verdict([training(0), training(1)], stacks_of(r0=backward, r1=backward)).rank is None
+
+
+def test_a_finished_rank_is_not_waited_for_and_the_last_check_point_has_a_name():
+    ended = training(0, phase="end", outcome="done", point="finished")
+    last = training(1, phase="end", point="finished")
+    said = ranks.verdict([ended, last], stacks_of(r1=frames("loop.py:end_workers")))
+    assert (said.rank, said.point, said.number) == (1, "finished", 12)
+    assert said.text.startswith("Rank 1 stopped at check point 12 (end of training); rank 0 has ended.")
+
+
+def test_one_process_stops_at_a_check_point_too():
+    said = ranks.verdict([starting(0, *FLOW[:5], world=1)], stacks_of(r0=frames("wandb.py:init")))
+    assert (said.kind, said.rank, said.number) == ("one", 0, 8)
+    assert said.text == "The training stopped at check point 8 (experiment tracker), in init (wandb.py:1)."
+    assert "WANDB_MODE=offline" in said.advice
+
+
+def test_a_run_that_moves_is_no_accusation():
+    said = ranks.verdict([training(0), training(1)], {}, stuck=False)
+    assert (said.kind, said.rank, said.text) == ("progress", None, "No sign of a hang: ranks 0 and 1 at step 91.")
+
+
+def test_the_text_has_the_table_the_check_points_the_stacks_and_the_environment():
+    group = [starting(0, *FLOW[:7]), starting(1, *FLOW[:6]), *ranks.missing([starting(0, "data", world=3)])[1:]]
+    group[1]["points"][3]["spent_s"] = 4.25
+    group[0]["environment"]["NCCL_DEBUG"] = "\x1b[31mINFO\n"
+    stacks = stacks_of(r0=BARRIER_STACK, r1=frames("models.py:load", "setup.py:build"))
+    text = rank_report.lines(group, ranks.verdict(group[:2], stacks), stacks)
+    assert text[0].startswith("Rank 1 stopped at check point 4")
+    rows = {line[:2].strip(): line.split() for line in text if line[:2].strip().isdigit() and "UTC" not in line}
+    assert [len(rows), rows["7"][-3:], rows["4"][-3:]] == [12, ["1.0", "4.2*", "-"], ["1.0", ">1.0", "-"]]
+    assert any(" 4  base model" in line and "03:04:05.000 UTC" in line and "+5.000 s" in line and "rank 1/4" in line
+               and "local rank 1" in line and "pid 101" in line for line in text)  # fmt: skip
+    where = text.index("Rank 1: at check point 4 (base model) for 5.0 s")
+    assert text[where + 1 : where + 3] == ["    load (/x/models.py:1)", "    build (/x/setup.py:1)"]
+    assert "Rank 0: at check point 3 (tokenizers and text encoders) for 5.0 s, waits for the others" in text
+    assert "Rank 2: did not start" in text
+    assert "    device=cpu" in text and "    rank 1: RANK=1" in text and "    rank 0: RANK=0, NCCL_DEBUG=INFO" in text
+    assert not any("\x1b" in line or "\n" in line for line in text)
+    assert rank_report.lines([{**training(0), "points": []}], ranks.verdict([training(0)], {}), {}) == []
+
+
+def test_a_large_group_lists_only_the_ranks_in_question():
+    group = [training(n) for n in range(64)]
+    stacks = {100 + n: REDUCE_STACK for n in range(64)} | {140: frames("npz.py:load")}
+    text = rank_report.lines(group, ranks.verdict(group, stacks), stacks)
+    assert sum("UTC" in line for line in text) == 2 * 11
+    assert sum(line.startswith("Rank ") for line in text) >= 64 and sum("rank 63" in line for line in text) >= 1
+
+
+def test_a_record_becomes_a_rank_of_the_report(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    writer = Heartbeat(path_of(tmp_path, 1), rank=1, world=2)
+    writer.reach("arguments")
+    time.sleep(0.05)
+    writer.reach("data")
+    writer.describe("cpu", "gloo")
+    now = platform.now()
+    found = collect.rank_facts([read(path_of(tmp_path, 1))], now)
+    assert [r["rank"] for r in found] == [0, 1] and found[0]["missing"]
+    mine = found[1]
+    assert (mine["alive"], mine["device"], mine["backend"], mine["environment"]["RANK"]) == (True, "cpu", "gloo", "1")
+    first, second = mine["points"]
+    assert (first["name"], second["name"], second["number"]) == ("arguments", "data", 6)
+    assert first["at"][:4] == now.utc[:4] and 0.05 <= first["spent_s"] < 60 and 0 <= second["spent_s"] < 60
+    said = ranks.verdict(found, {})
+    assert json.loads(json.dumps(ranks.as_json(found, said)))["verdict"]["rank"] == 0
+
+
+def test_the_incident_of_a_group_holds_the_report(tmp_path):
+    found = collect.of_process(scope(tmp_path, beat(0), beat(1)), 100, (), {})
+    assert found.late() is None
+    evidence = hang(ranks=[training(0), training(1)], processes=[proc(101, "T", trainer=True)])
+    assert evidence.late()["rank"] == 1 and evidence.verdict().rank == 1
