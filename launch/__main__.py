@@ -10,7 +10,12 @@ import importlib
 import sys
 
 # name: (module, what it does)
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS = {
+    "slurm": ("launch.slurm", "write the sbatch script of a run, and submit it"),
+    "skypilot": ("launch.skypilot", "write the managed job of a run for SkyPilot, and submit it"),
+    "serve": ("launch.serve", "what a container runs: continue interrupted runs, serve the page"),
+    "stop-pod": ("launch.pods", "stop the rented machine that this runs on (RunPod, Vast.ai)"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:

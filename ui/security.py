@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ui import scripts, served
+from ui import health, scripts, served
 from ui.login import Login
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -39,6 +39,7 @@ ROUTES: dict[str, set[str]] = {
     "/favicon.ico": READS,
     "/robots.txt": READS,
     "/manifest.json": READS,
+    "/healthz": READS,
     "/assets/*": READS,
     "/static/*": READS,
     "/svelte/*": READS,
@@ -64,7 +65,7 @@ ROUTES: dict[str, set[str]] = {
 }
 EXACT = {path: methods for path, methods in ROUTES.items() if not path.endswith("*")}
 PREFIXES = {path[:-1]: methods for path, methods in ROUTES.items() if path.endswith("*")}
-PUBLIC = {"/login", "/favicon.ico", "/robots.txt"}  # needs no login
+PUBLIC = {"/login", "/favicon.ico", "/robots.txt", "/healthz"}  # needs no login
 
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -246,6 +247,8 @@ class Guard:
     async def _own(self, request: Request) -> Response | None:
         """The answer to a request that Gradio does not get."""
         path = request.scope["path"]
+        if path == "/healthz":
+            return await health.respond()
         if self.login and path == "/login":
             return await self.login.respond(request)
         if self.login and path == "/logout":

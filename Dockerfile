@@ -1,0 +1,40 @@
+# Hangproof in a container: the page, the monitor and the built-in trainer; kohya's trainers with
+#   docker build --build-arg TRAINERS="sd-scripts musubi" -t hangproof .
+# PyTorch's wheels bring CUDA's libraries along, so the base image only has to make the driver's reachable.
+FROM nvidia/cuda:12.8.1-base-ubuntu24.04
+
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+ENV DEBIAN_FRONTEND=noninteractive PYTHONUNBUFFERED=1 PYTHONUTF8=1 LANG=C.UTF-8
+
+# The distribution deletes old versions from its archive, so a pinned version would break the build within weeks.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends ca-certificates curl git python3 python3-venv tini \
+ && rm -rf /var/lib/apt/lists/*
+
+# The user that everything runs as. Its number is free in the base image, and the same on every machine that shares a volume.
+# A volume that only root can write (some rented machines) needs --build-arg USER_ID=0.
+ARG USER_ID=10001
+RUN { [ "$USER_ID" = 0 ] || useradd --create-home --no-log-init --uid "$USER_ID" hangproof; } \
+ && install -d -o "$USER_ID" -g "$USER_ID" /hangproof /data
+USER ${USER_ID}
+WORKDIR /hangproof
+
+# First what changes rarely: this layer is built again only when a pin changes.
+COPY --chown=${USER_ID}:${USER_ID} setup.sh requirements.txt ./
+RUN . ./setup.sh && set_up requirements.txt && rm -rf ~/.cache/pip
+
+COPY --chown=${USER_ID}:${USER_ID} . .
+ARG TRAINERS=""
+RUN for trainer in $TRAINERS; do ./start.sh "$trainer"; done && rm -rf ~/.cache/pip
+
+# Runs, data sets and models are one volume.
+ENV HANGPROOF_DATA=/data
+VOLUME /data
+EXPOSE 7860
+HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
+  CMD ["curl", "--fail", "--silent", "--show-error", "--max-time", "8", "http://127.0.0.1:7860/healthz"]
+# SIGTERM saves every run within 30 s: give `docker stop` more than that (compose.yaml: stop_grace_period).
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["/usr/bin/tini", "--", "/hangproof/.venv/bin/python", "-m", "launch"]
+CMD ["serve"]

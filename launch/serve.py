@@ -1,0 +1,271 @@
+"""What a container runs (`python -m launch serve`): continue interrupted runs, serve the page, stop a rented pod that is done.
+
+One loop over plain facts: which runs exist, in which state, and whether their monitors live. It trains and decides nothing
+about a run, and the monitor knows nothing of clouds. SIGTERM (docker stop, a host that is taken away) goes to every monitor,
+which saves a checkpoint within `end.preempt_total_s`; the runs are then *preempted*, and the next start continues them.
+
+Variables, all optional; the files of `python -m launch docker|runpod|vast` set them:
+    HANGPROOF_START_RUN    the run to fetch from its store and to train; HANGPROOF_START_STORE: that store
+    HANGPROOF_STOP_POD     1: stop the rented machine when nothing is left to train. A run that the user stopped does not stop
+                           it, because somebody is there and may start the next one; "always": it does
+    HANGPROOF_AUTH         USER:PASSWORD of the page. Without it the page answers inside the container only
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from launch import pods
+from launch.common import LaunchError
+from monitor import config
+from monitor.process.locks import LOCK, is_held
+from monitor.run_folder import all_folders
+from monitor.state import FINAL, State, read_status
+from runs.paths import ROOT, datasets_dir, outputs_dir
+
+POLL_S = 1.0
+PAGE_PAUSE_S = 5.0  # before the page is started again
+FETCH_PAUSE_S = 30.0  # before the run is fetched again
+FETCH_TRIES = 20
+GRACE_S = 60.0  # from the end of the last run to the stop of the pod: time to start the next one
+IDLE_S = 1800.0  # the same for a pod whose run had ended before it started: somebody may be looking at the results
+STOP_AGAIN_S = 300.0  # between two tries to stop a pod whose provider refuses
+STARTED, STORE, STOP_POD = "HANGPROOF_START_RUN", "HANGPROOF_START_STORE", "HANGPROOF_STOP_POD"
+PRIVATE = ("HANGPROOF_AUTH",)  # for the page only, not for the trainings
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The runs at one moment: the state of each that was ever started, and the names of those that are under way."""
+
+    states: Mapping[str, str]
+    under_way: frozenset[str]
+
+
+def observe() -> Observed:
+    """Read every run's status.json."""
+    states, under_way = {}, set()
+    for folder in all_folders():
+        status = read_status(folder)
+        if status is not None:
+            states[folder.name] = str(status.get("state"))
+            if status["alive"]:
+                under_way.add(folder.name)
+    return Observed(states, frozenset(under_way))
+
+
+@dataclass
+class Idle:
+    """Since when nothing is left to train. Pure: the caller passes the time and what the runs do."""
+
+    rule: str  # the value of HANGPROOF_STOP_POD
+    seen: set[str] = field(default_factory=set)  # runs that were under way since this process started
+    since_s: float | None = None
+
+    def reason(self, now: Observed, now_s: float, waiting: bool) -> str:
+        """Why the pod is to be stopped now; "" for not now.
+
+        Args:
+            waiting: a run is still being fetched or started.
+        """
+        self.seen |= now.under_way
+        ended = {name: now.states.get(name, "") for name in self.seen}
+        if not self.rule or waiting or now.under_way:
+            self.since_s = None
+            return ""
+        if any(state not in FINAL for state in ended.values()):
+            self.since_s = None  # its monitor is being replaced
+            return ""
+        if self.rule != "always" and State.STOPPED in ended.values():
+            self.since_s = None
+            return ""
+        self.since_s = now_s if self.since_s is None else self.since_s
+        if now_s - self.since_s < (GRACE_S if self.seen else IDLE_S):
+            return ""
+        what = ", ".join(f"{name} {state}" for name, state in sorted(ended.items()))
+        return f"nothing is left to train ({what})" if what else "nothing was trained for half an hour"
+
+
+class Container:
+    """The processes of the container and the loop that watches them."""
+
+    def __init__(self, port: int, environ: Mapping[str, str] = os.environ):
+        self.port = port
+        self.environ = dict(environ)
+        self.quiet = {key: value for key, value in environ.items() if key not in PRIVATE}
+        self.run_name, self.store = environ.get(STARTED, ""), environ.get(STORE, "")
+        self.idle = Idle(environ.get(STOP_POD, ""))
+        self.pod = pods.own_pod(environ)
+        self.page: subprocess.Popen[bytes] | None = None
+        self.page_at_s = 0.0
+        self.task: subprocess.Popen[bytes] | None = None  # fetches or starts the run
+        self.task_name, self.task_at_s, self.tries = "", 0.0, 0
+        self.stop_at_s = 0.0
+        self.signals: list[int] = []
+
+    def serve(self) -> int:
+        """Run until SIGTERM or SIGINT. Exit code 0 when every run is saved."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda got, _frame: self.signals.append(got))
+        check_folders()
+        if self.idle.rule and self.pod is None:
+            say(f"{STOP_POD} is set, but this is no pod of RunPod or Vast.ai; the machine is not stopped")
+        subprocess.run([*_python("monitor"), "resume-all"], cwd=ROOT, env=self.quiet, check=False)
+        self.task_name = self._first_task()
+        while not self.signals:
+            self._keep_page()
+            self._keep_task()
+            self._stop_when_idle()
+            time.sleep(POLL_S)
+        return self.leave()
+
+    # ---- the page ----
+
+    def _keep_page(self) -> None:
+        """Start the page, and start it again when it ended."""
+        if self.page is not None and self.page.poll() is not None:
+            say(f"the page ended with exit code {self.page.returncode}; it is started again")
+            self.page, self.page_at_s = None, time.monotonic() + PAGE_PAUSE_S
+        if self.page is None and time.monotonic() >= self.page_at_s:
+            listen = ["--listen"] if self.environ.get("HANGPROOF_AUTH") else []
+            if not listen:
+                say("HANGPROOF_AUTH is not set: the page answers inside this container only; set it to USER:PASSWORD")
+            command = [sys.executable, "app.py", "--no-browser", "--port", str(self.port), *listen]
+            self.page = subprocess.Popen(command, cwd=ROOT, env=self.environ)
+
+    # ---- the run that this container was made for ----
+
+    def _first_task(self) -> str:
+        if not self.run_name:
+            return ""
+        known = (outputs_dir() / self.run_name / "run.toml").is_file()
+        return "fetch" if self.store and not known else "start"
+
+    def _keep_task(self) -> None:
+        """Fetch the run from its store, then start its monitor. What fails is tried again, but not for ever."""
+        if self.task is not None:
+            code = self.task.poll()
+            if code is None:
+                return
+            self.task = None
+            if code == 0:
+                self.tries = 0
+                self.task_name = "start" if self.task_name == "fetch" else ""
+            else:
+                self.tries += 1
+                self.task_at_s = time.monotonic() + FETCH_PAUSE_S
+                if self.task_name == "start" or self.tries >= FETCH_TRIES:
+                    say(f"{self.run_name}: cannot {self.task_name}; see the message above")
+                    self.task_name = ""
+        if self.task_name and time.monotonic() >= self.task_at_s:
+            command = {
+                "fetch": [*_python("launch"), "store", "restore", self.run_name, "--store", self.store],
+                "start": [*_python("monitor"), "start", self.run_name],
+            }[self.task_name]
+            self.task = subprocess.Popen(command, cwd=ROOT, env=self.quiet)
+
+    # ---- the end ----
+
+    def _stop_when_idle(self) -> None:
+        now_s = time.monotonic()
+        if not self.idle.rule or self.pod is None or now_s < self.stop_at_s:
+            return
+        if reason := self.idle.reason(observe(), now_s, bool(self.task_name)):
+            self.stop_at_s = now_s + STOP_AGAIN_S
+            for name, what in left_behind(self.idle.seen).items():
+                say(f"{name}: not in the store: {what}. It is kept on this machine's disk")
+            try:
+                say(f"{reason}; {pods.stop(self.pod)}")
+            except LaunchError as error:
+                say(f"{error}; trying again in {STOP_AGAIN_S / 60:.0f} minutes")
+
+    def leave(self) -> int:
+        """Save every run, end the page; 0, or 1 when a monitor outlives its time."""
+        say("ending: each run saves a checkpoint")
+        watched = [folder for folder in all_folders() if is_held(folder / LOCK)]
+        for folder in watched:
+            preempt(folder)
+        for child in (self.page, self.task):
+            if child is not None and child.poll() is None:
+                child.terminate()
+        until_s = time.monotonic() + config.load().end.preempt_total_s + 5.0
+        while (left := [folder.name for folder in watched if is_held(folder / LOCK)]) and time.monotonic() < until_s:
+            time.sleep(0.1)
+        for child in (self.page, self.task):
+            if child is not None and child.poll() is None:
+                child.kill()
+                child.wait()
+        if left:
+            say(f"not saved in time: {', '.join(left)}; the newest checkpoint is used at the next start")
+        return 1 if left else 0
+
+
+def check_folders() -> None:
+    """Make the data folders.
+
+    Raises:
+        LaunchError: this user cannot write there, as on a new volume that belongs to root.
+    """
+    for folder in (outputs_dir(), datasets_dir()):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            who = f"user {os.getuid()}" if hasattr(os, "getuid") else "this user"
+            raise LaunchError(
+                f"{folder} cannot be written by {who} ({error.strerror or error}); give the volume to that user "
+                "(chown), set HANGPROOF_DATA to another folder, or build the image with --build-arg USER_ID=NUMBER"
+            ) from error
+
+
+def preempt(folder: Path) -> None:
+    """Send SIGTERM to the monitor of a run, through its keeper where that lives; nothing when it is gone."""
+    status: dict[str, Any] = read_status(folder) or {}
+    for key in ("keeper_pid", "monitor_pid"):
+        try:
+            process = psutil.Process(int(status[key]))
+            if str(folder) in process.cmdline():  # the number may belong to another process by now
+                process.terminate()
+                return
+        except (psutil.Error, KeyError, TypeError, ValueError):
+            continue
+
+
+def left_behind(names: set[str]) -> dict[str, str]:
+    """What each of these runs has that its store lacks, as its monitor said at its end."""
+    found = {}
+    for name in sorted(names):
+        store = (read_status(outputs_dir() / name) or {}).get("store") or {}
+        if store.get("pending"):
+            found[name] = str(store["pending"])
+    return found
+
+
+def say(text: str) -> None:
+    """Print one line into the container's log."""
+    print(f"hangproof: {text}", file=sys.stderr, flush=True)
+
+
+def _python(module: str) -> list[str]:
+    return [sys.executable, "-m", module]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--port."""
+    parser.add_argument("--port", type=int, default=7860, help="port of the page (default: 7860)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM."""
+    return Container(args.port).serve()

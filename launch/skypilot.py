@@ -1,0 +1,179 @@
+"""`python -m launch skypilot RUN`: a managed job of SkyPilot, which finds a spot machine with a GPU for the run's tier.
+
+SkyPilot brings the machine back after a pre-emption, and starts the job again when it exits with code 5 (pre-empted, or the
+GPU is gone). It does not restart it on 1, 3 or 4. The program restores itself: the job first fetches the run from its store,
+and the monitor copies to it all the time. SkyPilot's MOUNT_CACHED is not used: it begins an upload when a file is closed, in no
+particular order, so that a pre-emption leaves states without their guard file (docs.skypilot.co, "Cloud object stores").
+
+The format is that of SkyPilot 0.14.1 (sky/utils/schemas.py, sky/jobs/recovery_strategy.py): accelerators as a table mean any of
+them; `job_recovery` takes strategy, max_restarts_on_errors and recover_on_exit_codes; a secret without a value is filled in by
+`sky jobs launch --secret NAME` from the environment.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+import runs
+from launch import common, gpus, travel
+from launch.common import LaunchError
+from monitor.recovery import EXIT_PREEMPTED
+from runs.paths import CHECKOUTS, ROOT
+
+if TYPE_CHECKING:
+    from runs.spec import RunSpec
+
+FILE = "skypilot.yaml"
+STRATEGY = "EAGER_NEXT_REGION"  # SkyPilot's default: tries another region at once
+CPUS = "4+"  # for a model that needs no GPU
+LEADER_PORT = 29400
+HEAD = """# Trains {name} on a spot machine. Written by `python -m launch skypilot`; submit it with --submit, or with
+# sky jobs launch {secrets}{path}
+"""
+# Images of SkyPilot have Python 3.10; Hangproof needs 3.11. uv is a wheel and fetches an interpreter without root.
+SETUP = """\
+set -eu
+if ! python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'; then
+  python3 -m pip install --quiet uv==0.9.11
+  python3 -m uv python install 3.12
+  export PYTHON="$(python3 -m uv python find 3.12)"
+fi
+. ./setup.sh
+set_up requirements.txt
+"""
+ENTER = "set -eu\ncd {root}\nexport HANGPROOF_DATA={data}\n"
+IMAGE_ROOT, IMAGE_DATA = "/hangproof", "/data"
+
+
+def document(spec: "RunSpec", args: argparse.Namespace) -> dict[str, Any]:
+    """The YAML file as a dict. Raises LaunchError: no store, no GPU."""
+    store, names = travel.address(spec), gpus.names(spec, "skypilot", args.gpu)
+    compute: dict[str, Any] = {"accelerators": dict.fromkeys(names, spec.gpus)} if names else {"cpus": CPUS}
+    resources = {
+        **compute,
+        "use_spot": not args.on_demand,
+        "disk_size": args.disk,
+        "job_recovery": {
+            "strategy": STRATEGY,
+            "max_restarts_on_errors": 0,
+            "recover_on_exit_codes": [EXIT_PREEMPTED],
+        },
+    }
+    if args.image:
+        resources["image_id"] = f"docker:{args.image}"
+    found: dict[str, Any] = {"name": travel.name_there(spec), "resources": resources, "num_nodes": spec.nodes}
+    found |= {} if args.image else {"workdir": str(ROOT)}  # SkyPilot leaves out what .gitignore names
+    if envs := travel.variables(spec, args):
+        found["envs"] = envs
+    if secrets := travel.secrets(spec, args):
+        found["secrets"] = dict.fromkeys(secrets)
+    return {**found, "setup": set_up(spec, bool(args.image)), "run": command(spec, store, bool(args.image))}
+
+
+def _enter(image: bool) -> str:
+    root, data = (IMAGE_ROOT, IMAGE_DATA) if image else ('"$HOME/sky_workdir"', '"$HOME/hangproof-data"')
+    return ENTER.format(root=root, data=data)
+
+
+def set_up(spec: "RunSpec", image: bool) -> str:
+    """The set-up commands: the environments (unless the image has them) and the base model."""
+    lines = _enter(image) + ("" if image else SETUP.partition("\n")[2])
+    if spec.backend in CHECKOUTS and not image:
+        lines += f"./start.sh {shlex.quote(spec.backend)}\n"
+    if travel.fetches_files(spec):
+        lines += f".venv/bin/python -m runs fetch-model {shlex.quote(spec.model)}\n"
+    return lines
+
+
+def command(spec: "RunSpec", store: str, image: bool) -> str:
+    """The run commands: restore from the store, then supervise until the end; the monitor's exit code."""
+    python, name = ".venv/bin/python", shlex.quote(spec.slug)
+    lines = _enter(image) + f"{python} -m launch store restore {name} --store {shlex.quote(store)}\n"
+    if spec.nodes > 1:
+        lines += f"""\
+leader="$(head -n 1 <<< "$SKYPILOT_NODE_IPS"):{LEADER_PORT}"
+export HANGPROOF_LEADER="$leader" HANGPROOF_NODE="$SKYPILOT_NODE_RANK"
+if [ "$SKYPILOT_NODE_RANK" != 0 ]; then
+  exec {python} -m monitor node {name} --rank "$SKYPILOT_NODE_RANK" --leader "$leader"
+fi
+"""
+    return lines + f"exec {python} -m monitor run {name}\n"
+
+
+class _Block(yaml.SafeDumper):
+    """Writes texts of several lines as blocks."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Block.add_representer(str, _text)
+
+
+def render(spec: "RunSpec", args: argparse.Namespace, path: Path) -> str:
+    """The text of the YAML file."""
+    value = document(spec, args)
+    secrets = "".join(f"--secret {name} " for name in value.get("secrets", ()))
+    head = HEAD.format(name=spec.slug, secrets=secrets, path=shlex.quote(str(path)))
+    return head + yaml.dump(value, Dumper=_Block, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def program() -> str:
+    """The program `sky`: of the environment $SKYPILOT_VENV, else on PATH.
+
+    Raises:
+        LaunchError: it is not installed.
+    """
+    venv = os.environ.get("SKYPILOT_VENV", "")
+    found = shutil.which("sky", path=str(Path(venv) / "bin")) if venv else shutil.which("sky")
+    if found is None:
+        raise LaunchError(
+            "SkyPilot is not installed; install it into an environment of its own (pip install 'skypilot[aws,gcp,runpod]==0.14.1'), "
+            "and put its `sky` on PATH or set SKYPILOT_VENV to that environment"
+        )
+    return found
+
+
+def submit(path: Path, name: str, secrets: list[str]) -> None:
+    """Start the managed job with SkyPilot's own program. Raises LaunchError."""
+    missing = [secret for secret in secrets if not os.environ.get(secret)]
+    if missing:
+        raise LaunchError(
+            f"{', '.join(missing)}: set in the environment first; SkyPilot passes these secrets to the machine"
+        )
+    words = [program(), "jobs", "launch", "--yes", "--detach-run", "--name", name]
+    words += [word for secret in secrets for word in ("--secret", secret)]
+    if subprocess.run([*words, str(path)], check=False).returncode:
+        raise LaunchError("SkyPilot did not accept the job; see its message above")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """RUN and options."""
+    common.add_run(parser)
+    travel.add_arguments(parser)
+    parser.add_argument(
+        "--image", default="", help="a container image of Hangproof; without it, the job sets itself up"
+    )
+    parser.add_argument("--on-demand", action="store_true", help="no spot machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write skypilot.yaml; with --submit, copy the run into its store and start the job."""
+    folder = common.find(args)
+    spec = runs.load(folder)
+    path = folder / FILE
+    travel.write(path, render(spec, args, path))
+    secrets = travel.secrets(spec, args)
+    if args.submit:
+        program()
+        travel.upload(folder)
+        submit(path, travel.name_there(spec), secrets)
+    said = f"submitted {path}" if args.submit else f"{path}"
+    return common.report(args, said, {"file": str(path), "secrets": secrets, "submitted": args.submit})

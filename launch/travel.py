@@ -1,0 +1,161 @@
+"""What a run needs to go to a rented machine: a store to travel by, names of secrets, and the options of these commands.
+
+A rented machine has no disk of ours. So the run's files, its data set and its checkpoints travel by the store of its spec: home
+copies them there before the machine starts, and the machine fetches them and keeps copying. No file that is written here
+holds a secret: only the name of the variable, which the provider fills in on the machine.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import presets
+from launch import gpus
+from launch.common import LaunchError
+from runs.files import atomic_write
+from runs.paths import ROOT
+
+if TYPE_CHECKING:
+    from runs.spec import RunSpec
+
+# Variables with which the libraries of a store log in; others, such as a key file, are named with --secret.
+STORE_SECRETS = {
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    "az": ("AZURE_STORAGE_CONNECTION_STRING",),
+    "hf": ("HF_TOKEN",),
+}
+STORE_SETTINGS = (
+    "AWS_ENDPOINT_URL",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "HF_ENDPOINT",
+)  # not secret; copied where set here
+NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/recovery.py: without its GPU the run does not start
+DISK_GB = 200
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that the commands for rented machines share."""
+    parser.add_argument(
+        "--gpu", default="", metavar="NAME", help="the GPU, as the provider names it; else by the VRAM tier"
+    )
+    parser.add_argument(
+        "--disk",
+        type=int,
+        default=DISK_GB,
+        metavar="GB",
+        help=f"disk for the base model and the run (default: {DISK_GB})",
+    )
+    parser.add_argument(
+        "--secret",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another variable that is secret, such as WANDB_API_KEY; only its name is written; can be repeated",
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable that is not secret; can be repeated",
+    )
+    parser.add_argument("--submit", action="store_true", help="also start it there; this costs money")
+
+
+def address(spec: "RunSpec") -> str:
+    """The store of a run, if another machine can reach it.
+
+    Raises:
+        LaunchError: it has none, or a folder of this machine.
+    """
+    example = "hf://buckets/ME/runs or s3://BUCKET/runs"
+    if not spec.store:
+        raise LaunchError(
+            f"{spec.slug} has no store, and a rented machine loses its disk; set `store` in its run.toml, such as {example}"
+        )
+    if "://" not in spec.store or spec.store.startswith(("file://", "memory://")):
+        raise LaunchError(
+            f"the store {spec.store} of {spec.slug} is a folder of this machine; use one such as {example}"
+        )
+    return spec.store
+
+
+def secrets(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
+    """The names of the secret variables that the run needs there: of its store, of a gated model, of --secret, of a node group."""
+    found = list(STORE_SECRETS.get(urlsplit(spec.store).scheme, ()))
+    if presets.models()[spec.model]["gated"] and "HF_TOKEN" not in found:
+        found.append("HF_TOKEN")
+    if spec.nodes > 1:
+        found.append("HANGPROOF_NODE_TOKEN")
+    for name in args.secret:
+        if not VARIABLE.fullmatch(name):
+            raise LaunchError(
+                f"--secret {name.partition('=')[0]}: write the name of a variable only; its value stays in the environment"
+            )
+        found += [] if name in found else [name]
+    return found
+
+
+def variables(spec: "RunSpec", args: argparse.Namespace) -> dict[str, str]:
+    """The variables that are no secret.
+
+    Raises:
+        LaunchError: --env has another form, or names a secret.
+    """
+    found = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
+    found |= {NEEDS_GPU: "1"} if gpus.needed_gb(spec) else {}
+    secret = secrets(spec, args)
+    for text in args.env:
+        name, equals, value = text.partition("=")
+        if not equals or not VARIABLE.fullmatch(name):
+            raise LaunchError(f"--env {name}: write NAME=VALUE")
+        if name in secret:
+            raise LaunchError(
+                f"--env {name}: this is a secret, so its value is not written; set it where the secrets are"
+            )
+        found[name] = value
+    return found
+
+
+def fetches_files(spec: "RunSpec") -> bool:
+    """Whether the base model is files of ours to fetch (`runs fetch-model`); the built-in trainer fetches its own."""
+    model = presets.models()[spec.model]
+    return presets.backends()[spec.backend]["loads"] == "files" and not model["generated"]
+
+
+def name_there(spec: "RunSpec", most: int = 60) -> str:
+    """The name of the machine or job: letters, digits and `-`, starting with a letter."""
+    text = re.sub(r"[^a-z0-9]+", "-", spec.slug.lower()).strip("-")
+    return f"hangproof-{text}"[:most].rstrip("-")
+
+
+def upload(folder: Path) -> None:
+    """Copy the run and its data set into its store.
+
+    Raises:
+        LaunchError: that failed; the reason has been printed.
+    """
+    command = [sys.executable, "-m", "launch", "store", "push", str(folder)]
+    if subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode:
+        raise LaunchError(
+            f"{folder.name} could not be copied into its store, so nothing was started; see the message above"
+        )
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a file of the run's folder; its path."""
+    atomic_write(path, text)
+    return path
+
+
+def to_json(value: Any) -> str:
+    """JSON for people."""
+    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
