@@ -1,0 +1,197 @@
+"""A real Slurm on this machine: munged, slurmctld and a slurmd for each node, from the distribution's packages, without systemd.
+
+Everything of it is in one folder: configuration, spool, keys, logs. `SLURM_CONF` points there, so the machine's own Slurm, if
+it has one, is not touched; by the same variable every process of the cluster is found and killed by its number at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+PROGRAMS = (
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "srun",
+    "scontrol",
+    "squeue",
+    "scancel",
+    "sinfo",
+    "flock",
+    "setpriv",
+)
+SEARCHED = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+# Times in seconds that differ from a cluster's: `cred_expire` (120) is also how long a requeued job waits before it can start,
+# and must be more than 5. The rest is what a container without cgroups and a database needs.
+CONFIGURATION = """
+ClusterName=hangproof
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket,cred_expire=6
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+JobCompType=jobcomp/none
+SlurmdParameters=config_overrides
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+GresTypes=gpu
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8
+NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8
+NodeName=g1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[3]} CPUs=8 Gres=gpu:a100:2
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=20
+PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF
+PartitionName=gpu Nodes=g1 MaxTime=INFINITE
+"""
+GPUS = "NodeName=g1 Name=gpu Type=a100 File=/dev/null,/dev/zero\n"  # any devices: nothing opens them
+NODES = ("n1", "n2", "g1")
+
+
+def missing() -> str:
+    """Why no Slurm can be started here, "" when one can."""
+    if not sys.platform.startswith("linux"):
+        return "Slurm: Linux only"
+    absent = [name for name in PROGRAMS if shutil.which(name, path=SEARCHED) is None]
+    if absent:
+        return f"Slurm: {', '.join(absent)} not found; as root: apt-get install slurmctld slurmd slurm-client munge"
+    return "" if os.geteuid() == 0 else "Slurm: its daemons start jobs, which takes root"
+
+
+class Cluster:
+    """A running cluster. `environment` is what its commands, and whoever submits jobs, need."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.environment = {**os.environ, "PATH": SEARCHED, "SLURM_CONF": str(folder / "slurm.conf")}
+        self._daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start the daemons, and wait until every node is idle."""
+        self.folder.chmod(0o755)  # munged's clients may be anyone
+        for name in ("munge", "state", *(f"spool-{node}" for node in NODES)):
+            (self.folder / name).mkdir(mode=0o755)
+        key = self.folder / "munge/key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        text = CONFIGURATION.format(folder=self.folder, ports=_free_ports(1 + len(NODES)))
+        (self.folder / "slurm.conf").write_text(text, encoding="utf-8")
+        (self.folder / "gres.conf").write_text(GPUS, encoding="utf-8")
+        munge = [
+            f"--{name}={self.folder}/munge/{name.removesuffix('-file')}"
+            for name in ("key-file", "pid-file", "seed-file")
+        ]
+        self._daemon("munged", "--foreground", "--num-threads=2", f"--socket={self.folder}/munge/socket", *munge)
+        self._wait(lambda: (self.folder / "munge/socket").exists(), "munged")
+        self._daemon("slurmctld", "-D")
+        for node in NODES:
+            self._daemon("slurmd", "-D", "-N", node)
+        self._wait(lambda: self.states() == dict.fromkeys(NODES, "idle"), "nodes")
+
+    def stop(self) -> None:
+        """Kill every process of the cluster, jobs included, by its number."""
+        until_s = time.monotonic() + 20
+        number = signal.SIGTERM
+        while left := self.processes():
+            assert time.monotonic() < until_s, f"still running: {left}"
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
+            _, alive = psutil.wait_procs(left, timeout=2)
+            number = signal.SIGKILL if alive else signal.SIGTERM
+        for daemon in self._daemons:
+            daemon.wait(10)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process whose environment names this cluster: daemons, step managers, jobs, what jobs left behind."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                ours = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return [process for process in found if process.pid != os.getpid()]
+
+    def ask(self, *command: str, check: bool = True) -> str:
+        """The output of one of Slurm's commands."""
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+        assert not check or done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout.strip()
+
+    def states(self) -> dict[str, str]:
+        """The state of each node."""
+        lines = self.ask("sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines()
+        return dict(line.split() for line in lines)
+
+    def job(self, number: str) -> dict[str, str]:
+        """What `scontrol show job` says, by key."""
+        words = self.ask("scontrol", "--oneliner", "show", "job", number).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait_state(self, number: str, *states: str, timeout_s: float = 90.0) -> dict[str, str]:
+        """Wait until the job is in one of these states; what is known about it then."""
+        self._wait(lambda: self.job(number)["JobState"] in states, f"job {number} in {states}", timeout_s)
+        return self.job(number)
+
+    def _daemon(self, *command: str) -> None:
+        """Start a daemon that dies with this process, however that ends."""
+        with open(self.folder / f"{command[0]}.out", "ab") as out:
+            words = ["setpriv", "--pdeathsig", "KILL", *command]
+            process = subprocess.Popen(words, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        self._daemons.append(process)
+
+    def _wait(self, condition, what: str, timeout_s: float = 60.0) -> None:
+        until_s = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > until_s:
+                logs = {path.name: path.read_text(errors="replace")[-1000:] for path in self.folder.glob("*.log")}
+                raise AssertionError(f"Slurm: no {what} within {timeout_s:.0f} s: {logs}")
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Cluster]:
+    """A cluster of three nodes, n1, n2 and g1 with two GPUs (that no program can use); gone at the end, whatever happens."""
+    with tempfile.TemporaryDirectory(prefix="hangproof-slurm-") as folder:
+        running = Cluster(Path(folder))
+        try:
+            running.start()
+            yield running
+        finally:
+            running.stop()
+
+
+def _free_ports(number: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
