@@ -1,0 +1,307 @@
+"""Copies a run's files to its store, and deletes old copies there.
+
+A push writes what the store lacks, the largest last; lists it again, because a store may lose what it had confirmed; and then
+writes the manifest. Each write happens only while the lease is held. So a push that is killed at any point leaves the store
+with its earlier manifest, which is complete, and the next push sends only what is missing.
+
+Pruning keeps the two newest manifests that are complete and all that they name. It deletes only contents that were in the store
+before the push began, so nothing that another writer is just sending.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launch.store.lease import Lease, utc_now
+from launch.store.manifest import (
+    FILES,
+    MANIFESTS,
+    MAX_BYTES,
+    Contents,
+    Local,
+    Manifest,
+    Member,
+    Memory,
+    contents,
+    key_of,
+    order_of,
+    parse,
+)
+from launch.store.places import Entry, Place, StoreError, Unavailable
+from runs.paths import datasets_dir
+
+KEPT_MANIFESTS = 2
+SMALL, GROWING = (
+    8 << 20,
+    64 << 20,
+)  # bytes; up to this a file is read once, hashed and sent from memory; logs grow meanwhile
+FILE_HANDLES = "/proc/self/fd"
+
+
+class NotHeld(StoreError):
+    """The lease is not held, so nothing is written."""
+
+
+@dataclass
+class Pushed:
+    """What a push did. `manifest` None: nothing had changed since the last one."""
+
+    manifest: Manifest | None
+    sent_bytes: int = 0
+    sent_files: int = 0
+    notes: list[str] = field(default_factory=list)  # what was left out, and why
+
+
+def manifest_names(place: Place) -> list[str]:
+    """The names of a run's manifests in the store, newest first. Raises StoreError."""
+    names = [name for name in place.list(MANIFESTS) if order_of(name)]
+    return sorted(names, key=lambda name: order_of(name) or (0, 0), reverse=True)
+
+
+def read_manifest(place: Place, name: str, run: str) -> Manifest:
+    """A manifest of the store. Raises StoreError: it is missing, damaged, or that of another run."""
+    return parse(place.read(name, MAX_BYTES), name, run)
+
+
+def is_listed(manifest: Manifest, files: dict[str, Entry]) -> bool:
+    """Whether all contents of a manifest are in this listing of `files/`, each with its size."""
+    return not _missing(manifest, files)
+
+
+def newest_manifest(place: Place, run: str) -> Manifest | None:
+    """The newest manifest whose contents are all listed with their sizes; None without one. Raises StoreError.
+
+    The hashes are compared by a restore only.
+    """
+    files = place.list(FILES)
+    for name in manifest_names(place):
+        with contextlib.suppress(StoreError):
+            manifest = read_manifest(place, name, run)
+            if is_listed(manifest, files):
+                return manifest
+    return None
+
+
+def _missing(manifest: Manifest, files: dict[str, Entry]) -> list[str]:
+    return [
+        name
+        for name, member in manifest.files.items()
+        if (entry := files.get(member.blob)) is None or entry.size != member.size
+    ]
+
+
+class Copier:
+    """Pushes one run to its place (STORE/SLUG) while the lease is held. For one thread."""
+
+    def __init__(
+        self,
+        place: Place,
+        folder: Path,
+        lease: Lease,
+        distrusted: frozenset[str] = frozenset(),
+        data: Path | None = None,
+    ):
+        """distrusted: SHA-256 of contents that a restore found damaged; they are sent again. data: the data set's folder."""
+        self.place = place
+        self.folder = folder
+        self.data = data or datasets_dir() / folder.name
+        self.lease = lease
+        self.memory = Memory(folder)
+        self.last: Manifest | None = None  # the newest that this object wrote, or found
+        self._distrusted = set(distrusted)
+        self._before: dict[str, Entry] = {}  # the contents in the store when the last push began
+        self._looked = False
+        self._number = 0  # of the last manifest that was tried
+
+    def push(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> Pushed:
+        """Copy what changed, then write a manifest.
+
+        on_progress: called with the bytes sent and the bytes to send, before and after each file.
+
+        Raises:
+            NotHeld: the lease is not held. Refused, Unavailable: the store failed; the next push continues.
+        """
+        self._check_lease()
+        if not self._looked:
+            self.last, self._looked = newest_manifest(self.place, self.folder.name), True
+            own = [order for name in manifest_names(self.place) if (order := order_of(name))]
+            self._number = max((number for lease, number in own if lease == self.lease.number), default=0)
+        found = contents(self.folder, self.data, self.memory)
+        carried = self._carried(found)
+        self._before = self.place.list(FILES)
+        pushed = Pushed(None, notes=list(found.notes))
+        self._send(found, pushed, on_progress)
+        self._remember()
+        files = {name: local.member for name, local in found.files.items()} | carried
+        step = max([found.step, self.last.step if carried and self.last else -1])
+        now = Manifest(
+            run=self.folder.name,
+            lease=self.lease.number,
+            number=self._number + 1,
+            step=step,
+            completed=found.completed,
+            owner=self.lease.owner.text(),
+            written_at=utc_now(),
+            files=files,
+        )
+        after = self.place.list(FILES) if pushed.sent_files else self._before
+        if lost := _missing(now, after):
+            raise Unavailable(
+                f"{self.place.address} lost {len(lost)} files that it had confirmed, such as {lost[0]}; they are sent again"
+            )
+        self._distrusted.clear()
+        if self._is_unchanged(now):
+            return pushed
+        self._check_lease()
+        data, self._number = now.dumps(), now.number
+        if not self.place.create(now.name, data):
+            raise NotHeld(
+                f"{now.name} exists in {self.place.address}: another process writes this run; nothing was written"
+            )
+        if self.place.read(now.name, MAX_BYTES) != data:
+            raise Unavailable(f"{self.place.address} lost {now.name} that it had confirmed; it is written again")
+        self.last = pushed.manifest = now
+        return pushed
+
+    def prune(self) -> int:
+        """Delete manifests and contents that nobody needs; returns the number of deleted files. Call it after `push`.
+
+        Raises:
+            NotHeld, Refused, Unavailable: something is left, which the next call deletes.
+        """
+        self._check_lease()
+        files = self.place.list(FILES)
+        names, needed, kept = manifest_names(self.place), set[str](), list[str]()
+        complete = 0
+        for name in names:
+            if complete == KEPT_MANIFESTS:
+                break
+            if (order_of(name) or (0, 0))[0] > self.lease.number:
+                raise NotHeld(
+                    f"{self.place.address}: {name} was written by a later holder of the lease; nothing was deleted"
+                )
+            kept.append(name)
+            manifest = self._readable(name)
+            if manifest is not None:
+                needed |= {member.blob for member in manifest.files.values()}
+                complete += is_listed(manifest, files)
+        if complete < KEPT_MANIFESTS:
+            return 0
+        old = [name for name in names if name not in kept]
+        unused = [name for name in self._before if name in files and name not in needed]
+        for batch in (old, unused):  # manifests first: one without its contents would only cost time
+            for at in range(0, len(batch), 100):
+                self._check_lease()
+                self.place.delete(batch[at : at + 100])
+        return len(old) + len(unused)
+
+    # Parts ----------------------------------------------------------------------------------------------------------
+
+    def _check_lease(self) -> None:
+        if not self.lease.valid():
+            who = f"; {self.lease.holder} holds it" if self.lease.holder else ""
+            raise NotHeld(f"the lease of {self.place.address} is not held by this process{who}; nothing was written")
+
+    def _remember(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk costs time at the next push
+            self.memory.save(self.place.address)
+
+    def _readable(self, name: str) -> Manifest | None:
+        """A manifest, None for a damaged one. Raises Unavailable where that is not known."""
+        try:
+            return read_manifest(self.place, name, self.folder.name)
+        except Unavailable:
+            raise
+        except StoreError:
+            return None
+
+    def _carried(self, found: Contents) -> dict[str, Member]:
+        """The newest state of the last manifest where this machine has none: the store keeps the last good one."""
+        if found.states or self.last is None:
+            return {}
+        states = self.last.states()
+        newest = max(states, key=lambda state: (self._guarded_step(state), state), default=None)
+        return {name: self.last.files[name] for name in states[newest]} if newest else {}
+
+    def _guarded_step(self, state: str) -> int:
+        digits = state.rpartition("-step")[2].removesuffix("-state")
+        return int(digits) if digits.isdigit() else 10**9 if state == f"{self.folder.name}-state" else 0
+
+    def _is_unchanged(self, now: Manifest) -> bool:
+        last = self.last
+        if last is None or last.lease != now.lease or last.completed != now.completed:
+            return False
+        return {name: m.sha256 for name, m in last.files.items()} == {name: m.sha256 for name, m in now.files.items()}
+
+    def _send(self, found: Contents, pushed: Pushed, on_progress: Callable[[int, int], None]) -> None:
+        """Send what the store lacks: small files first, then LoRA files, states last."""
+        stored = {name: entry.size for name, entry in self._before.items()}
+        stored = {name: size for name, size in stored.items() if name.removeprefix(f"{FILES}/") not in self._distrusted}
+        order = sorted(found.files, key=lambda name: (_rank(name), found.files[name].size, name))
+        todo = {local.member.blob: local.size for local in found.files.values()}
+        total = sum(size for blob, size in todo.items() if stored.get(blob) != size)
+        on_progress(0, total)
+        for name in order:
+            local = found.files.get(name)
+            if local is None or stored.get(local.member.blob) == local.size:
+                continue  # the second file of a state that changed, or one that is stored
+            self._check_lease()
+            try:
+                sent = self._send_file(local, stored, _rank(name) == 0)
+            except OSError as error:
+                self._leave_out(found, name, pushed, str(error.strerror or error))
+                continue
+            if sent is None:
+                self._leave_out(found, name, pushed, "it changed while it was sent; the next copy has it")
+                continue
+            found.files[name] = sent
+            if stored.get(sent.member.blob) != sent.size:
+                stored[sent.member.blob] = sent.size
+                pushed.sent_bytes += sent.size
+                pushed.sent_files += 1
+                on_progress(pushed.sent_bytes, max(total, pushed.sent_bytes))
+
+    def _send_file(self, local: Local, stored: dict[str, int], may_grow: bool) -> Local | None:
+        """Send one file; returns it as it was sent, None when it changed meanwhile. Raises OSError of the local file."""
+        with open(local.path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_size <= (GROWING if may_grow else SMALL):
+                data = file.read()
+                sha256 = hashlib.sha256(data).hexdigest()
+                if sha256 != local.sha256 and not may_grow:
+                    return None
+                now = Local(local.path, sha256, len(data), key_of(status))
+                if stored.get(now.member.blob) != now.size:
+                    self.place.put(now.member.blob, data)
+                return now
+            if key_of(status) != local.key:
+                return None
+            # The open file, not its name: the trainer may replace or delete the name meanwhile.
+            handle = Path(FILE_HANDLES) / str(file.fileno())
+            self.place.put(local.member.blob, handle if handle.exists() else local.path)
+            if key_of(os.fstat(file.fileno())) != local.key:
+                self.place.delete([local.member.blob])
+                return None
+            return local
+
+    def _leave_out(self, found: Contents, name: str, pushed: Pushed, why: str) -> None:
+        """Leave a file out of the manifest, and with it the whole state that it is part of."""
+        state = name.removeprefix("run/").partition("/")[0] if _rank(name) == 2 else ""
+        pushed.notes.append(f"{state or name}: not copied: {why}")
+        if not state:
+            del found.files[name]
+            return
+        found.states.pop(state, None)
+        for other in [other for other in found.files if other.startswith(f"run/{state}/")]:
+            del found.files[other]
+
+
+def _rank(name: str) -> int:
+    """0: small or growing files, 1: LoRA files, 2: states."""
+    parts = name.split("/")
+    if parts[0] == "run" and len(parts) > 2 and parts[1].endswith("-state"):
+        return 2
+    return 1 if name.endswith(".safetensors") else 0

@@ -1,0 +1,383 @@
+"""What belongs to a run at one moment: names, sizes and SHA-256 of its files. A manifest is a file of the store.
+
+Decision: the contents of files are stored under their SHA-256, so that what did not change is not sent again and equal files
+are stored once. A manifest is written after everything it names. It is named `manifests/LEASE-NUMBER.json`; the newest is the
+one with the highest lease, then the highest number. So a machine that lost the lease cannot replace what its successor wrote,
+however late its write arrives.
+
+Only complete states count: those whose guard file (guards/checkpoint.py) names every file with its hash. Hashes are kept by
+size and time of change, so that no file is read twice. A manifest comes from another machine: its names must be those of
+a run's files, and relative.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+from guards import checkpoint
+from launch.store.places import StoreError
+from runs.files import atomic_write
+
+MANIFESTS, FILES = "manifests", "files"
+NAME = re.compile(r"manifests/(\d{6,12})-(\d{6,12})\.json")
+MAX_BYTES = 64 << 20  # of a manifest
+MAX_MEMBERS = 500_000
+MEMORY = ".store-files.json"  # in the run's folder: hashes, and the store that the folder belongs to
+RACE_S = 2.0  # a file that changed so recently may change again within the same tick of its clock
+BLOCK = 1 << 20
+
+STATE = re.compile(r"(?P<state>[^/]+-state)/.+")
+RUN_FILES = (  # of a run's folder, as regular expressions of relative paths; SLUG is its name
+    r"(run|dataset)\.toml",
+    r"sample_prompts\.txt",
+    r"train\.(sh|bat)",
+    r"(events|metrics)\.jsonl",
+    r"monitor\.json",
+    r"incidents/\d{1,9}/.+",
+    r"(sample|cache)/.+",
+    r"SLUG(-step\d{6,12}|-\d{6})?\.safetensors",
+    r"SLUG(-step\d{8}|-\d{6})?-state/.+",
+)
+RENDERED = (
+    "dataset.toml",
+    "sample_prompts.txt",
+    "train.sh",
+    "train.bat",
+)  # restored by rendering run.toml on that machine
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of a manifest: its contents, and when it was changed (Unix time)."""
+
+    sha256: str
+    size: int
+    changed_s: float = 0.0
+
+    @property
+    def blob(self) -> str:
+        """The name of its contents in the store."""
+        return f"{FILES}/{self.sha256}"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What belongs to a run. `files`: names such as `run/events.jsonl` and `data/a.png`."""
+
+    run: str
+    lease: int
+    number: int
+    step: int  # of the newest state; -1 without one
+    completed: bool
+    owner: str  # who wrote it, for people
+    written_at: str  # UTC
+    files: dict[str, Member] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name in the store."""
+        return f"{MANIFESTS}/{self.lease:06}-{self.number:06}.json"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The newest manifest has the greatest."""
+        return self.lease, self.number
+
+    @property
+    def size(self) -> int:
+        """The size of all its contents, each once."""
+        return sum({member.sha256: member.size for member in self.files.values()}.values())
+
+    def states(self) -> dict[str, list[str]]:
+        """The names of its states' files, by state."""
+        found: dict[str, list[str]] = {}
+        for name in self.files:
+            if match := STATE.fullmatch(name.removeprefix("run/")):
+                found.setdefault(match["state"], []).append(name)
+        return found
+
+    def dumps(self) -> bytes:
+        """As JSON; the same manifest gives the same bytes."""
+        values = {
+            "version": 1,
+            **{
+                key: getattr(self, key)
+                for key in ("run", "lease", "number", "step", "completed", "owner", "written_at")
+            },
+            "files": {name: [m.sha256, m.size, m.changed_s] for name, m in sorted(self.files.items())},
+        }
+        return json.dumps(values, ensure_ascii=False, indent=0).encode()
+
+
+def order_of(name: str) -> tuple[int, int] | None:
+    """The lease and number in the name of a manifest; None for another name."""
+    match = NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def parse(data: bytes, name: str, run: str) -> Manifest:
+    """A manifest from the store.
+
+    Raises:
+        StoreError: it is damaged, is that of another run, or names files that are none of a run.
+    """
+    try:
+        values: dict[str, Any] = json.loads(data)
+        files = {
+            check_member(key, run): Member(_hash(row[0]), _count(row[1]), _time(row[2]))
+            for key, row in values["files"].items()
+        }
+        manifest = Manifest(
+            run=str(values["run"]),
+            lease=_count(values["lease"]),
+            number=_count(values["number"]),
+            step=max(-1, int(values["step"])),
+            completed=values["completed"] is True,
+            owner=_line(values["owner"]),
+            written_at=_line(values["written_at"]),
+            files=files,
+        )
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+        raise StoreError(
+            f"{name}: the manifest is damaged ({type(error).__name__}: {error}); it is not used"
+        ) from error
+    if manifest.run != run or manifest.name != name:
+        raise StoreError(f"{name}: the manifest belongs to {manifest.run!r} {manifest.name}; it is not used")
+    if len(files) > MAX_MEMBERS:
+        raise StoreError(f"{name}: the manifest names more than {MAX_MEMBERS} files; it is not used")
+    return manifest
+
+
+def check_member(name: str, run: str) -> str:
+    """The name, if it is that of a run's file or of its data set: relative, nothing hidden, no way out of the folder.
+
+    Raises:
+        ValueError: anything else.
+    """
+    where, _, path = name.partition("/")
+    parts = path.split("/")
+    plain = len(name) <= 500 and name.isprintable() and not set(name) & set('\\:*?"<>|')
+    if not plain or len(parts) > 8 or any(not part or part[0] in ". " or part[-1] in ". " for part in parts):
+        raise ValueError(f"{name[:200]!r} is not the name of a file of a run")
+    if where == "data" or (where == "run" and belongs(path, run)):
+        return name
+    raise ValueError(f"{name[:200]!r} is not a file that a run has")
+
+
+def belongs(path: str, run: str) -> bool:
+    """Whether a path relative to a run's folder is one that is copied."""
+    return any(re.fullmatch(pattern.replace("SLUG", re.escape(run)), path) for pattern in RUN_FILES)
+
+
+def _hash(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise ValueError("a SHA-256 has 64 hexadecimal digits")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 10**15:
+        raise ValueError(f"{value!r} is not a number of bytes or a count")
+    return value
+
+
+def _time(value: object) -> float:
+    if not isinstance(value, int | float) or not 0 <= value < 1e11:
+        raise ValueError(f"{value!r} is not a time")
+    return float(value)
+
+
+def _line(value: object) -> str:
+    return "".join(c if c.isprintable() else "?" for c in str(value)[:300])
+
+
+# This machine's files ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Local:
+    """A file of this machine. `key` changes when its contents are replaced."""
+
+    path: Path
+    sha256: str
+    size: int
+    key: tuple[int, int, int]  # size, mtime_ns, inode
+
+    @property
+    def member(self) -> Member:
+        """Its row in a manifest."""
+        return Member(self.sha256, self.size, self.key[1] / 1e9)
+
+
+def key_of(status: os.stat_result) -> tuple[int, int, int]:
+    """What tells a file from the one that it replaces: size, mtime_ns, inode."""
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+class Memory:
+    """SHA-256 by size, time and inode, and the address of the store, kept in the run's folder (`.store-files.json`)."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / MEMORY
+        self.store = ""  # the address that the folder was pushed to or restored from
+        self.hashed_bytes = 0  # read and hashed by this object
+        self._known: dict[str, list[Any]] = {}
+        try:
+            values = json.loads(self.path.read_text(encoding="utf-8"))
+            self.store = str(values["store"])
+            self._known = {str(path): list(row) for path, row in values["files"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            self._known = {}
+        self._used: dict[str, list[Any]] = {}
+
+    def local(self, path: Path) -> Local:
+        """The file with its hash; read only when it has changed. Raises OSError, also for a link or a special file."""
+        for _ in range(3):
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(f"{path}: a link or a special file; it is not copied")
+            key, name = key_of(status), str(path)
+            row = self._used.get(name) or self._known.get(name)
+            if row is not None and tuple(row[:3]) == key:
+                self._used[name] = row
+                return Local(path, str(row[3]), key[0], key)
+            sha256, size = self._hash(path)
+            if key_of(os.lstat(path)) == key and size == key[0]:
+                if time.time() - status.st_mtime > RACE_S:
+                    self._used[name] = [*key, sha256]
+                return Local(path, sha256, size, key)
+        raise OSError(f"{path}: it changes while it is read")
+
+    def _hash(self, path: Path) -> tuple[str, int]:
+        digest, size = hashlib.sha256(), 0
+        with open(path, "rb") as file:
+            while block := file.read(BLOCK):
+                digest.update(block)
+                size += len(block)
+        self.hashed_bytes += size
+        return digest.hexdigest(), size
+
+    def save(self, store: str) -> None:
+        """Keep the hashes of the files that were used since the last call, and the store's address. Raises OSError."""
+        if self._used and (self._used != self._known or store != self.store):
+            self._known, self.store = self._used, store
+            atomic_write(self.path, json.dumps({"store": store, "files": self._known}))
+        self._used = {}
+
+
+@dataclass
+class Contents:
+    """The files of a run on this machine by the names of a manifest, and what was left out and why."""
+
+    files: dict[str, Local] = field(default_factory=dict)
+    states: dict[str, int] = field(default_factory=dict)  # name -> step
+    completed: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        """The step of the newest state; -1 without one."""
+        return max(self.states.values(), default=-1)
+
+
+def contents(folder: Path, data: Path, memory: Memory) -> Contents:
+    """The files of the run in `folder` and of its data set in `data`. Files that vanish meanwhile are left out."""
+    found = Contents()
+    spec = read_toml(folder / "run.toml")
+    found.completed = _is_completed(folder)
+    for path in _walk(folder):
+        relative = path.relative_to(folder).as_posix()
+        if belongs(relative, folder.name) and not STATE.fullmatch(relative):
+            _add(found, f"run/{relative}", path, folder.name, memory)
+    elsewhere = str(spec.get("save_dir") or "")
+    for where in (folder, *([Path(elsewhere)] if elsewhere else [])):
+        if where != folder:
+            for path in sorted(where.glob("*.safetensors")) if where.is_dir() else []:
+                if belongs(path.name, folder.name) and f"run/{path.name}" not in found.files:
+                    _add(found, f"run/{path.name}", path, folder.name, memory)
+        try:
+            states = checkpoint.states(where, folder.name)
+        except OSError as error:
+            found.notes.append(f"{where}: its states cannot be listed: {error.strerror or error}")
+            continue
+        for state in states:
+            if state.name not in found.states:
+                _add_state(found, state, folder.name, memory)
+    for path in _walk(data):
+        _add(found, f"data/{path.relative_to(data).as_posix()}", path, folder.name, memory)
+    return found
+
+
+def newest_state(folder: Path, memory: Memory) -> int:
+    """The step of the newest state in a run's folder that is complete; -1 without one. Raises OSError."""
+    found = Contents()
+    for state in checkpoint.states(folder, folder.name):
+        _add_state(found, state, folder.name, memory)
+        if found.states:
+            break
+    return found.step
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain values; {} where it is missing or not valid."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _is_completed(folder: Path) -> bool:
+    try:
+        values = json.loads((folder / "monitor.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and values.get("state") == "completed"
+
+
+def _walk(folder: Path) -> list[Path]:
+    """The plain files below a folder, without hidden ones; links are not followed."""
+    paths = []
+    for where, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        paths += [Path(where) / name for name in sorted(names) if name[0] != "."]
+    return paths
+
+
+def _add(found: Contents, name: str, path: Path, run: str, memory: Memory) -> None:
+    try:
+        found.files[check_member(name, run)] = memory.local(path)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        found.notes.append(f"not copied: {error}")
+
+
+def _add_state(found: Contents, state: Path, run: str, memory: Memory) -> None:
+    """Add a state if every file has the size and hash that its guard file names."""
+    guard = checkpoint.guard_of(state)
+    if guard is None:
+        return  # it is being written, or never was completed
+    files: dict[str, Local] = {}
+    try:
+        for name, row in {**guard["files"], checkpoint.GUARD: None}.items():
+            local = memory.local(state / name)
+            if row is not None and (local.size, local.sha256) != (row["size"], row["sha256"]):
+                found.notes.append(f"{state.name}: {name} is not as it was written; the state is not copied")
+                return
+            files[check_member(f"run/{state.name}/{name}", run)] = local
+    except FileNotFoundError:
+        return  # deleted or replaced meanwhile
+    except (OSError, ValueError) as error:
+        found.notes.append(f"{state.name}: not copied: {error}")
+        return
+    if checkpoint.guard_of(state) == guard:
+        found.files |= files
+        found.states[state.name] = int(guard["step"])

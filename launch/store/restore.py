@@ -1,0 +1,337 @@
+"""Restores a run from its store: into an empty folder, or into one that is behind.
+
+Everything is fetched to a hidden folder first, and each hash is compared. A manifest with a damaged or missing file is passed
+over for the one before it. Then the files are renamed into the run's folder, `run.toml` last: a folder without it is no run,
+so a restore that is killed is simply repeated, and keeps what it had fetched.
+
+This machine's newer work wins: where its newest complete state is as far as the store's, nothing of the run is changed.
+What is rendered from `run.toml` (the script, the data-set file) holds paths, so it is rendered again for this machine.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guards import checkpoint
+from launch.store.copies import is_listed, manifest_names, read_manifest
+from launch.store.manifest import FILES, RENDERED, Manifest, Member, Memory, newest_state, read_toml
+from launch.store.places import Place, StoreError, Unavailable, explained
+from runs.files import RunError, fsync_folder
+from runs.paths import datasets_dir, outputs_dir
+
+SPEC = "run/run.toml"
+MONITOR = "run/monitor.json"
+FORGOTTEN = (
+    "current",
+    "failure",
+    "shutdown",
+    "queued_at_s",
+)  # of monitor.json: processes and clocks of another machine
+ENDED = ("completed", "failed", "stopped", "preempted")  # states of monitor.json that stay as they are
+MAY_DIFFER = (  # fields of a spec that may differ between two copies of one run
+    *("store", "price_per_hour", "spend_limit", "save_dir", "control_dir", "environment"),
+    *("epochs", "max_train_steps", "workers", "gpus", "nodes", "keep_states", "tier"),
+)
+SPEC_BYTES = 1 << 20
+
+
+@dataclass
+class Restored:
+    """What a restore did. `manifest` None: the store has none that is complete."""
+
+    manifest: Manifest | None = None
+    step: int = -1  # of the newest state in the folder now; -1 without one
+    files: int = 0  # that were written
+    fetched_bytes: int = 0
+    damaged: frozenset[str] = frozenset()  # SHA-256 of contents that the store holds damaged; for `Copier`
+    notes: list[str] = field(default_factory=list)
+
+
+def restore(
+    place: Place,
+    run: str,
+    folder: Path | None = None,
+    data: Path | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Restored:
+    """Bring the run's folder and data set up to the newest complete manifest of `place` (STORE/SLUG).
+
+    Args:
+        run: the slug. folder, data: by default those of the run on this machine.
+        on_progress: called with the bytes fetched and the bytes to fetch.
+
+    Raises:
+        StoreError: the store cannot be read; the disk is full; the folder holds another run of this name. The run's folder is
+            unchanged, or, while its last files are renamed, still without `run.toml` where it had none.
+    """
+    folder, data = folder or outputs_dir() / run, data or datasets_dir() / run
+    with explained(f"restore {run}"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return _Restore(place, run, folder, data, on_progress).go()
+
+
+class _Restore:
+    """One restore. The fetched contents are in `staging` under their SHA-256."""
+
+    def __init__(self, place: Place, run: str, folder: Path, data: Path, on_progress: Callable[[int, int], None]):
+        self.place, self.run, self.folder, self.data = place, run, folder, data
+        self.on_progress = on_progress
+        self.staging = folder.parent / f".restore-{run}"
+        self.memory = Memory(folder)
+        self.done = Restored()
+        self.damaged: set[str] = set()
+        self.uses: dict[str, int] = {}  # of fetched contents, by SHA-256
+
+    def go(self) -> Restored:
+        """See `restore`."""
+        has_run = (self.folder / "run.toml").is_file()
+        self.done.step = newest_state(self.folder, self.memory)
+        manifest, members = self._fetch_newest(has_run)
+        self.done.damaged = frozenset(self.damaged)
+        if manifest is None:
+            return self.done
+        self.done.manifest = manifest
+        self._install(manifest, members)
+        self.done.step = newest_state(self.folder, self.memory)
+        with contextlib.suppress(OSError):
+            self.memory.save(self.place.address)
+        shutil.rmtree(self.staging, ignore_errors=True)
+        return self.done
+
+    # Choose and fetch -----------------------------------------------------------------------------------------------
+
+    def _fetch_newest(self, has_run: bool) -> tuple[Manifest | None, dict[str, Member]]:
+        """The newest manifest whose contents arrive undamaged, and its files that are to be written."""
+        names = manifest_names(self.place)
+        files = self.place.list(FILES) if names else {}
+        for name in names:
+            try:
+                manifest = read_manifest(self.place, name, self.run)
+                if not is_listed(manifest, files):
+                    self.done.notes.append(
+                        f"{name}: some of its files are missing in the store; the one before it is used"
+                    )
+                    continue
+                self._check_same_run(manifest, has_run)
+                members = self._wanted(manifest, has_run)
+                self._fetch(members)
+                return manifest, members
+            except (Unavailable, _Conflict):
+                raise
+            except StoreError as error:
+                self.done.notes.append(f"{error}; the manifest before it is used")
+        return None, {}
+
+    def _check_same_run(self, manifest: Manifest, has_run: bool) -> None:
+        """Refuse to mix two runs of one name: a folder that never used this store must have the same spec."""
+        if not has_run or self.memory.store == self.place.address or SPEC not in manifest.files:
+            return
+        own, stored = read_toml(self.folder / "run.toml"), self._stored_spec(manifest)
+        differing = sorted(
+            key for key in own.keys() | stored.keys() if own.get(key) != stored.get(key) and key not in MAY_DIFFER
+        )
+        if differing:
+            raise _Conflict(
+                f"{self.place.address} holds another run of this name: {', '.join(differing[:5])} differ from "
+                f"{self.folder / 'run.toml'}; rename this run, use another store, or delete {self.place.address}"
+            )
+
+    def _stored_spec(self, manifest: Manifest) -> dict[str, Any]:
+        member = manifest.files[SPEC]
+        if member.size > SPEC_BYTES:
+            raise StoreError(f"{manifest.name}: its run.toml has {member.size} bytes; it is not used")
+        self._fetch({SPEC: member})
+        return read_toml(self._staged(member))
+
+    def _wanted(self, manifest: Manifest, has_run: bool) -> dict[str, Member]:
+        """The files of a manifest that this machine lacks."""
+        behind = not has_run or manifest.step > self.done.step
+        wanted: dict[str, Member] = {}
+        if behind or not self.data.is_dir():
+            wanted |= {name: member for name, member in manifest.files.items() if name.startswith("data/")}
+        if behind:
+            wanted |= {name: member for name, member in manifest.files.items() if name.startswith("run/")}
+        for state, names in manifest.states().items():
+            if wanted and checkpoint.verify(self.folder / state).usable:
+                for name in names:
+                    wanted.pop(name, None)
+        for name in RENDERED:
+            if SPEC in manifest.files:
+                wanted.pop(f"run/{name}", None)
+        if has_run and SPEC in wanted and self._own_spec_is_newer(wanted[SPEC]):
+            del wanted[SPEC]
+        return {name: member for name, member in wanted.items() if not self._is_here(name, member)}
+
+    def _own_spec_is_newer(self, stored: Member) -> bool:
+        return (self.folder / "run.toml").stat().st_mtime >= stored.changed_s
+
+    def _is_here(self, name: str, member: Member) -> bool:
+        try:
+            local = self.memory.local(self._target(name))
+        except OSError:
+            return False
+        return (local.size, local.sha256) == (member.size, member.sha256)
+
+    def _fetch(self, members: dict[str, Member]) -> None:
+        """Fetch contents to the staging folder; those that an earlier restore fetched are kept.
+
+        Raises:
+            StoreError: contents are damaged. Unavailable. OSError: this machine's disk.
+        """
+        self.staging.mkdir(exist_ok=True)
+        todo = {m.sha256: m for m in members.values() if not self._is_staged(m)}
+        total, done = sum(m.size for m in todo.values()), 0
+        free = shutil.disk_usage(self.staging).free
+        if total > free:
+            raise _Conflict(
+                f"{self.staging.parent} has {free / 1e6:.0f} MB free and the run needs {total / 1e6:.0f} MB; "
+                f"free {(total - free) / 1e6:.0f} MB"
+            )
+        for member in todo.values():
+            self.on_progress(done, total)
+            path, digest = self._staged(member), hashlib.sha256()
+            try:
+                self.place.get(member.blob, path, member.size, digest.update)
+                if digest.hexdigest() != member.sha256:
+                    self.damaged.add(member.sha256)
+                    raise StoreError(
+                        f"{self.place.address}/{member.blob} is damaged: its contents do not have this SHA-256"
+                    )
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+            checkpoint.fsync_path(path)
+            done += member.size
+            self.done.fetched_bytes += member.size
+        self.on_progress(done, total)
+
+    def _staged(self, member: Member) -> Path:
+        return self.staging / member.sha256
+
+    def _is_staged(self, member: Member) -> bool:
+        path = self._staged(member)
+        try:
+            if path.stat().st_size == member.size:
+                digest = hashlib.sha256()
+                with open(path, "rb") as file:
+                    while block := file.read(1 << 20):
+                        digest.update(block)
+                return digest.hexdigest() == member.sha256
+        except FileNotFoundError:
+            pass
+        return False
+
+    # Install --------------------------------------------------------------------------------------------------------
+
+    def _target(self, name: str) -> Path:
+        """The path of a member. Its name was checked when the manifest was read."""
+        where, _, path = name.partition("/")
+        return (self.folder if where == "run" else self.data) / path
+
+    def _install(self, manifest: Manifest, members: dict[str, Member]) -> None:
+        """Rename the fetched files to their places: data and logs, states as whole folders, what is rendered, `run.toml`."""
+        for member in manifest.files.values():
+            self.uses[member.sha256] = self.uses.get(member.sha256, 0) + 1
+        states = {name: state for state, names in manifest.states().items() for name in names if name in members}
+        for name in members:
+            if name not in states and name not in (SPEC, MONITOR):
+                self._write(self._target(name), members[name])
+        for state in sorted(set(states.values())):
+            self._install_state(state, manifest)
+        if MONITOR in members:
+            self._write(self._target(MONITOR), members[MONITOR])
+            _forget_processes(self._target(MONITOR))
+        if SPEC in members:
+            self._render(members[SPEC])
+            self._write(self._target(SPEC), members[SPEC])
+        elif members and (self.folder / "run.toml").is_file():
+            self._render(None)
+        fsync_folder(self.folder.parent)
+
+    def _install_state(self, state: str, manifest: Manifest) -> None:
+        """Build a state beside its place and rename it: a killed restore leaves a hidden folder, which the trainer removes."""
+        final = self.folder / state
+        temporary = self.folder / f".{state}.{os.getpid()}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        for name in manifest.states()[state]:
+            member = manifest.files[name]
+            relative = name.removeprefix(f"run/{state}/")
+            if self._is_staged(member):
+                self._write(temporary / relative, member)
+            else:  # it was here already, with this hash
+                (temporary / relative).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(final / relative, temporary / relative)
+        if problems := checkpoint.problems(temporary):
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise StoreError(f"{manifest.name}: {state} is not a complete state: {problems[0]}")
+        if final.exists():
+            checkpoint.set_aside(final, "the store has a complete one of this name")
+        os.replace(temporary, final)
+        fsync_folder(self.folder)
+
+    def _write(self, target: Path, member: Member) -> None:
+        """Copy fetched contents to `target`: complete, on the disk, with its time of change."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
+        try:
+            self._copy(member, temporary)
+            os.utime(temporary, (time.time(), member.changed_s))
+            checkpoint.fsync_path(temporary)
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        fsync_folder(target.parent)
+        self.done.files += 1
+
+    def _copy(self, member: Member, target: Path) -> None:
+        """Link fetched contents to `target`, or copy them where several files have them or links are not possible."""
+        if self.uses[member.sha256] == 1:
+            with contextlib.suppress(OSError):
+                os.link(self._staged(member), target)
+                return
+        shutil.copyfile(self._staged(member), target)
+
+    def _render(self, member: Member | None) -> None:
+        """Write the script and the data-set file for this machine, from the fetched `run.toml` or the folder's own."""
+        from runs.folders import render
+        from runs.spec import load
+
+        source = self.folder
+        if member is not None:
+            source = self.staging / "spec"
+            source.mkdir(exist_ok=True)
+            shutil.copyfile(self._staged(member), source / "run.toml")
+        self.folder.mkdir(exist_ok=True)
+        try:
+            render(self.folder, load(source))
+        except RunError as error:
+            raise StoreError(f"{self.run} was fetched, but its script cannot be written here: {error}") from error
+
+
+class _Conflict(StoreError):
+    """An earlier manifest would not help."""
+
+
+def _forget_processes(path: Path) -> None:
+    """Remove from monitor.json what was true on the other machine only: its processes and its clock."""
+    from runs.files import atomic_write
+
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        values = None
+    if not isinstance(values, dict):
+        path.unlink(missing_ok=True)
+        return
+    values |= {key: None for key in FORGOTTEN if key in values}
+    if values.get("state") not in ENDED:
+        values["state"] = "opening"
+    atomic_write(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n")

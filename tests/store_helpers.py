@@ -1,0 +1,53 @@
+"""Shared by the tests of the store: a run with images, logs, a LoRA and complete states, and short limits."""
+
+import os
+from pathlib import Path
+
+from runs_helpers import pictures, spec
+
+import runs
+from guards import checkpoint
+from launch.store.lease import Lease
+from launch.store.places import Limits, Place
+
+QUICK = Limits(call_s=5.0, tries=8, first_wait_s=0.01, longest_wait_s=0.05)
+PERIOD_S = 3.0
+
+
+def make_run(tmp_path: Path, name: str = "my lora", **fields) -> Path:
+    """A run in the data root of $HANGPROOF_DATA, with two of three images equal; nothing is trained."""
+    images = pictures(tmp_path / f"images of {name}")
+    return runs.create(spec(name=name, **fields), images)
+
+
+def add_state(folder: Path, step: int, size: int = 200_000) -> Path:
+    """A complete state of this step, with random contents."""
+    final = folder / f"{folder.name}-step{step:08}-state"
+    with checkpoint.writing(final, step, 1) as work:
+        (work / "model.safetensors").write_bytes(os.urandom(size))
+        (work / "optimizer.bin").write_bytes(os.urandom(size // 2))
+        (work / "train_state.json").write_text(f'{{"current_step": {step}}}')
+    return final
+
+
+def log(folder: Path, text: str) -> None:
+    """Append a line to the events and the metrics of a run."""
+    for name in ("events.jsonl", "metrics.jsonl"):
+        with open(folder / name, "a", encoding="utf-8") as file:
+            file.write(f'{{"message": "{text}"}}\n')
+
+
+def held(place: Place, **options) -> Lease:
+    """A lease of the place that is held."""
+    lease = Lease(place, **{"period_s": PERIOD_S, "settle_s": 0.0, **options})
+    assert lease.acquire(limit_s=60), (lease.state, lease.holder, lease.error)
+    return lease
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """The contents of a folder's plain files that are not hidden."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    }
