@@ -10,6 +10,7 @@ NAMES = {
     "faults": "every fault a run can meet, injected on purpose, and its required outcome",
     "goodput": "a run under faults: ours, torchrun, nvidia-resiliency-ext",
     "overhead": "what the guards cost: a heartbeat, and all patches in the real loop",
+    "ranks": "one of four ranks hangs: is it named, with its place, and does the run finish?",
     "runs": "how fast 1,000 runs on disk are listed, shown and resumed",
     "ui": "how fast the page answers, and how much memory it uses",
 }

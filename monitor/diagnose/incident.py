@@ -102,6 +102,7 @@ class Incident:
         values |= {
             "id": self.number, "kind": e.kind, "phase": e.phase, "step": e.step, "cause": cause.name, "title": cause.title,
             "explanation": cause.explanation, "diagnosis": values["cause"], "boot_id": platform.boot_id(),
+            "verdict": vars(e.verdict()),
         }  # fmt: skip
         once = {
             "stacks.txt": "".join(f"{_PROCESS}{pid}\n{text.strip()}\n\n" for pid, text in stacks.items()),

@@ -297,15 +297,24 @@ def _others(late: Rank, others: list[Rank], stacks: Mapping[int, str]) -> str:
     waiting = [r for r in others if r not in done and waits(r, stacks)]
     parts = []
     if waiting:
-        calls = {name.partition(":")[2] for r in waiting for name in frames(r, stacks)[:1]}
-        what = "a barrier" if calls and all("barrier" in c or "wait" in c for c in calls) else "a collective operation"
-        parts.append(f"{_names(waiting)} wait{'s' * (len(waiting) == 1)} for it in {what}")
+        parts.append(f"{_names(waiting)} wait{'s' * (len(waiting) == 1)} for it{_in_what(waiting, stacks)}")
     if rest := [r for r in others if r not in waiting and r not in done]:
         at = _and(sorted({place(r) for r in rest}))
         parts.append(f"{_names(rest)} {'is' if len(rest) == 1 else 'are'} at {at}")
     if done:
         parts.append(f"{_names(done)} {'has' if len(done) == 1 else 'have'} ended")
     return f"{never}{', while ' if never else '; '}{_and(parts)}." if parts else "."
+
+
+def _in_what(waiting: list[Rank], stacks: Mapping[int, str]) -> str:
+    """` in a barrier`, as their stacks show it; "" where there are none."""
+    every = [frames(r, stacks) for r in waiting if frames(r, stacks)]
+    if not every:
+        return ""
+    if any(name.endswith(":init_process_group") for names in every for name in names):
+        return " to join the process group"
+    calls = {names[0].partition(":")[2] for names in every}
+    return " in a barrier" if all("barrier" in c or "wait" in c for c in calls) else " in a collective operation"
 
 
 def _order(ranks: list[Rank]) -> list[str]:
