@@ -10,19 +10,22 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from guards import heartbeat
 from guards.heartbeat import Beat
+from monitor.nodes.leader import Nodes, Part
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
-from monitor.process.tree import RUN, TOKEN, KillResult, Tree, kill
-from monitor.run_folder import TRAINING_LOG, RunFolder
+from monitor.process.tree import NODE_RUN, RUN, TOKEN, KillResult, Tree, kill
+from monitor.run_folder import RunFolder
 from monitor.state import AttemptRecord
 
 _WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
-_OURS = (TOKEN, RUN, "HANGPROOF_ATTEMPT", "HANGPROOF_HEARTBEAT", "HANGPROOF_RESUME")
+_OURS = (TOKEN, RUN, NODE_RUN, "HANGPROOF_ATTEMPT", "HANGPROOF_HEARTBEAT", "HANGPROOF_RESUME")
+_SECRET = ("HANGPROOF_NODE_TOKEN",)  # the trainer's code, which is not ours, does not get it
 LIST_S = 1.0  # how often the folder of heartbeats is listed; reading known records costs less
 ACTIVE_CORES = 0.05  # processor cores that the script's processes use when they are at work
 ACTIVE_BYTES_S = 16 * 1024  # bytes a second that they read and write
@@ -38,26 +41,27 @@ class AttemptView:
     living: list[ProcessInfo]  # the ranks that are alive
     log_bytes: int
     activity: float  # grows while the script's remaining processes work, once the ranks are gone
+    elsewhere: tuple[ProcessInfo, ...] = ()  # living ranks on other machines
 
     @property
     def ranks_gone(self) -> bool:
         """There were ranks, and none is alive."""
-        return bool(self.beats) and not self.living
+        return bool(self.beats) and not self.living and not self.elsewhere
 
     @property
     def gone(self) -> bool:
-        """Neither the script nor a rank is alive."""
+        """Neither the script nor a rank is alive on this machine."""
         return not self.script_alive and not self.living
 
     @property
     def dead(self) -> frozenset[int]:
         """Process numbers of ranks that are not alive."""
-        return frozenset(b.pid for b in self.beats) - {p.pid for p in self.living}
+        return frozenset(b.pid for b in self.beats) - {p.pid for p in (*self.living, *self.elsewhere)}
 
     @property
     def stopped(self) -> frozenset[int]:
         """Process numbers of ranks that a signal has stopped."""
-        return frozenset(p.pid for p in self.living if p.state == "T")
+        return frozenset(p.pid for p in (*self.living, *self.elsewhere) if p.state == "T")
 
     @property
     def step(self) -> int:
@@ -102,6 +106,7 @@ class Attempt:
         self.record = record
         self.tree = Tree(record.token, record.root)
         self.heartbeats = Path(record.heartbeats)
+        self.nodes: Nodes | None = None  # the other machines of the run
         self._popen: subprocess.Popen[bytes] | None = None
         self._paths: list[str] = []  # of the heartbeats
         self._beats: list[Beat] = []
@@ -135,13 +140,21 @@ class Attempt:
         attempt.tree.refresh()
         return attempt
 
-    def start(self, script: Path, resume: Path | None, inherit: tuple[int, ...] = ()) -> None:
+    def start(
+        self,
+        script: Path,
+        resume: Path | None,
+        inherit: tuple[int, ...] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         """Start `script`; its output is appended to training.log, `inherit` are descriptors that it keeps open.
+
+        variables: more of its environment.
 
         Raises:
             OSError: it cannot be started; nothing runs then.
         """
-        env = {k: v for k, v in os.environ.items() if k not in _OURS}
+        env = {k: v for k, v in os.environ.items() if k not in (*_OURS, *_SECRET)} | dict(variables or {})
         env |= {RUN: str(self.folder.folder), TOKEN: self.record.token, "HANGPROOF_ATTEMPT": str(self.record.number)}
         env |= {"HANGPROOF_HEARTBEAT": str(self.heartbeats), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         if resume is not None:
@@ -151,7 +164,7 @@ class Attempt:
             files = [str(self.heartbeats / name) for name in ("exit", "pid")]
             command = ["bash", "-c", _WRAPPER, "hangproof", str(script), *files]
         header = f"=== {platform.now().utc} attempt {self.record.number}: {script.name}, from {resume or 'the start'}\n"
-        with open(self.folder.folder / TRAINING_LOG, "ab") as log:
+        with open(self.folder.folder / self.folder.training_log, "ab") as log:
             log.write(header.encode())
             log.flush()
             self._popen = subprocess.Popen(
@@ -192,7 +205,34 @@ class Attempt:
         elif fresh or now.mono_s - self._refreshed_s >= tree_s:
             self.tree.refresh()
             self._refreshed_s = now.mono_s
-        return AttemptView(now, beats, script_alive, living, self.folder.log_size(), self._activity)
+        view = AttemptView(now, beats, script_alive, living, self.folder.log_size(), self._activity)
+        return view if self.nodes is None else self._with_nodes(view, self.nodes)
+
+    def _with_nodes(self, view: AttemptView, nodes: Nodes) -> AttemptView:
+        """The view of the whole group: what the other machines last reported is added."""
+        own = {beat.rank for beat in view.beats}
+        beats = sorted([*view.beats, *(b for b in nodes.beats() if b.rank not in own)], key=lambda b: b.rank)
+        log_bytes, activity = view.log_bytes + nodes.log_bytes(), view.activity + nodes.activity()
+        return replace(view, beats=beats, elsewhere=tuple(nodes.living()), log_bytes=log_bytes, activity=activity)
+
+    def failed_part(self, view: AttemptView) -> Part | None:
+        """Of several machines: the part of the group that failed and so ended it, None while none is known to."""
+        if self.nodes is None:
+            return None
+        if (lost := self.nodes.lost()) is not None:
+            return lost
+        local = None
+        if view.gone:
+            status = self.exit_status(view.beats)
+            if status.outcome != "stopped" and not (status.code == 0 and status.outcome in ("", "done")):
+                text = f"node 0 (this machine): {status}"
+                local = Part(0, None, status.code, status.signal, status.outcome, status.note, None, text)
+        return self.nodes.failed(view.beats, view.dead, local)
+
+    @property
+    def settling(self) -> bool:
+        """Of several machines: this one's part has ended badly, and the others may still say why."""
+        return self.nodes is not None and self.nodes.settling
 
     def _read_beats(self, now_s: float, fresh: bool) -> list[Beat]:
         """The records of the ranks; the last known one of a rank whose record is being replaced."""
@@ -265,8 +305,13 @@ class Attempt:
 
     def kill(self, grace_s: float, kill_wait_s: float) -> KillResult:
         """Kill whatever is left of the attempt; the ranks at once: they had their time to save, or hang."""
+        if self.nodes is not None:
+            self.nodes.end()
         result = kill(self.tree, grace_s, kill_wait_s, at_once=[b.pid for b in self._beats])
         self._script_alive()
+        if self.nodes is not None:
+            survivors = self.nodes.wait_ended(grace_s + kill_wait_s)
+            result = replace(result, survivors=(*result.survivors, *survivors))
         return result
 
     def close(self) -> None:

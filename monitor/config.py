@@ -101,6 +101,14 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Nodes:
+    poll_s: float
+    reply_s: float
+    lost_s: float
+    return_s: float
+
+
+@dataclass(frozen=True)
 class Config:
     phases: dict[str, Phase]
     watch: Watching
@@ -108,6 +116,7 @@ class Config:
     restart: Restart
     check: Check
     store: Store
+    nodes: Nodes
 
 
 def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> Config:
@@ -150,6 +159,7 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
         restart=Restart(**section("restart")),
         check=Check(**section("check")),
         store=Store(**section("store")),
+        nodes=Nodes(**section("nodes")),
     )
 
 

@@ -72,8 +72,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
 class RunFolder:
     """Reads and writes the files of one run. `on_event` is called with (kind, message) of each event."""
 
-    def __init__(self, folder: Path, echo: bool = False):
-        """echo: show the log on standard error too."""
+    def __init__(self, folder: Path, echo: bool = False, node: int = 0):
+        """echo: show the log on standard error too. node: of several machines, each but the first has logs of its own."""
         self.folder = folder
         try:
             self.spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8-sig"))
@@ -83,7 +83,8 @@ class RunFolder:
         self.echo = echo
         self.on_event: Callable[[str, str], None] = lambda kind, message: None
         self._stop = os.path.join(folder, STOP)  # plain text: checked all the time, and a Path costs ten times as much
-        self._training_log = os.path.join(folder, TRAINING_LOG)
+        self._log, self.training_log = (f"{n[:-4]}.node-{node}.log" if node else n for n in (LOG, TRAINING_LOG))
+        self._training_log = os.path.join(folder, self.training_log)
 
     @property
     def foreign(self) -> bool:
@@ -101,7 +102,7 @@ class RunFolder:
         line = f"{_utc()} {text}"
         if self.echo:
             print_line(line)
-        self._append(LOG, line)
+        self._append(self._log, line)
 
     def event(self, kind: str, message: str, **more: object) -> None:
         """Append an event to events.jsonl and to the log. Intervals between events of one boot are those of `mono_s`."""

@@ -21,6 +21,7 @@ from monitor.process.platform import ProcessInfo
 
 TOKEN = "HANGPROOF_TOKEN"
 RUN = "HANGPROOF_RUN"
+NODE_RUN = "HANGPROOF_NODE_RUN"  # of several machines, each but the first: "N:" and the run's folder
 
 
 @dataclass
@@ -150,12 +151,17 @@ def with_environment(name: str, value: str) -> list[ProcessInfo]:
 
 
 def _values(name: str) -> list[tuple[ProcessInfo, str]]:
-    """(process, value) of every living process but us whose environment has `name`."""
-    prefix = f"{name}=".encode()
-    return [
-        (process, os.fsdecode(entry.removeprefix(prefix)))
-        for pid, process in platform.scan().items()
-        if pid != os.getpid() and not process.dead
-        for entry in platform.environ_of(pid).split(b"\0")
-        if entry.startswith(prefix)
-    ]
+    """(process, value) of every living process but us whose environment has `name`.
+
+    Under RUN the processes of another node are left out: on a shared machine they would look like this monitor's own.
+    """
+    prefix, other = f"{name}=".encode(), f"{NODE_RUN}=".encode()
+    found = []
+    for pid, process in platform.scan().items():
+        if pid == os.getpid() or process.dead:
+            continue
+        entries = platform.environ_of(pid).split(b"\0")
+        if name == RUN and any(entry.startswith(other) for entry in entries):
+            continue
+        found += [(process, os.fsdecode(e.removeprefix(prefix))) for e in entries if e.startswith(prefix)]
+    return found
