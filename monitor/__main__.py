@@ -1,4 +1,4 @@
-"""`python -m monitor run|start|status|stop|resume-all|diagnose|metrics|notify`: supervise a run, and ask about it.
+"""`python -m monitor run|node|start|status|stop|resume-all|diagnose|metrics|notify`: supervise a run, and ask about it.
 
 Each command imports what it needs when it runs: the monitor and its keeper must stay small. For the same reason
 `run --child` and `run --keep`, which only `keeper.py` uses, are read without argparse.
@@ -42,6 +42,9 @@ def _command(words: list[str]) -> int:
 
     run = add("run", "supervise a run in the foreground until it ends")
     run.add_argument("--checked", action="store_true", help=argparse.SUPPRESS)  # `start` has looked for what is missing
+    node = add("node", "take part in a run that several machines train together; the first machine uses `run`")
+    node.add_argument("--rank", type=int, required=True, metavar="N", help="number of this machine, from 1")
+    node.add_argument("--leader", metavar="HOST:PORT", help="the first machine; default: $HANGPROOF_LEADER")
     add("start", "supervise a run in the background; a training that is already running is adopted, never doubled")
     status = add("status", "show what a run, or every run, is doing", "[RUN]")
     status.add_argument("--watch", action="store_true", help="keep showing it")
@@ -55,6 +58,8 @@ def _command(words: list[str]) -> int:
     metrics.add_argument("--port", type=int, default=9477)
     args = top.parse_args(words)
     try:
+        if args.command == "node":
+            return _node(args.run, args.rank, args.leader or os.environ.get("HANGPROOF_LEADER", ""))
         if args.command != "run":
             from monitor.cli import commands
 
@@ -70,20 +75,50 @@ def _command(words: list[str]) -> int:
         return 130
 
 
+def _node(run: str, node: int, leader: str) -> int:
+    """Become the keeper of a node's monitor. MonitorError: the address or the secret is wrong, which it says at once."""
+    from monitor.keeper import become
+    from monitor.nodes import node as nodes
+    from monitor.nodes import wire
+
+    wire.address_of(leader)
+    wire.token_from(os.environ)
+    folder = nodes.folder_of(run, node)
+    return become(str(folder), str(folder / nodes.state_name(node)), False, f"{node}@{leader}")
+
+
 def _child(words: list[str]) -> int:
-    """The monitor. `words`: the keeper's pid, --checked, --restarted, --received=SIGNAL for each so far, the folder."""
+    """The monitor. `words`: the keeper's pid, options, the folder.
+
+    Options: --checked, --restarted, --received=SIGNAL for each so far, --node=N@HOST:PORT for the monitor of a node.
+    """
+    import contextlib
+    import signal
     import traceback
     from pathlib import Path
+
+    if sys.platform != "win32":
+        # The background process of a shell ignores Ctrl-C, and so would the trainer; and in a session of its own it gets
+        # the terminal's Ctrl-C once, from the keeper.
+        for number in (signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(PermissionError):  # it has one
+            os.setsid()
 
     from monitor.keeper import EXIT_ERROR
     from monitor.run_folder import MonitorError
 
     try:
+        parent_pid, *options, folder = words
+        echo = "HANGPROOF_QUIET" not in os.environ
+        if part := next((word for word in options if word.startswith("--node=")), ""):
+            from monitor.nodes.node import attend
+
+            number_of, _, leader = part.partition("=")[2].partition("@")
+            return attend(Path(folder), int(number_of), leader, echo)
         from monitor.supervisor import supervise
 
-        parent_pid, *options, folder = words
         received = [int(word.partition("=")[2]) for word in options if word.startswith("--received=")]
-        echo = "HANGPROOF_QUIET" not in os.environ
         return supervise(
             Path(folder), echo, "--checked" in options, int(parent_pid), "--restarted" in options, received
         )

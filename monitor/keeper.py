@@ -5,8 +5,9 @@ lock that is polled does neither. The child adopts the living training, so a res
 has reached its final state is never started again, whatever ended the monitor. If this process is killed too, the monitor
 goes on alone, and `python -m monitor resume-all` or systemd's `Restart=` (README) continues a run that has neither.
 
-It sleeps as long as the training lasts, so its size matters: `monitor run` finds the run, then replaces itself with a new
-interpreter that imports little more than nothing. What a failure needs is imported when there is one.
+It sleeps as long as the training lasts, so its size matters: `monitor run` finds the run, then replaces itself with a shell
+(keeper.sh), which becomes this file once the monitor was killed or failed. Windows has no such shell, and this file from the
+start. It imports little more than nothing; what a failure needs is imported when there is one.
 """
 
 from __future__ import annotations
@@ -28,24 +29,31 @@ HEALTHY_S = 60.0  # a monitor that ran this long was healthy: earlier failures n
 TRIES_COUNT = 10
 
 
-def become(folder: str, state: str, checked: bool) -> int:
+def become(folder: str, state: str, checked: bool, node: str = "") -> int:
     """Replace this process with the keeper of `folder`; on Windows, where that gives a new process, be it: its exit code.
 
-    state: the file with the run's state. Raises OSError.
+    state: the file with the run's state. node: "N@HOST:PORT" for the monitor of another machine than the first one.
+    Raises OSError.
     """
-    words = ["--keep", *["--checked"] * checked, f"--before={_changed_ns(state)}", state, folder]
+    options = [*["--checked"] * checked, *[f"--node={node}"] * bool(node), f"--before={_changed_ns(state)}"]
     if sys.platform == "win32":
-        return keep(words)
+        return keep([*options, state, folder])
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "monitor", "run", *words])
+    shell = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.sh")
+    os.execv("/bin/sh", ["sh", shell, sys.executable, state, folder, *options])
 
 
 def keep(words: list[str]) -> int:
-    """Run the monitor until it ends by itself; its exit code. 1 when it was killed or failed TRIES_COUNT times in a row."""
+    """Run the monitor until it ends by itself; its exit code. 1 when it was killed or failed TRIES_COUNT times in a row.
+
+    words: options, the file with the run's state, the run's folder. Options: --checked; --before=NS, when that file was last
+    changed; and what keeper.sh saw: --ended=CODE, how its monitor ended (128 + N: signal N killed it), --received=SIGNAL.
+    """
     *options, state, folder = words
-    before = next(int(word.partition("=")[2]) for word in options if word.startswith("--before="))
-    received: list[int] = []
+    before = _number(options, "--before=") or 0
+    ended = _number(options, "--ended=")
+    received = [int(word.partition("=")[2]) for word in options if word.startswith("--received=")]
     child: list[_Child] = []
 
     def forward(number: int, _frame: object) -> None:
@@ -65,22 +73,16 @@ def keep(words: list[str]) -> int:
         return 1
     failures = 0
     while True:
-        words = ["--child", str(os.getpid())]
-        words += ["--checked"] * ("--checked" in options) + ["--restarted"] * bool(failures)
-        words += [f"--received={number}" for number in received]  # a signal may come while no monitor listens
-        known, healthy = len(received), False
+        began_s = time.monotonic()
         try:
-            began_s = time.monotonic()
-            process = _Child([sys.executable, "-m", "monitor", "run", *words, folder])
+            if ended is not None:
+                code, ended = ended if ended <= 128 else 128 - ended, None
+            else:
+                code = _run_monitor(folder, options, received, child, restarted=failures > 0)
         except OSError as error:
             how = f"cannot be started: {error.strerror or error}"
         else:
-            child[:] = [process]
-            for number in received[known:]:
-                process.send(number)
-            code = process.wait()
-            child.clear()
-            while code == 1 and failures and _is_watched(folder):
+            while code == 1 and failures and _is_watched(state):
                 time.sleep(1.0)  # an earlier start did succeed, and its error came afterwards
             code = EXIT_ERROR if code == 1 and failures else code
             if 0 <= code != EXIT_ERROR:
@@ -89,7 +91,7 @@ def keep(words: list[str]) -> int:
             if final in FINAL_CODES:
                 return FINAL_CODES[final]
             how = f"was killed by {_signal_name(-code)}" if code < 0 else "failed"
-            healthy = time.monotonic() - began_s >= HEALTHY_S
+        healthy = time.monotonic() - began_s >= HEALTHY_S
         failures = 1 if healthy else failures + 1
         run = os.path.basename(folder)
         if failures >= TRIES_COUNT:
@@ -100,6 +102,27 @@ def keep(words: list[str]) -> int:
             return 1
         print(f"monitor: the monitor of {run} {how}; restarting it", file=sys.stderr, flush=True)
         time.sleep(min(PAUSE_S * failures, MAX_PAUSE_S))
+
+
+def _number(options: list[str], name: str) -> int | None:
+    return next((int(word.partition("=")[2]) for word in options if word.startswith(name)), None)
+
+
+def _run_monitor(folder: str, options: list[str], received: list[int], child: list[_Child], restarted: bool) -> int:
+    """Start the monitor and wait for its end; its exit code, -N when signal N killed it. OSError: it cannot be started.
+
+    received: signals so far, and `child`: whom to forward the next ones to; a signal may come while no monitor listens.
+    """
+    words = ["--child", str(os.getpid()), *["--checked"] * ("--checked" in options), *["--restarted"] * restarted]
+    words += [*(w for w in options if w.startswith("--node=")), *(f"--received={number}" for number in received)]
+    known = len(received)
+    process = _Child([sys.executable, "-m", "monitor", "run", *words, folder])
+    child[:] = [process]
+    for number in received[known:]:
+        process.send(number)
+    code = process.wait()
+    child.clear()
+    return code
 
 
 # The monitor's process, in a session of its own: Ctrl-C in the terminal reaches it once, through `forward`.
@@ -154,14 +177,17 @@ def _changed_ns(path: str) -> int:
 # ---- after a failure ----
 
 
-def _is_watched(folder: str) -> bool:
-    """Whether a living monitor holds the run's lock; True when unknown, because then another start is the worse mistake."""
+def _is_watched(state: str) -> bool:
+    """Whether a living monitor holds the lock beside the file with the state (monitor.json: monitor.lock).
+
+    True when unknown, because then another start is the worse mistake.
+    """
     try:
         from pathlib import Path
 
-        from monitor.process.locks import LOCK, is_held
+        from monitor.process.locks import is_held
 
-        return is_held(Path(folder, LOCK))
+        return is_held(Path(state).with_suffix(".lock"))
     except (ImportError, OSError, MemoryError):
         return True
 

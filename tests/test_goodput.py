@@ -145,7 +145,7 @@ def test_the_cost_of_the_monitor_is_measured_on_a_living_run():
     """The benchmark compares it with the limits, on an idle machine."""
     cost = overhead_monitor.measure(seconds=3.0)
     assert 10 < cost["memory_mb"] < 100
-    assert 2 < cost["keeper_memory_mb"] < cost["memory_mb"]
+    assert 0 < cost["keeper_memory_mb"] < cost["memory_mb"]
     assert 0 <= cost["keeper_share_of_core"] < 0.01
     assert cost["keeper_share_of_core"] <= cost["share_of_core"] < 0.2
     assert cost["seconds"] >= 3.0
