@@ -89,6 +89,13 @@ TABLE: dict[str, Limit] = {
     "git_timeout_s": Limit(10, "git to report the revision of sd-scripts", 0.0, ("phases.load.floor_s",)),
     # One rank may cache or sample for long while the others wait, with progress of its own: no phase encloses this.
     "barrier_timeout_s": Limit(1800, "all ranks to arrive at a barrier", _EXPIRE_S, ("watch.between_steps_s",)),
+    "group_s": Limit(600, "all processes of a run to join their group", _EXPIRE_S, _LOADS),
+    "collective_s": Limit(
+        3600,
+        "one collective of several processes, where --ddp_timeout sets none",
+        _EXPIRE_S,
+        ("watch.between_steps_s",),
+    ),
     # The end. Uploads finish in phase "end", before the outcome "done"; the exit grace begins after it.
     "upload_exit_s": Limit(60, "uploads still in progress when training has finished", 0.0, ("phases.end.floor_s",)),
     "end_training_s": Limit(

@@ -94,7 +94,8 @@ def test_a_limit_that_is_off_encloses_nothing_and_one_that_is_no_number_is_refus
     for text in ("soon", "-1", "inf", "nan"):
         with pytest.raises(limits.LimitError, match="HANGPROOF_NPZ_TIMEOUT_S='.*': expected seconds, 0 for no limit"):
             limits.seconds("npz_timeout_s", {"HANGPROOF_NPZ_TIMEOUT_S": text})
-        assert limits.minimums({"HANGPROOF_BARRIER_TIMEOUT_S": text}).get("watch.between_steps_s") is None
+        unreadable = dict.fromkeys(("HANGPROOF_BARRIER_TIMEOUT_S", "HANGPROOF_COLLECTIVE_S"), text)
+        assert limits.minimums(unreadable).get("watch.between_steps_s") is None
 
 
 def test_a_constant_does_not_change_with_the_environment():

@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 
-from guards import crash, deadline, limits, phase_limit, socket_folder
+from guards import crash, deadline, limits, phase_limit, socket_folder, world
 from guards.deadline import Deadline
 from guards.heartbeat import Heartbeat
 from trainer.arguments import parse
@@ -31,6 +31,7 @@ def main(argv: list[str]) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     phase_limit.watch(hb)
     try:
+        world.check_launcher()
         if moved := socket_folder.choose():
             print(f"warning: {moved}", flush=True)
         from trainer.setup import build
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> None:
         from trainer.loop import train
 
         outcome = train(training)
-    except (TrainError, socket_folder.TooLong) as problem:
+    except (TrainError, socket_folder.TooLong, world.WorldError) as problem:
         fail(hb, str(problem))
     except OSError as problem:
         if problem.errno not in DISK:

@@ -134,7 +134,7 @@ def parser() -> Parser:
     add("--gradient_checkpointing", action="store_true")
     add("--mixed_precision", type=str, default="no", choices=["no", "fp16", "bf16"])
     add("--seed", type=int, default=None, help="default: 0")
-    add("--ddp_timeout", type=int, default=None, help="minutes that one process waits for another; default: 30")
+    add("--ddp_timeout", type=int, default=None, help="minutes that one process waits for another; default: 60")
     add("--timestep_sampling", default="sigma", choices=["sigma", "uniform", "sigmoid", "shift", "flux_shift"])
     add("--sigmoid_scale", type=float, default=1.0)
     add("--discrete_flow_shift", type=float, default=3.0)

@@ -20,11 +20,8 @@ def seed_for(*parts: object) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def batches(images: list[Image], seed: int, epoch: int, world: int = 1) -> list[Batch]:
-    """The batches of an epoch (0-based), in order; batch i is trained by rank i % world.
-
-    Images of one batch have the same data set and bucket. Batches are repeated until every rank has the same number.
-    """
+def batches(images: list[Image], seed: int, epoch: int) -> list[Batch]:
+    """The batches of an epoch (0-based), in order. Images of one batch have the same data set and bucket."""
     draw = random.Random(seed_for(seed, "order", epoch))
     groups: dict[tuple, list[int]] = defaultdict(list)
     for index, image in enumerate(images):
@@ -35,24 +32,28 @@ def batches(images: list[Image], seed: int, epoch: int, world: int = 1) -> list[
         draw.shuffle(members)
         out += [tuple(members[i : i + key[2]]) for i in range(0, len(members), key[2])]
     draw.shuffle(out)
-    while len(out) % world:
-        out.append(out[len(out) % world])
     return out
 
 
 class EpochSampler:
-    """A DataLoader sampler: the batches of one rank in one epoch, starting at a micro-batch."""
+    """A DataLoader sampler: the batches of one rank in one epoch, starting at a micro-batch.
+
+    Batch i of an epoch is trained by rank i % world, so a step has the same batches as one process that accumulates the
+    gradients of `world` times as many. Where an epoch does not divide, the last ranks have one batch less in its last step
+    and none is repeated. total: the batches of all ranks.
+    """
 
     def __init__(self, images: list[Image], seed: int, rank: int, world: int):
         self.images, self.seed, self.rank, self.world = images, seed, rank, world
         self.epoch, self.start = 0, 0
+        self.total = len(batches(images, seed, 0))
 
     def start_at(self, epoch: int, start: int) -> None:
         """Let the next iteration be epoch `epoch` (0-based), starting at micro-batch `start` of this rank."""
         self.epoch, self.start = epoch, start
 
     def __len__(self) -> int:
-        return len(batches(self.images, self.seed, 0, self.world)) // self.world
+        return -(-self.total // self.world)
 
     def __iter__(self) -> Iterator[Batch]:
-        yield from batches(self.images, self.seed, self.epoch, self.world)[self.rank :: self.world][self.start :]
+        yield from batches(self.images, self.seed, self.epoch)[self.rank :: self.world][self.start :]

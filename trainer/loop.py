@@ -11,7 +11,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from guards import checkpoint, deadline, limits
+from guards import checkpoint, deadline, limits, world
 from guards.deadline import Deadline
 from guards.heartbeat import REQUEST_STOP
 from guards.metrics import Metrics
@@ -96,20 +96,21 @@ def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
     base = args.unet_lr if args.unet_lr is not None else args.learning_rate
     rate = base * optimizers.factor(args, step, t.total)
     optimizers.set_learning_rate(t.optimizer, rate)
-    done_before = step % t.per_epoch * args.gradient_accumulation_steps
-    micros = min(args.gradient_accumulation_steps, t.micros - done_before)
+    # All processes together: N of them take the same batches, with the same noise, as one that accumulates N times as many.
+    each = args.gradient_accumulation_steps * accelerator.num_processes
+    count = min(each, t.order.total - step % t.per_epoch * each)
     total = torch.zeros((), device=accelerator.device)
-    for micro in range(micros):
+    for number in range(accelerator.process_index, count, accelerator.num_processes):
         batch = next(batches)
-        seed = seed_for(args.seed, "noise", step, micro, accelerator.process_index)
+        seed = seed_for(args.seed, "noise", step, number, 0)
         torch.manual_seed(seed)  # the seed of the LoRA's dropout
         with accelerator.autocast():
             loss = flow.loss_of(args, t.transformer, batch, seed, accelerator.device, t.dtype)
-        accelerator.backward(loss / micros)
-        total += loss.detach() / micros
+        accelerator.backward(loss / count)
+        total += loss.detach() / count
     stop = t.hb.request == REQUEST_STOP
     if accelerator.num_processes > 1:
-        total, stop = average(t, total, stop)
+        total, stop = add_up(t, total, stop)
     value = total.item()
     if not math.isfinite(value):
         raise TrainError(
@@ -123,13 +124,19 @@ def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
     return value, rate, stop
 
 
-def average(t: Training, loss, stop: bool):
-    """Averages gradients and loss over all processes in one call; a stop requested in one process stops all."""
+def add_up(t: Training, loss, stop: bool):
+    """Adds gradients and loss over all processes in one call; a stop requested in one process stops all.
+
+    A process that has no batch in the last step of an epoch has no gradients, and adds nothing.
+    """
     import torch
 
+    for p in t.parameters.values():
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
     gradients = [p.grad for p in t.parameters.values()]
     flat = torch.cat([*(g.flatten() for g in gradients), loss.reshape(1), loss.new_tensor([float(stop)])])
-    flat = t.accelerator.reduce(flat, reduction="mean")
+    flat = t.accelerator.reduce(flat, reduction="sum")
     at = 0
     for g in gradients:
         g.copy_(flat[at : at + g.numel()].view_as(g))
@@ -220,7 +227,8 @@ def stop_here(t: Training, step: int, losses: deque) -> None:
             save_state_of(t, step, losses)
         assert t.state is not None  # save_state sets it
         t.log(f"stopped on request at step {step}; its state is {t.state[1]}")
-    t.accelerator.wait_for_everyone()
+    with world.barrier(limits.seconds("save_s"), "the state of a requested stop"):
+        t.accelerator.wait_for_everyone()
 
 
 def check_finite(t: Training, step: int) -> None:

@@ -12,17 +12,15 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from guards import checkpoint, deadline, limits
-from guards.deadline import Deadline
+from guards import world as group
 from trainer import cache, dataset, imports, lora, models, optimizers, samples, split, states
 from trainer.data_order import EpochSampler
 from trainer.errors import TrainError
 
-WAIT_MINUTES = 30
 MOMENTS = {
     "adamw": 2.0,
     "adamw8bit": 0.5,
@@ -192,10 +190,7 @@ def check_room(output: Path, args, parameters: dict) -> None:
 def barrier(accelerator, what: str) -> None:
     """Waits until all processes are here, at most `barrier_timeout_s`; then this process ends with a message."""
     if accelerator.num_processes > 1:
-        ranks = f"all {accelerator.num_processes} ranks at a barrier"
-        with Deadline(
-            limits.seconds("barrier_timeout_s"), f"{ranks} (this is rank {accelerator.process_index}: {what})"
-        ):
+        with group.barrier(limits.seconds("barrier_timeout_s"), what):
             accelerator.wait_for_everyone()
 
 
@@ -214,14 +209,14 @@ def make_accelerator(args, hb):
     from accelerate import Accelerator, InitProcessGroupKwargs
     from torch import distributed
 
-    waiting = InitProcessGroupKwargs(timeout=timedelta(minutes=args.ddp_timeout or WAIT_MINUTES))
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    limit_s = limits.seconds("barrier_timeout_s") if several else 0
+    chosen = group.choose_backend()
+    if chosen and group.rank() == 0:
+        print(chosen, flush=True)
     try:
-        with Deadline(limit_s, "all ranks at a barrier (the start of the process group)"):
+        with group.joining():
             accelerator = Accelerator(
                 mixed_precision=args.mixed_precision,
-                kwargs_handlers=[waiting],
+                kwargs_handlers=[InitProcessGroupKwargs(timeout=group.timeout(args.ddp_timeout))],
                 log_with=args.log_with,
                 project_dir=args.logging_dir,
             )
@@ -229,6 +224,7 @@ def make_accelerator(args, hb):
         raise TrainError(
             f"--mixed_precision {args.mixed_precision} --log_with {args.log_with}: {problem}; change or remove the flag"
         ) from problem
+    group.check(accelerator.num_processes)
     hb.describe(str(accelerator.device), distributed.get_backend() if distributed.is_initialized() else "")
     if args.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise TrainError("--mixed_precision fp16 needs a GPU; on a CPU use bf16 or no")

@@ -16,7 +16,8 @@ from trainer import lora
 from trainer.errors import TrainError
 
 MUST_MATCH = ("network_dim", "network_alpha", "train_blocks", "optimizer_type", "model")
-SHOULD_MATCH = ("seed", "data", "gradient_accumulation_steps", "world")
+BATCHES = ("gradient_accumulation_steps", "world")  # their product is what counts: the batches of a step
+SHOULD_MATCH = ("seed", "data", *BATCHES)
 
 
 def step_name(slug: str, step: int) -> str:
@@ -105,10 +106,16 @@ def compare(folder: Path, belongs: dict, log: Callable[[str], None]) -> None:
                 f"--resume {folder}: {key} is {saved.get(key)} in the state and {belongs[key]} in this run; use the same value, or start without --resume"
             )
     for key in SHOULD_MATCH:
-        if saved.get(key) != belongs[key]:
+        if saved.get(key) != belongs[key] and not (key in BATCHES and batches(saved) == batches(belongs)):
             log(
                 f"resume: {key} changed from {saved.get(key)} to {belongs[key]}, so the result differs from an undisturbed run"
             )
+
+
+def batches(belongs: dict) -> int:
+    """The batches of one optimizer step over all processes; -1 when a state does not say."""
+    accumulated, processes = (belongs.get(key) for key in BATCHES)
+    return accumulated * processes if isinstance(accumulated, int) and isinstance(processes, int) else -1
 
 
 def drop_old(output: Path, slug: str, kind: str, last_gone: int, state: bool, log: Callable[[str], None]) -> None:

@@ -1,0 +1,180 @@
+"""The group of processes that train one LoRA together: is it the one that the run asks for, and how long may one wait?
+
+accelerate joins its processes to a group only where it finds a GPU. Without one, each of them trains the whole run alone,
+and all write the same files (measured with accelerate 1.6 and 1.15 and `--multi_gpu`: every rank sees one process, no
+gradient is averaged, the run is called completed). So the script exports how many processes it means
+(`HANGPROOF_WORLD`): `check_launcher` compares that with what was started, `choose_backend` lets the ranks meet over gloo on
+processors, and `check` looks at the group that was formed. Every rank does all three before it writes a file.
+
+Nobody waits for ever: the group has a limit to form, its collectives have a timeout, and a barrier that expires names the
+phase of each rank of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from guards import deadline, heartbeat, limits
+from guards.deadline import Deadline
+
+VARIABLE = "HANGPROOF_WORLD"
+NODE_VARIABLE = "HANGPROOF_NODE"
+USE_CPU = "ACCELERATE_USE_CPU"
+RENDER = "set nodes and gpus to what is there and write its script again: python -m runs render NAME"
+RECORDED_COLLECTIVES = "2000"
+
+
+class WorldError(RuntimeError):
+    """The processes that run are not the ones that the run asks for; the message says which numbers and what to do."""
+
+
+def _number(name: str, default: int) -> int:
+    """An environment variable that a launcher sets to a whole number. Raises WorldError when it is none."""
+    text = os.environ.get(name, "")
+    if text and not text.lstrip("-").isdecimal():
+        raise WorldError(f"{name}={text!r} is not a whole number; start the run with its train.sh")
+    return int(text or default)
+
+
+def rank() -> int:
+    """The number of this process, 0 for the one that writes the files."""
+    return _number("RANK", 0)
+
+
+def size() -> int:
+    """How many processes the launcher says it started, on all machines."""
+    return _number("WORLD_SIZE", 1)
+
+
+def local_size() -> int:
+    """How many of them run on this machine."""
+    return _number("LOCAL_WORLD_SIZE", size())
+
+
+def check_launcher() -> None:
+    """Compare what the launcher started with what the run asks for. Needs no torch, so it can be the first act of a rank.
+
+    Raises:
+        WorldError: fewer or more processes than the run asks for, or this is not the machine that starts it.
+    """
+    wanted, started = _number(VARIABLE, 0), size()
+    if wanted and wanted != started:
+        raise WorldError(
+            f"this run asks for {_processes(wanted)} (nodes x gpus in run.toml), but the launcher started {started}. "
+            f"Start it with its train.sh, or {RENDER}"
+        )
+    node = _number(NODE_VARIABLE, 0)
+    if node and node != _number("GROUP_RANK", 0):
+        raise WorldError(
+            f"this is machine {node} ({NODE_VARIABLE}), but its launcher calls it machine {_number('GROUP_RANK', 0)}. "
+            "Only machine 0 starts a run that trains on one machine"
+        )
+
+
+def choose_backend() -> str:
+    """Choose how several processes meet; "" or a line for the log of rank 0. To be called before accelerate forms the group.
+
+    CUDA gets NCCL with its flight recorder. Where torch finds no GPU, accelerate gets the variable that makes it use processors and gloo.
+
+    Raises:
+        WorldError: too few GPUs, or a device that cannot train together.
+    """
+    started = size()
+    if started < 2:
+        return ""
+    import torch
+
+    if os.environ.get(USE_CPU, "").lower() in ("1", "true", "yes"):
+        return f"{started} processes train together on processors (gloo)"
+    here = local_size()
+    if torch.cuda.is_available():
+        found = torch.cuda.device_count()
+        if found < here:
+            raise WorldError(
+                f"{here} processes run on this machine, but PyTorch finds {found} GPU{'s' * (found != 1)}. Each needs one "
+                f"of its own: make more GPUs visible (CUDA_VISIBLE_DEVICES), or {RENDER}"
+            )
+        _record_collectives()
+        return f"{started} processes train together, each on a GPU of its own"
+    if torch.backends.mps.is_available():
+        raise WorldError(
+            f"{started} processes cannot train together on one of Apple's GPUs (MPS). Set gpus to 1 and write the script "
+            "again: python -m runs render NAME"
+        )
+    if hasattr(torch, "accelerator") and torch.accelerator.is_available():
+        return ""  # a device that accelerate joins by itself
+    os.environ[USE_CPU] = "true"
+    return f"PyTorch finds no GPU here: {started} processes train together on processors (gloo)"
+
+
+def _record_collectives() -> None:
+    """Let NCCL dump its last collectives into the run's private folder when one times out.
+
+    Names as in torch 2.13: ProcessGroupNCCL.hpp (TORCH_NCCL_DUMP_ON_TIMEOUT needs TORCH_NCCL_TRACE_BUFFER_SIZE above 0, which
+    older versions do not set) and FlightRecorder.hpp; TORCH_FR_DUMP_TEMP_FILE was TORCH_NCCL_DEBUG_INFO_TEMP_FILE. An error in
+    a collective ends the process (TORCH_NCCL_ASYNC_ERROR_HANDLING=1, as torchrun sets it).
+    """
+    folder = os.environ.get("HANGPROOF_HEARTBEAT")
+    settings = {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": RECORDED_COLLECTIVES,
+    }
+    if folder:
+        prefix = str(Path(folder) / "nccl-trace-rank-")
+        settings |= {"TORCH_FR_DUMP_TEMP_FILE": prefix, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix}
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+def timeout(minutes: float | None) -> timedelta:
+    """How long a collective may take. minutes: the trainer's --ddp_timeout; None or 0: the limit `collective_s`."""
+    return timedelta(minutes=minutes) if minutes else timedelta(seconds=limits.seconds("collective_s") or 10**6)
+
+
+def check(found: int) -> None:
+    """Compare the group that accelerate formed with the launcher and the run. found: the processes in it.
+
+    Raises WorldError. To be called on every rank before it writes a file.
+    """
+    if found != size():
+        raise WorldError(
+            f"the launcher started {_processes(size())}, but accelerate joined {found} of them. Each would train the whole "
+            "run alone and overwrite the files of the others. Set gpus to 1 and write the script again: "
+            "python -m runs render NAME"
+        )
+
+
+def _processes(count: int) -> str:
+    return f"{count} process{'es' * (count != 1)}"
+
+
+def joining() -> Deadline:
+    """The limit for all processes to join the group; when it expires, the process ends with a message."""
+    return barrier(limits.seconds("group_s"), "joining the group")
+
+
+def barrier(seconds: float, what: str) -> Deadline:
+    """The limit of a barrier. When it expires, the process ends, and the message has the phase of each rank of this machine.
+
+    what: for people, which barrier it is, or what this process has just done.
+    """
+    text = f"all {size()} ranks at a barrier (this is rank {rank()}: {what})"
+    return Deadline(seconds if size() > 1 else 0, text, lambda limit_s, at: deadline.expire(limit_s, f"{at}{others()}"))
+
+
+def others() -> str:
+    """What the other ranks of this machine do, for a message: `; rank 1: phase save, step 12, no beat for 95 s`."""
+    now_s = time.monotonic()
+    return "".join(
+        f"; rank {beat.rank}: phase {beat.phase}, step {beat.step}, no beat for {now_s - beat.beat_s:.0f} s"
+        for beat in _others()
+    )
+
+
+def _others() -> list[heartbeat.Beat]:
+    folder = os.environ.get("HANGPROOF_HEARTBEAT")
+    return [beat for beat in heartbeat.read_all(folder) if beat.rank != rank()] if folder else []

@@ -1,0 +1,62 @@
+"""Runs of several processes: real ones, started by accelerate with the flags of a run's script."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from pathlib import Path
+
+import psutil
+from runs_helpers import spec
+
+import runs
+from runs.command import environment
+
+
+def launcher(processes: int, backend: str = "diffusers", **fields: object) -> list[str]:
+    """The launcher's words in the script of a run with so many GPUs, without the module that it starts."""
+    made = spec(gpus=processes, backend=backend, mixed_precision="no", **fields)
+    words = [word for line in runs.launch(made) for word in line]
+    return words[: words.index("-m")]
+
+
+def exported(processes: int) -> dict[str, str]:
+    """The variables with the number of processes, as the script exports them."""
+    return {key: value for key, value in environment(spec(gpus=processes)).items() if key == "HANGPROOF_WORLD"}
+
+
+def losses(run: Path) -> list[float]:
+    """The loss of each optimizer step, in order; of a step that was trained twice the last one."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = {line["step"]: line["loss"] for line in lines if line.get("kind") == "step"}
+    assert list(found) == sorted(found)
+    return [found[step] for step in sorted(found)]
+
+
+def difference(one: list[float], other: list[float]) -> float:
+    """The largest difference of two rows of losses, which must be of one length."""
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def end(process: subprocess.Popen) -> None:
+    """Kill a launcher and all its descendants, if they are still there."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+    process.wait(60)
+
+
+def run(command: list[str], env: dict[str, str], cwd: Path, limit_s: float = 400) -> subprocess.CompletedProcess:
+    """Run a launcher to its end; both streams in `stdout`. What it leaves behind after `limit_s` is killed, and it fails."""
+    process = subprocess.Popen(
+        command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+    )
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        end(process)
+        output, _ = process.communicate()
+        raise AssertionError(f"still running after {limit_s} s:\n{output[-3000:]}") from None
+    return subprocess.CompletedProcess(command, process.returncode, output)
