@@ -13,6 +13,7 @@ import sys
 COMMANDS = {
     "slurm": ("launch.slurm", "write the sbatch script of a run, and submit it"),
     "skypilot": ("launch.skypilot", "write the managed job of a run for SkyPilot, and submit it"),
+    "store": ("launch.store.commands", "restore a run from its store, show the store, take a lease from a dead machine"),
     "serve": ("launch.serve", "what a container runs: continue interrupted runs, serve the page"),
     "stop-pod": ("launch.pods", "stop the rented machine that this runs on (RunPod, Vast.ai)"),
 }

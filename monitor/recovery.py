@@ -12,12 +12,13 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from guards import checkpoint
-from guards.heartbeat import REQUEST_TERM
+from guards import checkpoint, startup
+from guards.heartbeat import REQUEST_TERM, Beat
 from monitor.attempt import Attempt, AttemptView, ExitStatus
 from monitor.config import Config
 from monitor.detect.progress import Verdict
@@ -25,8 +26,10 @@ from monitor.diagnose import causes, collect
 from monitor.diagnose.causes import Cause
 from monitor.diagnose.collect import LORA_DAMAGED, Evidence, Scope
 from monitor.diagnose.incident import Incident
+from monitor.gpu import nvml
 from monitor.gpu.nvml import Gpus
 from monitor.gpu.queue import GpuQueue
+from monitor.nodes.leader import Nodes, Part
 from monitor.phrases import PHASES, count
 from monitor.process import platform, tree
 from monitor.process.platform import ProcessInfo
@@ -35,13 +38,18 @@ from monitor.resume import checkpoints, policy, script
 from monitor.resume.checkpoints import ResumePoint, Verifier
 from monitor.run_folder import MonitorError, RunFolder
 from monitor.state import Failure, RunState, State, spec_hash
-from monitor.store import RESTORED, StoreAgent
+from monitor.store import StoreAgent
 
 EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5
+NODES_S = 0.5  # between two looks at the other machines, while they get ready
 TRIES_COUNT = 5  # starts in a row that fail for a passing reason (no memory to fork, a disk error); then it gives up
 VERIFY_TRIES_COUNT = 3
 # What a run takes along to another machine, of RunState's fields.
-CARRIED = ("attempt", "restarts", "best_step", "planned", "started_at", "changes", "changes_at_save", "cause_counts")
+CARRIED = (
+    *("attempt", "restarts", "best_step", "planned", "started_at", "gpu"),
+    *("changes", "changes_at_save", "cause_counts"),
+)
+NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # 1: this machine was rented for its GPU; 0: train without one all the same
 
 
 class Interrupted(Exception):
@@ -62,6 +70,7 @@ class Run:
     pause: Callable[[float], None]  # waits, keeps the status fresh, raises Interrupted
     report: Callable[[State, str], None]  # shows a state while a long step of it is under way
     store: StoreAgent
+    nodes: Nodes | None = None  # the other machines of the run
     checked: bool = False  # whoever started the monitor has looked for what is missing
     incident: Incident | None = None  # the last one, until a new step closes it
     tries: int = 0  # starts in a row that failed for a passing reason
@@ -97,6 +106,7 @@ class Crash:
 
     status: ExitStatus
     last_progress_s: float
+    part: Part | None = None  # of several machines: the part that failed
 
 
 @dataclass(frozen=True)
@@ -240,9 +250,14 @@ def _collect(run: Run, attempt: Attempt, view: AttemptView, failure: Hang | Cras
         stacks, slow_reason = failure.stacks, failure.slow_reason
         evidence = collect.of_hang(scope, failure.verdict, status.outcome, status.note, stacks, slow_reason)
         evidence.missing += failure.missing
+        evidence.processes += run.nodes.processes() if run.nodes else []
         return evidence
-    status = failure.status
-    return collect.of_crash(scope, status.code, status.signal, status.outcome, status.note, str(status))
+    status, part = failure.status, failure.part
+    if part is None:
+        return collect.of_crash(scope, status.code, status.signal, status.outcome, status.note, str(status))
+    if part.log_tail is not None:
+        scope = replace(scope, log_tail=part.log_tail)
+    return collect.of_crash(scope, part.code, part.signal, part.outcome, part.note, part.ended, part.rank)
 
 
 def _summary(evidence: Evidence) -> str:
@@ -368,9 +383,13 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
         return survivors
     for folder in folders:
         checkpoint.sweep(folder)
+    if (no_gpu := gpu_missing(run)) is not None:
+        return no_gpu
     missing = checkpoints.room_missing(folders)
     if missing:
         return Wait(30.0, missing) if state.attempt else GiveUp(f"{missing}, then start the run again")
+    if run.nodes is not None and (text := run.nodes.waiting()):
+        return _wait_for_nodes(run, run.nodes, text)
     if run.incident is None and not run.checked:
         try:
             problems = script.start_problems(run.folder, run.config.check.render_s, run.pause)
@@ -396,17 +415,29 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     if not rendered.compatible:
         point = _start_over(run, point)
 
+    if run.nodes is not None:
+        try:
+            text = run.nodes.prepare(**_order(number, point, rendered, changes))
+        except MonitorError as error:
+            return GiveUp(f"attempt {number} cannot be started: {error}")
+        if text:
+            return _wait_for_nodes(run, run.nodes, text)
     # Recorded before it starts: a monitor that is killed in between leaves a training that the next one can find.
     attempt = Attempt.prepare(run.folder, number, now, collect.oom_kills())
+    if run.nodes is not None:
+        attempt.record = replace(attempt.record, group=run.nodes.record())
     state.current = attempt.record
     state.save(run.folder)
     metrics_bytes = run.folder.metrics_size()
     try:
-        attempt.start(rendered.script, point.path, run.queue.handles())
+        variables = run.nodes.environment() if run.nodes else None
+        attempt.start(rendered.script, point.path, run.queue.handles(), variables)
     except OSError as error:
         state.current = None
         attempt.close()
         return _try_again(run, f"attempt {number} cannot be started: {error.strerror or error}")
+    if run.nodes is not None:
+        run.nodes.run()
     run.tries = 0
     state.attempt, state.changes_at_save, state.save_dir = number, [c["name"] for c in changes], rendered.save_dir
     state.best_before, state.resumed_step, state.current = state.best_step, point.step, attempt.record
@@ -423,27 +454,69 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     return attempt
 
 
+def gpu_missing(run: Run) -> GiveUp | None:
+    """Why the run does not start on this machine, which has fewer GPUs than it needs; None when it may start.
+
+    A stopped pod can come back without its GPU, and a training on its CPU would take weeks at the full price. A run that has
+    trained on a GPU can be continued elsewhere (exit code 5); one that was to have its first GPU here is wrong here (4).
+    """
+    wish, trained_on = os.environ.get(NEEDS_GPU, ""), run.state.gpu
+    if wish == "0" or not (trained_on or wish == "1"):
+        return None
+    needed, found = int(run.folder.spec.get("gpus", 1)), run.gpus.count(run.pause)
+    if found is None or found >= needed:
+        return None
+    here = "this machine has none" if not found else f"this machine has {count(found, 'GPU')}"
+    before = f"the run has trained on {trained_on}, and" if trained_on else f"the run needs {count(needed, 'GPU')}, and"
+    what = "nothing is trained on the CPU. Start it on a machine with a GPU" if not found else f"it needs {needed}"
+    return GiveUp(f"{before} {here}: {what} (or set {NEEDS_GPU}=0)", EXIT_PREEMPTED if trained_on else EXIT_BUDGET)
+
+
+def note_gpu(run: Run, beats: Sequence[Beat]) -> None:
+    """Record that the training uses a GPU, as its ranks say."""
+    if not run.state.gpu and any(str(startup.read_about(b.about).get("device", "")).startswith("cuda") for b in beats):
+        run.state.gpu = nvml.model() or "a GPU"
+        run.state.save(run.folder)
+
+
+def _wait_for_nodes(run: Run, nodes: Nodes, text: str) -> Wait | GiveUp:
+    """The other machines are not ready: wait, but not for ever."""
+    if not nodes.given_up():
+        return Wait(NODES_S, text)
+    waited = f"waited {run.config.nodes.return_s:.0f} s for the other machines"
+    how = "start `python -m monitor node` there, or set nodes to 1, then start the run again"
+    return GiveUp(f"{text}; {waited}; {how}", EXIT_BUDGET)
+
+
+def _order(number: int, point: ResumePoint, rendered: script.Rendered, changes: list[dict[str, str]]) -> dict[str, Any]:
+    """What the other machines need to know of an attempt."""
+    return {
+        "attempt": number,
+        "script": rendered.script.name,
+        "resume": point.path.name if point.path else "",
+        "resume_path": str(point.path) if point.path else "",
+        "changes": tuple(change["name"] for change in changes),
+    }
+
+
 def adopt_restored(run: Run) -> str:
-    """Continue the state of the machine that trained this run last, which the store kept; why nothing is left, or "".
+    """Continue the state of the machine that trained this run last, as restored to monitor.json; why nothing is left, or "".
 
     What depends on a machine (its attempt, its durations, its failures) is left behind.
     """
-    path, state = run.folder.folder / RESTORED, run.state
-    if not path.exists():
-        return ""
+    state = run.state
     try:
-        before = RunState.load(run.folder, RESTORED)
+        before = RunState.load(run.folder)
         names = [change["name"] for change in before.changes] + before.changes_at_save
         if not all(name.isidentifier() for name in names):
             raise ValueError("a mitigation has an invalid name")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        run.folder.log(f"{RESTORED} cannot be used and is ignored: {error}")
+        run.folder.log(f"the monitor.json in the store cannot be used and is ignored: {error}")
         return ""
     for name in CARRIED:
         setattr(state, name, getattr(before, name))
     state.best_before = state.best_step
     state.save(run.folder)
-    path.unlink(missing_ok=True)
     same = before.spec_hash == spec_hash(run.folder.folder)
     if before.state is State.COMPLETED and same and run.folder.lora is not None:
         return f"already completed on another machine ({before.best_step} steps); LoRA: {run.folder.lora.name}"

@@ -57,6 +57,7 @@ class AttemptRecord:
     started_s: float  # monotonic
     root: tuple[int, float] | None = None  # (pid, start time) of the script's shell
     oom_kills: dict[str, int] = field(default_factory=dict)  # the kernel's counters at the start, by source
+    group: dict[str, Any] = field(default_factory=dict)  # of several machines: what the others were ordered to start
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Shutdown:
-    """A requested end. `ending` is stopped or preempted; `gone_by_s` (monotonic) is set by the first SIGTERM."""
+    """A requested end. `ending` is stopped, preempted or spent; `gone_by_s` (monotonic) is set by the first SIGTERM."""
 
     ending: str
     now: bool = False
@@ -93,6 +94,7 @@ class RunState:
     changes: list[dict[str, str]] = field(default_factory=list)  # mitigations in force: {"name", "sentence"}
     changes_at_save: list[str] = field(default_factory=list)  # mitigations in force when the states were saved
     save_dir: str = ""  # where states are written first, "" for the run's own folder
+    gpu: str = ""  # the model of the GPU that it has trained on, "" for none: then a machine without one may train it
     cause_counts: dict[str, int] = field(default_factory=dict)  # cause -> failures by it since the run began
     durations: dict[str, dict[str, float]] = field(default_factory=dict)  # learned durations, by phase
     current: AttemptRecord | None = None
@@ -103,9 +105,9 @@ class RunState:
     spec_hash: str = ""
 
     @classmethod
-    def load(cls, folder: RunFolder, name: str = STATE) -> RunState:
+    def load(cls, folder: RunFolder) -> RunState:
         """The saved state of this run, a new one without any. A file of version 1 (before November 2026) is converted."""
-        values = read_json(folder.folder / name) or {}
+        values = read_json(folder.folder / STATE) or {}
         version, history = values.pop("version", None), values.pop("history", {})
         if version == 1:
             values = {_VERSION_1.get(key, key): value for key, value in values.items()}

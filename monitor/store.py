@@ -25,13 +25,12 @@ from monitor.process.subjob import ROOT, helper_environment, python
 from monitor.run_folder import LOG, RunFolder, read_json
 
 STORE = "store.json"  # written by the agent
-RESTORED = "restored.json"  # the monitor.json of the machine that trained last, written by the agent for the monitor
 CLOSE_WAIT_S = 1.0  # for an agent that was killed
 HEALTHY_S = 60.0  # an agent that ran this long was healthy: the next start waits for `restart_s` only
 RESTART_TIMES = 12  # the longest pause between two starts, as a multiple of `restart_s`
 
 
-class Lease(enum.StrEnum):
+class LeaseState(enum.StrEnum):
     """What the agent says of the lease."""
 
     CONNECTING = "connecting"  # nothing is known yet, or the store cannot be reached
@@ -46,7 +45,7 @@ class Lease(enum.StrEnum):
 class StoreView:
     """What the agent wrote last. `message` is for people: why it waits, who holds the lease, who took it."""
 
-    lease: Lease = Lease.CONNECTING
+    lease: LeaseState = LeaseState.CONNECTING
     ready: bool = False  # the lease is held, and what was newer in the store is in the run's folder
     reachable: bool = False  # the last call to the store succeeded
     message: str = "connecting to the store"
@@ -63,7 +62,7 @@ def parse(values: dict[str, Any]) -> StoreView | None:
     """The agent's values; None when one has the wrong type (another version of this program wrote the file)."""
     try:
         known = {key: value for key, value in values.items() if key in StoreView.__dataclass_fields__}
-        return StoreView(**known | {"lease": Lease(known["lease"])})
+        return StoreView(**known | {"lease": LeaseState(known["lease"])})
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -96,7 +95,7 @@ class StoreAgent:
     @property
     def holds(self) -> bool:
         """This run has held the lease, and nobody took it."""
-        return self._begun and self.admitted and self.view.lease is not Lease.LOST
+        return self._begun and self.admitted and self.view.lease is not LeaseState.LOST
 
     def unreachable_s(self) -> float:
         """Seconds since the store answered last, or since the agent was first started."""
@@ -136,7 +135,7 @@ class StoreAgent:
 
     def _start(self, now_s: float) -> None:
         self._started_s = now_s
-        command = [*python("launch", "store", "agent"), str(self.folder.folder)]
+        command = [*python("launch", "store", "agent"), str(self.folder.folder), *["--adopted"] * self.admitted]
         try:
             with open(self.folder.folder / LOG, "ab") as log:
                 self._popen = subprocess.Popen(
@@ -159,7 +158,7 @@ class StoreAgent:
         self._failures = 1 if now_s - self._started_s > HEALTHY_S else self._failures + 1
         self._next_start_s = now_s + self.limits.restart_s * min(2 ** (self._failures - 1), RESTART_TIMES)
         how = f"was killed by {platform.signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        if self.view.lease not in (Lease.REFUSED, Lease.LOST, Lease.UNUSABLE):
+        if self.view.lease not in (LeaseState.REFUSED, LeaseState.LOST, LeaseState.UNUSABLE):
             self.folder.log(f"store: the process that copies {how}; it is started again")
 
     def _drop(self) -> None:
@@ -200,12 +199,12 @@ class StoreAgent:
 
     # ---- orders ----
 
-    def order(self, what: str) -> int:
+    def order(self, what: str, limit_s: float = 0.0) -> int:
         """Order `what` (flush: copy everything now; release: give the lease back and exit); its number."""
         self._orders += 1
         if self._popen is not None and self._popen.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
-                line = json.dumps({"order": self._orders, "what": what})
+                line = json.dumps({"order": self._orders, "what": what, "limit_s": limit_s})
                 self._popen.stdin.write(line.encode() + b"\n")
         return self._orders
 
@@ -218,7 +217,7 @@ class StoreAgent:
         ordered_from, number = None, 0
         while True:
             view = self.poll()
-            if view.lease is Lease.LOST:
+            if view.lease is LeaseState.LOST:
                 return view.message
             if self._popen is not None and ordered_from is not self._popen and view.ready:
                 ordered_from, number = self._popen, self.order("flush")  # an agent that was replaced knows no order
@@ -238,7 +237,7 @@ class StoreAgent:
             return
         try:
             if limit_s > 0:
-                self.order("release")
+                self.order("release", limit_s)
             self._drop()  # the end of its standard input ends the agent
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(limit_s, 0.1))

@@ -30,6 +30,8 @@ from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT, Observation, Sign
 from monitor.diagnose.collect import LORA_DAMAGED
 from monitor.gpu import nvml
 from monitor.gpu.queue import GpuQueue
+from monitor.nodes import leader
+from monitor.nodes.leader import Part
 from monitor.phrases import PHASES, count
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK, Lock
@@ -37,6 +39,7 @@ from monitor.process.platform import ProcessInfo
 from monitor.recovery import EXIT_BUDGET, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STOPPED, Run
 from monitor.resume import checkpoints, policy, script
 from monitor.run_folder import SCRIPT, MonitorError, RunFolder, print_line
+from monitor.spend import Spend
 from monitor.state import (
     FINAL,
     RunState,
@@ -50,10 +53,11 @@ from monitor.state import (
     store_learned,
 )
 from monitor.status_writer import StatusWriter
-from monitor.store import Lease, StoreAgent
+from monitor.store import LeaseState, StoreAgent
 
 IDLE_POLL_S = 0.2  # between two steps of a run that has no living attempt
 UNKILLABLE_POLL_S = 5.0
+EVIDENCE_S = 4.0  # for the stacks of other machines, when they were not asked before
 LAST_MESSAGE_S = 10.0  # for the notification that the run has ended
 PERSIST_S = 10.0  # for the final state to be written to a disk that refuses
 NO_STEP_SAVE_S = 2.0  # a stop before the first step: there is nothing to save
@@ -142,11 +146,13 @@ class Supervisor:
             pause=self.pause,
             report=self.report,
             store=StoreAgent(folder, self.config.store),
+            nodes=leader.gather(folder, os.environ, self.config.nodes),
             checked=checked,
         )
         self.status = StatusWriter(self.run, parent_pid)
         self.learned = {} if folder.foreign else load_learned(learned_file(), learned_key(folder.spec, nvml.model()))
         self.watch = Watch(self.config, {**self.learned, **self.run.state.durations})
+        self.spend = Spend(folder.folder, folder.spec, self.config.end.stop_save_s)
         self.at = Step(State.OPENING)
         self.code = EXIT_FAILED
         self.attempt: Attempt | None = None
@@ -168,14 +174,21 @@ class Supervisor:
         }
 
     def run_until_final(self) -> int:
-        """The loop; returns the exit code."""
+        """The loop; returns the exit code. MonitorError: the other machines of the run cannot be listened to."""
         self.listen()
+        if (nodes := self.run.nodes) is not None:
+            from monitor.nodes import endpoint  # http.server is large, and few runs have several machines
+
+            nodes.on_departure = lambda: self.signals.append(signal.SIGTERM)
+            nodes.open(endpoint.serve)
         try:
             while self.at.state not in FINAL:
                 try:
                     self.write_status()
                     self.waker.sleep(self.poll_s())
-                    self.enter(self.handle_requests() or self.lease_lost() or self.states[self.at.state]())
+                    self.enter(
+                        self.handle_requests() or self.lease_lost() or self.spent() or self.states[self.at.state]()
+                    )
                     self.failing_since = None
                 except recovery.Interrupted:
                     continue
@@ -333,6 +346,7 @@ class Supervisor:
             wait_s = min(wait_s, NO_STEP_SAVE_S)
         preempted = shutdown.ending == "preempted"
         message = "the machine is needed: saving a checkpoint" if preempted else "saving a checkpoint, then stopping"
+        message = f"the spend limit is reached: {message}" if shutdown.ending == "spent" else message
         self.folder.event("stopping", message)
         return Step(State.STOPPING, message, now_s + wait_s)
 
@@ -360,8 +374,12 @@ class Supervisor:
         newest = checkpoints.newest(self.run.state_folders())
         where = f"step {self.furthest()}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
         if self.run.state.failure is not None and self.run.incident is not None:
-            outcome = f"the run was {shutdown.ending} before the restart"
+            ending = "stopped by its spend limit" if shutdown.ending == "spent" else shutdown.ending
+            outcome = f"the run was {ending} before the restart"
             self.run.incident.close(self.folder, outcome, platform.now().utc)
+        if shutdown.ending == "spent":
+            limit = self.spend.reached() or "the spend limit was reached"
+            return self.finish(State.FAILED, EXIT_BUDGET, f"{limit}. Stopped at {where}")
         stopped = shutdown.ending == "stopped"
         state, code = (State.STOPPED, EXIT_STOPPED) if stopped else (State.PREEMPTED, EXIT_PREEMPTED)
         return self.finish(state, code, f"{shutdown.ending} at {where}")
@@ -389,6 +407,8 @@ class Supervisor:
                     self.folder.log(text)
         if attempt is not None and not fresh:
             self.attach(attempt)
+            if living and run.nodes is not None:
+                run.nodes.resume(attempt.record.group)
             run.queue.ask(state.queued_at_s)  # the training's shell holds the GPU; later this monitor does
             if living:
                 run.store.admitted = run.store.used  # it held the lease when this training began
@@ -414,6 +434,7 @@ class Supervisor:
         """Watch this attempt from now on."""
         self.drop_probe()
         self.attempt, self.view = attempt, None
+        attempt.nodes = self.run.nodes
         self.watch = Watch(self.config, {**self.learned, **self.run.state.durations, **self.watch.learned()})
         self.slow_reason, self.calm_since_s, self.last_step_s = "", -math.inf, None
         self.status.new_attempt()
@@ -433,7 +454,8 @@ class Supervisor:
         if isinstance(result, recovery.Survivors):
             return self.unkillable(result.processes)
         if isinstance(result, recovery.GiveUp):
-            return self.finish(State.FAILED, result.code, result.reason)
+            state = State.PREEMPTED if result.code == EXIT_PREEMPTED else State.FAILED
+            return self.finish(state, result.code, result.reason)
         now_s = time.monotonic()
         if self.waiting_since_s is None:
             self.waiting_since_s = now_s
@@ -455,13 +477,13 @@ class Supervisor:
         if view.ready:
             store.admitted = True
             if view.restored_step is not None:
-                self.folder.event("restored", f"fetched from the store: {view.message}", step=view.restored_step)
-            if reason := recovery.adopt_restored(self.run):
-                return self.finish(State.COMPLETED, EXIT_DONE, reason)
+                self.folder.event("restored", view.message, step=view.restored_step)
+                if reason := recovery.adopt_restored(self.run):
+                    return self.finish(State.COMPLETED, EXIT_DONE, reason)
             return None
-        if view.lease is Lease.UNUSABLE:
+        if view.lease is LeaseState.UNUSABLE:
             return self.finish(State.FAILED, EXIT_FAILED, f"the store {store.address} cannot be used: {view.message}")
-        if view.lease is Lease.REFUSED:
+        if view.lease is LeaseState.REFUSED:
             return self.finish(State.FAILED, EXIT_BUDGET, view.message)
         if store.unreachable_s() >= self.config.store.connect_s:
             reason = f"the store {store.address} cannot be reached ({view.error or 'no answer'})"
@@ -469,13 +491,20 @@ class Supervisor:
             return self.finish(State.FAILED, EXIT_BUDGET, f"{reason}; {waited}")
         return Step(State.QUEUED, f"{view.message}: {view.error}" if view.error else view.message)
 
+    def spent(self) -> Step | None:
+        """The run has cost what it may: stop it with a checkpoint."""
+        busy = self.at.state in (State.OPENING, State.STOPPING) or self.run.state.shutdown is not None
+        if busy or not self.spend.reached():
+            return None
+        return self.shut_down(Shutdown("spent"))
+
     def lease_lost(self) -> Step | None:
         """Another machine trains this run now: kill the training here and end, with that reason."""
         store, state = self.run.store, self.run.state
         if not store.admitted or self.at.state in FINAL:
             return None
         view = store.poll()
-        if view.lease is not Lease.LOST or (self.at.give_up_s and time.monotonic() < self.at.due_s):
+        if view.lease is not LeaseState.LOST or (self.at.give_up_s and time.monotonic() < self.at.due_s):
             return None
         if self.attempt is not None:
             end = self.config.end
@@ -524,8 +553,9 @@ class Supervisor:
         if attempt is None:
             return Step(State.OPENING)
         view = self.observe(attempt)
-        if view.gone:
-            return self.script_ended(attempt)
+        part = attempt.failed_part(view)
+        if part is not None or (view.gone and not attempt.settling):
+            return self.script_ended(attempt, part)
         verdict = self.judge(view)
         if verdict.reset:
             self.folder.log(f"timers reset: {verdict.reset}")
@@ -556,14 +586,16 @@ class Supervisor:
 
     def judge(self, view: AttemptView) -> Verdict:
         """The verdict on this observation, with the probe's evidence where there is a suspicion."""
+        nodes = self.run.nodes
         if self.probe is None:
             return self.watch.observe(observation(view, Signals()))
         self.probe.poll()
         self.run.verifier.poll()
-        verdict = self.watch.observe(observation(view, self.probe.signals))
+        signals = self.probe.signals
+        verdict = self.watch.observe(observation(view, nodes.signals(signals) if nodes else signals))
         if self.probe.due(verdict, view.moment.mono_s):
             signals = self.probe.sample_again(view.beats, verdict.budget_s)
-            verdict = self.watch.observe(observation(view, signals))
+            verdict = self.watch.observe(observation(view, nodes.signals(signals) if nodes else signals))
         return verdict
 
     def progressing(self, view: AttemptView, verdict: Verdict) -> Step:
@@ -574,6 +606,8 @@ class Supervisor:
             self.drop_probe()
         self.run.prewarm.tick(view.moment.mono_s, self.run.state_folders(), self.run.state.changes)
         begins = self.at.state is State.STARTING and not any(b.count for b in view.beats)
+        if self.at.state is State.STARTING and not begins:
+            recovery.note_gpu(self.run, view.beats)
         return self.at if begins else Step(State.RUNNING)
 
     def start_probe(self, attempt: Attempt, view: AttemptView, full: bool) -> Probe:
@@ -581,6 +615,8 @@ class Supervisor:
         probe = Probe(attempt.tree, attempt.heartbeats, self.config, self.run.gpus.read)
         probe.begin(view.beats, full)
         self.probe = probe
+        if full and self.run.nodes is not None:
+            self.run.nodes.ask_evidence()
         return probe
 
     def suspect(self, attempt: Attempt, view: AttemptView, verdict: Verdict) -> Step:
@@ -610,6 +646,8 @@ class Supervisor:
         if self.probe is not None:
             self.probe.close()
             self.probe = None
+            if self.run.nodes is not None:
+                self.run.nodes.drop_evidence()
 
     # ---- the end of an attempt ----
 
@@ -617,11 +655,14 @@ class Supervisor:
         """Hung: recover."""
         probe = self.probe or self.start_probe(attempt, view, full=True)
         last_s = self.watch.last_progress_s()
-        found = recovery.Hang(verdict, probe.texts(), list(probe.missing), self.slow_reason, last_s)
+        stacks = probe.texts()
+        if self.run.nodes is not None:
+            stacks |= self.run.nodes.stacks(EVIDENCE_S)
+        found = recovery.Hang(verdict, stacks, list(probe.missing), self.slow_reason, last_s)
         return self.recover(attempt, view, found)
 
-    def script_ended(self, attempt: Attempt) -> Step:
-        """The script has ended, or does nothing any more: completed, stopped, or a crash."""
+    def script_ended(self, attempt: Attempt, part: Part | None = None) -> Step:
+        """The script has ended, or does nothing any more: completed, stopped, or a crash (of `part` of the group)."""
         view = self.observe(attempt, fresh=True)  # a rank may have begun, or reported its outcome, since
         if self.failing_since is None:
             self.watch.observe(replace(observation(view, Signals()), ranks_gone=False))  # learn from the last steps
@@ -639,7 +680,7 @@ class Supervisor:
                 return self.completed()
             status = replace(status, outcome=LORA_DAMAGED, note=problem)
         last_s = self.watch.last_progress_s() if self.watch.ranks else attempt.record.started_s
-        return self.recover(attempt, view, recovery.Crash(status, last_s))
+        return self.recover(attempt, view, recovery.Crash(status, last_s, part))
 
     def recovering(self) -> Step:
         """Continue a recovery: after an error in its middle, after the monitor was replaced, while a process survives."""
@@ -704,6 +745,18 @@ class Supervisor:
         self.folder.event("ledger", line)
         print_line(f"{self.folder.name}: {line}", sys.stdout)
 
+    def close_nodes(self) -> None:
+        """End the other machines' monitors with this one, when the run has ended."""
+        nodes, end = self.run.nodes, self.config.end
+        if nodes is None:
+            return
+        if self.at.state not in FINAL:
+            nodes.stop_listening()
+            return
+        limit_s = min(end.grace_s + end.kill_wait_s + self.config.nodes.reply_s, max(1.0, self.run.remaining_s()))
+        if missing := nodes.close(self.code, self.run.state.reason or "", limit_s):
+            self.folder.log(missing)
+
     def close(self) -> None:
         """Release everything, each whatever happens to the others. The lock is released last, by its owner.
 
@@ -713,6 +766,7 @@ class Supervisor:
         last_message_s = min(LAST_MESSAGE_S, run.remaining_s())
         try:
             run.store.close(min(self.config.store.release_s, run.remaining_s()) if self.at.state in FINAL else 0.0)
+            self.close_nodes()
             with contextlib.ExitStack() as stack:
                 final = self.at.state in FINAL and self.at.state is not State.UNKILLABLE
                 for release in (run.queue.release, run.gpus.close, run.prewarm.close,

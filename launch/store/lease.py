@@ -187,6 +187,7 @@ class Lease:
         self.number = 0  # of the own claim
         self.holder = ""  # who holds the lease, or who took it
         self.error = ""  # of the last poll
+        self.seen_alive = False  # while this machine waited, another one renewed its claim
         self._state = WAITING
         self._valid_until = float("-inf")
         self._beat = 0
@@ -248,6 +249,7 @@ class Lease:
                 self._claimed(top, self._watch_s(list(parsed.values())))  # an earlier call created it after all
                 return
         if found != self._seen[0]:
+            self.seen_alive = bool(self._seen[0])
             self._seen = found, self.clock()  # the clock is read after the claims
         busy = [claim for claim in parsed.values() if not self._is_over(claim)]
         if any(claim is not None for claim in busy):

@@ -1,0 +1,388 @@
+"""The process beside the monitor: it holds the lease of a run, restores what is newer before the start, and copies from then on.
+
+    python -m launch store agent FOLDER [--adopted]
+
+Decision: three threads, because none may wait for another's network call. `Agent.serve` obeys the monitor, whose end it sees
+as the end of its standard input; `keep_lease` renews the lease and exchanges the small files of a fleet's page; `copy` pushes.
+All three report in `store.json`. Every call to the store has an end (places.py), and one that fails is tried again: nothing
+here can stop the training, except the lease when another machine takes it.
+
+What is copied is decided by what is there now, not by a queue: when copying is slower than saving, older checkpoints are
+skipped. A push is cut short only by an order to copy everything now, which begins with the newest files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from guards import checkpoint
+from launch.store import lease
+from launch.store.copies import Copier, NotHeld
+from launch.store.manifest import read_toml
+from launch.store.places import Limits, NotFound, Place, Refused, StoreError, open_place
+from launch.store.restore import restore
+from monitor import config
+from monitor.process import platform
+from monitor.process.locks import Lock
+from monitor.run_folder import STATUS, STOP
+from monitor.store import STORE, LeaseState, StoreView
+
+LOCK = ".store.lock"  # in the run's folder: held by its agent
+LOCK_S = 20.0  # for an earlier agent to end
+POLL_S = 1.0  # between two readings of the run's folder
+RETRY_S, RETRY_MAX_S = 2.0, 60.0  # after a failed copy
+REQUEST, REQUEST_BYTES = "requests/stop.json", 4096
+STATUS_BYTES = 4 << 20
+SMALL = {"call_s": 10.0, "tries": 2}  # limits of a call that the next one repeats anyway
+REFUSE_PERIODS = 0.5  # a living holder is watched so long: one that is just ending gives the lease back
+RELEASE_SHARE = 0.6  # of the time to release the lease: for the copy under way
+NICE = 10
+EXIT_FAILED = 1
+
+
+class Superseded(Exception):
+    """A copy was cut short by an order."""
+
+
+class Report:
+    """`store.json`: what the monitor and people see. Safe for several threads; replaced when a value changes."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / STORE
+        self._values: dict[str, Any] = {"version": 1, "pid": os.getpid(), **asdict(StoreView())}
+        self._lock = threading.Lock()
+        self._write()
+
+    def set(self, **values: object) -> None:
+        """Change values of a StoreView."""
+        with self._lock:
+            if any(self._values[key] != value for key, value in values.items()):
+                self._values |= values
+                self._write()
+
+    def _write(self) -> None:
+        now = platform.now()
+        values = {**self._values, "updated_at": now.utc, "updated_s": now.mono_s}
+        temporary = self._path.with_name(f".{STORE}.{os.getpid()}.tmp")
+        with contextlib.suppress(OSError):  # a full disk: the monitor keeps what it knows
+            temporary.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+            os.replace(temporary, self._path)
+
+
+class Agent:
+    """The agent of the run in `folder`. `place`: the run's folder in the store. `adopted`: the training runs already."""
+
+    def __init__(self, folder: Path, place: Place, report: Report, limits: config.Store, adopted: bool):
+        self.folder = folder
+        self.place = place
+        self.small = place.limited(**SMALL)
+        self.report = report
+        self.limits = limits
+        self.adopted = adopted
+        self.lease = lease.Lease(place, period_s=limits.lease_s)
+        self.save_dir = str(read_toml(folder / "run.toml").get("save_dir") or "")
+        self.held = threading.Event()  # for the first time
+        self.wake = threading.Event()  # the copying thread has something to do
+        self.released = threading.Event()
+        self.orders = 0  # the last order to copy everything
+        self.final = False  # only the end of the run is left to be copied
+        self.copier: Copier | None = None
+
+    # ---- the monitor's orders ----
+
+    def serve(self) -> int:
+        """Obey until the monitor is gone or wants the lease released; the exit code."""
+        words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+        def read() -> None:
+            with contextlib.suppress(OSError, ValueError):
+                for line in sys.stdin.buffer:
+                    words.put(line)
+            words.put(None)
+
+        def run(work: str) -> threading.Thread:
+            thread = threading.Thread(target=self.guarded, args=(work,), daemon=True, name=work)
+            thread.start()
+            return thread
+
+        threading.Thread(target=read, daemon=True, name="orders").start()
+        run("keep_lease")
+        copying = run("copy")
+        while (line := words.get()) is not None:
+            order = json.loads(line)
+            if order["what"] == "flush":
+                self.orders = order["order"]
+                self.wake.set()
+            elif order["what"] == "release":
+                self.release(copying, time.monotonic() + order["limit_s"] * RELEASE_SHARE)
+                break
+        return 0
+
+    def guarded(self, work: str) -> None:
+        """Run a method as a thread; an error that nobody expected ends the process, and the monitor starts it again."""
+        try:
+            getattr(self, work)()
+        except BaseException:  # noqa: BLE001 - the top of a thread
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(EXIT_FAILED)
+
+    def release(self, copying: threading.Thread, until_s: float) -> None:
+        """Copy the last lines and the final status, then give the lease back."""
+        self.final = True
+        self.wake.set()
+        copying.join(max(0.0, until_s - time.monotonic()))
+        self.released.set()
+        if self.lease.valid():
+            with contextlib.suppress(StoreError):
+                self.send_status(b"")
+        with contextlib.suppress(StoreError):
+            self.lease.release()
+        self.report.set(lease=LeaseState.CONNECTING, message="the lease was given back")
+
+    # ---- the lease ----
+
+    def keep_lease(self) -> None:
+        """Take the lease, renew it, and exchange the small files, until it is lost or released."""
+        watched_s: float | None = None  # since when a living machine was seen to hold it
+        small_s, sent = -1e9, b""
+        while not self.released.is_set():
+            state, now_s = self.lease.poll(), time.monotonic()
+            reachable = not self.lease.error
+            if state == lease.HELD:
+                self.report.set(lease=LeaseState.HELD, holder="", reachable=reachable, message="the lease is held")
+                self.held.set()
+            elif state == lease.LOST:
+                holder = self.lease.holder
+                message = f"{holder} took the lease of this run, so it is trained there and was stopped here"
+                self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=message)
+                return
+            elif state == lease.UNREACHABLE:
+                self.report.set(reachable=False, error=self.lease.error)
+            else:
+                alive = self.lease.seen_alive and state == lease.WAITING
+                watched_s = (watched_s or now_s) if alive else None
+                if watched_s and now_s - watched_s >= REFUSE_PERIODS * self.limits.lease_s:
+                    message = (
+                        f"{self.lease.holder} trains this run. Stop it there, or wait until it ends, then start it here"
+                    )
+                    self.report.set(lease=LeaseState.REFUSED, holder=self.lease.holder, message=message)
+                    return
+                self.report_waiting(reachable)
+            if state == lease.HELD and reachable and now_s - small_s >= self.limits.status_s:
+                small_s = now_s
+                with contextlib.suppress(StoreError):
+                    self.fetch_request()
+                    sent = self.send_status(sent)
+            pause_s = self.limits.lease_s / (4 if state in (lease.HELD, lease.UNREACHABLE) else 20)
+            self.released.wait(min(pause_s, self.limits.status_s))
+
+    def report_waiting(self, reachable: bool) -> None:
+        """Say why the lease is not held yet."""
+        holder, error = self.lease.holder, self.lease.error
+        state, message = LeaseState.CONNECTING, f"connecting to {self.place.address}"
+        if holder and reachable:
+            left = f"its lease expires within {lease.WATCH * self.limits.lease_s:.0f} s if it is not"
+            state, message = (
+                LeaseState.WAITING,
+                f"{holder} holds the lease of this run; finding out if it is alive, {left}",
+            )
+        self.report.set(lease=state, holder=holder, reachable=reachable, message=message, error=error)
+
+    def fetch_request(self) -> None:
+        """Hand a stop that was requested through the store to the monitor, as if it was requested here."""
+        try:
+            data = self.small.read(REQUEST, REQUEST_BYTES)
+        except NotFound:
+            return
+        try:
+            now = json.loads(data).get("now") is True
+        except (ValueError, AttributeError, RecursionError):
+            now = False
+        with contextlib.suppress(OSError):
+            checkpoint.atomic_write(self.folder / STOP, json.dumps({"now": now}))
+            self.small.delete([REQUEST])
+
+    def send_status(self, sent: bytes) -> bytes:
+        """Copy status.json when it changed; returns what is in the store now. Raises StoreError."""
+        data = b""
+        with contextlib.suppress(OSError):
+            data = (self.folder / STATUS).read_bytes()
+        if data and data != sent and len(data) <= STATUS_BYTES and self.lease.valid():
+            self.small.put(STATUS, data)
+            return data
+        return sent
+
+    # ---- copying ----
+
+    def copy(self) -> None:
+        """Restore what is newer, report that the training may start, then copy what changes, until the end."""
+        while not self.held.wait(POLL_S):
+            if self.final:
+                return
+        damaged: frozenset[str] = frozenset()
+        if not self.adopted:
+            found = self.retried_restore()
+            if found is None:
+                return
+            damaged = found
+        self.report.set(ready=True)
+        self.copier = Copier(self.place, self.folder, self.lease, damaged)
+        seen, done, noted = "", 0, set[str]()
+        wait_s, next_s, copied_s = RETRY_S, 0.0, -1e9
+        while True:
+            wanted, newest = self.wanted(), self.signature()
+            order, final = wanted
+            now_s = time.monotonic()
+            due = newest != seen or now_s - copied_s >= self.limits.copy_s
+            if final or order > done or (due and now_s >= next_s):
+                try:
+                    pushed = self.copier.push(partial(self.progress, wanted=wanted))
+                    seen, done, copied_s, wait_s = newest, order, time.monotonic(), RETRY_S
+                    for note in set(pushed.notes) - noted:
+                        noted.add(note)
+                        print(f"store: {note}", file=sys.stderr, flush=True)
+                    self.report_copied(done)
+                    if pushed.manifest is not None and not final:
+                        self.copier.prune()
+                except Superseded:
+                    continue
+                except (NotHeld, StoreError, OSError) as error:
+                    self.report.set(error="" if isinstance(error, NotHeld) and self.lease.valid() else str(error))
+                    next_s, wait_s = time.monotonic() + wait_s, min(2 * wait_s, RETRY_MAX_S)
+                    if order > done and not final:
+                        time.sleep(POLL_S)  # an order is not put off, but a store that refuses is not hammered
+                finally:
+                    self.report.set(pending=self.pending(), pending_bytes=0)
+            if final:
+                return
+            self.wake.wait(POLL_S)
+            self.wake.clear()
+
+    def retried_restore(self) -> frozenset[str] | None:
+        """Restore until it succeeds; the damaged contents of the store, None when the run ends first."""
+        wait_s = RETRY_S
+        while not self.final:
+            try:
+                found = restore(self.place, self.folder.name, self.folder, on_progress=self.restoring)
+                for note in found.notes:
+                    print(f"store: {note}", file=sys.stderr, flush=True)
+                if found.files and found.manifest is not None:
+                    source = f"written by {found.manifest.owner}"
+                    message = f"restored step {max(0, found.step)} from the store, {source}"
+                    self.report.set(restored_step=max(0, found.step), message=message)
+                return found.damaged
+            except Refused as error:
+                self.report.set(lease=LeaseState.UNUSABLE, message=str(error))
+                return None
+            except (StoreError, OSError) as error:
+                self.report.set(error=str(error))
+                time.sleep(wait_s)
+                wait_s = min(2 * wait_s, RETRY_MAX_S)
+        return None
+
+    def restoring(self, done: int, total: int) -> None:
+        """Show how far a restore is."""
+        self.report.set(message=f"restoring from the store: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
+    def wanted(self) -> tuple[int, bool]:
+        """The order that a push has to carry out: the last one, and whether it is the end of the run."""
+        return self.orders, self.final
+
+    def progress(self, sent: int, total: int, wanted: tuple[int, bool]) -> None:
+        """Show how far a push is; cut it short when everything is to be copied now."""
+        if self.wanted() != wanted:
+            raise Superseded
+        self.report.set(pending=self.pending(), pending_bytes=total - sent)
+
+    def report_copied(self, done: int) -> None:
+        """A push is complete."""
+        last = self.copier.last if self.copier else None
+        step = last.step if last is not None and last.step >= 0 else None
+        self.report.set(step=step, error="", done=done)
+
+    # ---- the run's folder ----
+
+    def folders(self) -> list[Path]:
+        """Where states and the LoRA are."""
+        return [self.folder, *([Path(self.save_dir)] if self.save_dir and Path(self.save_dir).is_dir() else [])]
+
+    def signature(self) -> str:
+        """Changes with each new complete state and LoRA."""
+        parts = []
+        for folder in self.folders():
+            with contextlib.suppress(OSError):
+                for entry in os.scandir(folder):
+                    name = entry.name
+                    if name[0] != "." and name.endswith(("-state", ".safetensors")):
+                        with contextlib.suppress(OSError):
+                            path = os.path.join(entry.path, checkpoint.GUARD) if name.endswith("-state") else entry.path
+                            parts.append(f"{name} {os.stat(path).st_mtime_ns}")
+        return "\n".join(sorted(parts))
+
+    def pending(self) -> str:
+        """What the store lacks: "the checkpoint of step 120, the LoRA"; "" for neither."""
+        last = self.copier.last if self.copier else None
+        parts, steps = [], list[int]()
+        for folder in self.folders():
+            with contextlib.suppress(OSError):
+                steps += [guard["step"] for path in checkpoint.states(folder) if (guard := checkpoint.guard_of(path))]
+        newest = max(steps, default=-1)
+        if newest > (last.step if last else -1):
+            parts.append(f"the checkpoint of step {newest}")
+        lora = f"{self.folder.name}.safetensors"
+        if any((folder / lora).is_file() for folder in self.folders()) and (
+            not last or f"run/{lora}" not in last.files
+        ):
+            parts.append("the LoRA")
+        return ", ".join(parts)
+
+
+def run(folder: Path, adopted: bool) -> int:
+    """Be the agent of the run in `folder`; the exit code. The reason of a refusal is in store.json."""
+    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        if hasattr(
+            signal, name
+        ):  # a machine that is taken away signals every process: the monitor decides what is copied
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(NICE)
+    lock = Lock(folder / LOCK)
+    if not lock.acquire(patience_s=LOCK_S):
+        print(f"store: {folder}: another process copies this run", file=sys.stderr)
+        return EXIT_FAILED
+    report = Report(folder)
+    address = str(read_toml(folder / "run.toml").get("store") or "")
+    limits = config.load().store
+    try:
+        place = open_place(address, Limits(bytes_per_s=limits.bandwidth_bytes)).under(folder.name)
+    except StoreError as error:
+        return _unusable(report, error)
+    try:
+        place.limited(**SMALL).list(lease.FOLDER)
+    except Refused as error:
+        return _unusable(report, error)
+    except StoreError as error:  # perhaps it answers later: `keep_lease` goes on
+        report.set(error=str(error))
+    code = Agent(folder, place, report, limits, adopted).serve()
+    sys.stderr.flush()
+    os._exit(code)  # a thread may hang in a call to a dead store
+
+
+def _unusable(report: Report, error: StoreError) -> int:
+    """The address or the permissions are wrong: report it, and wait for the monitor to read it."""
+    report.set(lease=LeaseState.UNUSABLE, message=str(error), error=str(error))
+    sys.stdin.buffer.read()
+    return EXIT_FAILED

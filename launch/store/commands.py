@@ -1,0 +1,105 @@
+"""`python -m launch store restore|status|release STORE RUN`, and `agent`, which the monitor starts.
+
+restore   make outputs/RUN and datasets/RUN on an empty machine, or bring them up to date; then `python -m monitor run RUN`
+status    what the store has of a run, and which machine holds its lease
+release   take the lease away from a machine that is gone; one that is alive stops training this run within a minute
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from launch.common import report
+from launch.store.lease import Claim, current, newest_lease, this_owner
+from launch.store.places import Place, StoreError, open_place
+from runs.paths import outputs_dir, slug
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The four commands."""
+    choices = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        command = choices.add_parser(name, help=text, description=text)
+        command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="end with one line of JSON")
+        return command
+
+    for name, text in (
+        ("restore", "fetch a run from its store, or bring this machine's copy up to date"),
+        ("status", "show what the store has of a run, and who holds its lease"),
+        ("release", "take the lease from a machine that is gone; a living one stops training this run"),
+    ):
+        command = add(name, text)
+        command.add_argument("store", metavar="STORE", help="address of the store, as in run.toml")
+        command.add_argument("run_name", metavar="RUN", help="name of the run")
+    agent = choices.add_parser("agent")  # no help: only the monitor calls it
+    agent.add_argument("folder", type=Path)
+    agent.add_argument("--adopted", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0, or 1 for the agent of a store that cannot be used.
+
+    Raises:
+        StoreError: the store cannot be used or read, or does not have the run. RunError: the run's name is not valid.
+    """
+    if args.action == "agent":
+        from launch.store import agent
+
+        return agent.run(args.folder, args.adopted)
+    name = slug(args.run_name)
+    place = open_place(args.store).under(name)
+    return {"restore": _restore, "status": _status, "release": _release}[args.action](args, place, name)
+
+
+def _restore(args: argparse.Namespace, place: Place, name: str) -> int:
+    from launch.store.restore import restore
+
+    folder = outputs_dir() / name
+    found = restore(place, name)
+    for note in found.notes:
+        print(f"store: {note}", file=sys.stderr)
+    if found.manifest is None:
+        raise StoreError(f"{place.address} has no complete copy of {name}; start the run where its data set is")
+    step = max(0, found.step)
+    what = f"restored {found.files} files" if found.files else "nothing is newer in the store"
+    text = f"{folder}: {what}; continues from step {step}. Now: python -m monitor run {name}"
+    values: dict[str, Any] = {"folder": str(folder), "step": step, "files": found.files}
+    values |= {"fetched_bytes": found.fetched_bytes, "manifest": found.manifest.name}
+    return report(args, text, values)
+
+
+def _status(args: argparse.Namespace, place: Place, name: str) -> int:
+    from launch.store.copies import newest_manifest
+
+    manifest, claim = newest_manifest(place, name), current(place)
+    if manifest is None and claim is None:
+        raise StoreError(f"{place.address} does not exist, or holds no run; check the address and the name")
+    free = claim is None or claim.released
+    holder = "nobody" if claim is None or free else claim.owner.text()
+    lines = [f"lease: {holder}"]
+    values: dict[str, Any] = {"run": name, "holder": None if free else holder, "step": None, "size": 0}
+    if manifest is not None:
+        done = ", completed" if manifest.completed else ""
+        lines.append(f"step {max(0, manifest.step)}{done}, {len(manifest.files)} files, {manifest.size / 1e6:.1f} MB")
+        lines.append(f"written {manifest.written_at} by {manifest.owner}")
+        values |= {"step": max(0, manifest.step), "completed": manifest.completed, "size": manifest.size}
+        values |= {"manifest": manifest.name, "written_at": manifest.written_at, "written_by": manifest.owner}
+    return report(args, "\n".join(lines), values)
+
+
+def _release(args: argparse.Namespace, place: Place, name: str) -> int:
+    claim = current(place)
+    if claim is None or claim.released:
+        return report(args, f"{name}: nobody holds the lease", {"run": name, "holder": None})
+    number, owner = max(claim.number, newest_lease(place)) + 1, this_owner()
+    unique = "" if place.exclusive else f"-{owner.id}"
+    data = Claim(number, owner, released=True, period_s=claim.period_s).dumps()
+    if not place.create(f"lease/{number:06}{unique}.json", data):
+        raise StoreError(f"{place.address}: another machine took the lease just now; look again with `status`")
+    holder = claim.owner.text()
+    text = f"{name}: took the lease from {holder}; if it is alive, it stops training this run within {claim.period_s:.0f} s"
+    return report(args, text, {"run": name, "holder": holder})
