@@ -25,6 +25,9 @@ PERIOD_S = 10.0
 FRESH_S = 30.0
 ANSWER_S = 2.0  # how long `wait_free` waits for one reading
 RESTART_S = 60.0
+COUNT_S = 20.0  # a driver answers the first question after some seconds where no persistence daemon runs
+# What NVML raises where there is no GPU: a container that got none has the driver's kernel module, but not its library.
+ABSENT = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded", "NVMLError_NotFound")
 # A container may hide the first; WSL 2 has only the second.
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libnvidia-ml.so.1"))
 # nvml.h, nvmlClocksEventReasons: what slows a GPU down from outside
@@ -90,6 +93,23 @@ class Gpus:
             self._start()
         self._request()
         return tuple(reading["gpus"]) if now_s - reading["at_s"] < FRESH_S else ()
+
+    def count(self, pause: Callable[[float], None]) -> int | None:
+        """How many GPUs this machine has now; None when the driver fails or does not answer within COUNT_S.
+
+        Args:
+            pause: waits so many seconds; what it raises leaves here.
+        """
+        until_s = time.monotonic() + COUNT_S
+        while present() and time.monotonic() < until_s:
+            reading = self._reading()
+            if time.monotonic() - reading["at_s"] < FRESH_S:
+                return None if reading["error"] else len(reading["gpus"])
+            if not self._running():
+                return None
+            self._request()
+            pause(0.05)
+        return None if present() else 0
 
     @property
     def note(self) -> str:
@@ -185,7 +205,8 @@ def main(path: Path) -> int:
             nvml.nvmlInit()  # costs nothing after the first time
             _write(path, at_s, take(nvml))
         except nvml.NVMLError as error:
-            _write(path, at_s, [], f"the NVIDIA driver failed: {error}")
+            absent = type(error).__name__ in ABSENT
+            _write(path, at_s, [], "" if absent else f"the NVIDIA driver failed: {error}")
         requested.wait(PERIOD_S)
 
 
