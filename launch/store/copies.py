@@ -132,6 +132,7 @@ class Copier:
         found = contents(self.folder, self.data, self.memory)
         carried = self._carried(found)
         self._before = self.place.list(FILES)
+        self._skip_older_states(found)
         pushed = Pushed(None, notes=list(found.notes))
         self._send(found, pushed, on_progress)
         self._remember()
@@ -217,6 +218,16 @@ class Copier:
             raise
         except StoreError:
             return None
+
+    def _skip_older_states(self, found: Contents) -> None:
+        """Leave out older states that the store lacks: only the newest matters, and saving may be faster than copying."""
+        newest = max(found.states, key=lambda state: found.states[state], default=None)
+        for state in [state for state in found.states if state != newest]:
+            names = [name for name in found.files if name.startswith(f"run/{state}/")]
+            if any(found.files[name].member.blob not in self._before for name in names):
+                del found.states[state]
+                for name in names:
+                    del found.files[name]
 
     def _carried(self, found: Contents) -> dict[str, Member]:
         """The newest state of the last manifest where this machine has none: the store keeps the last good one."""
