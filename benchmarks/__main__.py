@@ -10,6 +10,7 @@ NAMES = {
     "faults": "every fault a run can meet, injected on purpose, and its required outcome",
     "goodput": "a run under faults: ours, torchrun, nvidia-resiliency-ext",
     "overhead": "what the guards cost: a heartbeat, and all patches in the real loop",
+    "preemption": "everything of a run is killed at random moments; an empty machine continues from the store",
     "ranks": "one of four ranks hangs: is it named, with its place, and does the run finish?",
     "runs": "how fast 1,000 runs on disk are listed, shown and resumed",
     "ui": "how fast the page answers, and how much memory it uses",
@@ -20,7 +21,7 @@ def main(argv: list[str]) -> int:
     """Exit code of the named benchmark; 2 when there is none of that name."""
     if argv and argv[0] in NAMES:
         return importlib.import_module(f"benchmarks.{argv[0]}").main(argv[1:])
-    lines = "\n".join(f"  {name:<10} {what}" for name, what in NAMES.items())
+    lines = "\n".join(f"  {name:<12} {what}" for name, what in NAMES.items())
     wanted = argv and argv[0] in ("-h", "--help")
     print(f"python -m benchmarks NAME [--help | arguments]\n{lines}", file=sys.stdout if wanted else sys.stderr)
     return 0 if wanted else 2

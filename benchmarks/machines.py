@@ -30,15 +30,8 @@ from runs.paths import ROOT
 
 START_S = 120.0
 RESTORE_S = 120.0
-# A store as in production, in a tenth of the time. The bandwidth makes copies last a while, so that a kill can meet them.
-LIMITS = """[store]
-lease_s = 4
-connect_s = 60
-copy_s = 1
-status_s = 1
-restart_s = 0.5
-bandwidth_bytes = {bandwidth}
-"""
+# A store as in production, in a tenth of the time.
+LIMITS = {"lease_s": 4, "connect_s": 60, "copy_s": 1, "status_s": 1, "flush_s": 60, "restart_s": 0.5}
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,7 @@ class Training:
 
     name: str  # of the run
     every: int  # steps between two checkpoints
-    bandwidth: int
+    bandwidth: int  # bytes a second: a copy lasts a while, so that a kill can meet it
     create: Callable[[Path, dict[str, Any]], Path]
     expected: Callable[[], str]
     environment: Callable[[Path], dict[str, str]]  # also prepares the data root
@@ -112,6 +105,7 @@ class Machine:
     root: Path
     environment: dict[str, str] = field(default_factory=dict)
     enter: tuple[str, ...] = ()
+    limits: dict[str, float] = field(default_factory=dict)  # of [store] in the monitor's configuration
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     process: subprocess.Popen[bytes] | None = None
     restored: dict[str, Any] = field(default_factory=dict)  # what `restore` printed
@@ -120,7 +114,8 @@ class Machine:
         made = self.training.environment(self.data)
         (self.root / "tmp").mkdir(parents=True, exist_ok=True)
         limits = self.root / "limits.toml"
-        limits.write_text(LIMITS.format(bandwidth=self.training.bandwidth), encoding="utf-8")
+        values = {**LIMITS, "bandwidth_bytes": self.training.bandwidth, **self.limits}
+        limits.write_text("[store]\n" + "".join(f"{k} = {v}\n" for k, v in values.items()), encoding="utf-8")
         more = {"HANGPROOF_LIMITS": str(limits), "TMPDIR": str(self.root / "tmp"), "HANGPROOF_GPUS": ""}
         self.environment = {**made, **more, **self.environment, SCENARIO: self.token}
 
