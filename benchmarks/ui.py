@@ -22,15 +22,19 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import psutil
+
 from benchmarks.goodput import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60  # seconds after which a start counts as failed
-LIMITS = {"first_page_ratio": 1.15, "config_kb": 110.0, "rss_mb": 250.0}
+LIMITS = {"first_page_ratio": 1.15, "config_kb": 110.0, "rss_mb": 250.0, "idle_percent_of_core": 1.0}
+SETTLE_S = 2.0  # after the first page, before the idle server is measured
 EXCEEDED = {
     "first_page_ratio": "the first page takes {value:g} x as long as a bare Gradio page, the limit is {limit:g} x",
     "config_kb": "the config that each visit downloads has {value:g} KB, the limit is {limit:g} KB",
     "rss_mb": "the page's server uses {value:g} MB, the limit is {limit:g} MB",
+    "idle_percent_of_core": "an idle server uses {value:g} % of a core, the limit is {limit:g} %",
 }
 BARE = """
 import sys, gradio as gr
@@ -47,14 +51,14 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def measure(command: list[str], port: int, env: dict[str, str]) -> dict[str, float]:
+def measure(command: list[str], port: int, env: dict[str, str], idle_s: float = 0.0) -> dict[str, float]:
     """Start a server, fetch its page, stop it: {first_page_s, cpu_s, rss_mb, page_kb, config_kb}.
+
+    idle_s: then also leave it alone for so many seconds: {idle_percent_of_core}.
 
     Raises:
         TimeoutError: no page within LIMIT_S; ChildProcessError: the server ended.
     """
-    import psutil
-
     began = time.monotonic()
     process = subprocess.Popen(
         command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -65,12 +69,14 @@ def measure(command: list[str], port: int, env: dict[str, str]) -> dict[str, flo
         seen = psutil.Process(process.pid)
         times, rss = seen.cpu_times(), seen.memory_info().rss
         config = _fetch(process, f"http://127.0.0.1:{port}/config", began)
+        idle = {"idle_percent_of_core": _idle_percent(seen, idle_s)} if idle_s else {}
         return {
             "first_page_s": round(seconds, 3),
             "cpu_s": round(times.user + times.system, 3),
             "rss_mb": round(rss / 2**20, 1),
             "page_kb": round(len(page) / 1000, 1),
             "config_kb": round(len(config) / 1000, 1),
+            **idle,
         }
     finally:
         process.terminate()
@@ -78,6 +84,14 @@ def measure(command: list[str], port: int, env: dict[str, str]) -> dict[str, flo
             process.wait(10)
         process.kill()
         process.wait()
+
+
+def _idle_percent(process: psutil.Process, seconds: float) -> float:
+    time.sleep(SETTLE_S)
+    began, before = time.monotonic(), process.cpu_times()
+    time.sleep(seconds)
+    took, after = time.monotonic() - began, process.cpu_times()
+    return round(100 * (after.user + after.system - before.user - before.system) / took, 2)
 
 
 def _fetch(process: subprocess.Popen, address: str, began: float) -> bytes:
@@ -97,6 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, print, and compare with the limits."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks ui", description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5, help="starts of each (5)")
+    parser.add_argument("--idle-seconds", type=float, default=10.0, help="how long the idle server is measured (10)")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     args = parser.parse_args(argv)
     rows: dict[str, list[dict[str, float]]] = {"ours": [], "bare_gradio": []}
@@ -110,7 +125,8 @@ def main(argv: list[str] | None = None) -> int:
             for repeat in range(args.repeats):
                 for name in list(commands)[:: 1 if repeat % 2 else -1]:
                     port = free_port()
-                    rows[name].append(measure(commands[name](port), port, env))
+                    idle_s = 0.0 if repeat else args.idle_seconds
+                    rows[name].append(measure(commands[name](port), port, env, idle_s))
         except (TimeoutError, ChildProcessError) as error:
             print(f"benchmarks ui: {error}", file=sys.stderr)
             return 1
@@ -149,13 +165,14 @@ def _summary(rows: list[dict[str, float]]) -> dict[str, float]:
         "rss_mb": max(row["rss_mb"] for row in rows),
         "page_kb": rows[0]["page_kb"],
         "config_kb": rows[0]["config_kb"],
+        "idle_percent_of_core": rows[0].get("idle_percent_of_core", 0.0),
     }
 
 
 def _line(s: dict[str, float]) -> str:
     return (
         f"first page {s['first_page_s']:.2f} s (slowest {s['first_page_max_s']:.2f} s), CPU {s['cpu_s']:.2f} s, "
-        f"{s['rss_mb']:.0f} MB, config {s['config_kb']:.0f} KB"
+        f"{s['rss_mb']:.0f} MB, config {s['config_kb']:.0f} KB, idle {s['idle_percent_of_core']:g} % of a core"
     )
 
 
