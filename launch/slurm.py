@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,13 @@ ADVICE = (  # part of sbatch's message, what to do
     ("qos", "ask your cluster's administrator for the QOS, and add `#SBATCH --qos=NAME` to the script"),
     ("unable to contact", "the Slurm controller does not answer; try again, or see `scontrol ping`"),
 )
+DECISION_S = 3.0  # for Slurm to consider a new job
+NEVER = {  # why a job waits, as squeue says it: what to do, where waiting does not help
+    "PartitionConfig": "no node of the partition has so many cores or is allowed; choose fewer --cpus or another --partition",
+    "PartitionNodeLimit": "the partition does not give a job so many nodes; choose another --partition",
+    "PartitionTimeLimit": "the partition's time limit is shorter; choose a shorter --time",
+    "BadConstraints": "no node has these features; change the script",
+}
 
 
 @dataclass(frozen=True)
@@ -196,8 +204,11 @@ def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:
         raise LaunchError(
             f"no sbatch on this machine; copy the project to a login node of the cluster, or run there: sbatch {SCRIPT}"
         )
-    for line in ask("squeue", "--noheader", "--me", f"--name={job_name(folder)}", "--format=%i").splitlines():
-        return line.strip(), True
+    script = str(folder / SCRIPT)
+    listed = ask("squeue", "--noheader", "--me", f"--name={job_name(folder)}", "--format=%i %o")
+    for number, _, command in (line.strip().partition(" ") for line in listed.splitlines()):
+        if command == script:
+            return number, True
     if is_held(folder / LOCK):
         raise LaunchError(
             f"{folder.name}: a monitor runs it already; stop it first with `python -m monitor stop {folder.name}`"
@@ -209,13 +220,30 @@ def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:
             raise LaunchError(f"{folder.name} cannot be started: {'; '.join(fault.message for fault in faults)}")
     environment = {name: value for name, value in os.environ.items() if name not in PRIVATE}
     try:
-        answer = ask("sbatch", "--parsable", str(folder / SCRIPT), environment=environment)
+        answer = ask("sbatch", "--parsable", script, environment=environment)
     except LaunchError as error:
         advice = next(
-            (text for part, text in ADVICE if part in str(error).lower()), f"fix {folder / SCRIPT} and submit it again"
+            (text for part, text in ADVICE if part in str(error).lower()), f"fix {script} and submit it again"
         )
         raise LaunchError(f"{error}; {advice}") from error
-    return answer.strip().partition(";")[0], False
+    job = answer.strip().partition(";")[0]
+    _check(job, script)
+    return job, False
+
+
+def _check(job: str, script: str) -> None:
+    """Cancel a new job that can never start: Slurm takes it and lets it wait. Raises LaunchError then."""
+    until_s = time.monotonic() + DECISION_S
+    while time.monotonic() < until_s:
+        reason = ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").strip()
+        if reason in NEVER:
+            ask("scancel", job)
+            raise LaunchError(
+                f"the job could never start, so it was cancelled: {reason}, {NEVER[reason]}; see {script}"
+            )
+        if reason not in ("None", "Priority"):
+            return
+        time.sleep(0.3)
 
 
 def _plain_path(folder: Path) -> str:
