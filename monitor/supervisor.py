@@ -561,6 +561,8 @@ class Supervisor:
             self.folder.log(f"timers reset: {verdict.reset}")
         if verdict.kind == OVER:
             return self.script_ended(attempt)
+        if verdict.kind == HUNG and attempt.nodes is not None and (silent := attempt.nodes.silent()):
+            return Step(State.SUSPECT, silent)  # the group may only wait for that machine: `failed_part` judges it
         if verdict.kind == HUNG:
             return self.hung(attempt, view, verdict)
         if verdict.kind == SUSPECT:

@@ -28,6 +28,7 @@ SETTLE_S = (
 )
 MARK = ".nodes"  # in the run's folder: a node that reads the same number there shares the disk
 WATCH_S = 0.05
+MISSED_COUNT, MISSED_S = 3, 0.5  # reports and time without one, before a node counts as silent
 # How a rank fails because another one did: not the cause where another rank has one.
 _CONSEQUENCE = re.compile(
     r"connection (was )?(closed|reset|refused|abort)|broken pipe|nccl|gloo|barrier|timed? ?out", re.I
@@ -286,6 +287,17 @@ class Nodes:
             if report is not None and answered and (report.group != self.order.group or report.phase == "idle"):
                 return self._lost(link, "was started again and does not know its part of this attempt")
         return None
+
+    def silent(self) -> str:
+        """The node that has missed its last reports, as a sentence, until it is heard again or `lost`; "" for none."""
+        now_s = time.monotonic()
+        with self._lock:
+            links = [replace(link) for link in self._links.values()]
+        for link in links:
+            silent_s = now_s - max(link.heard_s or 0.0, self._ordered_s)
+            if self.limits.lost_s >= silent_s > MISSED_COUNT * self.limits.poll_s + MISSED_S:
+                return f"{self._who(link)} has not been heard from for {silent_s:.0f} s"
+        return ""
 
     def _lost(self, link: Link, what: str) -> Part:
         note = f"{self._who(link)} {what}{self._last_seen(link)}"
