@@ -13,7 +13,14 @@ import sys
 COMMANDS = {
     "slurm": ("launch.slurm", "write the sbatch script of a run, and submit it"),
     "skypilot": ("launch.skypilot", "write the managed job of a run for SkyPilot, and submit it"),
+    "probe": ("launch.probe", "train a few steps with one process and with several, and say what stops"),
     "store": ("launch.store.commands", "restore a run from its store, show the store, take a lease from a dead machine"),
+    "fleet": ("launch.fleet", "show the runs on other machines, read from their stores; stop one"),
+    "docker": ("launch.containers", "write the command that trains a run in a container, and start it"),
+    "runpod": ("launch.runpod", "write the pod of a run for RunPod, and rent it"),
+    "vast": ("launch.vast", "write the instance of a run for Vast.ai, and rent it"),
+    "bundle": ("launch.bundle", "write a run as one tar file that trains wherever there is Python"),
+    "train": ("launch.train", "write a run's script for this machine and supervise it: in a container, in a bundle"),
     "serve": ("launch.serve", "what a container runs: continue interrupted runs, serve the page"),
     "stop-pod": ("launch.pods", "stop the rented machine that this runs on (RunPod, Vast.ai)"),
 }
