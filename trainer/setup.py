@@ -247,12 +247,24 @@ def make_accelerator(args, hb):
 
 
 def fill_caches(args, hb, log, accelerator, images, prompts, model, output, dtypes) -> cache.Paths:
-    """Encodes what is not cached: each process a share, then all wait for each other."""
-    rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
+    """Encodes what is not cached: each process a share, then all wait for each other.
+
+    Machines that share no disk lack what the others have encoded: each encodes that again, which gives the same numbers.
+    """
     hb.reach("data")
     paths = cache.plan(images, samples.texts(prompts), model, output, args, dtypes, hb, log)
-    texts = cache.missing_texts(images, paths)[rank::world]
-    latents = cache.missing_latents(images, paths)[rank::world]
+    shares = [(accelerator.process_index, accelerator.num_processes)]
+    if group.local_size() < accelerator.num_processes:
+        shares.append((accelerator.local_process_index, group.local_size()))
+    for first, step in shares:
+        encode_share(args, hb, log, accelerator, images, paths, model, dtypes, slice(first, None, step))
+    return paths
+
+
+def encode_share(args, hb, log, accelerator, images, paths, model, dtypes, share: slice) -> None:
+    """Encodes this process's share of what is missing."""
+    device = accelerator.device
+    texts, latents = cache.missing_texts(images, paths)[share], cache.missing_latents(images, paths)[share]
     barrier(accelerator, "the list of caches")  # before any file is written, so that all processes share the same list
     if latents:
         log("caching latents...")
@@ -270,7 +282,6 @@ def fill_caches(args, hb, log, accelerator, images, prompts, model, output, dtyp
         if device.type == "cuda" and not args.highvram:
             torch.cuda.empty_cache()
     barrier(accelerator, "the caches of all ranks")
-    return paths
 
 
 def make_loader(args, order: EpochSampler, paths: cache.Paths, device):
