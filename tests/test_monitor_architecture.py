@@ -33,6 +33,8 @@ SERVICES = {
     "gpu/nvml.py",
     "gpu/queue.py",
     "cli/notify.py",
+    "store.py",
+    "spend.py",
 }
 
 

@@ -311,7 +311,7 @@ class Agent:
         """A push is complete."""
         last = self.copier.last if self.copier else None
         step = last.step if last is not None and last.step >= 0 else None
-        self.report.set(step=step, error="", done=done)
+        self.report.set(step=step, error="", done=done, pending=self.pending(), pending_bytes=0)
 
     # ---- the run's folder ----
 

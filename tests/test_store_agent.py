@@ -1,0 +1,232 @@
+"""A run with a store, as real processes: keeper, monitor, agent and a toy trainer; a machine is an empty data root."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from monitor_helpers import wait_for
+from PIL import Image
+
+from benchmarks.machines import Machine, toy
+from guards import checkpoint
+from launch.store import copies
+from launch.store.lease import current
+from launch.store.places import open_place
+from monitor import store
+from runs.paths import ROOT
+
+STEPS, EVERY = 80, 20
+TRAINING = toy(STEPS, EVERY, step_s=0.03)
+SLOW = toy(STEPS * 5, EVERY, step_s=0.04)  # for a run that is stopped
+FAST = {"bandwidth_bytes": 0}
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Make machines; afterwards nothing of them runs."""
+    made = []
+
+    def make(name: str, training=TRAINING, limits=None, **env: str) -> Machine:
+        one = Machine(training, tmp_path / name, env, limits={**FAST, **(limits or {})})
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.kill()
+
+
+@pytest.fixture
+def address(tmp_path) -> str:
+    return str(tmp_path / "store")
+
+
+def events(one: Machine, kind: str) -> list[dict]:
+    path = one.folder / "events.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [event for event in found if event["kind"] == kind]
+
+
+def step_of(one: Machine) -> int:
+    return one.status().get("step", 0)
+
+
+def agent_of(one: Machine) -> int:
+    """The process number of the agent that holds the lease; 0 while none does."""
+    values = json.loads((one.folder / store.STORE).read_text())
+    return values["pid"] if values["lease"] == "held" else 0
+
+
+def launch(*words: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "launch", "store", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_completed_run_is_in_its_store_and_an_empty_machine_has_nothing_left_to_train(machine, address):
+    first = machine("first")
+    TRAINING.create(first.data, {"store": address})
+    (first.folder / "sample").mkdir()
+    Image.new("RGB", (8, 8)).save(first.folder / "sample" / "toy_000020.png")
+    first.run()
+    assert first.wait(120) == 0, first.output()
+    now = first.status()
+    assert now["state"] == "completed" and now["store"]["step"] == STEPS and now["store"]["pending"] is None
+
+    place = open_place(address).under("toy")
+    assert current(place).released
+    assert json.loads(place.read("status.json"))["state"] == "completed", "a page elsewhere shows the end"
+    manifest = copies.newest_manifest(place, "toy")
+    assert {"run/toy.safetensors", "run/events.jsonl", "run/sample/toy_000020.png"} <= manifest.files.keys()
+    assert manifest.completed and any(name.startswith("data/") for name in manifest.files)
+    shown = launch("status", address, "toy", "--json")
+    assert json.loads(shown.stdout.splitlines()[-1])["completed"] is True, shown
+
+    second = machine("second")
+    assert second.restore(address)
+    assert second.lora() == TRAINING.expected()
+    assert (second.folder / "sample" / "toy_000020.png").exists()
+    second.run()
+    assert second.wait(60) == 0 and "already completed" in second.output()
+    assert not TRAINING.trained(second.data)
+
+
+def test_a_pre_empted_run_moves_to_another_machine_and_back(machine, address):
+    first = machine("first", SLOW)
+    SLOW.create(first.data, {"store": address, "max_train_steps": 80})
+    steps = []
+    for number, one in enumerate((first, machine("second", SLOW))):
+        if number:
+            assert one.restore(address) and one.restored["step"] == steps[-1]
+        one.run()
+        wait_for(lambda one=one: step_of(one) >= 15 + 25 * len(steps), what="steps")
+        began_s = time.monotonic()
+        one.process.send_signal(signal.SIGTERM)
+        assert one.wait(60) == 5, one.output()
+        assert time.monotonic() - began_s < 25
+        steps.append(one.newest_checkpoint())
+        place = open_place(address).under("toy")
+        assert copies.newest_manifest(place, "toy").step == steps[-1], "the last checkpoint is in the store"
+        assert current(place).released
+    # The first machine comes back with an old disk: `monitor run` alone fetches what is newer.
+    first.run()
+    assert first.wait(120) == 0, first.output()
+    assert events(first, "restored")[-1]["step"] == steps[-1] > steps[0]
+    trained = SLOW.trained(first.data)
+    assert trained[trained.index(steps[0]) + 1] == steps[-1] + 1, "no step was trained twice"
+    assert first.lora() == toy(80, EVERY).expected()
+
+
+def test_a_second_machine_is_refused_and_one_whose_lease_is_taken_stops(machine, address):
+    first, second = machine("first", SLOW), machine("second", SLOW)
+    SLOW.create(first.data, {"store": address})
+    first.run()
+    first.until(lambda: first.status().get("store", {}).get("step"), "a checkpoint in the store")
+    assert second.restore(address)
+    second.run()
+    assert second.wait(60) == 4, second.output()
+    reason = second.status()["reason"]
+    assert socket.gethostname() in reason and "trains this run" in reason and " since 20" in reason
+    assert not SLOW.trained(second.data), "the refused machine trained nothing"
+
+    assert first.process.poll() is None
+    taken_s = time.monotonic()
+    done = launch("release", address, "toy")
+    assert done.returncode == 0 and socket.gethostname() in done.stdout, done
+    assert first.wait(30) == 4, first.output()
+    assert time.monotonic() - taken_s < 4 + 15, "within the lease's period, and the time to kill"
+    assert "took the lease of this run" in first.status()["reason"]
+    assert first.status()["store"]["lease"] == "lost"
+    written = SLOW.trained(first.data)[-1]
+    time.sleep(0.3)
+    assert SLOW.trained(first.data)[-1] == written, "nothing trains any more"
+    assert copies.manifest_names(open_place(address).under("toy"))[0].startswith("manifests/000001-")
+
+
+def test_a_stop_through_the_store_is_the_users_stop_and_a_damaged_checkpoint_is_not_copied(machine, address):
+    one = machine("one", SLOW)
+    SLOW.create(one.data, {"store": address})
+    one.run()
+    one.until(lambda: SLOW.trained(one.data), "the first step")
+    damaged = one.folder / f"toy-step{10 * STEPS:08d}-state"
+    with checkpoint.writing(damaged, 10 * STEPS, 0) as folder:
+        (folder / "weights.bin").write_bytes(b"x" * 1000)
+    (damaged / "weights.bin").write_bytes(b"y" * 1000)
+    one.until(lambda: one.status().get("store", {}).get("step"), "a checkpoint in the store")
+    shutil.rmtree(damaged)
+    place = open_place(address).under("toy")
+    manifest = copies.newest_manifest(place, "toy")
+    assert manifest.step < STEPS * 5 and damaged.name not in manifest.states()
+    assert f"{damaged.name}: weights.bin is not as it was written" in (one.folder / "monitor.log").read_text()
+    place.put("requests/stop.json", b'{"now": false, "path": "../../x"}')
+    assert one.wait(60) == 3, one.output()
+    assert one.status()["state"] == "stopped" and one.newest_checkpoint() > 5
+    assert "requests/stop.json" not in place.list("requests")
+    assert copies.newest_manifest(place, "toy").step == one.newest_checkpoint()
+
+
+@pytest.mark.parametrize("case", ["unreachable", "wrong"])
+def test_a_store_that_cannot_be_used_stops_the_start_with_the_reason(machine, tmp_path, case):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        (tmp_path / "file").write_text("")
+        address = f"sftp://127.0.0.1:{taken.getsockname()[1]}/runs" if case == "unreachable" else str(tmp_path / "file")
+        one = machine("one", limits={"connect_s": 2})
+        TRAINING.create(one.data, {"store": address})
+        one.run()
+        assert one.wait(90) == (4 if case == "unreachable" else 1), one.output()
+    reason = one.status()["reason"]
+    assert address in reason and ("cannot be reached" if case == "unreachable" else "cannot be used") in reason
+    assert one.status()["state"] == "failed" and not TRAINING.trained(one.data)
+
+
+def test_a_store_that_fails_during_the_training_does_not_stop_it(machine, address):
+    one = machine("one", limits={"flush_s": 2})
+    TRAINING.create(one.data, {"store": address})
+    one.run()
+    one.until(lambda: TRAINING.trained(one.data), "the first step")
+    os.rename(address, f"{address}-gone")
+    Path(address).write_text("not a folder")
+    assert one.wait(120) == 0, one.output()
+    assert one.lora() == TRAINING.expected()
+    now = one.status()
+    assert now["state"] == "completed" and "not in the store: " in now["reason"]
+    assert f"the checkpoint of step {STEPS}" in now["reason"] and "the LoRA" in now["reason"]
+    assert now["store"]["error"]
+    assert 1 <= len(events(one, "store_error")) <= 3, "once for each kind of error"
+
+
+def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, address):
+    training = toy(200, EVERY, step_s=0.03)
+    one = machine("one", training)
+    training.create(one.data, {"store": address})
+    one.run()
+    one.until(lambda: one.status().get("store", {}).get("step"), "a checkpoint in the store")
+    killed = agent_of(one)
+    psutil.Process(killed).kill()
+    one.until(lambda: agent_of(one) not in (0, killed), "another agent")
+    monitor = one.status()["monitor_pid"]
+    second = agent_of(one)
+    psutil.Process(monitor).kill()
+    wait_for(
+        lambda: not psutil.pid_exists(second) or psutil.Process(second).status() == "zombie", 20, "its agent's end"
+    )
+    one.until(lambda: one.status()["monitor_pid"] != monitor, "another monitor")
+    assert one.wait(120) == 0, one.output()
+    trained = training.trained(one.data)
+    assert trained == sorted(set(trained)), "the training went on all the time"
+    manifest = copies.newest_manifest(open_place(address).under("toy"), "toy")
+    assert manifest.step == 200 and manifest.completed and "run/toy.safetensors" in manifest.files
+    assert manifest.lease == 3, "each agent has a number of its own"
+
+
+def test_values_of_another_version_are_ignored():
+    assert store.parse({"lease": "held", "ready": True, "new": 1}).lease is store.LeaseState.HELD
+    assert store.parse({"lease": "borrowed"}) is None and store.parse({}) is None
