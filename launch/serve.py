@@ -40,6 +40,11 @@ FETCH_TRIES = 20
 GRACE_S = 60.0  # from the end of the last run to the stop of the pod: time to start the next one
 IDLE_S = 1800.0  # the same for a pod whose run had ended before it started: somebody may be looking at the results
 STOP_AGAIN_S = 300.0  # between two tries to stop a pod whose provider refuses
+NEXT = {
+    "fetch": "start",
+    "render": "start",
+    "start": "",
+}  # a run that came in a volume has the paths of another machine
 STARTED, STORE, STOP_POD = "HANGPROOF_START_RUN", "HANGPROOF_START_STORE", "HANGPROOF_STOP_POD"
 PRIVATE = ("HANGPROOF_AUTH",)  # for the page only, not for the trainings
 
@@ -149,10 +154,13 @@ class Container:
         if not self.run_name:
             return ""
         known = (outputs_dir() / self.run_name / "run.toml").is_file()
-        return "fetch" if self.store and not known else "start"
+        return "render" if known or not self.store else "fetch"
 
     def _keep_task(self) -> None:
-        """Fetch the run from its store, then start its monitor. What fails is tried again, but not for ever."""
+        """Fetch the run from its store or write its script for this machine, then start its monitor.
+
+        A store that fails is tried again, but not for ever.
+        """
         if self.task is not None:
             code = self.task.poll()
             if code is None:
@@ -160,16 +168,17 @@ class Container:
             self.task = None
             if code == 0:
                 self.tries = 0
-                self.task_name = "start" if self.task_name == "fetch" else ""
+                self.task_name = NEXT[self.task_name]
             else:
                 self.tries += 1
                 self.task_at_s = time.monotonic() + FETCH_PAUSE_S
-                if self.task_name == "start" or self.tries >= FETCH_TRIES:
+                if self.task_name != "fetch" or self.tries >= FETCH_TRIES:
                     say(f"{self.run_name}: cannot {self.task_name}; see the message above")
                     self.task_name = ""
         if self.task_name and time.monotonic() >= self.task_at_s:
             command = {
-                "fetch": [*_python("launch"), "store", "restore", self.run_name, "--store", self.store],
+                "fetch": [*_python("launch"), "store", "restore", self.store, self.run_name],
+                "render": [*_python("runs"), "render", self.run_name],
                 "start": [*_python("monitor"), "start", self.run_name],
             }[self.task_name]
             self.task = subprocess.Popen(command, cwd=ROOT, env=self.quiet)

@@ -40,7 +40,7 @@ HEAD = """# Trains {name} on a spot machine. Written by `python -m launch skypil
 SETUP = """\
 set -eu
 if ! python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'; then
-  python3 -m pip install --quiet uv==0.9.11
+  python3 -m pip install --quiet uv==0.13.9
   python3 -m uv python install 3.12
   export PYTHON="$(python3 -m uv python find 3.12)"
 fi
@@ -94,7 +94,7 @@ def set_up(spec: "RunSpec", image: bool) -> str:
 def command(spec: "RunSpec", store: str, image: bool) -> str:
     """The run commands: restore from the store, then supervise until the end; the monitor's exit code."""
     python, name = ".venv/bin/python", shlex.quote(spec.slug)
-    lines = _enter(image) + f"{python} -m launch store restore {name} --store {shlex.quote(store)}\n"
+    lines = _enter(image) + f"{python} -m launch store restore {shlex.quote(store)} {name}\n"
     if spec.nodes > 1:
         lines += f"""\
 leader="$(head -n 1 <<< "$SKYPILOT_NODE_IPS"):{LEADER_PORT}"
@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
     secrets = travel.secrets(spec, args)
     if args.submit:
         program()
-        travel.upload(folder)
+        print(travel.upload(folder, travel.address(spec)))
         submit(path, travel.name_there(spec), secrets)
     said = f"submitted {path}" if args.submit else f"{path}"
     return common.report(args, said, {"file": str(path), "secrets": secrets, "submitted": args.submit})

@@ -9,8 +9,8 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import presets
 from launch import gpus
 from launch.common import LaunchError
+from monitor.process.locks import LOCK, is_held
 from runs.files import atomic_write
-from runs.paths import ROOT
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -38,6 +38,7 @@ STORE_SETTINGS = (
 )  # not secret; copied where set here
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/recovery.py: without its GPU the run does not start
 DISK_GB = 200
+LEASE_S = 120.0  # a lease whose holder died expires within less
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
@@ -53,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GB",
         help=f"disk for the base model and the run (default: {DISK_GB})",
     )
+    add_variables(parser)
+    parser.add_argument("--submit", action="store_true", help="also start it there; this costs money")
+
+
+def add_variables(parser: argparse.ArgumentParser) -> None:
+    """--secret and --env."""
     parser.add_argument(
         "--secret",
         action="append",
@@ -67,7 +74,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a variable that is not secret; can be repeated",
     )
-    parser.add_argument("--submit", action="store_true", help="also start it there; this costs money")
+
+
+def add_image(parser: argparse.ArgumentParser) -> None:
+    """--image and --stop, of the places that start the image with the page (launch/serve.py)."""
+    parser.add_argument(
+        "--image",
+        required=True,
+        help="the image where that machine finds it, such as docker.io/ME/hangproof:1; build and push it once (Dockerfile)",
+    )
+    parser.add_argument(
+        "--stop",
+        choices=("1", "always", ""),
+        default="1",
+        help="the machine stops itself when nothing is left to train; `always`: also after your own stop; empty: never",
+    )
 
 
 def address(spec: "RunSpec") -> str:
@@ -137,17 +158,39 @@ def name_there(spec: "RunSpec", most: int = 60) -> str:
     return f"hangproof-{text}"[:most].rstrip("-")
 
 
-def upload(folder: Path) -> None:
-    """Copy the run and its data set into its store.
+def upload(folder: Path, store: str) -> str:
+    """Copy the run and its data set into its store; a sentence that says so.
 
     Raises:
-        LaunchError: that failed; the reason has been printed.
+        LaunchError: a monitor trains it here, another machine holds its lease, or the store failed.
     """
-    command = [sys.executable, "-m", "launch", "store", "push", str(folder)]
-    if subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode:
-        raise LaunchError(
-            f"{folder.name} could not be copied into its store, so nothing was started; see the message above"
-        )
+    from launch.store.copies import Copier
+    from launch.store.lease import Lease
+    from launch.store.places import open_place
+
+    if is_held(folder / LOCK):
+        raise LaunchError(f"{folder.name} trains on this machine; stop it first: python -m monitor stop {folder.name}")
+    place = open_place(store).under(folder.name)
+    lease, done = Lease(place), threading.Event()
+
+    def renew() -> None:
+        while not done.wait(lease.period_s / 4):
+            lease.poll()
+
+    if not lease.acquire(limit_s=LEASE_S):
+        why = lease.error or f"{lease.holder or 'another machine'} holds the lease, so it may be training there"
+        raise LaunchError(f"{folder.name} cannot be copied to {place.address}: {why}")
+    keeper = threading.Thread(target=renew, daemon=True, name="lease")
+    keeper.start()
+    try:
+        pushed = Copier(place, folder, lease).push()
+    finally:
+        done.set()
+        keeper.join()
+        lease.release()
+    for note in pushed.notes:
+        print(f"store: {note}", file=sys.stderr)
+    return f"{folder.name} is in {place.address}: {pushed.sent_files} files copied"
 
 
 def write(path: Path, text: str) -> Path:

@@ -1,0 +1,277 @@
+"""`python -m launch bundle RUN`: a run as one tar file that trains wherever there is Python, also without a network.
+
+It holds the spec, the data set, the packages that train and supervise (not the page), and `train.sh`. Nothing in it depends on the
+folder in which it is unpacked: `train.sh` writes the run's script for the place where it is, then starts the monitor. The same run
+gives the same bytes: entries are sorted, and times, owners and permissions are fixed. `--unpack` reads a bundle as something
+that came from elsewhere: one folder, plain files, no name that leads out of it. `tar xf` does as well for one's own.
+"""
+
+import argparse
+import hashlib
+import io
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import presets
+import runs
+from launch import common
+from launch.common import LaunchError
+from runs.files import explained
+from runs.paths import ROOT, datasets_dir, models_dir
+from runs.spec import dumps
+
+if TYPE_CHECKING:
+    from runs.spec import RunSpec
+
+PACKAGES = ("guards", "launch", "monitor", "presets", "runs")
+TRAINERS = {"diffusers": ("trainer",)}  # of the others: sd_scripts_patches
+SUFFIXES = (".py", ".toml", ".sh")
+PAGE_ONLY = ("gradio", "markdown-it-py", "pillow-heif", "apprise")  # pins of requirements.txt that no training needs
+TIME_S = 315532800  # 1980-01-01, the earliest that every tool takes
+MOST_FILES = 1_000_000
+# What must be importable: by the monitor, and by the built-in trainer.
+MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "rich", "numpy", "PIL")
+TRAINING_MODULES = ("torch", "accelerate", "diffusers", "peft", "safetensors", "transformers")
+TRAIN = """#!/usr/bin/env bash
+# Trains {slug}, supervised: a hang or a crash is noticed and the training restarted; Ctrl-C stops it with a checkpoint.
+#   bash train.sh            The LoRA is then outputs/{slug}/{slug}.safetensors
+# It needs Python 3.11 to 3.14 with the packages of requirements.txt: in .venv beside this file, in $PYTHON, or as python3.
+# From a folder `wheels` beside this file, it makes .venv itself, without a network.
+set -eu
+cd "$(dirname "${{BASH_SOURCE[0]}}")"
+export HANGPROOF_DATA=$PWD PYTHONUTF8=1
+unset PYTHONPATH
+version='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))'
+modules='import {modules}'
+python=
+if [ ! -x .venv/bin/python ] && [ -d wheels ]; then
+  for candidate in ${{PYTHON:-}} python3 python3.14 python3.13 python3.12 python3.11; do
+    if command -v "$candidate" >/dev/null && "$candidate" -c "$version"; then
+      "$candidate" -m venv .venv
+      .venv/bin/python -m pip install --quiet --no-index --find-links wheels -r requirements.txt
+      break
+    fi
+  done
+fi
+for candidate in .venv/bin/python ${{PYTHON:-}} python3; do
+  if command -v "$candidate" >/dev/null && "$candidate" -c "$version; $modules" 2>/dev/null; then
+    python=$(command -v "$candidate")
+    break
+  fi
+done
+if [ -z "$python" ]; then
+  echo "train.sh: no Python 3.11 to 3.14 with the packages of requirements.txt; run: python3 -m venv .venv && .venv/bin/python -m pip install -r requirements.txt" >&2
+  exit 1
+fi
+{launcher}exec "$python" -m launch train {slug}
+"""
+LAUNCHER = """if [ -z "${ACCELERATE:-}" ] && [ -x "${python%/*}/accelerate" ]; then
+  export ACCELERATE=${python%/*}/accelerate
+fi
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the bundle. source: bytes, or the path of a file."""
+
+    name: str
+    source: bytes | Path
+    executable: bool = False
+
+
+def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entry]:
+    """The files of the bundle, below its folder.
+
+    Raises:
+        LaunchError: the run has no images, or a folder that was named does not exist.
+    """
+    yield Entry("train.sh", train_script(spec).encode(), True)
+    yield Entry("requirements.txt", requirements().encode())
+    for name in ("setup.sh", "start.sh", "LICENSE"):  # start.sh installs kohya's trainers
+        yield Entry(name, ROOT / name, name == "start.sh")
+    for package in (*PACKAGES, *TRAINERS.get(spec.backend, ("sd_scripts_patches",))):
+        for path in _files(ROOT / package):
+            if path.suffix in SUFFIXES and "__pycache__" not in path.parts:
+                yield Entry(path.relative_to(ROOT).as_posix(), path)
+    yield Entry(f"outputs/{spec.slug}/run.toml", dumps(portable(spec)).encode())
+    folders = [(datasets_dir() / spec.slug, f"datasets/{spec.slug}")]
+    if spec.control_dir:
+        folders.append((Path(spec.control_dir).expanduser().absolute(), _control(spec)))
+    if wheels is not None:
+        folders.append((wheels, "wheels"))
+    for folder, name in folders:
+        found = list(_files(folder))
+        if not found:
+            raise LaunchError(f"{folder} does not exist or is empty; the bundle needs it")
+        for path in found:
+            yield Entry(f"{name}/{path.relative_to(folder).as_posix()}", path)
+    if models:
+        yield from _model(spec)
+
+
+def _model(spec: "RunSpec") -> Iterator[Entry]:
+    """The base model's files in the models folder. Raises LaunchError: one is missing."""
+    for name in sorted(set(presets.models()[spec.model]["files"].values())):
+        for part in presets.tables.shards(name):
+            path = models_dir() / part
+            if not path.is_file():
+                raise LaunchError(
+                    f"{path} is missing; run `python -m runs fetch-model {spec.model}`, or leave out --models"
+                )
+            yield Entry(f"models/{part}", path)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files below a folder, without hidden ones."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(parent, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _control(spec: "RunSpec") -> str:
+    return f"control/{spec.slug}"
+
+
+def portable(spec: "RunSpec") -> "RunSpec":
+    """The spec without the folders of this machine. A relative folder is one of the bundle, where the monitor runs."""
+    store = spec.store if "://" in spec.store else ""
+    return spec.changed(save_dir="", store=store, control_dir=_control(spec) if spec.control_dir else "")
+
+
+def train_script(spec: "RunSpec") -> str:
+    """The text of the bundle's train.sh."""
+    built_in = spec.backend in TRAINERS
+    modules = (*MODULES, *(TRAINING_MODULES if built_in else ()))
+    return TRAIN.format(slug=spec.slug, modules=", ".join(modules), launcher=LAUNCHER if built_in else "")
+
+
+def requirements() -> str:
+    """requirements.txt without what only the page needs."""
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    return "".join(f"{line}\n" for line in lines if re.split(r"[=\[ ]", line)[0].lower() not in PAGE_ONLY)
+
+
+def write(path: Path, top: str, files: list[Entry]) -> str:
+    """Write the tar file, completely or not at all; its SHA-256."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as tar:
+            for entry in sorted(files, key=lambda one: one.name):
+                _add(tar, f"{top}/{entry.name}", entry)
+        digest = hashlib.sha256()
+        with temporary.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return digest.hexdigest()
+
+
+def _add(tar: tarfile.TarFile, name: str, entry: Entry) -> None:
+    info = tarfile.TarInfo(check_name(name))
+    info.mtime, info.mode = TIME_S, 0o755 if entry.executable else 0o644
+    if isinstance(entry.source, bytes):
+        info.size = len(entry.source)
+        tar.addfile(info, io.BytesIO(entry.source))
+        return
+    with entry.source.open("rb") as file:
+        info.size = os.fstat(file.fileno()).st_size
+        tar.addfile(info, file)
+
+
+def check_name(name: str) -> str:
+    """The name, if it stays inside the folder into which it is unpacked. Raises LaunchError."""
+    parts = PurePosixPath(name).parts
+    if (
+        not parts
+        or name.startswith("/")
+        or ".." in parts
+        or "\\" in name
+        or "\0" in name
+        or re.match(r"[A-Za-z]:", name)
+    ):
+        raise LaunchError(f"the name {name[:200]!r} leads out of the bundle's folder; rename that file")
+    return name
+
+
+def unpack(path: Path, to: Path) -> Path:
+    """Unpack a bundle into the folder `to`; the bundle's own folder in it.
+
+    Raises:
+        LaunchError: it is no bundle, or holds a name or a kind of file that a bundle never has; nothing was unpacked then.
+    """
+    try:
+        with tarfile.open(path, "r:") as tar:
+            members = _checked(path, tar)
+            top = to / PurePosixPath(members[0].name).parts[0]
+            if top.exists():
+                raise LaunchError(f"{top} exists already; unpack into another folder, or delete that one")
+            to.mkdir(parents=True, exist_ok=True)
+            tar.extractall(to, members, filter="data")
+    except tarfile.TarError as error:
+        raise LaunchError(f"{path} is not a bundle, or is damaged: {error}") from error
+    return top
+
+
+def _checked(path: Path, tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
+    members: list[tarfile.TarInfo] = []
+    size = path.stat().st_size
+    for member in tar:
+        members.append(member)
+        if (
+            not (member.isreg() or member.isdir())
+            or member.issparse()
+            or member.size > size
+            or len(members) > MOST_FILES
+        ):
+            raise LaunchError(
+                f"{path}: {member.name[:200]!r} is not a plain file, so this is no bundle; nothing was unpacked"
+            )
+        check_name(member.name)
+    tops = {PurePosixPath(member.name).parts[0] for member in members}
+    if len(tops) != 1:
+        raise LaunchError(f"{path}: a bundle has one folder, and this has {len(tops)}; nothing was unpacked")
+    return members
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """RUN, or a bundle to unpack."""
+    parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run; with --unpack, the tar file")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the tar file (default: RUN.tar in this folder)"
+    )
+    parser.add_argument(
+        "--wheels",
+        type=Path,
+        metavar="FOLDER",
+        help="add these wheels, from which train.sh makes its environment without a network "
+        "(pip download -r requirements.txt -d FOLDER)",
+    )
+    parser.add_argument("--models", action="store_true", help="add the files of the base model, for kohya's trainers")
+    parser.add_argument(
+        "--unpack", type=Path, metavar="FOLDER", help="unpack a bundle into FOLDER, with every name checked"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write or unpack a bundle."""
+    if args.unpack is not None:
+        with explained(f"unpack {args.run}"):
+            top = unpack(Path(args.run), args.unpack)
+        return common.report(args, f"{top}\nStart it with: bash {top / 'train.sh'}", {"folder": str(top)})
+    folder = common.find(args)
+    spec = runs.load(folder)
+    path = (args.output or Path(f"{spec.slug}.tar")).absolute()
+    with explained(f"write {path}"):
+        files = list(entries(spec, args.wheels, args.models))
+        digest = write(path, spec.slug, files)
+    size = path.stat().st_size
+    text = f"{path}: {len(files)} files, {size / 1e6:.1f} MB. There: tar xf {path.name} && bash {spec.slug}/train.sh"
+    return common.report(args, text, {"file": str(path), "files": len(files), "bytes": size, "sha256": digest})
