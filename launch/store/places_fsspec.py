@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # scheme: arguments of its file system
         "config_kwargs": {
             "connect_timeout": CONNECT_S,
             "read_timeout": READ_S,
-            "retries": {"mode": "standard", "max_attempts": 3},
+            "retries": {"mode": "standard", "max_attempts": 2},
         },
         "max_concurrency": 2,
         **_NO_CACHE,
@@ -150,7 +150,10 @@ class FsspecKind:
             return "no permission; check the credentials and what they may do"
         if "NoSuchBucket" in text or "bucket does not exist" in text.lower():
             return "there is no such bucket; create it"
-        if any(word in text for word in ("QuotaExceeded", "quota exceeded", "EntityTooLarge", "InsufficientStorage")):
+        if any(
+            word in text
+            for word in ("QuotaExceeded", "quota exceeded", "EntityTooLarge", "StorageFull", "InsufficientStorage")
+        ):
             return "no space is left there; free some space or raise the quota"
         return ""
 

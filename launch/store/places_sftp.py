@@ -25,7 +25,7 @@ from fsspec.implementations.sftp import SFTPFileSystem
 
 from launch.store.places import Entry, Meter, StoreError
 
-BLOCK = 1 << 18
+BLOCK, WINDOW = 1 << 18, 1 << 20  # bytes of one read, and of the writes that are under way together
 CONNECT_S, CALL_S = 10.0, 25.0
 MISSING_RENAME = "Operation unsupported"
 
@@ -106,7 +106,7 @@ class SftpKind:
         temporary = self._beside(path)
         with self._session() as ftp:
             try:
-                size = self._upload(ftp, temporary, "wb", source, meter)
+                size = self._upload(ftp, temporary, source, meter)
                 if ftp.stat(temporary).st_size != size:
                     raise OSError(errno.EIO, "the server has another size than was sent", name)
                 _replace(ftp, temporary, path)
@@ -120,33 +120,35 @@ class SftpKind:
         path = self._path(name)
         with self._session() as ftp:
             try:
-                self._upload(ftp, path, "xb", data, lambda count: None)
+                target = _open(ftp, path, "wx")
             except OSError as error:
                 if isinstance(error, FileNotFoundError) or not _exists(ftp, path):
                     raise
                 # SFTP version 3 has no code for "exists": servers answer "Failure" (draft-ietf-secsh-filexfer-02, 7).
                 raise FileExistsError(errno.EEXIST, "exists already", name) from error
+            try:
+                with target:
+                    target.write(data)
+            except BaseException:
+                with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+                    ftp.remove(path)
+                raise
 
-    def _upload(self, ftp: Any, path: str, mode: str, source: bytes | str, meter: Meter) -> int:
+    def _upload(self, ftp: Any, path: str, source: bytes | str, meter: Meter) -> int:
         """Write a file, and its folders where they are missing; returns its size."""
-        try:
-            target = ftp.open(path, mode)
-        except FileNotFoundError:
-            _make_folders(ftp, posixpath.dirname(path))
-            target = ftp.open(path, mode)
         size = 0
-        with target:
-            target.set_pipelined(True)  # without it every block waits for its answer
-            if isinstance(source, bytes):
-                target.write(source)
-                size = len(source)
-                meter(size)
-            else:
-                with open(source, "rb") as file:
-                    while block := file.read(BLOCK):
-                        target.write(block)
-                        size += len(block)
-                        meter(len(block))
+        with _open(ftp, path, "w") as target:
+            for block in [source] if isinstance(source, bytes) else _blocks(source):
+                for at in range(0, len(block), WINDOW):
+                    part = block[at : at + WINDOW]
+                    # Many writes without waiting for their answers, then one that waits for all: paramiko forgets the
+                    # errors of those that nobody waited for.
+                    target.set_pipelined(True)
+                    target.write(part[:-1])
+                    target.set_pipelined(False)
+                    target.write(part[-1:])
+                    size += len(part)
+                    meter(len(part))
         return size
 
     def list(self, prefix: str) -> dict[str, Entry]:
@@ -226,6 +228,22 @@ def _login(host: str, port: int | None, user: str) -> dict[str, Any]:
     if settings.get("identityfile"):
         login["key_filename"] = [os.path.expanduser(path) for path in settings["identityfile"]]
     return login
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    """The contents of a local file."""
+    with open(path, "rb") as file:
+        while block := file.read(WINDOW):
+            yield block
+
+
+def _open(ftp: Any, path: str, mode: str) -> Any:
+    """Open a file for writing; its folders are made where they are missing."""
+    try:
+        return ftp.open(path, mode)
+    except FileNotFoundError:
+        _make_folders(ftp, posixpath.dirname(path))
+        return ftp.open(path, mode)
 
 
 def _exists(ftp: Any, path: str) -> bool:

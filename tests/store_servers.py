@@ -1,0 +1,619 @@
+"""Stores on loopback, with faults: S3 (moto, behind a proxy of ours), SFTP (asyncssh), hub buckets (HTTP double), a folder.
+
+Every server asks one `Faults` before and after what it does. The S3 server is a process. The hub's double speaks the calls that
+huggingface_hub makes; the contents themselves go through hf_xet's own local storage (`local://`, part of the library).
+"""
+
+import asyncio
+import errno
+import http.client
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.store.places import Entry, Limits, Meter, Place, open_place
+from launch.store.places_folder import FolderKind
+
+KINDS = ("folder", "s3", "sftp", "hub")
+BUCKET = "runs-of-tests"
+
+
+class Fails(Exception):
+    """This request is to fail."""
+
+
+class Full(Exception):
+    """There is no space for this request."""
+
+
+@dataclass
+class Faults:
+    """What a server does wrong. `lose`: by the name of a file, whether a write of it is confirmed and then dropped."""
+
+    slow_s: float = 0.0
+    fail_share: float = 0.0
+    quota_bytes: int | None = None
+    lose: Callable[[str], bool] = lambda name: False
+    seed: int = 1
+    requests: int = 0
+    failed: int = 0
+    lost: list[str] = field(default_factory=list)
+    used_bytes: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def clear(self) -> None:
+        """Be a good server again."""
+        self.slow_s, self.fail_share, self.quota_bytes = 0.0, 0.0, None
+        self.lose = lambda name: False
+
+    def before(self, part: float = 0.5) -> None:
+        """A request arrives. Raises Fails: it is not carried out. part: of the share, for requests that come in dozens."""
+        self._maybe(part)
+
+    def after(self) -> None:
+        """A request was carried out. Raises Fails: the client learns nothing of it."""
+        self._maybe(0.5)
+
+    def _maybe(self, part: float) -> None:
+        time.sleep(self.slow_s * part)
+        with self.lock:
+            self.requests += 1
+            if self.random.random() < 1 - (1 - self.fail_share) ** part:
+                self.failed += 1
+                raise Fails
+
+    def take(self, count: int) -> None:
+        """Bytes are written. Raises Full."""
+        with self.lock:
+            if self.quota_bytes is not None and self.used_bytes + count > self.quota_bytes:
+                raise Full
+            self.used_bytes += count
+
+    def loses(self, name: str) -> bool:
+        """Whether this write is to be dropped after it was confirmed."""
+        if not self.lose(name):
+            return False
+        self.lost.append(name)
+        return True
+
+
+@dataclass
+class Server:
+    """A running store: its address for `open_place`, and its faults."""
+
+    address: str
+    faults: Faults
+    wrap: Callable[[Place], Place] = lambda place: place
+
+    def place(self, limits: Limits) -> Place:
+        """The place, with these limits."""
+        return self.wrap(open_place(self.address, limits))
+
+
+# S3 -------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def moto() -> Iterator[int]:
+    """A moto server in a process of its own; yields its port."""
+    code = (
+        "import sys, logging; logging.getLogger('werkzeug').setLevel(50)\n"
+        "from moto.server import ThreadedMotoServer\n"
+        "server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False); server.start()\n"
+        "print(server.get_host_and_port()[1], flush=True)\n"
+        "sys.stdin.read()"  # until the test closes the pipe, or dies
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class Proxy(ThreadingHTTPServer):
+    """Forwards S3 requests to moto, with faults."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, port: int, faults: Faults):
+        super().__init__(("127.0.0.1", 0), _Forward)
+        self.port, self.faults = port, faults
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # clients close connections here
+
+
+class _Forward(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, list, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+        finally:
+            connection.close()
+
+    def forward(self) -> None:
+        body = _body(self)
+        url = urllib.parse.urlsplit(self.path)
+        query = urllib.parse.parse_qs(url.query, keep_blank_values=True)
+        headers = {
+            k: v for k, v in self.headers.items() if k.lower() not in ("transfer-encoding", "connection", "expect")
+        }
+        faults = self.server.faults
+        parts = url.path.lstrip("/").partition("/")
+        completes = (self.command == "PUT" and "partNumber" not in query) or (
+            self.command == "POST" and "uploadId" in query
+        )
+        try:
+            faults.before()
+            if self.command == "PUT":
+                faults.take(len(body))
+            drop = completes and bool(parts[2]) and faults.loses(urllib.parse.unquote(parts[2]))
+            plain = {k: v for k, v in headers.items() if k.lower() in ("authorization", "host", "x-amz-date")}
+            old = self.ask("GET", url.path, b"", plain) if drop else (0, [], b"")
+            status, fields, data = self.ask(self.command, self.path, body, headers)
+            if drop and status == 200:
+                if old[0] == 200:
+                    self.ask("PUT", url.path, old[2], plain)
+                else:
+                    self.ask("DELETE", url.path, b"", plain)
+            faults.after()
+        except Fails:
+            if faults.random.random() < 0.5:
+                self.close_connection = True  # without an answer
+                return
+            status, fields, data = 503, [("Content-Type", "application/xml")], _xml("SlowDown", "injected")
+        except Full:
+            status, fields, data = 507, [("Content-Type", "application/xml")], _xml("XMinioStorageFull", "full")
+        self.send_response(status)
+        for name, value in fields:
+            if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
+                self.send_header(name, value)
+        length = dict((k.lower(), v) for k, v in fields).get("content-length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", length or str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward
+
+
+def _xml(code: str, text: str) -> bytes:
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{text}</Message></Error>".encode()
+
+
+def _body(handler: BaseHTTPRequestHandler) -> bytes:
+    """The body of a request, chunked or not."""
+    if handler.headers.get("Transfer-Encoding", "").lower() == "chunked":
+        data = b""
+        while size := int(handler.rfile.readline().split(b";")[0], 16):
+            data += handler.rfile.read(size)
+            handler.rfile.readline()
+        handler.rfile.readline()
+        return data
+    return handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+
+
+@contextmanager
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[Server]:
+    """A bucket on a moto server at `port`."""
+    faults = Faults()
+    with Proxy(port, faults) as proxy:
+        threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        for name, value in {
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_CONFIG_FILE": str(tmp_path / "none"),
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.server_port}",
+        }.items():
+            monkeypatch.setenv(name, value)
+        bucket = f"{BUCKET}-{os.urandom(4).hex()}"
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("PUT", f"/{bucket}")
+        assert connection.getresponse().status == 200
+        connection.close()
+        try:
+            yield Server(f"s3://{bucket}/runs", faults)
+        finally:
+            proxy.shutdown()
+
+
+# SFTP -----------------------------------------------------------------------------------------------------------------
+
+
+def _sftp_class(faults: Faults) -> type:
+    import asyncssh
+
+    class Faulty(asyncssh.SFTPServer):
+        """asyncssh's server; faults of every call that matters."""
+
+        def _before(self, part: float = 0.5) -> None:
+            try:
+                faults.before(part)
+            except Fails as error:
+                raise asyncssh.SFTPFailure("injected") from error
+
+        def _after(self) -> None:
+            try:
+                faults.after()
+            except Fails as error:
+                raise asyncssh.SFTPFailure("injected") from error
+
+        def open(self, path, pflags, attrs):
+            self._before()
+            name = path.decode()
+            file = super().open(path, pflags, attrs)
+            created = bool(pflags & asyncssh.FXF_EXCL)
+            self.created = getattr(self, "created", {})
+            if created:
+                self.created[id(file)] = name
+            return file
+
+        def read(self, file, offset, size):
+            self._before(0.02)
+            return super().read(file, offset, size)
+
+        def write(self, file, offset, data):
+            self._before(0.02)
+            try:
+                faults.take(len(data))
+            except Full as error:
+                raise asyncssh.SFTPFailure("No space left on device") from error
+            return super().write(file, offset, data)
+
+        def close(self, file):
+            name = getattr(self, "created", {}).pop(id(file), "")
+            super().close(file)
+            if name and faults.loses(name):
+                os.unlink(file.name)
+
+        def posix_rename(self, old, new):
+            self._before()
+            target = Path(os.fsdecode(self.map_path(new)))
+            before = target.read_bytes() if target.exists() else None
+            super().posix_rename(old, new)
+            if faults.loses(new.decode()):
+                target.unlink() if before is None else target.write_bytes(before)
+            self._after()
+
+        def stat(self, path):
+            self._before()
+            return super().stat(path)
+
+        async def scandir(self, path):
+            self._before()
+            async for row in super().scandir(path):
+                yield row
+
+        def remove(self, path):
+            self._before()
+            return super().remove(path)
+
+    return Faulty
+
+
+@contextmanager
+def sftp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """An SFTP server whose root is a folder of `tmp_path`; $HOME gets a key, a configuration and the known host."""
+    asyncssh = pytest.importorskip("asyncssh")
+    faults, home, root = Faults(), tmp_path / "home", tmp_path / "sftp root"
+    (home / ".ssh").mkdir(parents=True)
+    root.mkdir()
+    user_key, host_key = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
+    (home / ".ssh" / "key").write_bytes(user_key.export_private_key())
+    (home / ".ssh" / "key").chmod(0o600)
+    allowed = tmp_path / "authorized_keys"
+    allowed.write_bytes(user_key.export_public_key())
+    started = threading.Event()
+    loop = asyncio.new_event_loop()
+    port: list[int] = []
+
+    async def serve() -> Any:
+        made = _sftp_class(faults)
+        listener = await asyncssh.listen(
+            "127.0.0.1",
+            0,
+            server_host_keys=[host_key],
+            authorized_client_keys=str(allowed),
+            sftp_factory=lambda channel: made(channel, chroot=os.fsencode(root)),
+        )
+        port.append(listener.get_port())
+        started.set()
+        return listener
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        listener = loop.run_until_complete(serve())
+        loop.run_forever()
+        listener.close()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.05))
+        loop.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert started.wait(60)
+    public = host_key.export_public_key().decode().split()[:2]
+    (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{port[0]} {' '.join(public)}\n")
+    (home / ".ssh" / "config").write_text(
+        f"Host store\n  HostName 127.0.0.1\n  Port {port[0]}\n  User me\n  IdentityFile {home}/.ssh/key\n"
+    )
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    try:
+        yield Server("sftp://store/runs", faults)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+
+
+# Hub buckets ----------------------------------------------------------------------------------------------------------
+
+
+class Hub(ThreadingHTTPServer):
+    """The hub's calls for buckets (huggingface_hub/hf_api.py, `…bucket…`)."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, cas: Path, faults: Faults):
+        super().__init__(("127.0.0.1", 0), _HubAnswers)
+        self.cas, self.faults = cas, faults
+        self.buckets: dict[str, dict[str, dict[str, Any]]] = {}
+        self.private: dict[str, bool] = {}
+        self.tokens: set[str] = set()
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # clients close connections here
+
+
+class _HubAnswers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def send(self, status: int, value: Any = None, headers: dict[str, str] | None = None) -> None:
+        data = b"" if value is None else json.dumps(value).encode()
+        self.send_response(status)
+        for name, text in {**(headers or {}), "Content-Length": str(len(data))}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def answer(self) -> None:
+        hub, body = self.server, _body(self)
+        hub.tokens.add(self.headers.get("Authorization", ""))
+        try:
+            hub.faults.before()
+            answer = self.carry_out(urllib.parse.urlsplit(self.path).path, body)
+            hub.faults.after()
+            self.send(*answer)
+        except Fails:
+            if hub.faults.random.random() < 0.5:
+                self.close_connection = True
+            else:
+                self.send(503)
+        except Full:
+            self.send(507, {"error": "storage limit reached"})
+
+    do_GET = do_POST = do_HEAD = answer
+
+    def carry_out(self, path: str, body: bytes) -> tuple[int, Any, dict[str, str]]:
+        hub = self.server
+        if path.startswith("/buckets/"):  # HEAD of a file
+            _, _, owner, name, _, file = path.split("/", 5)
+            row = hub.buckets.get(f"{owner}/{name}", {}).get(urllib.parse.unquote(file))
+            if row is None:
+                return 404, None, {"X-Error-Code": "EntryNotFound"}
+            route = f"{hub.url}/api/buckets/{owner}/{name}/xet-read-token"
+            return (
+                200,
+                None,
+                {"X-Xet-Hash": row["xetHash"], "X-Xet-Refresh-Route": route, "X-Linked-Size": str(row["size"])},
+            )
+        _, _, _, owner, name, *rest = path.split("/", 5)
+        bucket = f"{owner}/{name}"
+        with hub.lock:
+            if not rest and self.command == "POST":
+                if bucket in hub.buckets:
+                    return 409, {"error": "exists"}, {}
+                hub.buckets[bucket] = {}
+                hub.private[bucket] = json.loads(body or b"{}").get("visibility") == "private" or json.loads(
+                    body or b"{}"
+                ).get("private", False)
+                return 200, {"url": f"{hub.url}/buckets/{bucket}"}, {}
+            if bucket not in hub.buckets:
+                return 404, {"error": "no such bucket"}, {"X-Error-Code": "RepoNotFound"}
+            files = hub.buckets[bucket]
+            if not rest:
+                facts = {"id": bucket, "private": True, "createdAt": STAMP, "size": 0, "totalFiles": len(files)}
+                return 200, facts, {}
+            what = rest[0]
+            if what.endswith("-token"):
+                expires = int(time.time()) + 3600
+                url = f"local://{hub.cas}"
+                headers = {"X-Xet-Access-Token": "t", "X-Xet-Cas-Url": url, "X-Xet-Token-Expiration": str(expires)}
+                return 200, {"accessToken": "t", "casUrl": url, "exp": expires}, headers
+            if what == "paths-info":
+                return 200, [_row(p, files[p]) for p in json.loads(body)["paths"] if p in files], {}
+            if what.startswith("tree"):
+                prefix = urllib.parse.unquote(what.removeprefix("tree").lstrip("/"))
+                return 200, [_row(p, row) for p, row in sorted(files.items()) if p.startswith(prefix)], {}
+            assert what == "batch", path
+            for line in body.splitlines():
+                self.change(files, json.loads(line))
+            return 200, {}, {}
+
+    def change(self, files: dict[str, dict[str, Any]], row: dict[str, Any]) -> None:
+        hub, name = self.server, row["path"]
+        if row["type"] == "deleteFile":
+            files.pop(name, None)
+            return
+        assert row["type"] == "addFile", row
+        size = self.size_of(row["xetHash"])
+        hub.faults.take(size)
+        if not hub.faults.loses(name):
+            files[name] = {"xetHash": row["xetHash"], "size": size}
+
+    def size_of(self, xet_hash: str) -> int:
+        """The size of stored contents: the real hub reads it from what was uploaded."""
+        import hf_xet
+
+        group = hf_xet.XetSession().new_download_stream_group(endpoint=f"local://{self.server.cas}")
+        return sum(map(len, group.download_stream(hf_xet.XetFileInfo(xet_hash, None))))
+
+
+STAMP = "2026-11-22T00:00:00.000Z"
+
+
+def _row(path: str, row: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "file", "path": path, "mtime": STAMP, **row}
+
+
+@contextmanager
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A hub with no bucket yet."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.utils import _http
+
+    from launch.store import places_hub
+
+    faults = Faults()
+    with Hub(tmp_path / "cas", faults) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        for call in (_http.http_backoff, _http._http_backoff_base):  # the library's own retries wait up to 8 s
+            for option, value in (("base_wait_time", 0.01), ("max_wait_time", 0.05), ("max_retries", 1)):
+                monkeypatch.setitem(call.__kwdefaults__, option, value)
+        monkeypatch.setenv("HF_TOKEN", "hf_token_of_the_test")
+        monkeypatch.setenv("HF_XET_CLIENT_RETRY_BASE_DELAY", "10ms")
+        made = places_hub.HubKind
+        monkeypatch.setattr(places_hub, "HubKind", lambda bucket: made(bucket, HfApi(endpoint=server.url)))
+        try:
+            yield Server("hf://buckets/me/runs-of-tests/deep", faults)
+        finally:
+            server.shutdown()
+
+
+# A folder -------------------------------------------------------------------------------------------------------------
+
+
+class FaultyFolder(FolderKind):
+    """A folder on a bad disk: the only kind without a server, so the faults are here."""
+
+    def __init__(self, root: Path, faults: Faults):
+        super().__init__(root)
+        self.faults = faults
+
+    def _before(self) -> None:
+        try:
+            self.faults.before()
+        except Fails as error:
+            raise OSError(errno.EIO, "injected") from error
+
+    def _after(self) -> None:
+        try:
+            self.faults.after()
+        except Fails as error:
+            raise OSError(errno.EIO, "injected") from error
+
+    def size(self, name: str) -> int:
+        self._before()
+        return super().size(name)
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        self._before()
+        return super().read(name, start, length)
+
+    def put(self, name: str, source: bytes | str, meter: Meter) -> None:
+        self._write(name, source, lambda: super(FaultyFolder, self).put(name, source, meter))
+
+    def create(self, name: str, data: bytes) -> None:
+        self._write(name, data, lambda: super(FaultyFolder, self).create(name, data))
+
+    def _write(self, name: str, source: bytes | str, work: Callable[[], None]) -> None:
+        self._before()
+        try:
+            self.faults.take(len(source) if isinstance(source, bytes) else os.path.getsize(source))
+        except Full as error:
+            raise OSError(errno.ENOSPC, "No space left on device") from error
+        path = self.root / name
+        old = path.read_bytes() if path.exists() else None
+        work()
+        if self.faults.loses(name):
+            path.unlink() if old is None else path.write_bytes(old)
+        self._after()
+
+    def list(self, prefix: str) -> dict[str, Entry]:
+        self._before()
+        return super().list(prefix)
+
+    def delete(self, names: Any) -> None:
+        self._before()
+        super().delete(names)
+
+
+@contextmanager
+def folder(tmp_path: Path) -> Iterator[Server]:
+    """A folder of `tmp_path`."""
+    faults, root = Faults(), tmp_path / "folder store"
+
+    def wrap(place: Place) -> Place:
+        return Place(FaultyFolder(root, faults), place.address, place.limits, place.prefix)
+
+    yield Server(str(root), faults, wrap)
+
+
+@contextmanager
+def serving(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moto_port: Callable[[], int]
+) -> Iterator[Server]:
+    """A running store of one of KINDS. moto_port: starts moto when it is called first."""
+    with ExitStack() as stack:
+        if kind == "s3":
+            pytest.importorskip("s3fs")
+            yield stack.enter_context(s3(tmp_path, monkeypatch, moto_port()))
+        elif kind == "sftp":
+            yield stack.enter_context(sftp(tmp_path, monkeypatch))
+        elif kind == "hub":
+            yield stack.enter_context(hub(tmp_path, monkeypatch))
+        else:
+            yield stack.enter_context(folder(tmp_path))

@@ -1,0 +1,235 @@
+"""Every kind of place keeps the same promises: names, exclusive creation, sizes, limits of time and speed, failures."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store_helpers import QUICK
+from store_servers import KINDS, Server, moto, serving
+
+from launch.store.places import Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
+
+BIG = 9_000_000  # more than one piece, more than one part of an upload
+
+
+@pytest.fixture(scope="module")
+def moto_port() -> Iterator:
+    """The port of one moto server for the file; it starts with the first use."""
+    running: list = []
+
+    def port() -> int:
+        if not running:
+            manager = moto()
+            running.extend((manager, manager.__enter__()))
+        return running[1]
+
+    yield port
+    if running:
+        running[0].__exit__(None, None, None)
+
+
+@pytest.fixture(params=KINDS)
+def server(request, tmp_path, monkeypatch, moto_port) -> Iterator[Server]:
+    with serving(request.param, tmp_path, monkeypatch, moto_port) as one:
+        yield one
+
+
+@pytest.fixture
+def place(server) -> Place:
+    return server.place(QUICK).under("my-run")
+
+
+def test_what_is_written_is_read_and_listed(place, tmp_path):
+    assert place.list() == {} and place.list("files") == {}
+    big = tmp_path / "big"
+    big.write_bytes(os.urandom(BIG))
+    place.put("files/small", b"one")
+    place.put("files/small", b"two!")
+    place.put("files/big", big)
+    place.put("files/empty", b"")
+    assert place.read("files/small") == b"two!" and place.read("files/empty") == b""
+    assert {name: entry.size for name, entry in place.list().items()} == {
+        "files/big": BIG,
+        "files/empty": 0,
+        "files/small": 4,
+    }
+    assert set(place.list("files")) == set(place.list())
+    assert place.under("files").read("small") == b"two!"
+    seen = bytearray()
+    place.get("files/big", tmp_path / "copy", BIG, seen.extend)
+    assert (tmp_path / "copy").read_bytes() == big.read_bytes() == bytes(seen)
+    place.delete(["files/big", "files/none", "files/small"])
+    assert set(place.list()) == {"files/empty"}
+
+
+def test_a_file_that_does_not_exist(place, tmp_path):
+    for call in (lambda: place.read("files/none"), lambda: place.get("files/none", tmp_path / "x", 3)):
+        with pytest.raises(NotFound, match="files/none"):
+            call()
+    with pytest.raises(FileNotFoundError):
+        place.put("files/x", tmp_path / "not here")
+
+
+def test_only_one_creates_a_file(place):
+    assert place.create("lease/000001.json", b"first")
+    assert not place.create("lease/000001.json", b"second")
+    assert place.create("lease/000001.json", b"first"), "a repeated call finds its own file"
+    assert place.read("lease/000001.json") == b"first"
+
+
+def test_a_file_of_another_size_is_refused(place, tmp_path):
+    place.put("files/x", b"12345")
+    for size in (4, 6):
+        with pytest.raises(StoreError, match="5 bytes instead of"):
+            place.get("files/x", tmp_path / "x", size)
+    with pytest.raises(StoreError, match="larger than 3 bytes"):
+        place.read("files/x", 3)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/x", "a/../b", "a//b", ".hidden", "a/.b", "a\\b", "", "a\nb", "ä", "x" * 201]
+)
+def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
+    place = open_place(str(tmp_path / "store"))
+    for call in (
+        place.read,
+        place.under,
+        lambda n: place.put(n, b""),
+        lambda n: place.create(n, b""),
+        lambda n: place.delete([n]),
+    ):
+        with pytest.raises(StoreError, match="not a name in a store"):
+            call(name)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("", "no address"),
+        ("ftp://host/x", "not a kind of store"),
+        ("s3://key:secret@bucket/x", "holds no password"),
+        ("s3://bucket/x?token=1", "holds no password"),
+        ("sftp://me:secret@host/x", "holds no password"),
+        ("s3://bucket/../x", "without . and .."),
+        ("s3://", "without . and .."),
+        ("hf://me/model", "hf://buckets/OWNER/NAME"),
+        ("sftp://host:x/y", "port is not a number"),
+    ],
+)
+def test_addresses_that_are_refused(address, message):
+    with pytest.raises(StoreError, match=message) as caught:
+        open_place(address)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
+    with pytest.raises(StoreError, match="pip install s3fs"):
+        open_place("s3://bucket/x")
+
+
+def test_a_store_that_fails_half_its_requests_still_works(server, tmp_path):
+    server.faults.fail_share = 0.5
+    place = server.place(Limits(call_s=60, tries=30, first_wait_s=0.01, longest_wait_s=0.05)).under("my-run")
+    data = os.urandom(300_000)
+    (tmp_path / "x").write_bytes(data)
+    for number in range(3):
+        place.put(f"files/{number}", tmp_path / "x")
+        assert place.create(f"lease/{number}.json", b"mine %d" % number)
+        assert not place.create(f"lease/{number}.json", b"theirs")
+        place.get(f"files/{number}", tmp_path / "copy", len(data))
+        assert (tmp_path / "copy").read_bytes() == data
+    place.delete(["files/0"])
+    assert len(place.list()) == 5
+    assert server.faults.failed > 5
+
+
+def test_a_store_that_always_fails_is_unavailable_in_bounded_time(server):
+    server.faults.fail_share = 1.0
+    place = server.place(Limits(call_s=0.7, tries=2, first_wait_s=0.01)).under("my-run")
+    began = time.monotonic()
+    for call in (
+        lambda: place.put("files/x", b"1"),
+        lambda: place.create("files/x", b"1"),
+        lambda: place.read("files/x"),
+        place.list,
+    ):
+        with pytest.raises(Unavailable, match="failed 2 times"):
+            call()
+    assert time.monotonic() - began < 60
+    server.faults.clear()
+    place.put("files/y", b"1")
+    assert "files/y" in place.list()
+
+
+def test_a_full_store_is_refused_at_once_and_keeps_what_it_has(server):
+    place = server.place(QUICK).under("my-run")
+    place.put("files/x", b"1" * 1000)
+    server.faults.quota_bytes = server.faults.used_bytes + 500
+    before = server.faults.requests
+    with pytest.raises(Refused, match="space"):
+        place.put("files/y", b"2" * 1000)
+    assert server.faults.requests - before < 40
+    assert {name: entry.size for name, entry in place.list().items()} == {"files/x": 1000}
+
+
+def test_a_store_that_does_not_answer_costs_the_limit_of_a_call(server):
+    place = server.place(Limits(call_s=0.3, tries=1)).under("my-run")
+    server.faults.slow_s = 6
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="no answer within 0.3 s"):
+        place.put("files/x", b"1")
+    assert time.monotonic() - began < 5
+
+
+def test_bytes_per_second_are_limited(server, tmp_path):
+    data = os.urandom(300_000)
+    (tmp_path / "x").write_bytes(data)
+    place = server.place(Limits(call_s=20, tries=1, bytes_per_s=400_000))
+    began = time.monotonic()
+    place.put("files/x", tmp_path / "x")
+    assert time.monotonic() - began > 0.7
+    began = time.monotonic()
+    place.get("files/x", tmp_path / "y", len(data))
+    assert time.monotonic() - began > 0.7
+    assert (tmp_path / "y").read_bytes() == data
+
+
+def test_nothing_half_written_is_visible_in_a_folder(tmp_path):
+    place = open_place(str(tmp_path / "store"), QUICK)
+
+    class Stop(Exception):
+        pass
+
+    def stop(count: int) -> None:
+        raise Stop
+
+    (tmp_path / "x").write_bytes(b"new" * 1_000_000)
+    place.put("files/x", b"old")
+    with pytest.raises(Stop):
+        place.kind.put("files/x", str(tmp_path / "x"), stop)
+    assert place.read("files/x") == b"old"
+    assert [path.name for path in (tmp_path / "store" / "files").iterdir()] == ["x"]
+
+
+def test_a_link_in_a_folder_is_not_followed(tmp_path):
+    place = open_place(str(tmp_path / "store"), QUICK)
+    place.put("files/x", b"1")
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "store" / "files" / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "store" / "files" / "pipe")
+    assert set(place.list()) == {"files/x"}
+    for name in ("files/link", "files/pipe"):
+        with pytest.raises(StoreError):
+            place.limited(tries=1).read(name)
+
+
+def test_an_unknown_host_key_is_refused(tmp_path, monkeypatch):
+    with serving("sftp", tmp_path, monkeypatch, lambda: 0) as server:
+        (tmp_path / "home/.ssh/known_hosts").write_text("")
+        with pytest.raises(Refused, match="host key of 127.0.0.1 is not known"):
+            server.place(QUICK).put("x", b"1")
+    assert not list(Path(tmp_path / "sftp root").rglob("x"))
