@@ -284,6 +284,70 @@ def test_the_rank_that_stands_still_is_named():
     assert verdict.kind == HUNG and verdict.rank == 1
 
 
+def group(now: float, step: int, phase: str, phase_s: float, **first) -> tuple[Beat, Beat]:
+    """Rank 0 in this phase and rank 1 in its steps, both after `step` steps."""
+    both = dict(world=2, step=step, count=step, intervals=(0.1,) * step)
+    own = {"phase": phase, "phase_s": phase_s, "beat_s": now} | both | first
+    return beat(rank=0, pid=1, **own), beat(rank=1, pid=2, **both)
+
+
+def stepping(watch: Watch, now: float, steps: Iterable[int], **more) -> float:
+    """Two ranks that complete these steps, 0.1 s each; the time at the end."""
+    for step in steps:
+        beats = [dataclasses.replace(b, phase="step", beat_s=now, **more) for b in group(now, step, "step", 100.0)]
+        assert watch.observe(Observation(now, now, tuple(beats), 0, ASLEEP)).kind == OK
+        now += 0.1
+    return now
+
+
+def test_the_other_ranks_wait_for_one_that_saves_however_short_a_step_is():
+    watch = new_watch(CONFIG)
+    now = stepping(watch, 100.0, range(1, 60))
+    for step in (60, 70, 80):
+        began = now
+        while now < began + 40.0:  # T of a step is 1.2 s here, of a save 45 s
+            beats = group(now, step - 1, "save", began, beat_s=began)
+            assert watch.observe(Observation(now, now, beats, 0, ASLEEP)).kind in (OK, SUSPECT)
+            now += 0.25
+        back = group(now, step - 1, "step", now, beat_s=now)
+        for _ in range(4):
+            assert watch.observe(Observation(now, now, back, 0, ASLEEP)).kind in (OK, SUSPECT)
+            now += 0.25
+        # Rank 0 counts from the end of its save, rank 1 from its last step.
+        late = [
+            dataclasses.replace(
+                b, step=step, count=step, beat_s=now, phase_s=back[0].phase_s, intervals=(*(0.1,) * (step - 1), took_s)
+            )
+            for b, took_s in zip(back, (0.9, 41.0), strict=True)
+        ]
+        assert watch.observe(Observation(now, now, tuple(late), 0, ASLEEP)).kind == OK
+        now = stepping(watch, now + 0.1, range(step + 1, step + 10), phase_s=back[0].phase_s)
+    assert watch.durations["step"].longest < 1.0, "the wait for the save is no step"
+    start = now
+    while watch.observe(Observation(now, now, tuple(group(now, 89, "step", 100.0)), 0, ASLEEP)).kind != HUNG:
+        now += 0.25
+        assert now - start < 5.0
+
+
+def test_a_save_that_hangs_is_found_by_its_own_limit_and_not_by_that_of_the_ranks_that_wait():
+    watch = new_watch(CONFIG)
+    began = now = stepping(watch, 100.0, range(1, 60))
+    while (
+        said := watch.observe(Observation(now, now, group(now, 59, "save", began, beat_s=began), 0, ASLEEP))
+    ).kind != HUNG:
+        now += 1.0
+        assert now - began < 2 * CONFIG.phases["save"].ceiling_s
+    assert now - began >= CONFIG.phases["save"].floor_s and said.phase in ("save", "step")
+
+
+def test_ranks_that_start_do_not_excuse_each_other():
+    watch, now = new_watch(CONFIG), 100.0
+    beats = tuple(beat(rank=n, pid=n + 1, phase="load", count=0, step=0, beat_s=100.0, intervals=()) for n in (0, 1))
+    while watch.observe(Observation(now, now, beats, 0, ASLEEP)).kind != HUNG:
+        now += 1.0
+        assert now - 100.0 < CONFIG.phases["load"].ceiling_s + 5
+
+
 def test_after_its_last_words_a_process_must_leave():
     watch = new_watch(CONFIG)
     verdict = still(watch, CONFIG.watch.exit_s + 1, beat(phase="end", outcome="done", beat_s=100.0), 100.0, poll_s=1.0)

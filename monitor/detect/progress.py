@@ -9,6 +9,9 @@ that a count that flips between two values does not run for ever, a phase is hun
 `between_steps_s` have passed since its count last exceeded the highest of the visit. Neither bound is enough alone: the
 second pass over a big data set takes hours and exceeds nothing; a few tiny data sets begin many loops within seconds.
 
+In a group, ranks in a step wait for one that saves, samples, caches or loads. They are judged with the T of that phase, and its
+progress is theirs; the wait is no duration of a step.
+
 Time is measured on the awake clock: a gap between two observations (a suspended machine, a stopped or starved monitor)
 advances it by one poll interval at most. Names in `_at` are moments of this clock.
 """
@@ -93,7 +96,9 @@ class _Rank:
     runs_at: float  # last seen running: not stopped by a signal
     grew_at: float  # `highest` grew
     highest: int  # item count of this phase visit
+    entered_at: float = 0.0  # the phase was entered
     loops: int = 0  # begun since `highest` grew
+    waited: bool = False  # for another rank, since its last step
 
 
 @dataclass
@@ -158,17 +163,33 @@ class Watch:
         watched = [b for b in seen.beats if b.outcome != "done" or b.pid not in seen.gone] or list(seen.beats)
         for rank in self.ranks.keys() & {b.rank for b in seen.beats} - {b.rank for b in watched}:
             del self.ranks[rank]
-        verdicts = [self._rank(beat, seen, awake) for beat in watched]
+        for beat in watched:
+            self._update(beat, seen, awake)
+        verdicts = [self._judge(beat, seen.signals, self._wait_for_others(beat, watched)) for beat in watched]
         return max(verdicts, key=lambda v: (SEVERITY.index(v.kind), v.stalled_s))
 
-    def _rank(self, beat: Beat, seen: Observation, awake: float) -> Verdict:
+    def _wait_for_others(self, beat: Beat, group: list[Beat]) -> float:
+        """The least T of a rank that others keep waiting, 0.0 for none; their progress between the steps is its own."""
+        rank, least_s = self.ranks[beat.rank], 0.0
+        for other in group:
+            if other is beat or other.outcome != "running" or other.step > beat.step:
+                continue
+            theirs = self.ranks[other.rank]
+            between = other.phase not in _STEPS
+            rank.moved_at = max(rank.moved_at, theirs.moved_at if between else theirs.entered_at)
+            if between:
+                rank.waited, least_s = True, max(least_s, self._budget(other.phase, other.done))
+        return least_s
+
+    def _update(self, beat: Beat, seen: Observation, awake: float) -> None:
+        """Remember the rank's progress; learn from it."""
         now, rank = self._clock_s, self.ranks.get(beat.rank)
         old = rank.beat if rank is not None and rank.beat.pid == beat.pid else None
         if rank is None or old is None:
             if rank is not None:  # another stage of the script, or a worker restarted by its launcher
                 self.durations = {name: durations.restarted() for name, durations in self.durations.items()}
-            rank = self.ranks[beat.rank] = _Rank(beat, seen.now_s, now, now, now, now, beat.done)
-        self._learn_steps(old, beat)
+            rank = self.ranks[beat.rank] = _Rank(beat, seen.now_s, now, now, now, now, beat.done, now)
+        self._learn_steps(old, beat, rank.waited)
         moved = old is None or self._progress(rank, old, beat)
         if moved:
             # Use the beat's timestamp: poll time is half an interval late on average.
@@ -176,19 +197,20 @@ class Watch:
             late = late if 0 <= late <= awake else 0.0
             rank.moved_s, rank.moved_at = seen.now_s - late, now - late
         if old is None or beat.count != old.count:
-            rank.step_at = rank.moved_at
+            rank.step_at, rank.waited = rank.moved_at, False
+        if old is not None and (beat.phase, beat.phase_s) != (old.phase, old.phase_s):
+            rank.entered_at = now
         if moved or beat.pid not in seen.stopped:
             rank.runs_at = now
         rank.beat = beat
-        return self._judge(rank, beat, seen.signals)
 
-    def _learn_steps(self, old: Beat | None, beat: Beat) -> None:
+    def _learn_steps(self, old: Beat | None, beat: Beat, waited: bool) -> None:
         count = beat.count - (old.count if old else 0)
         new = list(beat.intervals[-count:]) if count > 0 else []
         if new and len(new) == beat.count:
             del new[0]  # compilation, the start of the loader: the phase "first_step" holds it
-        if new and old and old.phase in _BETWEEN_STEPS:
-            new.remove(max(new))  # it may include the save or the sample
+        if new and old and (waited or old.phase in _BETWEEN_STEPS):
+            new.remove(max(new))  # it may include the save or the sample, its own or that of the rank it waited for
         if new:
             self._of("step").add(new)
 
@@ -215,8 +237,9 @@ class Watch:
             self._of(f"{beat.phase}/item").add([max(0.0, beat.beat_s - old.beat_s) / (beat.done - old.done)])
         return counts and beat.done != old.done
 
-    def _judge(self, rank: _Rank, beat: Beat, signals: Signals) -> Verdict:
-        """The most severe verdict of the limits that apply to the rank; of equal ones the first."""
+    def _judge(self, beat: Beat, signals: Signals, least_s: float) -> Verdict:
+        """The most severe verdict of the limits that apply to the rank; of equal ones the first. least_s: of its T."""
+        rank = self.ranks[beat.rank]
         watch, now, phase, running = self.config.watch, self._clock_s, beat.phase, beat.outcome == "running"
         stalled, no_step, no_growth = now - rank.moved_at, now - rank.step_at, now - rank.grew_at
         limit = watch.between_steps_s
@@ -232,7 +255,7 @@ class Watch:
         ]  # fmt: skip
         found = []
         if running:
-            budget = self._budget(phase, beat.done)
+            budget = max(least_s, self._budget(phase, beat.done))
             kind = decide(stalled, budget, max(SLOW_FACTOR * budget, self.config.phases[phase].ceiling_s), signals)
             found = [(kind, stalled, budget, signals.slow if kind == SLOW else signals.stuck)]
         for seconds, limit, applies, sentence in rows:
