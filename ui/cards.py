@@ -8,8 +8,9 @@ import functools
 import os
 import re
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from monitor.phrases import count
 from runs.manage import size_text
 from ui.artifacts import Gallery, Lora
 from ui.chart import chart
@@ -17,6 +18,9 @@ from ui.html import duration, esc, markdown, number, per_step
 from ui.images import file_url
 from ui.readers import Curve, Log
 from ui.view import Incident, View
+
+if TYPE_CHECKING:
+    from monitor.ledger import Ledger
 
 LISTED = 100  # runs that the list shows; the search finds the others
 UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
@@ -159,13 +163,71 @@ def head(view: View | None) -> str:
     ]
     resume = "start over" if view.checkpoint is None else f"continue from the checkpoint at step {view.checkpoint:,}"
     meaning = meaning.format(start=view.start_label, resume=resume)
-    lines = [text for text in (view.problem, message, meaning) if text]
+    lines = [text for text in (view.problem, message, meaning, store(view)) if text]
     rows += [f'<p class="hp-say" data-testid="message">{esc(text)}</p>' for text in dict.fromkeys(lines)]
     if status.get("state"):
         rows.append(f'<dl class="hp-facts">{"".join(_fact(*fact) for fact in facts(view, running))}</dl>')
         if running and (used := machine(view)):
             rows.append(f'<dl class="hp-facts hp-machine">{"".join(_fact(*fact) for fact in used)}</dl>')
     return f'<div class="hp-sheet">{"".join(rows)}</div>'
+
+
+def store(view: View) -> str:
+    """What the run's durable store holds, in a sentence; "" without one."""
+    known = view.status.get("store")
+    if not isinstance(known, dict) or not known.get("address"):
+        return ""
+    name = f"Store {known['address']}"
+    step = known.get("step")
+    held = f"the checkpoint of step {step:,} is there" if isinstance(step, int) else "no checkpoint is there yet"
+    waiting = known.get("pending_bytes")
+    more = f"; {size_text(waiting)} still to copy" if isinstance(waiting, int) and waiting > 0 else ""
+    if known.get("lease") == "held":
+        error = known.get("error")
+        return f"{name}: {held}{more}" + (f". {error}. Training goes on; copying is tried again." if error else ".")
+    return f"{name}: {known.get('state') or held}."
+
+
+# State of the ledger: (label, colour class, explanation).
+LEDGER = {
+    "training": ("Training", "done", "Steps that count, with their saves and samples"),
+    "loading": ("Loading", "busy", "From the start to the first step"),
+    "waiting": ("Waiting", "idle", "For a GPU, for the pause before a restart, for the next machine"),
+    "recovering": ("Recovering", "warn", "From the detection of a failure to the first step after it"),
+    "lost": ("Lost", "bad", "Until a failure was detected, and steps that had to be trained twice"),
+}
+
+
+def ledger(view: View | None, found: "Ledger | None") -> str:
+    """Where the time of the run went, its cost, and what recovery saved."""
+    from monitor.ledger import span
+
+    if view is None or found is None or not view.status.get("state") or found.wall_s < 1:
+        return ""
+    shares = {state: found.seconds[state] / found.wall_s for state in LEDGER}
+    bar = "".join(
+        f'<i class="hp-{colour}" style="width:{shares[state]:.2%}" title="{label}"></i>'
+        for state, (label, colour, _) in LEDGER.items()
+    )
+    rows = [
+        (f'<i class="hp-dot hp-{colour}"></i>{label}', f"{span(found.seconds[state])} · {shares[state]:.0%}", note)
+        for state, (label, colour, note) in LEDGER.items()
+        if found.seconds[state] >= 0.05
+    ]
+    rows.append(("Trained twice", count(found.repeated, "step"), "Steps since the last checkpoint, after a failure"))
+    if found.cost is not None:
+        rows.append(
+            ("Cost", f"{found.cost:,.2f}", f"At {found.price_per_hour:g} per hour, in the currency of the price")
+        )
+    saved = ""
+    if found.failures:
+        text = f"{found.saved()[:1].upper()}{found.saved()[1:]}. The time in which nobody would have noticed is not counted."
+        saved = f'<p class="hp-say" data-testid="saved">{esc(text)}</p>'
+    facts_html = "".join(
+        f'<div title="{esc(note)}"><dt>{name}</dt><dd>{esc(text)}</dd></div>' for name, text, note in rows
+    )
+    body = f'<div class="hp-ledger" aria-hidden="true">{bar}</div><dl class="hp-facts">{facts_html}</dl>{saved}'
+    return _section("Time and money" if found.cost is not None else "Time", body, f"{span(found.wall_s)} in all")
 
 
 def facts(view: View, running: bool) -> list[tuple[str, str, str]]:

@@ -1,11 +1,11 @@
-"""The complete page: its two tabs and the events between them."""
+"""The complete page: its three tabs and the events between them."""
 
 from typing import Any
 
 import gradio as gr
 
 import runs
-from ui import form, hub_login, new_lora, proposals, run_page, scripts, trainer_checks, try_it
+from ui import fleet_page, form, hub_login, new_lora, proposals, run_page, scripts, trainer_checks, try_it
 
 MARK = (
     '<svg viewBox="0 0 32 32" width="30" height="30" aria-hidden="true"><rect width="32" height="32" rx="8" fill="#0f766e"/>'
@@ -64,14 +64,20 @@ def theme() -> gr.themes.Base:
     )
 
 
+DESCRIPTIONS = ("api_info", "api_info_as_input", "api_info_as_output", "example_inputs")
+
+
 class Page(gr.Blocks):
     """Gradio's page with a smaller config, which each visit downloads."""
 
     def get_config_file(self) -> Any:
-        """The config without the digests of the components' classes: Gradio needs them only for components of other packages."""
+        """The config without the digests of the components' classes, which Gradio needs only for components of other packages,
+        and without what describes the components to users of an API: every event of this page is private."""
         config = super().get_config_file()
         for component in config["components"]:
             component["component_class_id"] = component["type"]
+            for key in DESCRIPTIONS:
+                component.pop(key, None)
         return config
 
 
@@ -92,9 +98,11 @@ def build(login: bool = False) -> gr.Blocks:
                 new = new_lora.build()
             with gr.Tab("Runs", id="runs") as runs_tab:
                 run = run_page.build()
+            with gr.Tab("Other machines", id="fleet") as fleet_tab:
+                fleet_page.build()
         _wire_new(new, draft_id)
         _wire_runs(run)
-        _wire_tabs(page, new, note, run, tabs, new_tab, runs_tab, draft_id, started, messages)
+        _wire_tabs(page, new, note, run, tabs, (new_tab, fleet_tab), runs_tab, draft_id, started, messages)
     return page
 
 
@@ -194,7 +202,7 @@ def _wire_tabs(
     note: gr.HTML,
     run: run_page.RunPage,
     tabs: gr.Tabs,
-    new_tab: gr.Tab,
+    other_tabs: tuple[gr.Tab, ...],
     runs_tab: gr.Tab,
     draft_id: gr.BrowserState,
     started: gr.State,
@@ -250,7 +258,8 @@ def _wire_tabs(
         **quiet,
     ).then(show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **quiet)
     runs_tab.select(lambda: gr.Timer(active=True), None, run.timer, **quiet)
-    new_tab.select(lambda: gr.Timer(active=False), None, run.timer, **quiet)
+    for other in other_tabs:
+        other.select(lambda: gr.Timer(active=False), None, run.timer, **quiet)
 
 
 def allowed_paths() -> list[str]:

@@ -15,13 +15,13 @@ import gradio as gr
 import runs
 from monitor.process.tree import idle
 from runs import manage
-from ui import cards, control, draft, form, images, scripts, trainer_checks, view
+from ui import cards, control, draft, form, images, launch_tab, scripts, trainer_checks, view
 from ui.artifacts import Gallery
 from ui.html import esc
 
 TICK_S = 1.0
 COPY = "New LoRA from this run"
-PARTS = ("list", "head", "loras", "incidents", "loss", "samples", "log")
+PARTS = ("list", "head", "loras", "incidents", "ledger", "loss", "samples", "elsewhere", "log")
 SCRIPTS = {"head": "run_head", "incidents": "run_times", "log": "run_times"}  # parts of ui/scripts.py
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
@@ -125,7 +125,7 @@ def build() -> RunPage:
                 with gr.Row():
                     page.delete_ok = gr.Button("Delete", variant="stop", elem_id="delete-ok", **small)
                     page.delete_no = gr.Button("Cancel", elem_id="delete-no", **small)
-            for name in ("loras", "incidents", "loss"):
+            for name in ("loras", "incidents", "ledger", "loss"):
                 page.parts[name] = part(name)
             page.parts["samples"] = gr.HTML(
                 html_template="",
@@ -133,6 +133,7 @@ def build() -> RunPage:
                 js_on_load=scripts.loader("run_samples"),
                 apply_default_css=False,
             )
+            page.parts["elsewhere"] = launch_tab.build()
             page.parts["log"] = part("log")
     page.parts = {name: page.parts[name] for name in PARTS}
     return page
@@ -175,8 +176,10 @@ def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list
         "head": cards.head(shown),
         "loras": cards.loras(shown, view.loras(shown.folder) if shown else [], gallery),
         "incidents": cards.incidents(shown, found),
+        "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
         "loss": cards.loss(shown, view.losses(shown.folder) if shown else None, found),
         "samples": cards.samples(shown, gallery),
+        "elsewhere": launch_tab.value(shown),
         "log": cards.log(shown, view.log(shown.folder) if shown else None),
     }
     out = []

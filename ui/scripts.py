@@ -26,6 +26,8 @@ PARTS = {
     "run_head": ("run_times", "run_connection", "run_address"),
     "run_samples": ("run_samples",),
     "run_times": ("run_times",),
+    "launch_tab": ("launch_tab",),
+    "fleet_page": ("fleet_page",),
 }
 # Gradio repeats the rules that it gets for its own container, so that they win over its components' rules.
 NESTED = ".gradio-container.gradio-container .contain {\n%s\n}\n"

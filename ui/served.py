@@ -37,6 +37,7 @@ DOWNLOADS = {
     ".jsonl": TEXT,
     ".sh": TEXT,
     ".bat": TEXT,
+    ".tar": "application/x-tar",
 }
 # The hidden folders whose images the page shows: those of a draft. `.uploads` is not among them.
 DRAFT = re.compile(r"\.drafts/[0-9a-f]{24}/[A-Za-z0-9_-]+/.*")

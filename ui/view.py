@@ -8,12 +8,13 @@ only after it changed, and a growing file is read from where the last read ended
 import json
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tomllib
 
@@ -21,6 +22,9 @@ import runs
 from runs import manage
 from ui.artifacts import Artifacts, Gallery, Lora
 from ui.readers import Curve, Log, LogTail, Losses, Stamp, stamp
+
+if TYPE_CHECKING:
+    from monitor.ledger import Ledger
 
 FINAL = ("completed", "failed", "stopped", "preempted", "unkillable")
 STOP_REQUEST = "stop.request"  # in a run's folder, until the monitor has read it (monitor/run_folder.py)
@@ -250,6 +254,28 @@ def _with_reader(folder: Path, use: Callable[[Reader], T]) -> T:
 def incidents(folder: Path) -> list[Incident]:
     """Hangs and crashes, newest first."""
     return _with_reader(folder, Reader.incidents)
+
+
+LEDGER_S = 5.0  # a run under way changes all the time, and nobody watches its ledger by the second
+_ledgers: dict[Path, tuple[tuple[Stamp, ...], float, "Ledger"]] = {}  # stamps of what it is made of, when, ledger
+
+
+def ledger(view: View) -> "Ledger":
+    """Where the time of a run went; at most LEDGER_S old."""
+    from monitor.ledger import read as read_ledger
+
+    folder, now_s = view.folder, time.monotonic()
+    known = _ledgers.get(folder)
+    if known is not None and view.running and now_s - known[1] < LEDGER_S:
+        return known[2]
+    stamps = tuple(stamp(folder / name) for name in ("events.jsonl", "metrics.jsonl", "status.json", "run.toml"))
+    if known is not None and known[0] == stamps and not view.running:
+        return known[2]
+    found = read_ledger(folder, view.status)
+    if len(_ledgers) > READ_RUNS:
+        _ledgers.clear()
+    _ledgers[folder] = stamps, now_s, found
+    return found
 
 
 def losses(folder: Path) -> Curve:

@@ -1,0 +1,332 @@
+"""`python -m launch fleet`: the runs on other machines, read from their stores; and a stop through a store.
+
+Decision: a store is listed once, and of each run three small files are read: its status, the claim of the machine that holds the
+lease, and, for samples, its newest manifest. All that comes from a store is hostile until it has been checked: sizes are
+bounded, only known values are taken over, and a sample is decoded and written anew before a browser sees it.
+
+The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no secret. A
+page reads each store with a process of its own (`--store ADDRESS`), so that one that hangs stops nothing else.
+"""
+
+import argparse
+import io
+import json
+import math
+import re
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+from launch.common import LaunchError
+from launch.store import lease
+from launch.store.manifest import Member, order_of, parse
+from launch.store.places import Entry, Limits, Place, StoreError, open_place
+from monitor.phrases import duration
+from monitor.state import FINAL, State
+from runs.files import atomic_write
+from runs.paths import MAX_SLUG, data_root, list_runs
+
+LIMITS = Limits(call_s=15.0, tries=2)
+STORES = "stores.json"
+STORE_S = 60.0  # for one store
+MOST_RUNS = 100  # of one store, the newest
+MOST_STORES = 50
+STATUS_BYTES = 256 << 10
+MANIFEST_BYTES = 4 << 20
+SAMPLES, SAMPLE_BYTES, SAMPLE_PIXELS = 4, 8 << 20, 6000 * 6000
+THUMBS, THUMB_SIDE, KEPT_THUMBS = "fleet-samples", 160, 400
+SLUG = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_-]{{0,{MAX_SLUG - 1}}}")
+SAMPLE = re.compile(r"run/sample/[^/]+\.(?:png|jpe?g|webp)", re.IGNORECASE)
+STORE_LINE = re.compile(rb"^[ \t]*[\"']?store[\"']?[ \t]*=", re.M)
+STATES = {state.value for state in State}
+WORDS = ("name", "message", "reason", "phase")
+NUMBERS = ("step", "planned_steps", "epoch", "loss", "step_s", "eta_s", "restarts", "incidents", "elapsed_s")
+
+
+# The stores ---------------------------------------------------------------------------------------------------------------
+
+
+def stores() -> list[str]:
+    """The addresses of all known stores: of the runs on this machine, then those that were added."""
+    found = {}
+    for folder in list_runs():
+        try:
+            text = (folder / "run.toml").read_bytes()
+            address = tomllib.loads(text.decode("utf-8-sig")).get("store") if STORE_LINE.search(text) else ""
+        except (OSError, ValueError):
+            continue
+        if isinstance(address, str) and address.strip():
+            found[address.strip()] = True
+    return [*found, *(address for address in added() if address not in found)][:MOST_STORES]
+
+
+def added() -> list[str]:
+    """The addresses in stores.json; none where it is missing or damaged."""
+    try:
+        values = json.loads((data_root() / STORES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [text for text in values if isinstance(text, str)][:MOST_STORES] if isinstance(values, list) else []
+
+
+def add(address: str) -> None:
+    """Keep the address of a store.
+
+    Raises:
+        LaunchError: it is not valid, holds a secret, or its library is missing; or there are too many.
+    """
+    address = address.strip()
+    open_place(address)
+    known = added()
+    if address in known:
+        return
+    if len(known) >= MOST_STORES:
+        raise LaunchError(f"{MOST_STORES} stores are known already; remove one first")
+    _save([*known, address])
+
+
+def remove(address: str) -> None:
+    """Forget the address of a store that was added; nothing in the store changes."""
+    _save([known for known in added() if known != address.strip()])
+
+
+def _save(addresses: list[str]) -> None:
+    try:
+        data_root().mkdir(parents=True, exist_ok=True)
+        atomic_write(data_root() / STORES, json.dumps(addresses, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise LaunchError(f"{data_root() / STORES} cannot be written: {error.strerror or error}") from error
+
+
+# One store ----------------------------------------------------------------------------------------------------------------
+
+
+def read_store(address: str, samples: bool = False) -> list[dict[str, Any]]:
+    """The runs in a store, the newest first, as plain values that are safe to show.
+
+    Args:
+        samples: also fetch small pictures of the newest samples.
+
+    Raises:
+        LaunchError: the store does not answer, or refuses.
+    """
+    place = open_place(address, LIMITS)
+    by_run: dict[str, dict[str, Entry]] = {}
+    for name, entry in place.list().items():
+        slug, _, rest = name.partition("/")
+        if rest and SLUG.fullmatch(slug):
+            by_run.setdefault(slug, {})[rest] = entry
+    runs = {slug: files for slug, files in by_run.items() if "status.json" in files or lease.claims_of(files)}
+    newest = sorted(runs, key=lambda slug: _changed(runs[slug]), reverse=True)[:MOST_RUNS]
+    return [read_run(place.under(slug), slug, runs[slug], samples) for slug in newest]
+
+
+def _changed(files: dict[str, Entry]) -> float:
+    return max((entry.modified_s or 0.0 for entry in files.values()), default=0.0)
+
+
+def read_run(place: Place, slug: str, files: dict[str, Entry], samples: bool) -> dict[str, Any]:
+    """One run of a store. What cannot be read is left out, with the reason in "problem"."""
+    found: dict[str, Any] = {"slug": slug, "name": slug, "state": "unknown", "problem": "", "samples": []}
+    found["stop_requested"] = "requests/stop.json" in files
+    try:
+        if "status.json" in files:
+            found |= status(place.read("status.json", STATUS_BYTES), slug)
+        found |= holder(place, files)
+        if samples:
+            found["samples"] = thumbnails(place, slug, files)
+    except StoreError as error:
+        found["problem"] = line(str(error), 500)
+    return found
+
+
+def status(data: bytes, slug: str) -> dict[str, Any]:
+    """The values of another machine's status.json that are known and of the right kind."""
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        return {"problem": "status.json is damaged"}
+    found: dict[str, Any] = {key: line(values[key]) for key in WORDS if isinstance(values.get(key), str)}
+    found["name"] = found.get("name") or slug
+    for key in NUMBERS:
+        value = values.get(key)
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and abs(value) < 1e15
+        ):
+            found[key] = value
+    found["state"] = values["state"] if values.get("state") in STATES else "unknown"
+    checkpoint = values.get("checkpoint")
+    step = checkpoint.get("step") if isinstance(checkpoint, dict) else None
+    found["checkpoint_step"] = step if isinstance(step, int) and 0 <= step < 10**12 else None
+    try:
+        when = datetime.fromisoformat(str(values.get("updated_at")).replace("Z", "+00:00"))
+        found["updated_at"] = when.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError):
+        found["updated_at"] = None
+    return found
+
+
+def holder(place: Place, files: dict[str, Entry]) -> dict[str, Any]:
+    """Which machine holds the run's lease: {"holder", "held"}."""
+    claims = lease.claims_of(files)
+    newest = [name for name, number in claims.items() if number == max(claims.values())]
+    found = [claim for name in newest[:4] if (claim := lease.parse_claim(place.read(name, 1 << 16)))]
+    claim = max(found, key=lambda one: one.held, default=None)
+    if claim is None:
+        return {"holder": "", "held": False}
+    return {"holder": line(claim.owner.text()), "held": claim.held and not claim.released}
+
+
+def line(text: object, most: int = 300) -> str:
+    """Text of another machine as one printable line."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:most]).strip()
+
+
+def request_stop(address: str, slug: str, now: bool = False) -> None:
+    """Ask the machine that trains a run to stop it. Its agent reads this within `store.status_s` seconds.
+
+    Raises:
+        LaunchError: the store does not answer, or refuses; or that is no run's name.
+    """
+    if not SLUG.fullmatch(slug):
+        raise LaunchError(f"{slug[:100]!r} is not the name of a run in a store")
+    place = open_place(address, LIMITS).under(slug)
+    if not {"status.json", "lease"} & {name.partition("/")[0] for name in place.list()}:
+        raise LaunchError(f"{address} has no run {slug}")
+    place.put("requests/stop.json", json.dumps({"now": now, "at": lease.utc_now()}).encode())
+
+
+# Samples ------------------------------------------------------------------------------------------------------------------
+
+
+def thumbs_dir() -> Path:
+    """Where small pictures of samples are kept."""
+    return data_root() / ".cache" / THUMBS
+
+
+def thumbnails(place: Place, slug: str, files: dict[str, Entry]) -> list[str]:
+    """File names, in `thumbs_dir()`, of small pictures of the newest samples; [] where there are none."""
+    manifests = {name: order for name in files if (order := order_of(name))}
+    if not manifests:
+        return []
+    name = max(manifests, key=lambda one: manifests[one])
+    if files[name].size > MANIFEST_BYTES:
+        return []
+    members = parse(place.read(name, MANIFEST_BYTES), name, slug).files
+    pictures = [member for key, member in members.items() if SAMPLE.fullmatch(key)]
+    newest = sorted(pictures, key=lambda member: member.changed_s, reverse=True)[:SAMPLES]
+    return [made for member in newest if (made := _thumbnail(place, member))]
+
+
+def _thumbnail(place: Place, member: Member) -> str:
+    """The small picture of one sample; "" for one that is too large, or no image."""
+    from PIL import Image
+
+    target = thumbs_dir() / f"{member.sha256}.jpg"
+    if target.is_file():
+        return target.name
+    if member.size > SAMPLE_BYTES:
+        return ""
+    try:
+        with Image.open(io.BytesIO(place.read(member.blob, SAMPLE_BYTES)), formats=("PNG", "JPEG", "WEBP")) as image:
+            if image.width * image.height > SAMPLE_PIXELS:
+                return ""
+            image.draft("RGB", (THUMB_SIDE, THUMB_SIDE))
+            image.thumbnail((THUMB_SIDE, THUMB_SIDE))
+            out = io.BytesIO()
+            image.convert("RGB").save(out, "JPEG", quality=80)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(target, out.getvalue())
+    except StoreError:
+        raise
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):  # Pillow, on a damaged file
+        return ""
+    kept = sorted(target.parent.glob("*.jpg"), key=lambda path: path.stat().st_mtime)
+    for old in kept[:-KEPT_THUMBS]:
+        old.unlink(missing_ok=True)
+    return target.name
+
+
+# The command --------------------------------------------------------------------------------------------------------------
+
+
+def read_all(addresses: list[str], samples: bool, limit_s: float = STORE_S) -> list[dict[str, Any]]:
+    """[{"store", "runs", "error"}] of stores that are read at the same time; one that takes too long has an error."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def work(address: str) -> None:
+        try:
+            found[address] = {"store": address, "runs": read_store(address, samples), "error": ""}
+        except (LaunchError, OSError) as error:
+            found[address] = {"store": address, "runs": [], "error": line(str(error), 500)}
+
+    threads = [threading.Thread(target=work, args=(address,), daemon=True) for address in addresses]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    late = f"did not answer within {limit_s:.0f} s"
+    return [dict(found.get(address) or {"store": address, "runs": [], "error": late}) for address in addresses]
+
+
+def describe(run: dict[str, Any], now: datetime) -> str:
+    """One run in one line."""
+    steps = f", step {run.get('step', 0):.0f}" + (f" of {run['planned_steps']:.0f}" if run.get("planned_steps") else "")
+    loss = f", loss {run['loss']:.4f}" if "loss" in run else ""
+    age = ""
+    if run.get("updated_at"):
+        then = datetime.fromisoformat(run["updated_at"].replace("Z", "+00:00"))
+        age = f", {duration(max(0.0, (now - then).total_seconds()))} ago"
+    held = f", trained by {run['holder']}" if run.get("held") and run["state"] not in FINAL else ""
+    stopping = ", a stop was requested" if run["stop_requested"] else ""
+    problem = f" ({run['problem']})" if run["problem"] else ""
+    return f"{run['slug']}: {run['state']}{steps}{loss}{age}{held}{stopping}{problem}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument(
+        "--store", action="append", default=[], metavar="ADDRESS", help="read this store only; can be repeated"
+    )
+    parser.add_argument("--samples", action="store_true", help="also fetch small pictures of the newest samples")
+    parser.add_argument("--add", metavar="ADDRESS", help="keep the address of a store")
+    parser.add_argument("--remove", metavar="ADDRESS", help="forget the address of a store; nothing in it changes")
+    parser.add_argument("--stop", metavar="RUN", help="with --store: ask the machine that trains this run to stop it")
+    parser.add_argument("--now", action="store_true", help="with --stop: do not wait for a checkpoint")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the runs of all stores, change the list of stores, or request a stop; exit code 1 when no store answers."""
+    if args.stop is not None:
+        if len(args.store) != 1:
+            raise LaunchError("--stop needs the store of the run: --store ADDRESS")
+        request_stop(args.store[0], args.stop, args.now)
+        print(f"{args.stop}: stop requested; the machine that trains it reads the request within a minute")
+        if args.json:
+            print(json.dumps({"store": args.store[0], "run": args.stop, "requested": True}))
+        return 0
+    if args.add:
+        add(args.add)
+    if args.remove:
+        remove(args.remove)
+    found = read_all(args.store or stores(), args.samples)
+    now = datetime.now(UTC)
+    for one in found:
+        print(f"{one['store']}: {one['error'] or str(len(one['runs'])) + ' runs'}")
+        for row in one["runs"]:
+            print(f"  {describe(row, now)}")
+    if not found:
+        print("no store is known; set `store` in a run.toml, or add one: python -m launch fleet --add ADDRESS")
+    if args.json:
+        print(json.dumps(found, ensure_ascii=False), flush=True)
+    return 1 if found and all(one["error"] for one in found) else 0

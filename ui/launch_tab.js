@@ -1,0 +1,263 @@
+// The lower part of a run: what each rank does, a test of the start, and the files for another place (ui/launch_tab.py).
+//
+// The value is {run, alive, jobs: {name: {state, seconds, stamp}}}, renewed by the page's timer. What a job printed is fetched
+// when its stamp changes and its fold is open. Every text is set with textContent.
+const STATES = {
+  running: "Running",
+  done: "Finished",
+  failed: "Failed",
+  cancelled: "Cancelled",
+  lost: "Ended without a result, for example because the machine restarted",
+};
+let run = "";
+let places = null;
+let chosen = "slurm";
+const current = () => props.value || { run: "", alive: false, jobs: {} };
+const span = (s) => (s < 60 ? `${s} s` : `${Math.floor(s / 60)} min ${s % 60} s`);
+
+async function ask(name, data) {
+  const answer = await server[name]({ run: current().run, ...data }).catch(() => null);
+  return answer && typeof answer.ok === "boolean" ? answer : { ok: false, error: "The server does not answer. Try again." };
+}
+
+// One fold -------------------------------------------------------------------------------------------------------------
+function fold(title, about, testid) {
+  const node = make("details", "hp-fold");
+  node.dataset.testid = testid;
+  const heading = make("summary");
+  heading.append(make("strong", "", title), make("span", "", about));
+  const body = make("div", "hp-fold-body");
+  node.append(heading, body);
+  return { node, body };
+}
+// What a job did: its state, its verdict, its files, what it printed.
+function result(jobName) {
+  const node = make("div", "hp-job");
+  const state = make("p", "hp-job-state");
+  state.setAttribute("role", "status");
+  const stop = button("Cancel", "hp-quiet", () => ask("cancel_job", { job: jobName }));
+  const body = make("div");
+  node.append(state, stop, body);
+  let stamp = null;
+  let wanted = "";
+  const draw = (answer) => {
+    const job = current().jobs[jobName];
+    const parts = [];
+    if (answer.verdict) parts.push(make("p", `hp-verdict hp-${answer.verdict.good ? "done" : "bad"}`, answer.verdict.text));
+    if (answer.error && job && job.state !== "running" && job.state !== "done") {
+      const box = make("div", "hp-problem hp-bad");
+      box.setAttribute("role", "alert");
+      box.append(...answer.error.split("\n").slice(-12).map((line) => make("p", "", line)));
+      parts.push(box);
+    }
+    parts.push(...answer.files.map(file));
+    const printed = [answer.text, job && job.state === "running" ? answer.error : ""].filter(Boolean).join("\n");
+    if (printed) {
+      const log = make("div", "hp-log");
+      log.tabIndex = 0;
+      log.setAttribute("role", "region");
+      log.setAttribute("aria-label", "Output");
+      log.append(make("pre", "", printed));
+      parts.push(log);
+    }
+    body.replaceChildren(...parts);
+  };
+  const update = async (open) => {
+    const job = current().jobs[jobName];
+    node.hidden = !job;
+    if (!job) {
+      stamp = null;
+      body.replaceChildren();
+      return;
+    }
+    const busy = job.state === "running";
+    const text = busy ? `Running for ${span(job.seconds)}…` : STATES[job.state] || job.state;
+    if (state.textContent !== text) state.textContent = text;
+    state.dataset.state = job.state;
+    stop.hidden = !busy;
+    const key = `${current().run} ${job.stamp}`;
+    if (!open || stamp === key || wanted === key) return;
+    wanted = key;
+    const answer = await ask("job_output", { job: jobName });
+    if (wanted !== key) return;
+    wanted = "";
+    if (!answer.ok) return;
+    stamp = key;
+    draw(answer);
+  };
+  return { node, update };
+}
+function file({ name, size, text, url }) {
+  const node = make("div", "hp-file");
+  const link = make("a", "hp-button", "Download");
+  link.download = name.split("/").pop();
+  link.href = url || URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+  link.setAttribute("aria-label", `Download ${name}`);
+  const head = make("div", "hp-file-head");
+  head.append(make("strong", "", name), make("span", "", size < 1e6 ? `${Math.max(1, Math.round(size / 1e3))} kB` : `${(size / 1e6).toFixed(1)} MB`), link);
+  node.append(head);
+  if (text !== null) {
+    const log = make("div", "hp-text");
+    log.tabIndex = 0;
+    log.setAttribute("role", "region");
+    log.setAttribute("aria-label", name);
+    log.append(make("pre", "", text));
+    node.append(log);
+  }
+  return node;
+}
+function starter(text, call, data) {
+  const note = make("p", "hp-job-note hp-bad");
+  note.setAttribute("role", "alert");
+  note.hidden = true;
+  const go = button(text, "hp-primary", async () => {
+    go.disabled = true;
+    note.hidden = true;
+    const answer = await ask(call, data());
+    if (!answer.ok) {
+      note.textContent = answer.error;
+      note.hidden = false;
+    }
+    setTimeout(() => (go.disabled = false), 1500); // the timer shows the job by then
+  });
+  return { go, note };
+}
+
+// The three parts ----------------------------------------------------------------------------------------------------------
+const section = make("section", "hp-section");
+section.append(make("h3", "", "Checks and other machines"));
+
+const ranks = fold("What is it doing?", "Each rank's check points and stacks, and which one is stuck", "fold-ranks");
+const ask_ranks = starter("Look now", "diagnose", () => ({}));
+const ranks_result = result("diagnose");
+ranks.body.append(ask_ranks.go, ask_ranks.note, ranks_result.node);
+
+const probe = fold("Test the start", "A few steps on one process and on all, before a night is risked", "fold-probe");
+const ask_probe = starter("Probe", "probe_start", () => ({}));
+ask_probe.go.dataset.testid = "probe";
+const probe_result = result("probe");
+probe.body.append(ask_probe.go, ask_probe.note, probe_result.node);
+
+const elsewhere = fold("Run it elsewhere", "Slurm, a cloud, a rented pod, or one file", "fold-elsewhere");
+const hint = make("p", "hp-hint");
+const choices = make("fieldset", "hp-places");
+const form = make("div", "hp-place");
+elsewhere.body.append(hint, choices, form);
+const results = {};
+
+function drawPlaces(answer) {
+  places = answer.places;
+  hint.textContent = answer.store
+    ? `The run travels by its store, ${answer.store}.`
+    : "This run has no store. A rented machine loses its disk, so set “store” under New LoRA → Extra trainer options, such as store=s3://bucket/runs, or in run.toml.";
+  choices.replaceChildren(make("legend", "", "Where"));
+  for (const place of places) {
+    const label = make("label", "hp-place-choice");
+    const radio = make("input");
+    radio.type = "radio";
+    radio.name = "hp-place";
+    radio.value = place.kind;
+    radio.checked = place.kind === chosen;
+    radio.addEventListener("change", () => {
+      chosen = place.kind;
+      drawPlace();
+    });
+    label.append(radio, make("span", "", place.label));
+    choices.append(label);
+  }
+  drawPlace();
+}
+function drawPlace() {
+  const place = places.find((one) => one.kind === chosen);
+  const fields = {};
+  const grid = make("div", "hp-options");
+  for (const option of place.options) {
+    const label = make("label", option.kind === "switch" ? "hp-switch" : "");
+    const input = make("input");
+    input.type = option.kind === "switch" ? "checkbox" : "text";
+    input.maxLength = 300;
+    input.dataset.flag = option.flag;
+    fields[option.flag] = () => (option.kind === "switch" ? input.checked : input.value);
+    const name = make("span", "", option.label);
+    label.append(...(option.kind === "switch" ? [input, name] : [name, input]));
+    if (option.hint) {
+      const text = make("small", "", option.hint);
+      text.id = `hp-hint-${place.kind}${option.flag}`;
+      input.setAttribute("aria-describedby", text.id);
+      label.append(text);
+    }
+    grid.append(label);
+  }
+  const data = (submit) => () => ({
+    kind: place.kind,
+    submit,
+    options: Object.fromEntries(Object.entries(fields).map(([flag, read]) => [flag, read()])),
+  });
+  const write = starter("Write the files", "write_files", data(false));
+  write.go.dataset.testid = "write-files";
+  const row = make("div", "hp-actions-row");
+  row.append(write.go);
+  const parts = [make("p", "hp-hint", place.about), grid, row];
+  if (place.submit) {
+    const submit = starter("Write and submit", "write_files", data(true));
+    submit.go.classList.remove("hp-primary");
+    submit.go.dataset.testid = "submit";
+    submit.go.disabled = Boolean(place.missing);
+    const really = button("Write and submit", "", () => {
+      really.replaceWith(submit.go);
+      submit.go.textContent = "Submit now? It can cost money";
+      submit.go.focus();
+    });
+    really.dataset.testid = "ask-submit";
+    really.disabled = Boolean(place.missing);
+    row.append(really);
+    if (place.missing) parts.push(make("p", "hp-hint hp-missing", place.missing));
+    parts.push(submit.note);
+  }
+  parts.push(write.note);
+  const name = `launch-${place.kind}`;
+  results[name] ||= result(name);
+  parts.push(results[name].node);
+  form.replaceChildren(...parts);
+  update();
+}
+async function openPlaces() {
+  if (!elsewhere.node.open || places) return;
+  const answer = await ask("open_places", {});
+  if (answer.ok) drawPlaces(answer);
+  else hint.textContent = answer.error;
+}
+
+// All ------------------------------------------------------------------------------------------------------------------
+function update() {
+  const value = current();
+  section.hidden = !value.run;
+  if (value.run !== run) {
+    run = value.run;
+    places = null;
+    form.replaceChildren();
+    choices.replaceChildren();
+    for (const one of [ranks, probe, elsewhere]) one.node.open = false;
+    for (const name of Object.keys(results)) delete results[name];
+  }
+  ask_ranks.go.hidden = !value.alive;
+  ranks.node.hidden = !value.alive && !value.jobs.diagnose;
+  ask_probe.go.hidden = value.jobs.probe?.state === "running";
+  ranks_result.update(ranks.node.open);
+  probe_result.update(probe.node.open);
+  for (const one of Object.values(results)) one.update(elsewhere.node.open);
+  // A job that runs is shown, also after the page was reloaded.
+  if (value.jobs.probe?.state === "running" && !probe.node.dataset.shown) {
+    probe.node.dataset.shown = "1";
+    probe.node.open = true;
+  }
+}
+for (const one of [ranks, probe]) one.node.addEventListener("toggle", update);
+elsewhere.node.addEventListener("toggle", () => {
+  openPlaces();
+  update();
+});
+section.append(ranks.node, probe.node, elsewhere.node);
+element.replaceChildren(section);
+watch("value", update);
+update();
