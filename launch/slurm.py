@@ -19,7 +19,7 @@ from typing import Any
 import presets
 from launch import slurm_nodes
 from launch.common import LaunchError, add_run, report
-from launch.slurm_nodes import ask
+from launch.slurm_nodes import NoAnswer, ask
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import MonitorError
 from monitor.run_folder import find as find_script
@@ -35,7 +35,7 @@ NOTICE_S = (
 STARTS_COUNT = 50  # of one job, after which it is not requeued because something killed its monitor
 # Where things are, for the job: as in the shell that writes the script.
 PLACES = (
-    *("HANGPROOF_DATA", "HANGPROOF_LIMITS", "HF_HOME"),
+    *("HANGPROOF_DATA", "HANGPROOF_LIMITS", "HANGPROOF_NODES", "HF_HOME"),
     *(f"{name}_{what}" for name in ("SD_SCRIPTS", "MUSUBI") for what in ("DIR", "VENV")),
 )
 # sbatch passes the submitter's environment on, and Slurm keeps it: neither a secret nor the mark of another run belongs there.
@@ -140,9 +140,17 @@ def request(spec: RunSpec | None, args: argparse.Namespace) -> Request:
         raise LaunchError(
             f"--time {args.time}: write minutes, hours:minutes:seconds or days-hours, such as 90, 8:00:00 or 1-12"
         )
-    nodes, gpus, workers = (spec.nodes, spec.gpus, spec.workers) if spec else (1, 1, 0)
+    own_nodes = os.environ.get("HANGPROOF_NODES", "")  # of a script of the user's own, as the monitor reads it
+    own = (int(own_nodes) if own_nodes.isdecimal() else 1, 1, 0)
+    nodes, gpus, workers = (spec.nodes, spec.gpus, spec.workers) if spec else own
     kind, cpus = args.gpus_type, args.cpus or gpus * (1 + workers)
-    found = slurm_nodes.nodes(args.partition)
+    try:
+        found = slurm_nodes.nodes(args.partition)
+    except NoAnswer as error:
+        if args.submit:
+            raise
+        print(f"note: {error}; so the script asks for any GPU", file=sys.stderr)
+        found = None
     if found is not None:
         needs_gb = presets.tiers()[spec.tier]["vram_gb"] if spec else 0
         bf16 = spec is not None and spec.mixed_precision == "bf16"

@@ -50,22 +50,26 @@ class Node:
     gpus: dict[str, int]
 
 
+class NoAnswer(LaunchError):
+    """One of Slurm's commands failed or did not answer."""
+
+
 def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """The output of one of Slurm's commands, in this process's environment or another one.
 
     Raises:
-        LaunchError: the command failed, or did not answer in time; the message has Slurm's own words.
+        NoAnswer: the command failed, or did not answer in time; the message has Slurm's own words.
     """
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL, env=environment
         )
     except subprocess.TimeoutExpired as error:
-        raise LaunchError(
+        raise NoAnswer(
             f"{command[0]} did not answer within {TIMEOUT_S:.0f} s; is slurmctld running? Try: scontrol ping"
         ) from error
     if done.returncode:
-        raise LaunchError(
+        raise NoAnswer(
             f"{command[0]} failed: {' '.join((done.stderr or done.stdout).split()) or f'exit code {done.returncode}'}"
         )
     return done.stdout
@@ -75,7 +79,8 @@ def nodes(partition: str = "") -> list[Node] | None:
     """The machines of a partition, by default of the one that jobs go to; None where there is no Slurm on this machine.
 
     Raises:
-        LaunchError: Slurm does not answer, or the GPUs of the cluster are in other partitions than the default one.
+        NoAnswer: Slurm does not answer.
+        LaunchError: the GPUs of the cluster are in other partitions than the default one.
     """
     if shutil.which("sinfo") is None:
         return None

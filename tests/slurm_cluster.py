@@ -146,6 +146,13 @@ class Cluster:
         assert not check or done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()
 
+    def clear(self) -> None:
+        """Cancel every job, and wait until every node is idle."""
+        for node in (name for name, state in self.states().items() if state not in ("idle", "allocated", "mixed")):
+            self.ask("scontrol", "update", f"nodename={node}", "state=resume", check=False)
+        self.ask("scancel", "--user=root")
+        self._wait(lambda: set(self.states().values()) == {"idle"}, "idle nodes")
+
     def states(self) -> dict[str, str]:
         """The state of each node."""
         lines = self.ask("sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines()

@@ -3,14 +3,19 @@
 The run is the toy of monitor_helpers, whose result depends on every step; one is the built-in trainer on its tiny model.
 """
 
+import argparse
 import contextlib
+import hashlib
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 import time
 from collections import Counter
 
+import nodes_helpers
 import psutil
 import pytest
 import slurm_cluster
@@ -19,6 +24,7 @@ from monitor_helpers import (
     environment,
     events,
     fault_at,
+    limits_file,
     status,
     step_of,
     stop,
@@ -27,15 +33,28 @@ from monitor_helpers import (
     wait_for,
     weight,
 )
+from runs_helpers import data, pictures, spec  # noqa: F401 - data is a fixture
+
+import runs
+from benchmarks import machines
+from launch import slurm, slurm_nodes
+from launch.common import LaunchError
 
 SHORT = dict(steps=60, pace=0.05, every=20)
 real = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def started():
     with slurm_cluster.cluster() as running:
         yield running
+
+
+@pytest.fixture
+def cluster(started):
+    """The cluster without jobs."""
+    yield started
+    started.clear()
 
 
 def launch(cluster, folder, *words, code=0, **env):
@@ -47,6 +66,13 @@ def launch(cluster, folder, *words, code=0, **env):
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stderr if code else json.loads(done.stdout.splitlines()[-1])
+
+
+def slurm_arguments(folder, *words):
+    """The parsed arguments of the command."""
+    parser = argparse.ArgumentParser()
+    slurm.add_arguments(parser)
+    return parser.parse_args([str(folder), *words])
 
 
 def submit(cluster, folder, *words, **env):
@@ -68,15 +94,155 @@ def at_step(folder, step):
     wait_for(lambda: step_of(folder) >= step, what=f"step {step}")
 
 
-def completed(cluster, folder, job, starts, steps=SHORT["steps"]):
+def completed(cluster, folder, job, starts, steps=SHORT["steps"], timeout_s=120.0):
     """Assert that the job and the run completed with the result of an undisturbed one, and nothing of them is left."""
-    now = cluster.wait_state(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+    now = cluster.wait_state(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", timeout_s=timeout_s)
     text = log(folder, job)
     assert (now["JobState"], now["ExitCode"]) == ("COMPLETED", "0:0"), text
     assert status(folder)["state"] == "completed" and weight(folder) == undisturbed(steps)
     assert int(now["Restarts"]) == starts - 1, text
     wait_for(lambda: not [p for p in cluster.processes() if "monitor" in p.cmdline()], 30, "no monitor left")
     print(f"repeated {repeated(folder)} steps, {starts} starts")
+
+
+# ---- the script and the choice of GPUs, without Slurm ----
+
+
+def request(**more):
+    return slurm.Request(**more)
+
+
+def options(text):
+    """The #SBATCH lines as bash reads their words: {option: value}."""
+    words = [word for line in re.findall(r"^#SBATCH (.*)$", text, re.M) for word in shlex.split(line)]
+    return dict(word.removeprefix("--").partition("=")[::2] for word in words)
+
+
+def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("PATH", "")  # no Slurm
+    made = runs.create(spec(gpus=2, nodes=3, workers=2, name="Me & my cat"), pictures(data / "photos"))
+    args = slurm_arguments(made, "--partition", "a b", "--time", "1-12", "--account", "me", "--mem", "64G")
+    folder, found = slurm.find(str(made))
+    text = slurm.render(folder, found, slurm.request(found, args))
+    assert options(text) == {
+        "job-name": "hangproof-Me-my-cat",
+        "output": f"{made}/slurm-%j.log",
+        "open-mode": "append",
+        "nodes": "3",
+        "ntasks-per-node": "1",
+        "cpus-per-task": "6",
+        "gpus-per-node": "2",
+        "mem": "64G",
+        "partition": "a b",
+        "account": "me",
+        "time": "1-12",
+        "signal": "B:TERM@120",
+        "dependency": "singleton",
+        "requeue": "",
+    }
+    assert "# Trains Me & my cat under Slurm" in text
+    assert f"export HANGPROOF_DATA={data}" in text
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_bash_accepts_the_script(nodes, tmp_path):
+    folder = tmp_path / 'it\'s a "run" for $5 #1; ünï'
+    text = slurm.render(folder, None, request(nodes=nodes))
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+    assert options(text)["output"] == f"{folder}/slurm-%j.log"
+    assert ("monitor node" in text) == ("HANGPROOF_NODE_TOKEN" in text) == (nodes == 2)
+
+
+def test_a_value_that_the_script_cannot_hold_is_refused(tmp_path):
+    with pytest.raises(LaunchError, match="--account: .* line break"):
+        slurm.render(tmp_path / "run", None, request(account="me\n#SBATCH --uid=0"))
+    with pytest.raises(LaunchError, match="the path has %"):
+        slurm.render(tmp_path / "100%" / "run", None, request())
+
+
+@pytest.mark.parametrize("limit", ["soon", "1:2", "-5", "1-", "8:00:00:00", ""])
+def test_a_time_limit_has_the_form_of_sbatch(limit, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    if not limit:
+        assert slurm.request(None, slurm_arguments(folder, "--time", limit)).time == ""
+        return
+    with pytest.raises(LaunchError, match=f"--time {limit}: write minutes"):
+        slurm.request(None, slurm_arguments(folder, f"--time={limit}"))
+
+
+def node(name="n", cpus=8, **gpus):
+    return slurm_nodes.Node(name, cpus, gpus)
+
+
+CHOICES = {  # the cluster, GPUs on a node, GB, bf16: what is asked for, or a part of the error
+    "no GPU": ([node()], 1, 12, True, None),
+    "any": ([node(a100=4), node(h100=8)], 2, 12, True, ""),
+    "types without names": ([node(**{"": 2})], 2, 20, True, ""),
+    "unknown types": ([node(big=1)], 1, 20, True, ""),
+    "one is too small": ([node(t4=4), node(a100=4)], 1, 20, False, "a100"),
+    "one has no bf16": ([node(v100=8), node(rtx_3090=1)], 1, 12, True, "rtx_3090"),
+    "v100 without bf16": ([node(v100=8)], 1, 12, False, ""),
+    "a slice of a GPU": ([node(**{"1g.5gb": 7}), node(**{"a100_3g.20gb": 2})], 1, 12, True, "a100_3g.20gb"),
+    "the most of those that fit": ([node(t4=1, a100=2), node(l40s=4)], 1, 20, True, "l40s"),
+    "a known one before an unknown one": ([node(t4=1), node(big=8), node(a100=2)], 1, 20, True, "a100"),
+    "too few on each node": ([node(a100=2), node(a100=1)], 4, 12, True, LaunchError("largest node has 2")),
+    "enough only with the small ones": ([node(t4=8), node(a100=2)], 4, 20, True, LaunchError("t4 has 16 GB")),
+}
+
+
+@pytest.mark.parametrize("what", CHOICES)
+def test_the_choice_of_gpus(what):
+    nodes, each, needs_gb, bf16, expected = CHOICES[what]
+    if isinstance(expected, LaunchError):
+        with pytest.raises(LaunchError, match=str(expected)):
+            slurm_nodes.choose(nodes, each, needs_gb, bf16)
+    else:
+        assert slurm_nodes.choose(nodes, each, needs_gb, bf16) == expected
+
+
+RESOURCES = {
+    "(null)": {},
+    "gpu:2": {"": 2},
+    "gpu": {"": 1},
+    "gpu:a100:4(S:0-1),shard:8": {"a100": 4},
+    "gpu:nvidia_a100_80gb_pcie:2(S:0,3),gpu:t4:1,mps:400": {"nvidia_a100_80gb_pcie": 2, "t4": 1},
+}
+
+
+@pytest.mark.parametrize("text", RESOURCES)
+def test_the_gpus_of_a_node_are_read_from(text):
+    assert slurm_nodes.gpus_of(text) == RESOURCES[text]
+
+
+def test_without_slurm_the_script_is_written_and_a_submission_says_what_to_do(tmp_path, monkeypatch):
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    written = launch(None, folder, PATH="/nowhere")
+    assert written["job"] is None and written["gpus"] == 1
+    assert "#SBATCH --gpus-per-node=1" in (folder / "train.sbatch").read_text()
+    assert "no sbatch on this machine; " in launch(None, folder, "--submit", code=1, PATH="/nowhere")
+
+
+def test_a_slurm_that_does_not_answer_only_prevents_the_submission(tmp_path):
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert launch(None, folder, PATH=path)["gpus"] == 1
+    assert "sinfo failed: Unable to contact slurm controller" in launch(None, folder, "--submit", code=1, PATH=path)
+
+
+def test_a_submission_names_what_is_missing(data, tmp_path, monkeypatch):  # noqa: F811
+    """Stand-ins answer for Slurm, so that this is tested on any machine."""
+    for name in ("sinfo", "sbatch", "squeue"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    made = runs.create(spec(name="cat"), pictures(data / "photos"))
+    for image in (data / "datasets" / "cat").glob("*.png"):
+        image.unlink()
+    with pytest.raises(LaunchError, match="cat cannot be started: .*add at least one image"):
+        slurm.submit(made, runs.load(made))
 
 
 # ---- on a real Slurm ----
@@ -184,9 +350,9 @@ def test_a_drained_node_that_returns_continues_the_job(cluster, tmp_path):
 @pytest.mark.long
 def test_the_time_limit_of_a_job_is_no_end_of_its_run(cluster, tmp_path):
     """Slurm checks limits once a minute: a limit of 3 minutes with 120 s of notice is 60 to 120 s of training."""
-    folder = toy_run(tmp_path / "toy", steps=400, pace=0.4, every=100)
+    folder = toy_run(tmp_path / "toy", steps=250, pace=0.4, every=100)
     job = submit(cluster, folder, "--time", "3")
-    completed(cluster, folder, job, starts=2, steps=400)
+    completed(cluster, folder, job, starts=2, steps=250, timeout_s=400)
     assert repeated(folder) == 0
 
 
@@ -254,3 +420,61 @@ def test_a_job_on_a_node_with_gpus_gets_its_gpu(cluster, tmp_path):
     assert (answer["gpus"], answer["kind"]) == (1, "")
     completed(cluster, folder, answer["job"], starts=1, steps=5)
     assert "gpus 0, devices 0" in (folder / "training.log").read_text()
+
+
+@real
+@pytest.mark.long
+def test_the_built_in_trainer_ends_with_the_undisturbed_lora(cluster, tmp_path):
+    """A requeue in mid-run, and a kill -9 of the step in the second start."""
+    training = machines.tiny(30, 5)
+    root = tmp_path / "data"
+    env = training.environment(root)
+    folder = training.create(root, {})
+    env = {name: value for name, value in env.items() if os.environ.get(name) != value}
+    job = submit(cluster, folder, **env)
+    at_step(folder, 8)
+    cluster.ask("scontrol", "requeue", job)
+    at_step(folder, 18)
+    kill_step(cluster, job)
+    now = cluster.wait_state(job, "COMPLETED", "FAILED", "CANCELLED", timeout_s=300)
+    assert (now["JobState"], now["Restarts"]) == ("COMPLETED", "2"), log(folder, job)
+    made = hashlib.sha256((folder / f"{folder.name}.safetensors").read_bytes()).hexdigest()
+    assert made == training.expected()
+    steps = Counter(training.trained(root))
+    assert sorted(steps) == list(range(1, 31)) and sum(count - 1 for count in steps.values()) <= 5, steps
+    print(f"{sum(count - 1 for count in steps.values())} steps repeated, 3 starts")
+
+
+@real
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["nothing", "a requeue", "a kill -9 of the task on the second node"])
+def test_two_nodes_train_one_run(what, cluster, tmp_path):
+    """One task on each node: the monitor, and a node of it; a secret of the job that no command line shows."""
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    toy = nodes_helpers.TOY.format(root=str(ROOT), nodes=2, steps=60, pace=0.1, every=20, faults="")
+    (folder / "toy.py").write_text(toy, encoding="utf-8")
+    (folder / "train.sh").write_text(f"cd {folder}\nexec {sys.executable} toy.py\n", encoding="utf-8")
+    limits = limits_file(folder, nodes_helpers.LIMITS.replace("return_s = 60", "return_s = 20"))
+    job = submit(cluster, folder, HANGPROOF_NODES="2", HANGPROOF_LIMITS=str(limits))
+    at_step(folder, 25)
+    assert cluster.job(job)["NumNodes"] == "2"
+    monitors = [process for process in cluster.processes() if "monitor" in process.cmdline()]
+    (token,) = {process.environ()["HANGPROOF_NODE_TOKEN"] for process in monitors}
+    assert len(token) == 64 and token not in str([p.cmdline() for p in cluster.processes()])
+    assert token not in "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+    if what == "a requeue":
+        cluster.ask("scontrol", "requeue", job)
+    elif what != "nothing":
+        for process in cluster.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("SLURM_PROCID") == "1" and "slurmstepd" not in process.name():
+                    process.kill()
+    completed(cluster, folder, job, starts=1 if what == "nothing" else 2)
+
+
+@real
+def test_a_run_whose_path_needs_quotes(cluster, tmp_path):
+    folder = toy_run(tmp_path / 'it\'s a "run" for $5 #1; ünï', steps=5, pace=0.02, every=5)
+    (folder / "train.sh").write_text(f'cd "$HANGPROOF_RUN"\nexec {sys.executable} toy.py\n', encoding="utf-8")
+    completed(cluster, folder, submit(cluster, folder), starts=1, steps=5)
