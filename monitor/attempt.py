@@ -16,7 +16,7 @@ from pathlib import Path
 
 from guards import heartbeat
 from guards.heartbeat import Beat
-from monitor.nodes.leader import Nodes, Part
+from monitor.nodes.leader import Nodes, Part, keep_beats, kept_beats
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
 from monitor.process.tree import NODE_RUN, RUN, TOKEN, KillResult, Tree, kill
@@ -112,7 +112,7 @@ class Attempt:
         self._beats: list[Beat] = []
         self._start_times: dict[int, float] = {}  # rank's pid -> start time
         self._orphaned = False  # ranks outlived the script, so its exit code says nothing about them
-        self._listed_s = self._refreshed_s = self._sampled_s = -1e9
+        self._listed_s = self._refreshed_s = self._sampled_s = self._kept_s = -1e9
         self._activity = 0.0
         self._sample: dict[int, tuple[float, int]] = {}  # pid -> (CPU seconds, bytes read and written)
         self._log_bytes = 0
@@ -206,13 +206,20 @@ class Attempt:
             self.tree.refresh()
             self._refreshed_s = now.mono_s
         view = AttemptView(now, beats, script_alive, living, self.folder.log_size(), self._activity)
-        return view if self.nodes is None else self._with_nodes(view, self.nodes)
+        if self.nodes is not None:
+            return self._with_nodes(view, self.nodes)
+        if self.record.group:  # another process asks; the monitor of this attempt keeps what the other machines report
+            return replace(view, beats=sorted([*beats, *kept_beats(self.heartbeats)], key=lambda b: b.rank))
+        return view
 
     def _with_nodes(self, view: AttemptView, nodes: Nodes) -> AttemptView:
         """The view of the whole group: what the other machines last reported is added."""
         own = {beat.rank for beat in view.beats}
         beats = sorted([*view.beats, *(b for b in nodes.beats() if b.rank not in own)], key=lambda b: b.rank)
         log_bytes, activity = view.log_bytes + nodes.log_bytes(), view.activity + nodes.activity()
+        if view.moment.mono_s - self._kept_s >= LIST_S:
+            self._kept_s = view.moment.mono_s
+            keep_beats(self.heartbeats, [beat for beat in beats if beat.rank not in own])
         return replace(view, beats=beats, elsewhere=tuple(nodes.living()), log_bytes=log_bytes, activity=activity)
 
     def failed_part(self, view: AttemptView) -> Part | None:

@@ -18,6 +18,7 @@ from guards.heartbeat import Beat
 from guards.metrics import append_line
 from monitor.attempt import Attempt, AttemptView
 from monitor.detect.progress import Watch
+from monitor.phrases import NODE_PIDS
 from monitor.process import platform
 from monitor.process.platform import Moment
 from monitor.recovery import Run
@@ -104,7 +105,7 @@ class StatusWriter:
             "attempt": saved.attempt,
             "restarts": saved.restarts,
             "pid": attempt.pid if attempt and active else None,  # the script's shell
-            "trainer_pids": [b.pid for b in beats] if active else [],  # the training itself, by rank
+            "trainer_pids": [b.pid for b in beats if b.pid < NODE_PIDS] if active else [],  # this machine's ranks
             "monitor_pid": os.getpid(),
             "keeper_pid": self.parent_pid,
             "started_at": saved.started_at,
@@ -119,6 +120,7 @@ class StatusWriter:
             "lora": str(folder.lora) if folder.lora else None,
             "reason": saved.reason,
             "changes": [c["sentence"] for c in saved.changes],
+            **({"nodes": self.run.nodes.status()} if self.run.nodes is not None else {}),  # the other machines
             "store": self.run.store.summary(),  # None without a store
         }
         return folder.write_status(values)

@@ -32,7 +32,7 @@ from monitor.gpu import nvml
 from monitor.gpu.queue import GpuQueue
 from monitor.nodes import leader
 from monitor.nodes.leader import Part
-from monitor.phrases import PHASES, count
+from monitor.phrases import PHASES, count, pid_text
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK, Lock
 from monitor.process.platform import ProcessInfo
@@ -711,7 +711,7 @@ class Supervisor:
     def unkillable(self, survivors: tuple[ProcessInfo, ...]) -> Step:
         """Processes in uninterruptible sleep: wait for them, start no second writer."""
         now_s, waiting = time.monotonic(), self.at.state
-        names = ", ".join(f"{p.name} ({p.pid})" for p in survivors)
+        names = ", ".join(f"{p.name} ({pid_text(p.pid)})" for p in survivors)
         message = f"cannot be killed: {names}; nothing else is started while it lives"
         if self.run.remaining_s() < math.inf:  # the next start looks for them first
             return self.finish(State.PREEMPTED, EXIT_PREEMPTED, f"preempted; {message}")

@@ -6,11 +6,14 @@ attempt's life here: `waiting` until all nodes are there and idle, `prepare` unt
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from guards.heartbeat import Beat
@@ -18,7 +21,7 @@ from monitor.config import Nodes as Limits
 from monitor.detect.progress import Signals
 from monitor.nodes import wire
 from monitor.nodes.wire import Order, Report
-from monitor.phrases import PHASES, count
+from monitor.phrases import NODE_PIDS, PHASES, count
 from monitor.process.platform import ProcessInfo, signal_name
 from monitor.run_folder import MonitorError, RunFolder
 
@@ -26,6 +29,7 @@ NODE_LOST = "node_lost"  # Evidence.outcome: a machine of the run does not answe
 SETTLE_S = (
     2.5  # after one part of the group has failed: time for the others to report, so that the first cause is found
 )
+KEPT = "nodes.json"  # in the folder of heartbeats: those of the other machines
 MARK = ".nodes"  # in the run's folder: a node that reads the same number there shares the disk
 WATCH_S = 0.05
 MISSED_COUNT, MISSED_S = 3, 0.5  # reports and time without one, before a node counts as silent
@@ -330,7 +334,7 @@ class Nodes:
         return self._failed_s is not None
 
     def _node_of(self, beat: Beat) -> int:
-        return beat.pid // wire.NODE_PIDS
+        return beat.pid // NODE_PIDS
 
     def _ended(self, link: Link) -> Part | None:
         """A node's part, when its script has ended and its ranks were not all done."""
@@ -397,7 +401,7 @@ class Nodes:
                 if isinstance(pid, int) and isinstance(ppid, int) and PROCESS_FACTS.keys() <= facts.keys():
                     kept = {name: kind(facts[name]) for name, kind in PROCESS_FACTS.items()}
                     numbers = {"pid": wire.pid_of(node, pid), "ppid": wire.pid_of(node, ppid)}
-                    found.append(kept | numbers | {"name": f"{kept['name']} on node {node}"})
+                    found.append(kept | numbers)
         return found
 
     # ---- the end of an attempt, and of the run ----
@@ -528,6 +532,24 @@ def environment(node: int, order: Order) -> dict[str, str]:
         "HANGPROOF_MAIN_ADDRESS": order.main_address,
         "HANGPROOF_MAIN_PORT": str(order.main_port),
     }
+
+
+def keep_beats(folder: Path, beats: list[Beat]) -> None:
+    """Write the beats of other machines into the folder of heartbeats, for `monitor diagnose`."""
+    path = folder / KEPT
+    temporary = path.with_suffix(".tmp")
+    with contextlib.suppress(OSError):  # the attempt has ended, or the disk is full
+        temporary.write_bytes(wire.encode({"beats": [wire.values_of(beat) for beat in beats]}))
+        os.replace(temporary, path)
+
+
+def kept_beats(folder: Path) -> list[Beat]:
+    """What `keep_beats` wrote last, [] without any."""
+    try:
+        values = wire.decode((folder / KEPT).read_bytes()).get("beats", [])
+        return [wire.parse(Beat, beat) for beat in values]
+    except (OSError, wire.WireError):
+        return []
 
 
 def free_port(host: str) -> int:

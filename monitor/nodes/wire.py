@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from guards.heartbeat import OUTCOMES, PHASES, Beat
+from monitor.phrases import NODE_PIDS
 from monitor.process.platform import ProcessInfo
 from monitor.run_folder import MonitorError
 
@@ -30,9 +31,6 @@ ANSWER_BYTES = 64 << 20
 TEXT = 1 << 20  # characters of one text
 ITEMS = 20_000  # of one list
 TOKEN_CHARACTERS = 16  # at least
-NODE_PIDS = (
-    10_000_000  # more than any kernel's pid_max (4,194,304: proc(5)); process numbers of node N begin at N times it
-)
 MOMENTS = ("beat_s", "phase_s", "step_s", "started_s", "point_s")  # of a Beat; 0.0 stands for "never"
 MOMENT_LISTS = ("reached",)
 OFFSETS = 30  # reports over which a clock is compared
@@ -235,8 +233,7 @@ def pid_of(node: int, pid: int) -> int:
 
 def process_of(node: int, process: ProcessInfo) -> ProcessInfo:
     """A node's process as the leader shows it."""
-    name = f"{process.name[:40]} on node {node}"
-    return replace(process, pid=pid_of(node, process.pid), ppid=pid_of(node, process.ppid), name=name)
+    return replace(process, pid=pid_of(node, process.pid), ppid=pid_of(node, process.ppid), name=process.name[:40])
 
 
 class Clock:
