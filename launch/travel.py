@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import presets
 from launch import gpus
 from launch.common import LaunchError
+from monitor import config
 from monitor.process.locks import LOCK, is_held
 from runs.files import atomic_write
 
@@ -171,7 +172,7 @@ def upload(folder: Path, store: str) -> str:
     if is_held(folder / LOCK):
         raise LaunchError(f"{folder.name} trains on this machine; stop it first: python -m monitor stop {folder.name}")
     place = open_place(store).under(folder.name)
-    lease, done = Lease(place), threading.Event()
+    lease, done = Lease(place, period_s=config.load().store.lease_s), threading.Event()
 
     def renew() -> None:
         while not done.wait(lease.period_s / 4):
