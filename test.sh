@@ -34,6 +34,14 @@ if ! CHROMIUM=$(find_browser); then
 fi
 export CHROMIUM
 
+# The tests of Slurm start a cluster of their own. Installed only in a container, and without starting services (RUNLEVEL=1).
+if [ "$(id -u)" = 0 ] && [ ! -d /run/systemd/system ] && ! command -v slurmctld >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1; then
+    echo "Hangproof: installing Slurm from the distribution's packages for its tests …" >&2
+    (apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -y -qq --no-install-recommends \
+        slurmctld slurmd slurm-client munge) >/dev/null 2>&1 ||
+        echo "Hangproof: Slurm cannot be installed; its tests are skipped" >&2
+fi
+
 .venv/bin/ruff check . >&2
 .venv/bin/ruff format --check --quiet . >&2 || {
     echo "Hangproof: files are not formatted; run .venv/bin/ruff format ." >&2
