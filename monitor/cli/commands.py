@@ -281,6 +281,25 @@ def diagnose(args: argparse.Namespace) -> int:
     return 0
 
 
+def rank_report(folder: Path) -> dict[str, Any] | None:
+    """The rank report of the attempt that runs now, from the heartbeats alone: cheap, no process is asked for its stacks.
+
+    Returns `ranks.as_json` with "lines", the same as text; None where nothing runs or no rank has started. The verdict
+    accuses a rank only while the monitor suspects or has found a hang.
+    """
+    from guards import heartbeat
+    from monitor.diagnose import collect, rank_report, ranks
+
+    record = RunState.load(RunFolder(folder)).current
+    beats = heartbeat.read_all(record.heartbeats) if record else []
+    if not beats:
+        return None
+    found = collect.rank_facts(beats, platform.now())
+    state = (read_status(folder) or {}).get("state")
+    said = ranks.verdict(found, {}, stuck=state in ("suspect", "recovering"))
+    return ranks.as_json(found, said) | {"lines": rank_report.lines(found, said, {})}
+
+
 def metrics(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     from monitor.cli.metrics import server
