@@ -24,19 +24,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machines import Machine, Training, tiny, toy
+from benchmarks.machines import Machine, Training, enter_processes, tiny, toy
 from runs.paths import ROOT
 
 END_S = 900.0
 KILLS = ("copying", "training", "copying", "training", "restoring", "copying", "training", "starting")  # taken in turn
 # The steps leave room for as many machines as there are kills: each repeats some, and adds about two intervals.
-STEPS_PER_KILL = {"toy": 30, "tiny": 5}
-EVERY = {"toy": 20, "tiny": 4}
+STEPS_PER_KILL = {"toy": 60, "tiny": 10}
+EVERY = {"toy": 40, "tiny": 8}
 
 
 @dataclass
 class Life:
-    """What one machine did. `repeated`: steps that a machine before had trained already."""
+    """What one machine did. `repeated`: steps of the machine before that it trained once more."""
 
     moment: str
     began_at: int = 0  # the step of the checkpoint that it started from
@@ -52,7 +52,7 @@ def live(machine: Machine, life: Life, address: str, fields: dict[str, Any] | No
 
     fields: the spec's fields for the machine that makes the run, None for one that restores it.
     """
-    interval_s = 1.0
+    interval_s = machine.training.every * machine.training.step_s
     if fields is not None:
         machine.training.create(machine.data, fields)
     elif not machine.restore(address, draw.uniform(0.05, 2.0) if life.moment == "restoring" else None):
@@ -66,11 +66,10 @@ def live(machine: Machine, life: Life, address: str, fields: dict[str, Any] | No
         trained = machine.training.trained
         first = machine.until(lambda: trained(machine.data), "the first step")[0]
         if life.moment == "copying":
-            machine.until(lambda: trained(machine.data)[-1] >= first + draw.randint(0, 3), "some steps")
-            machine.until(machine.copying, "a copy under way")
-            time.sleep(draw.uniform(0.0, 0.3))
+            machine.until(lambda: trained(machine.data)[-1] > first and machine.copying(), "a copy under way")
+            time.sleep(draw.uniform(0.0, 0.5))
         else:
-            time.sleep(draw.uniform(0.0, 3.0 * interval_s))
+            time.sleep(draw.uniform(0.0, 2.5 * interval_s))
     code = machine.process.poll() if machine.process else None
     life.was_copying = machine.copying()
     machine.kill()
@@ -82,14 +81,14 @@ def campaign(
 ) -> dict[str, Any]:
     """Play the run on kills + 1 machines: {"kills", "lives", "violations", …}. Leaves no process, and its files in `work`."""
     draw, lives, violations = random.Random(seed), list[Life](), list[str]()
-    trained, saved = 0, 0  # by all machines so far; the newest complete checkpoint of the machine before
+    trained, saved = 0, 0  # the last step of the machine that trained before; the newest complete checkpoint so far
     known = False  # the store has the run: the first machine lived long enough to put it there
-    began_s = time.monotonic()
+    began_s, enter = time.monotonic(), enter_processes()
     for number in range(kills + 1):
         life = Life(KILLS[number % len(KILLS)] if number < kills else "")
         if life.moment == "restoring" and not known:
             life.moment = "training"
-        machine = Machine(training, work / f"machine-{number:02d}", environment)
+        machine = Machine(training, work / f"machine-{number:02d}", dict(environment), enter)
         life_s = time.monotonic()
         try:
             code = live(machine, life, address, None if known else {"store": address}, draw)
@@ -104,7 +103,7 @@ def campaign(
             if life.began_at < saved - training.every:
                 lost = f"its predecessor had the checkpoint of step {saved}"
                 violations.append(f"machine {number} began at step {life.began_at}, but {lost}")
-            trained = max(trained, life.reached)
+            trained = life.reached
         lives.append(life)
         known = known or machine.status().get("store", {}).get("step") is not None
         saved = max(saved, life.saved) if known else 0
@@ -128,6 +127,7 @@ def campaign(
         "save_interval": training.every,
         "repeated": [life.repeated for life in lives],
         "repeated_max": max(life.repeated for life in lives),
+        "repeated_more_than_an_interval": sum(life.repeated > training.every for life in lives),
         "took_s": round(time.monotonic() - began_s, 1),
         "lives": [vars(life) for life in lives],
         "violations": violations,

@@ -1,0 +1,61 @@
+"""Everything of a run is killed at random moments, and an empty machine continues from the store alone: the same bytes.
+
+The short form kills once, while a checkpoint is copied. The campaign (`-m long`) kills 20 times for each kind of store, and the
+built-in trainer too; `python -m benchmarks preemption` runs it against any store.
+"""
+
+import pytest
+from store_servers import KINDS, moto, serving
+
+from benchmarks import preemption
+
+
+@pytest.fixture(scope="module")
+def moto_port():
+    """A function that starts moto when it is called first."""
+    running: list = []
+
+    def port() -> int:
+        if not running:
+            running.append(moto())
+            running.append(running[0].__enter__())
+        return running[1]
+
+    yield port
+    if running:
+        running[0].__exit__(None, None, None)
+
+
+def campaign(kind, training, kills, seed, tmp_path, monkeypatch, moto_port) -> dict:
+    """The campaign's result on a running store of this kind."""
+    made = preemption.training_of(training, kills)
+    made.expected()  # from the cache, before $HOME is that of the store
+    with serving(kind, tmp_path, monkeypatch, moto_port) as server:
+        environment = {}
+        if kind == "hub":
+            from huggingface_hub import constants
+
+            environment = {"HF_ENDPOINT": constants.ENDPOINT, "HF_HUB_OFFLINE": "0"}
+        return preemption.campaign(made, server.address, kills, seed, tmp_path / "machines", environment)
+
+
+def judge(result: dict, kills: int) -> None:
+    assert not result["violations"], "\n".join(result["violations"])
+    assert result["kills"] == kills
+    # The interval that was under way; and, of a kill in the middle of a copy, the interval whose checkpoint was being copied.
+    assert result["repeated_max"] <= 2 * result["save_interval"]
+
+
+def test_a_run_killed_while_it_copies_continues_on_an_empty_machine(tmp_path, monkeypatch, moto_port):
+    judge(campaign("folder", "toy", 1, 7, tmp_path, monkeypatch, moto_port), kills=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_20_kills_at_random_moments_lose_nothing(kind, tmp_path, monkeypatch, moto_port):
+    judge(campaign(kind, "toy", 20, 1, tmp_path, monkeypatch, moto_port), kills=20)
+
+
+@pytest.mark.long
+def test_20_kills_of_the_built_in_trainer_give_the_same_lora(tmp_path, monkeypatch, moto_port):
+    judge(campaign("s3", "tiny", 20, 1, tmp_path, monkeypatch, moto_port), kills=20)
