@@ -1,15 +1,16 @@
 """The lower part of a run: where its time went, the files for other places, the probe, and what the ranks do."""
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
 import subprocess
 import sys
-import time
 
+import psutil
 import pytest
-from ui_helpers import photos, serving, write_run
+from ui_helpers import kill_runs, photos, serving, write_run
 from ui_page import a_tab, faint_texts, nameless_controls, open_page, until
 
 import runs
@@ -207,8 +208,6 @@ def test_a_job_outlives_the_process_that_started_it(data, program):
 
 
 def test_a_job_is_cancelled_ended_after_its_limit_and_lost_when_killed(data, program):
-    import psutil
-
     folder = write_run(data, "one")
     jobs.start(folder, "probe", ["job_program", str(program), "0"], 60)
     jobs.cancel(folder, "probe")
@@ -321,28 +320,46 @@ def test_it_can_be_read_and_used_by_everyone(browser, server, width, scheme):
         fold.get_by_label("No spot machines").wait_for()
 
 
-def test_the_probe_runs_in_the_background_and_survives_a_reload(browser, tmp_path):
-    """A real probe of a run on the tiny model, started with the button; the page is reloaded while it runs."""
+@contextlib.contextmanager
+def probing(browser, tmp_path):
+    """(page, fold, folder) of a run whose probe was started with the button; the page was reloaded since."""
     data = tmp_path / "data"
     data.mkdir()
-    os.environ["HANGPROOF_DATA"] = str(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HANGPROOF_DATA", str(data))
+        folder = make_run(data, "my cat")
     try:
-        make_run(data, "my cat")
+        with serving(data) as server, a_tab(browser) as page:
+            open_page(page, server)
+            page.get_by_role("tab", name="Runs").click()
+            fold = page.get_by_test_id("fold-probe")
+            fold.locator("summary").click()
+            fold.get_by_test_id("probe").click()
+            fold.get_by_text("Running for").wait_for()
+            page.reload()
+            page.locator("body.hp-open").wait_for()
+            page.get_by_role("tab", name="Runs").click()
+            fold.get_by_role("button", name="Cancel").wait_for()  # it is opened by itself
+            assert server.get("/config")[0] == 200, "the server is not blocked"
+            yield page, fold, folder
     finally:
-        del os.environ["HANGPROOF_DATA"]
-    with serving(data) as server, a_tab(browser) as page:
-        open_page(page, server)
-        page.get_by_role("tab", name="Runs").click()
-        fold = page.get_by_test_id("fold-probe")
-        fold.locator("summary").click()
-        fold.get_by_test_id("probe").click()
-        fold.get_by_text("Running for").wait_for()
-        page.reload()
-        page.locator("body.hp-open").wait_for()
-        page.get_by_role("tab", name="Runs").click()
-        fold.get_by_role("button", name="Cancel").wait_for()  # opened by itself
-        began = time.monotonic()
-        assert server.get("/config")[0] == 200 and time.monotonic() - began < 30, "the server is not blocked"
-        fold.locator(".hp-verdict").wait_for(timeout=400_000)
-        state = fold.locator(".hp-job-state").get_attribute("data-state")
-        assert state == "done", fold.inner_text()
+        kill_runs(data)
+
+
+def test_a_probe_survives_a_reload_and_can_be_cancelled(browser, tmp_path):
+    with probing(browser, tmp_path) as (_, fold, folder):
+        fold.get_by_text("1 of 2").wait_for()  # its first line
+        job = psutil.Process(json.loads((folder / ".jobs/probe.json").read_text())["pid"])
+        until(lambda: len(job.children(recursive=True)) > 2, "its first stage trains")
+        family = job.children(recursive=True)
+        fold.get_by_role("button", name="Cancel").click()
+        fold.locator(".hp-job-state[data-state=cancelled]").wait_for()
+        assert fold.get_by_test_id("probe").is_visible()
+        until(lambda: not [one for one in family if one.is_running()], "nothing of it is left")
+
+
+@pytest.mark.long
+def test_a_probe_ends_with_its_verdict(browser, tmp_path):
+    with probing(browser, tmp_path) as (_, fold, _):
+        fold.locator(".hp-job-state[data-state=done]").wait_for(timeout=400_000)
+        assert "all train" in fold.locator(".hp-verdict").inner_text()
