@@ -8,10 +8,12 @@ Variables, all optional; the files of `python -m launch docker|runpod|vast` set 
     HANGPROOF_START_RUN    the run to fetch from its store and to train; HANGPROOF_START_STORE: that store
     HANGPROOF_STOP_POD     1: stop the rented machine when nothing is left to train. A run that the user stopped does not stop
                            it, because somebody is there and may start the next one; "always": it does
+    HANGPROOF_STOP_AFTER_S seconds from the end of the last run to the stop: time to start the next one (default: 60)
     HANGPROOF_AUTH         USER:PASSWORD of the page. Without it the page answers inside the container only
 """
 
 import argparse
+import math
 import os
 import signal
 import subprocess
@@ -37,7 +39,7 @@ POLL_S = 1.0
 PAGE_PAUSE_S = 5.0  # before the page is started again
 FETCH_PAUSE_S = 30.0  # before the run is fetched again
 FETCH_TRIES = 20
-GRACE_S = 60.0  # from the end of the last run to the stop of the pod: time to start the next one
+GRACE_S = 60.0  # from the end of the last run to the stop of the pod
 IDLE_S = 1800.0  # the same for a pod whose run had ended before it started: somebody may be looking at the results
 STOP_AGAIN_S = 300.0  # between two tries to stop a pod whose provider refuses
 NEXT = {
@@ -45,7 +47,8 @@ NEXT = {
     "render": "start",
     "start": "",
 }  # a run that came in a volume has the paths of another machine
-STARTED, STORE, STOP_POD = "HANGPROOF_START_RUN", "HANGPROOF_START_STORE", "HANGPROOF_STOP_POD"
+STARTED, STORE = "HANGPROOF_START_RUN", "HANGPROOF_START_STORE"
+STOP_POD, STOP_AFTER = "HANGPROOF_STOP_POD", "HANGPROOF_STOP_AFTER_S"
 PRIVATE = ("HANGPROOF_AUTH",)  # for the page only, not for the trainings
 
 
@@ -74,6 +77,7 @@ class Idle:
     """Since when nothing is left to train. Pure: the caller passes the time and what the runs do."""
 
     rule: str  # the value of HANGPROOF_STOP_POD
+    grace_s: float = GRACE_S
     seen: set[str] = field(default_factory=set)  # runs that were under way since this process started
     since_s: float | None = None
 
@@ -95,7 +99,7 @@ class Idle:
             self.since_s = None
             return ""
         self.since_s = now_s if self.since_s is None else self.since_s
-        if now_s - self.since_s < (GRACE_S if self.seen else IDLE_S):
+        if now_s - self.since_s < (self.grace_s if self.seen else IDLE_S):
             return ""
         what = ", ".join(f"{name} {state}" for name, state in sorted(ended.items()))
         return f"nothing is left to train ({what})" if what else "nothing was trained for half an hour"
@@ -109,7 +113,7 @@ class Container:
         self.environ = dict(environ)
         self.quiet = {key: value for key, value in environ.items() if key not in PRIVATE}
         self.run_name, self.store = environ.get(STARTED, ""), environ.get(STORE, "")
-        self.idle = Idle(environ.get(STOP_POD, ""))
+        self.idle = Idle(environ.get(STOP_POD, ""), _seconds(environ.get(STOP_AFTER, ""), GRACE_S))
         self.pod = pods.own_pod(environ)
         self.page: subprocess.Popen[bytes] | None = None
         self.page_at_s = 0.0
@@ -259,6 +263,17 @@ def left_behind(names: set[str]) -> dict[str, str]:
         if store.get("pending"):
             found[name] = str(store["pending"])
     return found
+
+
+def _seconds(text: str, default: float) -> float:
+    """A number of seconds in a variable. Raises LaunchError."""
+    try:
+        value = float(text or default)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise LaunchError(f"{STOP_AFTER}={text}: write a number of seconds")
+    return value
 
 
 def say(text: str) -> None:
