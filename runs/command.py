@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 SAVE_PRECISION = {"bf16": "bf16", "fp16": "fp16", "no": "float"}
 FP8 = ("fp8_base", "fp8_scaled")
+STANDALONE = {"PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
+"""Options of torchrun, which accelerate calls: the processes of one machine meet at a port that the system chooses.
+
+With accelerate 1.6, the version that kohya's trainers pin, `--main_process_port 0` alone starts the ranks with MASTER_PORT=0,
+to which they connect until the timeout of the group ends (torch/distributed/run.py reads PET_… as defaults of its flags).
+"""
 NODE, MAIN_ADDRESS, MAIN_PORT = (Variable(f"HANGPROOF_{name}") for name in ("NODE", "MAIN_ADDRESS", "MAIN_PORT"))
 NODE_VARIABLES = {
     NODE: "the number of this machine, 0 for the first",
@@ -237,6 +243,8 @@ def environment(spec: "RunSpec", platform: str = sys.platform) -> dict[str, str]
     With several processes also their number: each compares it with the group that it finds itself in (guards/world.py).
     """
     several = {"HANGPROOF_WORLD": str(world(spec))} if world(spec) > 1 else {}
+    if several and spec.nodes == 1:
+        several |= STANDALONE
     return {
         **several,
         "PYTHONUNBUFFERED": "1",

@@ -26,7 +26,10 @@ def test_one_machine_gets_a_free_port_and_the_size_of_its_world(data, tmp_path, 
     assert [after(words, f) for f in ("--num_processes", "--num_machines", "--main_process_port")] == ["4", "1", "0"]
     assert after(words, "--ddp_timeout") == "60"
     text = (folder / "train.sh").read_text()
-    assert "\nexport HANGPROOF_WORLD=4\n" in text and "# 4 processes train together: " in text
+    assert (
+        "\nexport HANGPROOF_WORLD=4\nexport PET_STANDALONE=1\nexport PET_LOCAL_ADDR=127.0.0.1\n" in text
+        and "# 4 processes train together: " in text
+    )
 
 
 def test_one_process_has_no_world(data, tmp_path):  # noqa: F811
@@ -41,7 +44,8 @@ def test_several_machines_take_their_number_and_the_first_ones_address_from_the_
     assert [after(words, f) for f in ("--num_processes", "--num_machines")] == [str(3 * gpus), "3"]
     place = [after(words, f) for f in ("--machine_rank", "--main_process_ip", "--main_process_port")]
     assert place == ["1", "10.0.0.7", "29400"]
-    assert f"\nexport HANGPROOF_WORLD={3 * gpus}\n" in (folder / "train.sh").read_text()
+    text = (folder / "train.sh").read_text()
+    assert f"\nexport HANGPROOF_WORLD={3 * gpus}\n" in text and "PET_STANDALONE" not in text
 
 
 @pytest.mark.parametrize("missing", NODE)

@@ -23,7 +23,8 @@ def launcher(processes: int, backend: str = "diffusers", **fields: object) -> li
 
 def exported(processes: int) -> dict[str, str]:
     """The variables with the number of processes, as the script exports them."""
-    return {key: value for key, value in environment(spec(gpus=processes)).items() if key == "HANGPROOF_WORLD"}
+    ours = ("HANGPROOF_WORLD", "PET_")
+    return {key: value for key, value in environment(spec(gpus=processes)).items() if key.startswith(ours)}
 
 
 def losses(run: Path) -> list[float]:
