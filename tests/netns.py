@@ -21,9 +21,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 NETWORK = "10.213.{bridge}.{number}"
 PREFIX = "hpt"
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @functools.cache
@@ -76,6 +78,12 @@ class Machine:
     def run(self, words: list[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess:
         """Run a short command there."""
         return subprocess.run(self.command(words), env=env, capture_output=True, text=True, timeout=60)
+
+    def inside(self, pid: int, words: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess:
+        """Run a short command among the processes of a machine, as a person who logs in there: beside process `pid`."""
+        enter = ["nsenter", "--target", str(pid), "--net", "--pid", "--mount", *words]
+        found = {**env, "PYTHONPATH": str(ROOT)}  # `nsenter` leaves the working directory
+        return subprocess.run(enter, env=found, capture_output=True, text=True, timeout=60)
 
     def link(self, up: bool) -> None:
         """Cut the machine's cable, or plug it in."""

@@ -133,11 +133,14 @@ class Group:
     machines: tuple[netns.Machine, ...]
     shared: bool = False
     limits: str = LIMITS
+    nodes_name: str = "toy"  # of the run's folder on the machines without a shared disk
     processes: dict[int, subprocess.Popen] = field(default_factory=dict)
 
     def folder(self, node: int) -> Path:
         """The run's folder on that machine."""
-        return self.root / ("m0" if self.shared else f"m{node}") / "toy"
+        return (
+            self.root / ("m0" if self.shared else f"m{node}") / (self.nodes_name if node and not self.shared else "toy")
+        )
 
     @property
     def run(self) -> Path:
@@ -147,6 +150,7 @@ class Group:
         """Write the script on the first machine."""
         number = len(self.machines)
         text = TOY.format(root=str(ROOT), steps=steps, pace=pace, every=every, faults=faults, nodes=number)
+        self.root.mkdir(exist_ok=True)
         (self.root / "toy.py").write_text(text, encoding="utf-8")
         self.run.mkdir(parents=True)
         (self.run / "train.sh").write_text(f"exec {sys.executable} {self.root / 'toy.py'}\n", encoding="utf-8")

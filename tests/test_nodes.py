@@ -1,7 +1,10 @@
 """Several machines, one run: a leader, nodes, and what happens when a part of them fails."""
 
+import json
 import os
 import signal
+import sys
+import time
 
 import netns
 import pytest
@@ -172,3 +175,64 @@ def test_a_node_with_another_secret_takes_no_part_and_says_so(tmp_path):
         assert "node 1 has not connected yet" in status(two.run)["reason"]
     assert "another HANGPROOF_NODE_TOKEN" in (two.folder(1) / "monitor.node-1.log").read_text(encoding="utf-8")
     assert TOKEN not in two.console() and "x" * 32 not in two.console()
+
+
+@pytest.mark.long
+def test_a_first_machine_that_loses_its_power_is_waited_for_and_continues_its_run(tmp_path):
+    with group(tmp_path) as two:
+        two.toy(steps=60)
+        two.start()
+        two.wait_step(15)
+        two.machines[0].power_off()
+        wait_for(lambda: not two.trainers(1), 30, "the node ends its rank by itself")
+        two.start(0)
+        two.completed(60)
+    assert two.attempts() == [1, 2]
+
+
+@pytest.mark.long
+def test_a_node_without_a_leader_gives_up_after_its_time(tmp_path):
+    with group(tmp_path, limits=LIMITS.replace("return_s = 60", "return_s = 3")) as two:
+        two.toy(steps=1000)
+        two.start()
+        two.wait_step(15)
+        two.machines[0].power_off()
+        assert two.processes[1].wait(60) == EXIT_PREEMPTED and not two.trainers(1)
+    assert "gave up: no contact with the leader" in (two.folder(1) / "monitor.node-1.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_three_machines_train_together_and_a_node_that_cannot_is_named(tmp_path):
+    with group(tmp_path, 3) as three:
+        three.toy(steps=60)
+        three.start()
+        three.wait_step(15)
+        three.kill(three.trainers(2))
+        three.completed(60, restarts=1)
+        (incident,) = incidents(three.run)
+        assert incident["evidence"]["rank"] == 2 and "node 2" in incident["evidence"]["ended"]
+    with group(tmp_path / "other") as two:
+        two.toy()
+        two.start(0)
+        two.nodes_name = "another"
+        two.start(1)
+        assert two.finish()[0] == 1, two.console()
+    assert "node 1: the leader trains toy, this node was started for another" in status(two.run)["reason"]
+
+
+@pytest.mark.long
+def test_diagnose_shows_the_ranks_of_all_machines(tmp_path):
+    with group(tmp_path) as two:
+        two.toy(steps=1000)
+        two.start()
+        two.wait_step(15)
+        time.sleep(1.5)
+        done = two.machines[0].inside(
+            two.monitors(0)[0], [sys.executable, "-m", "monitor", "diagnose", str(two.run), "--json"], two.env(0)
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert [r["rank"] for r in found["ranks"]] == [0, 1], done.stdout + done.stderr
+        assert all(r["step"] >= 10 for r in found["ranks"]) and "on node 1" in done.stdout
+        (one,) = status(two.run)["nodes"]
+        assert (one["node"], one["ranks"], one["phase"]) == (1, [1], "running") and one["silent_s"] < 3

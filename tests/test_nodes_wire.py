@@ -146,6 +146,23 @@ def test_nothing_is_answered_without_the_secret(nodes):
     assert nodes.status()[0]["silent_s"] is None
 
 
+def test_more_connections_than_the_leader_takes_are_closed_and_silent_ones_cost_the_nodes_nothing(nodes, monkeypatch):
+    silent = [socket.create_connection((nodes.host, nodes.port)) for _ in range(endpoint.REQUESTS)]
+    time.sleep(0.3)
+    with pytest.raises(OSError):
+        client(nodes).ask(wire.POLL, wire.values_of(report()))
+    for connection in silent:
+        connection.close()
+    until = time.monotonic() + endpoint.IDLE_S
+    while time.monotonic() < until:
+        try:
+            assert "challenge" in client(nodes).ask(wire.POLL, wire.values_of(report()))
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("the leader answers nobody any more")
+
+
 def test_a_signature_is_of_one_path_and_one_body(nodes):
     body = wire.encode(wire.values_of(report()))
     good = wire.sign(TOKEN, b"request", wire.POLL.encode(), body)

@@ -16,7 +16,7 @@ from monitor.nodes import files, wire
 from monitor.nodes.leader import Nodes
 from monitor.run_folder import MonitorError
 
-REQUESTS = 32  # at once
+REQUESTS = 64  # connections at once; one more is closed
 IDLE_S = 10.0  # a connection that sends nothing
 CHUNK = 1 << 20
 SERVE_S = 0.2
@@ -33,14 +33,8 @@ def serve(nodes: Nodes, host: str, port: int) -> Callable[[], None]:
         server_version, sys_version = "Hangproof", ""
 
         def do_POST(self) -> None:
-            if not places.acquire(blocking=False):
-                return self._refuse(503)
-            try:
+            with contextlib.suppress(OSError):  # the node has gone; it asks again
                 self._answer()
-            except OSError:
-                self.close_connection = True  # the node has gone; it asks again
-            finally:
-                places.release()
 
         def _answer(self) -> None:
             length = self.headers.get("Content-Length", "")
@@ -100,7 +94,20 @@ def serve(nodes: Nodes, host: str, port: int) -> Callable[[], None]:
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+        request_queue_size = REQUESTS
         address_family = _family(host)
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            if places.acquire(blocking=False):
+                super().process_request(request, client_address)
+            else:
+                self.shutdown_request(request)
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                places.release()
 
         def handle_error(self, *_: Any) -> None:
             """A connection that broke: the node asks again."""
