@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import presets
 from launch import slurm_nodes
 from launch.common import LaunchError, add_run, report
+from launch.gpus import needed_gb
 from launch.slurm_nodes import NoAnswer, ask
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import MonitorError
@@ -143,21 +143,29 @@ def request(spec: RunSpec | None, args: argparse.Namespace) -> Request:
     own_nodes = os.environ.get("HANGPROOF_NODES", "")  # of a script of the user's own, as the monitor reads it
     own = (int(own_nodes) if own_nodes.isdecimal() else 1, 1, 0)
     nodes, gpus, workers = (spec.nodes, spec.gpus, spec.workers) if spec else own
+    needs_gb = needed_gb(spec) if spec else 0.0
     kind, cpus = args.gpus_type, args.cpus or gpus * (1 + workers)
     try:
-        found = slurm_nodes.nodes(args.partition)
+        found = slurm_nodes.nodes(args.partition, gpu=spec is None or needs_gb > 0)
     except NoAnswer as error:
         if args.submit:
             raise
         print(f"note: {error}; so the script asks for any GPU", file=sys.stderr)
         found = None
-    if found is not None:
-        needs_gb = presets.tiers()[spec.tier]["vram_gb"] if spec else 0
+    if spec and not needs_gb and not kind:
+        gpus = 0  # a model that trains on the CPU
+    elif found is not None:
         bf16 = spec is not None and spec.mixed_precision == "bf16"
         fitting = kind or slurm_nodes.choose(found, gpus, needs_gb, bf16)
         gpus, kind = (0, "") if fitting is None else (gpus, fitting)
-        if not args.cpus:  # fewer cores make a run slower; more than a node has make it wait for ever
-            cpus = min(cpus, max((node.cpus for node in found), default=cpus))
+        if needs_gb and not gpus:
+            where = f"partition {args.partition}" if args.partition else "this cluster"
+            print(
+                f"note: {where} names no GPU, so the job asks for none; the run does not train without one",
+                file=sys.stderr,
+            )
+    if found is not None and not args.cpus:  # fewer cores make a run slower; more than a node has make it wait for ever
+        cpus = min(cpus, max((node.cpus for node in found), default=cpus))
     return Request(nodes, gpus, kind, cpus, args.partition, args.time, args.account, args.mem)
 
 
@@ -191,6 +199,7 @@ def render(folder: Path, spec: RunSpec | None, wanted: Request) -> str:
         places="".join(f"export {name}={quote(value)}\n" for name, value in places.items()),
         python=quote(sys.executable),
         run=quote(str(folder)),
+        needs_gpu="export HANGPROOF_NEEDS_GPU=1\n" if spec and needed_gb(spec) else "",
         group=GROUP if wanted.nodes > 1 else "",
         task=TASKS if wanted.nodes > 1 else TASK,
         starts=STARTS_COUNT,
@@ -280,15 +289,15 @@ set -u
 cd {root} || exit 1
 {places}python={python}
 run={run}
-export HANGPROOF_GPUS=     # Slurm gives each job its GPUs, so the monitor need not queue for them
+{needs_gpu}export HANGPROOF_GPUS=     # Slurm gives each job its GPUs, so the monitor need not queue for them
 export SLURM_EXIT_ERROR=79 # srun's own failures; the monitor's codes are 0 to 5
 export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}
 {group}
 # One machine writes a run. A node that Slurm gave up may still train: wait until its monitor is gone.
 flock --timeout 600 "$run/monitor.lock" true
 
-running() {{ # false once Slurm or the user has ended the job: then Slurm signals the monitor itself
-  [ "$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T)" = RUNNING ]
+running() {{ # false once Slurm or the user has ended the job, or started it on another node: then Slurm signals the monitor itself
+  [ "$(squeue --noheader --jobs "$SLURM_JOB_ID" --format "%T %B")" = "RUNNING $SLURMD_NODENAME" ]
 }}
 
 # Near the time limit, Slurm warns this shell only (B:TERM). Pass it on to the monitor: it saves a checkpoint and exits with 5.

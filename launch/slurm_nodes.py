@@ -75,12 +75,12 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
     return done.stdout
 
 
-def nodes(partition: str = "") -> list[Node] | None:
+def nodes(partition: str = "", gpu: bool = True) -> list[Node] | None:
     """The machines of a partition, by default of the one that jobs go to; None where there is no Slurm on this machine.
 
     Raises:
         NoAnswer: Slurm does not answer.
-        LaunchError: the GPUs of the cluster are in other partitions than the default one.
+        LaunchError: the job is to have a `gpu`, and those of the cluster are in other partitions than the default one.
     """
     if shutil.which("sinfo") is None:
         return None
@@ -93,7 +93,7 @@ def nodes(partition: str = "") -> list[Node] | None:
     if partition or not default:
         return [node for _, node in rows]
     elsewhere = sorted({of for of, node in rows if node.gpus})
-    if elsewhere and not any(node.gpus for node in default):
+    if gpu and elsewhere and not any(node.gpus for node in default):
         raise LaunchError(f"the default partition has no GPU; choose one with --partition: {', '.join(elsewhere)}")
     return default
 

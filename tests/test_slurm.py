@@ -29,6 +29,7 @@ from monitor_helpers import (
     step_of,
     stop,
     toy_run,
+    trainers,
     undisturbed,
     wait_for,
     weight,
@@ -142,6 +143,26 @@ def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):  # noqa: F81
     }
     assert "# Trains Me & my cat under Slurm" in text
     assert f"export HANGPROOF_DATA={data}" in text
+    assert "export HANGPROOF_NEEDS_GPU=1" in text, "a node with a broken GPU does not train on its CPU"
+
+
+def test_a_model_that_trains_on_the_cpu_asks_for_no_gpu(data, tmp_path, monkeypatch, capsys):  # noqa: F811
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nprintf 'main*|n1|4|(null)\\nbig|g1|64|gpu:a100:4\\n'\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    made = runs.create(spec(model="tiny-flux", workers=9), pictures(data / "photos"))
+    folder, found = slurm.find(str(made))
+    wanted = slurm.request(found, slurm_arguments(made))
+    assert (wanted.gpus, wanted.cpus) == (0, 4), "no more processor cores than a node has"
+    assert "NEEDS_GPU" not in slurm.render(folder, found, wanted)
+    large = runs.create(spec(name="large"), pictures(data / "more"))
+    folder, found = slurm.find(str(large))
+    with pytest.raises(LaunchError, match="the default partition has no GPU; choose one with --partition: big"):
+        slurm.request(found, slurm_arguments(large))
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'main*|n1|4|(null)'\n")
+    wanted = slurm.request(found, slurm_arguments(large))
+    assert wanted.gpus == 0 and "this cluster names no GPU" in capsys.readouterr().err
+    assert "export HANGPROOF_NEEDS_GPU=1" in slurm.render(folder, found, wanted)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -478,3 +499,28 @@ def test_a_run_whose_path_needs_quotes(cluster, tmp_path):
     folder = toy_run(tmp_path / 'it\'s a "run" for $5 #1; ünï', steps=5, pace=0.02, every=5)
     (folder / "train.sh").write_text(f'cd "$HANGPROOF_RUN"\nexec {sys.executable} toy.py\n', encoding="utf-8")
     completed(cluster, folder, submit(cluster, folder), starts=1, steps=5)
+
+
+@real
+@pytest.mark.long
+def test_a_node_that_slurm_gave_up_trains_on_and_the_next_start_waits_for_it(cluster, tmp_path):
+    """Its slurmd is stopped, so nothing tells the monitor there to end: the job runs on the other node and must not write."""
+    folder = toy_run(tmp_path / "toy", steps=300, pace=0.1, every=20)
+    job = submit(cluster, folder)
+    at_step(folder, 30)
+    node = cluster.job(job)["BatchHost"]
+    lost = [p for p in cluster.processes() if p.cmdline()[:1] == ["slurmd"] and node in p.cmdline()]
+    assert len(lost) == 1
+    lost[0].suspend()
+    try:
+        down(cluster, job, node)
+        wait_for(lambda: cluster.job(job)["BatchHost"] != node and cluster.job(job)["JobState"] == "RUNNING", 60)
+        step = step_of(folder)
+        time.sleep(5)
+        assert step < step_of(folder) < 300, "the first node trains on"
+        assert trainers(folder) and len(trainers(folder)) == 1
+        completed(cluster, folder, job, starts=2, steps=300)
+    finally:
+        lost[0].resume()
+    assert repeated(folder) == 0
+    assert "already completed" in log(folder, job)
