@@ -1,14 +1,19 @@
-"""Fault injectors (HANGPROOF_INJECT) for the tests of the patches: record the phases, request a stop."""
+"""Fault injectors (HANGPROOF_INJECT) for the tests of the patches: record phases and check points, request a stop."""
 
 import os
+
+CHECK_POINT = "check point "
 
 _last = None
 
 
 def phases(phase, step, heartbeat):
-    """Append `phase` to $PHASES_FILE whenever it changes."""
+    """Append `phase` to $PHASES_FILE whenever it changes; check points to the same file with the suffix .points."""
     global _last
-    if phase != _last:
+    if phase.startswith(CHECK_POINT):
+        with open(os.environ["PHASES_FILE"] + ".points", "a") as file:
+            file.write(f"{phase.removeprefix(CHECK_POINT)}\n")
+    elif phase != _last:
         _last = phase
         with open(os.environ["PHASES_FILE"], "a") as file:
             file.write(f"{phase}\n")

@@ -12,7 +12,7 @@ import pytest
 import resume_helpers
 import tiny_musubi as tiny
 
-from guards import checkpoint, heartbeat
+from guards import checkpoint, heartbeat, startup
 from sd_scripts_patches import __main__ as launcher
 from sd_scripts_patches import compatibility, hooks, registry
 
@@ -133,6 +133,18 @@ def test_the_heartbeat_describes_the_run(runs):
     assert [line["step"] for line in lines] == list(range(1, 13))
     assert [line["loss"] for line in lines] == [loss for _, _, loss in tiny.losses(folder / "losses")]
     assert lines[0]["lr"] == 1e-3 and lines[-1]["lr"] < 1e-4  # a cosine
+
+
+@real
+def test_the_run_reaches_every_check_point_in_the_order_of_the_trainer(runs):
+    folder, _ = runs[True]
+    assert (folder / "phases.points").read_text().split() == [
+        "arguments", "folders", "data", "accelerator", "tokenizer", "model", "network", "loader", "ready", "tracker", "ready",
+        "first_step", "finished",
+    ]  # fmt: skip
+    (beat,) = heartbeat.read_all(folder / "hb")
+    assert all(beat.reached) and beat.point == "finished"
+    assert startup.read_about(beat.about)["device"] == "cpu"
 
 
 @real

@@ -12,7 +12,7 @@ import patches_helpers as helpers
 import pytest
 import tiny_sd_scripts as tiny
 
-from guards import heartbeat
+from guards import heartbeat, startup
 
 pytestmark = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
 EVERYTHING = [
@@ -115,6 +115,18 @@ def test_the_heartbeat_describes_the_run(runs):
     assert sorted(firsts) == sorted(order)
     assert firsts[:7] == order[:7] and firsts[-1] == "end"
     assert not (runs[False][0] / "hb").exists()
+
+
+def test_the_run_reaches_every_check_point_in_the_order_of_the_trainer(runs):
+    out, _ = runs[True]
+    assert (out / "phases.points").read_text().split() == [
+        *("arguments", "folders", "tokenizer", "data", "accelerator", "model"),
+        *("data", "network", "data", "network"),  # the captions of the training and of the validation set
+        *("loader", "ready", "tracker", "ready", "first_step", "finished"),
+    ]
+    (beat,) = heartbeat.read_all(out / "hb")
+    assert all(beat.reached) and beat.point == "finished"
+    assert startup.read_about(beat.about)["device"] == "cpu"
 
 
 def test_every_step_has_its_line_of_metrics(runs):

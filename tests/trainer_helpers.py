@@ -213,7 +213,7 @@ def fault(phase: str, step: int, heartbeat) -> None:
     the monitor does; `hasty@STEP`: the same in the first denoising step of a sample, and SIGKILL in the next.
     """
     trace = os.environ.get("TEST_TRACE")
-    if trace:
+    if trace and not phase.startswith("check point "):
         with open(trace, "a", encoding="utf-8") as file:
             file.write(f"{phase} {heartbeat._done}/{heartbeat._total}\n")
     what, _, when = os.environ.get("TEST_FAULT", "").partition("@")
