@@ -257,12 +257,15 @@ def campaign(
     began_s, outcomes = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="ranks-") as scratch, ThreadPoolExecutor(parallel) as pool:
         made = reference(Path(scratch))
-        for outcome in pool.map(lambda t: run_trial(t, made, Path(scratch), budget_s, keep), chosen):
-            outcomes.append(outcome)
-            if not quiet:
-                good = "ok" if outcome.named and outcome.finished else f"FAILED {outcome.problem}"
-                line = f"{outcome.trial.number:3} {outcome.trial.injected:28} {outcome.took_s:5.1f} s  {good}"
-                print(f"{line}  {outcome.verdict}", flush=True)
+        try:
+            for outcome in pool.map(lambda t: run_trial(t, made, Path(scratch), budget_s, keep), chosen):
+                outcomes.append(outcome)
+                if not quiet:
+                    good = "ok" if outcome.named and outcome.finished else f"FAILED {outcome.problem}"
+                    line = f"{outcome.trial.number:3} {outcome.trial.injected:28} {outcome.took_s:5.1f} s  {good}"
+                    print(f"{line}  {outcome.verdict}", flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)  # Ctrl-C: those under way end, no other one starts
     return summary(outcomes, time.monotonic() - began_s)
 
 
