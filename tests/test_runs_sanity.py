@@ -107,6 +107,7 @@ ABSURD = [
     case("a disk with 50 MB", "keep_states", machine=FULL_DISK, rank=64),
     case("a million checkpoints", "keep_states", keep_states=1_000_000, rank=64, save_every_n_steps="1"),
     case("1,000 GPUs", "flags", flags="gpus=1000"),
+    case("a spend limit without a price", "flags", flags="spend_limit=5"),
     case("two GPUs where there is none", "flags", flags="gpus=2", machine=NO_GPU),
     # time
     case("2 billion steps", "epochs", repeats=1_000_000, epochs=100),
