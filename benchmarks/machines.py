@@ -79,7 +79,7 @@ def toy(steps: int, every: int, step_s: float = 0.05) -> Training:
     def expected() -> str:
         return hashlib.sha256(toy_loop.expected(steps)).hexdigest()
 
-    return Training("toy", every, step_s, 80_000, create, expected, environment, trained)
+    return Training("toy", every, step_s, 160_000, create, expected, environment, trained)
 
 
 def tiny(steps: int, every: int, step_s: float = 0.1) -> Training:

@@ -67,7 +67,7 @@ def live(machine: Machine, life: Life, address: str, fields: dict[str, Any] | No
         first = machine.until(lambda: trained(machine.data), "the first step")[0]
         if life.moment == "copying":
             machine.until(lambda: trained(machine.data)[-1] > first and machine.copying(), "a copy under way")
-            time.sleep(draw.uniform(0.0, 0.5))
+            time.sleep(draw.uniform(0.0, 0.3))
         else:
             time.sleep(draw.uniform(0.0, 2.5 * interval_s))
     code = machine.process.poll() if machine.process else None
@@ -77,9 +77,18 @@ def live(machine: Machine, life: Life, address: str, fields: dict[str, Any] | No
 
 
 def campaign(
-    training: Training, address: str, kills: int, seed: int, work: Path, environment: dict[str, str]
+    training: Training,
+    address: str,
+    kills: int,
+    seed: int,
+    work: Path,
+    environment: dict[str, str],
+    limits: dict[str, float],
 ) -> dict[str, Any]:
-    """Play the run on kills + 1 machines: {"kills", "lives", "violations", …}. Leaves no process, and its files in `work`."""
+    """Play the run on kills + 1 machines: {"kills", "lives", "violations", …}. Leaves no process, and its files in `work`.
+
+    limits: of [store] in the monitor's configuration.
+    """
     draw, lives, violations = random.Random(seed), list[Life](), list[str]()
     trained, saved = 0, 0  # the last step of the machine that trained before; the newest complete checkpoint so far
     known = False  # the store has the run: the first machine lived long enough to put it there
@@ -88,7 +97,7 @@ def campaign(
         life = Life(KILLS[number % len(KILLS)] if number < kills else "")
         if life.moment == "restoring" and not known:
             life.moment = "training"
-        machine = Machine(training, work / f"machine-{number:02d}", dict(environment), enter)
+        machine = Machine(training, work / f"machine-{number:02d}", dict(environment), enter, limits)
         life_s = time.monotonic()
         try:
             code = live(machine, life, address, None if known else {"store": address}, draw)
@@ -150,7 +159,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="preemption-") as work:
         address = args.store or str(Path(work) / "store")
-        result = campaign(training_of(args.training, args.kills), address, args.kills, args.seed, Path(work), {})
+        result = campaign(training_of(args.training, args.kills), address, args.kills, args.seed, Path(work), {}, {})
     for life in result["lives"]:
         copying = ", while it copied" if life["was_copying"] else ""
         print(

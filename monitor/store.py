@@ -195,7 +195,7 @@ class StoreAgent:
         """One event for each kind of error, until copying works again."""
         if error not in self._reported:
             self._reported.add(error)
-            self.folder.event("store_error", f"{error}; the training goes on")
+            self.folder.event("store_error", f"{error}; the training goes on" if self.admitted else error)
 
     # ---- orders ----
 

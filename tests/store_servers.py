@@ -10,13 +10,15 @@ import http.client
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -497,8 +499,24 @@ class _HubAnswers(BaseHTTPRequestHandler):
         """The size of stored contents: the real hub reads it from what was uploaded."""
         import hf_xet
 
-        group = hf_xet.XetSession().new_download_stream_group(endpoint=f"local://{self.server.cas}")
-        return sum(map(len, group.download_stream(hf_xet.XetFileInfo(xet_hash, None))))
+        def size(cas: Path) -> int:
+            group = hf_xet.XetSession().new_download_stream_group(endpoint=f"local://{cas}")
+            return sum(map(len, group.download_stream(hf_xet.XetFileInfo(xet_hash, None))))
+
+        try:
+            return size(self.server.cas)
+        except RuntimeError:  # another process has it open; only its index is ever changed in place
+            with tempfile.TemporaryDirectory(dir=self.server.cas.parent) as copy:
+                index = Path("xet", "xorbs", "global_dedup_lookup.redb")
+                shutil.copytree(self.server.cas / "xet", Path(copy) / "xet", copy_function=_link)
+                (Path(copy) / index).unlink()
+                shutil.copyfile(self.server.cas / index, Path(copy) / index)
+                return size(Path(copy))
+
+
+def _link(source: str, target: str) -> None:
+    with suppress(FileNotFoundError):  # a temporary file
+        os.link(source, target)
 
 
 STAMP = "2026-11-22T00:00:00.000Z"

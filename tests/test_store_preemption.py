@@ -31,12 +31,13 @@ def campaign(kind, training, kills, seed, tmp_path, monkeypatch, moto_port) -> d
     made = preemption.training_of(training, kills)
     made.expected()  # from the cache, before $HOME is that of the store
     with serving(kind, tmp_path, monkeypatch, moto_port) as server:
-        environment = {}
+        environment, limits = {}, {}
         if kind == "hub":
             from huggingface_hub import constants
 
             environment = {"HF_ENDPOINT": constants.ENDPOINT, "HF_HUB_OFFLINE": "0"}
-        return preemption.campaign(made, server.address, kills, seed, tmp_path / "machines", environment)
+            limits = {"lease_s": 12}  # a call to the hub takes longer than a twelfth of that
+        return preemption.campaign(made, server.address, kills, seed, tmp_path / "machines", environment, limits)
 
 
 def judge(result: dict, kills: int) -> None:

@@ -41,7 +41,7 @@ from monitor.store import STORE, LeaseState, StoreView
 
 LOCK = ".store.lock"  # in the run's folder: held by its agent
 LOCK_S = 20.0  # for an earlier agent to end
-POLL_S = 1.0  # between two readings of the run's folder
+POLL_S = 0.5  # between two readings of the run's folder
 RETRY_S, RETRY_MAX_S = 2.0, 60.0  # after a failed copy
 REQUEST, REQUEST_BYTES = "requests/stop.json", 4096
 STATUS_BYTES = 4 << 20
