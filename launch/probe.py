@@ -2,8 +2,8 @@
 
 Decision: the real script is started, three times with a few steps, instead of checks of drivers and ports: a group that hangs
 does so in ways that no check lists. Each stage is a run in a temporary data folder (the run's own settings and base model, a few
-of its images; or the tiny model), watched as the monitor watches, until it ends, stands still or has used its share of
-the time. Nothing of it is left, and nothing of the run is changed. Trackers are used as the run uses them, because they are one
+of its images; or the tiny model), watched as the monitor watches, until it ends, hangs or has used its share of the
+time. Nothing of it is left, and nothing of the run is changed. Trackers are used as the run uses them, because they are one
 of the things that hang.
 
 From Python: `probe(...)` in a process of its own, `ask(...)` from a program that goes on, such as the page's server.
@@ -130,7 +130,7 @@ def verdict(found: list[Stage]) -> tuple[bool, str, str]:
     if not bad and not late:
         return True, f"{'; '.join(s.name for s in good)}: all train.", "The run can start."
     if not bad:
-        more = "Nothing stood still. Give the probe more time: --limit 600."
+        more = "Nothing hung. Give the probe more time: --limit 600."
         return False, f"{late[0].name}: {late[0].text}", more
     first = bad[0]
     before = f"{good[-1].name}: trains. " if good else ""
@@ -210,7 +210,7 @@ def _try(stage: Stage, spec: RunSpec, queue: GpuQueue, limit_s: float) -> None:
 
 
 def _watch(stage: Stage, folder: RunFolder, attempt: Attempt, until_s: float) -> None:
-    """Follow the attempt until it ends, stands still or `until_s`, and describe what was seen."""
+    """Follow the attempt until it ends, hangs or `until_s`, and describe what was seen."""
     limits, evidence = config.load(), None
     moved_s, last, view = time.monotonic(), None, attempt.poll(platform.now(), 0.0)
     try:
