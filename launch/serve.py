@@ -33,7 +33,7 @@ from monitor import config
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import all_folders
 from monitor.state import FINAL, State, read_status
-from runs.paths import ROOT, datasets_dir, outputs_dir
+from runs.paths import ROOT, datasets_dir, outputs_dir, slug
 
 POLL_S = 1.0
 PAGE_PAUSE_S = 5.0  # before the page is started again
@@ -42,11 +42,7 @@ FETCH_TRIES = 20
 GRACE_S = 60.0  # from the end of the last run to the stop of the pod
 IDLE_S = 1800.0  # the same for a pod whose run had ended before it started: somebody may be looking at the results
 STOP_AGAIN_S = 300.0  # between two tries to stop a pod whose provider refuses
-NEXT = {
-    "fetch": "start",
-    "render": "start",
-    "start": "",
-}  # a run that came in a volume has the paths of another machine
+NEXT = {"fetch": "prepare", "prepare": "start", "start": ""}  # the way to the run that this container was made for
 STARTED, STORE = "HANGPROOF_START_RUN", "HANGPROOF_START_STORE"
 STOP_POD, STOP_AFTER = "HANGPROOF_STOP_POD", "HANGPROOF_STOP_AFTER_S"
 PRIVATE = ("HANGPROOF_AUTH",)  # for the page only, not for the trainings
@@ -157,13 +153,13 @@ class Container:
     def _first_task(self) -> str:
         if not self.run_name:
             return ""
-        known = (outputs_dir() / self.run_name / "run.toml").is_file()
-        return "render" if known or not self.store else "fetch"
+        known = (outputs_dir() / slug(self.run_name) / "run.toml").is_file()
+        return "prepare" if known or not self.store else "fetch"
 
     def _keep_task(self) -> None:
-        """Fetch the run from its store or write its script for this machine, then start its monitor.
+        """Fetch the run from its store, write its script for this machine, fetch its base model, then start its monitor.
 
-        A store that fails is tried again, but not for ever.
+        A network that fails is tried again, but not for ever.
         """
         if self.task is not None:
             code = self.task.poll()
@@ -176,16 +172,19 @@ class Container:
             else:
                 self.tries += 1
                 self.task_at_s = time.monotonic() + FETCH_PAUSE_S
-                if self.task_name != "fetch" or self.tries >= FETCH_TRIES:
+                if self.task_name == "start" or self.tries >= FETCH_TRIES:
                     say(f"{self.run_name}: cannot {self.task_name}; see the message above")
                     self.task_name = ""
         if self.task_name and time.monotonic() >= self.task_at_s:
-            command = {
-                "fetch": [*_python("launch"), "store", "restore", self.store, self.run_name],
-                "render": [*_python("runs"), "render", self.run_name],
-                "start": [*_python("monitor"), "start", self.run_name],
-            }[self.task_name]
-            self.task = subprocess.Popen(command, cwd=ROOT, env=self.quiet)
+            self.task = subprocess.Popen(self._task_command(), cwd=ROOT, env=self.quiet)
+
+    def _task_command(self) -> list[str]:
+        """The command of the task."""
+        return {
+            "fetch": [*_python("launch"), "store", "restore", self.store, self.run_name],
+            "prepare": [*_python("launch"), "train", "--prepare", self.run_name],
+            "start": [*_python("monitor"), "start", self.run_name],
+        }[self.task_name]
 
     # ---- the end ----
 

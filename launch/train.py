@@ -1,4 +1,4 @@
-"""`python -m launch train RUN`: write the run's script for this machine, then supervise it until it ends.
+"""`python -m launch train RUN`: write the run's script for this machine, fetch its base model, then supervise it until it ends.
 
 A run that came in a bundle or in a container's volume has the paths of the machine that wrote it. The exit code is that of
 `monitor run`; the process becomes the monitor's keeper, so signals reach it.
@@ -8,21 +8,31 @@ import argparse
 import os
 
 import runs
-from launch import common
+from launch import common, travel
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import STATE
+from runs import weights
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN."""
+    """RUN and --prepare."""
     common.add_run(parser)
+    parser.add_argument(
+        "--prepare", action="store_true", help="write the script and fetch the base model, but do not train"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Render and supervise; the monitor's exit code. Raises RunError, OSError."""
+    """Prepare and supervise; the monitor's exit code. Raises RunError, OSError."""
     from monitor.keeper import become
 
     folder = common.find(args)
-    if not is_held(folder / LOCK):  # another monitor watches it, which `become` reports
-        runs.render(folder)
+    if is_held(folder / LOCK):  # another monitor watches it, which `become` reports
+        return 0 if args.prepare else become(os.fspath(folder), os.fspath(folder / STATE), False)
+    runs.render(folder)
+    spec = runs.load(folder)
+    if travel.fetches_files(spec) and weights.problems(spec):  # a run may use files in other places
+        runs.fetch_model(spec.model)
+    if args.prepare:
+        return common.report(args, f"{folder}: ready", {"folder": str(folder)})
     return become(os.fspath(folder), os.fspath(folder / STATE), False)

@@ -233,9 +233,7 @@ exit "${SKY_CODE:-0}"
 """
 
 
-def test_skypilot_is_submitted_by_its_own_program_after_the_run_is_in_its_store(
-    data, tmp_path, clean, quick, monkeypatch
-):  # noqa: F811
+def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clean, quick, monkeypatch):  # noqa: F811
     folder = a_run(data, store="memory-is-not-a-store")
     store = tmp_path / "store"
     monkeypatch.setattr(travel, "address", lambda made: str(store))
@@ -442,3 +440,21 @@ def test_docker_says_what_is_missing(data, tmp_path, clean, monkeypatch):  # noq
     keys = dict.fromkeys(("HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "x")
     done = python("-m", "launch", "docker", folder.name, "--submit", **env, **keys)
     assert done.returncode == 1 and "docker did not start the container" in done.stderr
+
+
+# ---- what prepares a run where it arrived ----
+
+
+def test_prepare_writes_the_script_for_this_machine_and_fetches_the_model(data, clean, monkeypatch):  # noqa: F811
+    from launch import train
+
+    fetched = []
+    monkeypatch.setattr(runs, "fetch_model", fetched.append)
+    for choice in (("sdxl", "sd-scripts", "12G"), ("flux-dev", "diffusers", "20G")):
+        folder = a_run(data, name=choice[0], model=choice[0], backend=choice[1], tier=choice[2])
+        (folder / "train.sh").write_text("cd /another/machine\n")
+        args = arguments(train, "--prepare")
+        args.run, args.json = folder.name, False
+        assert train.run(args) == 0
+        assert str(folder) in (folder / "train.sh").read_text()
+    assert fetched == ["sdxl"], "the built-in trainer fetches its own"
