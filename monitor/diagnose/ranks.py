@@ -76,7 +76,7 @@ def facts(beat: Beat, now_s: float, utc: Callable[[float], str], alive: bool | N
             current = beat.outcome == "running" and name == beat.point and not (beat.count and beat.phase in STEPS)
             spent_s = beat.spent[i] + (now_s - beat.point_s if current else 0.0)
             points.append({
-                "number": i + 1, "name": name, "at": utc(at_s), "elapsed_s": round(at_s - beat.started_s, 3),
+                "number": i + 1, "name": name, "at": utc(at_s), "elapsed_s": round(at_s - beat.started_s, 6),
                 "spent_s": round(spent_s, 3),
             })  # fmt: skip
     return {
