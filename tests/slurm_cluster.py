@@ -140,6 +140,15 @@ class Cluster:
                     found.append(process)
         return [process for process in found if process.pid != os.getpid()]
 
+    def processes_of(self, module: str) -> list[psutil.Process]:
+        """Those of them that run this module of ours."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if module in process.cmdline():
+                    found.append(process)
+        return found
+
     def ask(self, *command: str, check: bool = True) -> str:
         """The output of one of Slurm's commands."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -102,7 +103,7 @@ def completed(cluster, folder, job, starts, steps=SHORT["steps"], timeout_s=120.
     assert (now["JobState"], now["ExitCode"]) == ("COMPLETED", "0:0"), text
     assert status(folder)["state"] == "completed" and weight(folder) == undisturbed(steps)
     assert int(now["Restarts"]) == starts - 1, text
-    wait_for(lambda: not [p for p in cluster.processes() if "monitor" in p.cmdline()], 30, "no monitor left")
+    wait_for(lambda: not cluster.processes_of("monitor"), 30, "no monitor left")
     print(f"repeated {repeated(folder)} steps, {starts} starts")
 
 
@@ -480,7 +481,7 @@ def test_two_nodes_train_one_run(what, cluster, tmp_path):
     job = submit(cluster, folder, HANGPROOF_NODES="2", HANGPROOF_LIMITS=str(limits))
     at_step(folder, 25)
     assert cluster.job(job)["NumNodes"] == "2"
-    monitors = [process for process in cluster.processes() if "monitor" in process.cmdline()]
+    monitors = cluster.processes_of("monitor")
     (token,) = {process.environ()["HANGPROOF_NODE_TOKEN"] for process in monitors}
     assert len(token) == 64 and token not in str([p.cmdline() for p in cluster.processes()])
     assert token not in "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
@@ -526,3 +527,33 @@ def test_a_node_that_slurm_gave_up_trains_on_and_the_next_start_waits_for_it(clu
     assert [event["step"] for event in events(folder, "started")] == [0, 300], (
         "the second start had nothing left to train"
     )
+
+
+@real
+@pytest.mark.long
+def test_a_run_whose_checkpoints_are_gone_from_the_disk_continues_from_its_store(cluster, tmp_path):
+    training = machines.toy(60, 20)
+    root = tmp_path / "data"
+    env = training.environment(root)
+    folder = training.create(root, {"store": str(tmp_path / "store")})
+    env = {name: value for name, value in env.items() if os.environ.get(name) != value}
+    limits = tmp_path / "limits.toml"
+    limits.write_text("[store]\n" + "".join(f"{key} = {value}\n" for key, value in machines.LIMITS.items()))
+    job = submit(cluster, folder, **env | {"HANGPROOF_LIMITS": str(limits)})
+    at_step(folder, 30)
+    cluster.ask("scancel", job)
+    cluster.wait_state(job, "CANCELLED")
+    wait_for(lambda: status(folder)["state"] == "preempted", what="the run was saved")
+    saved = status(folder)["step"]
+    wait_for(lambda: not cluster.processes_of("monitor"), what="the store has it")
+    for state in folder.glob("*-state"):
+        shutil.rmtree(state)
+    (folder / "monitor.json").unlink()
+    second = submit(cluster, folder, **env | {"HANGPROOF_LIMITS": str(limits)})
+    now = cluster.wait_state(second, "COMPLETED", "FAILED", timeout_s=180)
+    assert now["JobState"] == "COMPLETED", log(folder, second)
+    made = hashlib.sha256((folder / f"{folder.name}.safetensors").read_bytes()).hexdigest()
+    assert made == training.expected()
+    steps = training.trained(root)
+    assert sorted(set(steps)) == list(range(1, 61)) and len(steps) - 60 <= 20, (saved, steps)
+    print(f"saved at step {saved}, {len(steps) - 60} steps repeated")
