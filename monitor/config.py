@@ -96,7 +96,6 @@ class Store:
     flush_s: float
     release_s: float
     restart_s: float
-    stalled_s: float
     bandwidth_bytes: int
 
 

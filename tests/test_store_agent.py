@@ -1,5 +1,6 @@
 """A run with a store, as real processes: keeper, monitor, agent and a toy trainer; a machine is an empty data root."""
 
+import io
 import json
 import os
 import shutil
@@ -20,7 +21,10 @@ from guards import checkpoint
 from launch.store import copies
 from launch.store.lease import current
 from launch.store.places import open_place
-from monitor import store
+from monitor import config, store
+from monitor.cli.commands import line
+from monitor.run_folder import RunFolder
+from monitor.state import read_status
 from runs.paths import ROOT
 
 STEPS, EVERY = 80, 20
@@ -187,20 +191,45 @@ def test_a_store_that_cannot_be_used_stops_the_start_with_the_reason(machine, tm
     assert one.status()["state"] == "failed" and not TRAINING.trained(one.data)
 
 
-def test_a_store_that_fails_during_the_training_does_not_stop_it(machine, address):
-    one = machine("one", limits={"flush_s": 2})
+def test_a_store_that_fails_during_the_training_does_not_stop_it_and_a_second_stop_ends_the_last_copy(machine, address):
+    one = machine("one")
     TRAINING.create(one.data, {"store": address})
     one.run()
     one.until(lambda: TRAINING.trained(one.data), "the first step")
     os.rename(address, f"{address}-gone")
     Path(address).write_text("not a folder")
-    assert one.wait(120) == 0, one.output()
-    assert one.lora() == TRAINING.expected()
+    one.until(lambda: "copying the last files" in one.status().get("message", ""), "the last copy")
+    assert one.status()["state"] == "stopping" and one.lora() == TRAINING.expected()
+    shown = line(one.folder, read_status(one.folder))
+    assert "stopping" in shown and ", store: cannot " in shown
+    one.process.send_signal(signal.SIGINT)
+    assert one.wait(20) == 0, "the training was complete"
     now = one.status()
     assert now["state"] == "completed" and "not in the store: " in now["reason"]
     assert f"the checkpoint of step {STEPS}" in now["reason"] and "the LoRA" in now["reason"]
     assert now["store"]["error"]
     assert 1 <= len(events(one, "store_error")) <= 3, "once for each kind of error"
+
+
+class Living:
+    """A process that takes orders and carries out none."""
+
+    pid, stdin = 1, io.BytesIO()
+
+    def poll(self) -> None:
+        return None
+
+
+def test_the_last_copy_ends_at_its_limit_with_what_is_missing(tmp_path):
+    (tmp_path / "run.toml").write_text(f'name = "a"\nstore = "{tmp_path}"\n')
+    agent = store.StoreAgent(RunFolder(tmp_path), config.load().store)
+    view = {"pid": 1, "lease": "held", "ready": True, "pending": "the LoRA", "error": "no answer", "done": 0}
+    (tmp_path / store.STORE).write_text(json.dumps(view))
+    agent._popen, left = Living(), iter([5.0, 1.0, 0.0])
+    assert agent.flush(lambda: next(left), lambda seconds: None) == "not in the store: the LoRA (no answer)"
+    assert json.loads(agent._popen.stdin.getvalue())["what"] == "flush"
+    (tmp_path / store.STORE).write_text(json.dumps({**view, "done": 2}))
+    assert agent.flush(lambda: 5.0, lambda seconds: None) == "", "the second order was carried out"
 
 
 def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, address):

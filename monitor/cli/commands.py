@@ -111,7 +111,15 @@ def line(folder: Path, values: dict[str, Any] | None) -> str:
     phase = f" ({PHASES[values['phase']]})" if values.get("phase") else ""
     eta = f", {duration(values['eta_s'])} left" if values.get("eta_s") else ""
     restarts = f", {count(values['restarts'], 'restart')}" if values["restarts"] else ""
-    return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}" + (f". {m}" if (m := values["message"]) else "")
+    message = f". {m}" if (m := values["message"]) else ""
+    return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}{_store(values)}{message}"
+
+
+def _store(values: dict[str, Any]) -> str:
+    """What the store has of a run; "" for a run without one."""
+    store = values.get("store") or {}
+    step = f", step {store['step']} in the store" if store.get("step") is not None else ""
+    return step + (f", store: {store['error']}" if store.get("error") else "")
 
 
 def table(folders: list[Path], now_s: float) -> Any:
