@@ -74,6 +74,7 @@ class Idle:
 
     rule: str  # the value of HANGPROOF_STOP_POD
     grace_s: float = GRACE_S
+    failed: str = ""  # what could not be started
     seen: set[str] = field(default_factory=set)  # runs that were under way since this process started
     since_s: float | None = None
 
@@ -95,9 +96,9 @@ class Idle:
             self.since_s = None
             return ""
         self.since_s = now_s if self.since_s is None else self.since_s
-        if now_s - self.since_s < (self.grace_s if self.seen else IDLE_S):
+        if now_s - self.since_s < (self.grace_s if self.seen or self.failed else IDLE_S):
             return ""
-        what = ", ".join(f"{name} {state}" for name, state in sorted(ended.items()))
+        what = ", ".join([*(f"{name} {state}" for name, state in sorted(ended.items())), *filter(None, [self.failed])])
         return f"nothing is left to train ({what})" if what else "nothing was trained for half an hour"
 
 
@@ -174,6 +175,7 @@ class Container:
                 self.task_at_s = time.monotonic() + FETCH_PAUSE_S
                 if self.task_name == "start" or self.tries >= FETCH_TRIES:
                     say(f"{self.run_name}: cannot {self.task_name}; see the message above")
+                    self.idle.failed = f"{self.run_name} cannot {self.task_name}"
                     self.task_name = ""
         if self.task_name and time.monotonic() >= self.task_at_s:
             self.task = subprocess.Popen(self._task_command(), cwd=ROOT, env=self.quiet)

@@ -144,6 +144,9 @@ def image(tmp_path_factory) -> Path:
     (site,) = (folder / ".venv" / "lib").glob("python*/site-packages")
     own = [path for path in sys.path if path.endswith("site-packages")]
     (site / "packages.pth").write_text("".join(f"{path}\n" for path in own))
+    launcher = folder / ".venv" / "bin" / "accelerate"
+    launcher.write_text(f"#!{folder}/.venv/bin/python\nfrom accelerate.commands.accelerate_cli import main\n\nmain()\n")
+    launcher.chmod(0o755)
     stamp = "cat requirements.txt requirements.txt | cksum > .venv/.installed-requirements.txt"
     subprocess.run(["bash", "-c", stamp], cwd=folder, check=True, timeout=60)
     for step in run_steps():

@@ -218,3 +218,9 @@ def test_a_run_that_the_user_stopped_stops_the_pod_only_when_asked():
 def test_a_pod_that_was_started_for_a_finished_run_stops_after_half_an_hour():
     moments = ((0.0, runs(a="completed")), (IDLE_S - 1, runs(a="completed")), (IDLE_S + 1, runs(a="completed")))
     assert decided("1", *moments) == [False, False, True]
+
+
+def test_a_pod_whose_run_cannot_be_started_stops_after_a_minute():
+    idle = Idle("1", failed="cat cannot start")
+    assert not idle.reason(runs(), 0.0, False)
+    assert "cat cannot start" in idle.reason(runs(), GRACE_S + 1, False)
