@@ -11,7 +11,6 @@ page reads each store with a process of its own (`--store ADDRESS`), so that one
 import argparse
 import io
 import json
-import math
 import re
 import threading
 import time
@@ -156,14 +155,10 @@ def status(data: bytes, slug: str) -> dict[str, Any]:
     found["name"] = found.get("name") or slug
     for key in NUMBERS:
         value = values.get(key)
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and abs(value) < 1e15
-        ):
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15:  # False for NaN
             found[key] = value
-    found["state"] = values["state"] if values.get("state") in STATES else "unknown"
+    state = values.get("state")
+    found["state"] = state if isinstance(state, str) and state in STATES else "unknown"
     checkpoint = values.get("checkpoint")
     step = checkpoint.get("step") if isinstance(checkpoint, dict) else None
     found["checkpoint_step"] = step if isinstance(step, int) and 0 <= step < 10**12 else None

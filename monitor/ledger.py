@@ -421,8 +421,8 @@ class _Reading:
 
 
 def _number(value: object) -> float:
-    """A finite number; 0.0 for everything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """A number of a sensible size; 0.0 for everything else: JSON from elsewhere can hold 1e999 and a thousand digits."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
         return 0.0
     return float(value)
 

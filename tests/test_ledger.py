@@ -288,6 +288,7 @@ def test_damaged_and_hostile_lines_cost_only_themselves(tmp_path):
         file.write(b'{"t": "never", "kind": "hang", "step": 1}\nnot json\n[1]\n' + b"[" * 50_000 + b"\n\xff\xfe\n")
         file.write(b'{"t": "2026-01-01T00:00:00Z", "kind": "started", "attempt": -1, "step": 1e999}\n')
         file.write(b'{"t": "9999-99-99", "kind": 7}\n')
+        file.write(b'{"t": "2026-01-01T00:00:00Z", "kind": "hang", "step": 1, "since_s": 1' + b"0" * 400 + b"}\n")
     with (world.folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"kind": "step", "step": "many"}\n{"kind": "step", "step": 1}\n{"kind": "ste')
     (world.folder / "run.toml").write_bytes(b"price_per_hour = 'much'\n\xff")

@@ -164,6 +164,15 @@ def test_only_files_of_the_run_are_shown(data, tmp_path):
     assert served.find(str(folder / "big.tar")) is not None
 
 
+def test_the_rank_report_of_a_run_that_does_not_train_is_empty(data, monkeypatch):
+    make_run(data)
+    assert launch_tab.rank_lines({"run": "my-cat"}) == {"ok": True, "lines": []}
+    monkeypatch.setattr(
+        "monitor.cli.commands.rank_report", lambda folder: {"lines": [f"all ranks of {folder.name} train"]}
+    )
+    assert launch_tab.rank_lines({"run": "my-cat"})["lines"] == ["all ranks of my-cat train"]
+
+
 # Jobs ---------------------------------------------------------------------------------------------------------------------
 
 

@@ -128,9 +128,22 @@ const section = make("section", "hp-section");
 section.append(make("h3", "", "Checks and other machines"));
 
 const ranks = fold("What is it doing?", "Each rank's check points and stacks, and which one is stuck", "fold-ranks");
-const ask_ranks = starter("Look now", "diagnose", () => ({}));
+const ask_ranks = starter("Look at the stacks", "diagnose", () => ({}));
 const ranks_result = result("diagnose");
-ranks.body.append(ask_ranks.go, ask_ranks.note, ranks_result.node);
+const report = make("div", "hp-text");
+report.tabIndex = 0;
+report.setAttribute("role", "region");
+report.setAttribute("aria-label", "Rank report");
+report.dataset.testid = "rank-report";
+report.hidden = true;
+report.append(make("pre"));
+ranks.body.append(report, ask_ranks.go, ask_ranks.note, ranks_result.node);
+setInterval(async () => {
+  if (!element.isConnected || !ranks.node.open || !ranks.node.checkVisibility()) return;
+  const answer = current().alive ? await ask("rank_lines", {}) : { lines: [] };
+  report.hidden = !answer.lines?.length;
+  if (answer.lines) report.firstChild.textContent = answer.lines.join("\n");
+}, 2000);
 
 const probe = fold("Test the start", "A few steps on one process and on all, before a night is risked", "fold-probe");
 const ask_probe = starter("Probe", "probe_start", () => ({}));

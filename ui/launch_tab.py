@@ -235,6 +235,18 @@ def diagnose(data: dict[str, Any]) -> dict[str, Any]:
     return _answer(action, data)
 
 
+def rank_lines(data: dict[str, Any]) -> dict[str, Any]:
+    """The rank report of a run under way, from the heartbeats alone: no process is disturbed."""
+
+    def action(folder: Path, _data: dict[str, Any]) -> dict[str, Any]:
+        from monitor.cli.commands import rank_report
+
+        found = rank_report(folder)
+        return {"lines": found["lines"] if found else []}
+
+    return _answer(action, data)
+
+
 def cancel_job(data: dict[str, Any]) -> dict[str, Any]:
     """End a job."""
 
@@ -323,6 +335,6 @@ def build() -> "gr.HTML":
         html_template="",
         elem_id="run-elsewhere",
         js_on_load=scripts.loader("launch_tab"),
-        server_functions=[open_places, write_files, probe_start, diagnose, cancel_job, job_output],
+        server_functions=[open_places, write_files, probe_start, rank_lines, diagnose, cancel_job, job_output],
         apply_default_css=False,
     )
