@@ -157,13 +157,14 @@ def joining() -> Deadline:
     return barrier(limits.seconds("group_s"), "joining the group")
 
 
-def barrier(seconds: float, what: str) -> Deadline:
+def barrier(seconds: float, what: str, ranks: int = 0) -> Deadline:
     """The limit of a barrier. When it expires, the process ends, and the message has the phase of each rank of this machine.
 
-    what: for people, which barrier it is, or what this process has just done.
+    what: for people, which barrier it is, or what this process does. ranks: how many are to arrive (0: all); 1 has no limit.
     """
-    text = f"all {size()} ranks at a barrier (this is rank {rank()}: {what})"
-    return Deadline(seconds if size() > 1 else 0, text, lambda limit_s, at: deadline.expire(limit_s, f"{at}{others()}"))
+    ranks = ranks or size()
+    text = f"all {ranks} ranks at a barrier (this is rank {rank()}, {what})"
+    return Deadline(seconds if ranks > 1 else 0, text, lambda limit_s, at: deadline.expire(limit_s, f"{at}{others()}"))
 
 
 def others() -> str:

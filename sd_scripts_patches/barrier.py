@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sd_scripts_patches import session
+from guards import world
+from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.patch import Patch, Target
 
 MODULE = "accelerate.accelerator"
@@ -22,9 +23,8 @@ def _with_deadline(original: Callable) -> Callable:
     def wait_for_everyone(self: Any) -> None:
         if self.num_processes < 2:
             return original(self)
-        phase = session.heartbeat().current_phase
-        what = f"all {self.num_processes} ranks at a barrier (this is rank {self.process_index}, phase {phase})"
-        with session.limit("barrier_timeout_s", what):
+        what = f"phase {session.heartbeat().current_phase}"
+        with world.barrier(timeouts.seconds("barrier_timeout_s"), what, self.num_processes):
             return original(self)
 
     return wait_for_everyone

@@ -116,6 +116,17 @@ def _loader_begins(original: Callable) -> Callable:
     return __init__
 
 
+def agree(accelerator: Any, loss: float, stop: bool) -> tuple[float, bool]:
+    """Return the loss of a step as the mean over all ranks, and whether one of them is to stop. All ranks call it."""
+    if accelerator is None or accelerator.num_processes < 2:
+        return loss, stop
+    import torch
+
+    both = torch.tensor([loss, float(stop)], device=accelerator.device, dtype=torch.float32)
+    mean, stops = accelerator.reduce(both, reduction="mean").tolist()
+    return mean, stops > 0
+
+
 class TrainingLoop:
     """One call of `train()`, followed through the methods that it calls."""
 
@@ -131,6 +142,7 @@ class TrainingLoop:
         self.planned = False
         self.accelerator: Any = None
         self.step = 0  # the newest completed optimizer step
+        self.stop = False  # after that step a stop had been requested, of this rank or of another one
         self.step_start_s = self.last_line_s = time.monotonic()
 
     def attach(self, trainer: Any) -> None:
@@ -202,6 +214,7 @@ class TrainingLoop:
         loss = sum(float(x) for x in self.losses) / len(self.losses) if self.losses else math.nan
         self.losses.clear()
         self.step = step
+        loss, self.stop = agree(self.accelerator, loss, self.beat.request == REQUEST_STOP)
         now = time.monotonic()
         step_s = now - max(self.step_start_s, session.nested_phase_end_s())
         epoch = _epoch.value if _epoch is not None else 0
@@ -218,13 +231,20 @@ class TrainingLoop:
 
     def honor_stop_request(self) -> None:
         """Between two steps: when a stop is requested, save a state of this step and exit; then it does not return."""
-        between_steps = self.step and not self.losses
-        if not between_steps or self.beat.request != REQUEST_STOP or not self.accelerator.is_main_process:
+        if not self.step or self.losses:
             return
-        session.log(f"stop requested: saving a state at step {self.step}")
-        keep_all = {"save_last_n_steps": None, "save_last_n_steps_state": None, "save_state_to_huggingface": False}
-        args = argparse.Namespace(**{**vars(self.args), **keep_all})
-        hooks.current(self.util, "save_and_remove_state_stepwise")(args, self.accelerator, self.step)
+        several = self.accelerator.num_processes > 1
+        if not (self.stop if several else self.beat.request == REQUEST_STOP):
+            return
+        if self.accelerator.is_main_process:
+            session.log(f"stop requested: saving a state at step {self.step}")
+            keep_all = {"save_last_n_steps": None, "save_last_n_steps_state": None, "save_state_to_huggingface": False}
+            args = argparse.Namespace(**{**vars(self.args), **keep_all})
+            hooks.current(self.util, "save_and_remove_state_stepwise")(args, self.accelerator, self.step)
+        elif several:
+            self.beat.phase("save", note="waiting for rank 0")
+        if several:  # the launcher kills all ranks when the first one exits
+            self.accelerator.wait_for_everyone()
         exit_patch.exit_process(crash.EXIT_STOPPED, "stopped", f"stopped at step {self.step}")
 
 

@@ -24,6 +24,7 @@ NAMES = (
     "save",
     "split_mode",
     "exit",
+    "world",
 )
 
 
@@ -40,6 +41,7 @@ MUSUBI_NAMES = (
     "resume",
     "save",
     "exit",
+    "world",
 )
 """The patches of musubi-tuner. Those that are not in the folder `musubi` are sd-scripts' own, without its modules."""
 SHARED = ("hygiene", "dataloader", "barrier", "exit")

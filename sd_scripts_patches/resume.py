@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sd_scripts_patches import ast_utils, data_order, hooks, legacy_state, session, trainer_state
+from sd_scripts_patches import ast_utils, batch_seeds, data_order, hooks, legacy_state, session, trainer_state
 from sd_scripts_patches.patch import Patch, Target, find_function
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
@@ -122,6 +122,7 @@ class Run:
         """Before the first epoch: return (index of the epoch to start with, global step)."""
         self.args, self.loader, self.recorder, self.current_step = args, loader, recorder, current_step
         self.step, self.planned = global_step, args.max_train_steps
+        batch_seeds.begin_training(loader)
         owner = data_order.innermost_batch_sampler(loader.batch_sampler)
         owner.sampler = data_order.ObservedSampler(owner.sampler, self._on_order, self._on_position)
         state = self.resume_from
@@ -165,12 +166,14 @@ class Run:
         if state is not None and state.batch:
             iterator = self._rest_of_epoch(loader, state)
         else:
+            batch_seeds.begin_epoch(self.args.seed, epoch)
             self.epoch_start = data_order.capture(loader)
             if state is not None and state.epoch > 1 and loader.persistent_workers:
                 self.order = self.epoch_start["torch"]
             iterator = enumerate(loader)
         for step, batch in iterator:
             self.batch = step + 1
+            batch_seeds.begin_batch(self.args.seed, epoch, step, self.accelerator)
             yield step, batch
             for function in session.on_batch_end:
                 function()

@@ -1,0 +1,119 @@
+"""Several processes train one LoRA: the group is the one that was asked for, and every wait in it has an end.
+
+guards/world.py says why a smaller group is refused, and what ends the waits. accelerate's own timeout reaches only the
+group that the trainer configures, which sd-scripts does where one machine has several GPUs; here every group has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from guards import crash, world
+from sd_scripts_patches import batch_seeds, session
+from sd_scripts_patches import exit as exit_patch
+from sd_scripts_patches import heartbeat as beats
+from sd_scripts_patches.patch import Patch, Target
+
+TRAINER = "train_network"
+UTIL = "library.train_util"
+ACCELERATOR = "accelerate.accelerator"
+
+_minutes: float | None = None  # --ddp_timeout of this run
+
+
+def _check_first(original: Callable) -> Callable:
+    """Refuse a world that is not the one asked for, before the trainer reads or writes anything."""
+
+    def train(self: Any, args: Any) -> Any:
+        global _minutes
+        _minutes = getattr(args, "ddp_timeout", None)
+        try:
+            world.check_launcher()
+            chosen = world.choose_backend()
+        except world.WorldError as problem:
+            _refuse(problem)
+        if chosen and world.rank() == 0:
+            session.log(chosen)
+        return original(self, args)
+
+    return train
+
+
+def _refuse(problem: world.WorldError) -> NoReturn:
+    session.log(f"{problem}. Nothing was trained.")
+    exit_patch.exit_process(crash.EXIT_FAILED, "failed", str(problem))
+
+
+def _join(original: Callable) -> Callable:
+    """The group of this run's processes: it forms within a limit, its collectives have a timeout, and it is complete."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if world.size() < 2:
+            original(self, *args, **kwargs)
+            return
+        from accelerate import InitProcessGroupKwargs
+
+        handlers = list(kwargs.get("kwargs_handlers") or ())
+        found = next((one for one in handlers if isinstance(one, InitProcessGroupKwargs)), None)
+        if found is None:
+            handlers.append(InitProcessGroupKwargs(timeout=world.timeout(_minutes)))
+        elif found.timeout is None:
+            found.timeout = world.timeout(_minutes)
+        with world.joining():
+            original(self, *args, **{**kwargs, "kwargs_handlers": handlers})
+        try:
+            world.check(self.num_processes)
+        except world.WorldError as problem:
+            _refuse(problem)
+
+    return __init__
+
+
+def _frozen_alone(original: Callable) -> Callable:
+    """Do not wrap a frozen model, which has no gradients to exchange. accelerate asks for that on GPUs only, and on
+    processors DistributedDataParallel refuses the base model."""
+
+    def prepare_model(
+        self: Any, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False, **more: Any
+    ) -> Any:
+        frozen = world.size() > 1 and not any(parameter.requires_grad for parameter in model.parameters())
+        return original(self, model, device_placement, evaluation_mode or frozen, **more)
+
+    return prepare_model
+
+
+def _read_by_number(original: Callable) -> Callable:
+    """Read a batch as its number says: in the order of this epoch, with flips and shuffled tags of its own."""
+
+    def __getitem__(self: Any, index: int) -> Any:
+        if batch_seeds.by_batch():
+            epoch = beats._epoch
+            if epoch is not None and epoch.value > 0:
+                self.set_current_epoch(epoch.value)
+            batch_seeds.seed_all(batch_seeds.seed_for(self.seed, "read", self.current_epoch, index))
+        return original(self, index)
+
+    return __getitem__
+
+
+JOIN = Target(
+    ACCELERATOR, "Accelerator.__init__", params=("self",), make=_join, wait="all processes to join their group"
+)
+PREPARE = Target(
+    ACCELERATOR,
+    "Accelerator.prepare_model",
+    params=("self", "model", "device_placement", "evaluation_mode"),
+    make=_frozen_alone,
+)
+
+PATCH = Patch(
+    name="world",
+    why="processes that do not find each other train the whole run each, and overwrite each other's files",
+    targets=(
+        Target(TRAINER, "NetworkTrainer.train", params=("self", "args"), make=_check_first),
+        JOIN,
+        PREPARE,
+        Target(UTIL, "BaseDataset.__getitem__", params=("self", "index"), make=_read_by_number),
+    ),
+)
