@@ -510,6 +510,8 @@ def adopt_restored(run: Run) -> str:
         names = [change["name"] for change in before.changes] + before.changes_at_save
         if not all(name.isidentifier() for name in names):
             raise ValueError("a mitigation has an invalid name")
+        if not all(isinstance(getattr(before, name), int) for name in ("attempt", "restarts", "best_step", "planned")):
+            raise ValueError("a count is not a number")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         run.folder.log(f"the monitor.json in the store cannot be used and is ignored: {error}")
         return ""

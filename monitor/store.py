@@ -218,7 +218,7 @@ class StoreAgent:
         while True:
             view = self.poll()
             if view.lease is LeaseState.LOST:
-                return view.message
+                return f"not in the store: {view.holder} took the lease of this run"
             if self._popen is not None and ordered_from is not self._popen and view.ready:
                 ordered_from, number = self._popen, self.order("flush")  # an agent that was replaced knows no order
             if number and ordered_from is self._popen and view.done >= number:

@@ -486,7 +486,7 @@ class Supervisor:
         if view.lease is LeaseState.REFUSED:
             return self.finish(State.FAILED, EXIT_BUDGET, view.message)
         if store.unreachable_s() >= self.config.store.connect_s:
-            reason = f"the store {store.address} cannot be reached ({view.error or 'no answer'})"
+            reason = f"the store {store.address} cannot be reached ({view.error or 'no answer; see monitor.log'})"
             waited = f"waited {self.config.store.connect_s:.0f} s; start the run again once it answers"
             return self.finish(State.FAILED, EXIT_BUDGET, f"{reason}; {waited}")
         return Step(State.QUEUED, f"{view.message}: {view.error}" if view.error else view.message)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -19,7 +20,8 @@ from PIL import Image
 from benchmarks.machines import Machine, toy
 from guards import checkpoint
 from launch.store import copies
-from launch.store.lease import current
+from launch.store.agent import holder_between
+from launch.store.lease import Claim, current, this_owner
 from launch.store.places import open_place
 from monitor import config, store
 from monitor.cli.commands import line
@@ -254,6 +256,36 @@ def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, 
     manifest = copies.newest_manifest(open_place(address).under("toy"), "toy")
     assert manifest.step == 200 and manifest.completed and "run/toy.safetensors" in manifest.files
     assert manifest.lease == 3, "each agent has a number of its own"
+
+
+def test_an_agent_that_returns_knows_who_held_the_lease_meanwhile(tmp_path):
+    place = open_place(str(tmp_path)).under("toy")
+    mine, other = this_owner(), replace(this_owner(), host="other")
+    place.put("lease/000003.json", Claim(3, mine, held=True).dumps())
+    place.put("lease/000004.json", Claim(4, mine).dumps())
+    place.put("lease/000005.json", Claim(5, mine, held=True).dumps())
+    assert holder_between(place, 3, 4) == "" and holder_between(place, 3, 5) == "", "number 4 was never held"
+    place.put("lease/000004.json", Claim(4, other, released=True).dumps())
+    assert "other (process" in holder_between(place, 3, 5)
+    assert holder_between(place, 1, 3) == "another machine", "claim 2 is not listed any more"
+    assert holder_between(place, 0, 5) == "", "nothing is known of before"
+
+
+@pytest.mark.long
+def test_an_agent_that_slept_while_another_machine_trained_stops_its_run(machine, address):
+    first, second = machine("first", SLOW), machine("second", SLOW)
+    SLOW.create(first.data, {"store": address, "max_train_steps": 5000})
+    first.run()
+    first.until(lambda: first.status().get("store", {}).get("step"), "a checkpoint in the store")
+    agent = psutil.Process(agent_of(first))
+    agent.suspend()
+    assert second.restore(address)
+    second.run()
+    second.until(lambda: SLOW.trained(second.data), "a step on the second machine", 60)
+    agent.kill()
+    assert first.wait(60) == 4, first.output()
+    assert "took the lease of this run" in first.status()["reason"]
+    assert second.process.poll() is None and second.status()["store"]["lease"] == "held"
 
 
 def test_values_of_another_version_are_ignored():

@@ -31,12 +31,12 @@ from guards import checkpoint
 from launch.store import lease
 from launch.store.copies import Copier, NotHeld
 from launch.store.manifest import read_toml
-from launch.store.places import Limits, NotFound, Place, Refused, StoreError, open_place
+from launch.store.places import Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
 from launch.store.restore import restore
 from monitor import config
 from monitor.process import platform
 from monitor.process.locks import Lock
-from monitor.run_folder import STATUS, STOP
+from monitor.run_folder import STATUS, STOP, read_json
 from monitor.store import STORE, LeaseState, StoreView
 
 LOCK = ".store.lock"  # in the run's folder: held by its agent
@@ -56,17 +56,38 @@ class Superseded(Exception):
     """A copy was cut short by an order."""
 
 
+def holder_between(place: Place, before: int, now: int) -> str:
+    """Who held the lease between the leases `before` and `now` of one run; "" for nobody. Raises StoreError.
+
+    before: 0 where it is not known. A claim that was never held does not count: the run's own agent was killed while it
+    claimed. One that is no longer listed does.
+    """
+    for number in range(before + 1, now) if before else ():
+        claims = [
+            lease.parse_claim(place.read(name, 1 << 16))
+            for name, n in lease.claims_of(place.list(lease.FOLDER)).items()
+            if n == number
+        ]
+        held = [claim.owner.text() for claim in claims if claim is not None and (claim.held or claim.released)]
+        if held or not claims:
+            return held[0] if held else "another machine"
+    return ""
+
+
 class Report:
     """`store.json`: what the monitor and people see. Safe for several threads; replaced when a value changes."""
 
     def __init__(self, folder: Path):
         self._path = folder / STORE
-        self._values: dict[str, Any] = {"version": 1, "pid": os.getpid(), **asdict(StoreView())}
+        before = (read_json(self._path) or {}).get("number")
+        self.lease_before = before if isinstance(before, int) else 0  # the lease that this run held last, 0 for none
+        self._values: dict[str, Any] = {"version": 1, "pid": os.getpid(), "number": self.lease_before}
+        self._values |= asdict(StoreView())
         self._lock = threading.Lock()
         self._write()
 
     def set(self, **values: object) -> None:
-        """Change values of a StoreView."""
+        """Change values of a StoreView, or the number of the lease."""
         with self._lock:
             if any(self._values[key] != value for key, value in values.items()):
                 self._values |= values
@@ -98,6 +119,7 @@ class Agent:
         self.released = threading.Event()
         self.orders = 0  # the last order to copy everything
         self.final = False  # only the end of the run is left to be copied
+        self.moved_s = 0.0  # when a restore fetched something last
         self.copier: Copier | None = None
 
     # ---- the monitor's orders ----
@@ -161,19 +183,30 @@ class Agent:
         while not self.released.is_set():
             state, now_s = self.lease.poll(), time.monotonic()
             reachable = not self.lease.error
+            if state == lease.HELD and not self.held.is_set() and self.adopted:
+                try:
+                    holder = holder_between(self.place, self.report.lease_before, self.lease.number)
+                except StoreError:
+                    self.released.wait(POLL_S)
+                    continue
+                if holder:
+                    self.lose(holder)
+                    return
             if state == lease.HELD:
-                self.report.set(lease=LeaseState.HELD, holder="", reachable=reachable, message="the lease is held")
+                values = {"holder": "", "reachable": reachable, "number": self.lease.number}
+                self.report.set(lease=LeaseState.HELD, message="the lease is held", **values)
                 self.held.set()
             elif state == lease.LOST:
-                holder = self.lease.holder
-                message = f"{holder} took the lease of this run, so it is trained there and was stopped here"
-                self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=message)
+                self.lose(self.lease.holder)
                 return
             elif state == lease.UNREACHABLE:
                 self.report.set(reachable=False, error=self.lease.error)
             else:
                 alive = self.lease.seen_alive and state == lease.WAITING
                 watched_s = (watched_s or now_s) if alive else None
+                if watched_s and self.adopted:
+                    self.lose(self.lease.holder)
+                    return
                 if watched_s and now_s - watched_s >= REFUSE_PERIODS * self.limits.lease_s:
                     message = (
                         f"{self.lease.holder} trains this run. Stop it there, or wait until it ends, then start it here"
@@ -188,6 +221,11 @@ class Agent:
                     sent = self.send_status(sent)
             pause_s = self.limits.lease_s / (4 if state in (lease.HELD, lease.UNREACHABLE) else 20)
             self.released.wait(min(pause_s, self.limits.status_s))
+
+    def lose(self, holder: str) -> None:
+        """Another machine trains this run, or did since this one held the lease: the monitor ends the training here."""
+        message = f"{holder} took the lease of this run, so it was stopped here; what is newer there is fetched at the next start"
+        self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=message)
 
     def report_waiting(self, reachable: bool) -> None:
         """Say why the lease is not held yet."""
@@ -259,8 +297,11 @@ class Agent:
                         self.copier.prune()
                 except Superseded:
                     continue
-                except (NotHeld, StoreError, OSError) as error:
-                    self.report.set(error="" if isinstance(error, NotHeld) and self.lease.valid() else str(error))
+                except (StoreError, OSError) as error:
+                    if self.lease.state == lease.LOST:
+                        return
+                    if not isinstance(error, NotHeld):  # else `keep_lease` reports why
+                        self.report.set(error=str(error))
                     next_s, wait_s = time.monotonic() + wait_s, min(2 * wait_s, RETRY_MAX_S)
                     if order > done and not final:
                         time.sleep(POLL_S)  # an order is not put off, but a store that refuses is not hammered
@@ -274,6 +315,7 @@ class Agent:
     def retried_restore(self) -> frozenset[str] | None:
         """Restore until it succeeds; the damaged contents of the store, None when the run ends first."""
         wait_s = RETRY_S
+        self.moved_s = time.monotonic()
         while not self.final:
             try:
                 found = restore(self.place, self.folder.name, self.folder, on_progress=self.restoring)
@@ -284,10 +326,11 @@ class Agent:
                     message = f"restored step {max(0, found.step)} from the store, {source}"
                     self.report.set(restored_step=max(0, found.step), message=message)
                 return found.damaged
-            except Refused as error:
-                self.report.set(lease=LeaseState.UNUSABLE, message=str(error))
-                return None
             except (StoreError, OSError) as error:
+                late = time.monotonic() - self.moved_s >= self.limits.connect_s
+                if late or not isinstance(error, Unavailable | NotFound):  # another run of this name, a full disk
+                    self.report.set(lease=LeaseState.UNUSABLE, message=str(error))
+                    return None
                 self.report.set(error=str(error))
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
@@ -295,6 +338,7 @@ class Agent:
 
     def restoring(self, done: int, total: int) -> None:
         """Show how far a restore is."""
+        self.moved_s = time.monotonic()
         self.report.set(message=f"restoring from the store: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
     def wanted(self) -> tuple[int, bool]:
