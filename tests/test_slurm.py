@@ -557,3 +557,27 @@ def test_a_run_whose_checkpoints_are_gone_from_the_disk_continues_from_its_store
     steps = training.trained(root)
     assert sorted(set(steps)) == list(range(1, 61)) and len(steps) - 60 <= 20, (saved, steps)
     print(f"saved at step {saved}, {len(steps) - 60} steps repeated")
+
+
+@real
+@pytest.mark.long
+def test_two_nodes_of_the_built_in_trainer_end_with_the_lora_of_two_nodes_that_nothing_disturbed(cluster, tmp_path):
+    """accelerate's group over two nodes, on processors: the job is requeued in mid-run."""
+    training, made = machines.tiny(12, 4), {}
+    for name in ("calm", "requeued"):
+        root = tmp_path / name
+        env = training.environment(root)
+        folder = training.create(root, {"nodes": 2})
+        job = submit(cluster, folder, **{key: value for key, value in env.items() if os.environ.get(key) != value})
+        if name == "requeued":
+            at_step(folder, 6)
+            cluster.ask("scontrol", "requeue", job)
+        now = cluster.wait_state(job, "COMPLETED", "FAILED", "CANCELLED", timeout_s=600)
+        starts = 1 if name == "calm" else 2
+        assert (now["JobState"], now["Restarts"]) == ("COMPLETED", str(starts - 1)), log(folder, job)
+        assert now["NumNodes"] == "2"
+        made[name] = (folder / f"{folder.name}.safetensors").read_bytes()
+        steps = Counter(training.trained(root))
+        assert sorted(steps) == list(range(1, 13)) and sum(steps.values()) - 12 <= 4, steps
+        print(f"{name}: {sum(steps.values()) - 12} steps repeated, {starts} starts")
+    assert made["calm"] == made["requeued"]
