@@ -45,7 +45,7 @@ POLL_S = 0.5  # between two readings of the run's folder
 RETRY_S, RETRY_MAX_S = 2.0, 60.0  # after a failed copy
 REQUEST, REQUEST_BYTES = "requests/stop.json", 4096
 STATUS_BYTES = 4 << 20
-SMALL = {"call_s": 10.0, "tries": 2}  # limits of a call that the next one repeats anyway
+SMALL = Limits(call_s=10.0, tries=2)  # of calls that the next one repeats anyway
 REFUSE_PERIODS = 0.5  # a living holder is watched so long: one that is just ending gives the lease back
 RELEASE_SHARE = 0.6  # of the time to release the lease: for the copy under way
 NICE = 10
@@ -103,16 +103,17 @@ class Report:
 
 
 class Agent:
-    """The agent of the run in `folder`. `place`: the run's folder in the store. `adopted`: the training runs already."""
+    """The agent of the run in `folder`. `place`: the run's folder in the store; `small`: the same over a connection of its own,
+    which no long copy disturbs. `adopted`: the training runs already."""
 
-    def __init__(self, folder: Path, place: Place, report: Report, limits: config.Store, adopted: bool):
+    def __init__(self, folder: Path, place: Place, small: Place, report: Report, limits: config.Store, adopted: bool):
         self.folder = folder
         self.place = place
-        self.small = place.limited(**SMALL)
+        self.small = small
         self.report = report
         self.limits = limits
         self.adopted = adopted
-        self.lease = lease.Lease(place, period_s=limits.lease_s)
+        self.lease = lease.Lease(small, period_s=limits.lease_s)
         self.save_dir = str(read_toml(folder / "run.toml").get("save_dir") or "")
         self.held = threading.Event()  # for the first time
         self.wake = threading.Event()  # the copying thread has something to do
@@ -185,7 +186,7 @@ class Agent:
             reachable = not self.lease.error
             if state == lease.HELD and not self.held.is_set() and self.adopted:
                 try:
-                    holder = holder_between(self.place, self.report.lease_before, self.lease.number)
+                    holder = holder_between(self.small, self.report.lease_before, self.lease.number)
                 except StoreError:
                     self.released.wait(POLL_S)
                     continue
@@ -412,15 +413,16 @@ def run(folder: Path, adopted: bool) -> int:
     limits = config.load().store
     try:
         place = open_place(address, Limits(bytes_per_s=limits.bandwidth_bytes)).under(folder.name)
+        small = open_place(address, SMALL).under(folder.name)
     except StoreError as error:
         return _unusable(report, error)
     try:
-        place.limited(**SMALL).list(lease.FOLDER)
+        small.list(lease.FOLDER)
     except Refused as error:
         return _unusable(report, error)
     except StoreError as error:  # perhaps it answers later: `keep_lease` goes on
         report.set(error=str(error))
-    code = Agent(folder, place, report, limits, adopted).serve()
+    code = Agent(folder, place, small, report, limits, adopted).serve()
     sys.stderr.flush()
     os._exit(code)  # a thread may hang in a call to a dead store
 
