@@ -130,12 +130,12 @@ class Copier:
             own = [order for name in manifest_names(self.place) if (order := order_of(name))]
             self._number = max((number for lease, number in own if lease == self.lease.number), default=0)
         found = contents(self.folder, self.data, self.memory)
-        carried = self._carried(found)
         self._before = self.place.list(FILES)
         self._skip_older_states(found)
         pushed = Pushed(None, notes=list(found.notes))
         self._send(found, pushed, on_progress)
         self._remember()
+        carried = self._carried(found)  # now: a state may have vanished while it was sent
         files = {name: local.member for name, local in found.files.items()} | carried
         step = max([found.step, self.last.step if carried and self.last else -1])
         now = Manifest(

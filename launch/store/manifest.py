@@ -267,9 +267,10 @@ class Memory:
 
     def save(self, store: str) -> None:
         """Keep the hashes of the files that were used since the last call, and the store's address. Raises OSError."""
-        if self._used and (self._used != self._known or store != self.store):
-            self._known, self.store = self._used, store
-            atomic_write(self.path, json.dumps({"store": store, "files": self._known}))
+        known = self._used or self._known
+        if known != self._known or store != self.store:
+            self._known, self.store = known, store
+            atomic_write(self.path, json.dumps({"store": store, "files": known}))
         self._used = {}
 
 

@@ -1,0 +1,386 @@
+"""The lease: two or three machines, every interleaving that Hypothesis finds, clocks of different speed, lost answers.
+
+A contender runs the real `Lease` in a thread. Each of its calls to the store stops twice, before it takes effect and before
+its answer arrives; which contender goes on, and how much time passes, is drawn. So a schedule is exact and can be repeated.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from store_helpers import QUICK
+
+from launch.store.lease import (
+    CLAIMED,
+    HELD,
+    LOST,
+    RELEASED,
+    UNREACHABLE,
+    WAITING,
+    Claim,
+    Lease,
+    Owner,
+    current,
+    is_dead,
+    parse_claim,
+    this_owner,
+)
+from launch.store.places import Entry, NotFound, Unavailable, open_place
+
+PERIOD_S = 60.0
+
+
+class Over(Exception):
+    """The schedule is over."""
+
+
+class World:
+    """The store, the true time, and whose turn it is."""
+
+    def __init__(self, exclusive: bool, faults: list[str]):
+        self.exclusive = exclusive
+        self.files: dict[str, bytes] = {}
+        self.now = 0.0
+        self.faults = faults  # one for each write, in order: "", "fails", "no answer" or "lost"
+        self.over = False
+        self.contenders: list[Contender] = []
+        self.history: list[tuple[int, str]] = []  # the numbers that were held, in order
+        self.held_by: dict[int, str] = {}
+
+    def run(self, schedule: list[tuple[int, float]]) -> None:
+        """Let contenders go on in this order, each after some seconds; check after each step."""
+        try:
+            for who, wait_s in schedule:
+                self.now += wait_s
+                self.check()
+                self.contenders[who % len(self.contenders)].step()
+                self.check()
+        finally:
+            self.over = True
+            for contender in self.contenders:
+                contender.finish()
+
+    def check(self) -> None:
+        """At most one holds; nobody holds a number that another held; numbers grow."""
+        holders = [c.lease for c in self.contenders if c.lease.valid()]
+        assert len(holders) <= 1, [(lease.number, lease.owner.id) for lease in holders]
+        for lease in holders:
+            assert self.held_by.setdefault(lease.number, lease.owner.id) == lease.owner.id
+            if not self.history or self.history[-1] != (lease.number, lease.owner.id):
+                assert not self.history or lease.number > self.history[-1][0], "a fencing number was not larger"
+                self.history.append((lease.number, lease.owner.id))
+
+
+class Contender:
+    """One machine. It is also the place as this machine sees it."""
+
+    def __init__(self, world: World, index: int, rate: float):
+        self.world, self.rate, self.offset = world, rate, index * 1000.0
+        self.exclusive = world.exclusive
+        self.parked, self.go = threading.Semaphore(0), threading.Semaphore(0)
+        self.error: BaseException | None = None
+        owner = Owner(f"{7 - index:016x}", f"machine {index}", "", "", index, "", "2026-11-22T00:00:00Z")
+        self.lease = Lease(
+            self, owner, PERIOD_S, clock=lambda: world.now * rate + self.offset, dead=lambda owner: False
+        )
+        self.thread = threading.Thread(target=self.live, daemon=True)
+        self.thread.start()
+
+    def live(self) -> None:
+        try:
+            self.turn()
+            while True:
+                if self.lease.poll() in (LOST, RELEASED):
+                    self.lease = Lease(
+                        self, replace(self.lease.owner), PERIOD_S, clock=self.lease.clock, dead=lambda o: False
+                    )
+                self.turn()
+        except Over:
+            pass
+        except BaseException as error:  # noqa: BLE001 - shown by `step`
+            self.error = error
+        finally:
+            self.parked.release()
+
+    def step(self) -> None:
+        """Go on until the next stop."""
+        assert self.parked.acquire(timeout=30)
+        self.go.release()
+        assert self.parked.acquire(timeout=30)
+        self.parked.release()
+        if self.error is not None:
+            raise self.error
+
+    def turn(self) -> None:
+        """Stop here until the schedule lets this contender go on."""
+        self.parked.release()
+        self.go.acquire()
+        if self.world.over:
+            raise Over
+
+    def finish(self) -> None:
+        self.go.release()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+    # The place
+
+    def limited(self, **limits: float) -> "Contender":
+        return self
+
+    def _write(self, name: str, data: bytes, create: bool = False) -> bool:
+        self.turn()
+        files = self.world.files
+        fault = self.world.faults.pop(0) if self.world.faults else ""
+        if fault == "fails":
+            raise Unavailable("injected")
+        done = not create or name not in files
+        if done and fault != "lost":
+            files[name] = data
+        self.turn()
+        if fault == "no answer":
+            raise Unavailable("injected")
+        return done or files.get(name) == data
+
+    def put(self, name: str, data: bytes) -> None:
+        self._write(name, data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        if self.exclusive:
+            return self._write(name, data, create=True)
+        self.turn()
+        if name in self.world.files:
+            return self.world.files[name] == data
+        return self._write(name, data)
+
+    def read(self, name: str, most_bytes: int = 0) -> bytes:
+        self.turn()
+        data = self.world.files.get(name)
+        self.turn()
+        if data is None:
+            raise NotFound(name)
+        return data
+
+    def list(self, folder: str = "") -> dict[str, Entry]:
+        self.turn()
+        names = [name for name in self.world.files if name.startswith(folder)]
+        self.turn()
+        return {name: Entry(1) for name in names}
+
+    def delete(self, names) -> None:
+        self.turn()
+        for name in names:
+            self.world.files.pop(name, None)
+
+
+@st.composite
+def schedules(draw, contenders: int) -> list[tuple[int, float]]:
+    """Who goes on, after how many seconds.
+
+    One machine comes to hold. Then, several times: one is silent for about a period while others go on, and all interleave
+    call by call for a while, which is where a lease can go wrong.
+    """
+    who = st.integers(0, contenders - 1)
+    steps = [(0, 0.5)] * draw(st.sampled_from([0, 20, 40]))
+    for _ in range(draw(st.integers(1, 4))):
+        active, gap_s = draw(who), draw(st.sampled_from([0.1, 0.5, 1.0, 4.0]))
+        steps += [(active, gap_s)] * int(
+            draw(st.sampled_from([3.0, 30.0, 70.0, 80.0, 160.0])) / gap_s / (1 + 4 * (gap_s < 0.5))
+        )
+        steps += draw(st.lists(st.tuples(who, st.sampled_from([0.0, 0.1, 0.1, 0.5, 3.0])), max_size=40))
+        bursts = draw(st.lists(st.tuples(who, st.integers(1, 14), st.sampled_from([0.1, 1.0, 10.0, 80.0])), max_size=8))
+        steps += [(one, wait_s if i == 0 else 0.1) for one, count, wait_s in bursts for i in range(count)]
+    return steps
+
+
+FAULTS = st.lists(st.sampled_from(["", "", "", "fails", "no answer", "lost"]), max_size=40)
+
+
+def contend(exclusive: bool, count: int, schedule, faults, rates) -> World:
+    world = World(exclusive, faults)
+    world.contenders = [Contender(world, i, rates[i]) for i in range(count)]
+    world.run(schedule)
+    return world
+
+
+RATES = st.lists(st.sampled_from([0.9, 1.0, 1.1]), min_size=3, max_size=3)
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+@given(data=st.data(), count=st.integers(2, 3), rates=RATES, faults=FAULTS)
+@settings(max_examples=60)
+def test_two_never_hold_the_lease_at_one_time(exclusive, data, count, rates, faults):
+    contend(exclusive, count, data.draw(schedules(count)), faults, rates)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("exclusive", [True, False])
+@given(data=st.data(), count=st.integers(2, 3), rates=RATES, faults=FAULTS)
+@settings(max_examples=4000)
+def test_two_never_hold_the_lease_at_one_time_long(exclusive, data, count, rates, faults):
+    contend(exclusive, count, data.draw(schedules(count)), faults, rates)
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_one_holds_and_after_its_silence_the_other(exclusive):
+    """The schedules above do reach what they forbid: a machine holds, falls silent, and the next one follows."""
+    talking = [(0, 0.5)] * 400
+    silence = [(1, 0.5)] * 900
+    world = contend(exclusive, 2, talking + silence + [(0, 0.5)] * 40, [], [1.0, 1.1, 1.0])
+    assert [owner for _, owner in world.history] == [f"{7:016x}", f"{6:016x}"]
+    assert world.history[1][0] > world.history[0][0]
+
+
+def test_a_rule_left_out_is_found(monkeypatch):
+    """A holder that does not look for a higher number is found: the test above is able to fail."""
+    monkeypatch.setattr(Lease, "_highest", lambda self: 0)
+
+    @given(data=st.data())
+    @settings(max_examples=2000, database=None, phases=[Phase.generate])
+    def search(data):
+        contend(True, 2, data.draw(schedules(2)), [], [1.0, 1.0, 1.0])
+
+    with pytest.raises(AssertionError):
+        search()
+
+
+# On a real place ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path) -> Iterator:
+    return open_place(str(tmp_path / "store"), QUICK).under("my-run")
+
+
+def lease(place, **options) -> Lease:
+    return Lease(place, **{"period_s": 1.2, "settle_s": 0.05, "dead": lambda owner: False, **options})
+
+
+def test_a_released_lease_is_taken_at_once_and_an_expired_one_after_two_periods(place):
+    first, second, third = lease(place), lease(place), lease(place)
+    assert first.acquire(limit_s=10) and first.valid() and first.number == 1
+    assert second.poll() == WAITING and second.holder == first.owner.text()
+    first.release()
+    assert first.state == RELEASED and not first.valid()
+    began = second.clock()
+    assert second.acquire(limit_s=10) and second.number == 2
+    assert second.clock() - began < 1
+    began = third.clock()
+    assert third.acquire(limit_s=20) and third.number == 3
+    assert third.clock() - began > 2 * 1.2
+    assert second.state == UNREACHABLE and second.poll() == LOST
+    assert second.holder == third.owner.text()
+
+
+def test_a_holder_that_renews_keeps_the_lease(place):
+    first, second = lease(place, period_s=0.6), lease(place, period_s=0.6)
+    assert first.acquire(limit_s=10)
+    began = first.clock()
+    while first.clock() - began < 2.5:
+        assert first.poll() == HELD and second.poll() in (WAITING, CLAIMED)
+        assert not second.valid()
+    assert current(place).owner == first.owner
+
+
+def test_a_store_that_is_away_makes_the_lease_invalid_until_it_is_renewed(place, tmp_path):
+    first = lease(place, period_s=0.6)
+    assert first.acquire(limit_s=10)
+    (tmp_path / "store").rename(tmp_path / "away")
+    (tmp_path / "store").write_text("not a folder")
+    while first.valid():
+        first.poll()
+    assert first.state == UNREACHABLE and "cannot" in first.error
+    (tmp_path / "store").unlink()
+    (tmp_path / "away").rename(tmp_path / "store")
+    assert first.poll() == HELD and first.error == ""
+
+
+def test_the_lease_of_a_killed_process_is_taken_at_once(place, tmp_path):
+    code = (
+        "import sys, time; from launch.store.lease import Lease; from launch.store.places import open_place\n"
+        f"lease = Lease(open_place({str(tmp_path / 'store')!r}).under('my-run'), settle_s=0)\n"
+        "assert lease.acquire(); print('held', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == b"held\n"
+        owner = current(place).owner
+        assert owner.pid == process.pid and not is_dead(owner)
+        mine = Lease(place, settle_s=0)
+        assert mine.poll() == WAITING and f"process {process.pid}" in mine.holder
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert is_dead(owner) and not is_dead(replace(owner, boot_id="another boot"))
+        assert not is_dead(replace(owner, process_space="another container"))
+        assert mine.acquire(limit_s=10) and mine.number == 2
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_claim_that_never_held_gives_no_right_to_hurry(place):
+    """A holder may still be valid behind a claim that was created over its expired one, and whose process then died."""
+    owner = replace(this_owner(), id="1" * 16)
+    place.create("lease/000002.json", Claim(2, owner, period_s=1.2).dumps())
+    mine = lease(place, dead=lambda owner: True)
+    began = mine.clock()
+    assert mine.acquire(limit_s=10) and mine.number == 3
+    assert mine.clock() - began > 1.2
+
+
+def test_a_number_is_not_used_again_when_the_store_lost_the_claims(place):
+    place.put("manifests/000007-000002.json", b"{}")
+    mine = lease(place, period_s=0.3)
+    assert mine.acquire(limit_s=10) and mine.number == 8
+
+
+def test_a_claim_that_the_store_lost_is_written_again(place):
+    mine = lease(place)
+    assert mine.acquire(limit_s=10)
+    place.delete(["lease/000001.json"])
+    assert mine.poll() == HELD and parse_claim(place.read("lease/000001.json")).owner == mine.owner
+    place.put("lease/000001.json", Claim(1, replace(this_owner(), id="2" * 16)).dumps())
+    assert mine.poll() == LOST
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"number": 1}',
+        b'{"owner": []}',
+        b"\xff",
+        b'{"number": 1e999, "owner": {}}',
+        b"[" * 9999,
+    ],
+)
+def test_a_claim_that_cannot_be_read_expires_like_another(place, data):
+    assert parse_claim(data) is None
+    place.put("lease/000004.json", data)
+    mine = lease(place, period_s=0.3)
+    assert mine.poll() == WAITING and mine.holder == "a machine that is just writing its claim"
+    assert mine.acquire(limit_s=10) and mine.number == 5
+
+
+def test_what_another_machine_calls_itself_is_one_short_line():
+    owner = replace(this_owner(), host="evil\n\x1b[31m" + "x" * 5000)
+    text = parse_claim(Claim(1, owner).dumps()).owner.text()
+    assert "\n" not in text and "\x1b" not in text and len(text) < 300
+
+
+def test_old_claims_are_removed(place):
+    for _ in range(7):
+        mine = lease(place)
+        assert mine.acquire(limit_s=10)
+        mine.release()
+    assert [name[-8:-5] for name in place.list("lease")] == ["005", "006", "007"]
