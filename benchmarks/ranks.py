@@ -20,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -131,14 +132,34 @@ def launcher(folder: Path) -> Path:
     return path
 
 
-def reference(scratch: Path) -> Reference:
+@contextmanager
+def nursery(scratch: Path) -> Iterator[dict[str, str]]:
+    """The process that forks the ranks of all trials; the variables that name it, none where it is not permitted."""
+    path = scratch / "nursery.sock"
+    allowed = "from benchmarks.ranks_group import show_environment; show_environment()"
+    if subprocess.run([sys.executable, "-c", allowed], cwd=ROOT, stderr=subprocess.DEVNULL, timeout=RUN_S).returncode:
+        yield {}
+        return
+    command = [sys.executable, "-m", "benchmarks.ranks_group", "nursery", str(path)]
+    env = {**environment(scratch), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, start_new_session=True) as process:
+        until_s = time.monotonic() + RUN_S
+        while not path.exists() and process.poll() is None and time.monotonic() < until_s:
+            time.sleep(0.1)
+        yield {ranks_group.NURSERY: str(path)}
+        assert process.stdin is not None
+        process.stdin.close()  # its end
+        process.wait(RUN_S)
+
+
+def reference(scratch: Path, fork: dict[str, str]) -> Reference:
     """The undisturbed run of four ranks, without a monitor. RuntimeError with its log when it fails."""
     data = scratch / "reference"
     data.mkdir()
     run = create(data, 0, SPEC)
     log = scratch / "reference.log"
     with open(log, "wb") as out:
-        env = environment(data, ACCELERATE=str(launcher(scratch)))
+        env = environment(data, ACCELERATE=str(launcher(scratch)), **fork)
         command = ["bash", str(run / "train.sh")]
         done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=RUN_S)
     lora = run / f"{NAME}.safetensors"
@@ -149,7 +170,9 @@ def reference(scratch: Path) -> Reference:
     return Reference(data, sha256(lora), STEPS)
 
 
-def run_trial(trial: Trial, made: Reference, scratch: Path, budget_s: float, keep: Path | None) -> Outcome:
+def run_trial(
+    trial: Trial, made: Reference, scratch: Path, fork: dict[str, str], budget_s: float, keep: Path | None
+) -> Outcome:
     """One run under the monitor with this hang."""
     began_s, outcome = time.monotonic(), Outcome(trial)
     folder = scratch / f"trial-{trial.number}"
@@ -166,6 +189,7 @@ def run_trial(trial: Trial, made: Reference, scratch: Path, budget_s: float, kee
             HANGPROOF_HANG=trial.injected,
             HANGPROOF_MARK=str(mark),
             HANGPROOF_QUIET="1",
+            **fork,
         )
         code = _monitor(run, env, folder / "monitor.out")
         lora = run / f"{NAME}.safetensors"
@@ -255,10 +279,15 @@ def campaign(
 ) -> dict[str, Any]:
     """Run these trials; the `summary`."""
     began_s, outcomes = time.monotonic(), []
-    with tempfile.TemporaryDirectory(prefix="ranks-") as scratch, ThreadPoolExecutor(parallel) as pool:
-        made = reference(Path(scratch))
+    with (
+        tempfile.TemporaryDirectory(prefix="ranks-") as folder,
+        nursery(Path(folder)) as fork,
+        ThreadPoolExecutor(parallel) as pool,
+    ):
+        scratch = Path(folder)
+        made = reference(scratch, fork)
         try:
-            for outcome in pool.map(lambda t: run_trial(t, made, Path(scratch), budget_s, keep), chosen):
+            for outcome in pool.map(lambda t: run_trial(t, made, scratch, fork, budget_s, keep), chosen):
                 outcomes.append(outcome)
                 if not quiet:
                     good = "ok" if outcome.named and outcome.finished else f"FAILED {outcome.problem}"

@@ -5,6 +5,10 @@ three of four seconds of a tiny rank are imports, and a hundred trials start eig
 processes, gloo, the built-in trainer, the monitor. `ACCELERATE` names this launcher, so train.sh and the scripts of the
 restarts stay as they are rendered.
 
+That process is one for all trials where the system allows it (`nursery`): the launcher sends its arguments, its environment
+and its output there. The monitor finds the processes of a run by a token in their environment, and /proc shows the one that
+a process was started with; prctl(2) `PR_SET_MM_ENV_START` moves that to the run's. It needs root. Without, each launcher imports.
+
     HANGPROOF_HANG  RANK:PLACE:KIND. PLACE is a check point (guards/startup.py), `barrier`, or `all_reduce@STEP`;
                     KIND one of HANGS. Attempt 1 only.
     HANGPROOF_MARK  a file that is made when the hang begins
@@ -13,9 +17,12 @@ restarts stay as they are rendered.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import json
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -25,6 +32,8 @@ from typing import Any, NoReturn
 
 from guards.heartbeat import POINT, Heartbeat
 
+NURSERY = "HANGPROOF_NURSERY"  # the socket of the process that forks the groups
+PR_SET_MM, PR_SET_MM_ENV_START, PR_SET_MM_ENV_END = 35, 10, 11  # linux/prctl.h
 FOREVER_S = 24 * 3600.0
 POLL_S = 0.02
 
@@ -94,12 +103,87 @@ def _hang_in(collective: str, kind: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """`launch --num_processes N … -m trainer ARGS`: fork the ranks, wait for them, end all when one fails."""
-    world = int(argv[argv.index("--num_processes") + 1])
-    arguments = argv[argv.index("trainer") + 1 :]
+    """`nursery SOCKET`; or `launch --num_processes N … -m trainer ARGS`, which has the ranks forked there or forks them."""
+    if argv[0] == "nursery":
+        return nursery(argv[1])
+    if os.environ.get(NURSERY):
+        return ask_nursery(os.environ[NURSERY], argv)
     from trainer import imports
 
     imports.heavy()
+    return group(argv)
+
+
+def ask_nursery(path: str, argv: list[str]) -> int:
+    """Have the nursery fork this group; its exit code, once it has ended."""
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.connect(path)
+        request = json.dumps({"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
+        socket.send_fds(channel, [struct.pack("<I", len(request))], [0, 1, 2])
+        channel.sendall(request)
+        answer = channel.recv(1)
+    return answer[0] if answer else 1
+
+
+def nursery(path: str) -> int:
+    """Import once, then fork a group for each launcher that asks, until standard input ends."""
+    from trainer import imports
+
+    imports.heavy()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the groups
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+        while True:
+            channel, _ = server.accept()
+            with channel:
+                if os.fork() == 0:
+                    server.close()
+                    become_group(channel)
+
+
+def become_group(channel: socket.socket) -> NoReturn:
+    """This process launches the ranks of the launcher at the other end, and answers with the exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, files, _, _ = socket.recv_fds(channel, 4, 3)
+    data = b""
+    while len(data) < struct.unpack("<I", size)[0]:
+        data += channel.recv(65536)
+    request = json.loads(data)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    show_environment()
+    os.chdir(request["cwd"])
+    code = 1
+    try:
+        code = group(request["argv"])
+        channel.send(bytes([code]))
+    finally:
+        os._exit(code)
+
+
+_shown: Any = None  # the memory that /proc/self/environ shows
+
+
+def show_environment() -> None:
+    """/proc/self/environ shows os.environ as it is now, for this process and its children. OSError: not permitted."""
+    global _shown
+    text = b"".join(f"{name}={value}".encode("utf-8", "surrogateescape") + b"\0" for name, value in os.environ.items())
+    _shown = ctypes.create_string_buffer(text, len(text))
+    libc, begin = ctypes.CDLL(None, use_errno=True), ctypes.addressof(_shown)
+    for what, address in ((PR_SET_MM_ENV_START, begin), (PR_SET_MM_ENV_END, begin + len(text))):
+        if libc.prctl(PR_SET_MM, what, ctypes.c_ulong(address), ctypes.c_ulong(0), ctypes.c_ulong(0)):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "prctl PR_SET_MM")
+
+
+def group(argv: list[str]) -> int:
+    """Fork the ranks, wait for them, end all when one fails; the exit code."""
+    world = int(argv[argv.index("--num_processes") + 1])
+    arguments = argv[argv.index("trainer") + 1 :]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
