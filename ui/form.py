@@ -1,7 +1,7 @@
 """Steps 1 and 3: the settings as fields, and the spec, plan and script that their values give.
 
 The fields accept any text. Only `RunSpec` validates values, because a component that refuses a value also loses it. Labels
-and help texts are in one table; defaults come from presets/defaults.toml.
+and help texts are in ui/form_fields.py; defaults come from presets/defaults.toml.
 """
 
 import glob
@@ -19,6 +19,7 @@ from runs import weights
 from runs.files import Fault
 from runs.paths import entries
 from ui import draft
+from ui.form_fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES
 from ui.html import esc
 
 if TYPE_CHECKING:
@@ -29,91 +30,11 @@ BACKENDS = {"diffusers": "Built-in (Diffusers)", "sd-scripts": "kohya's sd-scrip
 MODEL_FIELDS = ("tier", "resolution", "rank", "alpha", "learning_rate", "mixed_precision", "sample_steps")
 
 
-@dataclass(frozen=True)
-class Field:
-    """One field of the form. `key`: its name in RunSpec; `kind`: integer, text, lines or choice; `info`: help text."""
-
-    key: str
-    label: str
-    kind: str
-    info: str = ""
-    choices: tuple[Any, ...] = ()
-
-
-LENGTH = (
-    Field("repeats", "Repeats", "integer", "How often each image is used per epoch"),
-    Field("epochs", "Epochs", "integer", "Passes over all images"),
-    Field("resolution", "Resolution", "integer", "Pixels per side, a multiple of 32"),
-)
-MORE = (
-    Field("rank", "Rank", "integer", "Size of the LoRA, usually 4 to 32"),
-    Field("alpha", "Alpha", "text", "Strength scaling; usually equal to or half the rank"),
-    Field("learning_rate", "Learning rate", "text", "Size of each training step, e.g. 0.0001"),
-    Field("batch_size", "Batch size", "integer", "Images per step"),
-    Field("gradient_accumulation", "Gradient accumulation", "integer", "Batches per optimizer step"),
-    Field("max_train_steps", "Maximum steps", "text", "Leave empty to use epochs"),
-    Field("save_every_n_epochs", "Save a LoRA every N epochs", "integer", "0 saves only the final LoRA"),
-    Field("save_every_n_steps", "Save a checkpoint every N steps", "text", "Leave empty for a tenth of the run"),
-    Field("keep_states", "Checkpoints to keep", "integer", "Older ones are deleted"),
-    Field("seed", "Seed", "integer", "The same seed gives the same run"),
-    Field("workers", "Data loader workers", "integer", "Processes that load images"),
-    Field(
-        "mixed_precision",
-        "Precision",
-        "choice",
-        "bf16 suits most GPUs",
-        (("bf16",) * 2, ("fp16",) * 2, ("float32", "no")),
-    ),
-    Field(
-        "trackers",
-        "Also log to",
-        "choice",
-        "A tracker that records the loss",
-        (("none", ""), ("TensorBoard", "tensorboard"), ("wandb", "wandb")),
-    ),
-)
-SAMPLES = (
-    Field("prompts", "Sample prompts, one per line", "lines", "Leave empty to use the trigger word"),
-    Field(
-        "sample_every_n_steps",
-        "Generate samples every N steps",
-        "text",
-        "Leave empty for a tenth of the run; 0 turns samples off",
-    ),
-    Field("sample_steps", "Sampling steps", "integer", "More steps are slower and more detailed"),
-)
-FLAGS = Field(
-    "flags", "Extra trainer options, one per line", "lines", "Use the trainer's names, e.g. noise_offset=0.05"
-)
-# Only for models with `control`: the page shows it for them alone.
-CONTROL = Field(
-    "control_dir",
-    "Folder of control images",
-    "text",
-    "One for each image, under the same name: what the edit starts from",
-)
-HEAD = ("name", "trigger", "model", "tier", "backend")
-KEYS = (*HEAD, *(field.key for field in (CONTROL, *LENGTH, *SAMPLES, *MORE, FLAGS)))
-
-
-LABELS = {"name": "Name", "trigger": "Trigger word", "model": "Base model", "tier": "VRAM", "backend": "Trainer"}
-LABELS |= {field.key: field.label for field in (CONTROL, *LENGTH, *SAMPLES, *MORE)}
-LABELS |= {"flags": "Extra trainer options", "images": "Images"}
-# Fields that may be empty, and the value of the spec that an empty one gives.
-EMPTY = {
-    "max_train_steps": None,
-    "save_every_n_steps": None,
-    "sample_every_n_steps": None,
-    "trackers": "",
-    "prompts": "",
-}
-
-
 def defaults() -> dict[str, Any]:
     """Initial form values by key."""
     table = presets.defaults()["run"]
     values = {key: table.get(key, "") for key in KEYS}
-    values["sample_every_n_steps"] = ""  # a tenth of the run
+    values |= {"sample_every_n_steps": "", "nodes": 1}  # a tenth of the run
     return {**values, **_texts(values)}
 
 
@@ -205,7 +126,7 @@ def parse(values: dict[str, Any]) -> "tuple[runs.RunSpec | None, list[Fault]]":
     given, faults = {key: values[key] for key in HEAD}, []
     if presets.models().get(values["model"], {}).get("control"):  # another model's run does not use the folder
         given["control_dir"] = (values["control_dir"] or "").strip()
-    for field in (*LENGTH, *MORE, *SAMPLES):
+    for field in (*LENGTH, *MORE, *MACHINES, *SAMPLES):
         value = values[field.key]
         empty = value is None or (isinstance(value, str) and not value.strip())
         if field.key == "prompts":
@@ -285,6 +206,7 @@ def values_of_spec(spec: "runs.RunSpec", images: int) -> dict[str, Any]:
         for key in ("max_train_steps", "save_every_n_steps", "sample_every_n_steps")
     }
     lines = {key: value for key, value in fields.items() if key not in ("extra", "environment") and value != plain[key]}
+    values |= {key: f"{values[key]:g}" if values[key] else "" for key in ("price_per_hour", "spend_limit")}
     for field in MORE:
         if field.kind == "choice" and values[field.key] not in dict(field.choices).values():
             lines[field.key] = values.pop(field.key)
@@ -452,6 +374,22 @@ def _same(a: object, b: object) -> bool:
         return a == b
 
 
+def store_fault(spec: "runs.RunSpec") -> Fault | None:
+    """Why the address of a store cannot be used: another kind of address, a secret in it, a library that is missing.
+
+    Only asked at Start, because some of those libraries take a second to import.
+    """
+    from launch.common import LaunchError
+    from launch.store.places import open_place
+
+    try:
+        if spec.store:
+            open_place(spec.store)
+    except LaunchError as error:
+        return Fault("store", str(error))
+    return None
+
+
 def unpaired(spec: "runs.RunSpec", draft_id: str) -> Fault | None:
     """The first image without a control image, for a model that learns from pairs."""
     if not spec.control_dir:
@@ -480,6 +418,8 @@ def create(values: dict[str, Any], draft_id: str) -> tuple[Path, list[str]]:
     checked = review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask=True)
     if checked.missing or checked.faults or checked.spec is None:
         raise runs.RunError([*checked.missing, *checked.faults])
+    if fault := store_fault(checked.spec):
+        raise runs.RunError([fault])
     if fault := unpaired(checked.spec, draft_id):
         raise runs.RunError([fault])
     messages = [f"Warning: {shown(warning)}" for warning in checked.warnings]

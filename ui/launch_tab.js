@@ -162,7 +162,7 @@ function drawPlaces(answer) {
   places = answer.places;
   hint.textContent = answer.store
     ? `The run travels by its store, ${answer.store}.`
-    : "This run has no store. A rented machine loses its disk, so set “store” under New LoRA → Extra trainer options, such as store=s3://bucket/runs, or in run.toml.";
+    : "This run has no store. A rented machine loses its disk, so set Store in its run.toml, or in a new LoRA under More settings.";
   choices.replaceChildren(make("legend", "", "Where"));
   for (const place of places) {
     const label = make("label", "hp-place-choice");

@@ -22,6 +22,7 @@ from ui import (
     fetch,
     flags,
     form,
+    form_fields,
     hub_login,
     images,
     model_note,
@@ -123,18 +124,22 @@ def build() -> NewLora:
         step(1, "The LoRA", "Choose a name, a base model and the memory of your GPU.")
         _head(tab)
         with gr.Row(elem_classes="hp-fields"):
-            for one in form.LENGTH:
+            for one in form_fields.LENGTH:
                 tab.fields[one.key] = _component(one)
         with gr.Accordion("Sample images during training", open=False):
-            tab.fields["prompts"] = _component(form.SAMPLES[0])
+            tab.fields["prompts"] = _component(form_fields.SAMPLES[0])
             with gr.Row(elem_classes="hp-fields"):
-                for one in form.SAMPLES[1:]:
+                for one in form_fields.SAMPLES[1:]:
                     tab.fields[one.key] = _component(one)
         with gr.Accordion("More settings", open=False):
             with gr.Row(elem_classes="hp-fields hp-many"):
-                for one in form.MORE:
+                for one in form_fields.MORE:
                     tab.fields[one.key] = _component(one)
-            tab.fields["flags"] = _component(form.FLAGS)
+            with gr.Accordion("Machines, store and cost", open=False):
+                with gr.Row(elem_classes="hp-fields hp-many"):
+                    for one in form_fields.MACHINES:
+                        tab.fields[one.key] = _component(one)
+            tab.fields["flags"] = _component(form_fields.FLAGS)
             with gr.Accordion("All trainer options", open=False, elem_id="all-flags-fold") as tab.flag_fold:
                 tab.flag_table = flags.flags_view()
     with gr.Column(elem_classes="hp-step"):
@@ -210,7 +215,7 @@ def _head(tab: NewLora) -> None:
         elem_id="choice-notes",
         container=False,
     )
-    tab.fields["control_dir"] = _component(form.CONTROL, visible=False)
+    tab.fields["control_dir"] = _component(form_fields.CONTROL, visible=False)
     tab.model_note = gr.HTML(elem_id="model-note", apply_default_css=False)
     tab.fetch = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
     tab.fetched = gr.HTML(elem_id="fetched", apply_default_css=False)
@@ -221,7 +226,7 @@ def _head(tab: NewLora) -> None:
     tab.hub = hub_login.build()
 
 
-def _component(one: form.Field, **more: Any) -> gr.components.Component:
+def _component(one: form_fields.Field, **more: Any) -> gr.components.Component:
     """The component of a field. It accepts any value, because RunSpec validates and explains."""
     value = form.defaults()[one.key]
     common = {"label": one.label, "info": one.info or None, "elem_id": one.key, **more}
