@@ -178,7 +178,8 @@ class Lease:
     ):
         """settle_s: how long a claim is left before it is read again; by default a 30th of the period, or a sixth where the
         place cannot create exclusively. clock: seconds; its zero does not matter."""
-        self.place = place.limited(call_s=max(0.5, period_s / 6), tries=3, first_wait_s=period_s / 240)
+        # Not less than a connection takes on a busy machine: it is made anew after a failure. `valid` does not depend on it.
+        self.place = place.limited(call_s=max(3.0, period_s / 6), tries=3, first_wait_s=period_s / 240)
         self.owner = owner or this_owner()
         self.period_s = period_s
         self.settle_s = period_s / (30 if place.exclusive else 6) if settle_s is None else settle_s
