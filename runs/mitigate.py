@@ -118,7 +118,15 @@ def one_gpu(spec: "RunSpec") -> Changed:
     if world(spec) == 1:
         return _same(spec)
     steps = spec.gradient_accumulation * world(spec)
-    changed = spec.changed(gpus=1, nodes=1, gradient_accumulation=steps, extra=_without(spec, *SEVERAL_GPUS))
+    # kohya's trainers then keep the noise and the order of several processes (sd_scripts_patches/batch_seeds.py)
+    seeds = {} if spec.backend == "diffusers" else {"HANGPROOF_BATCH_SEEDS": "1"}
+    changed = spec.changed(
+        gpus=1,
+        nodes=1,
+        gradient_accumulation=steps,
+        environment={**spec.environment, **seeds},
+        extra=_without(spec, *SEVERAL_GPUS),
+    )
     machines = f" on {spec.nodes} machines" if spec.nodes > 1 else ""
     sentence = f"one GPU instead of {world(spec)}{machines}; gradients of {steps} batches make up one step as before"
     return changed, sentence

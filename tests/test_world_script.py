@@ -92,3 +92,9 @@ def test_steps_and_the_effective_batch_count_every_process(nodes, gpus):
     assert sentence.startswith("one GPU instead of 4") and "8 batches" in sentence
     assert runs.planned_steps(alone, 30) == runs.planned_steps(several, 30)
     assert mitigate.apply(alone, "one_gpu") == (alone, "")
+
+
+@pytest.mark.parametrize(("backend", "seeds"), [("diffusers", {}), ("sd-scripts", {"HANGPROOF_BATCH_SEEDS": "1"})])
+def test_one_gpu_goes_on_with_the_noise_of_several(backend, seeds):
+    alone, _ = mitigate.apply(spec(gpus=2, backend=backend, environment={"A": "1"}), "one_gpu")
+    assert alone.environment == {"A": "1", **seeds}
