@@ -1,7 +1,8 @@
 # Hangproof in a container: the page, the monitor and the built-in trainer; kohya's trainers with
 #   docker build --build-arg TRAINERS="sd-scripts musubi" -t hangproof .
-# PyTorch's wheels bring CUDA's libraries along, so the base image only has to make the driver's reachable.
-FROM nvidia/cuda:12.8.1-base-ubuntu24.04
+# PyTorch's wheels bring CUDA's libraries along (13.0 in PyTorch 2.13; launch/travel.py asks for machines whose driver has it), so the
+# base image only has to make the driver's libraries reachable.
+FROM nvidia/cuda:13.0.1-base-ubuntu24.04
 
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ENV DEBIAN_FRONTEND=noninteractive PYTHONUNBUFFERED=1 PYTHONUTF8=1 LANG=C.UTF-8
@@ -26,7 +27,9 @@ RUN . ./setup.sh && set_up requirements.txt && rm -rf ~/.cache/pip
 
 COPY --chown=${USER_ID}:${USER_ID} . .
 ARG TRAINERS=""
-RUN for trainer in $TRAINERS; do ./start.sh "$trainer"; done && rm -rf ~/.cache/pip
+RUN for trainer in $TRAINERS; do ./start.sh "$trainer"; done \
+ && .venv/bin/python -m compileall -q app.py guards launch monitor presets runs trainer ui \
+ && rm -rf ~/.cache/pip
 
 # Runs, data sets and models are one volume.
 ENV HANGPROOF_DATA=/data

@@ -52,7 +52,7 @@ def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
         "name": travel.name_there(spec),
         "image": args.image,
         "cloud": "COMMUNITY" if args.community else "SECURE",
-        "gpu": {"id": gpu, "count": spec.gpus},
+        "gpu": {"id": gpu, "count": spec.gpus, "minCudaVersion": travel.CUDA},
         "disk": CONTAINER_DISK_GB,
         "mounts": mounts,
         "ports": ["7860/http"],

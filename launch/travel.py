@@ -39,6 +39,7 @@ STORE_SETTINGS = (
 )  # not secret; copied where set here
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/recovery.py: without its GPU the run does not start
 DISK_GB = 200
+CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): an older driver cannot run them
 LEASE_S = 120.0  # a lease whose holder died expires within less
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 

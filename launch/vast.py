@@ -47,6 +47,7 @@ def search(spec: "RunSpec", args: argparse.Namespace, names: list[str]) -> dict[
         "num_gpus": {"eq": spec.gpus},
         "gpu_ram": {"gte": int(gpus.needed_gb(spec) * 1000)},  # MB
         "disk_space": {"gte": args.disk},
+        "cuda_max_good": {"gte": float(travel.CUDA)},
         "reliability": {"gte": 0.98},
         "verified": {"eq": True},
         "rentable": {"eq": True},

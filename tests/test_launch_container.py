@@ -33,6 +33,7 @@ from monitor import config
 
 ROOT = Path(__file__).resolve().parent.parent
 AUTH = "me:a-long-secret"
+PATIENCE_S = 500.0  # only stops what hangs
 
 
 def steps() -> list[tuple[str, str]]:
@@ -79,7 +80,8 @@ def test_hadolint_finds_nothing():
 
 def test_the_image_is_pinned_and_runs_as_a_user_under_an_init():
     words = [word for word, _ in steps()]
-    assert re.fullmatch(r"nvidia/cuda:\d+\.\d+\.\d+-\S+", argument("FROM")) and words.count("FROM") == 1
+    base = re.fullmatch(r"nvidia/cuda:(\d+\.\d+)\.\d+-\S+", argument("FROM"))
+    assert base and words.count("FROM") == 1 and base[1] == travel.CUDA
     assert ("ARG", "USER_ID=10001") in steps()
     assert argument("USER") == "${USER_ID}"
     assert json.loads(argument("ENTRYPOINT"))[:2] == ["/usr/bin/tini", "--"]
@@ -219,7 +221,7 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
     root, port = tmp_path / "data", free_port()
     folder = toy_run(root / "outputs" / "toy", steps=80, pace=0.1, every=40)
     with container(image, root, port, HANGPROOF_STOP_POD="1") as process:
-        wait_for(lambda: healthy(image, port), what="the health check")
+        wait_for(lambda: healthy(image, port), PATIENCE_S, "the health check")
         start = [str(image / ".venv/bin/python"), "-m", "monitor", "start", str(folder)]
         trainer = {
             "HANGPROOF_DATA": str(root),
@@ -228,7 +230,7 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
             "TMPDIR": str(tmp_path / "tmp"),
         }
         subprocess.run(start, cwd=image, env=trainer, check=True, capture_output=True, timeout=60)
-        wait_for(lambda: json.loads((folder / "status.json").read_text())["step"] >= 5)
+        wait_for(lambda: json.loads((folder / "status.json").read_text())["step"] >= 5, PATIENCE_S)
         began_s = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(100) == 0, log_of(root)
@@ -246,8 +248,8 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
     }
     with provider((200, {"id": "7h9k2m4n6p", "status": "EXITED"})) as double:
         with container(image, root, port, HANGPROOF_RUNPOD_URL=double.url, **pod) as process:
-            wait_for(lambda: state_of(folder) == "completed", what="the run goes on by itself")
-            wait_for(lambda: double.requests, what="the pod stops itself")
+            wait_for(lambda: state_of(folder) == "completed", PATIENCE_S, "the run goes on by itself")
+            wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
             process.send_signal(signal.SIGTERM)  # as the provider does then
             assert process.wait(100) == 0, log_of(root)
     assert weight(folder) == undisturbed(80) and len(events(folder, "started")) == 2
@@ -261,12 +263,12 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
 def test_a_page_that_dies_is_started_again(image, tmp_path):
     root, port = tmp_path / "data", free_port()
     with container(image, root, port) as process:
-        wait_for(lambda: healthy(image, port))
+        wait_for(lambda: healthy(image, port), PATIENCE_S)
         (page,) = [p for p in of_data(root) if "app.py" in p.cmdline()]
         assert "--listen" in page.cmdline()
         page.kill()
-        wait_for(lambda: not healthy(image, port))
-        wait_for(lambda: healthy(image, port), what="the page is back")
+        wait_for(lambda: not healthy(image, port), PATIENCE_S)
+        wait_for(lambda: healthy(image, port), PATIENCE_S, "the page is back")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
@@ -293,7 +295,7 @@ def test_a_pod_fetches_its_run_trains_it_and_stops(image, data, tmp_path, monkey
     start |= {"CONTAINER_ID": "329838", "CONTAINER_API_KEY": KEY, "HANGPROOF_STOP_AFTER_S": "1"}
     with provider((200, {"success": True})) as double:
         with container(image, root, port, HANGPROOF_VAST_URL=double.url, **start) as process:
-            wait_for(lambda: double.requests, 500, "the pod stops itself")
+            wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
             process.send_signal(signal.SIGTERM)
             assert process.wait(100) == 0, log_of(root)
     there = root / "outputs" / made.slug

@@ -282,7 +282,7 @@ SCHEMA = {  # CreatePodRequest of RunPod's OpenAPI document, version 2.0.0
 def assert_documented(request: dict) -> None:
     """The body has the shape that RunPod documents."""
     assert all(isinstance(request[key], SCHEMA[key]) for key in request), request
-    assert {"name", "image", "gpu"} <= set(request) and set(request["gpu"]) == {"id", "count"}
+    assert {"name", "image", "gpu"} <= set(request) and set(request["gpu"]) == {"id", "count", "minCudaVersion"}
     assert request["cloud"] in ("SECURE", "COMMUNITY") and len(request["mounts"]) == 1
     assert all(isinstance(key, str) and isinstance(value, str) for key, value in request["env"].items())
     assert len(request["env"]) <= 50
@@ -312,7 +312,7 @@ def test_a_pod_is_created_as_runpod_documents(remote, monkeypatch, capsys):
     ((method, path, body, headers),) = double.requests
     assert (method, path, headers["Authorization"]) == ("POST", "/v2/pods", f"Bearer {KEY}")
     assert_documented(body)
-    assert body["gpu"] == {"id": "NVIDIA RTX 2000 Ada Generation", "count": 1}
+    assert body["gpu"] == {"id": "NVIDIA RTX 2000 Ada Generation", "count": 1, "minCudaVersion": "13.0"}
     assert body["mounts"] == {"persistent": {"size": 200, "path": "/workspace"}}
     assert body["env"]["HF_TOKEN"] == "{{ RUNPOD_SECRET_HF_TOKEN }}"
     assert body["env"]["HANGPROOF_AUTH"] == "{{ RUNPOD_SECRET_HANGPROOF_AUTH }}"
@@ -370,6 +370,7 @@ def test_an_instance_is_rented_as_vast_documents(remote, monkeypatch, capsys):
     assert (
         query["gpu_name"]["in"][0] == "RTX 3060" and query["gpu_ram"] == {"gte": 12000} and query["type"] == "ondemand"
     )
+    assert query["cuda_max_good"] == {"gte": 13.0}
     assert query["order"] == [["dph_total", "asc"]] and query["rentable"] == {"eq": True}
     assert (put, ask) == ("PUT", "/api/v0/asks/11/")
     assert body["image"] == "docker.io/me/hangproof:1" and body["runtype"] == "ssh_direct" and "price" not in body
