@@ -29,13 +29,12 @@ from runs.quoting import quote
 from runs.spec import RunSpec, load
 
 SCRIPT = "train.sbatch"
-NOTICE_S = (
-    120  # from Slurm's warning to the end of the time limit; the monitor needs 25 s (config.toml: preempt_total_s)
-)
+# From Slurm's warning to the end of the time limit. The monitor needs 25 s (preempt_total_s in monitor/config.toml).
+NOTICE_S = 120
 STARTS_COUNT = 50  # of one job, after which it is not requeued because something killed its monitor
 # Where things are, for the job: as in the shell that writes the script.
 PLACES = (
-    *("HANGPROOF_DATA", "HANGPROOF_LIMITS", "HANGPROOF_NODES", "HF_HOME"),
+    *("HANGPROOF_DATA", "HANGPROOF_LIMITS", "HF_HOME"),
     *(f"{name}_{what}" for name in ("SD_SCRIPTS", "MUSUBI") for what in ("DIR", "VENV")),
 )
 # sbatch passes the submitter's environment on, and Slurm keeps it: neither a secret nor the mark of another run belongs there.
@@ -49,7 +48,7 @@ ADVICE = (  # part of sbatch's message, what to do
     ("time limit", "choose a shorter --time; sinfo shows each partition's limit"),
     (
         "node configuration",
-        "no node has what the script asks for; choose another --partition, fewer --cpus or less --mem",
+        "no node has what the script asks for; choose another --partition, or ask for less with --cpus and --mem",
     ),
     ("qos", "ask your cluster's administrator for the QOS, and add `#SBATCH --qos=NAME` to the script"),
     ("unable to contact", "the Slurm controller does not answer; try again, or see `scontrol ping`"),
@@ -191,12 +190,13 @@ def render(folder: Path, spec: RunSpec | None, wanted: Request) -> str:
         ("dependency", "singleton"),
     ]
     lines = [f"#SBATCH --{name}={_value(name, value)}" for name, value in options if value]
-    places = {name: os.environ[name] for name in PLACES if os.environ.get(name)}
+    places = {name: str(Path(os.environ[name]).expanduser().absolute()) for name in PLACES if os.environ.get(name)}
+    own_nodes = {"HANGPROOF_NODES": str(wanted.nodes)} if spec is None and wanted.nodes > 1 else {}
     return TEMPLATE.format(
         name=" ".join((spec.name if spec else folder.name).split()),
         options="\n".join(lines),
         root=quote(str(ROOT)),
-        places="".join(f"export {name}={quote(value)}\n" for name, value in places.items()),
+        places="".join(f"export {name}={quote(value)}\n" for name, value in (places | own_nodes).items()),
         python=quote(sys.executable),
         run=quote(str(folder)),
         needs_gpu="export HANGPROOF_NEEDS_GPU=1\n" if spec and needed_gb(spec) else "",
@@ -252,7 +252,10 @@ def _check(job: str, script: str) -> None:
     """Cancel a new job that can never start: Slurm takes it and lets it wait. Raises LaunchError then."""
     until_s = time.monotonic() + DECISION_S
     while time.monotonic() < until_s:
-        reason = ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").strip()
+        try:
+            reason = ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").strip()
+        except NoAnswer:
+            return  # it is submitted
         if reason in NEVER:
             ask("scancel", job)
             raise LaunchError(
@@ -296,14 +299,15 @@ export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}
 # One machine writes a run. A node that Slurm gave up may still train: wait until its monitor is gone.
 flock --timeout 600 "$run/monitor.lock" true
 
-running() {{ # false once Slurm or the user has ended the job, or started it on another node: then Slurm signals the monitor itself
-  [ "$(squeue --noheader --jobs "$SLURM_JOB_ID" --format "%T %B")" = "RUNNING $SLURMD_NODENAME" ]
-}}
+# Where the job runs, as Slurm knows it: elsewhere, or nowhere, once Slurm or the user has ended it here. Then Slurm signals the
+# monitor itself. Fails while Slurm does not answer.
+state() {{ squeue --noheader --jobs "$SLURM_JOB_ID" --format "%T %B"; }}
+here="RUNNING $SLURMD_NODENAME"
 
 # Near the time limit, Slurm warns this shell only (B:TERM). Pass it on to the monitor: it saves a checkpoint and exits with 5.
 # (A SIGTERM to srun would kill the monitor at once.)
 warned=0
-trap 'warned=1; ! running || scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+trap 'warned=1; [ "$(state)" != "$here" ] || scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 
 {task}
 step=$!
@@ -314,10 +318,18 @@ while :; do
   [ "$warned" = 1 ] || break # else the signal ended the wait, not the step
 done
 
+# Back into the queue, unless the job has ended here. Slurm's controller may be restarting.
 requeue() {{
-  running || return
-  echo "hangproof: $1; requeueing job $SLURM_JOB_ID"
-  scontrol requeue "$SLURM_JOB_ID"
+  for pause in 5 10 20 40 60; do
+    if now=$(state); then
+      [ "$now" = "$here" ] || return
+      echo "hangproof: $1; requeueing job $SLURM_JOB_ID"
+      scontrol requeue "$SLURM_JOB_ID" && return
+    fi
+    echo "hangproof: $1; Slurm did not requeue the job, trying again in $pause s"
+    sleep "$pause"
+  done
+  echo "hangproof: the job is not requeued; submit it again to continue the run"
 }}
 killed="the step ended with code $code"
 case $code in

@@ -111,10 +111,19 @@ class Cluster:
         ]
         self._daemon("munged", "--foreground", "--num-threads=2", f"--socket={self.folder}/munge/socket", *munge)
         self._wait(lambda: (self.folder / "munge/socket").exists(), "munged")
-        self._daemon("slurmctld", "-D")
+        self.start_controller()
         for node in NODES:
             self._daemon("slurmd", "-D", "-N", node)
         self._wait(lambda: self.states() == dict.fromkeys(NODES, "idle"), "nodes")
+
+    def start_controller(self) -> None:
+        """Start slurmctld, which reads what an earlier one saved."""
+        self._controller = self._daemon("slurmctld", "-D")
+
+    def stop_controller(self) -> None:
+        """Stop slurmctld; jobs run on."""
+        self._controller.terminate()
+        self._controller.wait(30)
 
     def stop(self) -> None:
         """Kill every process of the cluster, jobs included, by its number."""
@@ -177,12 +186,13 @@ class Cluster:
         self._wait(lambda: self.job(number)["JobState"] in states, f"job {number} in {states}", timeout_s)
         return self.job(number)
 
-    def _daemon(self, *command: str) -> None:
+    def _daemon(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a daemon that dies with this process, however that ends."""
         with open(self.folder / f"{command[0]}.out", "ab") as out:
             words = ["setpriv", "--pdeathsig", "KILL", *command]
             process = subprocess.Popen(words, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         self._daemons.append(process)
+        return process
 
     def _wait(self, condition, what: str, timeout_s: float = 60.0) -> None:
         until_s = time.monotonic() + timeout_s

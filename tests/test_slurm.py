@@ -581,3 +581,19 @@ def test_two_nodes_of_the_built_in_trainer_end_with_the_lora_of_two_nodes_that_n
         assert sorted(steps) == list(range(1, 13)) and sum(steps.values()) - 12 <= 4, steps
         print(f"{name}: {sum(steps.values()) - 12} steps repeated, {starts} starts")
     assert made["calm"] == made["requeued"]
+
+
+@real
+@pytest.mark.long
+def test_a_controller_that_restarts_loses_no_run(cluster, tmp_path):
+    """Slurm's controller is gone when the monitor has saved and the job wants to be requeued."""
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    job = submit(cluster, folder)
+    at_step(folder, 30)
+    keeper = psutil.Process(status(folder)["keeper_pid"])
+    cluster.stop_controller()
+    keeper.terminate()
+    wait_for(lambda: "trying again" in log(folder, job), 60)
+    cluster.start_controller()
+    completed(cluster, folder, job, starts=2)
+    assert repeated(folder) == 0
