@@ -10,6 +10,7 @@ import contextlib
 import errno
 import importlib
 import itertools
+import threading
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -78,15 +79,17 @@ class FsspecKind:
         self.exclusive = CREATES[scheme]
         self.failures: tuple[type[Exception], ...] = (OSError, *map(_class, LIBRARY_ERRORS[scheme]))
         self._made: AbstractFileSystem | None = None
+        self._lock = threading.Lock()
 
     @property
     def fs(self) -> AbstractFileSystem:
         """The file system."""
-        if self._made is None:
-            import fsspec
+        with self._lock:
+            if self._made is None:
+                import fsspec
 
-            self._made = fsspec.filesystem(self.scheme, **OPTIONS[self.scheme])
-        return self._made
+                self._made = fsspec.filesystem(self.scheme, **OPTIONS[self.scheme])
+            return self._made
 
     def size(self, name: str) -> int:
         """The size in bytes."""
@@ -158,9 +161,7 @@ class FsspecKind:
         return ""
 
     def reset(self) -> None:
-        """Connect anew with the next call."""
-        if self.scheme != "memory":
-            self._made = None
+        """The library connects anew by itself; to make its client again would cost a second of a processor."""
 
 
 def _class(name: str) -> type[Exception]:

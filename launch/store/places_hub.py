@@ -19,7 +19,6 @@ from huggingface_hub._buckets import BucketFile, _BucketAddFile
 from huggingface_hub.errors import BucketNotFoundError, EntryNotFoundError, HfHubHTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils._xet import (
     XetTokenType,
-    abort_xet_session,
     get_xet_session,
     xet_connection_info_refresh_url,
     xet_headers_without_auth,
@@ -145,8 +144,7 @@ class HubKind:
         return ""
 
     def reset(self) -> None:
-        """Start a new session of the transfer library with the next call."""
-        abort_xet_session()
+        """Nothing: the library's session is that of the whole process, and another thread may be sending with it."""
 
     def _connection(self, kind: XetTokenType) -> dict[str, Any]:
         headers = self.api._build_hf_headers()
