@@ -6,19 +6,15 @@ of its images; or the tiny model), watched as the monitor watches, until it ends
 time. Nothing of it is left, and nothing of the run is changed. Trackers are used as the run uses them, because they are one
 of the things that hang.
 
-From Python: `probe(...)` in a process of its own, `ask(...)` from a program that goes on, such as the page's server.
+A program that goes on, such as the page's server, starts the command as a process: SIGTERM ends it with all that it has started.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -37,14 +33,16 @@ from monitor.run_folder import SCRIPT, RunFolder
 from runs.command import model_files
 from runs.dataset import images_in
 from runs.folders import create
-from runs.paths import ROOT, datasets_dir, outputs_dir, run_folder
+from runs.paths import datasets_dir, outputs_dir, run_folder
 from runs.spec import RunSpec, load, make
 
 NAME = "probe"
 STEPS, MOST_STEPS = 3, 5
 TOTAL_S = 110.0  # all stages together; below two minutes with the last one's end
 POLL_S = 0.25
-QUIET_S = 8.0  # without any change, and with evidence, a stage hangs; without evidence three times as long
+QUIET_S = (
+    8.0  # without any change, and with evidence, a stage hangs; without evidence its ranks get three times as long
+)
 PY_SPY_S = 3.0
 KILL_S = 5.0
 PROBLEMS_S = 30.0  # to look for missing model files
@@ -92,7 +90,7 @@ def probe(
 ) -> dict[str, Any]:
     """Probe a run, or without one the tiny model, with 1 and with `gpus` processes.
 
-    Changes HANGPROOF_DATA of this process while it works, so call it in a process of its own (`ask` does).
+    Changes HANGPROOF_DATA of this process while it works, so call it in a process of its own.
 
     Args:
         run: its folder. gpus: processes of this machine. steps: 1 to 5. total_s: for all stages.
@@ -227,11 +225,14 @@ def _watch(stage: Stage, folder: RunFolder, attempt: Attempt, until_s: float) ->
                 evidence = Probe(attempt.tree, attempt.heartbeats, limits, lambda: ())
                 evidence.begin(view.beats, full=True)
             elif evidence is not None and now_s - moved_s >= QUIET_S and now_s - evidence.newest.at_s >= QUIET_S / 4:
-                found = evidence.sample_again(view.beats)
-                if found.stuck or view.stopped or (now_s - moved_s >= 3 * QUIET_S and not found.slow):
+                found = evidence.sample_again(view.beats, QUIET_S)
+                if found.stuck or view.stopped:
                     return _hangs(stage, folder, attempt, view, evidence)
         if view.gone:
             return _ended(stage, folder, attempt)
+        # One rank computes for ever, or compiles: what has not moved for so long, and is not slow for a known reason, hangs.
+        if evidence is not None and time.monotonic() - moved_s >= 3 * QUIET_S and not evidence.signals.slow:
+            return _hangs(stage, folder, attempt, view, evidence)
         stage.outcome = SLOW
         stage.text = "It was still working when its time was over."
         _describe(stage, folder, attempt, view, {}, stuck=False)
@@ -294,50 +295,6 @@ def _scope(folder: RunFolder, attempt: Attempt, view: AttemptView) -> collect.Sc
         folder=folder.folder,
         log_tail=folder.log_tail(0, LOG_BYTES),
     )
-
-
-def ask(
-    run: str, gpus: int, on_line: Callable[[str], None] = lambda line: None, limit_s: float = TOTAL_S
-) -> dict[str, Any]:
-    """Probe in a process of its own, for a program that goes on.
-
-    Args:
-        run: a run's folder, name or slug; "" for the tiny model. gpus: processes; 0: as many as the run has.
-        on_line: called with each line of progress as it comes. limit_s: for all stages.
-
-    Returns:
-        What `probe` returns. Raises LaunchError with the reason where it could not be made.
-    """
-    command = [sys.executable, "-m", "launch", "probe", *([run] if run else []), "--json", "--limit", f"{limit_s:g}"]
-    command += ["--gpus", str(gpus)] if gpus else []
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        encoding="utf-8", errors="replace",
-    )  # fmt: skip
-    assert process.stdout is not None and process.stderr is not None
-    problems: list[str] = []
-    reader = threading.Thread(
-        target=lambda: problems.extend(process.stderr or ()), daemon=True
-    )  # an undrained pipe blocks
-    reader.start()
-    last = ""
-    try:
-        for line in process.stdout:
-            if last:
-                on_line(last)
-            last = line.rstrip("\n")
-        process.wait()
-        reader.join(1.0)
-    finally:
-        if process.poll() is None:
-            process.terminate()  # its own end kills what it has started
-            process.wait()
-    with contextlib.suppress(ValueError):
-        answer = json.loads(last)
-        if isinstance(answer, dict):
-            return answer
-    reason = problems[-1].strip() if problems else last
-    raise LaunchError(reason.removeprefix("launch probe: ") or f"the probe ended with exit code {process.returncode}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

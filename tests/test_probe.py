@@ -117,16 +117,18 @@ def test_wrong_usage_and_unknown_runs_are_refused(root):
     assert launch("--steps", "6").returncode == 2
     unknown = launch("no-such-run")
     assert unknown.returncode == 1 and "no run 'no-such-run'" in unknown.stderr
-    with pytest.raises(LaunchError, match="no run 'no-such-run'"):
-        probe.ask("no-such-run", 1)
 
 
 @pytest.mark.long
 def test_two_processes_stop_where_one_trains(root, monkeypatch):
-    """As the page does it: in a process of its own, with lines of progress. Real gloo processes of accelerate."""
+    """Real gloo processes of accelerate, and the lines of progress that the page shows."""
     monkeypatch.setenv("HANGPROOF_HANG", "1:loader:lock")
-    began_s, lines = time.monotonic(), []
-    answer = probe.ask("", 2, lines.append)
+    began_s = time.monotonic()
+    command = [sys.executable, "-m", "launch", "probe", "--gpus", "2", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 1, done.stderr
+    *lines, last = done.stdout.splitlines()
+    answer = json.loads(last)
     assert not answer["ok"] and answer["gpus"] == 2
     assert (
         "1 process, 0 loader workers: trains. 2 processes, 0 loader workers: stop. Rank 1 stopped at check point 9"
@@ -139,6 +141,19 @@ def test_two_processes_stop_where_one_trains(root, monkeypatch):
     assert any(line.startswith("1 of 3: 1 process, 0 loader workers: trains") for line in lines)
     assert nothing_is_left(root)
     assert time.monotonic() - began_s < 120 or os.getloadavg()[0] > os.cpu_count()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="SIGTERM is Linux's and macOS's")
+def test_a_probe_that_is_cancelled_leaves_nothing(root, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_HANG", "0:arguments:sleeps")
+    command = [sys.executable, "-m", "launch", "probe", "--gpus", "1"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + LIMIT_S
+    while not (root / "mark").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(LIMIT_S) != 0
+    assert nothing_is_left(root)
 
 
 @pytest.mark.long
