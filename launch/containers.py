@@ -47,7 +47,8 @@ def command(spec: "RunSpec", folder: Path, args: argparse.Namespace) -> list[lis
     ]
     if hasattr(os, "getuid"):
         lines.append(["--user", f"{os.getuid()}:{os.getgid()}"])  # the files stay this user's
-    lines += [["--env", "HOME=/tmp"], ["--env", f"HF_HOME={DATA}/cache"]]
+    # The number of this user has no name in the image, and libraries ask for one.
+    lines += [["--env", "HOME=/tmp"], ["--env", "USER=hangproof"], ["--env", f"HF_HOME={DATA}/cache"]]
     lines += [["--env", f"{name}={value}"] for name, value in travel.variables(spec, args).items()]
     lines += [["--env", name] for name in travel.secrets(spec, args)]
     for source, target, access in mounts(spec, folder):
@@ -113,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
     """Write docker.sh; with --submit, start the container."""
     folder = common.find(args)
     spec = runs.load(folder)
+    travel.one_machine(spec, "docker")
     path, secrets = folder / FILE, travel.secrets(spec, args)
     atomic_write(path, render(spec, folder, args), executable=True)
     if args.submit:

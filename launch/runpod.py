@@ -98,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
     """Write runpod.json; with --submit, copy the run into its store and create the pod."""
     folder = common.find(args)
     spec = runs.load(folder)
+    travel.one_machine(spec, "RunPod")
     names = gpus.names(spec, "runpod", args.gpu)
     if not names:
         raise LaunchError(f"{spec.model} trains on a CPU; rent a GPU for it with --gpu NAME, or train it here")
@@ -112,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     pod = str(answer.get("id", ""))
     secrets = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
     if pod:
-        said = f"pod {pod}: {answer.get('cost', '?')} USD an hour; its page: https://{pod}-7860.proxy.runpod.net"
+        said = f"pod {pod}: {answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit); its page: https://{pod}-7860.proxy.runpod.net"
     else:
         said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
     value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": pod or None}

@@ -39,7 +39,9 @@ STORE_SETTINGS = (
 )  # not secret; copied where set here
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/recovery.py: without its GPU the run does not start
 DISK_GB = 200
-CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): an older driver cannot run them
+CUDA = (
+    "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): an older driver cannot run them
+)
 LEASE_S = 120.0  # a lease whose holder died expires within less
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
@@ -109,6 +111,14 @@ def address(spec: "RunSpec") -> str:
             f"the store {spec.store} of {spec.slug} is a folder of this machine; use one such as {example}"
         )
     return spec.store
+
+
+def one_machine(spec: "RunSpec", place: str) -> None:
+    """Raises LaunchError: the run needs several machines, and `place` starts one."""
+    if spec.nodes > 1:
+        raise LaunchError(
+            f"{spec.slug} trains on {spec.nodes} machines, and {place} starts one; use slurm or skypilot, or set nodes to 1"
+        )
 
 
 def secrets(spec: "RunSpec", args: argparse.Namespace) -> list[str]:

@@ -132,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
     """Write vast.json; with --submit, copy the run into its store and rent an instance."""
     folder = common.find(args)
     spec = runs.load(folder)
+    travel.one_machine(spec, "Vast.ai")
     names = gpus.names(spec, "vast", args.gpu)
     if not names:
         raise LaunchError(f"{spec.model} trains on a CPU; rent a GPU for it with --gpu NAME, or train it here")

@@ -108,6 +108,14 @@ def test_a_rented_machine_needs_a_store_that_it_can_reach():
     assert travel.address(spec(store="hf://buckets/me/runs")) == "hf://buckets/me/runs"
 
 
+def test_one_pod_is_no_place_for_a_run_of_two_machines(data, clean):  # noqa: F811
+    folder = a_run(data, nodes=2)
+    for command in ("runpod", "vast", "docker"):
+        done = python("-m", "launch", command, folder.name, "--image", "me/h:1")
+        assert done.returncode == 1 and "set nodes to 1" in done.stderr, command
+    assert not list(folder.glob("*.json")) and not (folder / "docker.sh").exists()
+
+
 def test_a_secret_is_a_name_only(clean, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sesame")
     monkeypatch.setenv("WANDB_API_KEY", "open-wandb")

@@ -33,7 +33,7 @@ def test_it_answers_without_a_login_and_tells_nothing(tmp_path):
         write_run(server.data, "secret name", "completed")
         status, headers, body = ask(server, "GET", "/healthz")
         assert (status, json.loads(body)) == (200, {"status": "ok"}) and headers["cache-control"] == "no-store"
-        assert ask(server, "GET", "/config")[0] == 401
+        assert ask(server, "HEAD", "/healthz")[0] == 200 and ask(server, "GET", "/config")[0] == 401
         assert ask(server, "POST", "/healthz")[0] == 405
         assert ask(server, "GET", "/healthz", Host="evil.example")[0] == 403
         shutil.rmtree(server.data / "outputs")
