@@ -97,6 +97,12 @@ def test_a_save_that_hangs_on_rank_0_is_not_called_collective():
     assert without.rank == 0, "its stack is missing, and rank 2 says that it waits"
 
 
+def test_a_rank_that_said_it_waits_for_a_save_can_be_the_one_that_hangs_in_the_next_step():
+    group = [training(0), training(1, phase="save", note=f"{WAITS} 0"), training(2, phase="save", note=f"{WAITS} 0")]
+    said = ranks.verdict(group, stacks_of(r0=REDUCE_STACK, r1=frames("npz.py:load"), r2=REDUCE_STACK))
+    assert said.rank == 1 and said.text.startswith("Rank 1 has not ended step 91; ranks 0 and 2 wait for it")
+
+
 def test_a_rank_that_is_stopped_gone_or_never_started_is_named_first():
     group, stacks = [training(n) for n in range(3)], stacks_of(r0=REDUCE_STACK, r1=REDUCE_STACK, r2=REDUCE_STACK)
     halted = ranks.verdict(group, stacks, stopped=[101])

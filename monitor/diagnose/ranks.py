@@ -130,9 +130,18 @@ def _matches(names: list[str], patterns: Iterable[str]) -> bool:
 
 
 def waits(rank: Rank, stacks: Mapping[int, str]) -> bool:
-    """Does this rank wait for others? By its stack, or because it says so."""
-    said = rank["note"].startswith(WAITS) and rank["phase"] != "step"  # a step leaves the note of before in place
-    return said or _matches(frames(rank, stacks), WAITING)
+    """Does this rank wait for others? By its stack; without one, because it says so."""
+    names = frames(rank, stacks)
+    return _matches(names, WAITING) if names else _says_it_waits(rank)
+
+
+def _says_it_waits(rank: Rank) -> bool:
+    return bool(rank["note"].startswith(WAITS)) and rank["phase"] != "step"  # a step leaves the note of before in place
+
+
+def _in_step(rank: Rank) -> bool:
+    """Is it in a step? One that waits for a save of rank 0 has begun its next step."""
+    return rank["phase"] in STEPS or _says_it_waits(rank)
 
 
 def culprit(ranks: list[Rank], stacks: Mapping[int, str], stopped: Iterable[int] = ()) -> Rank | None:
@@ -160,7 +169,7 @@ def culprit(ranks: list[Rank], stacks: Mapping[int, str], stopped: Iterable[int]
     certain = [r for r in outside if known and not _matches(frames(r, stacks), MAYBE_WAITING)]
     least = min((len(r.get("points", ())) for r in outside), default=0)
     slower = [r for r in outside if len(r.get("points", ())) == least]
-    for group in (behind, outside, certain, slower, [r for r in outside if r["phase"] not in STEPS]):
+    for group in (behind, outside, certain, slower, [r for r in outside if not _in_step(r)]):
         if len(group) == 1:
             return group[0]
     if not outside:
@@ -199,7 +208,7 @@ def place(rank: Rank) -> str:
     if starting(rank) or rank.get("point") == "finished":
         name = rank["point"]
         return f"check point {startup.number(name)} ({startup.CHECK_POINTS[name]})" if name else "before check point 1"
-    if rank["phase"] in STEPS:
+    if _in_step(rank):
         return f"step {rank['step'] + 1}"
     return str(PHASES.get(rank["phase"], rank["phase"])) + (f" after step {rank['step']}" if rank["step"] else "")
 
@@ -262,7 +271,7 @@ def verdict(ranks: list[Rank], stacks: Mapping[int, str], stopped: Iterable[int]
 
 def _verdict(kind: str, text: str, rank: Rank, halted: bool, where: str) -> Verdict:
     point = rank["point"] if starting(rank) or rank.get("point") == "finished" else ""
-    advice = ADVICE[point] if point else _STEP_ADVICE if rank["phase"] in STEPS else ""
+    advice = ADVICE[point] if point else _STEP_ADVICE if _in_step(rank) else ""
     if halted:
         advice = f"Something stopped it with a signal (job control, a debugger): kill -CONT {rank['pid']}."
     elif rank.get("alive") is False:
@@ -284,7 +293,7 @@ def _who(late: Rank, halted: bool) -> str:
         return f"Rank {number} (pid {late['pid']}) is stopped by a signal at {at}"
     if starting(late) or late.get("point") == "finished":
         return f"Rank {number} stopped at {at}"
-    return f"Rank {number} has not ended {at}" if late["phase"] in STEPS else f"Rank {number} hangs: {at}"
+    return f"Rank {number} has not ended {at}" if _in_step(late) else f"Rank {number} hangs: {at}"
 
 
 def _others(late: Rank, others: list[Rank], stacks: Mapping[int, str]) -> str:
