@@ -52,6 +52,7 @@ class StoreView:
     holder: str = ""  # the machine that holds the lease
     step: int | None = None  # of the newest checkpoint in the store
     restored_step: int | None = None  # of the checkpoint that was fetched before the start
+    restored_from: str = ""  # who wrote it
     pending: str = ""  # what is not in the store yet
     pending_bytes: int = 0
     error: str = ""  # of the last copy, "" once it succeeds

@@ -477,7 +477,8 @@ class Supervisor:
         if view.ready:
             store.admitted = True
             if view.restored_step is not None:
-                self.folder.event("restored", view.message, step=view.restored_step)
+                message = f"fetched step {view.restored_step} from the store, written by {view.restored_from}"
+                self.folder.event("restored", message, step=view.restored_step)
                 if reason := recovery.adopt_restored(self.run):
                     return self.finish(State.COMPLETED, EXIT_DONE, reason)
             return None

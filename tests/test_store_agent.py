@@ -17,6 +17,7 @@ import pytest
 from monitor_helpers import wait_for
 from PIL import Image
 
+import runs
 from benchmarks.machines import Machine, toy
 from guards import checkpoint
 from launch.store import copies
@@ -92,6 +93,7 @@ def test_a_completed_run_is_in_its_store_and_an_empty_machine_has_nothing_left_t
     manifest = copies.newest_manifest(place, "toy")
     assert {"run/toy.safetensors", "run/events.jsonl", "run/sample/toy_000020.png"} <= manifest.files.keys()
     assert manifest.completed and any(name.startswith("data/") for name in manifest.files)
+    place.put("requests/stop.json", b'{"now": false}')  # on a page elsewhere, after the end
     shown = launch("status", address, "toy", "--json")
     assert json.loads(shown.stdout.splitlines()[-1])["completed"] is True, shown
 
@@ -102,6 +104,11 @@ def test_a_completed_run_is_in_its_store_and_an_empty_machine_has_nothing_left_t
     second.run()
     assert second.wait(60) == 0 and "already completed" in second.output()
     assert not TRAINING.trained(second.data)
+    assert runs.train_longer(second.folder, STEPS + EVERY).max_train_steps == STEPS + EVERY
+    second.run()
+    assert second.wait(120) == 0, "an old request stops nothing"
+    assert TRAINING.trained(second.data) == [*range(STEPS + 1, STEPS + EVERY + 1)]
+    assert second.lora() == toy(STEPS + EVERY, EVERY).expected()
 
 
 def test_a_pre_empted_run_moves_to_another_machine_and_back(machine, address):

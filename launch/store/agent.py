@@ -37,6 +37,7 @@ from monitor import config
 from monitor.process import platform
 from monitor.process.locks import Lock
 from monitor.run_folder import STATUS, STOP, read_json
+from monitor.state import FINAL, State
 from monitor.store import STORE, LeaseState, StoreView
 
 LOCK = ".store.lock"  # in the run's folder: held by its agent
@@ -120,6 +121,7 @@ class Agent:
         self.released = threading.Event()
         self.orders = 0  # the last order to copy everything
         self.final = False  # only the end of the run is left to be copied
+        self.request = b""  # the stop that was handed to the monitor
         self.moved_s = 0.0  # when a restore fetched something last
         self.copier: Copier | None = None
 
@@ -194,9 +196,12 @@ class Agent:
                     self.lose(holder)
                     return
             if state == lease.HELD:
-                values = {"holder": "", "reachable": reachable, "number": self.lease.number}
-                self.report.set(lease=LeaseState.HELD, message="the lease is held", **values)
-                self.held.set()
+                if not self.held.is_set():
+                    self.report.set(message="the lease is held", number=self.lease.number)
+                    with contextlib.suppress(StoreError, ValueError, AttributeError, RecursionError):
+                        self.discard_old_request()
+                    self.held.set()
+                self.report.set(lease=LeaseState.HELD, holder="", reachable=reachable)
             elif state == lease.LOST:
                 self.lose(self.lease.holder)
                 return
@@ -240,6 +245,12 @@ class Agent:
             )
         self.report.set(lease=state, holder=holder, reachable=reachable, message=message, error=error)
 
+    def discard_old_request(self) -> None:
+        """Remove a stop that was requested when the run had ended already: whoever starts it now does not mean that."""
+        state = json.loads(self.small.read(STATUS, STATUS_BYTES)).get("state")
+        if not self.adopted and state in FINAL - {State.PREEMPTED}:
+            self.small.delete([REQUEST])
+
     def fetch_request(self) -> None:
         """Hand a stop that was requested through the store to the monitor, as if it was requested here."""
         try:
@@ -250,9 +261,11 @@ class Agent:
             now = json.loads(data).get("now") is True
         except (ValueError, AttributeError, RecursionError):
             now = False
-        with contextlib.suppress(OSError):
-            checkpoint.atomic_write(self.folder / STOP, json.dumps({"now": now}))
-            self.small.delete([REQUEST])
+        if data != self.request:  # else it could not be deleted: a second request would mean "at once"
+            with contextlib.suppress(OSError):
+                checkpoint.atomic_write(self.folder / STOP, json.dumps({"now": now}))
+                self.request = data
+        self.small.delete([REQUEST])
 
     def send_status(self, sent: bytes) -> bytes:
         """Copy status.json when it changed; returns what is in the store now. Raises StoreError."""
@@ -277,7 +290,7 @@ class Agent:
             if found is None:
                 return
             damaged = found
-        self.report.set(ready=True)
+        self.report.set(ready=True, message="the lease is held")
         self.copier = Copier(self.place, self.folder, self.lease, damaged)
         seen, done, noted = "", 0, set[str]()
         wait_s, next_s, copied_s = RETRY_S, 0.0, -1e9
@@ -323,9 +336,7 @@ class Agent:
                 for note in found.notes:
                     print(f"store: {note}", file=sys.stderr, flush=True)
                 if found.files and found.manifest is not None:
-                    source = f"written by {found.manifest.owner}"
-                    message = f"restored step {max(0, found.step)} from the store, {source}"
-                    self.report.set(restored_step=max(0, found.step), message=message)
+                    self.report.set(restored_step=max(0, found.step), restored_from=found.manifest.owner)
                 return found.damaged
             except (StoreError, OSError) as error:
                 late = time.monotonic() - self.moved_s >= self.limits.connect_s
@@ -368,8 +379,8 @@ class Agent:
         """Changes with each new complete state and LoRA."""
         parts = []
         for folder in self.folders():
-            with contextlib.suppress(OSError):
-                for entry in os.scandir(folder):
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
                     name = entry.name
                     if name[0] != "." and name.endswith(("-state", ".safetensors")):
                         with contextlib.suppress(OSError):
