@@ -78,11 +78,11 @@ def difference(lora, other) -> float:
     return max(float(np.abs(lora[key].astype("f8") - other[key].astype("f8")).max()) for key in lora)
 
 
-def two(root, monkeypatch, model, machines, limits):
+def two(root, monkeypatch, model, machines, limits, **env):
     group = Trained(root, machines, limits=limits)
     create(root / "m0", monkeypatch, model, nodes=2, gpus=1)
     shutil.copytree(model, root / "m1" / "models" / "tiny-flux")
-    group.start()
+    group.start(**env)
     return group
 
 
@@ -135,3 +135,23 @@ def test_a_link_that_is_cut_for_ever_stops_the_run_with_the_rank_and_the_reason(
     reason = status(group.run)["reason"]
     assert all(part in reason for part in ("node 1", machines[1].address, "rank 1", "has not been heard from")), reason
     assert checkpoint.newest_valid(group.run) is not None
+
+
+def test_a_rank_that_hangs_on_another_machine_is_named_with_its_stack_while_the_others_wait_in_a_collective(
+    tmp_path, monkeypatch, model, alone
+):
+    fault = {"HANGPROOF_INJECT": "nodes_faults:inject", "NODES_FAULT": "1:15", "PYTHONPATH": str(ROOT / "tests")}
+    with netns.machines(2, (0, 5000)) as machines:
+        group = two(tmp_path, monkeypatch, model, machines, REAL, **fault)
+        assert group.finish(400) == [0, 0], group.console()
+        assert group.living() == {}
+    (incident,) = incidents(group.run)
+    evidence = incident["evidence"]
+    assert (incident["kind"], evidence["rank"], evidence["phase"], evidence["step"]) == ("hang", 1, "step", 15), (
+        incident
+    )
+    stacks = (group.run / "incidents" / "0001" / "stacks.txt").read_text(encoding="utf-8")
+    assert "reads_a_file_that_never_comes" in stacks and "all_reduce" in stacks
+    report = (group.run / "incidents" / "0001" / "report.md").read_text(encoding="utf-8")
+    assert "waiting for rank 1" in report and "on node 1" in report
+    assert difference(load_file(group.run / "pair.safetensors"), alone) < 1e-5
