@@ -110,7 +110,7 @@ class Container:
         self.environ = dict(environ)
         self.quiet = {key: value for key, value in environ.items() if key not in PRIVATE}
         self.run_name, self.store = environ.get(STARTED, ""), environ.get(STORE, "")
-        self.idle = Idle(environ.get(STOP_POD, ""), _seconds(environ.get(STOP_AFTER, ""), GRACE_S))
+        self.idle = Idle(_rule(environ.get(STOP_POD, "")), _seconds(environ.get(STOP_AFTER, ""), GRACE_S))
         self.pod = pods.own_pod(environ)
         self.page: subprocess.Popen[bytes] | None = None
         self.page_at_s = 0.0
@@ -196,8 +196,8 @@ class Container:
             return
         if reason := self.idle.reason(observe(), now_s, bool(self.task_name)):
             self.stop_at_s = now_s + STOP_AGAIN_S
-            for name, what in left_behind(self.idle.seen).items():
-                say(f"{name}: not in the store: {what}. It is kept on this machine's disk")
+            for line in endings(self.idle.seen):
+                say(line)
             try:
                 say(f"{reason}; {pods.stop(self.pod)}")
             except LaunchError as error:
@@ -256,14 +256,22 @@ def preempt(folder: Path) -> None:
             continue
 
 
-def left_behind(names: set[str]) -> dict[str, str]:
-    """What each of these runs has that its store lacks, as its monitor said at its end."""
-    found = {}
+def endings(names: set[str]) -> list[str]:
+    """How each of these runs ended, and what it has that its store lacks, as its monitor said."""
+    lines = []
     for name in sorted(names):
-        store = (read_status(outputs_dir() / name) or {}).get("store") or {}
-        if store.get("pending"):
-            found[name] = str(store["pending"])
-    return found
+        status = read_status(outputs_dir() / name) or {}
+        lines.append(f"{name}: {status.get('state')}: {status.get('reason') or status.get('message')}")
+        if pending := (status.get("store") or {}).get("pending"):
+            lines.append(f"{name}: not in the store: {pending}. It is kept on this machine's disk")
+    return lines
+
+
+def _rule(text: str) -> str:
+    """A value of HANGPROOF_STOP_POD: "" for never, "1" or "always". Raises LaunchError."""
+    if text not in ("", "0", "1", "always"):
+        raise LaunchError(f"{STOP_POD}={text}: write 1, always, or 0 for never")
+    return text.replace("0", "")
 
 
 def _seconds(text: str, default: float) -> float:

@@ -18,7 +18,7 @@ import pytest
 from launch import pods
 from launch.cloud_api import Api, ApiError
 from launch.common import LaunchError
-from launch.serve import GRACE_S, IDLE_S, Idle, Observed
+from launch.serve import GRACE_S, IDLE_S, Container, Idle, Observed, endings
 
 ROOT = Path(__file__).resolve().parent.parent
 KEY = "rpa_0123456789SECRET"
@@ -224,3 +224,26 @@ def test_a_pod_whose_run_cannot_be_started_stops_after_a_minute():
     idle = Idle("1", failed="cat cannot start")
     assert not idle.reason(runs(), 0.0, False)
     assert "cat cannot start" in idle.reason(runs(), GRACE_S + 1, False)
+
+
+def test_a_wrong_variable_is_reported():
+    for rule, kept in (("", ""), ("0", ""), ("1", "1"), ("always", "always")):
+        assert Container(1, {"HANGPROOF_STOP_POD": rule}).idle.rule == kept
+    for wrong in ({"HANGPROOF_STOP_POD": "yes"}, {"HANGPROOF_STOP_AFTER_S": "soon"}, {"HANGPROOF_STOP_AFTER_S": "-1"}):
+        with pytest.raises(LaunchError, match=next(iter(wrong))):
+            Container(1, wrong)
+
+
+def test_the_container_log_says_how_the_runs_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    folder = tmp_path / "outputs" / "cat"
+    folder.mkdir(parents=True)
+    status = {
+        "state": "preempted",
+        "reason": "this machine has none",
+        "store": {"pending": "the checkpoint of step 40"},
+    }
+    (folder / "status.json").write_text(json.dumps(status))
+    first, second = endings({"cat"})
+    assert first == "cat: preempted: this machine has none"
+    assert second == "cat: not in the store: the checkpoint of step 40. It is kept on this machine's disk"
