@@ -228,6 +228,9 @@ class TrainingLoop:
             )
         for function in session.on_step:
             function(step)
+        saves = getattr(self.args, "save_every_n_steps", None)
+        if self.beat.rank and saves and step % saves == 0:  # until its next step is complete
+            self.beat.phase("save", note=f"{turns.WAITS} 0, which saves")
 
     def honor_stop_request(self) -> None:
         """Between two steps: when a stop is requested, save a state of this step and exit; then it does not return."""

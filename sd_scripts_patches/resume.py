@@ -268,9 +268,11 @@ class Run:
         if done >= len(loader):
             return
         if state.epoch_start is None:
-            logger.warning(
-                f"hangproof: the order of the last {len(loader) - done} batches of this epoch is unknown; it is drawn again"
-            )
+            if not batch_seeds.by_batch():
+                logger.warning(
+                    f"hangproof: the order of the last {len(loader) - done} batches of this epoch is unknown; it is drawn again"
+                )
+            batch_seeds.begin_epoch(self.args.seed, state.epoch - 1)
             self.epoch_start = data_order.capture(loader)
         else:
             data_order.restore(loader, state.epoch_start)

@@ -1,4 +1,5 @@
-"""Several processes train one LoRA: the group is the one that was asked for, and every wait in it has an end.
+"""Several processes train one LoRA: the group is the one that was asked for, every wait in it has an end, and the learning
+rate follows the steps.
 
 guards/world.py says why a smaller group is refused, and what ends the waits. accelerate's own timeout reaches only the
 group that the trainer configures, which sd-scripts does where one machine has several GPUs; here every group has it.
@@ -70,6 +71,31 @@ def _join(original: Callable) -> Callable:
     return __init__
 
 
+def _one_step_each(original: Callable) -> Callable:
+    """Step the learning rate once for each optimizer step, whatever the number of processes."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.split_batches = self.split_batches or world.size() > 1
+
+    return __init__
+
+
+def for_one_process(original: Callable) -> Callable:
+    """Make the schedule of the learning rate for the steps of the run, not for N times as many.
+
+    kohya's trainers stretch it by N, because accelerate steps it N times for each step. They do not stretch
+    --lr_warmup_steps and --lr_decay_steps, so a warm-up of 100 steps ends after 50 with two GPUs.
+    """
+
+    def get_scheduler(*args: Any, **kwargs: Any) -> Any:
+        if "num_processes" in kwargs:
+            return original(*args, **{**kwargs, "num_processes": 1})
+        return original(*args[:-1], 1, **kwargs)
+
+    return get_scheduler
+
+
 def _frozen_alone(original: Callable) -> Callable:
     """Do not wrap a frozen model, which has no gradients to exchange. accelerate asks for that on GPUs only, and on
     processors DistributedDataParallel refuses the base model."""
@@ -107,6 +133,10 @@ PREPARE = Target(
     make=_frozen_alone,
 )
 
+SCHEDULE = Target(
+    "accelerate.scheduler", "AcceleratedScheduler.__init__", params=("self", "scheduler"), make=_one_step_each
+)
+
 PATCH = Patch(
     name="world",
     why="processes that do not find each other train the whole run each, and overwrite each other's files",
@@ -114,6 +144,8 @@ PATCH = Patch(
         Target(TRAINER, "NetworkTrainer.train", params=("self", "args"), make=_check_first),
         JOIN,
         PREPARE,
+        SCHEDULE,
+        Target(UTIL, "get_scheduler_fix", params=("args", "optimizer", "num_processes"), make=for_one_process),
         Target(UTIL, "BaseDataset.__getitem__", params=("self", "index"), make=_read_by_number),
     ),
 )

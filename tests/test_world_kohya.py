@@ -66,8 +66,8 @@ def one(backend: str, out: Path, accumulation: int, *more: str, **changed: str) 
 @pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
 @pytest.mark.parametrize("processes", [2, 4])
 def test_n_processes_train_as_one_with_n_times_the_accumulation(backend, processes, tmp_path):
-    """Three epochs of 8 images, which divide by 2 and 4; sd-scripts flips them while it reads, here in workers."""
-    more = ["--max_train_epochs", "3", *(["--flip_aug"] if backend == "sd-scripts" else [])]
+    """Three epochs of 8 images, which divide by 2 and 4, with a warm-up; sd-scripts flips them while it reads, here in workers."""
+    more = ["--max_train_epochs", "3", "--lr_warmup_steps", "3", *(["--flip_aug"] if backend == "sd-scripts" else [])]
     alone = one(backend, tmp_path / "one", processes, *more)
     done = train(
         backend, tmp_path / "several", processes, *more, max_data_loader_n_workers="2" if processes == 2 else "0"

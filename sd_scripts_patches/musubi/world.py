@@ -18,5 +18,12 @@ PATCH = Patch(
         Target(BASE, "NetworkTrainer.train", params=("self", "args"), make=world._check_first),
         world.JOIN,
         world.PREPARE,
+        world.SCHEDULE,
+        Target(
+            BASE,
+            "NetworkTrainer.get_lr_scheduler",
+            params=("self", "args", "optimizer", "num_processes"),
+            make=world.for_one_process,
+        ),
     ),
 )
