@@ -303,7 +303,9 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     kept = f"; {newest.name} is kept, and a new start resumes from it" if newest else ""
     incident.close(run.folder, f"the run gave up: {reason}{kept}", platform.now().utc)
     cause = incident.cause
-    parts = [f"{cause.title}.", cause.explanation, cause.advice]
+    ended = incident.evidence.ended  # of several machines, it names the one
+    where = f"N{ended[1:]}." if ended.startswith("node ") and ended not in cause.explanation else ""
+    parts = [f"{cause.title}.", where, cause.explanation, cause.advice]
     parts += [f"Gave up: {reason}."] if reason != cause.explanation else []
     # The last line of the log, where a launcher's own traceback has pushed the trainer's error out of sight.
     run.folder.mark_log(f"stopped: {' '.join(filter(None, parts)).splitlines()[0]}")

@@ -9,7 +9,7 @@ import time
 import netns
 import pytest
 from monitor_helpers import incidents, status, wait_for
-from nodes_helpers import LIMITS, TOKEN, group
+from nodes_helpers import CUT, TOKEN, group
 
 from guards import checkpoint
 
@@ -26,7 +26,7 @@ def test_an_undisturbed_run_on_two_machines_completes_with_the_same_result(tmp_p
 
 
 def test_a_link_that_is_cut_for_longer_than_the_limit_ends_both_parts_and_the_group_restarts_when_it_is_back(tmp_path):
-    with group(tmp_path) as two:
+    with group(tmp_path, limits=CUT) as two:
         two.toy(steps=60)
         two.start()
         two.wait_step(15)
@@ -45,7 +45,7 @@ def test_a_link_that_is_cut_for_longer_than_the_limit_ends_both_parts_and_the_gr
 
 @pytest.mark.long
 def test_a_link_that_is_cut_for_ever_stops_the_run_with_the_rank_the_machine_and_the_reason(tmp_path):
-    with group(tmp_path, limits=LIMITS.replace("return_s = 60", "return_s = 5")) as two:
+    with group(tmp_path, limits=CUT.replace("return_s = 60", "return_s = 5")) as two:
         two.toy(steps=1000)
         two.start()
         two.wait_step(15)
@@ -99,7 +99,7 @@ def test_a_killed_leader_is_replaced_the_nodes_come_back_and_no_trainer_is_doubl
 
 @pytest.mark.long
 def test_a_machine_that_loses_its_power_comes_back_and_the_group_restarts(tmp_path):
-    with group(tmp_path) as two:
+    with group(tmp_path, limits=CUT) as two:
         two.toy(steps=60)
         two.start()
         two.wait_step(15)
@@ -167,7 +167,7 @@ def test_a_shared_folder_is_noticed_and_nothing_is_copied(tmp_path):
 
 @pytest.mark.long
 def test_a_node_with_another_secret_takes_no_part_and_says_so(tmp_path):
-    with group(tmp_path, limits=LIMITS.replace("return_s = 60", "return_s = 3")) as two:
+    with group(tmp_path, limits=CUT.replace("return_s = 60", "return_s = 3")) as two:
         two.toy()
         two.start(0)
         two.start(1, HANGPROOF_NODE_TOKEN="x" * 32)
@@ -179,7 +179,7 @@ def test_a_node_with_another_secret_takes_no_part_and_says_so(tmp_path):
 
 @pytest.mark.long
 def test_a_first_machine_that_loses_its_power_is_waited_for_and_continues_its_run(tmp_path):
-    with group(tmp_path) as two:
+    with group(tmp_path, limits=CUT) as two:
         two.toy(steps=60)
         two.start()
         two.wait_step(15)
@@ -192,7 +192,7 @@ def test_a_first_machine_that_loses_its_power_is_waited_for_and_continues_its_ru
 
 @pytest.mark.long
 def test_a_node_without_a_leader_gives_up_after_its_time(tmp_path):
-    with group(tmp_path, limits=LIMITS.replace("return_s = 60", "return_s = 3")) as two:
+    with group(tmp_path, limits=CUT.replace("return_s = 60", "return_s = 3")) as two:
         two.toy(steps=1000)
         two.start()
         two.wait_step(15)
@@ -236,3 +236,17 @@ def test_diagnose_shows_the_ranks_of_all_machines(tmp_path):
         assert all(r["step"] >= 10 for r in found["ranks"]) and "on node 1" in done.stdout
         (one,) = status(two.run)["nodes"]
         assert (one["node"], one["ranks"], one["phase"]) == (1, [1], "running") and one["silent_s"] < 3
+
+
+@pytest.mark.long
+def test_a_rank_of_another_machine_that_fails_again_and_again_stops_the_run_with_the_machine_the_rank_and_its_error(
+    tmp_path,
+):
+    with group(tmp_path) as two:
+        two.toy("def fault(step):\n    if node == 1 and step == 15:\n        raise KeyError('lora')\n")
+        two.start()
+        assert two.finish() == [EXIT_BUDGET, EXIT_BUDGET], two.console()
+        assert two.living() == {}
+    reason = status(two.run)["reason"]
+    for part in ("Node 1", two.machines[1].address, "rank 1", "KeyError: 'lora'", "See incidents"):
+        assert part in reason, reason

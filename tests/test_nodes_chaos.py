@@ -8,11 +8,11 @@ import time
 import netns
 import pytest
 from monitor_helpers import status, wait_for
-from nodes_helpers import LIMITS, Group, group
+from nodes_helpers import CUT, Group, group
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(netns.missing()), reason=netns.missing())]
 EVENTS = int(os.environ.get("NODES_CHAOS_EVENTS", "12"))
-PATIENT = LIMITS.replace(
+PATIENT = CUT.replace(
     "[restart]\n", "[restart]\nin_all_count = 1000\nwithout_progress_count = 100\nbackoff_last_s = 2\n"
 )
 STEPS = 1200

@@ -20,7 +20,7 @@ from trainer import tiny_flux
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(netns.missing()), reason=netns.missing())]
 STEPS = 60
 REAL = "[restart]\nbackoff_first_s = 1\n"  # the limits as users have them
-SHORT = LIMITS.replace("lost_s = 4", "lost_s = 10").replace("return_s = 60", "return_s = 8")
+SHORT = LIMITS.replace("lost_s = 8", "lost_s = 10").replace("return_s = 60", "return_s = 8")
 
 
 class Trained(Group):

@@ -370,7 +370,7 @@ class Node:
         if problems := script.start_problems(folder, self.limits.check.render_s, pause):
             raise MonitorError("; ".join(problems))
         if shared or folder.foreign:
-            path = run / (order.script if shared else SCRIPT)
+            path = run / (Path(order.script).name if shared else SCRIPT)
         else:
             arguments = ([{"name": name, "sentence": ""} for name in order.changes], list(order.changes))
             number = max(2, order.attempt)  # attempt 1 would be train.sh itself, which may not be there
