@@ -28,7 +28,7 @@ from test_launch_pods import KEY, provider
 from ui_helpers import free_port
 
 import runs
-from launch import travel
+from launch import skypilot, travel, vast
 from monitor import config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -306,6 +306,49 @@ def test_a_pod_fetches_its_run_trains_it_and_stops(image, data, tmp_path, monkey
 
     manifest = newest_manifest(open_place(store).under(made.slug), made.slug)
     assert manifest is not None and f"run/{made.slug}.safetensors" in manifest.files, "it stopped after the last copy"
+
+
+@pytest.mark.long
+def test_skypilots_job_sets_itself_up_restores_the_run_and_trains_it(image, data, tmp_path):  # noqa: F811
+    """Its two scripts with bash, in a home as SkyPilot makes it: the project in ~/sky_workdir, and nothing of the run."""
+    settings = {"max_train_steps": 4, "save_every_n_steps": 2, "resolution": 64, "mixed_precision": "no", "repeats": 1}
+    store = str(tmp_path / "store")
+    made = spec(model="tiny-flux", sample_every_n_steps=0, workers=0, store=store, **settings)
+    travel.upload(runs.create(made, pictures(data / "photos")), store)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "sky_workdir").symlink_to(image)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(tmp_path), "HANGPROOF_GPUS": ""}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
+    for script in (skypilot.set_up(made, False), skypilot.command(made, store, False)):
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=1000)
+        assert done.returncode == 0, done.stderr[-3000:]
+    folder = home / "hangproof-data" / "outputs" / made.slug
+    assert state_of(folder) == "completed" and (folder / f"{made.slug}.safetensors").is_file()
+
+
+@pytest.mark.long
+def test_vasts_onstart_starts_the_entry_point(image, tmp_path):
+    if shutil.which("tini") is None:
+        pytest.skip("onstart needs tini, which is not installed here")
+    port, etc = free_port(), tmp_path / "environment"
+    script = vast.ONSTART.replace("/etc/environment", str(etc))
+    script = script.replace("cd /hangproof", f"cd {image}").replace("launch serve", f"launch serve --port {port}")
+    root = tmp_path / "workspace" / "hangproof"
+    environment = {"PATH": os.environ["PATH"], "HANGPROOF_DATA": str(root), "HF_HOME": str(tmp_path / "cache")}
+    environment |= {"HANGPROOF_AUTH": AUTH, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "HANGPROOF_GPUS": ""}
+    try:
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        wait_for(lambda: healthy(image, port), PATIENCE_S, "the health check")
+        assert (root / "container.log").is_file() and "HANGPROOF_DATA=" in etc.read_text()
+        (entry,) = [p for p in of_data(root) if "serve" in p.cmdline() and "tini" not in p.name()]
+        entry.terminate()
+        wait_for(lambda: not of_data(root), PATIENCE_S, "everything has ended")
+    finally:
+        for process in of_data(root):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 @pytest.mark.long
