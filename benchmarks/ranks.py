@@ -135,13 +135,12 @@ def launcher(folder: Path) -> Path:
 @contextmanager
 def nursery(scratch: Path) -> Iterator[dict[str, str]]:
     """The process that forks the ranks of all trials; the variables that name it, none where it is not permitted."""
-    path = scratch / "nursery.sock"
-    allowed = "from benchmarks.ranks_group import show_environment; show_environment()"
-    if subprocess.run([sys.executable, "-c", allowed], cwd=ROOT, stderr=subprocess.DEVNULL, timeout=RUN_S).returncode:
+    if not sys.platform.startswith("linux"):
         yield {}
         return
+    path = scratch / "nursery.sock"
     command = [sys.executable, "-m", "benchmarks.ranks_group", "nursery", str(path)]
-    env = {**environment(scratch), "OMP_NUM_THREADS": "1"}
+    env = {**environment(scratch), "OMP_NUM_THREADS": "1", **ranks_group.ROOM}
     with subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, start_new_session=True) as process:
         until_s = time.monotonic() + RUN_S
         while not path.exists() and process.poll() is None and time.monotonic() < until_s:

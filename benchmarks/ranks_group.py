@@ -7,7 +7,7 @@ restarts stay as they are rendered.
 
 That process is one for all trials where the system allows it (`nursery`): the launcher sends its arguments, its environment
 and its output there. The monitor finds the processes of a run by a token in their environment, and /proc shows the one that
-a process was started with; prctl(2) `PR_SET_MM_ENV_START` moves that to the run's. It needs root. Without, each launcher imports.
+a process was started with; so the group writes its own over it. Elsewhere than on Linux each launcher imports.
 
     HANGPROOF_HANG  RANK:PLACE:KIND. PLACE is a check point (guards/startup.py), `barrier`, or `all_reduce@STEP`;
                     KIND one of HANGS. Attempt 1 only.
@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from guards.heartbeat import POINT, Heartbeat
 
 NURSERY = "HANGPROOF_NURSERY"  # the socket of the process that forks the groups
-PR_SET_MM, PR_SET_MM_ENV_START, PR_SET_MM_ENV_END = 35, 10, 11  # linux/prctl.h
+ROOM = {"HANGPROOF_ROOM": "x" * 60_000}  # of the nursery: its processes write other variables over it
 FOREVER_S = 24 * 3600.0
 POLL_S = 0.02
 
@@ -166,18 +166,18 @@ def become_group(channel: socket.socket) -> NoReturn:
         os._exit(code)
 
 
-_shown: Any = None  # the memory that /proc/self/environ shows
-
-
 def show_environment() -> None:
-    """/proc/self/environ shows os.environ as it is now, for this process and its children. OSError: not permitted."""
-    global _shown
+    """/proc/self/environ shows os.environ as it is now, for this process and its children. OSError: it has no room for it.
+
+    It is the memory that the process got at its start (proc(5): env_start, env_end). Nothing else points there once
+    os.environ has been cleared and filled again: setenv(3) copies.
+    """
+    fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    begin, end = int(fields[47]), int(fields[48])
     text = b"".join(f"{name}={value}".encode("utf-8", "surrogateescape") + b"\0" for name, value in os.environ.items())
-    _shown = ctypes.create_string_buffer(text, len(text))
-    libc, begin = ctypes.CDLL(None, use_errno=True), ctypes.addressof(_shown)
-    for what, address in ((PR_SET_MM_ENV_START, begin), (PR_SET_MM_ENV_END, begin + len(text))):
-        if libc.prctl(PR_SET_MM, what, ctypes.c_ulong(address), ctypes.c_ulong(0), ctypes.c_ulong(0)):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "prctl PR_SET_MM")
+    if not 0 < len(text) < end - begin:
+        raise OSError(f"the environment needs {len(text)} bytes, and there are {end - begin}")
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
 def group(argv: list[str]) -> int:
