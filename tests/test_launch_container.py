@@ -352,6 +352,7 @@ def test_vasts_onstart_starts_the_entry_point(image, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_the_set_up_of_the_image_installs_everything(tmp_path):
     """The RUN steps with a real installation, of gigabytes; then the program starts."""
     copy_context(tmp_path)
@@ -363,7 +364,7 @@ def test_the_set_up_of_the_image_installs_everything(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=1100,
+            timeout=3400,
         )
         assert done.returncode == 0, done.stderr[-3000:]
     done = subprocess.run([".venv/bin/python", "-m", "launch", "--help"], cwd=tmp_path, capture_output=True, text=True)
