@@ -39,7 +39,8 @@ def log(folder: Path, text: str) -> None:
 
 def held(place: Place, **options) -> Lease:
     """A lease of the place that is held."""
-    lease = Lease(place, **{"period_s": PERIOD_S, "settle_s": 0.0, **options})
+    settle_s = 0.0 if place.exclusive else 0.5
+    lease = Lease(place, **{"period_s": PERIOD_S, "settle_s": settle_s, **options})
     assert lease.acquire(limit_s=60), (lease.state, lease.holder, lease.error)
     return lease
 

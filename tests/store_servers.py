@@ -456,7 +456,7 @@ class _HubAnswers(BaseHTTPRequestHandler):
         with hub.lock:
             if not rest and self.command == "POST":
                 if bucket in hub.buckets:
-                    return 409, {"error": "exists"}, {}
+                    return 409, {"url": f"{hub.url}/buckets/{bucket}", "error": "exists"}, {}
                 hub.buckets[bucket] = {}
                 hub.private[bucket] = json.loads(body or b"{}").get("visibility") == "private" or json.loads(
                     body or b"{}"

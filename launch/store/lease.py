@@ -177,7 +177,7 @@ class Lease:
         dead: Callable[[Owner], bool] = is_dead,
     ):
         """settle_s: how long a claim is left before it is read again; by default a 30th of the period, or a sixth where the
-        place cannot create exclusively. clock: seconds; its zero does not matter."""
+        place cannot create exclusively; there a claim must be marked as held within it. clock: seconds; its zero does not matter."""
         # Not less than a connection takes on a busy machine: it is made anew after a failure. `valid` does not depend on it.
         self.place = place.limited(call_s=max(3.0, period_s / 6), tries=3, first_wait_s=period_s / 240)
         self.owner = owner or this_owner()

@@ -1,0 +1,625 @@
+"""Push, prune and restore: what is sent, what is kept, what a reader takes; on every kind of store, good and bad."""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_helpers import QUICK, add_state, files_of, held, log, make_run
+from store_servers import KINDS, Server, moto, serving
+
+import runs
+from guards import checkpoint
+from launch.store import copies
+from launch.store.copies import Copier, NotHeld, manifest_names, newest_manifest, read_manifest
+from launch.store.lease import this_owner
+from launch.store.manifest import FILES, MEMORY, Manifest, Memory, check_member, contents, parse
+from launch.store.places import Limits, Place, Refused, StoreError, Unavailable, open_place
+from launch.store.restore import restore
+from runs.paths import datasets_dir, outputs_dir
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """The data root of the first machine."""
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def run(home, tmp_path) -> Path:
+    """A run with a state, a LoRA of an epoch, logs, a sample and an incident."""
+    folder = make_run(tmp_path)
+    log(folder, "started")
+    add_state(folder, 10)
+    (folder / f"{folder.name}-000001.safetensors").write_bytes(os.urandom(5000))
+    for name in ("sample/a_000010_00.png", "incidents/0001/report.md", "cache/latent.safetensors"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(os.urandom(100))
+    state = {"version": 2, "state": "running", "attempt": 3, "current": {"root": [1, 2]}, "queued_at_s": 5}
+    (folder / "monitor.json").write_text(json.dumps(state))
+    for name in ("training.log", ".hidden", "train.attempt-2.sh", "wandb/x", f"{folder.name}-step00000099-state/half"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("stays on its machine")
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path, run) -> Place:
+    return open_place(str(tmp_path / "store"), QUICK).under(run.name)
+
+
+@pytest.fixture
+def other(tmp_path, monkeypatch):
+    """Makes this an empty machine: a call sets another data root."""
+
+    def move(name: str = "other") -> Path:
+        monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / name))
+        return outputs_dir()
+
+    return move
+
+
+class FakeLease:
+    """A lease that believes it is held: that of a machine which was stopped while another took over."""
+
+    def __init__(self, number: int, valid=lambda: True):
+        self.number, self.valid, self.holder, self.owner = number, valid, "", this_owner()
+
+
+def belonging(folder: Path) -> dict[str, bytes]:
+    """The files that a store has of a run, without those that are rendered again."""
+    return {
+        name: data
+        for name, data in files_of(folder).items()
+        if not name.startswith(("train", "wandb", "dataset.toml", f"{folder.name}-step00000099"))
+        and name != "monitor.json"
+    }
+
+
+def test_an_empty_machine_gets_the_run_as_it_was(run, place, other, tmp_path):
+    pushed = Copier(place, run, held(place)).push()
+    assert pushed.manifest.name == "manifests/000001-000001.json" and pushed.manifest.step == 10 and not pushed.notes
+    before, images = belonging(run), files_of(datasets_dir() / run.name)
+    outputs = other()
+    done = restore(place, run.name)
+    assert done.step == 10 and done.notes == []
+    assert belonging(outputs / run.name) == before
+    assert files_of(datasets_dir() / run.name) == images
+    assert [path.name for path in outputs.iterdir()] == [run.name], "nothing is left of the fetching"
+    saved = json.loads((outputs / run.name / "monitor.json").read_text())
+    assert saved == {"version": 2, "state": "opening", "attempt": 3, "current": None, "queued_at_s": None}
+    script = (outputs / run.name / runs.script_name()).read_text()
+    assert str(outputs / run.name) in script and str(tmp_path / "home") not in script
+    assert str(datasets_dir() / run.name) in (outputs / run.name / "dataset.toml").read_text()
+    again = restore(place, run.name)
+    assert (again.files, again.fetched_bytes) == (0, 0)
+
+
+def test_only_what_changed_is_sent_and_nothing_is_hashed_twice(run, place):
+    lease = held(place)
+    copier = Copier(place, run, lease)
+    first = copier.push()
+    two_images_are_equal = len(first.manifest.files) - len({m.sha256 for m in first.manifest.files.values()})
+    assert two_images_are_equal >= 2 and first.sent_files == len({m.sha256 for m in first.manifest.files.values()})
+    for path in [*run.rglob("*"), *(datasets_dir() / run.name).rglob("*")]:
+        os.utime(path, (1e9, 1e9))  # old enough to be remembered
+    copier.push()
+    hashed = copier.memory.hashed_bytes
+    assert copier.push().manifest is None and copier.memory.hashed_bytes == hashed
+    log(run, "more")
+    add_state(run, 20)
+    second = copier.push()
+    assert second.sent_files == 2 + 4 - 1, "the logs are equal, so they are one; four files of the state"
+    assert set(second.manifest.states()) == {f"{run.name}-step00000010-state", f"{run.name}-step00000020-state"}
+    fresh = Copier(place, run, lease)
+    assert fresh.push().manifest is None and fresh.memory.hashed_bytes < 1_000_000, "hashes survive the process"
+
+
+def test_a_state_that_is_not_as_it_was_written_is_left_out(run, place):
+    bad = add_state(run, 30)
+    data = bytearray((bad / "optimizer.bin").read_bytes())
+    data[100] ^= 1
+    (bad / "optimizer.bin").write_bytes(data)
+    pushed = Copier(place, run, held(place)).push()
+    assert pushed.manifest.step == 10
+    assert any("optimizer.bin is not as it was written" in note for note in pushed.notes)
+
+
+def test_a_state_that_is_replaced_while_it_is_sent_is_left_out_whole(run, place, monkeypatch):
+    monkeypatch.setattr(copies, "SMALL", 1000)
+    copier = Copier(place, run, held(place))
+    copier.push()
+    shutil.rmtree(run / f"{run.name}-step00000010-state")
+    state, left = add_state(run, 20), [2]
+    put, kind = place.kind.put, place.kind
+
+    def put_and_delete(name, source, meter):
+        put(name, source, meter)
+        left[0] -= 1
+        if not left[0]:
+            shutil.rmtree(state)
+
+    monkeypatch.setattr(kind, "put", put_and_delete)
+    pushed = copier.push()
+    assert any("step00000020-state: not copied" in note for note in pushed.notes)
+    log(run, "next")
+    for newest in (pushed.manifest or copier.last, copier.push().manifest):
+        assert list(newest.states()) == [f"{run.name}-step00000010-state"], "the last good one is carried on"
+    stored = place.list(FILES)
+    for member in copier.last.files.values():
+        assert stored[member.blob].size == member.size
+
+
+def test_the_last_good_state_stays_in_the_store_when_this_machine_has_none(run, place, other):
+    copier = Copier(place, run, held(place))
+    copier.push()
+    shutil.rmtree(run / f"{run.name}-step00000010-state")
+    for text in ("a", "b", "c"):
+        log(run, text)
+        assert copier.push().manifest.step == 10
+        copier.prune()
+    other()
+    assert restore(place, run.name).step == 10
+
+
+def test_pruning_keeps_two_complete_manifests_and_deletes_the_rest(run, place, other):
+    copier = Copier(place, run, held(place))
+    copier.push()
+    assert copier.prune() == 0
+    for step in (20, 30, 40):
+        add_state(run, step)
+        shutil.rmtree(run / f"{run.name}-step{step - 10:08}-state")
+        copier.push()
+        copier.prune()
+    copier.push()
+    copier.prune()
+    names = manifest_names(place)
+    assert names == ["manifests/000001-000004.json", "manifests/000001-000003.json"]
+    needed = {member.blob for name in names for member in read_manifest(place, name, run.name).files.values()}
+    assert set(place.list(FILES)) == needed
+    place.delete([names[0]])
+    other()
+    assert restore(place, run.name).step == 30
+
+
+def test_contents_that_another_writer_is_sending_are_not_deleted(run, place):
+    copier = Copier(place, run, held(place))
+    copier.push()
+    log(run, "x")
+    copier.push()
+    place.put(f"{FILES}/{'a' * 64}", b"of a push under way")
+    assert copier.prune() == 0
+    assert f"{FILES}/{'a' * 64}" in place.list(FILES)
+    log(run, "y")
+    copier.push()
+    copier.prune()
+    assert f"{FILES}/{'a' * 64}" not in place.list(FILES), "it was there before the last push, so nobody sends it"
+
+
+def test_a_damaged_manifest_or_file_makes_the_one_before_it_count(run, place, other):
+    copier = Copier(place, run, held(place))
+    copier.push()
+    first = belonging(run)
+    add_state(run, 20, size=300_000)
+    log(run, "later")
+    second = copier.push().manifest
+    bad = second.files[f"run/{run.name}-step00000020-state/model.safetensors"]
+    place.put(bad.blob, b"x" * bad.size)  # the size is right, the contents are not
+    other()
+    done = restore(place, run.name)
+    assert done.step == 10 and done.damaged == {bad.sha256}
+    assert done.manifest.number == 1 and any("is damaged" in note for note in done.notes)
+    assert belonging(outputs_dir() / run.name) == first
+    place.delete([bad.blob])
+    other("third")
+    assert restore(place, run.name).step == 10
+    place.put(second.name, b"{")
+    other("fourth")
+    assert restore(place, run.name).step == 10
+
+
+def test_damaged_contents_are_sent_again(run, place, other):
+    first = held(place)
+    pushed = Copier(place, run, first).push().manifest
+    first.release()
+    bad = pushed.files[f"run/{run.name}-step00000010-state/optimizer.bin"]
+    place.put(bad.blob, b"x" * bad.size)
+    other("empty")
+    done = restore(place, run.name)
+    assert (
+        done.manifest is None and done.damaged == {bad.sha256} and not (outputs_dir() / run.name / "run.toml").exists()
+    )
+    other("home")
+    copier = Copier(place, run, held(place), distrusted=done.damaged)
+    copier.push()
+    other("third")
+    assert restore(place, run.name).step == 10
+
+
+def test_nothing_is_written_without_the_lease(run, place):
+    lease = held(place)
+    lease.release()
+    for call in (Copier(place, run, lease).push, Copier(place, run, lease).prune):
+        with pytest.raises(NotHeld, match="nothing was written"):
+            call()
+    assert set(place.list()) == {"lease/000001.json"}
+
+
+def test_a_lease_that_is_lost_during_a_push_ends_it_before_the_manifest(run, place):
+    calls = []
+
+    def valid() -> bool:
+        calls.append(1)
+        return len(calls) < 6
+
+    with pytest.raises(NotHeld):
+        Copier(place, run, FakeLease(1, valid)).push()
+    assert place.list(FILES) and not manifest_names(place)
+
+
+def test_a_push_that_is_killed_anywhere_leaves_the_store_with_a_complete_manifest(run, place, other, monkeypatch):
+    """Every write of the second push is the last one once: the store then restores the first or the second."""
+    first = Copier(place, run, held(place))
+    first.push()
+    before = belonging(run)
+    add_state(run, 20)
+    log(run, "second")
+    after, ends = belonging(run), 0
+    put, create, kind = place.kind.put, place.kind.create, place.kind
+
+    class Killed(Exception):
+        pass
+
+    for left in range(8):
+        budget = [left]
+
+        def counted(call, budget=budget):
+            def write(*args):
+                if budget[0] == 0:
+                    raise Killed
+                budget[0] -= 1
+                call(*args)
+
+            return write
+
+        monkeypatch.setattr(kind, "put", counted(put))
+        monkeypatch.setattr(kind, "create", counted(create))
+        other("home")
+        try:
+            Copier(place, run, FakeLease(2)).push()
+            ends += 1
+        except Killed:
+            pass
+        other(f"after {left}")
+        restore(place, run.name)
+        assert belonging(outputs_dir() / run.name) == (after if ends else before)
+    assert ends
+
+
+def test_a_restore_that_is_killed_is_repeated_and_keeps_what_it_fetched(run, place, other, monkeypatch):
+    total = Copier(place, run, held(place)).push().manifest.size
+    before = belonging(run)
+    outputs = other()
+    reads, read = [0], place.kind.read
+
+    def few(name, start, length):
+        reads[0] += 1
+        if name.startswith(f"{run.name}/{FILES}/") and reads[0] % 5 == 0:
+            raise KeyboardInterrupt
+        return read(name, start, length)
+
+    monkeypatch.setattr(place.kind, "read", few)
+    fetched, rounds, done = 0, 0, None
+    while done is None and rounds < 50:
+        rounds += 1
+        try:
+            done = restore(place, run.name)
+        except KeyboardInterrupt:
+            assert not (outputs / run.name / "run.toml").exists()
+    fetched = done.fetched_bytes
+    assert rounds > 2 and fetched < total
+    assert belonging(outputs / run.name) == before
+
+
+def test_newer_work_of_this_machine_wins(run, place, other):
+    copier = Copier(place, run, held(place))
+    copier.push()
+    copier.lease.release()
+    other()
+    restore(place, run.name)
+    here = outputs_dir() / run.name
+    add_state(here, 50)
+    log(here, "newer")
+    mine = belonging(here)
+    assert restore(place, run.name).step == 50
+    assert belonging(here) == mine
+    Copier(place, here, held(place)).push()
+    other("home")
+    done = restore(place, run.name)
+    assert done.step == 50 and belonging(run) == mine
+    assert (run / f"{run.name}-step00000010-state").is_dir(), "its own older state stays"
+
+
+def test_an_edit_of_the_spec_here_is_kept_and_an_older_one_replaced(run, place, other):
+    copier = Copier(place, run, held(place))
+    copier.push()
+    other()
+    restore(place, run.name)
+    here = outputs_dir() / run.name
+    runs.train_longer(here, 999)
+    other("home")
+    add_state(run, 20)
+    copier.push()
+    other()
+    assert restore(place, run.name).step == 20
+    assert runs.load(here).epochs == 999, "it was edited after the store's"
+    assert "999" in (here / runs.script_name()).read_text()
+    os.utime(here / "run.toml", (1e9, 1e9))
+    other("home")
+    add_state(run, 30)
+    copier.push()
+    other()
+    assert restore(place, run.name).step == 30
+    assert runs.load(here).epochs != 999
+
+
+def test_another_run_of_the_same_name_is_not_mixed_in(run, place, other, tmp_path):
+    Copier(place, run, held(place)).push()
+    other()
+    mine = make_run(tmp_path / "second", rank=3)
+    before = files_of(mine)
+    with pytest.raises(StoreError, match="holds another run of this name: rank differ"):
+        restore(place, run.name)
+    assert files_of(mine) == before
+
+
+def test_the_same_spec_on_a_fresh_machine_takes_the_stores_checkpoint(run, place, other):
+    """A job that is started again elsewhere brings its run.toml along, and nothing else."""
+    Copier(place, run, held(place)).push()
+    text = (run / "run.toml").read_text()
+    here = other() / run.name
+    here.mkdir(parents=True)
+    (here / "run.toml").write_text(text.replace("price_per_hour = 0.0", "price_per_hour = 2.5"))
+    assert restore(place, run.name).step == 10
+    assert runs.load(here).price_per_hour == 2.5
+
+
+def test_a_full_disk_is_reported_with_the_bytes_that_are_missing(run, place, other, monkeypatch):
+    Copier(place, run, held(place)).push()
+    other()
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(StoreError, match="MB free and the run needs"):
+        restore(place, run.name)
+    assert not (outputs_dir() / run.name / "run.toml").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run/../run.toml", "run//etc", "/run/run.toml", "run/sample/../../x", "data/../x", "data/.ssh/key", "data/a\\b", "data/a:b",
+        "run/.ssh/config", "run/sample/\0", "run/other.safetensors", "run/evil.py", "run/my-run-state", "home/x", "data", "run/",
+        "data/a /b", "data/a./b", "run/monitor.json/x", "data/" + "a/" * 20 + "b", "data/" + "x" * 600, "data/a\nb", "data/\u202eb",
+    ],
+)  # fmt: skip
+def test_a_manifest_cannot_name_a_file_outside_the_run(name):
+    with pytest.raises(ValueError, match="not (the name of )?a file"):
+        check_member(name, "my-run")
+    values = {
+        "run": "my-run", "lease": 1, "number": 1, "step": 1, "completed": False, "owner": "", "written_at": "",
+        "files": {name: ["a" * 64, 1, 0.0]},
+    }  # fmt: skip
+    with pytest.raises(StoreError, match="is damaged"):
+        parse(json.dumps(values).encode(), "manifests/000001-000001.json", "my-run")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": []}, {"files": {"run/run.toml": ["x", 1, 0]}}, {"files": {"run/run.toml": ["a" * 64, -1, 0]}},
+        {"files": {"run/run.toml": ["a" * 64, 1e99, 0]}}, {"files": {"run/run.toml": ["a" * 64, 1]}}, {"lease": "1"},
+        {"step": None}, {"number": True}, {"files": {"run/run.toml": ["a" * 64, 1, float("inf")]}},
+    ],
+)  # fmt: skip
+def test_a_damaged_manifest_is_refused(change):
+    manifest = Manifest("my-run", 1, 1, 5, False, "me", "now", {})
+    assert parse(manifest.dumps(), manifest.name, "my-run") == manifest
+    with pytest.raises(StoreError):
+        parse(json.dumps({**json.loads(manifest.dumps()), **change}).encode(), manifest.name, "my-run")
+    for name, run_name in (("manifests/000001-000002.json", "my-run"), (manifest.name, "another")):
+        with pytest.raises(StoreError, match="belongs to"):
+            parse(manifest.dumps(), name, run_name)
+
+
+def test_a_link_in_a_run_is_not_copied(run, place, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    (run / "sample" / "link.png").symlink_to(tmp_path / "secret")
+    (run / "sample" / "folder").symlink_to(tmp_path)
+    pushed = Copier(place, run, held(place)).push()
+    assert not [name for name in pushed.manifest.files if "link" in name or "folder" in name]
+    assert any("a link or a special file" in note for note in pushed.notes)
+
+
+def test_a_log_that_grows_while_it_is_sent_is_stored_as_it_was_read(run, place, monkeypatch):
+    put, kind = place.kind.put, place.kind
+
+    def growing(name, source, meter):
+        log(run, "while it is sent")
+        put(name, source, meter)
+
+    monkeypatch.setattr(kind, "put", growing)
+    manifest = Copier(place, run, held(place)).push().manifest
+    text = place.read(manifest.files["run/events.jsonl"].blob)
+    assert (run / "events.jsonl").read_bytes().startswith(text)
+
+
+def test_a_save_dir_is_copied_as_the_runs_own(home, tmp_path, other):
+    local = tmp_path / "fast disk"
+    local.mkdir()
+    folder = make_run(tmp_path, save_dir=str(local))
+    with checkpoint.writing(local / f"{folder.name}-step00000020-state", 20, 1) as work:
+        (work / "x").write_bytes(b"1")
+    (local / f"{folder.name}.safetensors").write_bytes(b"lora")
+    place = open_place(str(tmp_path / "store"), QUICK).under(folder.name)
+    assert Copier(place, folder, held(place)).push().manifest.step == 20
+    other()
+    restore(place, folder.name)
+    here = outputs_dir() / folder.name
+    assert checkpoint.verify(here / f"{folder.name}-step00000020-state").usable
+    assert (here / f"{folder.name}.safetensors").read_bytes() == b"lora"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["log", "state", "take over", "prune"])), max_size=14))
+@settings(max_examples=25)
+def test_a_stale_writers_manifest_never_wins(tmp_path_factory, actions):
+    """Three machines, each of which believes that it holds the lease it once had; one or another takes a newer one."""
+    tmp_path = tmp_path_factory.mktemp("stale")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
+        place = open_place(str(tmp_path / "store"), QUICK).under("my-lora")
+        folders, leases, copiers = [], [], []
+        for index in range(3):
+            folder = tmp_path / f"machine {index}" / "my-lora"
+            folder.mkdir(parents=True)
+            (folder / "run.toml").write_text('name = "my lora"\n')
+            log(folder, f"of {index}")
+            folders.append(folder)
+            leases.append(FakeLease(index + 1))
+            copiers.append(Copier(place, folder, leases[index], data=tmp_path / "none"))
+        expected: tuple[int, dict[str, bytes]] = (0, {})
+        for who, action in actions:
+            folder, copier = folders[who], copiers[who]
+            if action == "take over":
+                leases[who] = FakeLease(max(lease.number for lease in leases) + 1)
+                copiers[who] = copier = Copier(place, folder, leases[who], data=tmp_path / "none")
+            elif action == "state":
+                add_state(folder, len(list(folder.iterdir())), size=100)
+            elif action == "log":
+                log(folder, f"{who} goes on")
+            copier.push()
+            if leases[who].number >= expected[0]:
+                expected = leases[who].number, {n: d for n, d in files_of(folder).items() if n != MEMORY}
+            if action == "prune":
+                later = any(lease.number > leases[who].number for lease in leases if manifests_of(place, lease.number))
+                try:
+                    copier.prune()
+                except NotHeld:
+                    assert later
+            newest = newest_manifest(place, "my-lora")
+            assert newest.lease == expected[0]
+            stored = {name.removeprefix("run/"): place.read(m.blob) for name, m in newest.files.items()}
+            assert stored == expected[1]
+
+
+def manifests_of(place: Place, lease: int) -> list[str]:
+    return [name for name in manifest_names(place) if name.startswith(f"manifests/{lease:06}-")]
+
+
+# Every kind of store, good and bad --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def moto_port() -> Iterator:
+    """The port of one moto server for the file; it starts with the first use."""
+    running: list = []
+
+    def port() -> int:
+        if not running:
+            manager = moto()
+            running.extend((manager, manager.__enter__()))
+        return running[1]
+
+    yield port
+    if running:
+        running[0].__exit__(None, None, None)
+
+
+@pytest.fixture(params=KINDS)
+def server(request, tmp_path, monkeypatch, moto_port) -> Iterator[Server]:
+    with serving(request.param, tmp_path, monkeypatch, moto_port) as one:
+        yield one
+
+
+PATIENT = Limits(call_s=60, tries=40, first_wait_s=0.01, longest_wait_s=0.05)
+
+
+@pytest.mark.parametrize("fault", ["slow", "fails half its requests", "full", "loses its last write"])
+def test_a_run_survives_on_every_store(server, fault, run, other):
+    place = server.place(PATIENT).under(run.name)
+    copier = Copier(place, run, held(place))
+    copier.push()
+    add_state(run, 20, size=50_000)
+    log(run, "second")
+    faults = server.faults
+    if fault == "slow":
+        faults.slow_s = 0.03
+    elif fault == "fails half its requests":
+        faults.fail_share = 0.5
+    elif fault == "full":
+        faults.quota_bytes = faults.used_bytes + 60_000
+        with pytest.raises(Refused, match="space"):
+            copier.push()
+        assert newest_manifest(place, run.name).step == 10, "the last good one stays"
+        faults.clear()
+    elif fault == "loses its last write":
+        faults.lose = lambda name: len(faults.lost) < 1 and "/files/" in name
+        with pytest.raises(Unavailable, match="that it had confirmed"):
+            copier.push()
+        faults.lose = lambda name: len(faults.lost) < 2 and "/manifests/" in name
+        with pytest.raises((Unavailable, StoreError)):
+            copier.push()
+        assert len(faults.lost) == 2 and newest_manifest(place, run.name).step == 10
+    assert copier.push().manifest.step == 20
+    before = belonging(run)
+    other()
+    done = restore(place, run.name)
+    assert done.step == 20 and belonging(outputs_dir() / run.name) == before
+    if fault == "fails half its requests":
+        assert faults.failed > 5
+
+
+def test_two_machines_at_once_on_every_store(server, run):
+    """Both start at one time: one holds, the other says who."""
+    from launch.store.lease import Lease
+
+    place = server.place(QUICK).under(run.name)
+    leases = [Lease(place, period_s=6.0, settle_s=0.3, dead=lambda owner: False) for _ in range(3)]
+    threads = [threading.Thread(target=lambda one=one: one.acquire(limit_s=3)) for one in leases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    winners = [one for one in leases if one.valid()]
+    assert len(winners) == 1
+    for one in leases:
+        if one is not winners[0]:
+            assert one.poll() == "waiting" and one.holder == winners[0].owner.text()
+
+
+def test_hashes_are_not_trusted_for_a_file_that_was_just_written(tmp_path):
+    path, memory = tmp_path / "x", Memory(tmp_path)
+    path.write_bytes(b"1111")
+    first = memory.local(path)
+    os.utime(path, ns=(first.key[1], first.key[1]))
+    path.write_bytes(b"2222")
+    os.utime(path, ns=(first.key[1], first.key[1]))  # within one tick of a coarse clock
+    assert memory.local(path).sha256 != first.sha256
+
+
+def test_files_that_vanish_while_they_are_listed_are_left_out(run, monkeypatch):
+    real = Memory.local
+
+    def vanishing(self, path):
+        if path.suffix == ".png":
+            path.unlink()
+        return real(self, path)
+
+    monkeypatch.setattr(Memory, "local", vanishing)
+    found = contents(run, datasets_dir() / run.name, Memory(run))
+    assert found.step == 10 and not [name for name in found.files if name.endswith(".png")]
