@@ -42,7 +42,7 @@ from benchmarks import machines
 from launch import slurm, slurm_nodes
 from launch.common import LaunchError
 
-SHORT = dict(steps=60, pace=0.05, every=20)
+SHORT = dict(steps=120, pace=0.05, every=20)
 real = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
 
 
@@ -469,12 +469,14 @@ def test_the_built_in_trainer_ends_with_the_undisturbed_lora(cluster, tmp_path):
 
 @real
 @pytest.mark.long
-@pytest.mark.parametrize("what", ["nothing", "a requeue", "a kill -9 of the task on the second node"])
+@pytest.mark.parametrize(
+    "what", ["nothing", "a requeue", "a warning of the time limit", "a kill -9 of the task on the second node"]
+)
 def test_two_nodes_train_one_run(what, cluster, tmp_path):
     """One task on each node: the monitor, and a node of it; a secret of the job that no command line shows."""
     folder = tmp_path / "toy"
     folder.mkdir()
-    toy = nodes_helpers.TOY.format(root=str(ROOT), nodes=2, steps=60, pace=0.1, every=20, faults="")
+    toy = nodes_helpers.TOY.format(root=str(ROOT), nodes=2, steps=80, pace=0.1, every=20, faults="")
     (folder / "toy.py").write_text(toy, encoding="utf-8")
     (folder / "train.sh").write_text(f"cd {folder}\nexec {sys.executable} toy.py\n", encoding="utf-8")
     limits = limits_file(folder, nodes_helpers.LIMITS.replace("return_s = 60", "return_s = 20"))
@@ -487,12 +489,15 @@ def test_two_nodes_train_one_run(what, cluster, tmp_path):
     assert token not in "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
     if what == "a requeue":
         cluster.ask("scontrol", "requeue", job)
+    elif what == "a warning of the time limit":
+        cluster.ask("scancel", "--signal=TERM", "--batch", job)
     elif what != "nothing":
         for process in cluster.processes():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("SLURM_PROCID") == "1" and "slurmstepd" not in process.name():
                     process.kill()
-    completed(cluster, folder, job, starts=1 if what == "nothing" else 2)
+    completed(cluster, folder, job, starts=1 if what == "nothing" else 2, steps=80)
+    assert repeated(folder) <= (20 if "kill" in what else 0)
 
 
 @real
