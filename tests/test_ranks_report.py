@@ -109,6 +109,9 @@ def test_a_rank_that_is_stopped_gone_or_never_started_is_named_first():
     assert (halted.rank, "kill -CONT 101" in halted.advice) == (1, True)
     gone = ranks.verdict([*group[:2], {**group[2], "alive": False}], stacks)
     assert gone.rank == 2 and "is gone; it was at step 91" in gone.text
+    failed = ranks.verdict([group[0], {**group[1], "outcome": "failed", "note": "ValueError: no."}, group[2]], stacks)
+    assert failed.rank == 1
+    assert failed.text.startswith("Rank 1 failed at step 91: ValueError: no; ranks 0 and 2 wait for it"), failed.text
     early = [starting(0, *FLOW[:4]), starting(1, *FLOW[:4])]
     absent = ranks.missing([{**r, "world": 3} for r in early])
     said = ranks.verdict([*early, *absent], stacks_of(r0=BARRIER_STACK, r1=BARRIER_STACK))

@@ -26,6 +26,7 @@ Rank = dict[str, Any]
 
 BARRIER = "ranks at a barrier"  # in the note of a rank whose deadline expired while it waited for the others
 STEPS = ("first_step", "step")
+FAILED = ("failed", "deadline")  # outcomes
 MIN_SILENCE_S = 0.5  # one rank must be silent this much longer than the others to be the one that they wait for
 WAITING = ("distributed_c10d.py:*", "c10d_logger.py:*", "rendezvous.py:*", "*:wait_for_everyone", "*:barrier",
            "*:all_reduce", "*:all_gather*", "*:broadcast*", "turns.py:*")  # fmt: skip
@@ -147,7 +148,7 @@ def _in_step(rank: Rank) -> bool:
 def culprit(ranks: list[Rank], stacks: Mapping[int, str], stopped: Iterable[int] = ()) -> Rank | None:
     """The rank that the others wait for; None where there is one rank only, or the evidence does not tell.
 
-    stopped: pids that a signal has stopped. In this order: the one that is stopped; dead; not there; behind in steps; the
+    stopped: pids that a signal has stopped. In this order: the one that failed; is stopped; dead; not there; behind in steps; the
     only one that does not wait in a collective operation; of several of these the one that certainly does not, that is behind
     in check points, that saves, samples or validates while the others train, that has been silent longest.
     """
@@ -157,6 +158,7 @@ def culprit(ranks: list[Rank], stacks: Mapping[int, str], stopped: Iterable[int]
     candidates = [r for r in ranks if r["outcome"] not in ("done", "stopped") and BARRIER not in r["note"]]
     halted = set(stopped)
     for sure in (
+        [r for r in candidates if r["outcome"] in FAILED],
         [r for r in candidates if r["pid"] in halted],
         [r for r in candidates if r.get("alive") is False],
         [r for r in candidates if r.get("missing")],
@@ -274,7 +276,7 @@ def _verdict(kind: str, text: str, rank: Rank, halted: bool, where: str) -> Verd
     advice = ADVICE[point] if point else _STEP_ADVICE if _in_step(rank) else ""
     if halted:
         advice = f"Something stopped it with a signal (job control, a debugger): kill -CONT {rank['pid']}."
-    elif rank.get("alive") is False:
+    elif rank.get("alive") is False or rank["outcome"] in FAILED:
         advice = "The log or the kernel's log says why it ended."
     elif rank.get("missing"):
         advice = "Check the launcher's output, and on several machines that the script runs on each of them."
@@ -285,6 +287,8 @@ def _verdict(kind: str, text: str, rank: Rank, halted: bool, where: str) -> Verd
 def _who(late: Rank, halted: bool) -> str:
     """`Rank 1 stopped at check point 4 (base model)`: the subject of the sentence."""
     number, at = late["rank"], place(late)
+    if late["outcome"] in FAILED:
+        return f"Rank {number} failed at {at}" + (f": {late['note'].rstrip('.')}" if late["note"] else "")
     if late.get("missing"):
         return f"Rank {number} has not started"
     if late.get("alive") is False:
