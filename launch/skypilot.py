@@ -159,7 +159,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_run(parser)
     travel.add_arguments(parser)
     parser.add_argument(
-        "--image", default="", help="a container image of Hangproof; without it, the job sets itself up"
+        "--image",
+        default="",
+        help="an image of the Dockerfile, built with --build-arg USER_ID=0, because SkyPilot needs root in it; "
+        "without it, the job sets itself up",
     )
     parser.add_argument("--on-demand", action="store_true", help="no spot machines")
 
