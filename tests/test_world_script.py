@@ -1,5 +1,6 @@
 """The script of a run with several processes: what it passes to accelerate, and what it needs from its environment."""
 
+import os
 import subprocess
 
 import pytest
@@ -98,3 +99,17 @@ def test_steps_and_the_effective_batch_count_every_process(nodes, gpus):
 def test_one_gpu_goes_on_with_the_noise_of_several(backend, seeds):
     alone, _ = mitigate.apply(spec(gpus=2, backend=backend, environment={"A": "1"}), "one_gpu")
     assert alone.environment == {"A": "1", **seeds}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="gloo under torchrun is not set up for Windows here")
+def test_the_script_trains_with_two_processes_as_it_is(data, tmp_path):  # noqa: F811
+    """The real launcher and trainer, with the tiny model, as a person starts it; no GPU is visible."""
+    made = spec(
+        model="tiny-flux", gpus=2, resolution=64, max_train_steps=2, mixed_precision="no", sample_every_n_steps=0
+    )
+    folder = runs.create(made, pictures(tmp_path / "images"))
+    done = run_script(folder / "train.sh", None, CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
+    output = (done.stdout + done.stderr).decode(errors="replace")
+    assert done.returncode == 0, output[-3000:]
+    assert "PyTorch finds no GPU here: 2 processes train together on processors (gloo)" in output
+    assert output.count("model saved.") == 1 and (folder / "my-lora.safetensors").is_file()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import psutil
 from runs_helpers import spec
 
 import runs
-from runs.command import environment
+from runs import command
+from runs.quoting import Variable
 
 
 def launcher(processes: int, backend: str = "diffusers", **fields: object) -> list[str]:
@@ -21,10 +23,24 @@ def launcher(processes: int, backend: str = "diffusers", **fields: object) -> li
     return words[: words.index("-m")]
 
 
-def exported(processes: int) -> dict[str, str]:
+def at_node(words: list[str], node: int, port: int) -> list[str]:
+    """The launcher's words on machine `node`, with the values of the variables that the script reads."""
+    values = {command.NODE: str(node), command.MAIN_ADDRESS: "127.0.0.1", command.MAIN_PORT: str(port)}
+    return [values.get(word, word) if isinstance(word, Variable) else word for word in words]
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def exported(processes: int, nodes: int = 1) -> dict[str, str]:
     """The variables with the number of processes, as the script exports them."""
     ours = ("HANGPROOF_WORLD", "PET_")
-    return {key: value for key, value in environment(spec(gpus=processes)).items() if key.startswith(ours)}
+    variables = command.environment(spec(gpus=processes, nodes=nodes))
+    return {key: value for key, value in variables.items() if key.startswith(ours)}
 
 
 def losses(run: Path) -> list[float]:
@@ -49,10 +65,10 @@ def end(process: subprocess.Popen) -> None:
     process.wait(60)
 
 
-def run(command: list[str], env: dict[str, str], cwd: Path, limit_s: float = 400) -> subprocess.CompletedProcess:
+def run(line: list[str], env: dict[str, str], cwd: Path, limit_s: float = 400) -> subprocess.CompletedProcess:
     """Run a launcher to its end; both streams in `stdout`. What it leaves behind after `limit_s` is killed, and it fails."""
     process = subprocess.Popen(
-        command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+        line, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
     )
     try:
         output, _ = process.communicate(timeout=limit_s)
@@ -60,4 +76,4 @@ def run(command: list[str], env: dict[str, str], cwd: Path, limit_s: float = 400
         end(process)
         output, _ = process.communicate()
         raise AssertionError(f"still running after {limit_s} s:\n{output[-3000:]}") from None
-    return subprocess.CompletedProcess(command, process.returncode, output)
+    return subprocess.CompletedProcess(line, process.returncode, output)
