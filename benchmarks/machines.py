@@ -82,7 +82,7 @@ def toy(steps: int, every: int, step_s: float = 0.05) -> Training:
     return Training("toy", every, step_s, 160_000, create, expected, environment, trained)
 
 
-def tiny(steps: int, every: int, step_s: float = 0.1) -> Training:
+def tiny(steps: int, every: int, step_s: float = 0.3) -> Training:
     """The built-in trainer on the tiny model, its steps slowed down to `step_s`."""
     changed = {"max_train_steps": steps, "save_every_n_steps": every}
 
@@ -102,7 +102,7 @@ def tiny(steps: int, every: int, step_s: float = 0.1) -> Training:
         return [line["step"] for line in found[restored:] if line["kind"] == "step"]
 
     return Training(
-        ref.NAME, every, step_s, 400_000, create, lambda: ref.reference(0, changed).sha256, environment, trained
+        ref.NAME, every, step_s, 1_000_000, create, lambda: ref.reference(0, changed).sha256, environment, trained
     )
 
 
