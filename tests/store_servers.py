@@ -478,7 +478,13 @@ class _HubAnswers(BaseHTTPRequestHandler):
                 return 200, [_row(p, files[p]) for p in json.loads(body)["paths"] if p in files], {}
             if what.startswith("tree"):
                 prefix = urllib.parse.unquote(what.removeprefix("tree").lstrip("/"))
-                return 200, [_row(p, row) for p, row in sorted(files.items()) if p.startswith(prefix)], {}
+                found = [_row(p, row) for p, row in sorted(files.items()) if p.startswith(prefix)]
+                if "recursive=true" in self.path.lower():
+                    return 200, found, {}
+                start = len(prefix) + 1 if prefix else 0  # only what is directly below
+                folders = {row["path"][:at] for row in found if (at := row["path"].find("/", start)) > 0}
+                rows = [row for row in found if "/" not in row["path"][start:]]
+                return 200, rows + [{"type": "directory", "path": path} for path in sorted(folders)], {}
             assert what == "batch", path
             for line in body.splitlines():
                 self.change(files, json.loads(line))

@@ -308,13 +308,13 @@ def test_a_restore_that_is_killed_is_repeated_and_keeps_what_it_fetched(run, pla
     outputs = other()
     reads, read = [0], place.kind.read
 
-    def few(name, start, length):
+    def interrupted(name, start, length):
         reads[0] += 1
         if name.startswith(f"{run.name}/{FILES}/") and reads[0] % 5 == 0:
             raise KeyboardInterrupt
         return read(name, start, length)
 
-    monkeypatch.setattr(place.kind, "read", few)
+    monkeypatch.setattr(place.kind, "read", interrupted)
     fetched, rounds, done = 0, 0, None
     while done is None and rounds < 50:
         rounds += 1

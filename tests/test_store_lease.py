@@ -95,13 +95,13 @@ class Contender:
 
     def live(self) -> None:
         try:
-            self.turn()
+            self.wait_here()
             while True:
                 if self.lease.poll() in (LOST, RELEASED):
                     self.lease = Lease(
                         self, replace(self.lease.owner), PERIOD_S, clock=self.lease.clock, dead=lambda o: False
                     )
-                self.turn()
+                self.wait_here()
         except Over:
             pass
         except BaseException as error:  # noqa: BLE001 - shown by `step`
@@ -118,7 +118,7 @@ class Contender:
         if self.error is not None:
             raise self.error
 
-    def turn(self) -> None:
+    def wait_here(self) -> None:
         """Stop here until the schedule lets this contender go on."""
         self.parked.release()
         self.go.acquire()
@@ -136,7 +136,7 @@ class Contender:
         return self
 
     def _write(self, name: str, data: bytes, create: bool = False) -> bool:
-        self.turn()
+        self.wait_here()
         files = self.world.files
         fault = self.world.faults.pop(0) if self.world.faults else ""
         if fault == "fails":
@@ -144,7 +144,7 @@ class Contender:
         done = not create or name not in files
         if done and fault != "lost":
             files[name] = data
-        self.turn()
+        self.wait_here()
         if fault == "no answer":
             raise Unavailable("injected")
         return done or files.get(name) == data
@@ -155,27 +155,27 @@ class Contender:
     def create(self, name: str, data: bytes) -> bool:
         if self.exclusive:
             return self._write(name, data, create=True)
-        self.turn()
+        self.wait_here()
         if name in self.world.files:
             return self.world.files[name] == data
         return self._write(name, data)
 
     def read(self, name: str, most_bytes: int = 0) -> bytes:
-        self.turn()
+        self.wait_here()
         data = self.world.files.get(name)
-        self.turn()
+        self.wait_here()
         if data is None:
             raise NotFound(name)
         return data
 
     def list(self, folder: str = "") -> dict[str, Entry]:
-        self.turn()
+        self.wait_here()
         names = [name for name in self.world.files if name.startswith(folder)]
-        self.turn()
+        self.wait_here()
         return {name: Entry(1) for name in names}
 
     def delete(self, names) -> None:
-        self.turn()
+        self.wait_here()
         for name in names:
             self.world.files.pop(name, None)
 

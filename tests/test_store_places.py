@@ -57,6 +57,10 @@ def test_what_is_written_is_read_and_listed(place, tmp_path):
     }
     assert set(place.list("files")) == set(place.list())
     assert place.under("files").read("small") == b"two!"
+    place.put("other/deep/x", b"1")
+    place.put("file", b"1")
+    assert place.folders() == ["files", "other"] and place.under("none").folders() == []
+    place.delete(["other/deep/x", "file"])
     seen = bytearray()
     place.get("files/big", tmp_path / "copy", BIG, seen.extend)
     assert (tmp_path / "copy").read_bytes() == big.read_bytes() == bytes(seen)

@@ -18,30 +18,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
-from launch.common import LaunchError
+from launch.store.kind import Entry, Kind, Meter, NotFound, Refused, StoreError, Unavailable
+
+__all__ = ["Entry", "Kind", "Meter", "NotFound", "Refused", "StoreError", "Unavailable"]
 
 T = TypeVar("T")
 PIECE = 8 << 20  # bytes that one reading call fetches
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}){0,7}")
-
-
-class StoreError(LaunchError):
-    """What failed in a store, where, and what to do."""
-
-
-class NotFound(StoreError):
-    """The store has no file of this name."""
-
-
-class Refused(StoreError):
-    """The store answered, and repeating the call does not help: no permission, no such bucket, no space left."""
-
-
-class Unavailable(StoreError):
-    """The store did not answer, or failed each time. A later call may succeed."""
 
 
 @dataclass(frozen=True)
@@ -53,52 +39,6 @@ class Limits:
     first_wait_s: float = 0.25
     longest_wait_s: float = 8.0
     bytes_per_s: float = 0.0  # 0: no limit
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A file of a place: its size in bytes, and when it was written (Unix time by the place's clock; None if unknown)."""
-
-    size: int
-    modified_s: float | None = None
-
-
-Meter = Callable[[int], None]
-"""Called with the number of bytes that were moved; waits where that was too fast. A call that calls it has not stalled."""
-
-
-class Kind(Protocol):
-    """One kind of place. Names are checked already. Calls may raise OSError and `failures`; they are not repeated here.
-
-    FileNotFoundError: no such name. FileExistsError: only from `create`. `refusal` tells which errors are final.
-    """
-
-    exclusive: bool
-    failures: tuple[type[Exception], ...]
-
-    def size(self, name: str) -> int:
-        """The size of a file in bytes."""
-
-    def read(self, name: str, start: int, length: int) -> bytes:
-        """At most `length` bytes of a file from byte `start`."""
-
-    def put(self, name: str, source: bytes | str, meter: Meter) -> None:
-        """Replace a file by bytes, or by the contents of the file at the path `source`."""
-
-    def create(self, name: str, data: bytes) -> None:
-        """Write a file that does not exist. Where `exclusive` is False, two callers may both succeed."""
-
-    def list(self, prefix: str) -> dict[str, Entry]:
-        """The files below a folder, at any depth, by name; {} where there is none."""
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete files; names that do not exist are ignored."""
-
-    def refusal(self, error: Exception) -> str:
-        """Why repeating the call cannot help, and what to do; "" where it may help."""
-
-    def reset(self) -> None:
-        """Drop connections after a failure."""
 
 
 def check_name(name: str) -> str:
@@ -228,6 +168,15 @@ class Place:
             for name, entry in sorted(found.items())
             if name.startswith(self.prefix) and NAME.fullmatch(name[cut:])
         }
+
+    def folders(self) -> Sequence[str]:
+        """The names of the folders in this place, without what is in them: in a store, its runs.
+
+        Raises:
+            Refused, Unavailable.
+        """
+        found = self._call("list folders", lambda tick: self.kind.folders(self.prefix))
+        return sorted(name for name in set(found) if "/" not in name and NAME.fullmatch(name))
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; those that do not exist are ignored.

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launch.store.places import Entry, Meter
+from launch.store.kind import Entry, Meter
 
 BLOCK = 1 << 20
 LEFT_S = 24 * 3600.0  # a hidden file older than this was left by a killed writer
@@ -130,6 +130,14 @@ class FolderKind:
                     with contextlib.suppress(OSError):  # tried again by the next listing
                         path.unlink()
         return found
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        """The folders directly in `prefix`. Raises OSError."""
+        try:
+            with os.scandir(self.root / prefix) as rows:
+                return [row.name for row in rows if row.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete files. Raises OSError."""

@@ -18,7 +18,7 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.callbacks import Callback
 
-from launch.store.places import Entry, Meter
+from launch.store.kind import Entry, Meter
 
 CHUNK = 8 << 20  # bytes of one part of an upload; S3 takes at least 5 MiB and at most 10,000 parts
 CONNECT_S, READ_S = 10, 25  # below the limit of a call, so that the library's own retry comes first
@@ -133,6 +133,15 @@ class FsspecKind:
             for row in rows
             if row.get("type") == "file"
         }
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        """The names before the next slash after `prefix`."""
+        self.fs.invalidate_cache()
+        try:
+            rows = self.fs.ls(prefix.rstrip("/"), detail=True)
+        except FileNotFoundError:
+            return []
+        return [str(row["name"]).rstrip("/").rpartition("/")[2] for row in rows if row.get("type") == "directory"]
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete objects."""

@@ -15,7 +15,7 @@ from typing import Any
 import hf_xet
 import httpx2
 from huggingface_hub import HfApi
-from huggingface_hub._buckets import BucketFile, _BucketAddFile
+from huggingface_hub._buckets import BucketFile, BucketFolder, _BucketAddFile
 from huggingface_hub.errors import BucketNotFoundError, EntryNotFoundError, HfHubHTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils._xet import (
     XetTokenType,
@@ -24,7 +24,7 @@ from huggingface_hub.utils._xet import (
     xet_headers_without_auth,
 )
 
-from launch.store.places import Entry, Meter, StoreError
+from launch.store.kind import Entry, Meter, StoreError
 
 BLOCK = 1 << 20
 
@@ -127,6 +127,12 @@ class HubKind:
         rows = _found(lambda: list(self.api.list_bucket_tree(self.bucket, prefix.rstrip("/") or None, recursive=True)))
         files = [row for row in rows or [] if isinstance(row, BucketFile) and row.path.startswith(prefix)]
         return {row.path: Entry(int(row.size), row.mtime.timestamp() if row.mtime else None) for row in files}
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        """The folders directly in `prefix`."""
+        rows = _found(lambda: list(self.api.list_bucket_tree(self.bucket, prefix.rstrip("/") or None, recursive=False)))
+        inside = [row for row in rows or [] if row.path.startswith(prefix)]
+        return [row.path.removeprefix(prefix).rstrip("/") for row in inside if isinstance(row, BucketFolder)]
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete files."""

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 import paramiko
 from fsspec.implementations.sftp import SFTPFileSystem
 
-from launch.store.places import Entry, Meter, StoreError
+from launch.store.kind import Entry, Meter, StoreError
 
 BLOCK, WINDOW = 1 << 18, 1 << 20  # bytes of one read, and of the writes that are under way together
 CONNECT_S, CALL_S = 10.0, 25.0
@@ -171,6 +171,15 @@ class SftpKind:
                     elif stat.S_ISREG(row.st_mode):
                         found[name] = Entry(int(row.st_size or 0), row.st_mtime)
         return found
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        """The folders directly in `prefix`."""
+        with self._session() as ftp:
+            try:
+                rows = ftp.listdir_attr(self._path(prefix.strip("/")))
+            except FileNotFoundError:
+                return []
+        return [row.filename for row in rows if row.st_mode is not None and stat.S_ISDIR(row.st_mode)]
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete files."""
