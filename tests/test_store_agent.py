@@ -209,6 +209,7 @@ def test_a_store_that_fails_during_the_training_does_not_stop_it_and_a_second_st
     Path(address).write_text("not a folder")
     one.until(lambda: "copying the last files" in one.status().get("message", ""), "the last copy")
     assert one.status()["state"] == "stopping" and one.lora() == TRAINING.expected()
+    one.until(lambda: "the LoRA" in (one.status()["store"]["pending"] or ""), "what is missing")
     shown = line(one.folder, read_status(one.folder))
     assert "stopping" in shown and ", store: cannot " in shown
     one.process.send_signal(signal.SIGINT)

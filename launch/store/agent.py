@@ -292,11 +292,14 @@ class Agent:
             damaged = found
         self.report.set(ready=True, message="the lease is held")
         self.copier = Copier(self.place, self.folder, self.lease, damaged)
-        seen, done, noted = "", 0, set[str]()
+        seen, shown, done, noted = "", "", 0, set[str]()
         wait_s, next_s, copied_s = RETRY_S, 0.0, -1e9
         while True:
             wanted, newest = self.wanted(), self.signature()
             order, final = wanted
+            if newest != shown:
+                shown = newest
+                self.report.set(pending=self.pending())
             now_s = time.monotonic()
             due = newest != seen or now_s - copied_s >= self.limits.copy_s
             if final or order > done or (due and now_s >= next_s):
