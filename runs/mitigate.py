@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from runs.command import caching, dataset_toml, environment, flags, launch, sample_prompts, tier_flags, world
+from runs.command import caching, dataset_toml, environment, flags, launch, sample_prompts, tier_flags
 from runs.files import RunError
 
 if TYPE_CHECKING:
@@ -114,22 +114,21 @@ def no_block_swap(spec: "RunSpec") -> Changed:
 
 
 def one_gpu(spec: "RunSpec") -> Changed:
-    """One GPU of the first machine instead of several; gradients are accumulated, so the effective batch stays."""
-    if world(spec) == 1:
+    """One GPU of each machine instead of several; gradients are accumulated, so the effective batch stays."""
+    if spec.gpus == 1:
         return _same(spec)
-    steps = spec.gradient_accumulation * world(spec)
+    steps = spec.gradient_accumulation * spec.gpus
     # kohya's trainers then keep the noise and the order of several processes (sd_scripts_patches/batch_seeds.py)
     seeds = {} if spec.backend == "diffusers" else {"HANGPROOF_BATCH_SEEDS": "1"}
+    several = () if spec.nodes > 1 else SEVERAL_GPUS
     changed = spec.changed(
         gpus=1,
-        nodes=1,
         gradient_accumulation=steps,
         environment={**spec.environment, **seeds},
-        extra=_without(spec, *SEVERAL_GPUS),
+        extra=_without(spec, *several),
     )
-    machines = f" on {spec.nodes} machines" if spec.nodes > 1 else ""
-    sentence = f"one GPU instead of {world(spec)}{machines}; gradients of {steps} batches make up one step as before"
-    return changed, sentence
+    each = " in each machine" if spec.nodes > 1 else ""
+    return changed, f"one GPU instead of {spec.gpus}{each}; gradients of {steps} batches make up one step as before"
 
 
 def sampling_off(spec: "RunSpec") -> Changed:

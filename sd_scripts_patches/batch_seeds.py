@@ -1,15 +1,16 @@
 """N processes train as one with N times the accumulation: random numbers follow from the number of the batch.
 
-With N processes, kohya's trainers train otherwise than with one and N times the accumulation, in three ways (measured on
+With N processes, kohya's trainers train otherwise than with one and N times the accumulation, in four ways (measured on
 v0.10.1, v0.11.1 and musubi-tuner v0.3.4 with tiny weights):
 
 - Every rank seeds its generators alike. So in each step all ranks add the same noise, at the same timestep, to different
   images: N images teach one noise level instead of N.
 - The order of an epoch comes from a generator that accelerate makes for several processes only.
+- Where the batches of an epoch do not divide by N, accelerate repeats its first ones, and they are learned twice.
 - sd-scripts shuffles its buckets after the first batch that a process has read in an epoch, so N processes train N batches
   in the order of the epoch before, and leave out or repeat images.
 
-So with several processes the noise, the order and what is drawn while a batch is read follow from the seed of the run, the
+So with several processes a repeated batch has no part in its step, and the noise, the order and what is drawn while a batch is read follow from the seed of the run, the
 epoch, and the number of the batch in it, over all processes. One process keeps kohya's own stream of random numbers, unless
 the setting `batch_seeds` is 1: then it trains as N processes do, which is how both are compared, and how a run continues on
 one GPU.
@@ -45,9 +46,20 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+_batches = 0  # of an epoch, over all processes
+_repeated = False
+
+
+def repeated() -> bool:
+    """Is the batch that is trained now there only to give each process as many? Another process trains it in this epoch."""
+    return _repeated
+
+
 def begin_training(loader: Any) -> None:
     """Before the first epoch: all ranks, and one process, draw the order of an epoch from the same generator."""
-    sampler = data_order.innermost_batch_sampler(loader.batch_sampler).sampler
+    global _batches
+    owner = data_order.innermost_batch_sampler(loader.batch_sampler)
+    sampler, _batches = owner.sampler, len(owner)
     if by_batch() and getattr(sampler, "generator", None) is not None:
         sampler.generator = None
 
@@ -60,6 +72,8 @@ def begin_epoch(seed: int, epoch: int) -> None:
 
 def begin_batch(seed: int, epoch: int, batch: int, accelerator: Any) -> None:
     """Before batch `batch` (its index among those of this process) of an epoch is trained."""
+    global _repeated
     if by_batch():
         number = batch * accelerator.num_processes + accelerator.process_index
+        _repeated = number >= _batches
         seed_all(seed_for(seed, "noise", epoch, number))

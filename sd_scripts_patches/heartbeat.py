@@ -22,8 +22,8 @@ from typing import Any
 
 from guards import crash, turns
 from guards.heartbeat import REQUEST_STOP
+from sd_scripts_patches import batch_seeds, hooks, session, timeouts
 from sd_scripts_patches import exit as exit_patch
-from sd_scripts_patches import hooks, session, timeouts
 from sd_scripts_patches.patch import Patch, Target
 
 TRAINER = "train_network"
@@ -116,15 +116,15 @@ def _loader_begins(original: Callable) -> Callable:
     return __init__
 
 
-def agree(accelerator: Any, loss: float, stop: bool) -> tuple[float, bool]:
-    """Return the loss of a step as the mean over all ranks, and whether one of them is to stop. All ranks call it."""
-    if accelerator is None or accelerator.num_processes < 2:
-        return loss, stop
-    import torch
+def agree(accelerator: Any, losses: list[float], stop: bool) -> tuple[float, bool]:
+    """Return the mean loss of a step over the batches of all ranks, and whether one rank is to stop. All ranks call it."""
+    total, count, stops = sum(losses), float(len(losses)), float(stop)
+    if accelerator is not None and accelerator.num_processes > 1:
+        import torch
 
-    both = torch.tensor([loss, float(stop)], device=accelerator.device, dtype=torch.float32)
-    mean, stops = accelerator.reduce(both, reduction="mean").tolist()
-    return mean, stops > 0
+        own = torch.tensor([total, count, stops], device=accelerator.device, dtype=torch.float64)
+        total, count, stops = accelerator.reduce(own, reduction="sum").tolist()
+    return total / count if count else math.nan, stops > 0
 
 
 class TrainingLoop:
@@ -184,7 +184,10 @@ class TrainingLoop:
             if not self.losses and _scheduler is not None:
                 self.lr = float(_scheduler.get_last_lr()[0])
             loss = original(*args, **kwargs)
-            self.losses.append(loss.detach())
+            if batch_seeds.repeated():
+                loss = loss * 0  # no gradient, and no part in the mean
+            else:
+                self.losses.append(loss.detach())
             beat.item(len(self.losses))
             return loss
 
@@ -211,10 +214,10 @@ class TrainingLoop:
 
     def record_step(self, step: int) -> None:
         """Optimizer step `step` is complete: record the mean loss of its micro-batches and its learning rate."""
-        loss = sum(float(x) for x in self.losses) / len(self.losses) if self.losses else math.nan
+        losses = [float(loss) for loss in self.losses]
         self.losses.clear()
         self.step = step
-        loss, self.stop = agree(self.accelerator, loss, self.beat.request == REQUEST_STOP)
+        loss, self.stop = agree(self.accelerator, losses, self.beat.request == REQUEST_STOP)
         now = time.monotonic()
         step_s = now - max(self.step_start_s, session.nested_phase_end_s())
         epoch = _epoch.value if _epoch is not None else 0

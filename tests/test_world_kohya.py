@@ -2,13 +2,14 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import resume_helpers
 import tiny_musubi
 import tiny_sd_scripts
-from world_helpers import difference, exported, launcher, losses, run
+from world_helpers import at_node, difference, exported, free_port, launcher, losses, run
 
 from guards import checkpoint, heartbeat
 
@@ -27,8 +28,11 @@ BY_BATCH = {"HANGPROOF_BATCH_SEEDS": "1"}
 SAVES = ["--save_state", "--save_every_n_steps", "2"]
 
 
-def train(backend: str, out: Path, processes: int, *more: str, fault: str = "", env=(), **changed: str):
-    """Train with `processes` processes, as the script starts them. Output, losses and metrics are in `out`."""
+def train(backend: str, out: Path, processes: int, *more: str, fault: str = "", env=(), nodes: int = 1, **changed: str):
+    """Train with `processes` processes on each of so many machines, as their scripts start them.
+
+    Output, losses and metrics are in `out`. All machines are this one; the result is that of the first one.
+    """
     out.mkdir(parents=True, exist_ok=True)
     settings = {
         "HANGPROOF_RUN": str(out),
@@ -39,20 +43,26 @@ def train(backend: str, out: Path, processes: int, *more: str, fault: str = "", 
     if fault:
         settings |= {"HANGPROOF_INJECT": "world_faults:inject", "WORLD_FAULT": fault}
     if backend == "musubi":
-        tiny, work = tiny_musubi, tiny_musubi.workdir(images=8)
+        tiny, work = tiny_musubi, tiny_musubi.workdir()
         config = out / "dataset.toml"
         if not config.exists():
             tiny.cached(work, out)
         script, model = tiny.trainer(), "z-image"
         line = tiny.arguments(work, config, out / "made", *more, **changed)
     else:
-        tiny, work = tiny_sd_scripts, tiny_sd_scripts.workdir(images=8)
+        tiny, work = tiny_sd_scripts, tiny_sd_scripts.workdir()
         script, model = "flux_train_network.py", "flux-dev"
         line = tiny.arguments(work, out / "made", *more, **changed)
     variables = tiny.environment(work, **settings)
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(TESTS)])
-    start = [str(tiny.python()), "-m", "accelerate.commands.accelerate_cli", *launcher(processes, backend, model=model)]
-    return run([*start, "-m", "sd_scripts_patches", str(tiny.checkout() / script), *line], variables, tiny.checkout())
+    start = [str(tiny.python()), "-m", "accelerate.commands.accelerate_cli"]
+    rest = ["-m", "sd_scripts_patches", str(tiny.checkout() / script), *line]
+    words = launcher(processes, backend, nodes=nodes, model=model)
+    port = free_port()
+    with ThreadPoolExecutor(nodes) as pool:
+        ranks = [[*start, *at_node(words, node, port), *rest] for node in range(nodes)]
+        first, *_ = pool.map(lambda line: run(line, variables, tiny.checkout()), ranks)
+    return first
 
 
 def one(backend: str, out: Path, accumulation: int, *more: str, **changed: str) -> list[float]:
@@ -66,7 +76,7 @@ def one(backend: str, out: Path, accumulation: int, *more: str, **changed: str) 
 @pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
 @pytest.mark.parametrize("processes", [2, 4])
 def test_n_processes_train_as_one_with_n_times_the_accumulation(backend, processes, tmp_path):
-    """Three epochs of 8 images, which divide by 2 and 4, with a warm-up; sd-scripts flips them while it reads, here in workers."""
+    """Three epochs of 10 or 7 images, which do not divide, with a warm-up; sd-scripts flips them while it reads."""
     more = ["--max_train_epochs", "3", "--lr_warmup_steps", "3", *(["--flip_aug"] if backend == "sd-scripts" else [])]
     alone = one(backend, tmp_path / "one", processes, *more)
     done = train(
@@ -77,6 +87,16 @@ def test_n_processes_train_as_one_with_n_times_the_accumulation(backend, process
     assert len(alone) >= 6 and difference(alone, together) < 1e-5
     print(f"{backend}, {processes} processes: {len(alone)} steps, largest difference {difference(alone, together):.2g}")
     assert (tmp_path / "several/made/tiny.safetensors").is_file()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
+def test_two_machines_train_as_one_process(backend, tmp_path):
+    """Two launchers, each with one process, meet at the first one's address and port."""
+    alone = one(backend, tmp_path / "one", 2, "--max_train_epochs", "2")
+    done = train(backend, tmp_path / "two", 1, "--max_train_epochs", "2", nodes=2)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert difference(alone, losses(tmp_path / "two")) < 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +136,7 @@ def test_a_group_that_is_killed_or_stopped_resumes_bit_for_bit(backend, fault, t
     assert resume_helpers.tensors(tmp_path / final) == resume_helpers.tensors(plain / final)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
 def test_a_smaller_world_is_refused_before_anything_is_written(backend, tmp_path):
     done = train(backend, tmp_path, 1, "--max_train_steps", "2", env={"HANGPROOF_WORLD": "2"})

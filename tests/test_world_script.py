@@ -88,9 +88,13 @@ def test_the_caches_of_musubi_are_made_by_one_process(tmp_path):
 def test_steps_and_the_effective_batch_count_every_process(nodes, gpus):
     several, one = spec(nodes=nodes, gpus=gpus, gradient_accumulation=2), spec(gradient_accumulation=8)
     assert runs.planned_steps(several, 30) == runs.planned_steps(one, 30)
+
+
+def test_one_gpu_keeps_the_machines_and_the_effective_batch():
+    several = spec(nodes=2, gpus=2, gradient_accumulation=2)
     alone, sentence = mitigate.apply(several, "one_gpu")
-    assert (alone.nodes, alone.gpus, alone.gradient_accumulation) == (1, 1, 8)
-    assert sentence.startswith("one GPU instead of 4") and "8 batches" in sentence
+    assert (alone.nodes, alone.gpus, alone.gradient_accumulation) == (2, 1, 4)
+    assert sentence == "one GPU instead of 2 in each machine; gradients of 4 batches make up one step as before"
     assert runs.planned_steps(alone, 30) == runs.planned_steps(several, 30)
     assert mitigate.apply(alone, "one_gpu") == (alone, "")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from guards import crash
 from guards.heartbeat import REQUEST_STOP
-from sd_scripts_patches import ast_utils, hooks, session
+from sd_scripts_patches import ast_utils, batch_seeds, hooks, session
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import heartbeat as common
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP, BASE, CACHE_LATENTS, CACHE_TEXT, LOOP, TRAIN_UTILS
@@ -67,7 +67,10 @@ class TrainingLoop(common.TrainingLoop):
             if not self.losses and common._scheduler is not None:
                 self.lr = float(common._scheduler.get_last_lr()[0])
             loss, metrics = original(*args, **kwargs)
-            self.losses.append(loss.detach())
+            if batch_seeds.repeated():
+                loss = loss * 0  # no gradient, and no part in the mean
+            else:
+                self.losses.append(loss.detach())
             self.beat.item(len(self.losses))
             return loss, metrics
 
