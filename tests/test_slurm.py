@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -285,8 +286,8 @@ def test_a_requeued_job_continues_its_run_and_completes_it_with_the_same_result(
     assert b"HANGPROOF_DATA" in stored and b"me:secret" not in stored, "Slurm keeps the job's environment"
 
 
-def kill_step(cluster, job):
-    """SIGKILL the monitor, its keeper and the training, as the kernel does when a node runs out of memory."""
+def kill_step(cluster, job, at_least=3):
+    """SIGKILL the monitor, its keeper and the training, as a node that runs out of memory may; their process numbers."""
     killed = []
     for process in cluster.processes():
         with contextlib.suppress(psutil.Error):
@@ -298,7 +299,8 @@ def kill_step(cluster, job):
             ):
                 process.kill()
                 killed.append(process.pid)
-    assert len(killed) >= 3, killed
+    assert len(killed) >= at_least or at_least < 3, killed
+    return killed
 
 
 def drain(cluster, job, node):
@@ -602,3 +604,30 @@ def test_a_controller_that_restarts_loses_no_run(cluster, tmp_path):
     cluster.start_controller()
     completed(cluster, folder, job, starts=2)
     assert repeated(folder) == 0
+
+
+@real
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_survives_eight_disturbances_at_random_moments(seed, cluster, tmp_path):
+    """A requeue or a kill -9 of the step at any moment of a start, its first second included; or a warning while it trains."""
+    moments = random.Random(seed)
+    folder = toy_run(tmp_path / "toy", steps=600, pace=0.05, every=20)
+    job, kills = submit(cluster, folder), 0
+    for number in range(8):
+        wait_for(lambda number=number: cluster.job(job).get("Restarts") == str(number), 120, f"start {number + 1}")
+        cluster.wait_state(job, "RUNNING")
+        what = moments.choice(("requeue", "kill", "warning"))
+        if what == "warning":
+            before = len(events(folder, "phase"))
+            wait_for(lambda before=before: [e for e in events(folder, "phase")[before:] if e["phase"] == "step"], 60)
+        time.sleep(moments.uniform(0, 8))
+        if what == "kill":
+            kills += 1
+            wait_for(lambda: kill_step(cluster, job, at_least=1), 60, "a step to kill")
+        else:
+            words = ("scontrol", "requeue") if what == "requeue" else ("scancel", "--signal=TERM", "--batch")
+            cluster.ask(*words, job)
+        print(f"{number + 1}: {what} at step {step_of(folder) if (folder / 'status.json').exists() else 0}")
+    completed(cluster, folder, job, starts=9, steps=600, timeout_s=300)
+    assert repeated(folder) <= 20 * kills
