@@ -1,7 +1,7 @@
 """`python -m launch fleet`: the runs on other machines, read from their stores; and a stop through a store.
 
-Decision: a store is listed once, and of each run three small files are read: its status, the claim of the machine that holds the
-lease, and, for samples, its newest manifest. All that comes from a store is hostile until it has been checked: sizes are
+Decision: of each run in a store three small files are read: its status, the claim of the machine that holds the lease, and, for
+samples, its newest manifest; its checkpoints are not even listed. All that comes from a store is hostile until it has been checked: sizes are
 bounded, only known values are taken over, and a sample is decoded and written anew before a browser sees it.
 
 The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no secret. A
@@ -14,6 +14,7 @@ import json
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ import tomllib
 
 from launch.common import LaunchError
 from launch.store import lease
-from launch.store.manifest import Member, order_of, parse
-from launch.store.places import Entry, Limits, Place, StoreError, open_place
+from launch.store.manifest import MANIFESTS, Member, order_of, parse
+from launch.store.places import Limits, NotFound, Place, StoreError, open_place
 from monitor.phrases import duration
 from monitor.state import FINAL, State
 from runs.files import atomic_write
@@ -34,6 +35,7 @@ STORES = "stores.json"
 STORE_S = 60.0  # for one store
 MOST_RUNS = 100  # of one store, the newest
 MOST_STORES = 50
+THREADS = 8  # calls to one store at the same time
 STATUS_BYTES = 256 << 10
 MANIFEST_BYTES = 4 << 20
 SAMPLES, SAMPLE_BYTES, SAMPLE_PIXELS = 4, 8 << 20, 6000 * 6000
@@ -114,33 +116,36 @@ def read_store(address: str, samples: bool = False) -> list[dict[str, Any]]:
         LaunchError: the store does not answer, or refuses.
     """
     place = open_place(address, LIMITS)
-    by_run: dict[str, dict[str, Entry]] = {}
-    for name, entry in place.list().items():
-        slug, _, rest = name.partition("/")
-        if rest and SLUG.fullmatch(slug):
-            by_run.setdefault(slug, {})[rest] = entry
-    runs = {slug: files for slug, files in by_run.items() if "status.json" in files or lease.claims_of(files)}
-    newest = sorted(runs, key=lambda slug: _changed(runs[slug]), reverse=True)[:MOST_RUNS]
-    return [read_run(place.under(slug), slug, runs[slug], samples) for slug in newest]
+    places = {slug: place.under(slug) for slug in place.folders() if SLUG.fullmatch(slug)}
+    with ThreadPoolExecutor(THREADS) as pool:
+        read = list(pool.map(lambda slug: read_status(places[slug], slug), places))
+        newest = sorted(read, key=lambda run: run["updated_at"] or "", reverse=True)[:MOST_RUNS]
+        found = list(pool.map(lambda run: add_details(places[run["slug"]], run, samples), newest))
+    return [run for run in found if run.pop("has_status") or run["holder"] or run["problem"]]
 
 
-def _changed(files: dict[str, Entry]) -> float:
-    return max((entry.modified_s or 0.0 for entry in files.values()), default=0.0)
-
-
-def read_run(place: Place, slug: str, files: dict[str, Entry], samples: bool) -> dict[str, Any]:
-    """One run of a store. What cannot be read is left out, with the reason in "problem"."""
-    found: dict[str, Any] = {"slug": slug, "name": slug, "state": "unknown", "problem": "", "samples": []}
-    found["stop_requested"] = "requests/stop.json" in files
+def read_status(place: Place, slug: str) -> dict[str, Any]:
+    """What a run's status.json in a store says; its state is "unknown" without one."""
+    run: dict[str, Any] = {"slug": slug, "name": slug, "state": "unknown", "problem": "", "updated_at": None}
+    run |= {"holder": "", "held": False, "stop_requested": False, "samples": [], "has_status": False}
     try:
-        if "status.json" in files:
-            found |= status(place.read("status.json", STATUS_BYTES), slug)
-        found |= holder(place, files)
-        if samples:
-            found["samples"] = thumbnails(place, slug, files)
+        return run | status(place.read("status.json", STATUS_BYTES), slug) | {"has_status": True}
+    except NotFound:
+        return run
     except StoreError as error:
-        found["problem"] = line(str(error), 500)
-    return found
+        return run | {"problem": line(str(error), 500)}
+
+
+def add_details(place: Place, run: dict[str, Any], samples: bool) -> dict[str, Any]:
+    """Add who holds the lease, whether a stop is requested, and samples; what cannot be read is named in "problem"."""
+    try:
+        run |= holder(place)
+        run["stop_requested"] = "requests/stop.json" in place.list("requests")
+        if samples:
+            run["samples"] = thumbnails(place, run["slug"])
+    except StoreError as error:
+        run["problem"] = run["problem"] or line(str(error), 500)
+    return run
 
 
 def status(data: bytes, slug: str) -> dict[str, Any]:
@@ -170,9 +175,9 @@ def status(data: bytes, slug: str) -> dict[str, Any]:
     return found
 
 
-def holder(place: Place, files: dict[str, Entry]) -> dict[str, Any]:
+def holder(place: Place) -> dict[str, Any]:
     """Which machine holds the run's lease: {"holder", "held"}."""
-    claims = lease.claims_of(files)
+    claims = lease.claims_of(place.list(lease.FOLDER))
     newest = [name for name, number in claims.items() if number == max(claims.values())]
     found = [claim for name in newest[:4] if (claim := lease.parse_claim(place.read(name, 1 << 16)))]
     claim = max(found, key=lambda one: one.held, default=None)
@@ -195,8 +200,8 @@ def request_stop(address: str, slug: str, now: bool = False) -> None:
     if not SLUG.fullmatch(slug):
         raise LaunchError(f"{slug[:100]!r} is not the name of a run in a store")
     place = open_place(address, LIMITS).under(slug)
-    if not {"status.json", "lease"} & {name.partition("/")[0] for name in place.list()}:
-        raise LaunchError(f"{address} has no run {slug}")
+    if not lease.claims_of(place.list(lease.FOLDER)):
+        raise LaunchError(f"{address} has no run {slug} that a machine trains")
     place.put("requests/stop.json", json.dumps({"now": now, "at": lease.utc_now()}).encode())
 
 
@@ -208,8 +213,9 @@ def thumbs_dir() -> Path:
     return data_root() / ".cache" / THUMBS
 
 
-def thumbnails(place: Place, slug: str, files: dict[str, Entry]) -> list[str]:
+def thumbnails(place: Place, slug: str) -> list[str]:
     """File names, in `thumbs_dir()`, of small pictures of the newest samples; [] where there are none."""
+    files = place.list(MANIFESTS)
     manifests = {name: order for name in files if (order := order_of(name))}
     if not manifests:
         return []

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from ui_page import a_tab, faint_texts, nameless_controls, open_page, until
 from benchmarks.machines import Machine, toy
 from launch import fleet
 from launch.common import LaunchError
-from launch.store.lease import Lease
+from launch.store.lease import Lease, this_owner
 from launch.store.manifest import Manifest, Member
 from launch.store.places import open_place
 from runs.paths import ROOT
@@ -42,6 +43,10 @@ def put_run(store: Path, slug: str = "far-cat", **status) -> Path:
     at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     values = {"name": "far cat", "state": "running", "step": 40, "planned_steps": 100, "loss": 0.25, "updated_at": at}
     (folder / "status.json").write_text(json.dumps({**values, **status}))
+    owner = {**asdict(this_owner()), "host": "far.example"}
+    (folder / "lease").mkdir()
+    claim = {"number": 1, "owner": owner, "beat": 3, "held": True, "released": False, "period_s": 60}
+    (folder / "lease" / "000001.json").write_text(json.dumps(claim))
     return folder
 
 
@@ -69,16 +74,18 @@ def test_a_store_shows_its_runs_with_the_machine_that_holds_each(data, tmp_path)
     store = tmp_path / "store"
     put_run(store)
     put_run(store, "done", state="completed", step=100)
-    lease = Lease(open_place(str(store)).under("far-cat"))
+    lease = Lease(open_place(str(store)).under("starting"))  # has a lease, and no status yet
     wait_for(lambda: lease.poll() == "held", what="the lease is held")
     put_sample(store, picture())
     (store / "far-cat" / "requests").mkdir()
+    (store / "an-empty-folder").mkdir()
     (store / "not a run").mkdir()
     found = {run["slug"]: run for run in fleet.read_store(str(store), samples=True)}
-    assert set(found) == {"far-cat", "done"}
+    assert set(found) == {"far-cat", "done", "starting"}
+    assert found["starting"]["state"] == "unknown" and socket.gethostname() in found["starting"]["holder"]
     one = found["far-cat"]
     assert (one["state"], one["step"], one["planned_steps"], one["loss"]) == ("running", 40, 100, 0.25)
-    assert one["held"] and socket.gethostname() in one["holder"] and not one["stop_requested"] and not one["problem"]
+    assert one["held"] and "far.example" in one["holder"] and not one["stop_requested"] and not one["problem"]
     (thumb,) = one["samples"]
     with Image.open(fleet.thumbs_dir() / thumb) as image:
         assert image.format == "JPEG" and max(image.size) <= fleet.THUMB_SIDE
@@ -102,7 +109,6 @@ def test_a_hostile_status_costs_only_itself(data, tmp_path, content):
     store = tmp_path / "store"
     put_run(store, "bad")
     (store / "bad" / "status.json").write_bytes(content)
-    (store / "bad" / "lease").mkdir()
     (store / "bad" / "lease" / "000001.json").write_bytes(content)
     put_run(store, "good")
     found = {run["slug"]: run for run in fleet.read_store(str(store), samples=True)}
