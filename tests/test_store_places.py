@@ -1,6 +1,8 @@
 """Every kind of place keeps the same promises: names, exclusive creation, sizes, limits of time and speed, failures."""
 
+import gc
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,6 +202,52 @@ def test_bytes_per_second_are_limited(server, tmp_path):
     place.get("files/x", tmp_path / "y", len(data))
     assert time.monotonic() - began > 0.7
     assert (tmp_path / "y").read_bytes() == data
+
+
+def test_a_limited_upload_delays_no_other_call(tmp_path, monkeypatch, moto_port):
+    """A lease is renewed while a large file is sent slowly: all calls of fsspec share one event loop."""
+    with serving("s3", tmp_path, monkeypatch, moto_port) as server:
+        check_that_calls_go_on(server, tmp_path)
+
+
+def check_that_calls_go_on(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(os.urandom(BIG))
+    place = server.place(QUICK)
+    place.put("files/first", b"1")
+    slow = server.place(Limits(call_s=20, tries=1, bytes_per_s=1_000_000))
+    thread = threading.Thread(target=lambda: slow.put("files/x", tmp_path / "x"), daemon=True)
+    thread.start()
+    slowest = 0.0
+    while thread.is_alive() and slowest < 5:
+        began = time.monotonic()
+        place.put("lease/000001.json", b"1")
+        slowest = max(slowest, time.monotonic() - began)
+        time.sleep(0.1)
+    thread.join(60)
+    assert slowest < 5
+    assert place.list("files")["files/x"].size == BIG
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_upload_that_is_given_up_is_not_visible(kind, tmp_path, monkeypatch, moto_port):
+    with serving(kind, tmp_path, monkeypatch, moto_port) as server:
+        (tmp_path / "x").write_bytes(os.urandom(BIG + 8_000_000))
+        place = server.place(QUICK)
+        place.put("first", b"1")
+        moved = [0]
+
+        class Stop(Exception):
+            pass
+
+        def meter(count: int) -> None:
+            moved[0] += count
+            if moved[0] > BIG:
+                raise Stop
+
+        with pytest.raises(Stop):
+            place.kind.put(f"{place.prefix}files/x", str(tmp_path / "x"), meter)
+        gc.collect()
+        assert place.list("files") == {}
 
 
 def test_nothing_half_written_is_visible_in_a_folder(tmp_path):

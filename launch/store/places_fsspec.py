@@ -10,6 +10,7 @@ import contextlib
 import errno
 import importlib
 import itertools
+import os
 import threading
 from collections.abc import Sequence
 from datetime import datetime
@@ -20,6 +21,7 @@ from fsspec.callbacks import Callback
 
 from launch.store.kind import Entry, Meter
 
+BLOCK = 1 << 20
 CHUNK = 8 << 20  # bytes of one part of an upload; S3 takes at least 5 MiB and at most 10,000 parts
 CONNECT_S, READ_S = 10, 25  # below the limit of a call, so that the library's own retry comes first
 
@@ -31,7 +33,6 @@ OPTIONS: dict[str, dict[str, Any]] = {  # scheme: arguments of its file system
             "read_timeout": READ_S,
             "retries": {"mode": "standard", "max_attempts": 2},
         },
-        "max_concurrency": 2,
         **_NO_CACHE,
     },
     "gs": {"timeout": READ_S, **_NO_CACHE},
@@ -39,6 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # scheme: arguments of its file system
     "memory": {},
 }
 CREATES = {"s3": True, "gs": True, "az": False, "memory": True}  # whether "create" is one atomic request
+STREAMS = ("s3", "gs", "memory")  # whose files can be written in parts and given up
 LIBRARY_ERRORS = {  # scheme: the classes of the library's errors that are no OSError
     "s3": ("botocore.exceptions:BotoCoreError", "botocore.exceptions:ClientError", "aiohttp:ClientError"),
     "gs": ("gcsfs.retry:HttpError", "aiohttp:ClientError", "google.auth.exceptions:GoogleAuthError"),
@@ -54,8 +56,8 @@ def make(scheme: str, body: str) -> tuple["FsspecKind", str]:
     return FsspecKind(scheme), body
 
 
-class _Metered(Callback):
-    """Reports what fsspec has sent, part by part."""
+class _Ticks(Callback):
+    """Says that fsspec is still sending; never waits, because it is called in fsspec's event loop."""
 
     def __init__(self, meter: Meter):
         super().__init__()
@@ -63,12 +65,7 @@ class _Metered(Callback):
 
     def relative_update(self, inc: int = 1) -> None:
         super().relative_update(inc)
-        self.meter(inc)
-
-    def absolute_update(self, value: int) -> None:
-        before = self.value
-        super().absolute_update(value)
-        self.meter(max(0, value - before))
+        self.meter(0)
 
 
 class FsspecKind:
@@ -107,9 +104,34 @@ class FsspecKind:
         if isinstance(source, bytes):
             self.fs.pipe_file(name, source)
             meter(len(source))
+        elif self.scheme not in STREAMS:
+            size = os.path.getsize(source)
+            self.fs.put_file(source, name, callback=_Ticks(meter))
+            meter(size)
+        elif os.path.getsize(source) <= CHUNK:
+            with open(source, "rb") as file:
+                self.put(name, file.read(), meter)
         else:
-            more = {"chunksize": CHUNK} if self.scheme in ("s3", "gs") else {}
-            self.fs.put_file(source, name, callback=_Metered(meter), **more)
+            self._stream(name, source, meter)
+
+    def _stream(self, name: str, source: str, meter: Meter) -> None:
+        """Send a large file in parts; it is visible when the last has arrived.
+
+        The meter waits in this thread. In a callback of put_file it would stop the one event loop that all of fsspec's calls
+        share, and with it the renewal of a lease.
+        """
+        target = self.fs.open(name, "wb", block_size=CHUNK)
+        try:
+            with open(source, "rb") as file:
+                while block := file.read(BLOCK):
+                    target.write(block)
+                    meter(len(block))
+            target.close()
+        except BaseException:
+            target.closed = True  # else its destructor completes the upload with what has arrived
+            with contextlib.suppress(*self.failures):
+                target.discard()
+            raise
 
     def create(self, name: str, data: bytes) -> None:
         """Write a new object. Raises FileExistsError."""
