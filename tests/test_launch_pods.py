@@ -247,3 +247,20 @@ def test_the_container_log_says_how_the_runs_ended(tmp_path, monkeypatch):
     first, second = endings({"cat"})
     assert first == "cat: preempted: this machine has none"
     assert second == "cat: not in the store: the checkpoint of step 40. It is kept on this machine's disk"
+
+
+def test_a_provider_that_refuses_to_stop_the_pod_is_asked_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    denied = {"title": "Forbidden", "status": 403, "detail": "access denied"}
+    with provider((403, denied), (200, {"id": "p"})) as double:
+        monkeypatch.setenv("HANGPROOF_RUNPOD_URL", double.url)
+        container = Container(1, {**RUNPOD, "HANGPROOF_STOP_POD": "1", "HANGPROOF_STOP_AFTER_S": "0"})
+        container.idle.failed = "cat cannot start"
+        container._stop_when_idle()
+        assert "still costs money" in capsys.readouterr().err and len(double.requests) == 1
+        container._stop_when_idle()
+        assert len(double.requests) == 1, "not before five minutes have passed"
+        container.stop_at_s = 0.0
+        container._stop_when_idle()
+        said = capsys.readouterr().err
+        assert len(double.requests) == 2 and "cat cannot start" in said and KEY not in said
