@@ -140,11 +140,16 @@ class Cluster:
             daemon.wait(10)
 
     def processes(self) -> list[psutil.Process]:
-        """Every process whose environment names this cluster: daemons, step managers, jobs, what jobs left behind."""
-        found = []
+        """Every process of this cluster by its environment: daemons, jobs, what jobs left behind; and the managers of steps.
+
+        slurmstepd writes its title over its environment; its log is a file of the cluster.
+        """
+        found, logs = [], f"{self.folder}/"
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 ours = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
+                if not ours and process.name().startswith("slurmstepd"):
+                    ours = any(file.path.startswith(logs) for file in process.open_files())
                 if ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return [process for process in found if process.pid != os.getpid()]
