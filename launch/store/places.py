@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -26,7 +27,8 @@ from launch.store.kind import Entry, Kind, Meter, NotFound, Refused, StoreError,
 __all__ = ["Entry", "Kind", "Meter", "NotFound", "Refused", "StoreError", "Unavailable"]
 
 T = TypeVar("T")
-PIECE = 8 << 20  # bytes that one reading call fetches
+PIECE = 8 << 20  # bytes that one reading call fetches; a kind sends no more without calling its meter
+SLOWEST = 50_000.0  # bytes a second of a line that is still used: what a piece may take beyond the limit of a call
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}){0,7}")
 
 
@@ -110,8 +112,9 @@ class Place:
         with open(path, "wb") as file:
             at = 0
             while at < size:
-                start, length = at, min(piece, size - at)
-                data = self._call(f"read {name}", lambda tick, s=start, n=length: self.kind.read(key, s, n))  # type: ignore[misc]
+                length = min(piece, size - at)
+                reading = partial(self._read_piece, key, at, length)
+                data = self._call(f"read {name}", reading, more_s=length / SLOWEST)
                 if not data:
                     raise StoreError(f"{self.address}/{name} ends after {at} of {size} bytes; it is not used")
                 data = data[: size - at]
@@ -119,6 +122,9 @@ class Place:
                 on_bytes(data)
                 at += len(data)
                 self._pace.spend(len(data))
+
+    def _read_piece(self, key: str, start: int, length: int, tick: Meter) -> bytes:
+        return self.kind.read(key, start, length)
 
     def put(self, name: str, source: bytes | Path) -> None:
         """Write or replace a file.
@@ -133,7 +139,10 @@ class Place:
                 os.stat(what)
             self.kind.put(key, what, tick)
 
-        self._call(f"write {name}", write, gone=what if isinstance(what, str) else "")
+        size = len(what) if isinstance(what, bytes) else os.path.getsize(what)
+        self._call(
+            f"write {name}", write, gone=what if isinstance(what, str) else "", more_s=min(size, PIECE) / SLOWEST
+        )
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that does not exist; False when it exists and holds something else.
@@ -191,13 +200,18 @@ class Place:
     def _key(self, name: str) -> str:
         return self.prefix + check_name(name)
 
-    def _call(self, what: str, work: Callable[[Meter], T], gone: str = "") -> T:
-        """The result of `work`, repeated after failures. gone: a local file whose absence is the caller's to handle."""
+    def _call(self, what: str, work: Callable[[Meter], T], gone: str = "", more_s: float = 0.0) -> T:
+        """The result of `work`, repeated after failures.
+
+        gone: a local file whose absence is the caller's to handle. more_s: beyond `call_s`, for the bytes of one piece.
+        """
         limits, wait = self.limits, self.limits.first_wait_s
         failures: tuple[type[Exception], ...] = (OSError, EOFError, *self.kind.failures)
         for attempt in range(1, limits.tries + 1):
             try:
-                return _bounded(lambda tick: work(self._metered(tick)), limits.call_s, f"{what} in {self.address}")
+                return _bounded(
+                    lambda tick: work(self._metered(tick)), limits.call_s + more_s, f"{what} in {self.address}"
+                )
             except FileExistsError:
                 raise
             except FileNotFoundError as error:
@@ -280,7 +294,7 @@ def _bounded(work: Callable[[Callable[[], None]], T], idle_s: float, what: str) 
     while not done.wait(max(0.01, moved[0] + idle_s - time.monotonic())):
         if time.monotonic() - moved[0] >= idle_s:
             abandoned.set()
-            raise TimeoutError(f"no answer within {idle_s:g} s")
+            raise TimeoutError(f"no answer within {round(idle_s, 1):g} s")
     if failed:
         raise failed[0]
     return result[0]
@@ -331,9 +345,10 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
     module, library, package = SCHEMES[scheme]
     try:
         importlib.import_module(library)
+        make = importlib.import_module(f"launch.store.{module}").make
     except ImportError as error:
         raise StoreError(f"{scheme}:// needs {package}; install it: pip install {package} ({short(error)})") from error
-    kind, prefix = importlib.import_module(f"launch.store.{module}").make(scheme, body)
+    kind, prefix = make(scheme, body)
     return Place(kind, f"{scheme}://{body}", limits, f"{prefix}/" if prefix else "")
 
 
