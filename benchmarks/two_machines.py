@@ -33,11 +33,12 @@ from benchmarks import network
 from benchmarks.machines import Machine, enter_processes, toy
 from benchmarks.network import Node
 
-STEPS, EVERY = 160, 20
+STEPS, EVERY = 300, 20
 PORT = 5000
 BUCKET = "runs"
 LIMITS = {"lease_s": 3, "connect_s": 60, "copy_s": 0.5, "status_s": 0.5, "flush_s": 30, "bandwidth_bytes": 0}
 CUTS_S = (0.3, 1.0, 3.0, 6.0, 12.0)
+HOLDER_CUTS_S = (6.0, 9.0, 12.0, 15.0)  # long enough for the other machine to take the lease, or nearly
 LAST_CUT_S = (4.0, 12.0)  # none begins later after the start; half of them while the lease is taken
 END_S = 120.0
 LOG = re.compile(r'^(\S+) - - \[[^]]*\] "(?:.\[\d+m)*PUT /\w+/([^/]+)/toy/(\S+) HTTP/1\.[01](?:.\[\d+m)*" 200')
@@ -51,10 +52,12 @@ ENVIRONMENT = {
 
 @dataclass
 class Trial:
-    """One trial. `codes`, `reasons`: of each machine. `cuts`: (machine, after so many seconds, for so many)."""
+    """One trial. `cuts`: (machine, so many seconds after the start, for so many). `holder_cut`: the same for the machine that
+    takes the lease first, after it took it. `codes`, `reasons`: of each machine."""
 
     number: int
     cuts: list[tuple[int, float, float]]
+    holder_cut: tuple[float, float] | None = None
     codes: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     manifests: int = 0  # in the log of the server
@@ -118,6 +121,17 @@ def second_writers(lines: list[str], run: str) -> tuple[int, int, list[str]]:
     return manifests, late, violations
 
 
+def first_holder(log: Path, run: str, nodes: list[Node]) -> Node:
+    """Wait for the first claim in the server's log; whose it is. RuntimeError: nobody claims."""
+    until_s = time.monotonic() + END_S
+    while time.monotonic() < until_s:
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+            if (match := LOG.match(line)) and match[2] == run and match[3].startswith("lease/"):
+                return next(node for node in nodes if node.address == match[1])
+        time.sleep(0.05)
+    raise RuntimeError(f"{run}: no machine claimed the lease within {END_S:.0f} s")
+
+
 def play(trial: Trial, nodes: list[Node], address: str, work: Path, log: Path) -> None:
     """Run one trial; its outcome is written into `trial`."""
     training = toy(STEPS, EVERY)
@@ -138,6 +152,13 @@ def play(trial: Trial, nodes: list[Node], address: str, work: Path, log: Path) -
             [(at_s, i, False) for i, at_s, _ in trial.cuts] + [(at_s + for_s, i, True) for i, at_s, for_s in trial.cuts]
         )
         start_s = time.monotonic()
+        if trial.holder_cut is not None:
+            after_s, for_s = trial.holder_cut
+            holder = first_holder(log, f"trial-{trial.number}", nodes)
+            time.sleep(after_s)
+            holder.link(False)
+            time.sleep(for_s)
+            holder.link(True)
         for at_s, i, up in moments:
             time.sleep(max(0.0, start_s + at_s - time.monotonic()))
             nodes[i].link(up)
@@ -173,14 +194,15 @@ def judge(trial: Trial, whole: list[bool]) -> None:
             trial.violations.append("a machine completed with another LoRA")
         if code not in (0, 4) or (code == 4 and not named):
             trial.violations.append(f"exit code {code}, reason {reason!r}")
-    if trial.codes.count(0) > 1 and not any(
-        "took the lease" in reason or "already" in reason for reason in trial.reasons
-    ):
+    known = ("took the lease", "already completed", "not in the store")
+    if trial.codes.count(0) > 1 and not any(text in reason for text in known for reason in trial.reasons):
         trial.violations.append(f"two machines completed the run and neither knows of the other: {trial.reasons}")
 
 
 def drawn(number: int, draw: random.Random) -> Trial:
-    """A trial with one to three cuts."""
+    """A trial with one to three cuts; every second one cuts off the machine that took the lease."""
+    if number % 2:
+        return Trial(number, [], (round(draw.uniform(0.0, 4.0), 2), draw.choice(HOLDER_CUTS_S)))
     cuts = [
         (draw.randrange(2), round(draw.uniform(0.0, draw.choice(LAST_CUT_S)), 2), draw.choice(CUTS_S))
         for _ in range(draw.randint(1, 3))
@@ -206,10 +228,12 @@ def campaign(trials: int, seed: int, work: Path) -> dict[str, Any]:
         "trials": len(played),
         "seed": seed,
         "outcomes": dict(outcomes),
-        "cuts": sum(len(trial.cuts) for trial in played),
+        "cuts": sum(len(trial.cuts) + bool(trial.holder_cut) for trial in played),
         "late_writes": sum(trial.late_writes for trial in played),
         "took_s": round(time.monotonic() - began_s, 1),
-        "violations": [f"trial {t.number} (cuts {t.cuts}): {text}" for t in played for text in t.violations],
+        "violations": [
+            f"trial {t.number} (cuts {t.cuts} {t.holder_cut}): {text}" for t in played for text in t.violations
+        ],
     }
 
 

@@ -53,7 +53,7 @@ def test_a_second_writer_is_seen_in_the_log(late, writes, violations):
     ],
 )
 def test_a_trial_without_a_winner_or_a_reason_is_a_violation(codes, reasons, whole):
-    trial = Trial(0, [], codes, reasons, manifests=1)
+    trial = Trial(0, [], codes=codes, reasons=reasons, manifests=1)
     judge(trial, whole)
     assert trial.violations
 
