@@ -102,6 +102,7 @@ class Server:
     address: str
     faults: Faults
     wrap: Callable[[Place], Place] = lambda place: place
+    proxy: Any = None  # of S3
 
     def place(self, limits: Limits) -> Place:
         """The place, with these limits."""
@@ -141,6 +142,7 @@ class Proxy(ThreadingHTTPServer):
     def __init__(self, port: int, faults: Faults):
         super().__init__(("127.0.0.1", 0), _Forward)
         self.port, self.faults = port, faults
+        self.conditional = True  # False: If-None-Match is ignored, as by some servers that speak S3
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # clients close connections here
@@ -169,6 +171,8 @@ class _Forward(BaseHTTPRequestHandler):
         headers = {
             k: v for k, v in self.headers.items() if k.lower() not in ("transfer-encoding", "connection", "expect")
         }
+        if not self.server.conditional:
+            headers = {k: v for k, v in headers.items() if k.lower() != "if-none-match"}
         faults = self.server.faults
         parts = url.path.lstrip("/").partition("/")
         completes = (self.command == "PUT" and "partNumber" not in query) or (
@@ -244,7 +248,7 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[S
         assert connection.getresponse().status == 200
         connection.close()
         try:
-            yield Server(f"s3://{bucket}/runs", faults)
+            yield Server(f"s3://{bucket}/runs", faults, proxy=proxy)
         finally:
             proxy.shutdown()
 

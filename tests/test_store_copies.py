@@ -17,7 +17,7 @@ import runs
 from guards import checkpoint
 from launch.store import copies
 from launch.store.copies import Copier, NotHeld, manifest_names, newest_manifest, read_manifest
-from launch.store.lease import this_owner
+from launch.store.lease import Lease, this_owner
 from launch.store.manifest import FILES, MEMORY, Manifest, Memory, check_member, contents, parse
 from launch.store.places import Limits, Place, Refused, StoreError, Unavailable, open_place
 from launch.store.restore import restore
@@ -585,10 +585,20 @@ def test_a_run_survives_on_every_store(server, fault, run, other):
 
 
 def test_two_machines_at_once_on_every_store(server, run):
-    """Both start at one time: one holds, the other says who."""
-    from launch.store.lease import Lease
+    """All start at one time: one holds, the others say who."""
+    one_of_three_holds(server.place(QUICK).under(run.name))
 
-    place = server.place(QUICK).under(run.name)
+
+def test_two_machines_at_once_on_an_s3_server_that_ignores_conditions(run, tmp_path, monkeypatch, moto_port):
+    with serving("s3", tmp_path, monkeypatch, moto_port) as server:
+        server.proxy.conditional = False
+        place = server.place(QUICK).under(run.name)
+        one_of_three_holds(place)
+        assert not place.exclusive and not [name for name in place.list() if "probe" in name]
+        assert place.create("x", b"1") and not place.create("x", b"2")
+
+
+def one_of_three_holds(place: Place) -> None:
     leases = [Lease(place, period_s=6.0, settle_s=0.3, dead=lambda owner: False) for _ in range(3)]
     threads = [threading.Thread(target=lambda one=one: one.acquire(limit_s=3)) for one in leases]
     for thread in threads:

@@ -135,6 +135,9 @@ class Contender:
     def limited(self, **limits: float) -> "Contender":
         return self
 
+    def prove(self) -> None:
+        pass
+
     def _write(self, name: str, data: bytes, create: bool = False) -> bool:
         self.wait_here()
         files = self.world.files

@@ -47,6 +47,9 @@ class Kind(Protocol):
     exclusive: bool
     failures: tuple[type[Exception], ...]
 
+    def prove(self, prefix: str) -> None:
+        """Find out whether `create` is exclusive where that depends on the server; sets `exclusive`. Called before a lease."""
+
     def size(self, name: str) -> int:
         """The size of a file in bytes."""
 

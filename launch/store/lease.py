@@ -182,7 +182,7 @@ class Lease:
         self.place = place.limited(call_s=max(3.0, period_s / 6), tries=3, first_wait_s=period_s / 240)
         self.owner = owner or this_owner()
         self.period_s = period_s
-        self.settle_s = period_s / (30 if place.exclusive else 6) if settle_s is None else settle_s
+        self._settle_s = settle_s
         self.clock = clock
         self.dead = dead
         self.number = 0  # of the own claim
@@ -200,6 +200,11 @@ class Lease:
     def state(self) -> str:
         """See the class."""
         return UNREACHABLE if self._state == HELD and not self.valid() else self._state
+
+    @property
+    def settle_s(self) -> float:
+        """How long a claim is left before it is read again."""
+        return self.period_s / (30 if self.place.exclusive else 6) if self._settle_s is None else self._settle_s
 
     def valid(self) -> bool:
         """Whether this process holds the lease now. Asks no store: call it before every write."""
@@ -241,6 +246,7 @@ class Lease:
 
     def _watch(self) -> None:
         """Claim the next number when the claims that count are released, dead or expired."""
+        self.place.prove()
         claims = claims_of(self.place.list(FOLDER))
         top = max(claims.values(), default=0)
         found = {name: self._read(name) for name, number in claims.items() if number == top}

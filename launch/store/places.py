@@ -69,6 +69,10 @@ class Place:
         """Whether `create` succeeds for only one of several callers."""
         return self.kind.exclusive
 
+    def prove(self) -> None:
+        """Find out whether `create` is exclusive here, where that depends on the server. Raises Refused, Unavailable."""
+        self._call("create a file", lambda tick: self.kind.prove(self.prefix))
+
     def under(self, name: str) -> "Place":
         """The folder `name` of this place."""
         place = Place(self.kind, f"{self.address}/{check_name(name)}", self.limits, f"{self.prefix}{name}/")

@@ -12,6 +12,7 @@ import importlib
 import itertools
 import os
 import threading
+import uuid
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -77,6 +78,7 @@ class FsspecKind:
         self.failures: tuple[type[Exception], ...] = (OSError, *map(_class, LIBRARY_ERRORS[scheme]))
         self._made: AbstractFileSystem | None = None
         self._lock = threading.Lock()
+        self._is_proven = False
 
     @property
     def fs(self) -> AbstractFileSystem:
@@ -87,6 +89,20 @@ class FsspecKind:
 
                 self._made = fsspec.filesystem(self.scheme, **OPTIONS[self.scheme])
             return self._made
+
+    def prove(self, prefix: str) -> None:
+        """Create a file twice: some servers that speak S3 ignore If-None-Match, and then the second call succeeds, too."""
+        if self.scheme != "s3" or self._is_proven:
+            return
+        name = f"{prefix}probe-{uuid.uuid4().hex}"
+        self.create(name, b"first")
+        try:
+            self.create(name, b"second")
+            self.exclusive = False
+        except FileExistsError:
+            pass
+        self._is_proven = True
+        self.delete([name])
 
     def size(self, name: str) -> int:
         """The size in bytes."""
@@ -135,6 +151,8 @@ class FsspecKind:
 
     def create(self, name: str, data: bytes) -> None:
         """Write a new object. Raises FileExistsError."""
+        if not self.exclusive and self.fs.exists(name):
+            raise FileExistsError(errno.EEXIST, "exists already", name)
         try:
             self.fs.pipe_file(name, data, mode="create")
         except self.failures as error:

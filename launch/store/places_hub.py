@@ -51,6 +51,9 @@ class HubKind:
         self.api = api or HfApi(library_name="hangproof")
         self._is_there = False
 
+    def prove(self, prefix: str) -> None:
+        """Nothing to find out: a bucket has no conditional write."""
+
     def _info(self, name: str) -> BucketFile:
         """The row of a file. Raises FileNotFoundError."""
         found = _found(lambda: list(self.api.get_bucket_paths_info(self.bucket, [name])))

@@ -87,6 +87,9 @@ class SftpKind:
         with self._lock:
             self._idle.append(system)
 
+    def prove(self, prefix: str) -> None:
+        """The protocol has exclusive creation."""
+
     def size(self, name: str) -> int:
         """The size in bytes."""
         with self._session() as ftp:
