@@ -66,7 +66,7 @@ MACHINES = (
     ),
     Field("gpus", "GPUs per machine", "integer", "All train this run together"),
     Field("nodes", "Machines", "integer", "More than one need a common network"),
-    Field("price_per_hour", "Price per hour", "text", "What the machine costs, in any currency"),
+    Field("price_per_hour", "Price per hour", "text", "What the machines cost together, in any currency"),
     Field("spend_limit", "Spend limit", "text", "The run stops with a checkpoint before it costs more"),
 )
 FLAGS = Field(
