@@ -1,5 +1,6 @@
 """Runs on other machines: what a store holds is shown, however slow, broken or hostile it is; a stop goes through the store."""
 
+import contextlib
 import io
 import json
 import os
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import store_servers
 from monitor_helpers import wait_for
 from PIL import Image
 from ui_helpers import serving
@@ -50,7 +52,9 @@ def put_run(store: Path, slug: str = "far-cat", **status) -> Path:
     return folder
 
 
-def put_sample(store: Path, content: bytes, name: str = "run/sample/far-cat_000040.png", slug: str = "far-cat") -> None:
+def put_sample(
+    store: Path | str, content: bytes, name: str = "run/sample/far-cat_000040.png", slug: str = "far-cat"
+) -> None:
     """A manifest that names one sample, and its contents."""
     import hashlib
 
@@ -188,6 +192,41 @@ def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_pa
     assert json.loads((tmp_path / "store/far-cat/requests/stop.json").read_text())["now"] is False
     assert fleet.read_store(str(tmp_path / "store"))[0]["stop_requested"]
     assert run("--store=ftp://x/y")[0] == 1 and run("--stop=far-cat")[0] == 1
+
+
+@pytest.mark.parametrize("kind", ["s3", "sftp"])
+def test_a_store_far_away_is_read_and_written_by_the_command(data, tmp_path, monkeypatch, kind):
+    """As a page does it: a process for each call. The servers are real, on this machine."""
+    for library in ("s3fs", "moto") if kind == "s3" else ("paramiko", "asyncssh"):
+        pytest.importorskip(library)
+    with contextlib.ExitStack() as stack:
+        context = (
+            store_servers.s3(tmp_path, monkeypatch, stack.enter_context(store_servers.moto())) if kind == "s3" else None
+        )
+        server = stack.enter_context(context or store_servers.sftp(tmp_path, monkeypatch))
+        monkeypatch.setenv("HANGPROOF_DATA", str(data))
+        place = open_place(server.address).under("far-cat")
+        local = put_run(tmp_path / "local")
+        for name in ("status.json", "lease/000001.json"):
+            place.put(name, (local / name).read_bytes())
+        put_sample(server.address, picture())
+
+        def run(*words: str) -> tuple[int, object]:
+            command = [sys.executable, "-m", "launch", "fleet", f"--store={server.address}", *words, "--json"]
+            done = subprocess.run(
+                command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=200, check=False
+            )
+            assert done.stdout, done.stderr
+            return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+        code, (answer,) = run("--samples")
+        assert code == 0, answer
+        (one,) = answer["runs"]
+        assert (one["state"], one["step"], one["held"], len(one["samples"])) == ("running", 40, True, 1)
+        assert run("--stop=far-cat")[0] == 0
+        assert json.loads(place.read("requests/stop.json"))["now"] is False
+        code, (answer,) = run()
+        assert answer["runs"][0]["stop_requested"]
 
 
 # The page never waits -----------------------------------------------------------------------------------------------------
