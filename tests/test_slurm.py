@@ -374,9 +374,9 @@ def test_a_drained_node_that_returns_continues_the_job(cluster, tmp_path):
 @pytest.mark.long
 def test_the_time_limit_of_a_job_is_no_end_of_its_run(cluster, tmp_path):
     """Slurm checks limits once a minute: a limit of 3 minutes with 120 s of notice is 60 to 120 s of training."""
-    folder = toy_run(tmp_path / "toy", steps=250, pace=0.4, every=100)
+    folder = toy_run(tmp_path / "toy", steps=200, pace=0.4, every=100)
     job = submit(cluster, folder, "--time", "3")
-    completed(cluster, folder, job, starts=2, steps=250, timeout_s=400)
+    completed(cluster, folder, job, starts=2, steps=200, timeout_s=400)
     assert repeated(folder) == 0
 
 
