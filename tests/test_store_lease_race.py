@@ -72,5 +72,6 @@ def test_two_machines_with_cut_links_never_both_write(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7200)
 def test_100_trials_with_cut_links_have_no_second_writer(tmp_path):
     campaign(100, tmp_path)

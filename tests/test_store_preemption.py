@@ -53,11 +53,13 @@ def test_a_run_killed_while_it_copies_continues_on_an_empty_machine(tmp_path, mo
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_20_kills_at_random_moments_lose_nothing(kind, tmp_path, monkeypatch, moto_port):
     judge(campaign(kind, "toy", 20, 1, tmp_path, monkeypatch, moto_port), kills=20)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7200)
 def test_20_kills_of_the_built_in_trainer_give_the_same_lora(tmp_path, monkeypatch, moto_port):
     judge(campaign("s3", "tiny", 20, 1, tmp_path, monkeypatch, moto_port), kills=20)
