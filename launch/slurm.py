@@ -180,7 +180,7 @@ def render(folder: Path, spec: RunSpec | None, wanted: Request) -> str:
         ("open-mode", "append"),
         ("nodes", str(wanted.nodes)),
         ("ntasks-per-node", "1"),
-        ("cpus-per-task", str(wanted.cpus)),
+        ("cpus-per-task", str(wanted.cpus or "")),
         ("gpus-per-node", ":".join(filter(None, (wanted.kind, str(wanted.gpus)))) if wanted.gpus else ""),
         ("mem", wanted.mem),
         ("partition", wanted.partition),
