@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 
 import tomllib
 
-from monitor.metrics_lines import count_of, first_step, is_count, json_object, last_step, step_line
+from monitor.metrics_lines import count_of, first_step, is_count, json_objects, last_step, step_line
 from monitor.phrases import count
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
@@ -149,7 +149,7 @@ def read(folder: Path, status: dict[str, Any] | None = None) -> Ledger:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             metrics = stack.enter_context(open(folder / METRICS, "rb", buffering=0))
-        found = of_events([event for line in text.splitlines() if (event := json_object(line))], metrics, status)
+        found = of_events(json_objects(text), metrics, status)
     found.price_per_hour = price(folder)
     return found
 
