@@ -1,16 +1,14 @@
-"""`python -m launch slurm`: the script as text, and on a real Slurm that takes the job away in every way it can.
+"""`python -m launch slurm` on a real Slurm that takes the job away in every way it can.
 
 The run is the toy of monitor_helpers, whose result depends on every step; one is the built-in trainer on its tiny model.
 """
 
-import argparse
 import contextlib
 import hashlib
 import json
 import os
 import random
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -36,15 +34,11 @@ from monitor_helpers import (
     wait_for,
     weight,
 )
-from runs_helpers import data, pictures, spec  # noqa: F401 - data is a fixture
 
-import runs
 from benchmarks import machines
-from launch import slurm, slurm_nodes
-from launch.common import LaunchError
 
 SHORT = dict(steps=120, pace=0.05, every=20)
-real = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
+pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +57,12 @@ def cluster(started):
 def launch(cluster, folder, *words, code=0, **env):
     """`python -m launch slurm FOLDER …` on the cluster: its line of JSON, or its standard error where it has to fail."""
     command = [sys.executable, "-m", "launch", "slurm", str(folder), "--json", *words]
-    more = {name: cluster.environment[name] for name in ("PATH", "SLURM_CONF")} if cluster else {}
+    more = {name: cluster.environment[name] for name in ("PATH", "SLURM_CONF")}
     done = subprocess.run(
         command, cwd=ROOT, env=environment(folder) | more | env, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stderr if code else json.loads(done.stdout.splitlines()[-1])
-
-
-def slurm_arguments(folder, *words):
-    """The parsed arguments of the command."""
-    parser = argparse.ArgumentParser()
-    slurm.add_arguments(parser)
-    return parser.parse_args([str(folder), *words])
 
 
 def submit(cluster, folder, *words, **env):
@@ -108,170 +95,6 @@ def completed(cluster, folder, job, starts, steps=SHORT["steps"], timeout_s=120.
     print(f"repeated {repeated(folder)} steps, {starts} starts")
 
 
-# ---- the script and the choice of GPUs, without Slurm ----
-
-
-def request(**more):
-    return slurm.Request(**more)
-
-
-def options(text):
-    """The #SBATCH lines as bash reads their words: {option: value}."""
-    words = [word for line in re.findall(r"^#SBATCH (.*)$", text, re.M) for word in shlex.split(line)]
-    return dict(word.removeprefix("--").partition("=")[::2] for word in words)
-
-
-def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):  # noqa: F811
-    monkeypatch.setenv("PATH", "")  # no Slurm
-    made = runs.create(spec(gpus=2, nodes=3, workers=2, name="Me & my cat"), pictures(data / "photos"))
-    args = slurm_arguments(made, "--partition", "a b", "--time", "1-12", "--account", "me", "--mem", "64G")
-    folder, found = slurm.find(str(made))
-    text = slurm.render(folder, found, slurm.request(found, args))
-    assert options(text) == {
-        "job-name": "hangproof-Me-my-cat",
-        "output": f"{made}/slurm-%j.log",
-        "open-mode": "append",
-        "nodes": "3",
-        "ntasks-per-node": "1",
-        "cpus-per-task": "6",
-        "gpus-per-node": "2",
-        "mem": "64G",
-        "partition": "a b",
-        "account": "me",
-        "time": "1-12",
-        "signal": "B:TERM@120",
-        "dependency": "singleton",
-        "requeue": "",
-    }
-    assert "# Trains Me & my cat under Slurm" in text
-    assert f"export HANGPROOF_DATA={data}" in text
-    assert "export HANGPROOF_NEEDS_GPU=1" in text, "a node with a broken GPU does not train on its CPU"
-
-
-def test_a_model_that_trains_on_the_cpu_asks_for_no_gpu(data, tmp_path, monkeypatch, capsys):  # noqa: F811
-    (tmp_path / "sinfo").write_text("#!/bin/sh\nprintf 'main*|n1|4|(null)\\nbig|g1|64|gpu:a100:4\\n'\n")
-    (tmp_path / "sinfo").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    made = runs.create(spec(model="tiny-flux", workers=9), pictures(data / "photos"))
-    folder, found = slurm.find(str(made))
-    wanted = slurm.request(found, slurm_arguments(made))
-    assert (wanted.gpus, wanted.cpus) == (0, 4), "no more processor cores than a node has"
-    assert "NEEDS_GPU" not in slurm.render(folder, found, wanted)
-    large = runs.create(spec(name="large"), pictures(data / "more"))
-    folder, found = slurm.find(str(large))
-    with pytest.raises(LaunchError, match="the default partition has no GPU; choose one with --partition: big"):
-        slurm.request(found, slurm_arguments(large))
-    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'main*|n1|4|(null)'\n")
-    wanted = slurm.request(found, slurm_arguments(large))
-    assert wanted.gpus == 0 and "this cluster names no GPU" in capsys.readouterr().err
-    assert "export HANGPROOF_NEEDS_GPU=1" in slurm.render(folder, found, wanted)
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_bash_accepts_the_script(nodes, tmp_path):
-    folder = tmp_path / 'it\'s a "run" for $5 #1; ünï'
-    text = slurm.render(folder, None, request(nodes=nodes))
-    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
-    assert options(text)["output"] == f"{folder}/slurm-%j.log"
-    assert ("monitor node" in text) == ("HANGPROOF_NODE_TOKEN" in text) == (nodes == 2)
-
-
-def test_a_value_that_the_script_cannot_hold_is_refused(tmp_path):
-    with pytest.raises(LaunchError, match="--account: .* line break"):
-        slurm.render(tmp_path / "run", None, request(account="me\n#SBATCH --uid=0"))
-    with pytest.raises(LaunchError, match="the path has %"):
-        slurm.render(tmp_path / "100%" / "run", None, request())
-
-
-@pytest.mark.parametrize("limit", ["soon", "1:2", "-5", "1-", "8:00:00:00", ""])
-def test_a_time_limit_has_the_form_of_sbatch(limit, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    folder = toy_run(tmp_path / "toy", **SHORT)
-    if not limit:
-        assert slurm.request(None, slurm_arguments(folder, "--time", limit)).time == ""
-        return
-    with pytest.raises(LaunchError, match=f"--time {limit}: write minutes"):
-        slurm.request(None, slurm_arguments(folder, f"--time={limit}"))
-
-
-def node(name="n", cpus=8, **gpus):
-    return slurm_nodes.Node(name, cpus, gpus)
-
-
-CHOICES = {  # the cluster, GPUs on a node, GB, bf16: what is asked for, or a part of the error
-    "no GPU": ([node()], 1, 12, True, None),
-    "any": ([node(a100=4), node(h100=8)], 2, 12, True, ""),
-    "types without names": ([node(**{"": 2})], 2, 20, True, ""),
-    "unknown types": ([node(big=1)], 1, 20, True, ""),
-    "one is too small": ([node(t4=4), node(a100=4)], 1, 20, False, "a100"),
-    "one has no bf16": ([node(v100=8), node(rtx_3090=1)], 1, 12, True, "rtx_3090"),
-    "v100 without bf16": ([node(v100=8)], 1, 12, False, ""),
-    "a slice of a GPU": ([node(**{"1g.5gb": 7}), node(**{"a100_3g.20gb": 2})], 1, 12, True, "a100_3g.20gb"),
-    "the most of those that fit": ([node(t4=1, a100=2), node(l40s=4)], 1, 20, True, "l40s"),
-    "a known one before an unknown one": ([node(t4=1), node(big=8), node(a100=2)], 1, 20, True, "a100"),
-    "too few on each node": ([node(a100=2), node(a100=1)], 4, 12, True, LaunchError("largest node has 2")),
-    "enough only with the small ones": ([node(t4=8), node(a100=2)], 4, 20, True, LaunchError("t4 has 16 GB")),
-}
-
-
-@pytest.mark.parametrize("what", CHOICES)
-def test_the_choice_of_gpus(what):
-    nodes, each, needs_gb, bf16, expected = CHOICES[what]
-    if isinstance(expected, LaunchError):
-        with pytest.raises(LaunchError, match=str(expected)):
-            slurm_nodes.choose(nodes, each, needs_gb, bf16)
-    else:
-        assert slurm_nodes.choose(nodes, each, needs_gb, bf16) == expected
-
-
-RESOURCES = {
-    "(null)": {},
-    "gpu:2": {"": 2},
-    "gpu": {"": 1},
-    "gpu:a100:4(S:0-1),shard:8": {"a100": 4},
-    "gpu:nvidia_a100_80gb_pcie:2(S:0,3),gpu:t4:1,mps:400": {"nvidia_a100_80gb_pcie": 2, "t4": 1},
-}
-
-
-@pytest.mark.parametrize("text", RESOURCES)
-def test_the_gpus_of_a_node_are_read_from(text):
-    assert slurm_nodes.gpus_of(text) == RESOURCES[text]
-
-
-def test_without_slurm_the_script_is_written_and_a_submission_says_what_to_do(tmp_path, monkeypatch):
-    folder = toy_run(tmp_path / "toy", **SHORT)
-    written = launch(None, folder, PATH="/nowhere")
-    assert written["job"] is None and written["gpus"] == 1
-    assert "#SBATCH --gpus-per-node=1" in (folder / "train.sbatch").read_text()
-    assert "no sbatch on this machine; " in launch(None, folder, "--submit", code=1, PATH="/nowhere")
-
-
-def test_a_slurm_that_does_not_answer_only_prevents_the_submission(tmp_path):
-    folder = toy_run(tmp_path / "toy", **SHORT)
-    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
-    (tmp_path / "sinfo").chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    assert launch(None, folder, PATH=path)["gpus"] == 1
-    assert "sinfo failed: Unable to contact slurm controller" in launch(None, folder, "--submit", code=1, PATH=path)
-
-
-def test_a_submission_names_what_is_missing(data, tmp_path, monkeypatch):  # noqa: F811
-    """Stand-ins answer for Slurm, so that this is tested on any machine."""
-    for name in ("sinfo", "sbatch", "squeue"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    made = runs.create(spec(name="cat"), pictures(data / "photos"))
-    for image in (data / "datasets" / "cat").glob("*.png"):
-        image.unlink()
-    with pytest.raises(LaunchError, match="cat cannot be started: .*add at least one image"):
-        slurm.submit(made, runs.load(made))
-
-
-# ---- on a real Slurm ----
-
-
-@real
 def test_a_requeued_job_continues_its_run_and_completes_it_with_the_same_result(cluster, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)
     job = submit(cluster, folder, HANGPROOF_AUTH="me:secret")
@@ -332,7 +155,6 @@ TAKEN = {  # what happens to the job at step 30: (how, starts, whether there is 
 }
 
 
-@real
 @pytest.mark.long
 @pytest.mark.parametrize("what", TAKEN)
 def test_a_run_survives(what, cluster, tmp_path):
@@ -352,7 +174,6 @@ def test_a_run_survives(what, cluster, tmp_path):
         assert cluster.job(job)["BatchHost"] != node
 
 
-@real
 @pytest.mark.long
 def test_a_drained_node_that_returns_continues_the_job(cluster, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)
@@ -370,7 +191,6 @@ def test_a_drained_node_that_returns_continues_the_job(cluster, tmp_path):
     assert repeated(folder) == 0
 
 
-@real
 @pytest.mark.long
 def test_the_time_limit_of_a_job_is_no_end_of_its_run(cluster, tmp_path):
     """Slurm checks limits once a minute: a limit of 3 minutes with 120 s of notice is 60 to 120 s of training."""
@@ -380,7 +200,6 @@ def test_the_time_limit_of_a_job_is_no_end_of_its_run(cluster, tmp_path):
     assert repeated(folder) == 0
 
 
-@real
 @pytest.mark.long
 def test_a_cancelled_job_is_not_requeued_and_its_run_can_be_submitted_again(cluster, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)
@@ -397,7 +216,6 @@ def test_a_cancelled_job_is_not_requeued_and_its_run_can_be_submitted_again(clus
     assert repeated(folder) == 0
 
 
-@real
 @pytest.mark.long
 def test_a_run_that_cannot_be_saved_is_not_requeued(cluster, tmp_path):
     folder = toy_run(tmp_path / "toy", fault_at(30, "raise RuntimeError('always')", "True"), **SHORT)
@@ -407,7 +225,6 @@ def test_a_run_that_cannot_be_saved_is_not_requeued(cluster, tmp_path):
     assert "not requeued" in log(folder, job)
 
 
-@real
 @pytest.mark.long
 def test_a_run_that_its_user_stops_is_not_requeued(cluster, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)
@@ -418,7 +235,6 @@ def test_a_run_that_its_user_stops_is_not_requeued(cluster, tmp_path):
     assert (now["JobState"], now["ExitCode"], now["Restarts"]) == ("FAILED", "3:0", "0")
 
 
-@real
 def test_what_slurm_refuses_is_explained(cluster, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)
     text = launch(cluster, folder, "--submit", code=1)
@@ -434,7 +250,6 @@ def test_what_slurm_refuses_is_explained(cluster, tmp_path):
     assert not cluster.ask("squeue", "--noheader", "--name=hangproof-toy")
 
 
-@real
 def test_a_job_on_a_node_with_gpus_gets_its_gpu(cluster, tmp_path):
     folder = toy_run(tmp_path / "toy", steps=5, pace=0.02, every=5)
     (folder / "train.sh").write_text(
@@ -446,7 +261,6 @@ def test_a_job_on_a_node_with_gpus_gets_its_gpu(cluster, tmp_path):
     assert "gpus 0, devices 0" in (folder / "training.log").read_text()
 
 
-@real
 @pytest.mark.long
 def test_the_built_in_trainer_ends_with_the_undisturbed_lora(cluster, tmp_path):
     """A requeue in mid-run, and a kill -9 of the step in the second start."""
@@ -469,7 +283,6 @@ def test_the_built_in_trainer_ends_with_the_undisturbed_lora(cluster, tmp_path):
     print(f"{sum(count - 1 for count in steps.values())} steps repeated, 3 starts")
 
 
-@real
 @pytest.mark.long
 @pytest.mark.parametrize(
     "what", ["nothing", "a requeue", "a warning of the time limit", "a kill -9 of the task on the second node"]
@@ -502,14 +315,12 @@ def test_two_nodes_train_one_run(what, cluster, tmp_path):
     assert repeated(folder) <= (20 if "kill" in what else 0)
 
 
-@real
 def test_a_run_whose_path_needs_quotes(cluster, tmp_path):
     folder = toy_run(tmp_path / 'it\'s a "run" for $5 #1; ünï', steps=5, pace=0.02, every=5)
     (folder / "train.sh").write_text(f'cd "$HANGPROOF_RUN"\nexec {sys.executable} toy.py\n', encoding="utf-8")
     completed(cluster, folder, submit(cluster, folder), starts=1, steps=5)
 
 
-@real
 @pytest.mark.long
 def test_a_node_that_slurm_gave_up_trains_on_and_the_next_start_waits_for_it(cluster, tmp_path):
     """Its slurmd is stopped, so nothing tells the monitor there to end: the job runs on the other node and must not write."""
@@ -536,7 +347,6 @@ def test_a_node_that_slurm_gave_up_trains_on_and_the_next_start_waits_for_it(clu
     )
 
 
-@real
 @pytest.mark.long
 def test_a_run_whose_checkpoints_are_gone_from_the_disk_continues_from_its_store(cluster, tmp_path):
     training = machines.toy(60, 20)
@@ -566,7 +376,6 @@ def test_a_run_whose_checkpoints_are_gone_from_the_disk_continues_from_its_store
     print(f"saved at step {saved}, {len(steps) - 60} steps repeated")
 
 
-@real
 @pytest.mark.long
 def test_two_nodes_of_the_built_in_trainer_end_with_the_lora_of_two_nodes_that_nothing_disturbed(cluster, tmp_path):
     """accelerate's group over two nodes, on processors: the job is requeued in mid-run."""
@@ -590,7 +399,6 @@ def test_two_nodes_of_the_built_in_trainer_end_with_the_lora_of_two_nodes_that_n
     assert made["calm"] == made["requeued"]
 
 
-@real
 @pytest.mark.long
 def test_a_controller_that_restarts_loses_no_run(cluster, tmp_path):
     """Slurm's controller is gone when the monitor has saved and the job wants to be requeued."""
@@ -606,7 +414,6 @@ def test_a_controller_that_restarts_loses_no_run(cluster, tmp_path):
     assert repeated(folder) == 0
 
 
-@real
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_a_run_survives_eight_disturbances_at_random_moments(seed, cluster, tmp_path):
