@@ -7,6 +7,7 @@ group that the trainer configures, which sd-scripts does where one machine has s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -36,6 +37,9 @@ def _check_first(original: Callable) -> Callable:
             _refuse(problem)
         if chosen and world.rank() == 0:
             session.log(chosen)
+        if world.size() > 1 and getattr(args, "seed", None) is None:
+            # Without --seed each rank draws one of its own, and so its own order of the images.
+            args.seed = batch_seeds.seed_for(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
         return original(self, args)
 
     return train
