@@ -24,7 +24,18 @@ from urllib.parse import urlsplit
 
 from launch.store.kind import Entry, Kind, Meter, NotFound, Refused, StoreError, Unavailable
 
-__all__ = ["Entry", "Kind", "Meter", "NotFound", "Refused", "StoreError", "Unavailable"]
+__all__ = [
+    "Entry",
+    "Kind",
+    "Limits",
+    "Meter",
+    "NotFound",
+    "Place",
+    "Refused",
+    "StoreError",
+    "Unavailable",
+    "open_place",
+]
 
 T = TypeVar("T")
 PIECE = 8 << 20  # bytes that one reading call fetches; a kind sends no more without calling its meter
@@ -348,8 +359,8 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
         raise StoreError(f"{address!r}: write the address without . and .. and with single slashes")
     module, library, package = SCHEMES[scheme]
     try:
-        importlib.import_module(library)
         make = importlib.import_module(f"launch.store.{module}").make
+        importlib.import_module(library)
     except ImportError as error:
         raise StoreError(f"{scheme}:// needs {package}; install it: pip install {package} ({short(error)})") from error
     kind, prefix = make(scheme, body)

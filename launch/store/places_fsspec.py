@@ -22,6 +22,9 @@ from fsspec.callbacks import Callback
 
 from launch.store.kind import Entry, Meter
 
+# Read when gcsfs is imported. Its classes for zonal buckets first ask what kind a bucket is, which a token may not be allowed.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+
 BLOCK = 1 << 20
 CHUNK = 8 << 20  # bytes of one part of an upload; S3 takes at least 5 MiB and at most 10,000 parts
 CONNECT_S, READ_S = 10, 25  # below the limit of a call, so that the library's own retry comes first
@@ -91,8 +94,8 @@ class FsspecKind:
             return self._made
 
     def prove(self, prefix: str) -> None:
-        """Create a file twice: some servers that speak S3 ignore If-None-Match, and then the second call succeeds, too."""
-        if self.scheme != "s3" or self._is_proven:
+        """Create a file twice: some servers of these protocols ignore the condition, and then the second call succeeds, too."""
+        if self.scheme == "memory" or not self.exclusive or self._is_proven:
             return
         name = f"{prefix}probe-{uuid.uuid4().hex}"
         self.create(name, b"first")
