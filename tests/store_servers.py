@@ -196,7 +196,7 @@ class _Forward(BaseHTTPRequestHandler):
             if faults.random.random() < 0.5:
                 self.close_connection = True  # without an answer
                 return
-            status, fields, data = 503, [("Content-Type", "application/xml")], _xml("SlowDown", "injected")
+            status, fields, data = 500, [("Content-Type", "application/xml")], _xml("InternalError", "injected")
         except Full:
             status, fields, data = 507, [("Content-Type", "application/xml")], _xml("XMinioStorageFull", "full")
         self.send_response(status)
@@ -230,8 +230,11 @@ def _body(handler: BaseHTTPRequestHandler) -> bytes:
 
 @contextmanager
 def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[Server]:
-    """A bucket on a moto server at `port`."""
+    """A bucket on a moto server at `port`. botocore's own retries, which wait for seconds, are off."""
+    from launch.store.places_fsspec import OPTIONS
+
     faults = Faults()
+    monkeypatch.setitem(OPTIONS["s3"]["config_kwargs"], "retries", {"mode": "standard", "total_max_attempts": 1})
     with Proxy(port, faults) as proxy:
         threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         for name, value in {

@@ -204,6 +204,7 @@ def test_bytes_per_second_are_limited(server, tmp_path):
     assert (tmp_path / "y").read_bytes() == data
 
 
+@pytest.mark.long
 def test_a_limited_upload_delays_no_other_call(tmp_path, monkeypatch, moto_port):
     """A lease is renewed while a large file is sent slowly: all calls of fsspec share one event loop."""
     with serving("s3", tmp_path, monkeypatch, moto_port) as server:
