@@ -484,7 +484,7 @@ class Supervisor:
             return None
         if view.lease is LeaseState.UNUSABLE:
             return self.finish(State.FAILED, EXIT_FAILED, f"the store {store.address} cannot be used: {view.message}")
-        if view.lease is LeaseState.REFUSED:
+        if view.lease in (LeaseState.REFUSED, LeaseState.LOST):  # lost: before the first attempt, while it restored
             return self.finish(State.FAILED, EXIT_BUDGET, view.message)
         if store.unreachable_s() >= self.config.store.connect_s:
             reason = f"the store {store.address} cannot be reached ({view.error or 'no answer; see monitor.log'})"

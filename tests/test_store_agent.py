@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -27,7 +28,8 @@ from launch.store.places import open_place
 from monitor import config, store
 from monitor.cli.commands import line
 from monitor.run_folder import RunFolder
-from monitor.state import read_status
+from monitor.state import State, read_status
+from monitor.supervisor import Supervisor
 from runs.paths import ROOT
 
 STEPS, EVERY = 80, 20
@@ -264,6 +266,14 @@ def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, 
     manifest = copies.newest_manifest(open_place(address).under("toy"), "toy")
     assert manifest.step == 200 and manifest.completed and "run/toy.safetensors" in manifest.files
     assert manifest.lease == 3, "each agent has a number of its own"
+
+
+@pytest.mark.parametrize("lease", ["refused", "lost"])
+def test_a_run_that_another_machine_trains_ends_before_its_first_attempt(lease):
+    view = store.StoreView(lease=store.LeaseState(lease), message="other (process 1) trains this run")
+    agent = SimpleNamespace(poll=lambda: view, unreachable_s=lambda: 0.0)
+    waiting = SimpleNamespace(run=SimpleNamespace(store=agent), config=config.load(), finish=lambda *end: end)
+    assert Supervisor.admission(waiting) == (State.FAILED, 4, view.message)
 
 
 def test_an_agent_that_returns_knows_who_held_the_lease_meanwhile(tmp_path):
