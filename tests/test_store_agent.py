@@ -22,7 +22,7 @@ import runs
 from benchmarks.machines import Machine, toy
 from guards import checkpoint
 from launch.store import copies
-from launch.store.agent import holder_between
+from launch.store.agent import Report, holder_between
 from launch.store.lease import Claim, current, this_owner
 from launch.store.places import open_place
 from monitor import config, store
@@ -274,6 +274,14 @@ def test_a_run_that_another_machine_trains_ends_before_its_first_attempt(lease):
     agent = SimpleNamespace(poll=lambda: view, unreachable_s=lambda: 0.0)
     waiting = SimpleNamespace(run=SimpleNamespace(store=agent), config=config.load(), finish=lambda *end: end)
     assert Supervisor.admission(waiting) == (State.FAILED, 4, view.message)
+
+
+def test_what_ends_a_run_is_not_overwritten_by_another_thread_of_the_agent(tmp_path):
+    report = Report(tmp_path)
+    report.set(lease=store.LeaseState.LOST, message="other (process 1) took the lease")
+    report.set(lease=store.LeaseState.HELD, ready=True, message="the lease is held")
+    values = json.loads((tmp_path / store.STORE).read_text())
+    assert (values["lease"], values["ready"], values["message"]) == ("lost", False, "other (process 1) took the lease")
 
 
 def test_an_agent_that_returns_knows_who_held_the_lease_meanwhile(tmp_path):

@@ -50,6 +50,7 @@ SMALL = Limits(call_s=10.0, tries=2)  # of calls that the next one repeats anywa
 REFUSE_PERIODS = 0.5  # a living holder is watched so long: one that is just ending gives the lease back
 RELEASE_SHARE = 0.6  # of the time to release the lease: for the copy under way
 NICE = 10
+ENDING = (LeaseState.REFUSED, LeaseState.LOST, LeaseState.UNUSABLE)  # another thread may not know yet
 EXIT_FAILED = 1
 
 
@@ -88,9 +89,9 @@ class Report:
         self._write()
 
     def set(self, **values: object) -> None:
-        """Change values of a StoreView, or the number of the lease."""
+        """Change values of a StoreView, or the number of the lease; nothing after a state that ends the run here."""
         with self._lock:
-            if any(self._values[key] != value for key, value in values.items()):
+            if self._values["lease"] not in ENDING and any(self._values[key] != value for key, value in values.items()):
                 self._values |= values
                 self._write()
 
