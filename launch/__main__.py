@@ -14,7 +14,10 @@ COMMANDS = {
     "slurm": ("launch.slurm", "write the sbatch script of a run, and submit it"),
     "skypilot": ("launch.skypilot", "write the managed job of a run for SkyPilot, and submit it"),
     "probe": ("launch.probe", "train a few steps with one process and with several, and say what stops"),
-    "store": ("launch.store.commands", "restore a run from its store, show the store, take a lease from a dead machine"),
+    "store": (
+        "launch.store.commands",
+        "restore a run from its store, show the store, take a lease from a dead machine",
+    ),
     "fleet": ("launch.fleet", "show the runs on other machines, read from their stores; stop one"),
     "docker": ("launch.containers", "write the command that trains a run in a container, and start it"),
     "runpod": ("launch.runpod", "write the pod of a run for RunPod, and rent it"),

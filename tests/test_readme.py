@@ -121,7 +121,7 @@ def test_readme_lists_exactly_the_files_of_a_folder(folder):
     listed = re.findall(r"^\| `([^`]+)` \| .+ \|$", section[1], re.MULTILINE)
     files = [
         path.relative_to(ROOT / folder).as_posix()
-        for suffix in ("py", "toml")
+        for suffix in ("py", "toml", "sh")
         for path in (ROOT / folder).rglob(f"*.{suffix}")
     ]
     assert sorted(listed) == sorted(files)
