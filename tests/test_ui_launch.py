@@ -355,6 +355,7 @@ def probing(browser, tmp_path):
         kill_runs(data)
 
 
+@pytest.mark.long
 def test_a_probe_survives_a_reload_and_can_be_cancelled(browser, tmp_path):
     with probing(browser, tmp_path) as (_, fold, folder):
         fold.get_by_text("1 of 2").wait_for()  # its first line

@@ -77,6 +77,7 @@ def test_a_smaller_world_is_refused_by_every_rank_before_it_writes(work, tmp_pat
     assert "failed" in {b.outcome for b in beats} and not {b.outcome for b in beats} - {"failed", "running"}
 
 
+@pytest.mark.long
 def test_a_group_that_accelerate_does_not_form_is_refused_by_every_rank(work, tmp_path):
     """As on a machine where accelerate finds no device to join by: the fault that made two runs of one."""
     env = {"HANGPROOF_INJECT": "blind:nothing", "PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}"}
