@@ -28,7 +28,6 @@ from runs.paths import data_root, datasets_dir, outputs_dir
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-QUEUE_POLL_S = 0.04  # Gradio's own, a millisecond, takes 10 % of a core while nobody uses the page
 RESPONSE_S = 30  # seconds until the page must respond
 WAIT_SLICE_S = 0.25  # Windows delivers Ctrl-C only between two waits
 GRADIO_ENV = {
@@ -233,7 +232,6 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None) -> "ASGIApp":
     )
     # Gradio checks which files an event names only after launch() (processing_utils.py, _check_allowed).
     blocks.has_launched = True
-    blocks._queue.sleep_when_free = QUEUE_POLL_S
     login = Login(auth, datasets_dir() / ".logins.json", args.port) if auth else None
     return Guard(app, hosts, Limits(upload), login)
 

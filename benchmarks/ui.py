@@ -28,13 +28,12 @@ from benchmarks.goodput import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60  # seconds after which a start counts as failed
-LIMITS = {"first_page_ratio": 1.15, "config_kb": 110.0, "rss_mb": 250.0, "idle_percent_of_core": 1.0}
+LIMITS = {"first_page_ratio": 1.15, "config_kb": 110.0, "rss_mb": 250.0}
 SETTLE_S = 2.0  # after the first page, before the idle server is measured
 EXCEEDED = {
     "first_page_ratio": "the first page takes {value:g} x as long as a bare Gradio page, the limit is {limit:g} x",
     "config_kb": "the config that each visit downloads has {value:g} KB, the limit is {limit:g} KB",
     "rss_mb": "the page's server uses {value:g} MB, the limit is {limit:g} MB",
-    "idle_percent_of_core": "an idle server uses {value:g} % of a core, the limit is {limit:g} %",
 }
 BARE = """
 import sys, gradio as gr
