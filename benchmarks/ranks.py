@@ -30,6 +30,7 @@ from typing import Any
 from benchmarks import ranks_group
 from benchmarks.faults_reference import NAME, Reference, copy_caches, create, environment, sha256
 from guards import startup
+from guards.heartbeat import PHASES
 from runs.paths import ROOT
 
 WORLD, STEPS = 4, 10
@@ -56,19 +57,6 @@ without_progress_count = 5
 [check]
 stack_dump_s = 2
 """
-PHASES = (
-    "import",
-    "load",
-    "cache_latents",
-    "cache_text",
-    "hash",
-    "first_step",
-    "step",
-    "validate",
-    "sample",
-    "save",
-    "end",
-)
 
 
 @dataclass(frozen=True)

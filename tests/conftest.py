@@ -48,3 +48,21 @@ def server(tmp_path_factory):
     """A server for tests that start no run."""
     with serving(tmp_path_factory.mktemp("page") / "data") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def moto_port():
+    """Returns the port of one moto server (S3) for a file's tests; it starts with the first use."""
+    from store_servers import moto
+
+    running: list = []
+
+    def port() -> int:
+        if not running:
+            manager = moto()
+            running.extend((manager, manager.__enter__()))
+        return running[1]
+
+    yield port
+    if running:
+        running[0].__exit__(None, None, None)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_helpers import QUICK, add_state, files_of, held, log, make_run
-from store_servers import KINDS, Server, moto, serving
+from store_servers import KINDS, Server, serving
 
 import runs
 from guards import checkpoint
@@ -522,22 +522,6 @@ def manifests_of(place: Place, lease: int) -> list[str]:
 
 
 # Every kind of store, good and bad --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def moto_port() -> Iterator:
-    """The port of one moto server for the file; it starts with the first use."""
-    running: list = []
-
-    def port() -> int:
-        if not running:
-            manager = moto()
-            running.extend((manager, manager.__enter__()))
-        return running[1]
-
-    yield port
-    if running:
-        running[0].__exit__(None, None, None)
 
 
 @pytest.fixture(params=KINDS)

@@ -9,27 +9,11 @@ from pathlib import Path
 
 import pytest
 from store_helpers import QUICK
-from store_servers import KINDS, Server, moto, serving
+from store_servers import KINDS, Server, serving
 
 from launch.store.places import Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
 
 BIG = 9_000_000  # more than one piece, more than one part of an upload
-
-
-@pytest.fixture(scope="module")
-def moto_port() -> Iterator:
-    """The port of one moto server for the file; it starts with the first use."""
-    running: list = []
-
-    def port() -> int:
-        if not running:
-            manager = moto()
-            running.extend((manager, manager.__enter__()))
-        return running[1]
-
-    yield port
-    if running:
-        running[0].__exit__(None, None, None)
 
 
 @pytest.fixture(params=KINDS)
