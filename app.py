@@ -187,7 +187,7 @@ def serve(args: argparse.Namespace) -> None:
     check_port(host, args.port)
     check_folders()
     os.environ.update(GRADIO_ENV)
-    from ui.draft import delete_expired, uploads_dir
+    from ui.dataset.draft import delete_expired, uploads_dir
 
     delete_expired()
     os.environ["GRADIO_TEMP_DIR"] = str(uploads_dir())

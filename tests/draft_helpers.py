@@ -11,7 +11,7 @@ from PIL import Image
 
 import presets
 import runs
-from ui import draft
+from ui.dataset import draft
 
 
 def upload(path) -> Path:

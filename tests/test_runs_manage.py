@@ -16,7 +16,7 @@ import runs
 from monitor.process.locks import LOCK, Lock
 from monitor.process.tree import idle
 from runs import manage
-from ui import view
+from ui.run import view
 
 ROOT = Path(__file__).resolve().parent.parent
 

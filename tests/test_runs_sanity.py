@@ -13,7 +13,7 @@ import presets
 import runs
 from runs.machine import Machine
 from runs.sanity import IMPOSSIBLE, WARNING, holds, judge
-from ui import form
+from ui.new import form
 
 RTX_3060 = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
 RTX_4090 = Machine("NVIDIA GeForce RTX 4090", 24.0, True, 62.7, 400.0)

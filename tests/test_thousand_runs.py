@@ -108,7 +108,7 @@ def test_resume_all_finds_the_one_that_a_reboot_interrupted(data, tmp_path):
 
 
 def test_the_page_lists_them_and_reads_only_what_changed(data, monkeypatch):
-    from ui import cards, view
+    from ui.run import cards, view
 
     monkeypatch.setenv("HANGPROOF_DATA", str(data))
     opened: list[str] = []

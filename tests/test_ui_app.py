@@ -15,7 +15,8 @@ import psutil
 import pytest
 from ui_helpers import PROJECT, Server, free_port, serving, small_disk
 
-from ui import draft, new_lora
+from ui.dataset import draft
+from ui.new import new_lora
 
 LIMIT_S = 200  # only an upper limit; `python -m benchmarks ui` measures the start
 RSS_MB = 250

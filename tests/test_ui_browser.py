@@ -30,7 +30,7 @@ from ui_page import (
     until,
 )
 
-from ui import cards
+from ui.run import cards
 
 PACED = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.75"}
 HOSTILE = 'a "cat" <img src=x onerror="document.title=\'gone\'"> ${7*7} {{7*7}} \'é💥'

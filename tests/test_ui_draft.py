@@ -10,7 +10,9 @@ from runs_helpers import data, picture  # noqa: F401
 from ui_helpers import photos, small_disk
 
 import runs
-from ui import draft, draft_images, form, images, proposals, run_page
+from ui.dataset import draft, draft_images, images
+from ui.new import form, proposals
+from ui.run import run_page
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from test_trainer_data import ARGS
 import runs
 from runs import dataset
 from trainer import dataset as trained
-from ui import draft, draft_store, images
+from ui.dataset import draft, draft_store, images
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from ui_helpers import photos
 import presets
 import runs
 from runs import dataset
-from ui import draft, draft_images
+from ui.dataset import draft, draft_images
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from runs_helpers import data, picture  # noqa: F401
 
 import runs
 from runs import dataset
-from ui import draft, draft_store
+from ui.dataset import draft, draft_store
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from PIL import Image
 from runs_helpers import data, picture  # noqa: F401
 
 from runs import archives
-from ui import draft
+from ui.dataset import draft
 
 
 @pytest.fixture

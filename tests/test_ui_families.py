@@ -7,7 +7,7 @@ from ui_helpers import serving
 from ui_page import a_tab, faint_texts, field, nameless_controls, open_page, until
 
 import presets
-from ui import form, model_table
+from ui.new import form, model_table
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from ui_helpers import browsing, serving
 from ui_page import a_tab, field, open_page, until
 
 import presets
-from ui import fetch
+from ui.new import fetch
 
 BYTES = 3_000_000
 HEAD = json.dumps({"w": {"dtype": "U8", "shape": [BYTES], "data_offsets": [0, BYTES]}}).encode()

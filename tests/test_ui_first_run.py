@@ -337,7 +337,7 @@ def test_opening_the_section_keeps_a_token_that_was_just_pasted(tab, tmp_path):
 
 def test_a_download_gets_a_session_of_its_own_on_every_system(tmp_path, monkeypatch):
     from monitor.process import platform
-    from ui import fetch
+    from ui.new import fetch
 
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     started = []

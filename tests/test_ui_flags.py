@@ -13,7 +13,7 @@ from ui_page import PATIENCE_S
 import presets
 from runs.flags import known_flags
 from runs.paths import CHECKOUTS, sd_scripts_dir
-from ui import flags, form, new_lora
+from ui.new import flags, form, new_lora
 
 # A small checkout in sd-scripts' layout, because these tests must also run without the real one.
 PARSER = """
@@ -150,7 +150,7 @@ def test_every_invalid_line_is_reported(data, checkout):  # noqa: F811
 
 
 def test_refresh_reports_the_options_beside_their_field(data, checkout):  # noqa: F811
-    from ui import draft
+    from ui.dataset import draft
 
     typed = values(name="x", flags="noise_ofset=1")
     _, plan, script, marks, *_ = new_lora.refresh(

@@ -27,7 +27,7 @@ from launch.store.lease import Lease, this_owner
 from launch.store.manifest import Manifest, Member
 from launch.store.places import open_place
 from runs.paths import ROOT
-from ui import fleet_page
+from ui.run import fleet_page
 
 SLOW = toy(2000, 20, step_s=0.05)
 

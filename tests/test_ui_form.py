@@ -9,7 +9,8 @@ import presets
 import runs
 from runs.files import Fault
 from runs.machine import Machine
-from ui import draft, form, model_note, model_table, new_lora
+from ui.dataset import draft
+from ui.new import form, model_note, model_table, new_lora
 
 GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
 NO_GPU = Machine("", None, False, 31.2, 220.0)

@@ -37,7 +37,8 @@ from PIL import Image
 
 import runs
 from runs import archives, dataset
-from ui import draft, draft_images, draft_store, images, new_lora
+from ui.dataset import draft, draft_images, draft_store, images
+from ui.new import new_lora
 
 CASES = int(os.environ.get("HOSTILE_CASES", "300"))
 SHARES = {"drops": 0.3, "zips": 0.2, "images": 0.15, "calls": 0.15, "changes": 0.2}

@@ -10,7 +10,7 @@ from PIL import Image
 from ui_helpers import photos
 from ui_page import a_tab, caption, captions, drop, field, open_page, saved, until
 
-from ui import draft
+from ui.dataset import draft
 
 
 def picture(path: Path, color: tuple[int, int, int], side: int = 256) -> Path:

@@ -12,7 +12,7 @@ from playwright.sync_api import Error as PlaywrightError
 from ui_helpers import Server, kill_runs, photos, serving
 from ui_page import PATIENCE_S, a_tab, caption, captions, choose_tiny, drop, field, open_page, saved, until
 
-from ui import draft
+from ui.dataset import draft
 
 SHORT_KILLS, FULL_KILLS = 3, 20
 

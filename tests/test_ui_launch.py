@@ -15,7 +15,8 @@ from ui_page import a_tab, faint_texts, nameless_controls, open_page, until
 
 import runs
 from launch.__main__ import COMMANDS
-from ui import cards, jobs, launch_tab, served, view
+from ui import jobs, served
+from ui.run import cards, launch_tab, view
 
 MINUTE = {"kind": "phase", "message": ""}
 

@@ -134,7 +134,7 @@ def test_a_comparison_that_cannot_run_says_why_and_the_version_of_a_running_run_
 
 
 def test_the_last_used_version_is_that_of_the_latest_run_with_this_checkout(tmp_path, checkout, monkeypatch):
-    from ui import trainer_checks
+    from ui.new import trainer_checks
 
     folder, old, new = checkout
     (tmp_path / "link").symlink_to(folder)
@@ -152,7 +152,7 @@ def test_the_last_used_version_is_that_of_the_latest_run_with_this_checkout(tmp_
 
 
 def test_a_run_that_continues_on_another_version_says_so(tmp_path, checkout, monkeypatch):
-    from ui import control, run_page
+    from ui.run import control, run_page
 
     folder, old, new = checkout
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))

@@ -13,9 +13,10 @@ import pytest
 from runs_helpers import data  # noqa: F401
 from ui_helpers import lora_file, photos, write_incident, write_run
 
-from ui import artifacts, cards, html, readers, run_page, view
-from ui.chart import chart
-from ui.readers import Curve
+from ui import html
+from ui.run import artifacts, cards, readers, run_page, view
+from ui.run.chart import chart
+from ui.run.readers import Curve
 
 SAMPLES = run_page.PARTS.index("samples")
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'${7*7}{{7*7}}`&amp;\x1b[31m\u202e💥"

@@ -5,7 +5,9 @@ from typing import Any
 import gradio as gr
 
 import runs
-from ui import fleet_page, form, hub_login, new_lora, proposals, run_page, scripts, trainer_checks, try_it
+from ui import scripts
+from ui.new import form, hub_login, new_lora, proposals, trainer_checks, try_it
+from ui.run import fleet_page, run_page
 
 MARK = (
     '<svg viewBox="0 0 32 32" width="30" height="30" aria-hidden="true"><rect width="32" height="32" rx="8" fill="#0f766e"/>'

@@ -18,16 +18,23 @@ PREFIX = "/scripts/"
 # The script of each component that has one: files of ui/, in this order. All of them can use what dom.js defines.
 PARTS = {
     "keyboard": ("keyboard",),
-    "images": ("database", "unsaved", "fields", "image_cards", "image_drops", "images"),
-    "flags": ("flags",),
-    "field_errors": ("field_errors",),
-    "choice_notes": ("choice_notes",),
-    "run_list": ("run_list",),
-    "run_head": ("run_times", "run_connection", "run_address"),
-    "run_samples": ("run_samples",),
-    "run_times": ("run_times",),
-    "launch_tab": ("launch_tab",),
-    "fleet_page": ("fleet_page",),
+    "images": (
+        "dataset/database",
+        "dataset/unsaved",
+        "new/fields",
+        "dataset/image_cards",
+        "dataset/image_drops",
+        "dataset/images",
+    ),
+    "flags": ("new/flags",),
+    "field_errors": ("new/field_errors",),
+    "choice_notes": ("new/choice_notes",),
+    "run_list": ("run/run_list",),
+    "run_head": ("run/run_times", "run/run_connection", "run/run_address"),
+    "run_samples": ("run/run_samples",),
+    "run_times": ("run/run_times",),
+    "launch_tab": ("run/launch_tab",),
+    "fleet_page": ("run/fleet_page",),
 }
 # Gradio repeats the rules that it gets for its own container, so that they win over its components' rules.
 NESTED = ".gradio-container.gradio-container .contain {\n%s\n}\n"
@@ -49,8 +56,9 @@ def source() -> str:
 
 @cache
 def style() -> str:
-    """The style sheet, with each rule a second time for Gradio's container."""
-    rules = _read("style.css")
+    """The style sheet of the page and those of its parts, with each rule a second time for Gradio's container."""
+    parts = sorted(path.relative_to(HERE).as_posix() for path in HERE.glob("*/*.css"))
+    rules = "".join(_read(name) for name in ("style.css", *parts))
     return rules + NESTED % re.sub(r"^\.dark\b", ".dark &", rules, flags=re.MULTILINE)
 
 

@@ -15,9 +15,12 @@ import gradio as gr
 import runs
 from monitor.process.tree import idle
 from runs import manage
-from ui import cards, control, draft, form, images, launch_tab, scripts, trainer_checks, view
-from ui.artifacts import Gallery
+from ui import scripts
+from ui.dataset import draft, images
 from ui.html import esc
+from ui.new import form, trainer_checks
+from ui.run import cards, control, launch_tab, view
+from ui.run.artifacts import Gallery
 
 TICK_S = 1.0
 COPY = "New LoRA from this run"

@@ -1,4 +1,4 @@
-// The tab "Other machines" (ui/fleet_page.py): asks the server while the tab is visible, and shows each store with its runs.
+// The tab "Other machines" (ui/run/fleet_page.py): asks the server while the tab is visible, and shows each store with its runs.
 // All text is another machine's: it is set with textContent. Pictures are data URLs that the server made.
 const ASK_MS = 2000;
 const FAR = {

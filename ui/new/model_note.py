@@ -9,8 +9,8 @@ from guards import hub
 from runs import weights
 from runs.machine import Machine, this_machine
 from runs.paths import CHECKOUTS
-from ui import form, hub_login
 from ui.html import esc
+from ui.new import form, hub_login
 
 
 def machine_line(machine: Machine, model: Mapping[str, Any], smallest: str) -> str:
@@ -59,7 +59,7 @@ def licence(model: Mapping[str, Any]) -> str:
 
 
 def of_choices(values: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
-    """For ui/choice_notes.js: what to show under each VRAM choice and trainer, {field: {choice: {text, unfit}}}."""
+    """For ui/new/choice_notes.js: what to show under each VRAM choice and trainer, {field: {choice: {text, unfit}}}."""
     key, backend = values["model"], values["backend"]
     model = presets.models().get(key)
     if model is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ui.readers import Stamp, stamp
+from ui.run.readers import Stamp, stamp
 
 SUFFIX = ".safetensors"
 NUMBERED = re.compile(r"-step(?P<step>\d{6,})$|-(?P<epoch>\d{6})$")

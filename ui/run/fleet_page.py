@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.process.subjob import Subjob, python
 from ui import scripts
-from ui.images import OUT_OF_DATE
+from ui.dataset.images import OUT_OF_DATE
 
 if TYPE_CHECKING:
     import gradio as gr

@@ -2,7 +2,7 @@
 
 Nothing here waits for the trainer or the monitor. A missing, incomplete or invalid file affects only its own part of the
 view. The page asks every second, with hundreds of runs and a `metrics.jsonl` of a million lines, so a file is read again
-only after it changed, and a growing file is read from where the last read ended (ui/readers.py).
+only after it changed, and a growing file is read from where the last read ended (ui/run/readers.py).
 """
 
 import json
@@ -20,8 +20,8 @@ import tomllib
 
 import runs
 from runs import manage
-from ui.artifacts import Artifacts, Gallery, Lora
-from ui.readers import Curve, Log, LogTail, Losses, Stamp, stamp
+from ui.run.artifacts import Artifacts, Gallery, Lora
+from ui.run.readers import Curve, Log, LogTail, Losses, Stamp, stamp
 
 if TYPE_CHECKING:
     from monitor.ledger import Ledger

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from ui.html import esc, number
-from ui.readers import Curve
+from ui.run.readers import Curve
 
 WIDTH, HEIGHT = 720, 240
 RIGHT, TOP, BOTTOM = 14, 14, 30

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import runs
 from runs.files import RunError
 from ui import jobs, scripts, served
-from ui.images import OUT_OF_DATE, file_url
+from ui.dataset.images import OUT_OF_DATE, file_url
 
 if TYPE_CHECKING:
     import gradio as gr
 
-    from ui.view import View
+    from ui.run.view import View
 
 MINUTES = 60.0
 TEXT_BYTES = 200_000  # of a file that is shown; a longer one is only a download

@@ -1,4 +1,4 @@
-// The lower part of a run: what each rank does, a test of the start, and the files for another place (ui/launch_tab.py).
+// The lower part of a run: what each rank does, a test of the start, and the files for another place (ui/run/launch_tab.py).
 //
 // The value is {run, alive, jobs: {name: {state, seconds, stamp}}}, renewed by the page's timer. What a job printed is fetched
 // when its stamp changes and its fold is open. Every text is set with textContent.

@@ -16,10 +16,10 @@ from typing import Any
 import presets
 from runs.dataset import Source, one_line, repeats_of
 from runs.files import RunError, explained
-from ui import draft_history, draft_images
-from ui.draft_drop import add, copy_dataset
-from ui.draft_images import Entry
-from ui.draft_store import (
+from ui.dataset import draft_history, draft_images
+from ui.dataset.draft_drop import add, copy_dataset
+from ui.dataset.draft_images import Entry
+from ui.dataset.draft_store import (
     MAX_CAPTION,
     State,
     change,

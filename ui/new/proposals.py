@@ -13,7 +13,7 @@ import gradio as gr
 from runs.dataset import shown_per_epoch
 from runs.files import RunError
 from runs.proposal import Proposal, propose
-from ui import draft
+from ui.dataset import draft
 
 FIELDS = ("repeats", "epochs", "batch_size", "gradient_accumulation", "max_train_steps")
 KEPT = 8  # pairs

@@ -10,8 +10,8 @@ from typing import Any
 
 import presets
 import runs
-from ui import control
 from ui.html import esc
+from ui.run import control
 
 LABEL = "Try it in one minute"
 NAME = "first-try"

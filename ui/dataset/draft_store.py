@@ -22,8 +22,8 @@ from typing import Any, TypeGuard
 
 from runs.files import RunError, atomic_write, explained
 from runs.paths import datasets_dir
-from ui import draft_history, draft_images
-from ui.draft_images import Entry
+from ui.dataset import draft_history, draft_images
+from ui.dataset.draft_images import Entry
 
 MAX_CAPTION = 20_000  # characters
 UPLOAD_EXPIRES_S = 24 * 3600

@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 from runs.files import RunError
 from runs.paths import datasets_dir
-from ui import draft, scripts
+from ui import scripts
+from ui.dataset import draft
 from ui.html import duration
 
 if TYPE_CHECKING:

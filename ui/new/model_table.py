@@ -8,8 +8,8 @@ from typing import Any
 
 import presets
 from runs.machine import Machine
-from ui import form, model_note
 from ui.html import esc
+from ui.new import form, model_note
 
 INTRO = (
     "GPU memory that each model uses with its usual settings. Where the figure is smaller than the choice, the rest stays "

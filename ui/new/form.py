@@ -1,7 +1,7 @@
 """Steps 1 and 3: the settings as fields, and the spec, plan and script that their values give.
 
 The fields accept any text. Only `RunSpec` validates values, because a component that refuses a value also loses it. Labels
-and help texts are in ui/form_fields.py; defaults come from presets/defaults.toml.
+and help texts are in ui/new/form_fields.py; defaults come from presets/defaults.toml.
 """
 
 import glob
@@ -18,9 +18,9 @@ import runs
 from runs import weights
 from runs.files import Fault
 from runs.paths import entries
-from ui import draft
-from ui.form_fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES
+from ui.dataset import draft
 from ui.html import esc
+from ui.new.form_fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES
 
 if TYPE_CHECKING:
     from runs.machine import Machine

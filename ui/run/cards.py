@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.phrases import count
 from runs.manage import size_text
-from ui.artifacts import Gallery, Lora
-from ui.chart import chart
+from ui.dataset.images import file_url
 from ui.html import duration, esc, markdown, number, per_step
-from ui.images import file_url
-from ui.readers import Curve, Log
-from ui.view import Incident, View
+from ui.run.artifacts import Gallery, Lora
+from ui.run.chart import chart
+from ui.run.readers import Curve, Log
+from ui.run.view import Incident, View
 
 if TYPE_CHECKING:
     from monitor.ledger import Ledger

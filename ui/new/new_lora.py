@@ -15,24 +15,23 @@ import gradio as gr
 import presets
 import runs
 from runs.machine import this_machine, tier_for
-from ui import (
-    control,
-    draft,
+from ui import scripts
+from ui.dataset import draft, images
+from ui.html import esc
+from ui.new import (
     estimates,
     fetch,
     flags,
     form,
     form_fields,
     hub_login,
-    images,
     model_note,
     model_table,
     proposals,
-    scripts,
     trainer_checks,
     try_it,
 )
-from ui.html import esc
+from ui.run import control
 
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
@@ -40,7 +39,7 @@ FOLLOWS_MODEL = ("backend", *form.MODEL_FIELDS)
 ERRORS = (runs.RunError, presets.PresetError)
 # Waits until the caption typed last is stored, then continues the event with the fields' values.
 FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
-# The browser's part of storing the fields (ui/fields.js). `stored` carries this tab's changes to the server, and what is
+# The browser's part of storing the fields (ui/new/fields.js). `stored` carries this tab's changes to the server, and what is
 # stored back, so that a field that another tab changed is not overwritten.
 DRAFT = """async (known) => {
   while (!window.hangproof) await new Promise((done) => setTimeout(done, 10)); // until its component is on the page
@@ -281,7 +280,7 @@ def store_changes(draft_id: str | None, sent: object) -> dict[str, Any]:
     """Store the fields that one tab changed.
 
     Returns:
-        For ui/fields.js: all fields as they are stored now, and those that this call stored.
+        For ui/new/fields.js: all fields as they are stored now, and those that this call stored.
 
     Raises:
         runs.RunError: nothing was stored.

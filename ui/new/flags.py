@@ -13,8 +13,9 @@ import presets
 import runs
 from runs.paths import CHECKOUTS
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec
-from ui import form, scripts
-from ui.images import OUT_OF_DATE
+from ui import scripts
+from ui.dataset.images import OUT_OF_DATE
+from ui.new import form
 
 if TYPE_CHECKING:
     import gradio as gr

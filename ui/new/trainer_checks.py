@@ -21,8 +21,8 @@ from runs.files import explained
 from sd_scripts_patches import versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 from sd_scripts_patches.versions import VersionError
-from ui import view
 from ui.html import esc
+from ui.run import view
 
 TICK_S = 1.0
 SELF_TEST, COMPARE = "self-test", "comparison"

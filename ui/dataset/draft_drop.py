@@ -19,9 +19,19 @@ from runs import archives
 from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
-from ui import draft_history, draft_images
-from ui.draft_images import Entry
-from ui.draft_store import MAX_CAPTION, State, change, count, digest, folder, images_dir, plain_text, uploads_dir
+from ui.dataset import draft_history, draft_images
+from ui.dataset.draft_images import Entry
+from ui.dataset.draft_store import (
+    MAX_CAPTION,
+    State,
+    change,
+    count,
+    digest,
+    folder,
+    images_dir,
+    plain_text,
+    uploads_dir,
+)
 
 MAX_NAME = 1_000  # characters of a dropped file's relative path
 
