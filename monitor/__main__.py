@@ -97,18 +97,17 @@ def _child(words: list[str]) -> int:
     import traceback
     from pathlib import Path
 
-    if sys.platform != "win32":
-        # The background process of a shell ignores Ctrl-C, and so would the trainer; and in a session of its own it gets
-        # the terminal's Ctrl-C once, from the keeper.
-        for number in (signal.SIGINT, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        with contextlib.suppress(PermissionError):  # it has one
-            os.setsid()
-
     from monitor.keeper import EXIT_ERROR
     from monitor.run_folder import MonitorError
 
     try:
+        if sys.platform != "win32":
+            # The background process of a shell ignores Ctrl-C, and so would the trainer; and in a session of its own it
+            # gets the terminal's Ctrl-C once, from the keeper.
+            for number in (signal.SIGINT, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)
+            with contextlib.suppress(PermissionError):  # it has one
+                os.setsid()
         parent_pid, *options, folder = words
         echo = "HANGPROOF_QUIET" not in os.environ
         if part := next((word for word in options if word.startswith("--node=")), ""):
