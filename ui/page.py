@@ -67,6 +67,18 @@ def theme() -> gr.themes.Base:
 
 
 DESCRIPTIONS = ("api_info", "api_info_as_input", "api_info_as_output", "example_inputs")
+# What Gradio's browser code reads as absent where it is absent (checked in 6.31, templates/frontend/assets).
+ABSENT_PROPS: dict[str, Any] = {
+    **dict.fromkeys(("_selectable", "_retryable", "_undoable", "likeable", "streamable", "stream"), False),
+    "preserved_by_key": [],
+}
+ABSENT_KEYS: dict[str, Any] = {
+    **dict.fromkeys(("trigger_only_on_success", "trigger_only_on_failure", "batch"), False),
+    **dict.fromkeys(("js_implementation", "api_description", "show_progress_on", "time_limit", "rendered_in")),
+    "component_prop_inputs": [],
+    "event_specific_args": [],
+    "max_batch_size": 4,
+}
 
 
 class Page(gr.Blocks):
@@ -74,13 +86,20 @@ class Page(gr.Blocks):
 
     def get_config_file(self) -> Any:
         """The config without the digests of the components' classes, which Gradio needs only for components of other packages,
-        and without what describes the components to users of an API: every event of this page is private."""
+        without what describes the components to users of an API, because every event of this page is private, and without what
+        means the same when it is absent."""
         config = super().get_config_file()
         for component in config["components"]:
             component["component_class_id"] = component["type"]
             for key in DESCRIPTIONS:
                 component.pop(key, None)
+            component["props"] = _without(component["props"], ABSENT_PROPS)
+        config["dependencies"] = [_without(one, ABSENT_KEYS) for one in config["dependencies"]]
         return config
+
+
+def _without(values: dict[str, Any], absent: dict[str, Any]) -> Any:
+    return {key: value for key, value in values.items() if key not in absent or absent[key] != value}
 
 
 def build(login: bool = False) -> gr.Blocks:
