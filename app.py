@@ -32,6 +32,7 @@ RESPONSE_S = 30  # seconds until the page must respond
 WAIT_SLICE_S = 0.25  # Windows delivers Ctrl-C only between two waits
 GRADIO_ENV = {
     "GRADIO_ANALYTICS_ENABLED": "False",
+    "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000",  # it counts events in a pandas table after each, for a dashboard
     "GRADIO_DEFAULT_CONCURRENCY_LIMIT": "8",  # Blocks.queue(), which can set it too, makes all routes once more
     "GRADIO_RUN_HISTORY": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -206,9 +207,10 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None) -> "ASGIApp":
     from fastapi import FastAPI
 
     from presets import defaults
-    from ui import page
+    from ui import page, queue_wakes
     from ui.login import Login
     from ui.security import Guard, Hosts, Limits
+    from ui.streams import Streams
 
     hosts = Hosts(args.listen, allowed_hosts(args))
     upload = defaults()["images"]["max_upload_mb"] * 1_000_000
@@ -232,8 +234,9 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None) -> "ASGIApp":
     )
     # Gradio checks which files an event names only after launch() (processing_utils.py, _check_allowed).
     blocks.has_launched = True
+    queue_wakes.install(blocks)
     login = Login(auth, datasets_dir() / ".logins.json", args.port) if auth else None
-    return Guard(app, hosts, Limits(upload), login)
+    return Guard(Streams(app), hosts, Limits(upload), login)
 
 
 def _listen(app: "ASGIApp", host: str, port: int) -> None:
