@@ -1,9 +1,12 @@
 """Drafts for tests: files as a browser sends them, pictures that differ, what a draft holds then."""
 
+import contextlib
 import hashlib
 import io
+import json
 import random
 import shutil
+import sqlite3
 import zipfile
 from pathlib import Path
 
@@ -71,6 +74,15 @@ def packed(path: Path, entries: dict[str, bytes], compression=zipfile.ZIP_DEFLAT
         for name, content in entries.items():
             archive.writestr(name, content)
     return path
+
+
+def stored_forms(data: Path) -> list[dict]:
+    """The form values of all drafts in a data folder, as another process reads them."""
+    found = []
+    for path in (data / "datasets" / ".drafts").glob("*/draft.sqlite"):
+        with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
+            found += [json.loads(value) for (value,) in db.execute("SELECT value FROM meta WHERE key = 'form'")]
+    return found
 
 
 def png(seed: int = 0, size=(96, 64)) -> bytes:

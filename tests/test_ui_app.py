@@ -136,17 +136,22 @@ def test_another_host_name_or_origin_is_refused(server):
 def test_drafts_that_no_page_opened_for_sixty_days_are_deleted(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     now, day = time.time(), 24 * 3600
+
+    def aged(mine, days):
+        for path in draft.folder(mine).glob("draft.sqlite*"):
+            os.utime(path, (now - days * day,) * 2)
+
     ages = {days: draft.new_id() for days in (0, 59, 61)}
     for days, mine in ages.items():
         draft.save_fields(mine, {"name": f"{days}"})
-        os.utime(draft.folder(mine) / "draft.json", (now - days * day,) * 2)
+        aged(mine, days)
     other = draft.folder(ages[0]).parent / "not-a-draft"
     other.mkdir()
     os.utime(other, (0, 0))
     draft.delete_expired()
     assert [draft.folder(mine).exists() for mine in ages.values()] == [True, True, False] and other.exists()
     draft.touch(ages[59])  # a page has opened it, which restarts its expiry
-    os.utime(draft.folder(ages[0]) / "draft.json", (now - 61 * day,) * 2)
+    aged(ages[0], 61)
     assert new_lora.load(ages[0])[0] == ages[0]  # opening the page does the same
     draft.delete_expired()
     assert draft.form(ages[59]) == {"name": "59"} and draft.form(ages[0]) == {"name": "0"}

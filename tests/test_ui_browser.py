@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from draft_helpers import stored_forms
 from PIL import Image
 from ui_helpers import kill_runs, photos, serving, small_disk, write_incident, write_run
 from ui_page import (
@@ -59,10 +60,7 @@ def test_captions_stay_when_images_come_go_and_the_page_is_reloaded(tab, server,
     expected = {"chelsea.png": "tok, a tabby cat", "coffee.png": "tok, " + HOSTILE, "rocket.jpg": "tok"}
     assert captions(tab) == expected
     tab.locator("#plan").get_by_text("3 images", exact=False).wait_for()
-    drafts = server.data / "datasets" / ".drafts"
-    until(
-        lambda: any('"trigger": "tok"' in path.read_text() for path in drafts.glob("*/draft.json")), "fields are stored"
-    )
+    until(lambda: any(form.get("trigger") == "tok" for form in stored_forms(server.data)), "fields are stored")
     tab.reload()
     tab.get_by_test_id("image-count").get_by_text("3 images").wait_for()
     assert captions(tab) == expected

@@ -22,7 +22,7 @@ def mine(data) -> str:  # noqa: F811
 
 
 def heic(path: Path, image: Image.Image, **save) -> Path:
-    dataset._add_heif()
+    dataset.add_heif()
     image.save(path, **save)
     return path
 
@@ -150,7 +150,7 @@ def test_1200_images_are_compared_in_a_moment():
             bits ^= 1 << place
         entries[f"{n}"] = {"hash": f"{bits:016x}{tone.hex()}"}
     began = time.process_time()
-    found = draft_images.nearly_identical(entries)
+    found = draft_images.Near().of(entries)
     seconds = time.process_time() - began
     most = presets.defaults()["images"]["near_bits"]
 
@@ -165,7 +165,7 @@ def test_1200_images_are_compared_in_a_moment():
         ]
         assert (key in found) == bool(near), "the same as comparing all with all"
     same = {f"{n}": {"hash": f"{0:016x}{bytes([n % 250] * 12).hex()}"} for n in range(1200)}
-    draft_images.nearly_identical(same)
+    draft_images.Near().of(same)
     assert seconds < 2 and time.process_time() - began < 60
 
 

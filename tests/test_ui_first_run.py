@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from draft_helpers import stored_forms
 from PIL import Image
 from ui_helpers import PROJECT, kill_runs, serving
 from ui_page import RUN_S, caption, captions, choose_tiny, drop, field, open_page, saved, state_is, until
@@ -90,10 +91,7 @@ def test_the_gpu_found_is_named_and_its_tier_is_selected(tab, tmp_path, gib, tie
         other, key, note = ("16 GB", "16G", "trains all blocks") if gib == "12" else ("12 GB", "12G", "single blocks")
         tab.get_by_label(other, exact=True).click()  # a choice stays
         tab.locator("#model-note").get_by_text(note).wait_for()
-        drafts = server.data / "datasets" / ".drafts"
-        until(
-            lambda: any(f'"tier": "{key}"' in path.read_text() for path in drafts.glob("*/draft.json")), "it is stored"
-        )
+        until(lambda: any(form.get("tier") == key for form in stored_forms(server.data)), "it is stored")
         tab.reload()
         tab.locator("#model-note").get_by_text(note).wait_for()
         assert tab.get_by_label(other, exact=True).is_checked()

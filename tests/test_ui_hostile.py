@@ -132,7 +132,7 @@ def _allowed(path: str, allowed: list[Path]) -> bool:
 @functools.cache
 def picture(number: int, kind: str = "PNG") -> bytes:
     """A small image, unlike that of any other number."""
-    dataset._add_heif()
+    dataset.add_heif()
     buffer = io.BytesIO()
     Image.frombytes("RGB", (4, 4), random.Random(number).randbytes(48)).resize((24, 16)).save(buffer, kind)
     return buffer.getvalue()
@@ -483,7 +483,7 @@ class Changes(RuleBasedStateMachine):
     def by_hand(self, key: tuple[str, str]) -> bool:
         """Whether the draft keeps the caption as a typed one, which a file does not replace."""
         entry = draft_store.read(self.mine)["images"].get(draft_images.image_id(*key))
-        return bool(entry and entry["by_hand"] and entry["caption"].strip())
+        return bool(entry and entry["caption_by"] == "person" and entry["caption"].strip())
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), text=st.text(max_size=12))

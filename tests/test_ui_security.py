@@ -190,7 +190,7 @@ def test_files_are_found_only_by_their_own_path(server, tmp_path):
     draft = server.data / "datasets" / ".drafts" / ("a" * 24)
     thumb, state, waiting = (
         draft / "thumbs" / "1.jpg",
-        draft / "draft.json",
+        draft / "draft.sqlite",
         server.data / "datasets" / ".uploads" / "x" / "1.png",
     )
     outside, link = tmp_path / "outside.png", server.data / "outputs" / "link.png"

@@ -7,21 +7,21 @@ adding, moving or removing one image never changes the caption of another.
 `draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files; the rest of the page uses this file only.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import presets
 from runs.dataset import Source, one_line, repeats_of
 from runs.files import RunError, explained
 from ui.dataset import draft_history, draft_images
 from ui.dataset.draft_drop import add, copy_dataset
+from ui.dataset.draft_file import State
 from ui.dataset.draft_images import Entry
+from ui.dataset.draft_items import Item, items
 from ui.dataset.draft_store import (
     MAX_CAPTION,
-    State,
     change,
     count,
     delete_expired,
@@ -29,7 +29,8 @@ from ui.dataset.draft_store import (
     folder,
     images_dir,
     is_id,
-    lock,
+    locked,
+    masks_dir,
     new_id,
     plain_text,
     read,
@@ -57,6 +58,7 @@ __all__ = [
     "items",
     "large",
     "mark_in_a_run",
+    "masks_dir",
     "move",
     "new_id",
     "original",
@@ -67,59 +69,21 @@ __all__ = [
     "replace",
     "save_fields",
     "set_caption",
+    "set_captions",
+    "set_fields",
     "sources",
     "thumb",
     "touch",
     "undo",
     "uploads_dir",
     "waiting",
+    "written",
 ]
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
-
-
-@dataclass(frozen=True)
-class Item:
-    """One image of a draft.
-
-    file: its name in its folder. folder: the relative path of the dropped folder it came from, "" for none.
-    width, height: pixels as shown. warnings: codes, see draft_images.warnings_of.
-    """
-
-    id: str
-    file: str
-    folder: str
-    width: int
-    height: int
-    caption: str
-    sha256: str
-    warnings: tuple[str, ...]
-    turn: int = 0  # quarter turns clockwise that the user added
-
-
-def items(draft_id: str) -> list[Item]:
-    """The images in display order."""
-    images = read(draft_id)["images"]
-    near, small_side = draft_images.nearly_identical(images), presets.defaults()["images"]["small_side"]
-    found = []
-    for key, entry in images.items():
-        size = (entry["width"], entry["height"])
-        width, height = reversed(size) if entry["turn"] % 2 else size
-        codes = draft_images.warnings_of(entry, near.get(key), small_side)
-        found.append(
-            Item(
-                key,
-                entry["file"],
-                entry["folder"],
-                width,
-                height,
-                entry["caption"],
-                entry["sha256"],
-                codes,
-                entry["turn"],
-            )
-        )
-    return found
+PERSON, FILE = "person", "file"
+MAX_WEIGHT = 10
+MASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 def _entry(state: State, image_id: object) -> Entry:
@@ -170,10 +134,19 @@ def repeats(draft_id: str) -> dict[str, int]:
 
 def sources(draft_id: str) -> list[Source]:
     """The images with their captions, for runs.create."""
-    return [
-        Source(images_dir(draft_id) / e["stored"], e["file"], e["caption"], e["folder"], e["turn"])
-        for e in read(draft_id)["images"].values()
-    ]
+    masks = masks_dir(draft_id)
+    known = Source.__dataclass_fields__
+    found = []
+    for entry in read(draft_id)["images"].values():
+        edits = {
+            "crop": tuple(entry["crop"]) if entry["crop"] else None,
+            "mask": masks / entry["mask"] if entry["mask"] else None,
+            "weight": entry["weight"],
+        }
+        path = images_dir(draft_id) / entry["stored"]
+        more = {name: value for name, value in edits.items() if name in known}
+        found.append(Source(path, entry["file"], entry["caption"], entry["folder"], entry["turn"], **more))
+    return found
 
 
 def waiting(draft_id: str) -> list[str]:
@@ -204,7 +177,7 @@ def save_fields(
     Returns:
         The fields that were stored, with their values as they were given.
     """
-    with lock:
+    with locked(draft_id):
         state = read(draft_id)
         stored = dict(changes)
         for key, (before, value) in (offers or {}).items():
@@ -222,7 +195,7 @@ def _plain(value: Any) -> Any:
 
 def mark_in_a_run(draft_id: str) -> None:
     """Record that a run's data set contains these images and captions."""
-    with lock:
+    with locked(draft_id):
         state = read(draft_id)
         write(draft_id, {**state, "kept": digest(state)})
 
@@ -254,7 +227,7 @@ def redo(draft_id: str) -> str | None:
 
 
 def _travel(draft_id: str, side: int) -> str | None:
-    with lock:
+    with locked(draft_id):
         state = read(draft_id)
         at = state["done"] - (side == draft_history.UNDO)
         if not 0 <= at < len(state["history"]):
@@ -280,8 +253,98 @@ def set_caption(draft_id: str, image_id: str, text: str) -> None:
         if len(text) > MAX_CAPTION:
             raise RunError(f"{entry['file']}: the caption has {len(text)} characters; shorten it to {MAX_CAPTION}")
         if text != entry["caption"]:
-            edit.state["images"][image_id] = {**entry, "caption": text, "by_hand": True}
+            edit.state["images"][image_id] = written(entry, text, PERSON)
         edit.label = lambda step: f"caption of {entry['file']}"
+
+
+def written(entry: Entry, caption: str, author: str) -> Entry:
+    """An image's entry with another caption, and who wrote it; nobody wrote an empty one."""
+    return {**entry, "caption": caption, "caption_by": author if caption.strip() else ""}
+
+
+def set_captions(
+    draft_id: str,
+    captions: Mapping[str, str],
+    label: str,
+    source: str = PERSON,
+    keep_written: bool = False,
+    merge: str = "",
+) -> int:
+    """Store captions by image id, as one step. Images that were removed are left out.
+
+    Args:
+        label: what undo calls the step, such as "captions of Florence-2". source: who wrote them, "person" or "model".
+        keep_written: leave captions that a person wrote or a file brought. merge: see draft_store.change; parts of one job
+            with the same text are one step.
+
+    Returns:
+        How many captions changed.
+
+    Raises:
+        RunError: a caption is longer than MAX_CAPTION characters; no caption was changed.
+    """
+    with change(draft_id, merge=merge) as edit:
+        images, changed = edit.state["images"], 0
+        for key, text in captions.items():
+            entry, text = images.get(key), plain_text(text)
+            if entry is None or text == entry["caption"]:
+                continue
+            if keep_written and entry["caption"].strip() and entry["caption_by"] in (PERSON, FILE):
+                continue
+            if len(text) > MAX_CAPTION:
+                raise RunError(f"{entry['file']}: the caption has {len(text)} characters; shorten it to {MAX_CAPTION}")
+            images[key] = written(entry, text, source)
+            changed += 1
+        edit.label = lambda step: label
+    return changed
+
+
+def set_fields(draft_id: str, image_ids: Iterable[str], values: Mapping[str, Any], label: str) -> int:
+    """Set fields of images, as one step: crop, mask, weight and turn, see Item. Returns how many images changed.
+
+    Args:
+        label: what undo calls the step, such as "crop of cat.png".
+
+    Raises:
+        RunError: all the images were removed, or a value is not one that the field can have.
+    """
+    for name, value in values.items():
+        if name not in FIELD_CHECKS or not FIELD_CHECKS[name](value):
+            raise RunError(f"{name}: {value!r} is not a value of this field; reload the page")
+    values = {name: list(value) if name == "crop" and value else value for name, value in values.items()}
+    with change(draft_id) as edit:
+        images, changed = edit.state["images"], 0
+        found = [key for key in image_ids if key in images]
+        if not found:
+            raise RunError(REMOVED)
+        for key in found:
+            if any(images[key][name] != value for name, value in values.items()):
+                images[key] = {**images[key], **values}
+                changed += 1
+        edit.label = lambda step: label
+    return changed
+
+
+def _is_crop(value: Any) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, list | tuple) or len(value) != 4:
+        return False
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one <= 1 for one in value):
+        return False
+    return value[0] < value[2] and value[1] < value[3]
+
+
+def _is_whole(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "crop": _is_crop,
+    "mask": lambda value: value is None or (isinstance(value, str) and bool(MASK_NAME.fullmatch(value))),
+    "weight": lambda value: _is_whole(value, 1, MAX_WEIGHT),
+    "turn": lambda value: _is_whole(value, 0, 3),
+}
 
 
 def replace(draft_id: str, find: str, replacement: str) -> int:
@@ -298,7 +361,7 @@ def replace(draft_id: str, find: str, replacement: str) -> int:
             if len(text) > MAX_CAPTION:
                 raise RunError(f"{entry['file']}: the caption would have {len(text)} characters; shorten it first")
             if text != entry["caption"]:
-                images[key] = {**entry, "caption": text, "by_hand": True}
+                images[key] = written(entry, text, PERSON)
                 changed += 1
         edit.label = lambda step: f"replacement in {count(changed, 'caption')}"
     return changed

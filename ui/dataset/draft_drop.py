@@ -19,11 +19,11 @@ from runs import archives
 from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
-from ui.dataset import draft_history, draft_images
+from ui.dataset import draft_file, draft_history, draft_images
+from ui.dataset.draft_file import State
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import (
     MAX_CAPTION,
-    State,
     change,
     count,
     digest,
@@ -198,7 +198,8 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[_Droppe
             "folder": file.folder,
             "names": [[file.drop, file.stem]],
             "caption": text["text"] if use else "",
-            "by_hand": False,
+            **draft_file.FIELDS,
+            "caption_by": "file" if use and text["text"].strip() else "",
             "turn": 0,
         }
     if refused:
@@ -267,11 +268,11 @@ def _file_of(key: str) -> str:
 def _give(state: State, image_id: str, key: str, text: str) -> list[str]:
     """Set an image's caption from a file, unless another one was typed."""
     entry = state["images"][image_id]
-    if entry["by_hand"] and entry["caption"].strip() and entry["caption"] != text:
+    if entry["caption_by"] == "person" and entry["caption"].strip() and entry["caption"] != text:
         return [
             f"{_file_of(key)}: your typed caption was kept; to use the file, clear the caption and drop the file again"
         ]
-    state["images"][image_id] = {**entry, "caption": text, "by_hand": False}
+    state["images"][image_id] = {**entry, "caption": text, "caption_by": "file" if text.strip() else ""}
     return []
 
 

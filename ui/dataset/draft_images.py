@@ -5,12 +5,12 @@ drops of one file share a path, and Gradio may write to that path again.
 """
 
 import hashlib
-import itertools
 import shutil
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import presets
 from runs.dataset import DAMAGE, EXIF_ORIENTATION, USABLE, decoded_size, eight_bits, is_image_name, opened, turned
@@ -19,7 +19,7 @@ from runs.files import RunError
 THUMB_SIDE = 480  # pixels: a card's width on a high-density screen
 LARGE_SIDE = 1600
 EXIF_IFD, EXIF_WIDTH, EXIF_HEIGHT = 0x8769, 0xA002, 0xA003
-HASH_BITS = 64
+TONES = 12  # values of a hash after its 64 bits: the colours of four quarters
 Entry = dict[str, Any]
 
 
@@ -118,32 +118,46 @@ def _hash(thumb: Path) -> str:
     return f"{bits:016x}{quarters.hex()}"
 
 
-def nearly_identical(images: Mapping[str, Entry]) -> dict[str, str]:
-    """For each image that is nearly identical to an earlier one, the id of that one.
+class Near:
+    """Which images of a draft are nearly identical to an earlier one. It keeps what it found, and compares only new images."""
 
-    Two hashes that differ in at most k bits are equal in one of k + 1 parts, so only images that share a part are
-    compared.
-    """
-    limits = presets.defaults()["images"]
-    parts = limits["near_bits"] + 1
-    edges = [HASH_BITS * n // parts for n in range(parts + 1)]
-    seen: dict[tuple[int, int], list[tuple[str, int, bytes]]] = defaultdict(list)
-    found = {}
-    for key, entry in images.items():
-        if not entry["hash"]:
-            continue
-        bits, tone = int(entry["hash"][:16], 16), bytes.fromhex(entry["hash"][16:])
-        places = [(n, bits >> low & (1 << high - low) - 1) for n, (low, high) in enumerate(itertools.pairwise(edges))]
-        for other, its_bits, its_tone in (one for place in places for one in seen.get(place, ())):
-            if (bits ^ its_bits).bit_count() < parts and all(
-                abs(a - b) <= limits["near_tone"] for a, b in zip(tone, its_tone, strict=True)
-            ):
-                found[key] = other
-                break
-        else:
-            for place in places:
-                seen[place].append((key, bits, tone))
-    return found
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self.keys: list[str] = []
+        self.found: dict[str, str] = {}
+        self.first: list[str] = []  # the images that are unlike all before them, and their hashes
+        self.bits: Any = np.zeros(0, np.uint64)
+        self.tones: Any = np.zeros((0, TONES), np.int16)
+
+    def of(self, images: Mapping[str, Entry]) -> dict[str, str]:
+        """For each image that is nearly identical to an earlier one, the id of the first such."""
+        keys = list(images)
+        if keys[: len(self.keys)] != self.keys:
+            self._reset()
+        limits = presets.defaults()["images"]
+        for key in keys[len(self.keys) :]:
+            if images[key]["hash"]:
+                self._add(key, images[key]["hash"], limits["near_bits"], limits["near_tone"])
+        self.keys = keys
+        return self.found
+
+    def _add(self, key: str, hashed: str, most_bits: int, most_tone: int) -> None:
+        bits, tone = np.uint64(int(hashed[:16], 16)), np.frombuffer(bytes.fromhex(hashed[16:]), np.uint8)
+        count = len(self.first)
+        like = np.flatnonzero(np.bitwise_count(self.bits[:count] ^ bits) <= most_bits)
+        if like.size:
+            like = like[(np.abs(self.tones[like] - tone) <= most_tone).all(axis=1)]
+        if like.size:
+            self.found[key] = self.first[like[0]]
+            return
+        if count == len(self.bits):
+            more = max(64, count)
+            self.bits = np.concatenate([self.bits, np.zeros(more, np.uint64)])
+            self.tones = np.concatenate([self.tones, np.zeros((more, TONES), np.int16)])
+        self.bits[count], self.tones[count] = bits, tone
+        self.first.append(key)
 
 
 def warnings_of(entry: Entry, near: str | None, small_side: int) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""A draft on disk: its folder, its `draft.json`, and the steps that undo reads.
+"""A draft on disk: its folder, its file, and the changes that undo knows.
 
-Each browser has one folder, `datasets/.drafts/<id>/`, with `images/`, `thumbs/`, `history/` and `draft.json`.
-`draft.json` is replaced last, so a change is either complete or did not happen. `change` makes each change of images and
-captions one step of the history; form values are written without one, because undo is for images.
+Each browser has one folder, `datasets/.drafts/<id>/`, with `images/`, `thumbs/` and `draft.sqlite` (draft_file.py). `change`
+makes each change of images and captions one step of the history; form values are written without one, because undo is for
+images.
 """
 
 import contextlib
@@ -15,22 +15,27 @@ import secrets
 import shutil
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from runs.files import RunError, atomic_write, explained
+from runs.files import RunError, explained
 from runs.paths import datasets_dir
-from ui.dataset import draft_history, draft_images
+from ui.dataset import draft_file, draft_history, draft_images
+from ui.dataset.draft_file import DraftFile, State
 from ui.dataset.draft_images import Entry
 
 MAX_CAPTION = 20_000  # characters
 UPLOAD_EXPIRES_S = 24 * 3600
 DRAFT_EXPIRES_S = 60 * 24 * 3600  # counted from the last time a page opened the draft
 HISTORY_STEPS = 100
-State = dict[str, Any]
-lock = threading.RLock()  # one process serves the page; its threads share each draft.json
+EDITED = ("crop", "mask", "weight")  # count for `digest` only where they were set: older digests stay valid
+MAX_OPEN = 8  # drafts that are kept in memory; one of 10,000 images takes about 30 MB
+OLD_FILE = "draft.json"  # of earlier versions; its history is in `history/`
+lock = threading.RLock()  # the threads of a process share its open drafts
+_open: OrderedDict[Path, DraftFile] = OrderedDict()
 
 
 def new_id() -> str:
@@ -67,14 +72,25 @@ def delete_expired() -> None:
     old = [path for path in uploads_dir().glob("*") if _age_s(path, *path.glob("*")) > UPLOAD_EXPIRES_S]
     drafts = (path for path in (datasets_dir() / ".drafts").glob("*") if is_id(path.name))
     for path in drafts:
-        state = path / "draft.json"
-        if _age_s(*([state] if state.exists() else [path])) > DRAFT_EXPIRES_S:
+        if _age_s(*(_files_of(path) or [path])) > DRAFT_EXPIRES_S:
             old.append(path)
     unfinished = (datasets_dir() / ".drafts").glob("*/.new-*")  # of drops that ended with the server
     old += [path for path in unfinished if _age_s(path) > UPLOAD_EXPIRES_S]
     for path in old:
+        _close(path / draft_file.NAME)
         with contextlib.suppress(OSError):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _files_of(draft: Path) -> list[Path]:
+    """The files with a draft's content that exist."""
+    names = (draft_file.NAME, f"{draft_file.NAME}-wal", OLD_FILE)
+    return [path for name in names if (path := draft / name).exists()]
+
+
+def last_used(draft: Path) -> float:
+    """When the draft in a folder was opened or changed last, in seconds since 1970; 0 where there is none."""
+    return max((path.stat().st_mtime for path in _files_of(draft)), default=0.0)
 
 
 def _age_s(*paths: Path) -> float:
@@ -89,7 +105,8 @@ def _age_s(*paths: Path) -> float:
 def touch(draft_id: str) -> None:
     """Record that a page has opened this draft, which restarts its expiry."""
     with contextlib.suppress(OSError):  # not stored yet, or the disk is read-only, which the next edit reports
-        os.utime(folder(draft_id) / "draft.json")
+        for path in _files_of(folder(draft_id)):
+            os.utime(path)
 
 
 def images_dir(draft_id: str) -> Path:
@@ -97,25 +114,85 @@ def images_dir(draft_id: str) -> Path:
     return folder(draft_id) / "images"
 
 
+def masks_dir(draft_id: str) -> Path:
+    """The folder of the masks that images of the draft have."""
+    return folder(draft_id) / "masks"
+
+
 # The state on disk -----------------------------------------------------------------------------------------------------
 
 
-def read(draft_id: str) -> State:
-    """The content of `draft.json`; that of an empty draft where there is none. Raises RunError: it is damaged."""
-    path = folder(draft_id) / "draft.json"
+def _file(draft_id: str, create: bool = False) -> DraftFile | None:
+    """The open file of a draft; None where nothing was stored yet, unless it is to be created."""
+    place = folder(draft_id)
+    path, old = place / draft_file.NAME, place / OLD_FILE
+    inode = path.stat().st_ino if path.exists() else 0
+    known = _open.get(path)
+    if known is not None and known.inode == inode:
+        _open.move_to_end(path)
+        return known
+    _close(path)
+    if not inode and not create and not old.exists():
+        return None
+    with explained("store your changes"):
+        place.mkdir(parents=True, exist_ok=True)
+    file = DraftFile(path, *_converted(old))
+    if old.exists():  # of an earlier version; kept until the draft expires
+        with contextlib.suppress(OSError):
+            os.replace(old, place / f"{OLD_FILE}.old")
+            shutil.rmtree(place / "history", ignore_errors=True)
+    _open[path] = file
+    while len(_open) > MAX_OPEN:
+        _close(next(iter(_open)))
+    return file
+
+
+def _close(path: Path) -> None:
+    with lock:
+        if (known := _open.pop(path, None)) is not None:
+            known.close()
+
+
+def _converted(old: Path) -> tuple[State, dict[int, draft_history.Step]]:
+    """(content, steps) of a draft of an earlier version; an empty draft where there is none. Raises RunError: it is damaged."""
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = {**draft_file.empty(), **_upgraded(json.loads(old.read_text(encoding="utf-8")))}
     except FileNotFoundError:
-        state = {}
+        return draft_file.empty(), {}
     except ValueError as error:
-        raise RunError(f"{path} cannot be read ({error}); move it to another folder, then reload the page") from error
-    if "waiting" in state:
-        state = _upgraded(state)
-    return {"images": {}, "texts": {}, "form": {}, "kept": "", "refused": {}, "history": [], "done": 0, **state}
+        raise RunError(f"{old} cannot be read ({error}); move it to another folder, then reload the page") from error
+    state["images"] = {key: draft_file.with_fields(entry) for key, entry in state["images"].items()}
+    steps, done = {}, state["done"]
+    for index, one in reversed(list(enumerate(state["history"]))):
+        try:
+            path = old.parent / "history" / f"{one['n']}.json"
+            steps[one["n"]] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            if index >= done:
+                steps.clear()  # what comes after it cannot be redone
+                state["history"] = state["history"][:index]
+                continue
+            state["history"] = state["history"][index + 1 :]  # what was before it cannot be undone
+            state["done"] = done - index - 1
+            break
+    return state, steps
+
+
+def read(draft_id: str) -> State:
+    """The content of a draft; that of an empty draft where nothing was stored. Change no table in it: they are shared.
+
+    Raises:
+        RunError: its file is damaged.
+    """
+    with lock:
+        file = _file(draft_id)
+        return draft_file.empty() if file is None else file.refresh()
 
 
 def _upgraded(state: State) -> State:
-    """A draft of an earlier version, whose images are named by their files."""
+    """A draft of an earlier version, whose images are named by their files in the first one."""
+    if "waiting" not in state:
+        return state
     images = {}
     for file, old in state.get("images", {}).items():
         key = draft_images.image_id("", old["sha256"])
@@ -135,26 +212,37 @@ def _old_digest(state: State) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest() if content else ""
 
 
-def write(draft_id: str, state: State) -> None:
-    """Replace `draft.json`. Raises RunError: the disk does not take it."""
-    target = folder(draft_id)
-    with explained("store your changes"):
-        target.mkdir(parents=True, exist_ok=True)
-        atomic_write(target / "draft.json", json.dumps(state))
+@contextlib.contextmanager
+def locked(draft_id: str) -> Iterator[None]:
+    """Keep other threads and processes from changing a draft. What the block writes is stored together when it ends."""
+    with lock:
+        file = _file(draft_id)
+        with file.transaction() if file else contextlib.nullcontext():
+            yield
 
 
-def _step_file(draft_id: str, number: int) -> Path:
-    return folder(draft_id) / "history" / f"{number}.json"
+def write(draft_id: str, state: State, steps: dict[int, draft_history.Step] | None = None) -> None:
+    """Store a content that was read in the same `locked` block, with the steps that are new in its history.
+
+    Raises:
+        RunError: the disk does not take it.
+    """
+    file = _file(draft_id, create=True)
+    assert file is not None
+    created = not file.db.in_transaction
+    with file.transaction():
+        if created and file.state != draft_file.empty():
+            raise RunError("Another process changed this draft at the same moment; try again")
+        file.store(state, steps or {})
 
 
 def read_step(draft_id: str, number: int) -> draft_history.Step:
     """A step of the history. Raises RunError: it cannot be read."""
-    path = _step_file(draft_id, number)
-    try:
-        step: draft_history.Step = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}); this change cannot be undone") from error
-    return step
+    with lock:
+        file = _file(draft_id)
+        if file is None:
+            raise RunError("This page is out of date; reload it")
+        return file.step(number)
 
 
 @contextlib.contextmanager
@@ -164,12 +252,13 @@ def change(draft_id: str, merge: str = "", within_s: float = math.inf) -> Iterat
     Args:
         merge: steps with the same text that follow each other within `within_s` become one.
     """
-    with lock:
+    lost: list[Entry] = []
+    with locked(draft_id):
         before = read(draft_id)
         edit = Edit({**before, **{part: dict(before[part]) for part in draft_history.PARTS}})
         yield edit
         step = draft_history.difference(before, edit.state)
-        if _visible(before) == _visible(edit.state):  # a file that was dropped again changes only where it came from
+        if not draft_history.is_shown(step):  # a file that was dropped again changes only where it came from
             if edit.state != before:
                 write(draft_id, edit.state)
             return
@@ -180,20 +269,40 @@ def change(draft_id: str, merge: str = "", within_s: float = math.inf) -> Iterat
                 start = draft_history.applied(before, read_step(draft_id, last["n"]), draft_history.UNDO)
                 step, history = draft_history.difference(start, edit.state), history[:-1]
         number = 1 + max((one["n"] for one in before["history"]), default=0)
-        kept = history[: before["done"]][-HISTORY_STEPS + 1 :]
+        kept, steps = history[: before["done"]][-HISTORY_STEPS + 1 :], {}
         if step:
-            with explained("store your changes"):
-                _step_file(draft_id, number).parent.mkdir(parents=True, exist_ok=True)
-                atomic_write(_step_file(draft_id, number), json.dumps(step))
+            steps = {number: step}
             kept = [*kept, {"n": number, "label": edit.label(step), "merge": merge, "at": now}]
-        write(draft_id, {**edit.state, "history": kept, "done": len(kept)})
-        _forget(draft_id, [one["n"] for one in before["history"] if one not in kept], kept, edit.state)
+        gone = [one["n"] for one in before["history"] if one not in kept]
+        lost = _lost(draft_id, gone, [one["n"] for one in kept if one["n"] != number], [edit.state, *steps.values()])
+        write(draft_id, {**edit.state, "history": kept, "done": len(kept)}, steps)
+    _delete(draft_id, lost)
 
 
-def _visible(state: State) -> tuple[list[Any], list[str]]:
-    """What a user sees of the images and the captions that wait for one."""
-    images = [(key, entry["caption"], entry["turn"]) for key, entry in state["images"].items()]
-    return images, [key for key, text in state["texts"].items() if not text["used"]]
+def _lost(draft_id: str, gone: list[int], kept: list[int], needed_by: list[State]) -> list[Entry]:
+    """The images of steps that left the history that neither the draft nor the rest of the history needs."""
+    lost: dict[str, Entry] = {}
+    try:
+        for number in gone:
+            lost |= draft_history.images_of(read_step(draft_id, number))
+        if not lost:
+            return []
+        state, *steps = needed_by
+        needed = {entry["stored"] for entry in state["images"].values()}
+        for step in [*steps, *(read_step(draft_id, number) for number in kept)]:
+            needed |= {entry["stored"] for entry in draft_history.images_of(step).values()}
+    except RunError:
+        return []  # a step that cannot be read may need them
+    return [{**entry, "key": key} for key, entry in lost.items() if entry["stored"] not in needed]
+
+
+def _delete(draft_id: str, entries: list[Entry]) -> None:
+    """Delete the files of images that nothing needs."""
+    for entry in entries:
+        with contextlib.suppress(OSError):
+            (images_dir(draft_id) / entry["stored"]).unlink(missing_ok=True)
+            for path in (folder(draft_id) / "thumbs").glob(f"{entry['key']}*"):
+                path.unlink(missing_ok=True)
 
 
 @dataclass
@@ -204,29 +313,17 @@ class Edit:
     label: Callable[[draft_history.Step], str] = lambda step: "change"
 
 
-def _forget(draft_id: str, gone: list[int], kept: list[dict[str, Any]], state: State) -> None:
-    """Delete the files of steps that left the history, and of images that neither the draft nor the history needs."""
-    lost: dict[str, Entry] = {}
-    needed = {entry["stored"] for entry in state["images"].values()}
-    with contextlib.suppress(RunError):
-        for number in gone:
-            lost |= draft_history.images_of(read_step(draft_id, number))
-        if lost:
-            for step in kept:
-                needed |= {e["stored"] for e in draft_history.images_of(read_step(draft_id, step["n"])).values()}
-        for key, entry in lost.items():
-            if entry["stored"] not in needed:
-                (images_dir(draft_id) / entry["stored"]).unlink(missing_ok=True)
-                for path in (folder(draft_id) / "thumbs").glob(f"{key}*"):
-                    path.unlink(missing_ok=True)
-    for number in gone:
-        _step_file(draft_id, number).unlink(missing_ok=True)
-
-
 def digest(state: State) -> str:
     """Hash of all images and captions; "" when there are none."""
-    content = [(key, entry["caption"], entry["turn"]) for key, entry in state["images"].items()]
+    content = [(key, entry["caption"], entry["turn"], *_edits(key, entry)) for key, entry in state["images"].items()]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest() if content else ""
+
+
+def _edits(key: str, entry: Entry) -> list[Any]:
+    """What was set for an image since it was added; empty for most, so that digests of earlier versions stay valid."""
+    found = [entry[name] for name in EDITED if entry.get(name, 1) not in (None, 1)]
+    moved = draft_images.image_id(entry["folder"], entry["sha256"]) != key
+    return [*found, entry["folder"]] if moved else found
 
 
 def plain_text(text: str) -> str:
