@@ -293,18 +293,22 @@ def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
                 "resolution": spec.resolution,
                 "batch_size": spec.batch_size,
                 **bucketed,
-                "subsets": [_subset(spec, folder) for folder in folders],
+                "subsets": [{**_subset(spec, folder), **_masked(spec)} for folder in folders],
             }
         ],
     }
 
 
+def _masked(spec: "RunSpec") -> dict[str, bool]:
+    """The key that makes a trainer use masks; it is the same for all subsets, because their images share batches."""
+    return {"alpha_mask": True} if dataset.masked(datasets_dir() / spec.slug) else {}
+
+
 def _subset(spec: "RunSpec", folder: str) -> dict[str, str | int]:
     """The subset of one folder of the data set, with the repeats and the subject that its name sets."""
-    repeats, subject = dataset.repeats_of(folder) or (spec.repeats, "")
     subset: dict[str, str | int] = {"image_dir": (datasets_dir() / spec.slug / folder).as_posix()}
-    subset["num_repeats"] = repeats
-    if tokens := one_line(spec.trigger) or subject:
+    subset["num_repeats"] = dataset.repeats_in(folder, spec.repeats)
+    if tokens := one_line(spec.trigger) or (dataset.repeats_of(folder) or (0, ""))[1]:
         subset["class_tokens"] = tokens
     return subset
 
@@ -323,7 +327,7 @@ def _musubi_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
         row: dict[str, str | int] = {
             "image_directory": (datasets_dir() / spec.slug / folder).as_posix(),
             "cache_directory": (outputs_dir() / spec.slug / "cache" / folder).as_posix(),
-            "num_repeats": (dataset.repeats_of(folder) or (spec.repeats, ""))[0],
+            "num_repeats": dataset.repeats_in(folder, spec.repeats),
         }
         if spec.control_dir:
             row["control_directory"] = (Path(spec.control_dir).expanduser().absolute() / folder).as_posix()

@@ -7,58 +7,93 @@ or for a photo format as JPEG of quality 95 (a hundred phone photos as PNG would
 becomes one line that ends in a newline, because sd-scripts fails on an empty file and reads only the first line.
 
 Folders are kept, one level deep, because an image and its caption belong together by folder and name. A folder whose name
-starts with a number and `_`, such as `10_cat`, is a subset with that many repeats, as in kohya's trainers.
+starts with a number and `_`, such as `10_cat`, is a subset with that many repeats, as in kohya's trainers. An image with a
+weight goes into a subset of its own, because every trainer knows repeats and none knows weights: weight 3 of `10_cat` is
+`30_weight-3-cat`, and weight 3 of images without a folder is `weight-3`, which has three times the repeats of the run.
 """
 
 import codecs
-import contextlib
-import functools
 import os
 import re
 import shutil
 import stat
-import struct
-import warnings
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import presets
+from runs import masks
 from runs.files import RunError
 from runs.paths import RESERVED_NAMES, datasets_dir
+from runs.pictures import (
+    DAMAGE,
+    EXIF_ORIENTATION,
+    IMAGE_SUFFIXES,
+    KEPT,
+    USABLE,
+    Crop,
+    add_heif,
+    check_image,
+    decoded,
+    decoded_size,
+    eight_bits,
+    is_image_name,
+    opened,
+    turned,
+)
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-KEPT = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "BMP": ".bmp"}
-PHOTO_FORMATS = ("JPEG", "MPO", "HEIF", "AVIF")  # saved again as JPEG, the others as PNG
-# Only these decoders see a dropped file. Pillow has others, and that for EPS starts a program.
-FORMATS = (*KEPT, "GIF", "TIFF", "ICO", "AVIF", "HEIF")
-IMAGE_SUFFIXES = {*KEPT.values(), ".jpeg", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jxl", ".svg", ".ico"}
+__all__ = [
+    "CAPTION_SUFFIXES",
+    "DAMAGE",
+    "EXIF_ORIENTATION",
+    "IMAGE_SUFFIXES",
+    "MAX_WEIGHT",
+    "USABLE",
+    "Source",
+    "add_heif",
+    "check_image",
+    "counts",
+    "decoded_size",
+    "eight_bits",
+    "folder_counts",
+    "gather",
+    "images_in",
+    "ingest",
+    "is_image_name",
+    "masked",
+    "one_line",
+    "opened",
+    "read_caption",
+    "read_captions",
+    "repeats_in",
+    "repeats_of",
+    "shown_per_epoch",
+    "turned",
+    "unique_stem",
+    "weight_of",
+]
+MAX_WEIGHT = 10
+MAX_REPEATS = 9999  # that a folder's name can set
 CAPTION_SUFFIXES = (".txt", ".caption")
-USABLE = "PNG, JPEG, WebP, HEIC, AVIF, BMP, GIF or TIFF"
-EXIF_ORIENTATION = 0x0112
-# Pillow's decoders raise these on damaged data; they have no common class.
-DAMAGE = (OSError, SyntaxError, ValueError, EOFError, RuntimeError, struct.error, zlib.error)
 
 
 @dataclass(frozen=True)
 class Source:
-    """An image to copy: its path, its name, its caption; the folder it came from; quarter turns clockwise."""
+    """An image to copy: its path, its name, its caption; the folder it came from; quarter turns clockwise.
+
+    crop: the part to keep of the turned image, as fractions. mask: a PNG that runs/masks.py has checked, of the image before it
+    is turned. weight: how often the image is repeated compared with the others, 1 to MAX_WEIGHT.
+    """
 
     path: Path
     name: str
     caption: str
     folder: str = ""
     turn: int = 0
-
-
-def is_image_name(path: Path) -> bool:
-    """Whether the file's suffix is that of an image."""
-    return path.suffix.lower() in IMAGE_SUFFIXES
+    crop: Crop | None = None
+    mask: Path | None = None
+    weight: int = 1
 
 
 def _regular(path: Path) -> bool:
@@ -174,129 +209,6 @@ def _files_below(folder: Path) -> list[Path]:
     return found
 
 
-def check_image(path: Path, name: str = "") -> str:
-    """Decode an image completely. Returns what will be changed to train on it; "" if nothing.
-
-    Args:
-        name: the name in messages; by default that of the file.
-
-    Raises:
-        RunError: it is not an image, damaged or too large; the message names the file.
-    """
-    image, _, why = _open(path, name)
-    image.close()
-    return why
-
-
-def decoded_size(path: Path, name: str = "") -> tuple[int, int]:
-    """Width and height in pixels, upright, of an image that is decoded completely. Args and errors: as check_image."""
-    image, _, _ = _open(path, name)
-    width, height = image.size
-    image.close()
-    return width, height
-
-
-@functools.cache
-def _add_heif() -> None:
-    """Let Pillow read HEIC and HEIF, the format of phones."""
-    from pillow_heif import register_heif_opener
-
-    register_heif_opener(thumbnails=False)
-
-
-@contextlib.contextmanager
-def opened(path: Path, name: str = "") -> Iterator["Image.Image"]:
-    """An image file within the limits, not decoded yet.
-
-    Raises:
-        RunError: it is not an image, too large, or the block finds that it is damaged; the message names the file.
-    """
-    from PIL import Image, UnidentifiedImageError
-
-    name = name or path.name
-    _add_heif()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # our own limit is lower than Pillow's; damaged EXIF data is no news
-            with Image.open(path, formats=FORMATS) as image:
-                _check_size(name, image)
-                yield image
-    except UnidentifiedImageError as error:
-        raise RunError(f"{name}: Not a readable image. Export it as JPEG or PNG.") from error
-    except Image.DecompressionBombError as error:
-        raise RunError(f"{name}: The image is too large; {_limits()}") from error
-    except (FileNotFoundError, PermissionError) as error:
-        raise RunError(f"{name}: {error.strerror}; check the file {path}") from error
-    except DAMAGE as error:
-        raise RunError(f"{name}: the image is damaged ({error}); export it again or remove it") from error
-
-
-def _open(path: Path, name: str = "", turn: int = 0):
-    """The decoded image, upright and opaque; the suffix to save it with; what was changed ("" if nothing)."""
-    with opened(path, name) as image:
-        suffix = ".jpg" if image.format in PHOTO_FORMATS else KEPT.get(image.format, ".png")
-        image, why = _normal(image)
-        if turn % 4:
-            image, why = turned(image, turn), ", ".join([*([why] if why else []), "rotated"])
-        return image, ".png" if why and suffix != ".jpg" else suffix, why
-
-
-def turned(image, turn: int):
-    """An image after quarter turns clockwise."""
-    from PIL import Image
-
-    method = {1: Image.Transpose.ROTATE_270, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_90}
-    return image.transpose(method[turn % 4]) if turn % 4 else image
-
-
-def _check_size(name: str, image) -> None:
-    limits = presets.defaults()["images"]
-    width, height = image.size
-    if max(width, height) > limits["max_side"] or width * height > limits["max_megapixels"] * 1_000_000:
-        raise RunError(f"{name}: {width} × {height} pixels is too large; {_limits()}")
-
-
-def _limits() -> str:
-    limits = presets.defaults()["images"]
-    return f"scale it down to at most {limits['max_side']} pixels per side and {limits['max_megapixels']} megapixels"
-
-
-def _normal(image):
-    """The image in a form that every trainer reads the same way, and a list of the changes as text."""
-    from PIL import Image, ImageOps
-
-    image.load()
-    kind = image.format
-    reasons = [] if kind in (*KEPT, "MPO") else [f"{kind} saved as {'JPEG' if kind in PHOTO_FORMATS else 'PNG'}"]
-    if getattr(image, "n_frames", 1) > 1 and kind != "HEIF":  # a HEIF file opens at its main picture
-        reasons.append("only the first frame is used")
-        image.seek(0)
-        image.load()
-    if image.getexif().get(EXIF_ORIENTATION, 1) not in (0, 1):
-        reasons.append("rotated upright")
-        image = ImageOps.exif_transpose(image)
-    elif reasons:
-        image = image.copy()  # the file is closed before the image is saved
-    if image.has_transparency_data:
-        reasons.append("transparency replaced by white")
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    elif image.mode.startswith(("I", "F")):
-        reasons.append("converted to 8 bits per channel")
-        image = eight_bits(image)
-    elif image.mode not in ("RGB", "L"):
-        reasons.append(f"converted from {image.mode} to RGB")
-        image = image.convert("RGB")
-    return image, ", ".join(reasons)
-
-
-def eight_bits(image):
-    """A greyscale image of 16 or 32 bits in 8 bits. Pillow's own conversion makes everything above 255 white."""
-    _, high = image.getextrema()
-    top = 65535.0 if image.mode.startswith("I") and high > 255 else max(float(high), 1.0)
-    return image.convert("F").point(lambda value: value * (255.0 / top)).convert("L")
-
-
 def _plain(text: str) -> str:
     """Text as a file name's stem that is valid everywhere; "" where nothing is left of it."""
     from slugify import slugify
@@ -313,8 +225,62 @@ def repeats_of(folder: str) -> tuple[int, str] | None:
     for part in reversed(folder.split("/")):
         found = re.fullmatch(r"([0-9]{1,4})_(.*)", part, re.DOTALL)
         if found and int(found[1]):
-            return int(found[1]), one_line(found[2])
+            subject = re.sub(r"^weight-(?:[2-9]|10)(?:-|$)", "", found[2])
+            return int(found[1]), one_line(subject)
     return None
+
+
+def weight_of(folder: str) -> tuple[int, str]:
+    """The weight of the images in a subfolder of a data set, and the subfolder that they are from, such as (3, "10_cat") for
+    `30_weight-3-cat`; (1, folder) for any other name."""
+    found = re.fullmatch(r"(?:([1-9][0-9]{0,3})_)?weight-([2-9]|10)(?:-(.+))?", folder)
+    if not found or (found[1] and int(found[1]) % int(found[2])):
+        return 1, folder
+    weight, rest = int(found[2]), found[3] or ""
+    return weight, f"{int(found[1]) // weight}_{rest}" if found[1] else rest
+
+
+def repeats_in(folder: str, repeats: int) -> int:
+    """How often an epoch shows each image of a subfolder; `repeats` is what images without a folder have."""
+    own = repeats_of(folder)
+    return own[0] if own else repeats * weight_of(folder)[0]
+
+
+class _Subfolders:
+    """The names of a data set's subfolders, by the dropped folder and the weight of its images."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+        self.names: dict[str, str] = {}
+        self.weighted: dict[tuple[str, int], str] = {}
+
+    def name(self, folder: str, weight: int) -> str:
+        """The subfolder for images of a dropped folder. Raises RunError: the weight makes too many repeats."""
+        if folder not in self.names:
+            self.names[folder] = _subfolder(folder, self.taken)
+        base = self.names[folder]
+        if weight == 1:
+            return base
+        if (base, weight) not in self.weighted:
+            number, _, rest = base.partition("_") if repeats_of(base) else ("", "", base)
+            if number and int(number) * weight > MAX_REPEATS:
+                raise RunError(
+                    f"{folder}: {number} repeats × weight {weight} is more than {MAX_REPEATS}; lower one of them"
+                )
+            stem = f"weight-{weight}" + (f"-{rest}" if rest else "")
+            name = f"{int(number) * weight}_{stem}" if number else stem
+            self.weighted[base, weight] = _unique(name, self.taken)
+        return self.weighted[base, weight]
+
+
+def folder_counts(images: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """The number of images in each folder of the data set that `ingest` will write.
+
+    Args:
+        images: the dropped folder and the weight of each, in order.
+    """
+    subfolders = _Subfolders()
+    return dict(Counter(subfolders.name(folder, weight) for folder, weight in images))
 
 
 def _subfolder(folder: str, taken: set[str]) -> str:
@@ -326,7 +292,7 @@ def _subfolder(folder: str, taken: set[str]) -> str:
     if sets:
         stem = f"{sets[0]}_{'-'.join(part for part in (name, _plain(sets[1])) if part)}"
     else:
-        stem = f"folder-{name}" if not name or repeats_of(name) else name
+        stem = f"folder-{name}" if not name or repeats_of(name) or weight_of(name)[0] > 1 else name
     return _unique(stem, taken)
 
 
@@ -345,11 +311,17 @@ def _unique(stem: str, taken: set[str]) -> str:
     return candidate
 
 
-def ingest(sources: list[Source], folder: Path, on_note: Callable[[str], None] = lambda _: None) -> list[str]:
+def ingest(
+    sources: list[Source],
+    folder: Path,
+    on_note: Callable[[str], None] = lambda _: None,
+    with_masks: bool = True,
+) -> list[str]:
     """Write the images and captions into `folder`, which is empty; returns the new file names in order.
 
     Args:
         on_note: called with one sentence for each image that was changed and each warning.
+        with_masks: whether the trainer uses masks; else they are kept beside the images (runs/masks.py).
 
     Raises:
         RunError: files are not images, damaged or too large; the message has one line for each.
@@ -357,22 +329,22 @@ def ingest(sources: list[Source], folder: Path, on_note: Callable[[str], None] =
     """
     errors: list[str] = []
     taken: dict[str, set[str]] = {}
-    subfolders: dict[str, str] = {}
-    used: set[str] = set()
+    subfolders = _Subfolders()
     names: list[str] = []
     for source in sources:
         try:
-            image, suffix, why = _open(source.path, source.name, source.turn)
+            inside = subfolders.name(source.folder, source.weight)
+            mask = masks.opened(source.mask) if source.mask else None
+            used = mask if with_masks else None
+            image, suffix, why = decoded(source.path, source.name, source.turn, source.crop, used)
         except RunError as error:
             errors.append(str(error))
             continue
         if errors:
             continue  # write nothing more; only find the other errors
-        if source.folder not in subfolders:
-            subfolders[source.folder] = _subfolder(source.folder, used)
-        target_folder = folder / subfolders[source.folder]
+        target_folder = folder / inside
         target_folder.mkdir(exist_ok=True)
-        stem = unique_stem(source.name, taken.setdefault(source.folder, set()))
+        stem = unique_stem(source.name, taken.setdefault(inside, set()))
         target = target_folder / f"{stem}{suffix}"
         if not why:
             shutil.copyfile(source.path, target)
@@ -380,6 +352,8 @@ def ingest(sources: list[Source], folder: Path, on_note: Callable[[str], None] =
             image.save(target, format="JPEG", exif=b"", quality=95, subsampling=0)
         else:
             image.save(target, format="PNG", exif=b"", compress_level=3)
+        if mask is not None and used is None:
+            masks.put_aside(folder, target, mask, source.turn, source.crop)
         if why:
             on_note(f"{source.name}: {why}")
         if not source.caption:
@@ -412,6 +386,11 @@ def counts(folder: Path) -> dict[str, int]:
     return {"" if name == "." else name: number for name, number in found.items()}
 
 
+def masked(folder: Path) -> bool:
+    """Whether a data set has an image with a mask."""
+    return masks.any_mask(images_in(folder))
+
+
 def shown_per_epoch(images: int | Mapping[str, int], repeats: int) -> int:
     """How many images an epoch shows. A folder such as `10_cat` has its own repeats.
 
@@ -419,7 +398,21 @@ def shown_per_epoch(images: int | Mapping[str, int], repeats: int) -> int:
         images: their number, or their number by folder. repeats: those of images outside such folders.
     """
     by_folder = images if isinstance(images, Mapping) else {"": images}
-    return sum(number * (sets[0] if (sets := repeats_of(name)) else repeats) for name, number in by_folder.items())
+    return sum(number * repeats_in(name, repeats) for name, number in by_folder.items())
+
+
+def trained(images: int | Mapping[str, int], share: float) -> int | dict[str, int]:
+    """The images that are trained on when a share of each folder is held out: their number, or their number by folder.
+
+    One image at least is held out, as the trainers do (trainer/validation.py).
+    """
+    by_folder = dict(images) if isinstance(images, Mapping) else {"": images}
+    if share and sum(by_folder.values()) > 1:
+        held = {name: round(number * share) for name, number in by_folder.items()}
+        if not any(held.values()):
+            held[max(by_folder, key=lambda name: by_folder[name])] = 1
+        by_folder = {name: number - held[name] for name, number in by_folder.items()}
+    return by_folder if isinstance(images, Mapping) else by_folder[""]
 
 
 def read_captions(slug: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from runs import dataset, weights
+from runs import dataset, masks, weights
 from runs.command import dataset_toml, launcher, sample_prompts, samples, world
 from runs.files import Fault, RunError, atomic_write, building, explained
 from runs.paths import CHECKOUTS, datasets_dir, entries, outputs_dir
@@ -66,7 +66,7 @@ def create(
             with building(folder) as work:
                 if not reuse:
                     with building(data) as new:
-                        dataset.ingest(sources, new, on_note)
+                        dataset.ingest(sources, new, on_note, masks.supported(spec.backend))
                     made_data = True
                 count = dataset.counts(data)
                 spec = spec if spec.save_every_n_steps is not None else with_save_interval(spec, count)

@@ -13,7 +13,7 @@ from guards.loader import die_with_parent
 from trainer import setup
 from trainer.buckets import Rules, place, resolutions
 from trainer.data_order import EpochSampler, batches, seed_for
-from trainer.dataset import Image, pixels, read, size_of
+from trainer.dataset import Image, header_of, pixels_and_mask, read
 from trainer.errors import TrainError
 
 ARGS = Namespace(
@@ -87,7 +87,7 @@ def test_a_data_set_is_read_as_it_is_written(tmp_path):
     assert [image.path.name for image in found] == [f"{i}.png" for i in range(5)]
     assert found[0].caption == "a caption, ünï 🎉"
     assert found[1].bucket == (80, 48) and found[2].bucket == (48, 80)
-    assert all(pixels(image).shape == (image.bucket[1], image.bucket[0], 3) for image in found)
+    assert all(pixels_and_mask(image)[0].shape == (image.bucket[1], image.bucket[0], 3) for image in found)
 
 
 def test_a_turned_photograph_and_a_transparent_image_are_seen_as_people_see_them(tmp_path):
@@ -102,8 +102,8 @@ def test_a_turned_photograph_and_a_transparent_image_are_seen_as_people_see_them
         (folder / f"{name}.txt").write_text("x", encoding="utf-8")
     clear, turned = read(make_config(tmp_path / "d.toml", folder), ARGS)
     assert turned.bucket[0] < turned.bucket[1]
-    assert pixels(turned).shape[:2] == turned.bucket[::-1]
-    assert (pixels(clear) == 255).all()
+    assert pixels_and_mask(turned)[0].shape[:2] == turned.bucket[::-1]
+    assert (pixels_and_mask(clear)[0] == 255).all()
 
 
 def broken(tmp_path, what):
@@ -184,7 +184,7 @@ def test_every_error_of_a_damaged_image_names_the_file(tmp_path, kind):
             data[min(at, len(data) - 1)] = draw.integers(256)
         file.write_bytes(data[: draw.integers(len(data))] if draw.random() < 0.2 else data)
         try:
-            pixels(Image(file, "", 1, (48, 64), size_of(file), 0, 1))
+            pixels_and_mask(Image(file, "", 1, (48, 64), header_of(file)[0], 0, 1))
         except TrainError as problem:
             refused += 1
             assert str(file) in str(problem)

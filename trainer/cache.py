@@ -15,7 +15,7 @@ from pathlib import Path
 
 from guards import npz
 from trainer import models
-from trainer.dataset import Image, pixels
+from trainer.dataset import Image, pixels_and_mask
 from trainer.errors import TrainError
 
 VERSION = 1
@@ -78,9 +78,8 @@ def plan(
         if image.path not in contents:
             contents[image.path] = content(image.path)
         folder = folders[image.path.parent]
-        latents.append(
-            folder / f"latents-{name_of(vae, dtypes[0], contents[image.path], image.bucket, image.resized)}.npz"
-        )
+        inputs = (vae, dtypes[0], contents[image.path], image.bucket, image.resized, *(["mask"] * image.masked))
+        latents.append(folder / f"latents-{name_of(*inputs)}.npz")
         texts.append(folder / f"text-{name_of(*how, image.caption)}.npz")
         hb.item(done)
     return Paths(latents, texts, {p: output / FOLDER / f"text-{name_of(*how, p)}.npz" for p in prompts})
@@ -98,7 +97,10 @@ def missing_texts(images: list[Image], paths: Paths) -> list[tuple[str, Path]]:
 
 
 def encode_latents(todo: list[tuple[Image, Path]], model: Path, dtype, device, hb) -> None:
-    """Encodes images one by one: the mean of the VAE's distribution, shifted and scaled, float32 [16, h/8, w/8]."""
+    """Encodes images one by one: the mean of the VAE's distribution, shifted and scaled, float32 [16, h/8, w/8].
+
+    The mask is averaged over each latent, float32 [h/8, w/8], as sd-scripts does (`mode="area"` in apply_masked_loss).
+    """
     import torch
 
     hb.phase("load", note="the VAE")
@@ -107,12 +109,17 @@ def encode_latents(todo: list[tuple[Image, Path]], model: Path, dtype, device, h
     for done, (image, path) in enumerate(todo, start=1):
         hb.item(done - 1, image.path.name)
         with torch.no_grad():
-            picture = torch.from_numpy(pixels(image).copy()).to(device).permute(2, 0, 1)[None].float() / 127.5 - 1
+            colours, mask = pixels_and_mask(image)
+            picture = torch.from_numpy(colours.copy()).to(device).permute(2, 0, 1)[None].float() / 127.5 - 1
             mean = vae.encode(picture.to(dtype)).latent_dist.mode().float()
             latent = ((mean - vae.config.shift_factor) * vae.config.scaling_factor)[0].cpu()
         if not torch.isfinite(latent).all():
             raise TrainError(f"{image.path}: the VAE in {dtype} returns values that are not finite; add --no_half_vae")
-        save(path, latents=latent.numpy())
+        masks = {}
+        if mask is not None:
+            area = torch.nn.functional.interpolate(torch.from_numpy(mask)[None, None], latent.shape[-2:], mode="area")
+            masks["mask"] = area[0, 0].numpy()
+        save(path, latents=latent.numpy(), **masks)
         hb.item(done, image.path.name)
 
 
@@ -168,6 +175,13 @@ def to_tensor(array):
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
 
+def load_latents(path: Path) -> dict:
+    """The cached latents of one image, and its mask where it has one: tensors latents, mask."""
+    import torch
+
+    return {key: torch.from_numpy(value) for key, value in npz.load(path).items()}
+
+
 def load_text(path: Path) -> dict:
     """The cached outputs of one caption: tensors t5, clip, mask."""
     return {key: to_tensor(value) for key, value in npz.load(path, keys=("t5", "clip", "mask")).items()}
@@ -182,9 +196,15 @@ class Batches:
     def __getitem__(self, batch: tuple[int, ...]) -> dict:
         import torch
 
-        latents = [torch.from_numpy(npz.load(Path(self.latents[i]), keys=("latents",))["latents"]) for i in batch]
+        cached = [load_latents(Path(self.latents[i])) for i in batch]
+        latents = [one["latents"] for one in cached]
         texts = [load_text(Path(self.texts[i])) for i in batch]
+        masks = {}
+        if any("mask" in one for one in cached):  # images without a mask are trained as a whole
+            whole = torch.ones(latents[0].shape[-2:])
+            masks["loss_mask"] = torch.stack([one.get("mask", whole) for one in cached])
         return {
             "latents": torch.stack(latents),
+            **masks,
             **{k: torch.stack([t[k] for t in texts]) for k in ("t5", "clip", "mask")},
         }

@@ -34,6 +34,7 @@ SUBSET_KEYS: Keys = {
     "caption_prefix": (str,),
     "caption_suffix": (str,),
     "keep_tokens": (int,),
+    "alpha_mask": (bool,),
 }
 # keys of sd-scripts that are accepted only when they are off (false, 0, "")
 NEUTRAL_KEYS = (
@@ -43,7 +44,6 @@ NEUTRAL_KEYS = (
     "random_crop",
     "face_crop_aug_range",
     "is_reg",
-    "alpha_mask",
     "enable_wildcard",
     "cache_info",
     "caption_dropout_rate",
@@ -74,7 +74,10 @@ DAMAGE = (
 
 @dataclass(frozen=True)
 class Image:
-    """A training image: file, caption, repeats per epoch, bucket, and size before the crop (pixels)."""
+    """A training image: file, caption, repeats per epoch, bucket, and size before the crop (pixels).
+
+    masked: its alpha channel says what is trained (`alpha_mask`).
+    """
 
     path: Path
     caption: str
@@ -83,6 +86,7 @@ class Image:
     resized: Size
     dataset: int
     batch_size: int
+    masked: bool = False
 
 
 def read(config: Path, args) -> list[Image]:
@@ -183,13 +187,15 @@ def read_subset(config: Path, table: dict, args, number: int) -> list[Image]:
         raise TrainError(f"{config}: num_repeats {repeats}, batch_size {batch_size}: both must be 1 or more")
     out = []
     for path in paths:
-        bucket, resized = place(rules, size_of(path))
-        out.append(Image(path, caption_of(path, table, args), repeats, bucket, resized, number, batch_size))
+        size, transparent = header_of(path)
+        bucket, resized = place(rules, size)
+        masked = transparent and table.get("alpha_mask", False)
+        out.append(Image(path, caption_of(path, table, args), repeats, bucket, resized, number, batch_size, masked))
     return out
 
 
-def size_of(path: Path) -> Size:
-    """Width and height after EXIF rotation; reads the header only."""
+def header_of(path: Path) -> tuple[Size, bool]:
+    """Width and height after EXIF rotation, and whether there is transparency; reads the header only."""
     from PIL import Image as Pillow
     from PIL import UnidentifiedImageError
 
@@ -198,11 +204,12 @@ def size_of(path: Path) -> Size:
             width, height = image.size
             if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # Orientation: rotated by 90 degrees
                 width, height = height, width
+            transparent = image.has_transparency_data
     except UnidentifiedImageError as problem:
         raise TrainError(f"{path}: Not a readable image. Export it as JPEG or PNG.") from problem
     except (*DAMAGE, Pillow.DecompressionBombError) as problem:
         raise TrainError(unreadable(path, problem)) from problem
-    return width, height
+    return (width, height), transparent
 
 
 def unreadable(path: Path, problem: Exception) -> str:
@@ -230,23 +237,40 @@ def caption_of(path: Path, table: dict, args) -> str:
     return " ".join(part for part in parts if part)
 
 
-def pixels(image: Image):
-    """The pixels to train on: a uint8 array [height, width, 3] of the bucket's size."""
+def pixels_and_mask(image: Image):
+    """The pixels to train on, uint8 [height, width, 3] of the bucket's size, and the mask, float32 [height, width] from 0 to
+    1; None without one.
+
+    The colours below a mask stay as they are: the model sees the whole image, and only the loss leaves a part out.
+    """
     import numpy as np
     from PIL import Image as Pillow
     from PIL import ImageOps
 
+    alpha = None
     try:
         with Pillow.open(image.path) as opened:
             picture = ImageOps.exif_transpose(opened)
-            if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+            if picture.has_transparency_data:
                 picture = picture.convert("RGBA")
-                picture = Pillow.alpha_composite(Pillow.new("RGBA", picture.size, "white"), picture)
+                if image.masked:
+                    alpha = picture.getchannel("A")
+                else:
+                    picture = Pillow.alpha_composite(Pillow.new("RGBA", picture.size, "white"), picture)
             picture = picture.convert("RGB")
     except (*DAMAGE, Pillow.DecompressionBombError) as problem:
         raise TrainError(unreadable(image.path, problem)) from problem
+    # scaled apart: Pillow multiplies colours by alpha when it scales both, which makes the ignored part black
+    mask = None if alpha is None else np.asarray(to_bucket(image, alpha), dtype=np.float32) / 255
+    return np.asarray(to_bucket(image, picture)), mask
+
+
+def to_bucket(image: Image, picture):
+    """A Pillow image scaled to cover the bucket and cropped at its centre."""
+    from PIL import Image as Pillow
+
     if picture.size != image.resized:
         smaller = picture.width > image.resized[0]
         picture = picture.resize(image.resized, Pillow.Resampling.BOX if smaller else Pillow.Resampling.LANCZOS)
     left, top = (image.resized[0] - image.bucket[0]) // 2, (image.resized[1] - image.bucket[1]) // 2
-    return np.asarray(picture.crop((left, top, left + image.bucket[0], top + image.bucket[1])))
+    return picture.crop((left, top, left + image.bucket[0], top + image.bucket[1]))

@@ -113,7 +113,10 @@ def loss_of(args, transformer, batch: dict, seed: int, device, dtype) -> torch.T
         predicted = predicted * -level + noisy
         weight = weighting(args, level)
     loss = pointwise(args, predicted, noise - latents, sigmas)
-    return (loss if weight is None else loss * weight).mean(dim=(1, 2, 3)).mean()
+    loss = loss if weight is None else loss * weight
+    if "loss_mask" in batch:  # the mean counts the ignored part too, as in sd-scripts
+        loss = loss * batch["loss_mask"].to(device=device, dtype=loss.dtype)[:, None]
+    return loss.mean(dim=(1, 2, 3)).mean()
 
 
 def weighting(args, level: torch.Tensor) -> torch.Tensor | None:

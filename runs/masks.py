@@ -1,0 +1,158 @@
+"""Masks of images: what is white is trained, what is black is ignored, grey counts in part.
+
+A data set keeps a mask as the alpha channel of its image, a PNG: sd-scripts and the built-in trainer read it there
+(`alpha_mask` in dataset.toml), and an image can never lose its mask. Nothing else in a data set is transparent, because
+`dataset.ingest` replaces transparency by white.
+
+musubi-tuner has no masked loss, and it would enlarge a small image together with its alpha channel, which makes the ignored
+part black (Pillow multiplies colours by alpha before it resizes). Its data sets have images without alpha; the masks lie
+beside them in `.masks/`, so that a copy of the run has them again.
+"""
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import presets
+from runs import pictures
+from runs.files import RunError
+from runs.pictures import DAMAGE, check_size, eight_bits
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+MAX_SIDE = 1024  # pixels: trainers scale a mask down to latents, an eighth of the image's size or less
+MAX_BYTES = 20_000_000  # of a mask that is uploaded
+FOLDER = ".masks"
+WITHOUT = ("musubi",)  # trainers that have no masked loss (musubi-tuner v0.3.4: no argument and no key of dataset.toml)
+SHAPE_TOLERANCE = 0.02  # by which the sides of a mask and of its image may differ
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_COLOUR_TYPE, _WITH_ALPHA = 25, (4, 6)  # the byte of a PNG's header, and its values for grey and RGB with alpha
+
+
+def supported(backend: str) -> bool:
+    """Whether a trainer can leave the masked part of an image out of its loss."""
+    return backend not in WITHOUT
+
+
+def ignored_note(backend: str, count: int) -> str:
+    """What a trainer without a masked loss does with the masks of `count` images, as a sentence; "" where it uses them."""
+    if supported(backend) or not count:
+        return ""
+    trainer = presets.backends()[backend]["label"]
+    subject, verb = ("1 image has a mask", "it is") if count == 1 else (f"{count:,} images have a mask", "they are")
+    return (
+        f"{subject}, and {trainer} cannot use masks: {verb} trained as a whole. "
+        "Choose another trainer or base model, or crop instead."
+    )
+
+
+def read(content: bytes, name: str, shape: tuple[int, int]) -> "Image.Image":
+    """The mask in a PNG, greyscale and at most MAX_SIDE pixels a side.
+
+    An image with transparency is its own mask: what is transparent is ignored. Any other is taken by its brightness.
+
+    Args:
+        name: the name in messages. shape: width and height of the image that the mask is for.
+
+    Raises:
+        RunError: not a readable PNG, too large, or of another shape than the image.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    if len(content) > MAX_BYTES:
+        raise RunError(f"{name}: {len(content) / 1e6:.0f} MB is too large for a mask; export it smaller")
+    try:
+        with Image.open(io.BytesIO(content), formats=("PNG",)) as opened:
+            check_size(name, opened)
+            _check_shape(name, opened.size, shape)
+            opened.load()
+            mask = opened.getchannel("A") if opened.mode in ("RGBA", "LA") else None
+            if mask is None and opened.has_transparency_data:
+                mask = opened.convert("RGBA").getchannel("A")
+            if mask is None or mask.getextrema() == (255, 255):
+                plain = opened.convert("RGB") if opened.mode in ("RGBA", "LA", "P", "PA") else opened
+                mask = (eight_bits(plain) if plain.mode.startswith(("I", "F")) else plain).convert("L")
+    except UnidentifiedImageError as error:
+        raise RunError(f"{name}: Not a readable PNG. Export the mask as PNG, black and white.") from error
+    except Image.DecompressionBombError as error:
+        raise RunError(f"{name}: the mask is too large; export it smaller") from error
+    except DAMAGE as error:
+        raise RunError(f"{name}: the mask is damaged ({error}); export it again") from error
+    mask.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.BOX)
+    return mask
+
+
+def _check_shape(name: str, size: tuple[int, int], shape: tuple[int, int]) -> None:
+    if abs(size[0] * shape[1] / (size[1] * shape[0]) - 1) > SHAPE_TOLERANCE:
+        raise RunError(
+            f"{name}: the mask has {size[0]} × {size[1]} pixels and the image {shape[0]} × {shape[1]}; "
+            "use a mask of the same shape"
+        )
+
+
+def png(mask: "Image.Image") -> bytes:
+    """A mask as the bytes of a PNG."""
+    buffer = io.BytesIO()
+    mask.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def opened(path: Path) -> "Image.Image":
+    """A mask that `read` has checked, greyscale. Raises RunError: the file is gone or damaged."""
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=("PNG",)) as image:
+            return image.convert("L")
+    except DAMAGE as error:
+        raise RunError(f"the mask {path} cannot be read ({error}); draw it again or remove it") from error
+
+
+def has_mask(path: Path) -> bool:
+    """Whether an image of a data set has a mask. Reads 26 bytes, because data sets have thousands of images."""
+    if path.suffix.lower() != ".png":
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(_COLOUR_TYPE + 1)
+    except OSError:
+        return False
+    return len(head) > _COLOUR_TYPE and head.startswith(_SIGNATURE) and head[_COLOUR_TYPE] in _WITH_ALPHA
+
+
+def any_mask(images: Iterable[Path]) -> bool:
+    """Whether one of these images of a data set has a mask."""
+    return any(has_mask(path) for path in images)
+
+
+def aside(folder: Path, image: Path) -> Path:
+    """Where a data set keeps the mask of an image whose trainer has no masked loss."""
+    return folder / FOLDER / image.relative_to(folder).parent / f"{image.name}.png"
+
+
+def put_aside(folder: Path, image: Path, mask: "Image.Image", turn: int, crop: pictures.Crop | None) -> None:
+    """Keep the mask of an image of a data set beside it, turned and cropped as the image is. Raises OSError."""
+    mask = pictures.turned(mask, turn)
+    if crop is not None:
+        mask = mask.crop(pictures.crop_box(mask.size, crop))
+    target = aside(folder, image)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(png(mask))
+
+
+def split(folder: Path, image: Path, target: Path) -> "Image.Image | None":
+    """The mask of an image of a data set; None for none. An image with alpha is written to `target` without it.
+
+    Raises:
+        RunError: the image is damaged. OSError: `target` cannot be written.
+    """
+    if (beside := aside(folder, image)).is_file():
+        return opened(beside)
+    if not has_mask(image):
+        return None
+    with pictures.opened(image) as picture:
+        whole = picture.convert("RGBA")
+    whole.convert("RGB").save(target, "PNG", compress_level=3)
+    return whole.getchannel("A")

@@ -1,0 +1,231 @@
+"""Image files: opened within limits, made the same for every trainer, turned and cropped.
+
+Every decoder that sees a dropped file is named here. An image with EXIF rotation, transparency, several frames or another
+colour mode is decoded and changed, because sd-scripts and diffusers treat it differently.
+"""
+
+import contextlib
+import functools
+import math
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import presets
+from runs.files import RunError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+KEPT = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "BMP": ".bmp"}
+PHOTO_FORMATS = ("JPEG", "MPO", "HEIF", "AVIF")  # saved again as JPEG, the others as PNG
+# Only these decoders see a dropped file. Pillow has others, and that for EPS starts a program.
+FORMATS = (*KEPT, "GIF", "TIFF", "ICO", "AVIF", "HEIF")
+IMAGE_SUFFIXES = {*KEPT.values(), ".jpeg", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jxl", ".svg", ".ico"}
+USABLE = "PNG, JPEG, WebP, HEIC, AVIF, BMP, GIF or TIFF"
+EXIF_ORIENTATION = 0x0112
+# Pillow's decoders raise these on damaged data; they have no common class.
+DAMAGE = (OSError, SyntaxError, ValueError, EOFError, RuntimeError, struct.error, zlib.error)
+
+
+def is_image_name(path: Path) -> bool:
+    """Whether the file's suffix is that of an image."""
+    return path.suffix.lower() in IMAGE_SUFFIXES
+
+
+def check_image(path: Path, name: str = "") -> str:
+    """Decode an image completely. Returns what will be changed to train on it; "" if nothing.
+
+    Args:
+        name: the name in messages; by default that of the file.
+
+    Raises:
+        RunError: it is not an image, damaged or too large; the message names the file.
+    """
+    image, _, why = decoded(path, name)
+    image.close()
+    return why
+
+
+def decoded_size(path: Path, name: str = "") -> tuple[int, int]:
+    """Width and height in pixels, upright, of an image that is decoded completely. Args and errors: as check_image."""
+    image, _, _ = decoded(path, name)
+    width, height = image.size
+    image.close()
+    return width, height
+
+
+@functools.cache
+def add_heif() -> None:
+    """Let Pillow read HEIC and HEIF, the format of phones."""
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener(thumbnails=False)
+
+
+@contextlib.contextmanager
+def opened(path: Path, name: str = "") -> Iterator["Image.Image"]:
+    """An image file within the limits, not decoded yet.
+
+    Raises:
+        RunError: it is not an image, too large, or the block finds that it is damaged; the message names the file.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    name = name or path.name
+    add_heif()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # our own limit is lower than Pillow's; damaged EXIF data is no news
+            with Image.open(path, formats=FORMATS) as image:
+                check_size(name, image)
+                yield image
+    except UnidentifiedImageError as error:
+        raise RunError(f"{name}: Not a readable image. Export it as JPEG or PNG.") from error
+    except Image.DecompressionBombError as error:
+        raise RunError(f"{name}: The image is too large; {_limits()}") from error
+    except (FileNotFoundError, PermissionError) as error:
+        raise RunError(f"{name}: {error.strerror}; check the file {path}") from error
+    except DAMAGE as error:
+        raise RunError(f"{name}: the image is damaged ({error}); export it again or remove it") from error
+
+
+Crop = Sequence[float]  # left, top, right, bottom as fractions of the image's width and height
+
+
+def decoded(path: Path, name: str = "", turn: int = 0, crop: Crop | None = None, mask: "Image.Image | None" = None):
+    """The decoded image, upright and opaque; the suffix to save it with; what was changed ("" if nothing).
+
+    Args:
+        turn: quarter turns clockwise. crop: the part to keep of the turned image. mask: of the image before it is turned;
+            it becomes the alpha channel (runs/masks.py).
+
+    Raises:
+        RunError: as `opened`.
+    """
+
+    with opened(path, name) as image:
+        suffix = ".jpg" if image.format in PHOTO_FORMATS else KEPT.get(image.format, ".png")
+        image, why = _normal(image)
+        reasons = [why] if why else []
+        if mask is not None:
+            image, suffix = with_mask(image, mask), ".png"
+            reasons.append("mask added")
+        if turn % 4:
+            image = turned(image, turn)
+            reasons.append("rotated")
+        if crop is not None and (box := crop_box(image.size, crop)) != (0, 0, *image.size):
+            image = image.crop(box)
+            reasons.append("cropped")
+        return image, ".png" if reasons and suffix != ".jpg" else suffix, ", ".join(reasons)
+
+
+def crop_box(size: tuple[int, int], crop: Crop) -> tuple[int, int, int, int]:
+    """The crop in pixels: left, top, right, bottom; at least one pixel a side, all inside the image."""
+    (width, height), (left, top, right, bottom) = size, crop
+    x, y = min(round(left * width), width - 1), min(round(top * height), height - 1)
+    return x, y, max(x + 1, min(round(right * width), width)), max(y + 1, min(round(bottom * height), height))
+
+
+def cropped_size(size: tuple[int, int], crop: Crop | None) -> tuple[int, int]:
+    """Width and height of an image after a crop."""
+    if crop is None:
+        return size
+    left, top, right, bottom = crop_box(size, crop)
+    return right - left, bottom - top
+
+
+def valid_crop(crop: object) -> tuple[float, float, float, float] | None:
+    """A crop from a browser or a file; None for none and for the complete image.
+
+    Raises:
+        RunError: it is not four numbers from 0 to 1 that enclose an area.
+    """
+    if crop is None:
+        return None
+    numbers = [float(one) for one in crop if type(one) in (int, float)] if isinstance(crop, list | tuple) else []
+    if len(numbers) != 4 or len(numbers) != len(crop) or not all(math.isfinite(one) for one in numbers):  # type: ignore[arg-type]
+        raise RunError("A crop is four numbers from 0 to 1: left, top, right, bottom")
+    left, top, right, bottom = (round(one, 6) for one in numbers)
+    if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
+        raise RunError("The crop has no area inside the image; draw it again")
+    return None if (left, top, right, bottom) == (0, 0, 1, 1) else (left, top, right, bottom)
+
+
+def turned_crop(crop: Crop | None, turn: int) -> tuple[float, float, float, float] | None:
+    """The crop of the same pixels after the image was turned by quarter turns clockwise."""
+    if crop is None:
+        return None
+    left, top, right, bottom = crop
+    for _ in range(turn % 4):
+        left, top, right, bottom = 1 - bottom, left, 1 - top, right
+    return round(left, 6), round(top, 6), round(right, 6), round(bottom, 6)
+
+
+def with_mask(image: "Image.Image", mask: "Image.Image") -> "Image.Image":
+    """The image with the mask, scaled to its size, as alpha channel; the colours under it stay."""
+    from PIL import Image
+
+    result = image.convert("RGB")
+    result.putalpha(mask if mask.size == image.size else mask.resize(image.size, Image.Resampling.BILINEAR))
+    return result
+
+
+def turned(image, turn: int):
+    """An image after quarter turns clockwise."""
+    from PIL import Image
+
+    method = {1: Image.Transpose.ROTATE_270, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_90}
+    return image.transpose(method[turn % 4]) if turn % 4 else image
+
+
+def check_size(name: str, image) -> None:
+    """Raise RunError where an image is larger than the limits of presets/defaults.toml."""
+    limits = presets.defaults()["images"]
+    width, height = image.size
+    if max(width, height) > limits["max_side"] or width * height > limits["max_megapixels"] * 1_000_000:
+        raise RunError(f"{name}: {width} × {height} pixels is too large; {_limits()}")
+
+
+def _limits() -> str:
+    limits = presets.defaults()["images"]
+    return f"scale it down to at most {limits['max_side']} pixels per side and {limits['max_megapixels']} megapixels"
+
+
+def _normal(image):
+    """The image in a form that every trainer reads the same way, and a list of the changes as text."""
+    from PIL import Image, ImageOps
+
+    image.load()
+    kind = image.format
+    reasons = [] if kind in (*KEPT, "MPO") else [f"{kind} saved as {'JPEG' if kind in PHOTO_FORMATS else 'PNG'}"]
+    if getattr(image, "n_frames", 1) > 1 and kind != "HEIF":  # a HEIF file opens at its main picture
+        reasons.append("only the first frame is used")
+        image.seek(0)
+        image.load()
+    if image.getexif().get(EXIF_ORIENTATION, 1) not in (0, 1):
+        reasons.append("rotated upright")
+        image = ImageOps.exif_transpose(image)
+    elif reasons:
+        image = image.copy()  # the file is closed before the image is saved
+    if image.has_transparency_data:
+        reasons.append("transparency replaced by white")
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    elif image.mode.startswith(("I", "F")):
+        reasons.append("converted to 8 bits per channel")
+        image = eight_bits(image)
+    elif image.mode not in ("RGB", "L"):
+        reasons.append(f"converted from {image.mode} to RGB")
+        image = image.convert("RGB")
+    return image, ", ".join(reasons)
+
+
+def eight_bits(image):
+    """A greyscale image of 16 or 32 bits in 8 bits. Pillow's own conversion makes everything above 255 white."""
+    _, high = image.getextrema()
+    top = 65535.0 if image.mode.startswith("I") and high > 255 else max(float(high), 1.0)
+    return image.convert("F").point(lambda value: value * (255.0 / top)).convert("L")

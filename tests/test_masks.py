@@ -1,0 +1,323 @@
+"""Crop, mask and weight of an image: in the data set that a run trains on, and in what a trainer reads of it."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomllib
+from draft_helpers import photo
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import runs
+from runs import dataset, masks, pictures
+from runs.dataset import Source
+
+SIZES = st.tuples(st.integers(1, 300), st.integers(1, 300))
+FRACTION = st.floats(0, 1, allow_nan=False)
+
+
+@st.composite
+def crops(draw):
+    left, right = sorted(draw(st.lists(st.integers(0, 1000), min_size=2, max_size=2, unique=True)))
+    top, bottom = sorted(draw(st.lists(st.integers(0, 1000), min_size=2, max_size=2, unique=True)))
+    return left / 1000, top / 1000, right / 1000, bottom / 1000
+
+
+def gradient(path: Path, size=(96, 64), **save) -> Path:
+    """A picture in which no two pixels are equal: red tells the column, green the row."""
+    width, height = size
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0], pixels[..., 1] = np.arange(width)[None, :], np.arange(height)[:, None]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, **save)
+    return path
+
+
+def left_half(path: Path, size=(96, 64)) -> Path:
+    """A mask that ignores the right half."""
+    mask = Image.new("L", size, 255)
+    mask.paste(0, (size[0] // 2, 0, *size))
+    mask.save(path)
+    return path
+
+
+def written(tmp_path: Path, *sources: Source, **more) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    dataset.ingest(list(sources), folder, **more)
+    return folder
+
+
+# Crop ----------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=500, deadline=None)
+@given(SIZES, crops())
+def test_a_crop_is_never_empty_and_never_outside(size, crop):
+    left, top, right, bottom = pictures.crop_box(size, crop)
+    assert 0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]
+    assert pictures.cropped_size(size, crop) == (right - left, bottom - top)
+
+
+@settings(max_examples=300, deadline=None)
+@given(crops(), st.integers(0, 7), st.integers(0, 7))
+def test_turning_a_crop_twice_is_turning_it_once_by_the_sum(crop, first, second):
+    twice = pictures.turned_crop(pictures.turned_crop(crop, first), second)
+    assert twice == pytest.approx(pictures.turned_crop(crop, first + second), abs=2e-6)
+    assert pictures.turned_crop(crop, 4) == pytest.approx(crop, abs=2e-6)
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_a_turned_image_with_its_turned_crop_keeps_the_same_pixels(tmp_path, turn):
+    path, crop = gradient(tmp_path / "a.png"), (0.25, 0.125, 0.75, 0.5)
+    upright, *_ = pictures.decoded(path, crop=crop)
+    image, suffix, why = pictures.decoded(path, "", turn, pictures.turned_crop(crop, turn))
+    assert image.tobytes() == pictures.turned(upright, turn).tobytes()
+    assert suffix == ".png" and "cropped" in why and ("rotated" in why) == bool(turn)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(ANYTHING | st.lists(st.floats() | st.integers(-2, 2) | FRACTION, min_size=4, max_size=4))
+@example([0, 0, float("nan"), 1])
+@example([True, 0, 1, 1])
+@example([0.5, 0, 0.5000000001, 1])
+def test_any_crop_from_a_browser_is_checked(value):
+    try:
+        crop = pictures.valid_crop(value)
+    except runs.RunError as error:
+        assert "crop" in str(error)
+        return
+    assert crop is None or (0 <= crop[0] < crop[2] <= 1 and 0 <= crop[1] < crop[3] <= 1)
+    if crop:
+        assert all(side >= 1 for side in pictures.cropped_size((10, 10), crop))
+
+
+# Masks ---------------------------------------------------------------------------------------------------------------
+
+
+def png_of(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_a_mask_is_the_alpha_channel_where_there_is_one_else_the_brightness():
+    cut_out = Image.new("RGBA", (8, 8), (200, 10, 10, 255))
+    cut_out.paste((200, 10, 10, 0), (0, 0, 4, 8))
+    assert np.asarray(masks.read(png_of(cut_out), "m.png", (80, 80)))[0].tolist() == [0] * 4 + [255] * 4
+    plain = Image.new("RGBA", (8, 8), "white")
+    plain.paste("black", (0, 0, 4, 8))
+    for mode in ("RGBA", "RGB", "L", "1", "P"):
+        mask = masks.read(png_of(plain.convert(mode)), "m.png", (80, 80))
+        assert mask.mode == "L" and np.asarray(mask)[0].tolist() == [0] * 4 + [255] * 4, mode
+    deep = Image.fromarray(np.full((8, 8), 65535, np.uint16))
+    assert masks.read(png_of(deep), "m.png", (8, 8)).getextrema() == (255, 255)
+
+
+def test_a_large_mask_is_stored_small():
+    mask = masks.read(png_of(Image.new("L", (4000, 3000), 255)), "m.png", (400, 300))
+    assert mask.size == (1024, 768) and len(masks.png(mask)) < 10_000
+
+
+def _bomb() -> bytes:
+    """A PNG of 20 kB that says it has 60,000 × 60,000 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(10**7))) + chunk(b"IEND", b"")
+    )
+
+
+def test_hostile_masks_are_refused_with_a_reason(tmp_path):
+    good = png_of(Image.new("L", (64, 64), 128))
+    jpeg, gif = io.BytesIO(), io.BytesIO()
+    Image.new("L", (64, 64)).save(jpeg, "JPEG")
+    Image.new("L", (64, 64)).save(gif, "GIF")
+    for content, expected in (
+        (b"", "Not a readable PNG"),
+        (b"<svg onload=alert(1)>", "Not a readable PNG"),
+        (jpeg.getvalue(), "Not a readable PNG"),
+        (gif.getvalue(), "Not a readable PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "Not a readable PNG"),
+        (good[:60], "damaged"),
+        (_bomb(), "too large"),
+        (bytes(masks.MAX_BYTES + 1), "too large for a mask"),
+        (png_of(Image.new("L", (64, 32))), "same shape"),
+    ):
+        with pytest.raises(runs.RunError, match=expected):
+            masks.read(content, "m.png", (640, 640))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_damaged_mask_gives_a_mask_or_a_reason(data):
+    content = bytearray(png_of(Image.new("L", (32, 32), 200)))
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    content = content[: data.draw(st.integers(0, len(content)))]
+    try:
+        mask = masks.read(bytes(content), "m.png", (64, 64))
+    except runs.RunError as error:
+        assert str(error).startswith("m.png: ")
+    else:
+        assert mask.mode == "L" and max(mask.size) <= masks.MAX_SIDE
+
+
+def test_a_masked_image_keeps_its_colours_below_the_mask(tmp_path):
+    picture, mask = gradient(tmp_path / "a.jpg", quality=95), left_half(tmp_path / "m.png")
+    data = written(tmp_path, Source(picture, "a.jpg", "a cat", mask=mask))
+    with Image.open(data / "a.png") as image, Image.open(picture) as before:
+        assert image.mode == "RGBA"
+        assert np.array_equal(np.asarray(image)[..., :3], np.asarray(before))
+        assert (np.asarray(image)[:, :46, 3] == 255).all() and (np.asarray(image)[:, 50:, 3] == 0).all()
+    assert dataset.masked(data) and masks.has_mask(data / "a.png")
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_a_mask_turns_and_is_cropped_with_its_image(tmp_path, turn):
+    picture, mask = gradient(tmp_path / "a.png"), left_half(tmp_path / "m.png", (48, 32))
+    crop = pictures.turned_crop((0.25, 0, 1, 0.5), turn)
+    data = written(tmp_path, Source(picture, "a.png", "c", turn=turn, crop=crop, mask=mask))
+    with Image.open(data / "a.png") as image:
+        upright = np.asarray(pictures.turned(image, -turn % 4))
+    assert upright.shape == (32, 72, 4) and upright[0, 0, 0] == 24
+    assert (upright[:, :20, 3] == 255).all() and (upright[:, 28:, 3] == 0).all()
+
+
+def test_a_run_without_a_masked_loss_keeps_its_masks_beside_the_images(tmp_path):
+    picture, mask = gradient(tmp_path / "a.png"), left_half(tmp_path / "m.png")
+    data = written(tmp_path, Source(picture, "a.png", "c", turn=1, mask=mask, weight=2), with_masks=False)
+    image = data / "weight-2" / "a.png"
+    assert dataset.images_in(data) == [image] and not dataset.masked(data)
+    with Image.open(image) as found:
+        assert found.mode == "RGB"
+    mask = masks.split(data, image, tmp_path / "out.png")
+    assert mask.size == (64, 96) and not (tmp_path / "out.png").exists()
+
+
+def test_a_masked_image_is_split_into_image_and_mask(tmp_path):
+    picture = gradient(tmp_path / "a.png")
+    data = written(
+        tmp_path, Source(picture, "a.png", "c", mask=left_half(tmp_path / "m.png")), Source(picture, "b.png", "c")
+    )
+    mask = masks.split(data, data / "a.png", tmp_path / "out.png")
+    with Image.open(tmp_path / "out.png") as image, Image.open(picture) as before:
+        assert image.mode == "RGB" and image.tobytes() == before.tobytes()
+    assert mask.getpixel((0, 0)) == 255 and mask.getpixel((95, 0)) == 0
+    assert masks.split(data, data / "b.png", tmp_path / "other.png") is None and not (tmp_path / "other.png").exists()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P"])
+def test_an_image_without_alpha_has_no_mask(tmp_path, mode):
+    Image.new(mode, (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"\x89PNG")
+    assert not masks.any_mask([tmp_path / "a.png", tmp_path / "b.png", tmp_path / "c.png", tmp_path / "a.jpg"])
+
+
+# Weights -------------------------------------------------------------------------------------------------------------
+
+
+def test_images_with_a_weight_get_a_subset_with_more_repeats(tmp_path):
+    sources = [
+        Source(photo(tmp_path / f"{n}.png", n), f"{n}.png", "c", folder, weight=weight)
+        for n, (folder, weight) in enumerate(
+            [("", 1), ("", 3), ("10_cat", 1), ("10_cat", 2), ("dogs", 10), ("", 3), ("weight-3", 1), ("weight-3", 3)]
+        )
+    ]
+    data = written(tmp_path, *sources)
+    found = dataset.counts(data)
+    assert found == {
+        "": 1,
+        "weight-3": 2,
+        "10_cat": 1,
+        "20_weight-2-cat": 1,
+        "weight-10-dogs": 1,
+        "folder-weight-3": 1,
+        "weight-3-folder-weight-3": 1,
+    }
+    assert found == dataset.folder_counts((source.folder, source.weight) for source in sources)
+    assert dataset.shown_per_epoch(found, 5) == 5 + 2 * 15 + 10 + 20 + 50 + 5 + 15
+    assert {name: dataset.weight_of(name) for name in found} == {
+        "": (1, ""),
+        "weight-3": (3, ""),
+        "10_cat": (1, "10_cat"),
+        "20_weight-2-cat": (2, "10_cat"),
+        "weight-10-dogs": (10, "dogs"),
+        "folder-weight-3": (1, "folder-weight-3"),
+        "weight-3-folder-weight-3": (3, "folder-weight-3"),
+    }
+    assert dataset.repeats_of("20_weight-2-cat") == (20, "cat")
+
+
+FOLDERS = st.sampled_from(["", "cat", "10_cat", "9999_x", "a/b", "weight-2", "20_weight-2-cat", "2024_summer", "Ä/5_ö"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(FOLDERS, st.integers(1, 10)), min_size=1, max_size=12), st.integers(1, 50))
+def test_weights_multiply_the_repeats_of_their_folder(images, repeats):
+    try:
+        found = dataset.folder_counts(images)
+    except runs.RunError as error:
+        assert "9999" in str(error)
+        return
+    own = {folder: dataset.repeats_of(folder) for folder, _ in images}
+    wanted = sum((own[folder][0] if own[folder] else repeats) * weight for folder, weight in images)
+    assert dataset.shown_per_epoch(found, repeats) == wanted and sum(found.values()) == len(images)
+
+
+def test_too_many_repeats_are_refused_by_name():
+    with pytest.raises(runs.RunError, match="9999_x: 9999 repeats × weight 2 is more than 9999"):
+        dataset.folder_counts([("9999_x", 2)])
+
+
+# dataset.toml --------------------------------------------------------------------------------------------------------
+
+
+def table(spec) -> dict:
+    return tomllib.loads(runs.dataset_toml(spec))
+
+
+@pytest.mark.parametrize(
+    ("backend", "model"), [("diffusers", "tiny-flux"), ("sd-scripts", "flux-dev"), ("musubi", "z-image")]
+)
+def test_every_trainer_reads_masks_and_weights_as_it_can(tmp_path, monkeypatch, backend, model):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "home"))
+    spec = runs.make({"name": "cat", "model": model, "backend": backend, "repeats": 7, "trigger": "tok"})
+    data = runs.datasets_dir() / spec.slug
+    data.mkdir(parents=True)
+    picture, mask = gradient(tmp_path / "a.png"), left_half(tmp_path / "m.png")
+    sources = [Source(picture, "a.png", "c", mask=mask), Source(picture, "b.png", "c", "10_cat", weight=3)]
+    dataset.ingest(sources, data, with_masks=masks.supported(backend))
+    found = table(spec)
+    if backend == "musubi":
+        rows = found["datasets"]
+        assert "alpha_mask" not in str(found) and not dataset.masked(data)
+    else:
+        rows = found["datasets"][0]["subsets"]
+        assert all(row["alpha_mask"] is True for row in rows)
+        assert [row["class_tokens"] for row in rows] == ["tok", "tok"]
+    assert [row["num_repeats"] for row in rows] == [7, 30]
+    assert masks.ignored_note(backend, 1) == "" or backend == "musubi"
+    assert "cannot use masks" in masks.ignored_note("musubi", 2)
+
+
+def test_a_data_set_without_masks_is_written_as_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "home"))
+    spec = runs.make({"name": "cat", "model": "tiny-flux", "backend": "diffusers"})
+    runs.create(spec, [Source(gradient(tmp_path / "a.png"), "a.png", "c")])
+    assert "alpha_mask" not in runs.dataset_toml(spec)
