@@ -8,14 +8,14 @@ adding, moving or removing one image never changes the caption of another.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runs.dataset import Source, one_line, repeats_of
+from runs.dataset import MAX_WEIGHT, Source, folder_counts, one_line, repeats_of
 from runs.files import RunError, explained
-from ui.dataset import draft_history, draft_images
+from runs.pictures import turned_crop
+from ui.dataset import draft_history, draft_images, image_render
 from ui.dataset.draft_drop import add, copy_dataset
 from ui.dataset.draft_file import State
 from ui.dataset.draft_images import Entry
@@ -82,7 +82,6 @@ __all__ = [
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
 PERSON, FILE = "person", "file"
-MAX_WEIGHT = 10
 MASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
@@ -103,8 +102,16 @@ def original(draft_id: str, image_id: str) -> Path:
 
 
 def thumb(draft_id: str, item: Item) -> Path:
-    """Path of an image's thumbnail, upright; written when it is missing."""
-    path = folder(draft_id) / "thumbs" / f"{item.id}-{item.turn}.jpg"
+    """Path of an image's thumbnail, upright, cropped, with its mask; written when it is missing."""
+    thumbs = folder(draft_id) / "thumbs"
+    if item.crop or item.mask:
+        path = thumbs / image_render.name_of(item.id, item.turn, item.crop, item.mask)
+        mask = masks_dir(draft_id) / item.mask if item.mask else None
+        if not path.is_file():
+            whole = large(draft_id, item.id)
+            image_render.write(whole, path, draft_images.THUMB_SIDE, item.turn, item.crop, mask)
+        return path
+    path = thumbs / f"{item.id}-{item.turn}.jpg"
     return path if path.is_file() else _scaled(draft_id, item.id, "", draft_images.THUMB_SIDE)
 
 
@@ -123,30 +130,32 @@ def _scaled(draft_id: str, image_id: str, kind: str, side: int) -> Path:
 
 
 def counts(draft_id: str) -> dict[str, int]:
-    """The number of images in each folder; what runs.planned_steps counts."""
-    return dict(Counter(entry["folder"] for entry in read(draft_id)["images"].values()))
+    """The number of images in each folder of the data set that a run would get; what runs.planned_steps counts."""
+    return folder_counts((entry["folder"], entry["weight"]) for entry in read(draft_id)["images"].values())
 
 
 def repeats(draft_id: str) -> dict[str, int]:
     """The repeats of each folder whose name sets them, such as `10_cat`."""
-    return {name: found[0] for name in counts(draft_id) if (found := repeats_of(name))}
+    folders = {entry["folder"] for entry in read(draft_id)["images"].values()}
+    return {name: found[0] for name in folders if (found := repeats_of(name))}
 
 
 def sources(draft_id: str) -> list[Source]:
     """The images with their captions, for runs.create."""
     masks = masks_dir(draft_id)
-    known = Source.__dataclass_fields__
-    found = []
-    for entry in read(draft_id)["images"].values():
-        edits = {
-            "crop": tuple(entry["crop"]) if entry["crop"] else None,
-            "mask": masks / entry["mask"] if entry["mask"] else None,
-            "weight": entry["weight"],
-        }
-        path = images_dir(draft_id) / entry["stored"]
-        more = {name: value for name, value in edits.items() if name in known}
-        found.append(Source(path, entry["file"], entry["caption"], entry["folder"], entry["turn"], **more))
-    return found
+    return [
+        Source(
+            images_dir(draft_id) / entry["stored"],
+            entry["file"],
+            entry["caption"],
+            entry["folder"],
+            entry["turn"],
+            tuple(entry["crop"]) if entry["crop"] else None,
+            masks / entry["mask"] if entry["mask"] else None,
+            entry["weight"],
+        )
+        for entry in read(draft_id)["images"].values()
+    ]
 
 
 def waiting(draft_id: str) -> list[str]:
@@ -441,7 +450,8 @@ def fix(draft_id: str, image_id: str, code: str) -> None:
         kind = code.split(":")[0]
         if kind == "sideways":
             turn = entry["upright"] if entry["upright"] and not entry["turn"] else entry["turn"] + 1
-            edit.state["images"][image_id] = {**entry, "turn": turn % 4}
+            crop = turned_crop(entry["crop"], turn - entry["turn"])
+            edit.state["images"][image_id] = {**entry, "turn": turn % 4, "crop": crop and list(crop)}
             edit.label = lambda step: f"rotation of {entry['file']}"
         elif kind in ("small", "near"):
             del edit.state["images"][image_id]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import presets
+from runs.pictures import cropped_size
 from ui.dataset import draft_images
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import MAX_OPEN, lock, read
@@ -36,6 +37,11 @@ class Item:
     mask: str | None = None
     weight: int = 1
     caption_by: str = ""
+
+    @property
+    def trained_size(self) -> tuple[int, int]:
+        """Width and height in pixels of what is trained: after the crop."""
+        return cropped_size((self.width, self.height), self.crop)
 
 
 # The items of the drafts used last, by draft: a page of cards must not build those of 10,000 images again.
@@ -81,6 +87,9 @@ def _near_of(item: Item) -> str | None:
 def _item(key: str, entry: Entry, near: str | None, small_side: int) -> Item:
     size = (entry["width"], entry["height"])
     width, height = reversed(size) if entry["turn"] % 2 else size
+    crop = tuple(entry["crop"]) if entry["crop"] else None
+    used_width, used_height = cropped_size((width, height), crop)
+    used = {**entry, "width": used_width, "height": used_height}
     return Item(
         id=key,
         file=entry["file"],
@@ -89,9 +98,9 @@ def _item(key: str, entry: Entry, near: str | None, small_side: int) -> Item:
         height=height,
         caption=entry["caption"],
         sha256=entry["sha256"],
-        warnings=draft_images.warnings_of(entry, near, small_side),
+        warnings=draft_images.warnings_of(used, near, small_side),
         turn=entry["turn"],
-        crop=tuple(entry["crop"]) if entry["crop"] else None,
+        crop=crop,
         mask=entry["mask"],
         weight=entry["weight"],
         caption_by=entry["caption_by"],

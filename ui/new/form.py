@@ -414,7 +414,7 @@ def create(values: dict[str, Any], draft_id: str) -> tuple[Path, list[str]]:
     """
     from runs.machine import this_machine
 
-    sizes = [(item.width, item.height) for item in draft.items(draft_id)]
+    sizes = [item.trained_size for item in draft.items(draft_id)]
     checked = review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask=True)
     if checked.missing or checked.faults or checked.spec is None:
         raise runs.RunError([*checked.missing, *checked.faults])
