@@ -176,7 +176,8 @@ def test_a_full_disk_is_reported_and_keeps_the_captions(tmp_path, monkeypatch):
 
 def test_a_damaged_draft_is_reported(mine):
     drop(mine, *photos("coffee.png"))
-    (draft.folder(mine) / "draft.sqlite").unlink()
+    for path in draft.folder(mine).glob("draft.sqlite*"):
+        path.unlink()
     (draft.folder(mine) / "draft.sqlite").write_text("{" * 5000)
     answer = images.list_images({"draft": mine})
     assert "draft.sqlite cannot be read" in answer["error"] and "move it to another folder" in answer["error"]

@@ -142,7 +142,6 @@ def repeats(draft_id: str) -> dict[str, int]:
 
 def sources(draft_id: str) -> list[Source]:
     """The images with their captions, for runs.create."""
-    masks = masks_dir(draft_id)
     return [
         Source(
             images_dir(draft_id) / entry["stored"],
@@ -151,7 +150,7 @@ def sources(draft_id: str) -> list[Source]:
             entry["folder"],
             entry["turn"],
             tuple(entry["crop"]) if entry["crop"] else None,
-            masks / entry["mask"] if entry["mask"] else None,
+            masks_dir(draft_id) / entry["mask"] if entry["mask"] else None,
             entry["weight"],
         )
         for entry in read(draft_id)["images"].values()

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import presets
-from runs import archives
-from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
+from runs import archives, masks
+from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem, weight_of
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
-from ui.dataset import draft_file, draft_history, draft_images
+from ui.dataset import draft_file, draft_history, draft_images, draft_masks
 from ui.dataset.draft_file import State
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import (
@@ -37,7 +37,7 @@ MAX_NAME = 1_000  # characters of a dropped file's relative path
 
 
 @dataclass(frozen=True)
-class _Dropped:
+class Dropped:
     """A dropped file: where it is, its name, its folder, and the files that it belongs together with."""
 
     path: Path
@@ -52,12 +52,18 @@ class _Dropped:
 
     @property
     def stem(self) -> str:
+        """What its image or caption is called as well."""
         return Path(self.name).stem
 
     @property
     def key(self) -> str:
         """What an image and its caption have in common."""
         return f"{self.folder}/{self.stem}"
+
+    @property
+    def is_caption(self) -> bool:
+        """Whether it is a caption; else it is an image, or cannot be added."""
+        return Path(self.name).suffix.lower() in CAPTION_SUFFIXES
 
 
 def add(
@@ -72,24 +78,35 @@ def add(
     Returns:
         The number of images added, and one message for each file that was not added.
     """
-    drop = re.sub("[^A-Za-z0-9-]", "", drop) or secrets.token_hex(6)
-    messages: list[str] = []
+    drop = drop_id(drop)
     with contextlib.ExitStack() as stack, explained("store the files"):
-        dropped = _dropped(stack, uploads, drop, messages)
-        captions = [file for file in dropped if Path(file.name).suffix.lower() in CAPTION_SUFFIXES]
-        pictures = [file for file in dropped if file not in captions]
+        dropped, messages = expanded(stack, uploads, drop)
+        added, more_messages = take(draft_id, dropped, drop, more)
+    return added, messages + more_messages
+
+
+def drop_id(given: str) -> str:
+    """The text that files of one drop have in common, from what a browser sent; a new one where that is empty."""
+    return re.sub("[^A-Za-z0-9-]", "", given) or secrets.token_hex(6)
+
+
+def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link: bool = False) -> tuple[int, list[str]]:
+    """Add files whose names were checked, as one step with the others of their drop. Args and result: as `add`.
+
+    Args:
+        link: images may be hard-linked, because nothing writes to these files.
+    """
+    dropped, messages = list(dropped), []
+    pictures = [file for file in dropped if not file.is_caption]
+    with contextlib.ExitStack() as stack, explained("store the files"):
         work = folder(draft_id) / f".new-{secrets.token_hex(6)}"
         stack.callback(shutil.rmtree, work, ignore_errors=True)
         work.mkdir(parents=True)
-        measured: list[tuple[_Dropped, Entry | str]] = []
-        for number, file in enumerate(pictures):
-            try:
-                entry = draft_images.measured(file.path, file.shown, work / f"{number}", work / f"{number}.jpg")
-                measured.append((file, {**entry, "at": number}))
-            except RunError as error:
-                measured.append((file, str(error)))
-        texts: list[tuple[_Dropped, str]] = []
-        for file in captions:
+        measured = _measured(pictures, work, link)
+        texts: list[tuple[Dropped, str]] = []
+        for file in dropped:
+            if not file.is_caption:
+                continue
             try:
                 texts.append((file, _caption_in(file)))
             except RunError as error:
@@ -103,16 +120,32 @@ def add(
     return added, messages
 
 
+def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> list[tuple[Dropped, Entry | str]]:
+    """Each image with its measurements, stored in `work` under its number `at`; or with the reason why it is not added."""
+    given = list(pictures)
+    tasks = [
+        draft_images.Task(file.path, file.shown, work / f"{number}", work / f"{number}.jpg", link)
+        for number, file in enumerate(given)
+    ]
+    found = draft_images.measured_all(tasks)
+    return [
+        (file, entry if isinstance(entry, str) else {**entry, "at": number})
+        for number, (file, entry) in enumerate(zip(given, found, strict=True))
+    ]
+
+
 def _what_was_added(step: draft_history.Step) -> str:
     number = len(draft_history.images_of(step))
     return f"adding of {count(number, 'image')}" if number else "captions from files"
 
 
-def _dropped(
-    stack: contextlib.ExitStack, uploads: Iterable[tuple[Path, str]], drop: str, messages: list[str]
-) -> list[_Dropped]:
-    """The dropped files, those of ZIPs unpacked into a folder that `stack` deletes; files of a system are left out."""
-    found = []
+def expanded(
+    stack: contextlib.ExitStack, uploads: Iterable[tuple[Path, str]], drop: str
+) -> tuple[list[Dropped], list[str]]:
+    """The dropped files, those of ZIPs unpacked into a folder that `stack` deletes, and one message for each file that cannot
+    be added. Files of a system are left out.
+    """
+    found, messages = [], []
     for path, given in uploads:
         given = plain_text(given)
         try:
@@ -134,34 +167,36 @@ def _dropped(
                     for entry in entries
                 ]
         except FileNotFoundError:
-            messages.append(f"{given}: the upload is gone; drop the file again")
+            messages.append(f"{given}: {draft_images.GONE}")
             continue
         except RunError as error:
             messages.append(str(error))
             continue
         for file, relative, scope in parts:
             inside, _, last = plain_text(relative).rpartition("/")
-            found.append(_Dropped(file, last, inside, scope))
-    return found
+            found.append(Dropped(file, last, inside, scope))
+    return found, messages
 
 
-def _caption_in(file: _Dropped) -> str:
+def _caption_in(file: Dropped) -> str:
     try:
         text = read_caption(file.path, file.shown)
     except FileNotFoundError as error:
-        raise RunError(f"{file.shown}: the upload is gone; drop the file again") from error
+        raise RunError(f"{file.shown}: {draft_images.GONE}") from error
     if len(text) > MAX_CAPTION:
         raise RunError(f"{file.shown}: the caption has {len(text)} characters; shorten it to {MAX_CAPTION}")
     return text
 
 
-def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[_Dropped, Entry | str]]) -> list[str]:
+def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped, Entry | str]]) -> list[str]:
     """Put measured images into the draft. Returns the reasons for those that were not added."""
     images, messages, limits = state["images"], [], presets.defaults()["images"]
     in_all = sum(entry["bytes"] for entry in images.values())
     taken: dict[str, set[str]] = {}
-    for entry in images.values():
+    same_content = {}  # an image that the user moved to another subset keeps its id
+    for key, entry in images.items():
         taken.setdefault(entry["folder"], set()).add(Path(entry["file"]).stem.casefold())
+        same_content[entry["folder"], entry["sha256"]] = key
     refused = 0
     for file, found in pictures:
         if isinstance(found, str):
@@ -169,6 +204,7 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[_Droppe
             _refuse(state, file)
             continue
         key = draft_images.image_id(file.folder, found["sha256"])
+        key = same_content.get((file.folder, found["sha256"]), key)
         if key in images:
             same = images[key]
             names = [*same["names"], [file.drop, file.stem]]
@@ -192,13 +228,13 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[_Droppe
         if use:
             state["texts"][file.key] = {**text, "used": True}
         images[key] = {
+            **draft_file.FIELDS,
             **{name: value for name, value in found.items() if name != "at"},
             "file": f"{stem}{suffix}",
             "stored": f"{key}{suffix}",
             "folder": file.folder,
             "names": [[file.drop, file.stem]],
             "caption": text["text"] if use else "",
-            **draft_file.FIELDS,
             "caption_by": "file" if use and text["text"].strip() else "",
             "turn": 0,
         }
@@ -208,22 +244,25 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[_Droppe
     return messages
 
 
-def _refuse(state: State, file: _Dropped) -> None:
+def _refuse(state: State, file: Dropped) -> None:
     """Remember that an image of this drop was not added: its caption must not go to an older image of its name."""
     drop = file.drop.partition("/")[0]
     keys = state["refused"].get(drop, [])
     state["refused"] = {drop: [*keys, [file.drop, file.key]]}
 
 
-def _assign(state: State, texts: list[tuple[_Dropped, str]], drop: str, more: bool) -> list[str]:
+def _assign(state: State, texts: list[tuple[Dropped, str]], drop: str, more: bool) -> list[str]:
     """Give captions from files to their images. Returns one message for each that was not used."""
-    messages = []
+    messages: list[str] = []
+    named: dict[tuple[str, str, str], list[str]] = {}  # (folder, drop, stem): the images
+    by_stem: dict[tuple[str, str], list[str]] = {}
+    if texts or not more:
+        for key, entry in state["images"].items():
+            for scope, stem in entry["names"]:
+                named.setdefault((entry["folder"], scope, stem), []).append(key)
+                by_stem.setdefault((entry["folder"], stem), []).append(key)
     for file, text in texts:
-        owners = [
-            key
-            for key, entry in state["images"].items()
-            if entry["folder"] == file.folder and [file.drop, file.stem] in entry["names"]
-        ]
+        owners = named.get((file.folder, file.drop, file.stem), [])
         state["texts"][file.key] = {"text": text, "drop": file.drop, "used": bool(owners)}
         messages += [line for key in owners for line in _give(state, key, file.key, text)]
     if more:
@@ -233,11 +272,7 @@ def _assign(state: State, texts: list[tuple[_Dropped, str]], drop: str, more: bo
         if text["used"] or text["drop"].partition("/")[0] != drop:
             continue
         inside, _, stem = key.rpartition("/")
-        older = [
-            one
-            for one, entry in state["images"].items()
-            if entry["folder"] == inside and any(name[1] == stem for name in entry["names"])
-        ]
+        older = list(dict.fromkeys(by_stem.get((inside, stem), [])))
         empty = [one for one in older if not state["images"][one]["caption"].strip()]
         owners = older if len(older) == 1 else empty
         if [text["drop"], key] in state["refused"].get(drop, []):
@@ -276,6 +311,18 @@ def _give(state: State, image_id: str, key: str, text: str) -> list[str]:
     return []
 
 
+def _of_run(draft_id: str, data: Path, name: str, plain: Path) -> tuple[Dropped, Entry]:
+    """An image of a run's data set, written to `plain` when it has a mask in it; and what was set for it: weight and mask."""
+    inside, _, last = name.rpartition("/")
+    weight, subset = weight_of(inside)
+    path = data / name
+    edits: Entry = {"weight": weight}
+    with contextlib.suppress(RunError):  # a damaged image is reported when it is measured
+        if (mask := masks.split(data, path, plain)) is not None:
+            edits["mask"] = draft_masks.store(draft_id, mask)
+    return Dropped(plain if plain.exists() else path, last, subset, data.name), edits
+
+
 def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = None) -> list[str]:
     """Replace the draft's images and captions by copies of a run's data set, as one step that can be undone.
 
@@ -289,19 +336,17 @@ def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = No
         RunError: the data set does not exist, or the disk has no space for a copy; the draft is unchanged.
     """
     work = folder(draft_id) / f".new-{secrets.token_hex(6)}"
-    pictures: list[tuple[_Dropped, Entry | str]] = []
     captions = read_captions(slug)
     try:
         with explained("copy the images"):
             work.mkdir(parents=True)
-            for number, name in enumerate(captions):
-                inside, _, last = name.rpartition("/")
-                file = _Dropped(datasets_dir() / slug / name, last, inside, slug)
-                try:
-                    entry = draft_images.measured(file.path, file.shown, work / f"{number}", work / f"{number}.jpg")
-                    pictures.append((file, {**entry, "at": number}))
-                except RunError as error:
-                    pictures.append((file, str(error)))
+            data = datasets_dir() / slug
+            given = [_of_run(draft_id, data, name, work / f"{n}-plain.png") for n, name in enumerate(captions)]
+            measured = _measured([file for file, _ in given], work)
+            pictures = [
+                (file, found if isinstance(found, str) else {**found, **edits})
+                for (file, found), (_, edits) in zip(measured, given, strict=True)
+            ]
             with change(draft_id) as edit:
                 edit.label = lambda step: f"copy of {count(len(edit.state['images']), 'image')} from a run"
                 texts = {
