@@ -169,26 +169,6 @@ def test_times_are_shown_in_the_browsers_time_zone(browser, server):
         page.locator("#run-head").get_by_text("23 Nov, 7:00").wait_for()
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("loss, planned", [(1e-4, 4000), (0.4, 40_000), (1e9, 1_000_000)])
-def test_no_label_of_the_chart_is_cut_off(browser, server, width, loss, planned):
-    folder = write_run(server.data, f"chart {width} {planned}", planned_steps=planned)
-    step = planned - 1
-    lines = [{"kind": "step", "step": n, "loss": loss * (1 + 0.013 * (n % 7))} for n in (1, 2, 3, step)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_incident(folder, step=step)
-    outside = """(svg) => [...svg.querySelectorAll('text')].filter((text) => {
-      const box = text.getBBox(), view = svg.viewBox.baseVal;
-      return box.x < 0 || box.x + box.width > view.width || box.y < 0 || box.y + box.height > view.height;
-    }).map((text) => text.textContent)"""
-    with a_tab(browser, width=width) as page:
-        show(page, server, folder)
-        drawn = page.locator("svg.hp-chart")
-        drawn.wait_for()
-        assert drawn.get_by_text(f"{planned:,}", exact=True).count() == 1
-        assert drawn.evaluate(outside) == []
-
-
 def test_without_a_step_there_is_no_speed_and_without_a_gpu_no_queue_for_one(tab, server, held):
     waiting = {"message": "preparing the start", "devices": [], "step": 0, "step_s": 0.11, "planned_steps": 0}
     folder = held(write_run(server.data, "on a cpu", state="queued", phase=None, **waiting))

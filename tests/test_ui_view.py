@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
 import re
 import shutil
-import xml.etree.ElementTree as ElementTree
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
@@ -15,8 +13,6 @@ from ui_helpers import lora_file, photos, write_incident, write_run
 
 from ui import html
 from ui.run import artifacts, cards, readers, run_page, view
-from ui.run.chart import chart
-from ui.run.readers import Curve
 
 SAMPLES = run_page.PARTS.index("samples")
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'${7*7}{{7*7}}`&amp;\x1b[31m\u202e💥"
@@ -189,67 +185,6 @@ def test_a_report_cannot_carry_links_or_pictures():
     text = "[click](javascript:alert(1)) ![p](http://outside/x.png) <http://outside> <b>raw</b>\n\n[a]: http://outside"
     tags = harmless(html.markdown(text))
     assert "a" not in tags.tags and "img" not in tags.tags and "b" not in tags.tags
-
-
-# Loss ------------------------------------------------------------------------------------------------------------
-
-
-def lines(steps, loss=lambda s: 1 / s) -> str:
-    return "".join(json.dumps({"kind": "step", "step": s, "loss": loss(s)}) + "\n" for s in steps)
-
-
-def test_metrics_are_read_from_where_the_last_read_ended(data):  # noqa: F811
-    folder = write_run(data)
-    path = folder / "metrics.jsonl"
-    assert view.losses(folder).by_step() == {}
-    path.write_text(lines(range(1, 4)) + '{"kind":"gpu"}\n{"kind":"step","st')
-    assert list(view.losses(folder).by_step()) == [1, 2, 3]
-    with path.open("a") as file:
-        file.write('ep":4,"loss":0.25}\n' + lines([3, 4], lambda s: 9.0))
-    assert view.losses(folder).by_step() == {1: 1.0, 2: 0.5, 3: 9.0, 4: 9.0}  # a repeated step: the last line wins
-    path.unlink()
-    path.write_text(lines([1], lambda s: 5.0))
-    os.utime(path)
-    assert view.losses(folder).by_step() == {1: 5.0}
-    assert view.losses(folder) is view.losses(folder)  # nothing was added
-
-
-def test_a_chart_of_any_length_is_small_and_inside_its_frame():
-    for steps in (2, 3, 239, 240, 241, 10_000):
-        drawn = chart(Curve.of({s: 0.3 + 1 / s for s in range(1, steps + 1)}), steps * 2, [(steps // 2, "restart")])
-        assert len(drawn) < 16_000
-        root = ElementTree.fromstring(drawn)
-        for path in (p for p in root.iter() if p.tag.endswith("path")):
-            xs, ys = zip(*(map(float, pair.split()) for pair in re.split("[ML]", path.get("d"))[1:]), strict=True)
-            assert min(xs) >= 0 and max(xs) <= 720 and min(ys) >= 0 and max(ys) <= 240
-            assert list(xs) == sorted(xs)
-
-
-@pytest.mark.parametrize(
-    "losses",
-    [
-        {},
-        {1: 0.5},
-        {1: math.nan, 2: math.nan},
-        {1: math.inf, 2: 1.0},
-    ],
-)
-def test_no_chart_without_two_losses(losses):
-    assert chart(Curve.of(losses)) == ""
-
-
-@pytest.mark.parametrize(
-    "losses",
-    [
-        {1: 0.5, 2: 0.5},
-        {1: 0.0, 2: 0.0},
-        {1: -1.0, 2: 1e9, 3: math.nan},
-        {10**6: 1e-9, 10**6 + 1: 2e-9},
-    ],
-)
-def test_odd_losses_still_make_a_chart(losses):
-    ElementTree.fromstring(chart(Curve.of(losses)))
-    assert "nan" not in chart(Curve.of(losses))
 
 
 # Log, samples, times ----------------------------------------------------------------------------------------------
@@ -460,7 +395,7 @@ def test_a_tick_opens_no_file_that_did_not_change(data, monkeypatch):  # noqa: F
         write_run(data, f"run {n}", state="completed")
     folder = write_run(data, "shown", state="stopped")
     write_incident(folder)
-    (folder / "metrics.jsonl").write_text(lines(range(1, 400)))
+    (folder / "metrics.jsonl").write_text("".join(f'{{"kind":"step","step":{s},"loss":1}}\n' for s in range(1, 400)))
     (folder / "training.log").write_text("one\n")
     lora_file(folder / "shown.safetensors", 3)
     sample(folder, "shown_000100_00_20260101120000_42.png")
@@ -474,17 +409,6 @@ def test_a_tick_opens_no_file_that_did_not_change(data, monkeypatch):  # noqa: F
     again = run_page.render("shown", first[1])
     assert all(isinstance(part, dict) and len(part) == 1 for part in again[2:])
     assert set(opened) <= {"sample_prompts.txt"}  # the samples are a moment old
-
-
-def test_a_long_history_is_read_in_parts(data, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(readers.Added.read, "__defaults__", (10_000, False))
-    folder = write_run(data)
-    (folder / "metrics.jsonl").write_text(lines(range(1, 2001)))
-    shares = [view.losses(folder).share for _ in range(20)]
-    assert shares[0] < 0.5 and shares[-1] == 1.0 and shares == sorted(shares)
-    assert len(view.losses(folder).by_step()) == 2000
-    partly = Curve(view.losses(folder).values, 0.4)
-    assert "reading metrics.jsonl: 40%" in cards.loss(view.read(folder), partly, [])
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ PARTS = {
     "run_head": ("run/run_times", "run/run_connection", "run/run_address"),
     "run_samples": ("run/run_samples",),
     "run_times": ("run/run_times",),
+    "charts": ("run/plot", "run/charts"),
     "launch_tab": ("run/launch_tab",),
     "fleet_page": ("run/fleet_page",),
 }

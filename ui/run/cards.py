@@ -1,7 +1,7 @@
 """The run page as HTML: pure functions from a view to markup.
 
 Each state has a sentence that says what to do; the numbers follow it. Text from files goes through `esc` or `markdown`.
-A row of the list, a report and a chart are made once for each object that they show, because a timer asks every second.
+A row of the list and a report are made once for each object that they show, because a timer asks every second.
 """
 
 import functools
@@ -15,8 +15,7 @@ from runs.manage import size_text
 from ui.dataset.images import file_url
 from ui.html import duration, esc, markdown, number, per_step
 from ui.run.artifacts import Gallery, Lora
-from ui.run.chart import chart
-from ui.run.readers import Curve, Log
+from ui.run.readers import Log
 from ui.run.view import Incident, View
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ STATES = {
     "completed": ("done", "Completed", "The LoRA is ready."),
     "failed": ("bad", "Failed", "Fix the cause, then press {start} to {resume}."),
     "stopped": ("idle", "Stopped", "Press {start} to {resume}."),
+    "paused": ("idle", "Paused", "Press {start} to {resume}."),
     "preempted": ("idle", "Interrupted", "The machine was shut down or reclaimed. Press {start} to {resume}."),
     "unkillable": (
         "bad",
@@ -320,25 +320,6 @@ def _lora(lora: Lora, gallery: Gallery) -> str:
     )
 
 
-def loss(view: View | None, curve: Curve | None, incidents: list[Incident]) -> str:
-    """The loss chart, with restarts marked."""
-    if view is None or curve is None or not view.status.get("state"):
-        return ""
-    planned = view.number("planned_steps")
-    marks = tuple((i.fields["step"], "restart") for i in incidents if isinstance(i.fields.get("step"), int))
-    drawn = _drawn(curve, int(planned) if planned else None, marks)
-    if curve.share < 1:
-        return _section("Loss", drawn, f"reading metrics.jsonl: {curve.share:.0%}")
-    if not drawn:
-        return _section("Loss", '<p class="hp-none">The chart appears after two steps.</p>')
-    return _section("Loss", drawn, "thin line: measured · thick line: smoothed")
-
-
-@functools.lru_cache(maxsize=16)
-def _drawn(curve: Curve, planned: int | None, marks: tuple[tuple[int, str], ...]) -> str:
-    return chart(curve, planned, list(marks))
-
-
 def samples(view: View | None, gallery: Gallery) -> dict[str, Any]:
     """All samples for run_samples.js: the run, and of each prompt its text and images."""
     if view is None:
@@ -377,7 +358,7 @@ def incident(one: Incident) -> str:
     if one.report:
         report = f'<details><summary>Full report</summary><div class="hp-report">{local_times(markdown(one.report))}</div></details>'
     return (
-        f'<article class="hp-incident hp-{"done" if recovered else "warn"}" data-testid="incident">'
+        f'<article class="hp-incident hp-{"done" if recovered else "warn"}" id="incident-{esc(one.number)}" data-testid="incident">'
         f"<header><strong>{esc(title)}</strong><span>{esc(what)} {esc(where)}</span></header>{''.join(parts)}"
         f'<dl class="hp-facts">{"".join(_fact(a, esc(b), "") for a, b in costs(f))}</dl>'
         f"{report if one.report else ''}</article>"

@@ -1,11 +1,9 @@
 """Readers of growing files: each update reads only what was added since the last one.
 
-A million lines of `metrics.jsonl` are 150 MB: the first reads take READ_BYTES each, so that no tick of the page waits for
-all of them. Losses are kept by step in one array of numpy, which Gradio has loaded anyway.
+A file can be large when it is opened: one read takes READ_BYTES at most, so that no tick of the page waits for all of it.
 """
 
 import json
-import math
 import os
 import re
 import time
@@ -14,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+import orjson
 
 from ui.html import ANSI
 
 READ_BYTES = 8 << 20
-MAX_STEP = 10_000_000  # a larger number in a file is not a step
 LOG_LINES = 300
 LINE_BYTES = 64 * 1024  # of an unfinished line
 HEADER = re.compile(r"=== (\S+) attempt \d+: ")  # monitor/attempt.py writes it before each attempt
@@ -86,84 +83,27 @@ class Added:
         return data, new
 
 
-# Losses ---------------------------------------------------------------------------------------------------------------
+# Lines of JSON --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """Loss by step: `values[step]`, NaN where there is none. `share`: how much of the file was read so far, 0 to 1."""
-
-    values: np.ndarray
-    share: float = 1.0
-
-    @classmethod
-    def of(cls, losses: dict[int, float]) -> "Curve":
-        """A curve from {step: loss}."""
-        values = _empty(max(losses, default=-1) + 1)
-        for step, loss in losses.items():
-            values[step] = loss
-        return cls(values)
-
-    def by_step(self) -> dict[int, float]:
-        """{step: loss} of the steps with a finite loss."""
-        return {int(step): float(self.values[step]) for step in np.flatnonzero(np.isfinite(self.values))}
-
-
-def _empty(length: int) -> np.ndarray:
-    return np.full(length, math.nan, np.float32)
-
-
-class Losses:
-    """The losses in a run's `metrics.jsonl`. Of a step that was repeated after a restart, the last line counts."""
-
-    def __init__(self, path: Path):
-        self._added = Added(path)
-        self._rest = b""
-        self._values = _empty(1024)
-        self._end = 0
-        self._curve = Curve(self._values[:0])
-
-    def update(self) -> Curve:
-        """Read what was added, at most READ_BYTES; the same object as before when that is nothing."""
-        data, new = self._added.read()
-        if new:
-            self._rest, self._end = b"", 0
-            self._values = _empty(1024)
-        if not data and not new:
-            return self._curve
-        data = self._rest + data
-        complete = data.rfind(b"\n") + 1  # an unfinished last line is read next time
-        self._rest = data[complete:][-LINE_BYTES:]
-        for entry in _entries(data[:complete]):
-            step, loss = entry.get("step"), entry.get("loss")
-            if entry.get("kind") == "step" and type(step) is int and 0 <= step <= MAX_STEP:
-                self._set(step, loss if isinstance(loss, int | float) else math.nan)
-        share = self._added.offset / self._added.size if self._added.size else 1.0
-        self._curve = Curve(self._values[: self._end].copy(), share)
-        return self._curve
-
-    def _set(self, step: int, loss: float) -> None:
-        if step >= len(self._values):
-            larger = _empty(max(step + 1, 2 * len(self._values)))
-            larger[: len(self._values)] = self._values
-            self._values = larger
-        self._values[step] = loss if abs(loss) < 1e30 else math.nan
-        self._end = max(self._end, step + 1)
-
-
-def _entries(data: bytes) -> list[dict[str, Any]]:
-    """The JSON objects of complete lines. All at once, which is four times faster; one by one where a line is invalid."""
-    lines = data.splitlines()
+def entries(lines: list[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects of complete lines. All at once, which is fastest; one by one where a line is invalid."""
     try:
-        found = json.loads(b"[" + b",".join(lines) + b"]")
+        found = orjson.loads(b"[" + b",".join(lines) + b"]")
     except ValueError:
-        found = []
-        for line in lines:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
+        found = [value for line in lines if (value := _value(line)) is not None]
     return [entry for entry in found if isinstance(entry, dict)]
+
+
+def _value(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except ValueError:
+        pass
+    try:
+        return json.loads(line)  # also takes NaN and Infinity, which other writers leave in a file
+    except (ValueError, RecursionError):
+        return None
 
 
 # The log --------------------------------------------------------------------------------------------------------------
@@ -227,7 +167,8 @@ class LogTail:
         data, new = self._events.read()
         if new:
             self._stops = []
-        found = [e.get("t") for e in _entries(data[: data.rfind(b"\n") + 1]) if e.get("kind") == "stopping"]
+        lines = data[: data.rfind(b"\n") + 1].splitlines()
+        found = [e.get("t") for e in entries(lines) if e.get("kind") == "stopping"]
         self._events.offset -= len(data) - (data.rfind(b"\n") + 1)  # an unfinished line is read next time
         self._stops += [t for t in found if isinstance(t, str)]
         return bool(found)

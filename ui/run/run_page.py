@@ -19,12 +19,12 @@ from ui import scripts
 from ui.dataset import draft, images
 from ui.html import esc
 from ui.new import form, trainer_checks
-from ui.run import cards, control, launch_tab, view
+from ui.run import cards, charts, control, launch_tab, view
 from ui.run.artifacts import Gallery
 
 TICK_S = 1.0
 COPY = "New LoRA from this run"
-PARTS = ("list", "head", "loras", "incidents", "ledger", "loss", "samples", "elsewhere", "log")
+PARTS = ("list", "head", "loras", "incidents", "ledger", "charts", "samples", "elsewhere", "log")
 SCRIPTS = {"head": "run_head", "incidents": "run_times", "log": "run_times"}  # parts of ui/scripts.py
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
@@ -128,8 +128,9 @@ def build() -> RunPage:
                 with gr.Row():
                     page.delete_ok = gr.Button("Delete", variant="stop", elem_id="delete-ok", **small)
                     page.delete_no = gr.Button("Cancel", elem_id="delete-no", **small)
-            for name in ("loras", "incidents", "ledger", "loss"):
+            for name in ("loras", "incidents", "ledger"):
                 page.parts[name] = part(name)
+            page.parts["charts"] = charts.build()
             page.parts["samples"] = gr.HTML(
                 html_template="",
                 elem_id="run-samples",
@@ -180,7 +181,7 @@ def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list
         "loras": cards.loras(shown, view.loras(shown.folder) if shown else [], gallery),
         "incidents": cards.incidents(shown, found),
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
-        "loss": cards.loss(shown, view.losses(shown.folder) if shown else None, found),
+        "charts": charts.value(shown),
         "samples": cards.samples(shown, gallery),
         "elsewhere": launch_tab.value(shown),
         "log": cards.log(shown, view.log(shown.folder) if shown else None),

@@ -21,12 +21,13 @@ import tomllib
 import runs
 from runs import manage
 from ui.run.artifacts import Artifacts, Gallery, Lora
-from ui.run.readers import Curve, Log, LogTail, Losses, Stamp, stamp
+from ui.run.metrics import Metrics
+from ui.run.readers import Log, LogTail, Stamp, stamp
 
 if TYPE_CHECKING:
     from monitor.ledger import Ledger
 
-FINAL = ("completed", "failed", "stopped", "preempted", "unkillable")
+FINAL = ("completed", "failed", "stopped", "paused", "preempted", "unkillable")
 STOP_REQUEST = "stop.request"  # in a run's folder, until the monitor has read it (monitor/run_folder.py)
 READ_RUNS = 8  # runs whose losses, log and incidents stay in memory
 T = TypeVar("T")
@@ -202,7 +203,7 @@ class Reader:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.losses = Losses(folder / "metrics.jsonl")
+        self.metrics = Metrics(folder / "metrics.jsonl")
         self.tail = LogTail(folder / "training.log", folder / "events.jsonl")
         self.artifacts = Artifacts(folder)
         self._incidents: dict[str, tuple[Stamp, Stamp, Incident]] = {}
@@ -278,9 +279,9 @@ def ledger(view: View) -> "Ledger":
     return found
 
 
-def losses(folder: Path) -> Curve:
-    """Loss by step; the same object as long as no line was added."""
-    return _with_reader(folder, lambda reader: reader.losses.update())
+def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
+    """What `use` makes of the run's numbers, which are up to date and do not change meanwhile."""
+    return _with_reader(folder, lambda reader: use(reader.metrics.update()))
 
 
 def log(folder: Path) -> Log:

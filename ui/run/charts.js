@@ -1,0 +1,210 @@
+// The charts of a run (ui/run/charts.py). The value is {run, revision, share}; the points are asked for when the revision changes and
+// the charts are on the screen. Every text is set with textContent.
+const ASK_S = 2; // between two questions while the run trains
+const MAIN = ["loss"];
+let run = "";
+let shown = null; // the answer that is drawn
+let range = null; // null: everything
+let axis = "step";
+let asking = false;
+let dirty = false;
+let asked_ms = 0;
+let visible = false;
+let charts = [];
+const current = () => props.value || { run: "", revision: 0, share: 1 };
+
+const section = make("section", "hp-section");
+const heading = make("h3", "", "Charts");
+const note = make("span");
+heading.append(note);
+const bar = make("div", "hp-chart-bar");
+const axes = make("fieldset", "hp-chart-axes");
+axes.append(make("legend", "hp-visually-hidden", "Horizontal axis"));
+for (const [key, text] of [["step", "Steps"], ["time", "Time"]]) {
+  const label = make("label");
+  const radio = make("input");
+  radio.type = "radio";
+  radio.name = "hp-chart-axis";
+  radio.value = key;
+  radio.checked = key === axis;
+  radio.addEventListener("change", () => {
+    axis = key;
+    range = null;
+    ask(true);
+  });
+  label.append(radio, make("span", "", text));
+  axes.append(label);
+}
+const smoothing = make("label", "hp-chart-smooth");
+const slider = make("input");
+slider.type = "range";
+slider.min = "0";
+slider.max = "0.99";
+slider.step = "0.01";
+slider.value = "0.9";
+slider.addEventListener("input", () => draw());
+smoothing.append(make("span", "", "Smoothing"), slider);
+const reset = button("Show everything", "hp-quiet", () => zoom(null));
+reset.hidden = true;
+const readout = make("p", "hp-chart-readout");
+readout.setAttribute("role", "status");
+bar.append(axes, smoothing, reset);
+const place = make("div", "hp-charts");
+const none = make("p", "hp-none", "The charts appear after two steps.");
+const fold = make("details", "hp-chart-table");
+fold.append(make("summary", "", "Values as a table"));
+const table = make("div", "hp-table-scroll");
+table.tabIndex = 0;
+table.setAttribute("role", "region");
+table.setAttribute("aria-label", "Values of the charts");
+fold.append(table);
+fold.addEventListener("toggle", drawTable);
+section.append(heading, bar, readout, place, none, fold);
+const hint = make("p", "hp-hint", "Drag across a chart to zoom in; double-click to show everything. With the keyboard: arrow keys, +, - and Escape.");
+section.append(hint);
+
+function zoom(next) {
+  if (next) {
+    const [low, high] = shown.all;
+    next = [Math.max(low, next[0]), Math.min(high, next[1])];
+    const least = axis === "step" ? 4 : 1;
+    if (next[1] - next[0] < least || (next[0] <= low && next[1] >= high)) next = next[1] - next[0] < least ? range : null;
+  }
+  range = next;
+  ask(true);
+}
+function moveCursor(x) {
+  const parts = [];
+  for (const { chart, line } of charts) {
+    for (const found of chart.cursor(x)) {
+      if (found) parts.push(`${line.label}${found.name ? ` (${found.name})` : ""} ${shortNumber(found.value)}${line.unit && " " + line.unit}`);
+    }
+  }
+  readout.textContent = x === null || !parts.length ? "" : `${position(axis, x)}: ${parts.join(" · ")}`;
+}
+function openIncident(mark) {
+  const report = document.getElementById(`incident-${mark.incident}`);
+  if (!report) return;
+  const details = report.querySelector("details");
+  if (details) details.open = true;
+  report.scrollIntoView({ block: "start" });
+  report.tabIndex = -1;
+  report.focus();
+}
+function draw() {
+  const answer = shown;
+  const lines = answer ? answer.lines : [];
+  none.hidden = lines.length > 0;
+  for (const one of [bar, fold, hint, readout]) one.hidden = !lines.length;
+  reset.hidden = !range;
+  const focused = charts.findIndex(({ chart }) => chart.node === document.activeElement);
+  // One chart for each quantity; the GPUs of a quantity share it.
+  const groups = new Map();
+  for (const line of lines) groups.set(line.key, [...(groups.get(line.key) || []), line]);
+  charts = [...groups].map(([key, group]) => {
+    const main = MAIN.includes(key);
+    const chart = plot({
+      label: group[0].label,
+      unit: group[0].unit,
+      height: main ? 240 : 170,
+      cls: main ? "hp-main-chart" : "hp-small-chart",
+      lines: group.map((line, n) => ({
+        ...line,
+        name: group.length > 1 ? line.name : "",
+        cls: `hp-line-${n % 6}`,
+        smooth: main ? Number(slider.value) : 0,
+      })),
+      top: key === "utilization" ? 100 : group[0].top,
+      range: answer.range,
+      axis,
+      marks: main ? answer.marks : [],
+      onCursor: moveCursor,
+      onRange: zoom,
+      onMark: openIncident,
+    });
+    return { chart, line: group[0] };
+  });
+  place.replaceChildren(
+    ...charts.map(({ chart, line }) => {
+      const figure = make("figure", chart.node.classList.contains("hp-main-chart") ? "hp-figure hp-wide" : "hp-figure");
+      const caption = make("figcaption", "", line.label);
+      if (line.unit) caption.append(make("span", "", line.unit));
+      figure.append(caption, chart.node);
+      return figure;
+    }),
+  );
+  if (focused >= 0 && charts[focused]) charts[focused].chart.node.focus({ preventScroll: true });
+  drawTable();
+}
+function drawTable() {
+  if (!fold.open || !shown) return;
+  const node = make("table");
+  const head = make("tr");
+  for (const text of ["Step", "Time", "Loss", "Learning rate", "Seconds a step"]) {
+    const cell = make("th", "", text);
+    cell.scope = "col";
+    head.append(cell);
+  }
+  const rows = shown.table.map(([step, seconds, ...values]) => {
+    const row = make("tr");
+    const first = make("th", "", Math.round(step).toLocaleString("en-US"));
+    first.scope = "row";
+    row.append(first, make("td", "", seconds === null ? "–" : timeSpan(seconds)), ...values.map((v) => make("td", "", shortNumber(v))));
+    return row;
+  });
+  const header = make("thead");
+  header.append(head);
+  const body = make("tbody");
+  body.append(...rows);
+  node.append(header, body);
+  table.replaceChildren(node);
+}
+
+async function ask(now) {
+  const { run: name, share } = current();
+  if (!name || (!visible && !now)) return;
+  if (asking || (!now && Date.now() - asked_ms < ASK_S * 1000)) {
+    dirty = true;
+    return;
+  }
+  asking = true;
+  dirty = false;
+  asked_ms = Date.now();
+  const question = { run: name, axis, from: range ? range[0] : null, to: range ? range[1] : null };
+  const answer = await server.chart_data(question).catch(() => null);
+  asking = false;
+  if (name === current().run && answer && answer.ok && axis === question.axis) {
+    shown = answer;
+    section.dataset.revision = answer.revision;
+    draw();
+  }
+  note.textContent = share < 1 ? `reading metrics.jsonl: ${Math.round(share * 100)}%` : "thin line: measured · thick line: smoothed";
+  if (dirty) later();
+}
+let timer = 0;
+function later() {
+  clearTimeout(timer);
+  timer = setTimeout(() => element.isConnected && dirty && ask(false), ASK_S * 1000 - (Date.now() - asked_ms) + 20);
+}
+function update() {
+  const value = current();
+  section.hidden = !value.run;
+  if (value.run !== run) {
+    run = value.run;
+    shown = null;
+    range = null;
+    draw();
+    if (run) ask(true);
+    return;
+  }
+  if (!run || (shown && shown.revision === value.revision && value.share === 1)) return;
+  dirty = true;
+  if (visible) ask(false).then(() => dirty && later());
+}
+new IntersectionObserver((found) => {
+  visible = found[found.length - 1].isIntersecting;
+  if (visible && (dirty || !shown)) ask(false).then(() => dirty && later());
+}, { rootMargin: "200px" }).observe(element);
+element.replaceChildren(section);
+watch("value", update);
+update();

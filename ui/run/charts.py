@@ -1,0 +1,202 @@
+"""The charts of a run: loss and learning rate as one line across restarts, seconds a step, and what the GPUs did.
+
+The server sends at most BUCKETS points of each line, with the smallest and largest value around each point, and the browser
+draws them (plot.js). So a run of 100,000 steps opens as quickly as one of 100, and zooming in asks for the points of that range.
+Gradio's own gr.LinePlot was compared: it loads a plotting library of 0.9 MB, sends all points to the browser, and gives
+a screen reader no values. The page has this one kind of chart; `ui/run/compare.py` draws its curves with it too.
+"""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runs.files import RunError
+from ui import scripts
+from ui.dataset.images import OUT_OF_DATE
+from ui.run import calls, view
+from ui.run.metrics import Metrics
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+BUCKETS = 300
+TABLE_ROWS = 20
+FAR = 1e12
+AXES = ("step", "time")
+# Column of a step: (label, unit)
+STEP_LINES = {"loss": ("Loss", ""), "lr": ("Learning rate", ""), "step_s": ("Time of a step", "s")}
+# Column of a GPU's sample: (label, unit, divisor)
+GPU_LINES = {
+    "utilization": ("GPU use", "%", 1.0),
+    "memory_used": ("GPU memory", "GB", 1e9),
+    "power_w": ("GPU power", "W", 1.0),
+    "temperature": ("GPU temperature", "°C", 1.0),
+}
+MOST_MARKS = 200
+
+
+def value(shown: "view.View | None") -> dict[str, Any]:
+    """What the script gets each second: the run, and a number that changes when there are other values."""
+    if shown is None or not shown.status.get("state"):
+        return {"run": "", "revision": 0, "share": 1.0}
+    revision, share = view.with_metrics(shown.folder, lambda found: (found.revision, round(found.share, 2)))
+    return {"run": shown.folder.name, "revision": revision, "share": share}
+
+
+def chart_data(data: dict[str, Any]) -> dict[str, Any]:
+    """The lines of a run for the browser.
+
+    Args:
+        data: {"run", "axis": "step" or "time", "from", "to": the range in steps or seconds, None for all}.
+
+    Returns:
+        {"ok", "revision", "axis", "range": [from, to], "all": [from, to], "lines": [{"key", "label", "unit", "x", "mean", "low",
+        "high"}], "marks": [{"x", "label", "incident"}], "table": [[…]]}; low and high are [] where every point is shown.
+    """
+
+    def action(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
+        axis = data.get("axis", "step")
+        if axis not in AXES:
+            raise RunError(OUT_OF_DATE)
+        low, high = (calls.number_in(data, key, -FAR, FAR) for key in ("from", "to"))
+        shown = view.read(folder)
+        found = view.incidents(folder)
+        planned = shown.number("planned_steps") or 0.0
+        return view.with_metrics(folder, lambda metrics: lines_of(metrics, axis, low, high, planned, found))
+
+    return calls.answer(action, data)
+
+
+def lines_of(
+    metrics: Metrics, axis: str, low: float | None, high: float | None, planned: float, incidents: list["view.Incident"]
+) -> dict[str, Any]:
+    """The lines of `metrics` between `low` and `high`, as `chart_data` returns them."""
+    steps, began_s = metrics.steps, _began(metrics)
+    x = steps["step"] if axis == "step" else rising(steps["t_s"]) - began_s
+    x = x if len(x) == 0 or math.isfinite(x[0]) else steps["step"]  # without times, steps are the only axis
+    last = float(x[-1]) if len(x) else 0.0
+    everything = [float(x[0]) if len(x) else 0.0, max(last, planned) if axis == "step" else last]
+    begin, end = (everything[0] if low is None else low), (everything[1] if high is None else high)
+    end = max(end, begin)
+    lines: list[dict[str, Any]] = [
+        {"key": key, "label": label, "unit": unit, **points(x, steps[key], begin, end)}
+        for key, (label, unit) in STEP_LINES.items()
+    ]
+    for index, table in sorted(metrics.gpus.items()):
+        t = rising(table["t_s"])
+        gpu_x = t - began_s if axis == "time" else _steps_at(t, metrics)
+        name = f"{index}: {metrics.gpu_names[index]}" if len(metrics.gpus) > 1 else metrics.gpu_names[index]
+        for key, (label, unit, divisor) in GPU_LINES.items():
+            shown = points(gpu_x, table[key] / divisor, begin, end)
+            top = metrics.gpu_memory[index] / divisor if key == "memory_used" else math.nan
+            more: dict[str, Any] = {"top": round(top, 1)} if math.isfinite(top) else {}
+            lines.append({"key": key, "label": label, "unit": unit, "name": name, **shown, **more})
+    return {
+        "revision": metrics.revision,
+        "axis": axis,
+        "range": [begin, end],
+        "all": everything,
+        "lines": [line for line in lines if len(line["x"]) > 1],
+        "marks": marks(metrics, axis, x, incidents),
+        "table": table_of(metrics, x, begin, end),
+        "share": round(metrics.share, 2),
+    }
+
+
+def _began(metrics: Metrics) -> float:
+    known = metrics.steps["t_s"]
+    finite = known[np.isfinite(known)]
+    return float(finite[0]) if len(finite) else 0.0
+
+
+def rising(t_s: np.ndarray) -> np.ndarray:
+    """Times that never go back, as a changed clock would make them; a missing one is the one before it."""
+    return np.maximum.accumulate(np.where(np.isfinite(t_s), t_s, -np.inf)) if len(t_s) else t_s
+
+
+def _steps_at(t_s: np.ndarray, metrics: Metrics) -> np.ndarray:
+    """The step that was trained at each time."""
+    known = rising(metrics.steps["t_s"])
+    if len(known) == 0 or not math.isfinite(known[0]):
+        return np.full(len(t_s), math.nan)
+    return np.interp(t_s, known, metrics.steps["step"])
+
+
+def points(x: np.ndarray, y: np.ndarray, begin: float, end: float, buckets: int = BUCKETS) -> dict[str, list[float]]:
+    """At most `buckets` points of a line within a range: {"x", "mean", "low", "high"}.
+
+    x must not fall. Each point is the mean of its bucket; low and high are the extremes, and [] where no bucket has two values.
+    """
+    first, last = np.searchsorted(x, begin, "left"), np.searchsorted(x, end, "right")
+    x, y = x[first:last], y[first:last]
+    kept = np.isfinite(y) & np.isfinite(x)
+    x, y = x[kept], y[kept]
+    if len(x) <= buckets:
+        return {"x": rounded(x), "mean": rounded(y), "low": [], "high": []}
+    starts = np.unique(np.searchsorted(x, np.linspace(begin, end, buckets, endpoint=False)))
+    starts = starts[starts < len(x)]
+    counts: np.ndarray = np.diff(np.append(starts, len(x)))
+    return {
+        "x": rounded(np.add.reduceat(x, starts) / counts),
+        "mean": rounded(np.add.reduceat(y, starts) / counts),
+        "low": rounded(np.minimum.reduceat(y, starts)),
+        "high": rounded(np.maximum.reduceat(y, starts)),
+    }
+
+
+def rounded(values: np.ndarray) -> list[float]:
+    """Numbers with 7 significant digits, which no chart exceeds and which makes the answer a third as long."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        power = 10.0 ** (6 - np.floor(np.log10(np.abs(values))))
+        short = np.round(values * power) / power
+    return np.where(np.isfinite(short), short, values).tolist()
+
+
+def marks(metrics: Metrics, axis: str, x: np.ndarray, incidents: list["view.Incident"]) -> list[dict[str, Any]]:
+    """Each restart and each incident on the axis: {"x", "label", "incident": its number or ""}."""
+    steps = metrics.steps["step"]
+
+    def at(step: float) -> float:
+        if axis == "step" or not len(steps):
+            return float(step)
+        return float(np.interp(step, steps, x))
+
+    out: list[dict[str, Any]] = []
+    known = set()
+    for one in incidents:
+        step = one.fields.get("step")
+        if type(step) is not int or not 0 <= step <= FAR:
+            continue
+        known.add(one.fields.get("resumed_from"))
+        kind = {"hang": "hung", "crash": "crashed"}.get(str(one.fields.get("kind")), "failed")
+        out.append({"x": at(step), "label": f"{kind} after step {step:,}", "incident": one.number})
+    for restart in metrics.restarts:
+        if restart.step - 1 not in known:
+            out.append({"x": at(restart.step), "label": f"continued at step {restart.step:,}", "incident": ""})
+    return sorted(out, key=lambda mark: mark["x"])[-MOST_MARKS:]
+
+
+def table_of(metrics: Metrics, x: np.ndarray, begin: float, end: float) -> list[list[float | None]]:
+    """At most TABLE_ROWS steps of the range, evenly spread, for the table: [step, seconds, loss, learning rate, step_s]."""
+    first, last = int(np.searchsorted(x, begin, "left")), int(np.searchsorted(x, end, "right"))
+    if first >= last:
+        return []
+    rows = np.unique(np.linspace(first, last - 1, TABLE_ROWS).astype(int))
+    began_s, steps = _began(metrics), metrics.steps
+    columns = [steps["step"][rows], rising(steps["t_s"])[rows] - began_s, *(steps[key][rows] for key in STEP_LINES)]
+    return [[v if math.isfinite(v) else None for v in row] for row in zip(*map(rounded, columns), strict=True)]
+
+
+def build() -> "gr.HTML":
+    """The component; its value is that of `value`."""
+    import gradio as gr
+
+    return gr.HTML(
+        html_template="",
+        elem_id="run-charts",
+        js_on_load=scripts.loader("charts"),
+        server_functions=[chart_data],
+        apply_default_css=False,
+    )

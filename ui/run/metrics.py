@@ -1,0 +1,154 @@
+"""The numbers of a run, read from its growing `metrics.jsonl`: loss, learning rate and time of each step, and the GPUs' samples.
+
+After a restart the trainer repeats the steps since its checkpoint. The later attempt counts: a line whose step is not larger
+than the last one removes the steps from there on. So steps always rise, and all attempts together are one line.
+
+Each update reads only what was added (ui/run/readers.py). A run of 100,000 steps is 17 MB, which one update reads; of a larger
+file, each update reads READ_BYTES. Numbers are kept in arrays of numpy, which Gradio has loaded anyway.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ui.run.readers import LINE_BYTES, Added, entries
+
+READ_BYTES = 24 << 20
+BATCH_LINES = 5000  # lines that are objects at the same time
+MAX_STEP = 10_000_000  # a larger number in a file is not a step
+MOST_GPUS = 16
+MOST_RESTARTS = 1000
+LARGEST = 1e30  # a larger number is not a measurement
+STEP = ("step", "t_s", "loss", "lr", "step_s")
+GPU = ("t_s", "utilization", "memory_used", "power_w", "temperature")
+
+
+class Table:
+    """Columns of numbers that grow together."""
+
+    def __init__(self, names: tuple[str, ...]):
+        self.names = names
+        self.length = 0
+        self._columns: dict[str, np.ndarray] = {name: np.empty(256, np.float64) for name in names}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._columns[name][: self.length]
+
+    def add(self, rows: dict[str, np.ndarray]) -> None:
+        """Append rows, given by column."""
+        more = len(rows[self.names[0]])
+        for name in self.names:
+            column = self._columns[name]
+            if self.length + more > len(column):
+                column = np.empty(max(self.length + more, 2 * len(column)), np.float64)
+                column[: self.length] = self._columns[name][: self.length]
+                self._columns[name] = column
+            column[self.length : self.length + more] = rows[name]
+        self.length += more
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` rows."""
+        self.length = min(self.length, length)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Where a later attempt continued: its first step, and when (seconds since 1970)."""
+
+    step: int
+    t_s: float
+
+
+class Metrics:
+    """A run's numbers. `revision` changes when there are others; `share` is how much of the file was read, 0 to 1."""
+
+    def __init__(self, path: Path):
+        self._added = Added(path)
+        self._begin()
+        self.revision = 0
+
+    def _begin(self) -> None:
+        self._rest = b""
+        self._attempt: int | None = None
+        self.steps = Table(STEP)
+        self.gpus: dict[int, Table] = {}
+        self.gpu_names: dict[int, str] = {}
+        self.gpu_memory: dict[int, float] = {}  # bytes
+        self.restarts: list[Restart] = []
+        self.share = 1.0
+
+    def update(self) -> "Metrics":
+        """Read what was added, at most READ_BYTES."""
+        data, new = self._added.read(READ_BYTES)
+        if new:
+            self._begin()
+        if data or new:
+            self.revision += 1
+            data = self._rest + data
+            complete = data.rfind(b"\n") + 1  # an unfinished last line is read next time
+            self._rest = data[complete:][-LINE_BYTES:]
+            lines = data[:complete].splitlines()
+            for first in range(0, len(lines), BATCH_LINES):
+                self._take(entries(lines[first : first + BATCH_LINES]))
+            self.share = self._added.offset / self._added.size if self._added.size else 1.0
+        return self
+
+    def _take(self, found: list[dict[str, Any]]) -> None:
+        steps = [one for one in found if one.get("kind") == "step" and _is_step(one.get("step"))]
+        if steps:
+            self._take_steps(steps)
+        for one in found:
+            index = one.get("gpu")
+            if one.get("kind") == "gpu" and type(index) is int and 0 <= index < MOST_GPUS:
+                table = self.gpus.setdefault(index, Table(GPU))
+                rows = {name: np.array([number(one.get(name))]) for name in GPU}
+                rows["t_s"] = times([one.get("t")])
+                table.add(rows)
+                self.gpu_names[index] = str(one.get("name") or self.gpu_names.get(index, ""))[:100]
+                self.gpu_memory[index] = number(one.get("memory_total"))
+
+    def _take_steps(self, found: list[dict[str, Any]]) -> None:
+        rows = {name: np.array([number(one.get(name)) for one in found]) for name in ("step", "loss", "lr", "step_s")}
+        rows["t_s"] = times([one.get("t") for one in found])
+        attempts = [one.get("attempt") for one in found]
+        begin, last = 0, self.steps["step"][-1] if self.steps.length else -1.0
+        for index, step in enumerate(rows["step"].tolist()):
+            attempt = attempts[index] if type(attempts[index]) is int else self._attempt
+            if step <= last or (attempt != self._attempt and self._attempt is not None):
+                self.steps.add({name: column[begin:index] for name, column in rows.items()})
+                begin = index
+                self.steps.cut(int(np.searchsorted(self.steps["step"], step)))
+                if len(self.restarts) < MOST_RESTARTS:
+                    self.restarts.append(Restart(int(step), float(rows["t_s"][index])))
+            last, self._attempt = step, attempt
+        self.steps.add({name: column[begin:] for name, column in rows.items()})
+
+    def losses(self) -> dict[int, float]:
+        """{step: loss} of the steps with a finite loss."""
+        pairs = zip(self.steps["step"].tolist(), self.steps["loss"].tolist(), strict=True)
+        return {int(step): loss for step, loss in pairs if math.isfinite(loss)}
+
+
+def _is_step(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_STEP
+
+
+def number(value: object) -> float:
+    """A number from a file; NaN for everything else and for absurdly large ones."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
+        return float(value)
+    return math.nan
+
+
+def times(texts: list[Any]) -> np.ndarray:
+    """Seconds since 1970 of UTC times such as 2026-11-22T12:00:00.123Z; NaN for everything else."""
+    try:
+        found = np.array([text[:23].rstrip("Z") for text in texts], "datetime64[ms]")
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        if len(texts) == 1:
+            return np.array([math.nan])
+        return np.concatenate([times([text]) for text in texts])
+    return np.where(np.isnat(found), math.nan, found.astype(np.int64) / 1000.0)
