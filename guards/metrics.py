@@ -63,3 +63,20 @@ class Metrics:
                 "step_s": round(step_s, 6),
             },
         )
+
+    def validation(self, step: int, epoch: int, val_loss: float, items: int) -> None:
+        """After optimizer step `step` the held-out images had the mean loss `val_loss`, over `items` losses."""
+        if self.path is None:
+            return
+        append_line(
+            self.path,
+            {
+                "kind": "validation",
+                "t": utc_now(),
+                "attempt": self.attempt,
+                "step": step,
+                "epoch": epoch,
+                "val_loss": val_loss,
+                "items": items,
+            },
+        )

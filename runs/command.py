@@ -73,6 +73,23 @@ def sample_interval(spec: "RunSpec") -> int:
     return presets.defaults()["save"]["at_most_every_n_steps"] if every is None else every
 
 
+NEVER = 1_000_000  # epochs between validations that are made by steps
+
+
+def validation(spec: "RunSpec") -> dict[str, Flag]:
+    """The flags of validation; none when no images are held out.
+
+    sd-scripts shuffles the training images and the held-out ones apart without a seed, so that some would be both
+    (library/train_util.py, split_train_val); and it validates at the end of each epoch too, unless that is far away.
+    """
+    if not spec.validation_split:
+        return {}
+    every = spec.validate_every_n_steps or sample_interval(spec) or save_interval(spec)
+    out: dict[str, Flag] = {"validation_split": spec.validation_split, "validation_seed": spec.seed}
+    out |= {"validate_every_n_steps": every} if every else {}
+    return {**out, "validate_every_n_epochs": NEVER} if every and spec.backend == "sd-scripts" else out
+
+
 def world(spec: "RunSpec") -> int:
     """The number of processes that train together, one for each GPU of each machine."""
     return spec.nodes * spec.gpus
@@ -128,6 +145,7 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
     if samples(spec):
         out["sample_prompts"] = str(folder / "sample_prompts.txt")
         out["sample_every_n_steps"] = sample_interval(spec) or False
+    out |= validation(spec)
     if spec.trackers:
         out |= {"log_with": spec.trackers, "logging_dir": str(folder / "logs")}
     if world(spec) > 1:

@@ -235,7 +235,11 @@ def settings(lines: list[str], given: Mapping[str, Any]) -> tuple[dict[str, Any]
 def _field_value(key: str, text: str) -> Any:
     if key == "prompts":
         return _list(text, lambda t: [line for line in t.splitlines() if line.strip()])
-    if text.strip().lower() in ("none", "") and key in ("max_train_steps", "save_every_n_steps"):
+    if text.strip().lower() in ("none", "") and key in (
+        "max_train_steps",
+        "save_every_n_steps",
+        "validate_every_n_steps",
+    ):
         return None
     return text
 

@@ -120,6 +120,7 @@ def planned_steps(spec: "RunSpec", images: int | Mapping[str, int]) -> int:
     """
     if spec.max_train_steps:
         return spec.max_train_steps
+    images = dataset.trained(images, spec.validation_split)
     batches = math.ceil(math.ceil(dataset.shown_per_epoch(images, spec.repeats) / spec.batch_size) / world(spec))
     return spec.epochs * math.ceil(batches / spec.gradient_accumulation)
 

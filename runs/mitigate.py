@@ -29,7 +29,7 @@ NO_HALF_VAE = ("sd-scripts", "diffusers")  # the trainers that have --no_half_va
 SAMPLING = ("sample_every_n_epochs", "sample_at_first")
 SEVERAL_GPUS = ("ddp_timeout", "ddp_gradient_as_bucket_view", "ddp_static_graph")
 SWAPPING = ("blocks_to_swap", "cpu_offload_checkpointing")  # neither works together with split mode
-VALIDATION = ("validation_split", "validate_every_n_steps", "validate_every_n_epochs", "max_validation_steps")
+VALIDATION = ("validation_seed", "validate_every_n_epochs", "max_validation_steps")
 OFFLINE = ("1", "true", "yes", "on")
 Changed = tuple["RunSpec", str]
 
@@ -138,9 +138,10 @@ def sampling_off(spec: "RunSpec") -> Changed:
 
 def validation_off(spec: "RunSpec") -> Changed:
     """No validation. Without a share of the images to validate on, the other flags have no effect."""
-    if not _number(spec.extra.get("validation_split", 0)):
+    if not spec.validation_split:
         return _same(spec)
-    return spec.changed(extra=_without(spec, *VALIDATION)), "validation is turned off"
+    off = {"validation_split": 0.0, "validate_every_n_steps": None, "extra": _without(spec, *VALIDATION)}
+    return spec.changed(**off), "validation is turned off"
 
 
 def trackers_offline(spec: "RunSpec") -> Changed:

@@ -34,6 +34,8 @@ ALIASES = {
     "max_data_loader_n_workers": "workers",
     "log_with": "trackers",
 }
+# Fields that were flags in `extra` in older files.
+ONCE_EXTRA = ("validation_split", "validate_every_n_steps")
 # Flags that the run's folder determines.
 RESERVED_FLAGS = (
     "output_dir",
@@ -90,6 +92,8 @@ class RunSpec(BaseModel):
     prompts: list[str] = []
     sample_every_n_steps: Steps | None = DEFAULTS["sample_every_n_steps"]  # None: a tenth of the run; 0: none
     sample_steps: Count = DEFAULTS["sample_steps"]
+    validation_split: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.0  # share of the images held out
+    validate_every_n_steps: Count | None = None  # None: as often as samples
     keep_tokens: Steps = DEFAULTS["keep_tokens"]
     trackers: Literal["", "tensorboard", "wandb", "all"] = ""
     control_dir: str = ""  # folder of control images, for models that learn from pairs (Kontext, Qwen-Image-Edit)
@@ -113,6 +117,9 @@ class RunSpec(BaseModel):
             except presets.PresetError as error:
                 raise FieldError("model", str(error)) from error
             data = {"backend": presets.backend_of(key), **presets.models()[key]["settings"], **data, "model": key}
+        extra = data.get("extra")
+        if isinstance(extra, dict) and (moved := {k: extra[k] for k in ONCE_EXTRA if k in extra and k not in data}):
+            data = {**data, **moved, "extra": {k: v for k, v in extra.items() if k not in moved}}
         if isinstance(data.get("tier"), str):
             data = {**data, "tier": data["tier"].strip().upper().removesuffix("+")}
         return data
@@ -185,6 +192,8 @@ class RunSpec(BaseModel):
             raise FieldError("backend", f"{self.backend} cannot train {self.model}; use {' or '.join(able)}")
         if problem := presets.tier_problem(self.model, self.backend, self.tier):
             raise FieldError("tier", problem)
+        if self.validation_split and self.backend == "musubi":
+            raise FieldError("validation_split", "kohya's musubi-tuner cannot hold out images; leave this empty")
         precisions = presets.trainer_of(self.model, self.backend)["precisions"]
         if precisions and self.mixed_precision not in precisions:
             raise FieldError("mixed_precision", f"{self.model} needs {' or '.join(precisions)}")

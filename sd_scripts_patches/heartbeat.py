@@ -138,7 +138,7 @@ class TrainingLoop:
         self.beat = session.heartbeat()
         self.losses: list[Any] = []  # detached tensors: one per micro-batch of the current step
         self.lr = math.nan
-        self.validation_batches = 0
+        self.validation_losses: list[Any] = []  # of the validation under way, or of one that is not recorded yet
         self.planned = False
         self.accelerator: Any = None
         self.step = 0  # the newest completed optimizer step
@@ -160,6 +160,7 @@ class TrainingLoop:
 
         trainer.cache_text_encoder_outputs_if_needed = cache_text_encoder_outputs_if_needed
         begin_points(trainer, POINTS)
+        session.on_batch_end.append(self.record_validation)
         session.on_batch_end.append(self.honor_stop_request)
 
     def wrap_process_batch(self, original: Callable) -> Callable:
@@ -170,11 +171,11 @@ class TrainingLoop:
             if not kwargs.get("is_train", True):
                 if beat.current_phase != "validate":
                     beat.phase("validate")
-                    self.validation_batches = 0
                 loss = original(*args, **kwargs)
-                self.validation_batches += 1
-                beat.item(self.validation_batches)
+                self.validation_losses.append(loss.detach())
+                beat.item(len(self.validation_losses))
                 return loss
+            self.record_validation()
             if beat.current_phase == "validate":
                 beat.phase("step")
                 self.step_start_s = time.monotonic()
@@ -235,6 +236,21 @@ class TrainingLoop:
         if self.beat.rank and saves and step % saves == 0:  # until its next step is complete
             self.beat.phase("save", note=f"{turns.WAITS} 0, which saves")
 
+    def record_validation(self) -> None:
+        """Record the mean of the validation that has just ended; nothing without one.
+
+        sd-scripts' own average is that of all validations of the first epoch together (LossRecorder.add). With several
+        GPUs it is the mean of rank 0's share of the held-out images, which is the same share at each validation.
+        """
+        if not self.validation_losses:
+            return
+        losses = [float(loss) for loss in self.validation_losses]
+        self.validation_losses.clear()
+        mean = sum(losses) / len(losses)
+        epoch = _epoch.value if _epoch is not None else 0
+        session.metrics().validation(self.step, epoch, mean, len(losses))
+        session.log(f"validation loss at step {self.step}: {mean:.5g}")
+
     def honor_stop_request(self) -> None:
         """Between two steps: when a stop is requested, save a state of this step and exit; then it does not return."""
         if not self.step or self.losses:
@@ -262,8 +278,10 @@ def _follow_training(original: Callable) -> Callable:
             session.log(f"not guarded: {line}")
         session.heartbeat().phase("load")
         session.heartbeat().reach("folders")
-        TrainingLoop(args).attach(self)
+        loop = TrainingLoop(args)
+        loop.attach(self)
         original(self, args)
+        loop.record_validation()
         session.heartbeat().phase("end")
 
     return train

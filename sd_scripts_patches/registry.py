@@ -23,6 +23,7 @@ NAMES = (
     "resume",
     "save",
     "split_mode",
+    "validation",
     "exit",
     "world",
 )

@@ -32,7 +32,7 @@ MINIMUM = {
     "sample_every_n_steps sample_every_n_epochs",
     1: "network_dim train_batch_size gradient_accumulation_steps max_train_steps max_train_epochs save_every_n_epochs "
     "save_every_n_steps save_last_n_epochs save_last_n_epochs_state t5xxl_max_token_length ddp_timeout "
-    "lr_scheduler_num_cycles",
+    "lr_scheduler_num_cycles validate_every_n_steps validate_every_n_epochs max_validation_steps",
 }
 POSITIVE = ("learning_rate", "unet_lr", "sigmoid_scale", "discrete_flow_shift", "logit_std", "huber_c", "huber_scale")
 
@@ -186,6 +186,12 @@ def parser() -> Parser:
     add("--sample_every_n_steps", type=int, default=None)
     add("--sample_every_n_epochs", type=int, default=None, help="overrides --sample_every_n_steps")
     add("--sample_at_first", action="store_true")
+    # validation
+    add("--validation_split", type=float, default=0.0, help="share of the images to hold out and measure the loss on")
+    add("--validation_seed", type=int, default=None, help="which images are held out, and their noise; default: --seed")
+    add("--validate_every_n_steps", type=int, default=None, help="default: at the end of each epoch")
+    add("--validate_every_n_epochs", type=int, default=None)
+    add("--max_validation_steps", type=int, default=None, help="held-out images that are used at most")
     # logging
     add("--console_log_simple", action="store_true", help="log lines are always plain")
     add("--logging_dir", type=str, default=None)
@@ -282,6 +288,8 @@ def inconsistency(args: argparse.Namespace) -> str | None:
             return f"--{flag} {getattr(args, flag)}: must be more than 0"
     if args.network_dropout is not None and not 0 <= args.network_dropout < 1:
         return f"--network_dropout {args.network_dropout}: must be 0 or more and less than 1"
+    if not 0 <= args.validation_split < 1:
+        return f"--validation_split {args.validation_split}: must be 0 or more and less than 1, such as 0.1"
     if (args.sample_every_n_steps or args.sample_every_n_epochs or args.sample_at_first) and not args.sample_prompts:
         return "sample images are turned on without prompts; add --sample_prompts FILE"
     args.fp8_base = args.fp8_base or args.fp8_base_unet

@@ -77,14 +77,16 @@ def attention_mask(text_mask: torch.Tensor, tokens: int) -> torch.Tensor:
     return torch.cat([text_mask.bool(), image], dim=1)[:, None, None, :]
 
 
-def loss_of(args, transformer, batch: dict, seed: int, device, dtype) -> torch.Tensor:
-    """The loss of one micro-batch, a scalar with gradients."""
+def loss_of(
+    args, transformer, batch: dict, seed: int, device, dtype, sigmas: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The loss of one micro-batch, a scalar with gradients. sigmas: the noise level of each image; None draws them."""
     latents = batch["latents"].to(device=device, dtype=torch.float32)
     count, _, height, width = latents.shape
     tokens = height // 2 * (width // 2)
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(latents.shape, generator=generator).to(device)
-    sigmas = draw_sigmas(args, count, tokens, generator).to(device)
+    sigmas = (draw_sigmas(args, count, tokens, generator) if sigmas is None else sigmas).to(device)
     level = sigmas.view(-1, 1, 1, 1)
     noisy = (1 - level) * latents + level * noise
     guidance = None

@@ -1,8 +1,8 @@
 """The training loop: all optimizer steps, starting at step 0 or at the step of a state.
 
 A step depends only on its number, so a run that was killed at any point and resumed ends with the same weights as an
-undisturbed run. Order after each step: heartbeat, save, sample images, stop. Saves come before sample images, because
-sample images can be slow. Sample images that a killed run did not finish at the step of a state are drawn after its resume.
+undisturbed run. Order after each step: heartbeat, save, validation, sample images, stop. Saves come before sample images,
+because sample images can be slow. Sample images that a killed run did not finish at the step of a state are drawn after its resume.
 """
 
 import math
@@ -28,6 +28,7 @@ def train(t: Training) -> str:
     args, metrics, rank_0 = t.args, Metrics.from_env(), t.main
     t.hb.reach("ready")
     step, losses = restore(t)
+    validate_if_due(t, step, metrics)
     if rank_0:
         samples_due(t, step, losses, usual_s=0.0)
     bar = tqdm(total=t.total, initial=step, smoothing=0, mininterval=0, miniters=1, disable=not rank_0, desc="steps")
@@ -54,7 +55,7 @@ def train(t: Training) -> str:
                 bar.update(1)
                 if t.accelerator.trackers:
                     t.accelerator.log({"loss/current": loss, "lr/unet": rate}, step=step)
-            boundary(t, step, losses, sorted(durations)[len(durations) // 2])
+            boundary(t, step, losses, sorted(durations)[len(durations) // 2], metrics)
             stop = stop or (t.accelerator.num_processes == 1 and t.hb.request == REQUEST_STOP)
             if stop and step < t.total:
                 stop_here(t, step, losses)
@@ -144,8 +145,8 @@ def add_up(t: Training, loss, stop: bool):
     return flat[-2], bool(flat[-1] > 0)
 
 
-def boundary(t: Training, step: int, losses: deque, usual_s: float) -> None:
-    """Saves and sample images that are due after a step, on rank 0.
+def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Metrics) -> None:
+    """Saves, validation and sample images that are due after a step, on rank 0.
 
     The other ranks continue and wait for rank 0 in their next step; their heartbeat says what they wait for.
     """
@@ -154,6 +155,8 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float) -> None:
     if not t.main:
         if saves or any(t.sampler.due(step, done) for done in moments(t, step)):
             t.hb.phase("save" if saves else "sample", note="waiting for rank 0")
+        else:
+            validate_if_due(t, step, metrics)
         return
     for label, name, kind, last_gone, last_state_gone in saves:
         output = Path(args.output_dir)
@@ -163,8 +166,30 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float) -> None:
             t.log(f"saving state at {label}")
             save_state(t, output / f"{name}-state", step, losses)
             states.drop_old(output, args.output_name, kind, last_state_gone, True, t.log)
-    if samples_due(t, step, losses, usual_s) or saves:
+    validated = validate_if_due(t, step, metrics)
+    if samples_due(t, step, losses, usual_s) or saves or validated:
         t.hb.phase("step")
+
+
+def validate_if_due(t: Training, step: int, metrics: Metrics) -> bool:
+    """Measures the loss of the held-out images where that is due, on rank 0; returns whether it was due.
+
+    A requested stop ends it early: the state of the stop is of this step, and the resumed run measures again.
+    """
+    if not t.validator.due(step, ended(t, step), t.total):
+        return False
+    if not t.main:
+        t.hb.phase("validate", note="waiting for rank 0")
+        return True
+    value = t.validator.loss(
+        t.transformer, t.hb, t.accelerator.autocast, lambda: step > 0 and t.hb.request == REQUEST_STOP
+    )
+    if value is not None:
+        metrics.validation(step, -(-step // t.per_epoch), value, t.validator.items)
+        t.log(f"\nvalidation loss at step {step}: {value:.5g}")
+        if t.accelerator.trackers:
+            t.accelerator.log({"loss/validation/step_average": value}, step=step)
+    return True
 
 
 def saves_due(args, step: int, epoch: int | None, epochs: int) -> list[tuple[str, str, str, int, int]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from guards import checkpoint, deadline, limits
 from guards import world as group
-from trainer import cache, dataset, imports, lora, models, optimizers, samples, split, states
+from trainer import cache, dataset, imports, lora, models, optimizers, samples, split, states, validation
 from trainer.data_order import EpochSampler
 from trainer.errors import TrainError
 
@@ -30,7 +30,10 @@ MOMENTS = {
 
 @dataclass
 class Training:
-    """The input of the loop. `per_epoch`: optimizer steps per epoch; `micros`: micro-batches per epoch and process."""
+    """The input of the loop. `per_epoch`: optimizer steps per epoch; `micros`: micro-batches per epoch and process.
+
+    `images`: those that are trained on, without the held-out ones.
+    """
 
     args: Any
     hb: Any
@@ -45,6 +48,7 @@ class Training:
     parameters: dict
     optimizer: Any
     sampler: samples.Sampler
+    validator: validation.Validator
     belongs: dict
     micros: int
     per_epoch: int
@@ -68,7 +72,8 @@ def build(args, hb) -> Training:
     if args.resume:
         states.check(Path(args.resume))
     hb.reach("data")
-    images = dataset.read(Path(args.dataset_config), args)
+    seed = args.seed if args.validation_seed is None else args.validation_seed
+    images, held = validation.split(dataset.read(Path(args.dataset_config), args), args.validation_split, seed)
     hb.phase("import")
     hb.reach("arguments")
     imports.heavy()
@@ -91,7 +96,11 @@ def build(args, hb) -> Training:
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision, torch.float32)
     half_vae = args.mixed_precision == "bf16" and device.type != "cpu" and not args.no_half_vae
     dtypes = (torch.bfloat16 if half_vae else torch.float32, dtype)
-    paths = fill_caches(args, hb, log, accelerator, images, prompts, model, output, dtypes)
+    if held:
+        log(f"held out for validation: {len(held)} of {len(images) + len(held)} images")
+    every = fill_caches(args, hb, log, accelerator, [*images, *held], prompts, model, output, dtypes)
+    paths = cache.Paths(every.latents[: len(images)], every.texts[: len(images)], every.prompts)
+    held_names = [path.name for path in every.latents[len(images) :]]
 
     hb.reach("model")
     hb.phase("load", note="transformer")
@@ -150,6 +159,7 @@ def build(args, hb) -> Training:
         parameters=parameters,
         optimizer=optimizer,
         sampler=samples.Sampler(prompts, paths, model, args, device, dtypes, log),
+        validator=validation.Validator(args, cache.Batches(every), held_names, len(images), device, dtype),
         belongs=belongs,
         micros=micros,
         per_epoch=per_epoch,

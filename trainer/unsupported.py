@@ -45,9 +45,6 @@ REASONS: dict[str, str] = {
         "huggingface_repo_id huggingface_repo_type huggingface_path_in_repo huggingface_token "
         "huggingface_repo_visibility save_state_to_huggingface resume_from_huggingface async_upload"
     ),
-    "it has no validation; use the sd-scripts backend for this": (
-        "validation_seed validation_split validate_every_n_steps validate_every_n_epochs max_validation_steps"
-    ),
     "settings come from the command line only, which train.sh records; write them there": "config_file output_config log_config",
     "output goes to the terminal only; redirect it to a file": "console_log_file console_log_level",
     "train.sh would store the key; set the variable WANDB_API_KEY instead": "wandb_api_key",

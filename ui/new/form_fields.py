@@ -30,6 +30,13 @@ MORE = (
     Field("save_every_n_epochs", "Save a LoRA every N epochs", "integer", "0 saves only the final LoRA"),
     Field("save_every_n_steps", "Save a checkpoint every N steps", "text", "Leave empty for a tenth of the run"),
     Field("keep_states", "Checkpoints to keep", "integer", "Older ones are deleted"),
+    Field(
+        "validation_split",
+        "Images held out",
+        "text",
+        "A share such as 0.1, not trained on: their loss shows overfitting",
+    ),
+    Field("validate_every_n_steps", "Validate every N steps", "text", "Leave empty to validate with each sample"),
     Field("seed", "Seed", "integer", "The same seed gives the same run"),
     Field("workers", "Data loader workers", "integer", "Processes that load images"),
     Field(
@@ -91,6 +98,8 @@ EMPTY = {
     "max_train_steps": None,
     "save_every_n_steps": None,
     "sample_every_n_steps": None,
+    "validation_split": 0.0,
+    "validate_every_n_steps": None,
     "trackers": "",
     "prompts": "",
     "store": "",
