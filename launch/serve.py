@@ -92,7 +92,7 @@ class Idle:
         if any(state not in FINAL for state in ended.values()):
             self.since_s = None  # its monitor is being replaced
             return ""
-        if self.rule != "always" and State.STOPPED in ended.values():
+        if self.rule != "always" and {State.STOPPED, State.PAUSED} & {*ended.values()}:
             self.since_s = None
             return ""
         self.since_s = now_s if self.since_s is None else self.since_s

@@ -1,4 +1,4 @@
-"""`python -m monitor run|node|start|status|stop|resume-all|diagnose|metrics|notify`: supervise a run, and ask about it.
+"""`python -m monitor run|node|start|status|stop|…`: supervise a run, and ask about it.
 
 Each command imports what it needs when it runs: the monitor and its keeper must stay small. For the same reason
 `run --child` and `run --keep`, which only `keeper.py` uses, are read without argparse.
@@ -51,6 +51,21 @@ def _command(words: list[str]) -> int:
     stop = add("stop", "stop a run: save a checkpoint first, then end")
     stop.add_argument("--now", action="store_true", help="do not wait for a checkpoint")
     stop.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="wait this long for the run to stop")
+    for name, text in (
+        ("sample", "make sample images of the current step of a run under way; the training stays the same"),
+        ("save", "save a checkpoint and the LoRA of a run under way"),
+        ("pause", "save a checkpoint, then end the training, so that its GPU is free; `resume` continues it"),
+    ):
+        wish = add(name, text)
+        wish.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="wait this long until it is done")
+    add("resume", "continue a paused, stopped or interrupted run in the background, from its newest checkpoint")
+    queue = add("queue", "runs that wait for the GPU: show them, add, move or cancel one, or start one now", None)
+    actions = ("list", "add", "move", "cancel", "now", "work")
+    queue.add_argument(
+        "action", nargs="?", default="list", choices=actions, help="default: list; work: start what waits"
+    )
+    queue.add_argument("run", nargs="?", metavar="RUN", help="name of a run, or of a sweep")
+    queue.add_argument("position", nargs="?", type=int, metavar="POSITION", help="of `move`, from 1")
     add("resume-all", "start every run that a reboot, a pre-emption or a killed monitor interrupted", None)
     add("notify", "send a test message to your own addresses (see monitor/cli/notify.py)", None)
     add("diagnose", "explain what a run, or any process, is doing and what it waits for")
@@ -60,6 +75,14 @@ def _command(words: list[str]) -> int:
     try:
         if args.command == "node":
             return _node(args.run, args.rank, args.leader or os.environ.get("HANGPROOF_LEADER", ""))
+        if args.command in ("sample", "save", "pause", "resume"):
+            from monitor.cli import requests
+
+            return requests.run(args)
+        if args.command == "queue":
+            from monitor.cli import queue_worker
+
+            return queue_worker.run(args)
         if args.command != "run":
             from monitor.cli import commands
 

@@ -22,7 +22,7 @@ if sys.platform == "win32":
 
 LOG = "monitor.log"  # as in run_folder.py
 EXIT_ERROR = 70  # EX_SOFTWARE of sysexits.h: the monitor failed outside its loop
-FINAL_CODES = {"completed": 0, "failed": 1, "stopped": 3, "preempted": 5}
+FINAL_CODES = {"completed": 0, "failed": 1, "stopped": 3, "paused": 3, "preempted": 5}
 PAUSE_S = 0.5
 MAX_PAUSE_S = 5.0
 HEALTHY_S = 60.0  # a monitor that ran this long was healthy: earlier failures no longer count

@@ -38,7 +38,7 @@ from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import EVENTS, METRICS, STATUS, read_json
 
 STATES = ("training", "loading", "waiting", "recovering", "lost")
-ENDED = ("completed", "failed", "stopped", "unkillable")  # events: the run has ended, and a pause follows
+ENDED = ("completed", "failed", "stopped", "paused", "unkillable")  # events: the run has ended, and a pause follows
 MAX_EVENTS_BYTES = 64 << 20  # a file that came from a store can have any size
 _PRICE = re.compile(rb"^price_per_hour[ \t]*=[ \t]*([0-9]+(?:\.[0-9]+)?)[ \t]*(?:#.*)?\r?$", re.M)
 

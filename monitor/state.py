@@ -38,11 +38,12 @@ class State(enum.StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     STOPPED = "stopped"
+    PAUSED = "paused"  # the user stopped it to go on later
     PREEMPTED = "preempted"
     UNKILLABLE = "unkillable"
 
 
-FINAL = frozenset({State.COMPLETED, State.FAILED, State.STOPPED, State.PREEMPTED, State.UNKILLABLE})
+FINAL = frozenset({State.COMPLETED, State.FAILED, State.STOPPED, State.PAUSED, State.PREEMPTED, State.UNKILLABLE})
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Shutdown:
-    """A requested end. `ending` is stopped, preempted or spent; `gone_by_s` (monotonic) is set by the first SIGTERM."""
+    """A requested end. `ending` is stopped, paused, preempted or spent; `gone_by_s` (monotonic) is set by the first SIGTERM."""
 
     ending: str
     now: bool = False

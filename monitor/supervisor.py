@@ -1,7 +1,7 @@
 """The monitor's loop. Read `Supervisor.run_until_final` top to bottom: wait, handle requests, let the state's method decide.
 
     opening → queued → starting → running ⇄ suspect ⇄ slow → recovering → backoff → starting …
-    any of them → stopping → stopped | preempted;   running → completed;   recovering → failed | unkillable
+    any of them → stopping → stopped | paused | preempted;   running → completed;   recovering → failed | unkillable
 
 `states` names one method for every state; it returns the next one. What to do is decided by pure functions
 (`detect/progress`, `diagnose/causes`, `resume/policy`); what follows a failure is in `recovery.py`. An error that nobody
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from guards import limits
+from guards import limits, step_requests
 from monitor import config, recovery
 from monitor.attempt import Attempt, AttemptView
 from monitor.cli.notify import Notifier
@@ -93,6 +93,9 @@ def supervise(
         raise MonitorError(str(error)) from error
     finally:
         lock.release()
+        from monitor import run_queue  # of no use before the end
+
+        run_queue.ensure_worker()
 
 
 @dataclass(frozen=True)
@@ -319,7 +322,10 @@ class Supervisor:
             new = new or Shutdown("preempted")
             if new.gone_by_s is None:
                 new = replace(new, gone_by_s=time.monotonic() + self.config.end.preempt_total_s)
-        if request is not None or any(number != signal.SIGTERM for number in numbers):
+        interrupted = any(number != signal.SIGTERM for number in numbers)
+        if (request or {}).get("pause") is True and not interrupted:
+            new = new or Shutdown("paused")  # an end that is under way goes on
+        elif request is not None or interrupted:
             twice = shutdown is not None and shutdown.ending == "stopped"
             now = bool((request or {}).get("now")) or twice
             new = Shutdown("stopped", now, new.gone_by_s if new else None)
@@ -345,7 +351,8 @@ class Supervisor:
         if not self.attempt.request_stop() or not stepped:
             wait_s = min(wait_s, NO_STEP_SAVE_S)
         preempted = shutdown.ending == "preempted"
-        message = "the machine is needed: saving a checkpoint" if preempted else "saving a checkpoint, then stopping"
+        then = "pausing" if shutdown.ending == "paused" else "stopping"
+        message = "the machine is needed: saving a checkpoint" if preempted else f"saving a checkpoint, then {then}"
         message = f"the spend limit is reached: {message}" if shutdown.ending == "spent" else message
         self.folder.event("stopping", message)
         return Step(State.STOPPING, message, now_s + wait_s)
@@ -380,8 +387,8 @@ class Supervisor:
         if shutdown.ending == "spent":
             limit = self.spend.reached() or "the spend limit was reached"
             return self.finish(State.FAILED, EXIT_BUDGET, f"{limit}. Stopped at {where}")
-        stopped = shutdown.ending == "stopped"
-        state, code = (State.STOPPED, EXIT_STOPPED) if stopped else (State.PREEMPTED, EXIT_PREEMPTED)
+        by_user = {"stopped": State.STOPPED, "paused": State.PAUSED}.get(shutdown.ending)
+        state, code = (by_user, EXIT_STOPPED) if by_user else (State.PREEMPTED, EXIT_PREEMPTED)
         return self.finish(state, code, f"{shutdown.ending} at {where}")
 
     def furthest(self) -> int:
@@ -779,6 +786,8 @@ class Supervisor:
                     stack.callback(self.attempt.close)
                 if final:
                     state.current = state.failure = state.shutdown = None
+                    for kind in step_requests.waiting(self.folder.folder):
+                        step_requests.refuse(self.folder.folder, kind, state.best_step, f"the run is {self.at.state}")
                 self.notifier.poll(last_message_s)
                 while not (state.save(self.folder) and self.write_status(force=True)) and time.monotonic() < until_s:
                     time.sleep(ERROR_PAUSE_S)

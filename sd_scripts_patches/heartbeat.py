@@ -17,14 +17,16 @@ import argparse
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from guards import crash, turns
 from guards.heartbeat import REQUEST_STOP
+from guards.step_requests import KINDS
 from sd_scripts_patches import batch_seeds, hooks, session, timeouts
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches.patch import Patch, Target
+from sd_scripts_patches.step_requests import Requests
 
 TRAINER = "train_network"
 ACCELERATOR = "accelerate.accelerator"
@@ -116,15 +118,16 @@ def _loader_begins(original: Callable) -> Callable:
     return __init__
 
 
-def agree(accelerator: Any, losses: list[float], stop: bool) -> tuple[float, bool]:
-    """Return the mean loss of a step over the batches of all ranks, and whether one rank is to stop. All ranks call it."""
-    total, count, stops = sum(losses), float(len(losses)), float(stop)
+def agree(accelerator: Any, losses: list[float], flags: Sequence[bool]) -> tuple[float, list[bool]]:
+    """Return the mean loss of a step over the batches of all ranks, and which flags one rank has set. All ranks call it."""
+    values = [sum(losses), float(len(losses)), *map(float, flags)]
     if accelerator is not None and accelerator.num_processes > 1:
         import torch
 
-        own = torch.tensor([total, count, stops], device=accelerator.device, dtype=torch.float64)
-        total, count, stops = accelerator.reduce(own, reduction="sum").tolist()
-    return total / count if count else math.nan, stops > 0
+        own = torch.tensor(values, device=accelerator.device, dtype=torch.float64)
+        values = accelerator.reduce(own, reduction="sum").tolist()
+    total, count, *found = values
+    return total / count if count else math.nan, [value > 0 for value in found]
 
 
 class TrainingLoop:
@@ -143,6 +146,7 @@ class TrainingLoop:
         self.accelerator: Any = None
         self.step = 0  # the newest completed optimizer step
         self.stop = False  # after that step a stop had been requested, of this rank or of another one
+        self.requests = Requests(args, self.save_state)
         self.step_start_s = self.last_line_s = time.monotonic()
 
     def attach(self, trainer: Any) -> None:
@@ -161,7 +165,7 @@ class TrainingLoop:
         trainer.cache_text_encoder_outputs_if_needed = cache_text_encoder_outputs_if_needed
         begin_points(trainer, POINTS)
         session.on_batch_end.append(self.record_validation)
-        session.on_batch_end.append(self.honor_stop_request)
+        session.on_batch_end.append(self.honor_requests)
 
     def wrap_process_batch(self, original: Callable) -> Callable:
         """A forward pass: one micro-batch of a step, or one batch of validation."""
@@ -204,7 +208,8 @@ class TrainingLoop:
                 self.accelerator = accelerator
                 self.record_step(global_step)
             before = self.beat.current_phase
-            original(accelerator, args, epoch, global_step, *rest, **kwargs)
+            with self.requests.sampling():
+                original(accelerator, args, epoch, global_step, *rest, **kwargs)
             if self.beat.current_phase != before:
                 self.beat.phase(before)
             if epoch == global_step == 0:  # --sample_at_first, called in any case
@@ -218,7 +223,10 @@ class TrainingLoop:
         losses = [float(loss) for loss in self.losses]
         self.losses.clear()
         self.step = step
-        loss, self.stop = agree(self.accelerator, losses, self.beat.request == REQUEST_STOP)
+        requested = self.requests.pending(step)
+        flags = [self.beat.request == REQUEST_STOP, *(kind in requested for kind in KINDS)]
+        loss, (self.stop, *agreed) = agree(self.accelerator, losses, flags)
+        self.requests.begin(tuple(kind for kind, due in zip(KINDS, agreed, strict=True) if due), step)
         now = time.monotonic()
         step_s = now - max(self.step_start_s, session.nested_phase_end_s())
         epoch = _epoch.value if _epoch is not None else 0
@@ -251,18 +259,26 @@ class TrainingLoop:
         session.metrics().validation(self.step, epoch, mean, len(losses))
         session.log(f"validation loss at step {self.step}: {mean:.5g}")
 
-    def honor_stop_request(self) -> None:
-        """Between two steps: when a stop is requested, save a state of this step and exit; then it does not return."""
+    def save_state(self, step: int, why: str = "a checkpoint is requested") -> None:
+        """Save a state that no flag asks for, with the name of a save by steps. It deletes no other one."""
+        session.log(f"{why}: saving a state at step {step}")
+        keep_all = {"save_last_n_steps": None, "save_last_n_steps_state": None, "save_state_to_huggingface": False}
+        args = argparse.Namespace(**{**vars(self.args), **keep_all})
+        hooks.current(self.util, "save_and_remove_state_stepwise")(args, self.accelerator, step)
+
+    def honor_requests(self) -> None:
+        """Between two steps: do what is requested. When that is a stop, save a state of this step and exit."""
         if not self.step or self.losses:
             return
+        main = self.accelerator.is_main_process
+        if not main and {"save", "state"} & {*self.requests.now}:
+            self.beat.phase("save", note=f"{turns.WAITS} 0, which saves")
+        self.requests.finish(self.step, main)
         several = self.accelerator.num_processes > 1
         if not (self.stop if several else self.beat.request == REQUEST_STOP):
             return
-        if self.accelerator.is_main_process:
-            session.log(f"stop requested: saving a state at step {self.step}")
-            keep_all = {"save_last_n_steps": None, "save_last_n_steps_state": None, "save_state_to_huggingface": False}
-            args = argparse.Namespace(**{**vars(self.args), **keep_all})
-            hooks.current(self.util, "save_and_remove_state_stepwise")(args, self.accelerator, self.step)
+        if main:
+            self.save_state(self.step, "stop requested")
         elif several:
             self.beat.phase("save", note="waiting for rank 0")
         if several:  # the launcher kills all ranks when the first one exits

@@ -3,6 +3,7 @@
 A step depends only on its number, so a run that was killed at any point and resumed ends with the same weights as an
 undisturbed run. Order after each step: heartbeat, save, validation, sample images, stop. Saves come before sample images,
 because sample images can be slow. Sample images that a killed run did not finish at the step of a state are drawn after its resume.
+What was requested meanwhile (guards/step_requests.py) follows, then a requested stop.
 """
 
 import math
@@ -152,6 +153,7 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
     """
     args = t.args
     saves = saves_due(args, step, ended(t, step), t.epochs)
+    requested = t.requests.pending(step)
     if not t.main:
         if saves or any(t.sampler.due(step, done) for done in moments(t, step)):
             t.hb.phase("save" if saves else "sample", note="waiting for rank 0")
@@ -167,7 +169,10 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
             save_state(t, output / f"{name}-state", step, losses)
             states.drop_old(output, args.output_name, kind, last_state_gone, True, t.log)
     validated = validate_if_due(t, step, metrics)
-    if samples_due(t, step, losses, usual_s) or saves or validated:
+    for kind in requested:
+        if kind != "sample":
+            save_requested(t, kind, step, losses, saved=bool(saves))
+    if samples_due(t, step, losses, usual_s, requested="sample" in requested) or saves or requested or validated:
         t.hb.phase("step")
 
 
@@ -190,6 +195,19 @@ def validate_if_due(t: Training, step: int, metrics: Metrics) -> bool:
         if t.accelerator.trackers:
             t.accelerator.log({"loss/validation/step_average": value}, step=step)
     return True
+
+
+def save_requested(t: Training, kind: str, step: int, losses: deque, saved: bool) -> None:
+    """Saves the requested checkpoint, for `kind` "save" with its LoRA, unless the step has them; old states go as usual."""
+    args, output = t.args, Path(t.args.output_dir)
+    if kind == "save" and not saved:
+        save_lora(t, output / f"{states.step_name(args.output_name, step)}.safetensors", step)
+    if t.state is None or t.state[0] != step:
+        save_state_of(t, step, losses)
+    keep = first(args.save_last_n_steps_state, args.save_last_n_steps)
+    if keep is not None:
+        states.drop_old(output, args.output_name, "step", step - keep - 1, True, t.log)
+    t.requests.done(kind, step, "a checkpoint and its LoRA" if kind == "save" else "a checkpoint")
 
 
 def saves_due(args, step: int, epoch: int | None, epochs: int) -> list[tuple[str, str, str, int, int]]:
@@ -224,8 +242,8 @@ def moments(t: Training, step: int) -> tuple[int | None, ...]:
     return (None, ended(t, step)) if ended(t, step) else (None,)
 
 
-def samples_due(t: Training, step: int, losses: deque, usual_s: float) -> bool:
-    """Draws the sample images of this step that are due and missing; returns whether any were due. Rank 0 only.
+def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested: bool = False) -> bool:
+    """Draws the sample images of this step that are due or requested, and missing; returns whether any were. Rank 0 only.
 
     Sample images can take longer than a stop may take, so a requested stop is honoured with a state at once.
     """
@@ -236,13 +254,20 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float) -> bool:
             t.hb.phase("sample", note="stop requested; the state is saved, the sample images are finished first")
 
     due = [done for done in moments(t, step) if t.sampler.due(step, done)]
-    for done in due:
+    if requested and not t.sampler.prompts:
+        t.requests.refuse("sample", step, "the run has no prompts for sample images; add some, then start it again")
+        requested = False
+    drawn = 0
+    for done in due or [None] * requested:
         epoch = 0 if step == 0 else done
         for path in t.sampler.make(
             t.transformer, epoch, step, usual_s, t.hb, t.accelerator.autocast, honor_stop_request
         ):
             t.log(f"sample image: {path}")
-    return bool(due)
+            drawn += 1
+    if requested:
+        t.requests.done("sample", step, f"{drawn} of {len(t.sampler.prompts)} sample images")
+    return bool(due) or requested
 
 
 def stop_here(t: Training, step: int, losses: deque) -> None:

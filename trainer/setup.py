@@ -17,6 +17,7 @@ from typing import Any
 
 from guards import checkpoint, deadline, limits
 from guards import world as group
+from guards.step_requests import StepRequests
 from trainer import cache, dataset, imports, lora, models, optimizers, samples, split, states, validation
 from trainer.data_order import EpochSampler
 from trainer.errors import TrainError
@@ -54,6 +55,7 @@ class Training:
     per_epoch: int
     epochs: int
     total: int
+    requests: StepRequests  # of the user and the monitor
     state: tuple[int, Path] | None = None  # the newest state that this process saved or loaded: its step and folder
 
     @property
@@ -165,6 +167,7 @@ def build(args, hb) -> Training:
         per_epoch=per_epoch,
         epochs=-(-total // per_epoch),
         total=total,
+        requests=StepRequests.from_env(),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -13,7 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from monitor import ledger
+from guards.checkpoint import atomic_write
+from monitor import ledger, run_queue
 from monitor.attempt import Attempt
 from monitor.phrases import PHASES, count, duration
 from monitor.process import platform, tree
@@ -164,14 +164,24 @@ def watch(folders: list[Path], every_s: float = 1.0) -> int:
     return 0
 
 
+def ask_to_end(folder: Path, how: dict[str, bool]) -> bool:
+    """Ask the run's monitor to end it: `how` has "now" or "pause". False: no monitor had a record of it, and it was killed.
+
+    Raises:
+        MonitorError: nothing of it runs.
+        OSError: the request cannot be written.
+    """
+    if not is_held(folder / LOCK) and not _adopt_or_kill(folder):
+        return False
+    atomic_write(folder / STOP, json.dumps(how))
+    return True
+
+
 def stop(args: argparse.Namespace) -> int:
     """Ask the run's monitor to stop it."""
     folder = find(args.run)
-    if not is_held(folder / LOCK) and not _adopt_or_kill(folder):
+    if not ask_to_end(folder, {"now": args.now}):
         return 0
-    temporary = folder / f".{STOP}.{os.getpid()}"
-    temporary.write_text(json.dumps({"now": args.now}), encoding="utf-8")
-    os.replace(temporary, folder / STOP)
     print(f"{folder.name}: stop requested")
     until = time.monotonic() + args.wait
     while time.monotonic() < until and is_held(folder / LOCK):
@@ -230,6 +240,8 @@ def resume_all(args: argparse.Namespace) -> int:
             print(f"monitor: {error}", file=sys.stderr)
     if not started and not failed:
         print("no interrupted run")
+    if run_queue.ensure_worker():
+        print("the queue goes on")
     if args.json:
         print(json.dumps(started))
     return 1 if failed else 0

@@ -1,7 +1,7 @@
 """Reports what a musubi-tuner process is doing: training, and both caching commands, with the items done.
 
 `train()` calls methods of itself, which are wrapped on the instance. A step is reported by a statement that is inserted
-where the training loop counts it. A stop request is honored between steps, and in a caching command between batches.
+where the training loop counts it. Requests are honored between steps, a stop also between the batches of a caching command.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ class TrainingLoop(common.TrainingLoop):
     def attach(self, trainer: Any) -> None:
         trainer.process_batch = self.wrap_process_batch(trainer.process_batch)
         common.begin_points(trainer, POINTS)
-        loop, get_scheduler = trainer._run_training_loop, trainer.get_lr_scheduler
+        loop, get_scheduler, sample = trainer._run_training_loop, trainer.get_lr_scheduler, trainer.sample_images
+
+        def sample_images(*args: Any, **kwargs: Any) -> Any:
+            with self.requests.sampling():
+                return sample(*args, **kwargs)
 
         def run_training_loop(args: Any, accelerator: Any, *rest: Any, **kwargs: Any) -> Any:
             self.accelerator = accelerator
@@ -55,7 +59,8 @@ class TrainingLoop(common.TrainingLoop):
             return common._scheduler
 
         trainer._run_training_loop, trainer.get_lr_scheduler = run_training_loop, get_lr_scheduler
-        session.on_batch_end.append(self.honor_stop_request)
+        trainer.sample_images = sample_images
+        session.on_batch_end.append(self.honor_requests)
 
     def wrap_process_batch(self, original: Callable) -> Callable:
         """A forward pass: one micro-batch of a step."""

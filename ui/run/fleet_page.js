@@ -5,10 +5,10 @@ const FAR = {
   queued: ["idle", "Queued"], opening: ["busy", "Preparing"], starting: ["busy", "Starting"], running: ["good", "Training"],
   suspect: ["warn", "No progress"], slow: ["warn", "Slow"], recovering: ["warn", "Recovering"],
   backoff: ["warn", "Waiting to restart"], stopping: ["busy", "Stopping"], completed: ["done", "Completed"],
-  failed: ["bad", "Failed"], stopped: ["idle", "Stopped"], preempted: ["idle", "Interrupted"],
+  failed: ["bad", "Failed"], stopped: ["idle", "Stopped"], paused: ["idle", "Paused"], preempted: ["idle", "Interrupted"],
   unkillable: ["bad", "Stuck in the kernel"],
 };
-const ENDED = ["completed", "failed", "stopped", "preempted", "unkillable"];
+const ENDED = ["completed", "failed", "stopped", "paused", "preempted", "unkillable"];
 const STALE_S = 180; // a machine that trains writes its status every 15 s
 const root = make("div", "hp-fleet");
 const intro = make("section", "hp-section");
