@@ -66,6 +66,39 @@ def fix(text: str, name: str = "train.sh", base: Path | None = None, mounts: str
     raise PresetError(f"{name}: the automatic fixes undo each other; fix the findings by hand")
 
 
+def fix_rule(text: str, rule: str, name: str = "train.sh", base: Path | None = None, mounts: str = "") -> str | None:
+    """The script with one rule's findings fixed; None where they cannot be. No file is written beside the script.
+
+    Raises:
+        PresetError: as `fix`.
+    """
+    for _ in range(MAX_ROUNDS):
+        step = next(
+            (
+                (index, changes)
+                for index, training in enumerate(trainings(text, name, base, mounts))
+                for found, changes in lint.check(training)
+                if found == rule
+            ),
+            None,
+        )
+        if step is None:
+            return text
+        index, changes = step
+        before, files = text, dict[Path, str]()
+        try:
+            for wanted in changes:
+                change = _in_config(trainings(text, name, base, mounts)[index], wanted)
+                if isinstance(change, lint.Copy):
+                    return None
+                text = _apply(text, trainings(text, name, base, mounts)[index], change, files)
+        except _Impossible:
+            return None
+        if text == before:
+            return None
+    raise PresetError(f"{name}: the automatic fix of {rule} does not end; fix it by hand")
+
+
 def describe(change: lint.Change) -> str:
     """One line for a user: what a change does to the script."""
     match change:
@@ -306,3 +339,50 @@ def _stage(text: str, t: Training, local: str, wanted: str) -> str:
     indent = text[start : t.command.start]
     lines = f"{indent}mkdir -p -- {shlex.quote(local)}\n{indent}trap {shlex.quote(copy)} EXIT\n"
     return _splice(text, [*edits, (start, start, lines)])
+
+
+def set_flags(text: str, wanted: dict[str, list[str] | None], name: str = "train.sh") -> tuple[str, list[str]]:
+    """Set or remove flags of the only training command of a script; every other byte stays.
+
+    Args:
+        wanted: by flag, its values ([] for a switch), or None to remove it.
+
+    Returns:
+        The new text, and the flags that could not be changed because the script takes their words from elsewhere.
+
+    Raises:
+        PresetError: the script does not have exactly one training command.
+    """
+    refused = []
+    for flag, values in wanted.items():
+        found = trainings(text, name)
+        if len(found) != 1:
+            raise PresetError(f"{name}: has {len(found)} training commands, not one")
+        try:
+            text = _splice(text, _flag_edits(text, found[0], flag, values))
+        except _Impossible:
+            refused.append(flag)
+    return text, refused
+
+
+def _flag_edits(text: str, t: Training, flag: str, values: list[str] | None) -> list[Edit]:
+    """The edits that write a flag with all its values in one place, or remove it.
+
+    Raises:
+        _Impossible: a word of it comes from a variable or from the config file, or the command has an open quote.
+    """
+    known = t.flags.get(flag)
+    if known is None:
+        return [] if values is None else _setting(text, t, flag, values)
+    words = [t.command.words[i] for i in known.words]
+    if not words or not all(word.alone for word in words) or t.command.unclosed:
+        raise _Impossible
+    start, end = words[0].span[0], words[-1].span[1]
+    if values is None:
+        edit = _removal(text, start, end, t.language)
+    else:
+        edit = (start, end, " ".join([f"--{flag}", *(_quote(v, t.language) for v in values)]))
+    earlier = [t.command.words[i] for i in known.earlier]
+    if not all(word.alone for word in earlier):
+        raise _Impossible
+    return [edit, *(_removal(text, *word.span, t.language) for word in earlier)]

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
+from runs import adopt_script
 from runs.command import caching, dataset_toml, environment, flags, launch, sample_prompts, tier_flags
 from runs.files import RunError
+from runs.paths import outputs_dir
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec, Value
@@ -267,9 +269,17 @@ def apply(spec: "RunSpec", name: str, platform: str = sys.platform) -> Changed:
     if name not in MITIGATIONS:
         raise RunError(f"no mitigation {name!r}; there are: {', '.join(MITIGATIONS)}")
     changed, sentence = MITIGATIONS[name](spec)
-    if _read_by_trainer(changed, platform) == _read_by_trainer(spec, platform):
+    if _read_by_trainer(changed, platform) == _read_by_trainer(spec, platform) or refusal(spec, name, platform):
         return _same(spec)
     return changed, sentence
+
+
+def refusal(spec: "RunSpec", name: str, platform: str = sys.platform) -> str:
+    """Why a mitigation would change the run, but cannot change the script that the user edited; "" where it can."""
+    if spec.edited is None:
+        return ""
+    changed = MITIGATIONS[name](spec)[0]
+    return adopt_script.refused_change(spec, changed, outputs_dir() / spec.slug, platform) if changed != spec else ""
 
 
 def _read_by_trainer(spec: "RunSpec", platform: str) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
+from runs import custom_script
 from runs.command import NODE_VARIABLES, caching, environment, flags, launch, launcher, trainer_python, words, world
 from runs.files import RunError
 from runs.paths import CHECKOUTS, ROOT
@@ -43,7 +44,8 @@ def script(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: 
         raise RunError("nodes: several machines train together under Linux only; set nodes to 1, or use WSL")
     lines = [*launch(spec), *words(flags(spec, folder, resume, platform))]
     before = [(one.what, [_guarded(spec, one.script), *words(one.flags)]) for one in caching(spec, folder)]
-    return (_batch if platform.startswith("win") else _bash)(spec, before, lines, platform, folder)
+    text = (_batch if platform.startswith("win") else _bash)(spec, before, lines, platform, folder)
+    return custom_script.render(spec, text, platform) if spec.edited else text
 
 
 def _guarded(spec: "RunSpec", script: str) -> list[str]:

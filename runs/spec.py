@@ -62,6 +62,15 @@ RESERVED_VARIABLES = (
 )
 
 
+class Edited(BaseModel):
+    """A script that a person edited, and the one that the spec gave then (runs/custom_script.py)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    script: Annotated[str, Field(max_length=200_000)]
+    generated: Annotated[str, Field(max_length=200_000)]
+
+
 class RunSpec(BaseModel):
     """A run. Missing fields come from the model's settings, then from presets/defaults.toml."""
 
@@ -103,6 +112,7 @@ class RunSpec(BaseModel):
     spend_limit: Money = 0.0  # the run stops, with a checkpoint, before it has cost more; 0 is no limit
     environment: dict[str, str] = {}  # environment variables of the training process
     extra: dict[str, Value] = {}  # other flags of the trainer; they override the flags of the fields
+    edited: Edited | None = None  # the script as a person edited it; None: as the other fields give it
 
     @model_validator(mode="before")
     @classmethod
@@ -227,8 +237,20 @@ def dumps(spec: RunSpec) -> str:
 
     fields = {key: value for key, value in spec.model_dump().items() if value is not None}
     tables = {key: dict(sorted(fields.pop(key).items())) for key in ("environment", "extra")}
+    if spec.edited:
+        tables["edited"] = {key: _lines(text) for key, text in fields.pop("edited").items()}
     head = "# What this run trains. After a change, write the script again: python -m runs render NAME\n"
     return head + tomlkit.dumps({**fields, **tables})
+
+
+def _lines(text: str) -> Any:
+    """A text of several lines as TOML that a person can read; where TOML would change it, on one line with escapes."""
+    import tomlkit
+
+    changed = (
+        text.startswith("\n") or "'''" in text or text.endswith("'") or re.search(r"[^\t\n\x20-\x7e\xa0-\ud7ff]", text)
+    )
+    return text if changed else tomlkit.string(text, literal=True, multiline=True)
 
 
 def save(folder: Path, spec: RunSpec) -> None:

@@ -73,13 +73,18 @@ def next_change(
 ) -> Change:
     """The first mitigation of `ladder` that changes anything beyond `changes`; {} for none.
 
+    One that cannot change a script that the user edited is left out, and an event says why.
+
     Raises:
         MonitorError: the spec is wrong.
     """
     left = [name for name in ladder if name not in [c["name"] for c in changes]]
     if folder.foreign or not left:
         return {}
-    return _ask(folder, ["--next", *left, *_changed(changes)], timeout_s, pause)
+    answer = _ask(folder, ["--next", *left, *_changed(changes)], timeout_s, pause)
+    for reason in answer.pop("refused", []):
+        folder.event("not_mitigated", reason)
+    return answer
 
 
 def _flags(flag: str, names: list[str]) -> list[str]:
@@ -202,8 +207,15 @@ def main(argv: list[str] | None = None) -> int:
         spec = changed(original, args.change)
         answer: dict[str, Any]
         if args.next is not None:
-            tried = ((name, *mitigate.apply(spec, name)) for name in args.next)
-            answer = next(({"name": n, "sentence": s} for n, mitigated, s in tried if mitigated != spec), {})
+            answer, refused = {}, []
+            for name in args.next:
+                mitigated, sentence = mitigate.apply(spec, name)
+                if mitigated != spec:
+                    answer = {"name": name, "sentence": sentence}
+                    break
+                if reason := mitigate.refusal(spec, name):
+                    refused.append(f"{name.replace('_', ' ')}: {reason}")
+            answer |= {"refused": refused} if refused else {}
         elif args.problems:
             answer = {"problems": [fault.message for fault in runs.problems(spec, ask=True)]}
         elif args.text:

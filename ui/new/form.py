@@ -205,7 +205,7 @@ def values_of_spec(spec: "runs.RunSpec", images: int) -> dict[str, Any]:
         key: "" if values[key] is None else str(values[key])
         for key in ("max_train_steps", "save_every_n_steps", "sample_every_n_steps", "validate_every_n_steps")
     }
-    lines = {key: value for key, value in fields.items() if key not in ("extra", "environment") and value != plain[key]}
+    lines = {key: value for key, value in fields.items() if key not in ("extra", "environment", "edited") and value != plain[key]}
     values |= {
         key: f"{values[key]:g}" if values[key] else "" for key in ("price_per_hour", "spend_limit", "validation_split")
     }

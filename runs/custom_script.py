@@ -1,0 +1,279 @@
+"""A run's script as a person edited it: kept byte for byte, and changed only where the run itself changes.
+
+`run.toml` has the edited script and the script that its spec gave at that moment. While the spec gives the same script, the
+edited one is used as it is. When it gives another one (to resume, a mitigation, a longer training, another name or
+machine), the difference is applied to the edited script: flags of the training command by their names, the lines before
+the command by the lines that the person left as they were. Nothing of a script is ever executed here.
+"""
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from presets import PresetError, lint
+from presets.fix import fix_rule, set_flags
+from presets.training import Training, trainings
+from runs.files import Fault, RunError
+
+if TYPE_CHECKING:
+    from runs.spec import RunSpec
+
+MAX_BYTES = 200_000  # of a script; one with 500 flags has 20 kB
+CHECK_S = 5.0
+# Flags by which the monitor finds the run's files: an edited script has those of its run.
+NOT_FIXED = ("network-output",)
+OWN = ("output_dir", "output_name", "dataset_config")
+NO_COMMAND = (
+    "The script starts no trainer that Hangproof knows, so a restart could not resume it. Keep the command that starts "
+    "the training (accelerate launch …)"
+)
+SEVERAL = "The script has {count} training commands, and a run has one. Keep one command; start the others as runs of their own"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with an edited script. level: "error" (Start refuses it) or a level of presets/lint.toml; fix: the
+    flag and values that correct it, or the id of a rule that lint can fix; "" where only a person can."""
+
+    level: str
+    line: int
+    text: str
+    advice: str
+    fix: str = ""
+
+
+def only(text: str, platform: str = sys.platform) -> Training:
+    """The training command of a script. Raises RunError: there is none, or several."""
+    found = trainings(text, name(platform))
+    if len(found) != 1:
+        raise RunError([Fault("script", NO_COMMAND if not found else SEVERAL.format(count=len(found)))])
+    return found[0]
+
+
+def name(platform: str = sys.platform) -> str:
+    """The name that tells lint the language of the script."""
+    return "train.bat" if platform.startswith("win") else "train.sh"
+
+
+def flags(t: Training) -> dict[str, list[str | None]]:
+    """The written flags with their values; None for a value that only the shell knows."""
+    return {flag: known.values for flag, known in t.flags.items() if known.words}
+
+
+# The script of a run -----------------------------------------------------------------------------------------------------
+
+
+def render(spec: "RunSpec", now: str, platform: str = sys.platform) -> str:
+    """The edited script of a spec, after what changed since it was edited.
+
+    Args:
+        now: the script that the spec gives without the edit.
+    """
+    return merge(spec, now, platform)[0]
+
+
+def merge(spec: "RunSpec", now: str, platform: str = sys.platform) -> tuple[str, list[str]]:
+    """As render, and what could not be applied to the edited script, each as the end of a sentence.
+
+    Raises:
+        RunError: the script was edited for another system.
+    """
+    assert spec.edited is not None, "only called for an edited script"
+    mine, base = spec.edited.script, spec.edited.generated
+    if base == now:
+        return mine, []
+    if (base.lstrip().lower().startswith("@echo off")) != platform.startswith("win"):
+        system = "Windows" if not platform.startswith("win") else "Linux or macOS"
+        raise RunError(
+            f"the edited script of {spec.slug} is for {system}; remove the table [edited] from its run.toml to use the generated one"
+        )
+    try:
+        return _merged(mine, base, now, platform)
+    except PresetError as error:
+        raise RunError(f"the edited script of {spec.slug} cannot be read: {error}") from error
+
+
+def _merged(mine: str, base: str, now: str, platform: str) -> tuple[str, list[str]]:
+    old, new = only(base, platform), only(now, platform)
+    before, after = flags(old), flags(new)
+    wanted: dict[str, list[str] | None] = {}
+    for flag in {**before, **after}:
+        if before.get(flag) != after.get(flag):
+            values = after.get(flag)
+            wanted[flag] = None if values is None else [value or "" for value in values]
+    text, refused = set_flags(mine, wanted, name(platform))
+    left = [f"--{flag} is not written in the script as a plain option" for flag in refused]
+    head, rest = _split(text, only(text, platform))
+    head, lines = _patched(head, _split(base, old)[0], _split(now, new)[0])
+    left += [f"the line “{line.strip()}” is not in the script" for line in lines]
+    return head + rest, left
+
+
+def _split(text: str, t: Training) -> tuple[str, str]:
+    """The text up to the training script's name, and the rest: its flags and what follows."""
+    end = t.command.words[t.script].span[1]
+    return text[:end], text[end:]
+
+
+LineEdit = tuple[int, int, list[str]]  # at this line, so many lines become these
+
+
+def _patched(mine: str, base: str, now: str) -> tuple[str, list[str]]:
+    """Apply the changed lines of base → now to the lines of `mine` that are still those of base; the lines that are not."""
+    ours, old, new = (text.splitlines(keepends=True) for text in (mine, base, now))
+    at: dict[int, int] = {}  # line of base → the same line of mine
+    for block in difflib.SequenceMatcher(None, old, ours, autojunk=False).get_matching_blocks():
+        at |= {block.a + n: block.b + n for n in range(block.size)}
+    edits: list[LineEdit] = []
+    left: list[str] = []
+    for kind, i, j, k, m in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "equal":
+            continue
+        if kind == "replace" and j - i == m - k:  # line by line, so that one edited line does not keep the others
+            for n in range(j - i):
+                if i + n in at:
+                    edits.append((at[i + n], 1, [new[k + n]]))
+                else:
+                    left.append(old[i + n])
+        elif kind != "insert":
+            if all(n in at and at[n] == at[i] + n - i for n in range(i, j)):
+                edits.append((at[i], j - i, new[k:m]))
+            else:
+                left.append(old[i])
+        elif i - 1 in at:
+            edits.append((at[i - 1] + 1, 0, new[k:m]))
+        elif i in at:
+            edits.append((at[i], 0, new[k:m]))
+        else:
+            left.append(new[k])
+    for start, count, lines in sorted(edits, key=lambda edit: edit[:2], reverse=True):
+        ours[start : start + count] = lines
+    comments = ("#", "rem ")
+    return "".join(ours), [line for line in left if line.strip() and not line.lower().startswith(comments)]
+
+
+# What is wrong with an edited script -------------------------------------------------------------------------------------
+
+
+def problems(text: str, generated: str, platform: str = sys.platform) -> list[Problem]:
+    """What is wrong with a script; first those of level "error", which prevent a start.
+
+    Args:
+        generated: the script that the run's spec gives.
+    """
+    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
+        return [Problem("error", 1, f"The script is larger than {MAX_BYTES // 1000} kB", "Shorten it")]
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        return [Problem("error", line, "The script contains a NUL character", "Remove it")]
+    found = _syntax(text, platform)
+    try:
+        trained = trainings(text, name(platform), Path(), _mounts())
+        findings = lint.lint(text, name(platform), Path(), _mounts())
+    except (PresetError, RecursionError, ValueError) as error:
+        return [*found, Problem("error", 1, f"The script cannot be read: {error}", "Correct it")]
+    if len(trained) != 1:
+        line = 1 if not trained else _line(text, trained[1].command.start)
+        what, _, advice = (NO_COMMAND if not trained else SEVERAL.format(count=len(trained))).partition(". ")
+        return [*found, Problem("error", line, what, advice)]
+    found += _own(text, trained[0], only(generated, platform))
+    for one in findings:
+        # Moving the output away would hide the checkpoints from the monitor.
+        fixable = one.fixable and one.id not in NOT_FIXED
+        found.append(Problem(one.level, one.line, one.why, one.fix, one.id if fixable else ""))
+    return sorted(found, key=lambda one: (one.level != "error", one.line))
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
+
+
+def _mounts() -> str:
+    try:
+        return Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _own(text: str, t: Training, wanted: Training) -> list[Problem]:
+    """Whether the command is that of this run: its trainer, its folder, its data set."""
+    line, found = _line(text, t.command.words[t.script].span[0]), []
+    mine, ours = (one.command.words[one.script].shape.replace("\\", "/").rpartition("/")[2] for one in (t, wanted))
+    if mine != ours:
+        what = f"The script starts {mine}, but the form's base model and trainer need {ours}"
+        found.append(Problem("error", line, what, "Choose the trainer again in step 1, or use the generated script"))
+    elif not t.module:
+        found.append(
+            Problem(
+                "error",
+                line,
+                "The training starts without the guards",
+                "Start it with -m sd_scripts_patches",
+                "unguarded",
+            )
+        )
+    for flag in OWN:
+        value, right = t.text(flag), wanted.text(flag)
+        if value != right and (t.has(flag) or not t.opaque):
+            known = t.flags.get(flag)
+            where = _line(text, t.command.words[known.words[0]].span[0]) if known and known.words else line
+            what = f"--{flag} is {value}, not {right}" if value else f"--{flag} is missing"
+            advice = f"Hangproof looks for the run's files there: set --{flag} {right}"
+            found.append(Problem("error", where, what, advice, f"--{flag}"))
+    return found
+
+
+def _syntax(text: str, platform: str) -> list[Problem]:
+    """What bash says to the script's syntax. `bash -n` reads a script and executes nothing of it."""
+    if platform.startswith("win") or os.name == "nt":
+        return []
+    clean = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"}  # no BASH_ENV, which bash would execute
+    try:
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-n", "-s"],
+            input=text.encode("utf-8", "replace"),
+            capture_output=True,
+            timeout=CHECK_S,
+            env=clean,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return [Problem("error", 1, f"bash did not read the script within {CHECK_S:.0f} s", "Simplify it")]
+    except OSError:
+        return []  # no bash here
+    if done.returncode == 0:
+        return []
+    out = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    match = re.search(r"line (\d+): (.*)", out[0]) if out else None
+    line, what = (int(match[1]), match[2]) if match else (1, "bash cannot read the script")
+    return [Problem("error", line, f"bash: {what[:300]}", "Correct the line, or undo your last change")]
+
+
+def fix(text: str, wanted: str, generated: str, platform: str = sys.platform) -> str:
+    """The script with one problem corrected: `wanted` is the `fix` of a Problem.
+
+    Raises:
+        RunError: it cannot be corrected automatically.
+    """
+    try:
+        if wanted.startswith("--"):
+            right = only(generated, platform).text(wanted[2:])
+            new, refused = set_flags(text, {wanted[2:]: [right or ""]}, name(platform))
+            if not refused:
+                return new
+        elif (fixed := fix_rule(text, wanted, name(platform), mounts=_mounts())) is not None:
+            return fixed
+    except PresetError as error:
+        raise RunError(f"{error}") from error
+    raise RunError("Hangproof cannot correct this line automatically; change it by hand")
+
+
+def diff(before: str, after: str, names: tuple[str, str]) -> list[str]:
+    """The changed lines with their context, each starting with "+", "-", "@" or a space; none where nothing changed."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="", n=1)
+    return [line for line in lines if not line.startswith(("---", "+++"))][:400]

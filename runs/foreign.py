@@ -1,0 +1,324 @@
+"""Reads the configurations of other trainers: what they set, by the flags of kohya's trainers, which all of them share.
+
+FluxGym's train.sh and dataset.toml, a JSON of the kohya_ss GUI (runs/foreign_kohya.py), a command, script or `--config_file` of
+sd-scripts, a command of musubi-tuner, and a job of ai-toolkit (runs/foreign_toolkit.py). Everything here is text from elsewhere:
+it is parsed and never run, its size is limited, and whatever is wrong with it is a RunError. runs/foreign_spec.py turns
+the result into a run.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tomllib
+
+import presets
+from presets import PresetError
+from presets.training import Training, file_name, trainings
+from runs.files import RunError
+
+MAX_BYTES = 1_000_000  # of one file
+MAX_FILES = 10
+MAX_FLAGS = 2000
+READ = (
+    "a train.sh and dataset.toml of FluxGym, a JSON of kohya_ss, a command, script or config TOML of sd-scripts, a command of "
+    "musubi-tuner, or a YAML of ai-toolkit"
+)
+SHOWN = 160  # characters of a value in a message
+# Values that a file can hold for a setting that is off.
+OFF = (None, "", False)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What becomes of one setting of the file.
+
+    outcome: "field" (a field of the form), "flag" (an extra option), "same" (Hangproof sets it already), "run" (the run's folder
+    determines it), "changed", "dropped" (known to hang), "unsupported". text: where it went, or why not.
+    """
+
+    name: str
+    value: str
+    outcome: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A folder of images that a file names. repeats: None where the file has none for it."""
+
+    path: str
+    repeats: int | None = None
+    trigger: str = ""
+
+
+@dataclass
+class Settings:
+    """What the files set.
+
+    kind: what they are, for a sentence. script: the training script, "" where no file names one. flags: by name, their values
+    ([] for a switch). labels: how the file writes a flag, where this differs. rows: settings that are decided already.
+    """
+
+    kind: str = ""
+    script: str = ""
+    flags: dict[str, list[str]] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    prompts: list[str] = field(default_factory=list)
+    folders: list[ImageFolder] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    gpus: int = 1
+    plain: bool = True  # False: a kind of LoRA that Hangproof does not train, so its rank says nothing
+
+
+def read(files: Sequence[tuple[str, str]]) -> Settings:
+    """What some files set together, such as a train.sh with its dataset.toml.
+
+    Args:
+        files: (name, text); a name is "" for pasted text.
+
+    Raises:
+        RunError: a file is too large, cannot be read, or is no configuration that Hangproof knows.
+    """
+    files = [(name.strip()[:200], text) for name, text in files if text.strip()]
+    if not files:
+        raise RunError(f"There is nothing to import. Paste or choose {READ}")
+    if len(files) > MAX_FILES:
+        raise RunError(f"{len(files)} files are too many; choose at most {MAX_FILES}")
+    for name, text in files:
+        if len(text) > MAX_BYTES:
+            raise RunError(f"{name or 'The text'}: larger than {MAX_BYTES // 1000} kB, so it is no configuration")
+        if "\0" in text:
+            raise RunError(f"{name or 'The text'}: contains a NUL character, so it is no text; choose another file")
+    out, texts = Settings(), []
+    for name, text in sorted(files, key=lambda one: _rank(one[1])):
+        try:
+            if not _read_one(out, name, text.lstrip("\ufeff")):
+                texts.append((name, text))
+        except RecursionError as error:
+            raise RunError(f"{name or 'The text'}: nested too deeply, so it is no configuration") from error
+    wanted = file_name((out.flags.get("sample_prompts") or [""])[0])
+    for name, text in texts:
+        if wanted and file_name(name) == wanted:
+            out.prompts = lines_of(text)
+        else:
+            raise RunError(f"{name or 'The text'}: this is not {READ}. Check that it is complete")
+    if not out.kind:
+        raise RunError(f"The file has no settings of a training. Choose {READ}")
+    return out
+
+
+def _rank(text: str) -> int:
+    """Scripts before data sets: the script says what the kind is."""
+    return 1 if re.search(r"^\s*\[\[?(datasets|general)", text, re.MULTILINE) else 0
+
+
+def _read_one(out: Settings, name: str, text: str) -> bool:
+    """Add what one file sets; False for a text of an unknown kind."""
+    label = name or "The text"
+    if text.lstrip().startswith("{"):
+        _read_json(out, label, text)
+        return True
+    if found := _commands(name, text):
+        read_command(out, found[0])
+        if len(found) > 1:
+            out.notes.append(f"{label} has {len(found)} training commands; the first is imported.")
+        return True
+    if re.search(r"^(job|config)\s*:", text, re.MULTILINE):
+        from runs.foreign_toolkit import read_yaml
+
+        read_yaml(out, label, text)
+        return True
+    if (table := _toml(label, text)) is not None:
+        if "datasets" in table or "general" in table:
+            read_dataset(out, table)
+        else:
+            _read_config(out, table)
+        return True
+    if re.search(r"(^|\s)--[A-Za-z]", text) and (found := _commands("", f"train_network.py {text.strip()}")):
+        read_command(out, found[0])
+        out.script = ""
+        return True
+    return False
+
+
+def _commands(name: str, text: str) -> list[Training]:
+    """The training commands of a script or a command line. The dialect is that of its name, else of its line ends."""
+    name = file_name(name)
+    if re.search(r"\^[ \t]*\r?\n", text) and not re.search(r"\\\r?\n", text):
+        name = "train.bat"
+    elif re.search(r"`\r?\n", text):
+        name = "train.ps1"
+    text = text.replace("\r\n", "\n") if name != "train.bat" else text
+    try:
+        return trainings(text, name or "train.sh") or trainings(_guarded(text), name or "train.sh")
+    except (PresetError, ValueError, IndexError) as error:
+        raise RunError(f"{name or 'The text'}: the command cannot be read ({error}); check its quotes") from error
+
+
+def _guarded(text: str) -> str:
+    """The text with musubi-tuner's scripts started as Hangproof starts them: only so are they training commands to lint."""
+    scripts = "|".join(re.escape(one) for one in presets.tables._table("lint.toml")["guarded_scripts"])
+    return re.sub(rf"""((?:"[^"\n]*|'[^'\n]*|[^\s"'=]*)\b(?:{scripts}))""", r"-m sd_scripts_patches \1", text, count=5)
+
+
+def read_command(out: Settings, t: Training) -> None:
+    """Add what a training command sets."""
+    word = t.command.words[t.script]
+    out.script = "trainer" if t.module == "trainer" else file_name(word.shape)
+    guarded = out.script in presets.tables._table("lint.toml")["guarded_scripts"]
+    out.kind = f"a command of {'musubi-tuner' if guarded else 'sd-scripts'}"
+    if out.script == "trainer":
+        out.kind = "a script of Hangproof"
+    elif "sd-scripts/flux_train_network.py" in word.shape.replace("\\", "/") and not t.module:
+        out.kind = "a script of FluxGym"
+    count = t.launch.get("num_processes") or ""
+    out.gpus = int(count) if count.isdigit() and 1 <= int(count) <= 1024 else 1
+    for flag, known in t.flags.items():
+        if known.values and None in known.values:
+            text = "Its value is known only when the script runs; set it by hand"
+            out.rows.append(Row(f"--{flag}", "…", "unsupported", text))
+        else:
+            add_flag(out, flag, [value or "" for value in known.values])
+    config = t.text("config_file")
+    if config and t.config is None:
+        out.notes.append(f"The settings in {shown(config)} are not included; add that file, too.")
+
+
+def _read_json(out: Settings, label: str, text: str) -> None:
+    try:
+        table = json.loads(text)
+    except ValueError as error:
+        raise RunError(f"{label}: not valid JSON ({error}); choose the file again") from error
+    if not isinstance(table, dict):
+        raise RunError(f"{label}: a configuration is a table of names and values")
+    if "config" in table and isinstance(table["config"], dict):
+        from runs.foreign_toolkit import read_job
+
+        return read_job(out, label, table)
+    from runs.foreign_kohya import read_gui
+
+    return read_gui(out, label, table)
+
+
+def _toml(label: str, text: str) -> dict[str, Any] | None:
+    """A TOML file; None where the text is none. RunError: it looks like one, and is damaged."""
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError) as error:
+        if label.lower().endswith(".toml") or re.match(r"\s*(\[|[A-Za-z_]+ *= )", text):
+            raise RunError(f"{label}: not valid TOML: {error}; fix this line") from error
+        return None
+
+
+def _read_config(out: Settings, table: Mapping[str, Any]) -> None:
+    """A `--config_file` of sd-scripts: flags, some of them in tables whose names mean nothing."""
+    out.kind = out.kind or "a config file of sd-scripts"
+    for key, value in table.items():
+        for flag, setting in value.items() if isinstance(value, dict) else [(key, value)]:
+            add_value(out, flag, setting)
+
+
+def add_value(out: Settings, flag: str, value: object, label: str = "") -> None:
+    """Add a flag with a value of JSON, TOML or YAML; one that is off is left out."""
+    if value in OFF or not isinstance(flag, str):
+        return
+    values = value if isinstance(value, list) else [] if value is True else [value]
+    if not all(isinstance(one, str | int | float) for one in values):
+        out.rows.append(Row(label or flag, "…", "unsupported", "Not a plain value"))
+        return
+    if label and label != flag:
+        out.labels[flag] = label
+    add_flag(out, flag, [number(one) for one in values])
+
+
+def add_flag(out: Settings, flag: str, values: list[str]) -> None:
+    """Add a flag. RunError: there are too many."""
+    if len(out.flags) >= MAX_FLAGS:
+        raise RunError(f"The file has more than {MAX_FLAGS} settings, so it is no configuration")
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
+        out.flags[flag] = values
+    else:
+        out.rows.append(Row(shown(flag), shown(" ".join(values)), "unsupported", "Not the name of an option"))
+
+
+def number(value: object) -> str:
+    """A plain value as text; a whole number without a point."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
+        return str(int(value))
+    return str(value)
+
+
+def shown(value: object) -> str:
+    """A value for a person: one line, not too long."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+def lines_of(text: str) -> list[str]:
+    """Sample prompts: the lines of a file without comments; at most 100."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line[:1000] for line in lines if line and not line.startswith("#")][:100]
+
+
+# Data sets ---------------------------------------------------------------------------------------------------------------
+
+# Of a data set or a subset, by the names of sd-scripts and of musubi-tuner: the flag that means the same.
+DATASET_FLAGS = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
+FOLDER_KEYS = ("image_dir", "image_directory")
+
+
+def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
+    """Add what a dataset.toml of sd-scripts or musubi-tuner sets."""
+    out.kind = out.kind or "a dataset.toml"
+    general, datasets = _table(table.get("general")), _tables(table.get("datasets"))
+    if len(datasets) > 1 and len({str(one.get("resolution"))[:80] for one in datasets}) > 1:
+        out.notes.append("The data set is trained at several resolutions; Hangproof trains at the first one.")
+    first = datasets[0] if datasets else {}
+    subsets = [subset for one in datasets for subset in (_tables(one.get("subsets")) or [one])]
+    one = subsets[0] if subsets else {}
+    for source in (general, first, one):
+        for key, value in source.items():
+            if key in ("subsets", "class_tokens", "cache_directory", "is_reg", "metadata_file", *FOLDER_KEYS):
+                continue
+            add_value(out, DATASET_FLAGS.get(key, key), value, key)
+    seen = set()
+    for subset in subsets:
+        path = next((subset[key] for key in FOLDER_KEYS if isinstance(subset.get(key), str)), "")
+        if not path or path in seen:
+            if isinstance(subset.get("video_directory"), str):
+                out.rows.append(
+                    Row(
+                        "video_directory", shown(subset["video_directory"]), "unsupported", "Hangproof trains on images"
+                    )
+                )
+            continue
+        seen.add(path)
+        if subset.get("is_reg") is True:
+            text = "Regularization images are not supported; leave them out"
+            out.rows.append(Row("is_reg", shown(path), "unsupported", text))
+            continue
+        repeats = subset.get("num_repeats", first.get("num_repeats", general.get("num_repeats")))
+        trigger = subset.get("class_tokens")
+        out.folders.append(
+            ImageFolder(
+                path[:4000],
+                repeats
+                if isinstance(repeats, int) and not isinstance(repeats, bool) and 1 <= repeats <= 10**6
+                else None,
+                " ".join(trigger.split())[:200] if isinstance(trigger, str) else "",
+            )
+        )
+
+
+def _table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _tables(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)][:1000] if isinstance(value, list) else []

@@ -1,0 +1,322 @@
+"""A JSON of the kohya_ss GUI as flags of sd-scripts.
+
+The GUI saves its fields, not flags: this file does what `train_model` in bmaltais/kohya_ss, kohya_gui/lora_gui.py, does when it
+writes them as flags. Fields of older versions (in its presets/lora) have their present meaning. Empty text, 0 and false mean
+that a field is off, as there.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from runs.files import RunError
+from runs.foreign import ImageFolder, Row, Settings, add_flag, add_value, lines_of, number, shown
+
+# Checkbox → training script. Without any it is train_network.py.
+SCRIPTS = {
+    "sdxl": "sdxl_train_network.py",
+    "flux1_checkbox": "flux_train_network.py",
+    "sd3_checkbox": "sd3_train_network.py",
+    "hunyuan_image_checkbox": "hunyuan_image_train_network.py",
+    "anima_checkbox": "anima_train_network.py",
+    "lumina_checkbox": "lumina_train_network.py",
+}
+# Field → flag, where the names differ.
+RENAMED = {
+    "optimizer": "optimizer_type",
+    "max_resolution": "resolution",
+    "sdxl_no_half_vae": "no_half_vae",
+    "noise_offset": "noise_offset",
+    "vae": "vae",
+}
+# Fields of one family: prefix → its checkbox. `flux1_cache_text_encoder_outputs` is the flag cache_text_encoder_outputs.
+PREFIXES = {
+    "sdxl_": "sdxl",
+    "flux1_": "flux1_checkbox",
+    "sd3_": "sd3_checkbox",
+    "hunyuan_": "hunyuan_image_checkbox",
+    "anima_": "anima_checkbox",
+    "lumina_": "lumina_checkbox",
+}
+# Fields that only one family uses, without a prefix.
+ONLY = {
+    "flux1_checkbox": (
+        *("ae", "t5xxl", "clip_l", "discrete_flow_shift", "model_prediction_type", "timestep_sampling", "split_mode"),
+        *(
+            "t5xxl_max_token_length",
+            "guidance_scale",
+            "mem_eff_save",
+            "apply_t5_attn_mask",
+            "cpu_offload_checkpointing",
+        ),
+        *("single_blocks_to_swap", "double_blocks_to_swap", "fp8_base_unet", "train_blocks", "split_qkv", "model_type"),
+    ),
+    "sd3_checkbox": (
+        *("clip_g", "clip_g_dropout_rate", "enable_scaled_pos_embed", "logit_mean", "logit_std", "mode_scale"),
+        *("pos_emb_random_crop_rate", "save_clip", "save_t5xxl", "t5_dropout_rate", "t5xxl_device", "t5xxl_dtype"),
+        "weighting_scheme",
+    ),
+}
+# Fields of the GUI itself, of accelerate, and of LoRA types that `_network` reads.
+SILENT = {
+    *("LoRA_type", "LyCORIS_preset", "model_list", "save_as_bool", "save_model_as", "additional_parameters", "epoch"),
+    *("gpu_ids", "multi_gpu", "num_processes", "num_machines", "main_process_port", "num_cpu_threads_per_process"),
+    *("dynamo_backend", "dynamo_mode", "dynamo_use_dynamic", "dynamo_use_fullgraph", "extra_accelerate_launch_args"),
+    *("lr_warmup", "lr_scheduler_type", "lowvram", "xformers", "sample_prompts", "train_data_dir", "training_comment"),
+    *(
+        "unet_lr",
+        "text_encoder_lr",
+        "t5xxl_lr",
+        "train_on_input",
+        "unit",
+        "use_cp",
+        "use_tucker",
+        "use_scalar",
+        "factor",
+    ),
+    *(
+        "bypass_mode",
+        "dora_wd",
+        "decompose_both",
+        "constrain",
+        "rescaled",
+        "rank_dropout_scale",
+        "train_norm",
+        "conv_dim",
+    ),
+    *("conv_alpha", "rank_dropout", "module_dropout", "down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_dims"),
+    *("block_lr_zero_threshold", "block_alphas", "conv_block_dims", "conv_block_alphas", "loraplus_lr_ratio"),
+    *(
+        "loraplus_unet_lr_ratio",
+        "loraplus_text_encoder_lr_ratio",
+        "train_blocks",
+        "split_qkv",
+        "train_double_block_indices",
+    ),
+    *("train_single_block_indices", "img_attn_dim", "img_mlp_dim", "img_mod_dim", "single_dim", "txt_attn_dim"),
+    *("txt_mlp_dim", "txt_mod_dim", "single_mod_dim", "in_dims", "verbose", "train_double_block_indices"),
+    *(*SCRIPTS, "noise_offset_type", "no_token_padding", "lora_network_weights", "mem_eff_attn_", "leco_prompts_file"),
+    *("lr_scheduler_num_cycles", "lr_scheduler_power", "stop_text_encoder_training_pct", "huggingface_repo_type"),
+}
+# Values that mean that a field has no effect: those of the trainer. A field with one is left out without a word.
+USUAL: dict[str, tuple[Any, ...]] = {
+    "bucket_reso_steps": (64,),
+    "clip_skip": (1, "1"),
+    "huber_c": (0.1,),
+    "huber_scale": (1,),
+    "huber_schedule": ("snr",),
+    "loss_type": ("l2",),
+    "lr_scheduler": ("constant",),
+    "max_bucket_reso": (2048,),
+    "max_grad_norm": (1,),
+    "max_timestep": (1000, "1000"),
+    "max_token_length": (75, "75"),
+    "min_bucket_reso": (256,),
+    "prior_loss_weight": (1,),
+    "sample_sampler": ("euler_a",),
+    "t5xxl_device": ("",),
+    "t5xxl_dtype": ("bf16",),
+}
+NUMBERS_OFF = ("0", "0.0")  # of text fields; the GUI leaves these out
+LYCORIS = "LoRAs of the type {kind} need the package lycoris-lora; Hangproof trains a plain LoRA instead"
+NETWORKS = {
+    "Standard": "networks.lora",
+    "Kohya LoCon": "networks.lora",
+    "Flux1": "networks.lora_flux",
+    "Flux1 OFT": "networks.oft_flux",
+    "HunyuanImage-2.1": "networks.lora_hunyuan_image",
+    "Anima": "networks.lora_anima",
+    "Lumina": "networks.lora_lumina",
+    "LoRA-FA": "networks.lora_fa",
+    "Kohya DyLoRA": "networks.dylora",
+    "Kohya LoHa": "networks.loha",
+    "Kohya LoKr": "networks.lokr",
+}
+NETWORK_ARGS = (
+    *("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold", "block_dims", "block_alphas"),
+    *("conv_block_dims", "conv_block_alphas", "rank_dropout", "module_dropout", "loraplus_lr_ratio"),
+    *("loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio"),
+)
+FLUX_ARGS = (
+    *("img_attn_dim", "img_mlp_dim", "img_mod_dim", "single_dim", "txt_attn_dim", "txt_mlp_dim", "txt_mod_dim"),
+    *("single_mod_dim", "in_dims", "train_double_block_indices", "train_single_block_indices", "split_qkv"),
+)
+
+
+def read_gui(out: Settings, label: str, table: Mapping[str, Any]) -> None:
+    """Add what a JSON of the GUI sets.
+
+    Raises:
+        RunError: it is no configuration of the GUI, or one of a training that is no LoRA.
+    """
+    if not ({"LoRA_type", "network_dim", "pretrained_model_name_or_path"} & table.keys()) or "LoRA_type" not in table:
+        known = "train_data_dir" in table or "pretrained_model_name_or_path" in table
+        why = "it trains no LoRA" if known else "it is none of kohya_ss"
+        raise RunError(f"{label}: this JSON cannot be imported: {why}. Save it on the LoRA tab of kohya_ss")
+    out.kind = "a configuration of kohya_ss"
+    on = [name for name in SCRIPTS if table.get(name) is True]
+    if table.get("v2") is True:
+        raise RunError(f"{label}: it is for Stable Diffusion 2, which Hangproof does not train")
+    out.script = SCRIPTS[on[-1]] if on else "train_network.py"
+    for key, value in table.items():
+        flag = _flag_of(key, on)
+        if flag and not _is_off(key, value):
+            add_value(out, flag, _text(key, value), key)
+    _length(out, table)
+    _rates(out, table)
+    _network(out, table)
+    _noise(out, table)
+    _scheduler(out, table)
+    _rest(out, label, table)
+
+
+def _flag_of(key: str, on: list[str]) -> str:
+    """The flag of a field; "" where it is none, or belongs to a family that is not trained."""
+    if key in SILENT or not isinstance(key, str):
+        return ""
+    for prefix, family in PREFIXES.items():
+        if key.startswith(prefix):
+            return key.removeprefix(prefix) if family in on else ""
+    owner = next((family for family, keys in ONLY.items() if key in keys), None)
+    if owner and owner not in on:
+        return ""
+    return RENAMED.get(key, key)
+
+
+def _is_off(key: str, value: object) -> bool:
+    if value in ("", None, False) or value in USUAL.get(key, ()):
+        return True
+    kept = ("learning_rate", "seed", "max_data_loader_n_workers", "guidance_scale", "network_alpha")
+    return key not in kept and number(value) in NUMBERS_OFF
+
+
+def _text(key: str, value: object) -> object:
+    """Lists, which the GUI keeps as texts, as lists."""
+    if key in ("optimizer_args", "lr_scheduler_args", "network_weights") and isinstance(value, str):
+        return value.replace('"', "").split()
+    return value
+
+
+def _count(value: object) -> float:
+    """A number in a field that can hold text; 0 where it is none."""
+    try:
+        found = float(str(value))
+    except ValueError:
+        return 0.0
+    return found if abs(found) < 1e12 else 0.0
+
+
+def _length(out: Settings, table: Mapping[str, Any]) -> None:
+    """`max_train_steps`, else `max_train_epochs`, else `epoch`."""
+    steps, epochs = _count(table.get("max_train_steps")), _count(table.get("max_train_epochs"))
+    out.flags.pop("max_train_epochs", None)
+    if steps > 0:
+        return
+    if epochs <= 0:
+        epochs, out.labels["max_train_epochs"] = _count(table.get("epoch")), "epoch"
+    if epochs > 0:
+        add_flag(out, "max_train_epochs", [str(int(epochs))])
+
+
+def _rates(out: Settings, table: Mapping[str, Any]) -> None:
+    """The learning rates. The GUI trains only the U-Net when only it has a rate."""
+    rate, unet, text = (_count(table.get(key)) for key in ("learning_rate", "unet_lr", "text_encoder_lr"))
+    if not rate:
+        out.flags.pop("learning_rate", None)
+        if unet:
+            out.labels["learning_rate"] = "unet_lr"
+            add_flag(out, "learning_rate", [number(table["unet_lr"])])
+    elif unet and unet != rate:
+        add_flag(out, "unet_lr", [number(table["unet_lr"])])
+    if text:
+        add_flag(out, "text_encoder_lr", [number(table["text_encoder_lr"])])
+    elif unet:
+        add_flag(out, "network_train_unet_only", [])
+
+
+def _network(out: Settings, table: Mapping[str, Any]) -> None:
+    """The LoRA's type, which is a module with arguments."""
+    kind = table.get("LoRA_type")
+    module = NETWORKS.get(kind) if isinstance(kind, str) else None
+    if module is None:
+        out.rows.append(Row("LoRA_type", shown(kind), "unsupported", LYCORIS.format(kind=shown(kind))))
+        for key in ("network_dim", "network_alpha"):  # a LoKr has 100000 where a LoRA has 16
+            if values := out.flags.pop(key, None):
+                out.rows.append(
+                    Row(key, shown(values[0]), "unsupported", "It means something else in a plain LoRA; set it by hand")
+                )
+        out.plain = False
+        return
+    if table.get("sd3_checkbox") is True and module == "networks.lora":
+        module = "networks.lora_sd3"
+    out.labels["network_module"] = "LoRA_type"
+    add_flag(out, "network_module", [module])
+    keys = (*NETWORK_ARGS, *(FLUX_ARGS if kind == "Flux1" else ()), *(("unit",) if kind == "Kohya DyLoRA" else ()))
+    words = [f"{key}={number(table[key])}" for key in keys if key in table and not _is_off(key, table[key])]
+    if kind == "Kohya LoCon":
+        words += [f"{key}={number(table[key])}" for key in ("conv_dim", "conv_alpha") if key in table]
+    if kind in ("Flux1", "Flux1 OFT") and table.get("train_blocks") in ("single", "double"):
+        words.append(f"train_blocks={table['train_blocks']}")
+    if words and all(re.fullmatch(r"[\w.,=+-]+", word) for word in words):
+        add_flag(out, "network_args", words)
+
+
+def _noise(out: Settings, table: Mapping[str, Any]) -> None:
+    """Noise offset and multiresolution noise exclude each other."""
+    original = table.get("noise_offset_type", "Original") == "Original"
+    for flag in (
+        ("multires_noise_iterations", "multires_noise_discount")
+        if original
+        else ("noise_offset", "adaptive_noise_scale")
+    ):
+        out.flags.pop(flag, None)
+    if "multires_noise_iterations" not in out.flags:
+        out.flags.pop("multires_noise_discount", None)
+
+
+def _scheduler(out: Settings, table: Mapping[str, Any]) -> None:
+    """The scheduler's cycles, power and warm-up; the warm-up is a percentage of the run."""
+    name = table.get("lr_scheduler")
+    if name == "cosine_with_restarts":
+        add_value(out, "lr_scheduler_num_cycles", table.get("lr_scheduler_num_cycles"))
+    if name == "polynomial":
+        add_value(out, "lr_scheduler_power", table.get("lr_scheduler_power"))
+    share = _count(table.get("lr_warmup"))
+    if name != "constant" and share > 0 and "lr_warmup_steps" not in out.flags:
+        out.labels["lr_warmup_steps"] = "lr_warmup"
+        add_flag(out, "lr_warmup_steps", [f"{min(share, 99) / 100:g}"])
+    elif name == "constant":
+        out.flags.pop("lr_warmup_steps", None)
+
+
+def _rest(out: Settings, label: str, table: Mapping[str, Any]) -> None:
+    """Prompts, the image folder, attention, GPUs, and the text field with other flags."""
+    attention = table.get("xformers")
+    if attention in ("xformers", True):
+        add_flag(out, "xformers", [])
+    elif attention == "sdpa":
+        add_flag(out, "sdpa", [])
+    if isinstance(table.get("sample_prompts"), str):
+        out.prompts = lines_of(table["sample_prompts"])
+    count = _count(table.get("num_processes"))
+    out.gpus = int(count) if table.get("multi_gpu") is True and 1 <= count <= 1024 else 1
+    comment = table.get("training_comment")
+    named = re.match(r"\s*trigger(?: words?)?\s*:\s*(.+)", comment, re.IGNORECASE) if isinstance(comment, str) else None
+    path = table.get("train_data_dir")
+    if (isinstance(path, str) and path.strip()) or named:
+        folder = path.strip()[:4000] if isinstance(path, str) else ""
+        out.folders.append(ImageFolder(folder, None, " ".join(named[1].split())[:200] if named else ""))
+    if isinstance(text := table.get("additional_parameters"), str) and text.strip():
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise RunError(f"{label}: additional_parameters: {error}; check its quotes") from error
+        flag: list[str] | None = None
+        for word in words:
+            if word.startswith("--") and len(word) > 2:
+                name, equals, rest = word[2:].partition("=")
+                flag = [rest] if equals else []
+                add_flag(out, name, flag)
+            elif flag is not None:
+                flag.append(word)

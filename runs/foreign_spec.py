@@ -1,0 +1,533 @@
+"""A foreign configuration as a run of Hangproof: what each of its settings becomes, and why.
+
+Nothing is taken over blindly: the base model is found by its file, the VRAM choice by the optimizer and the machine, flags
+that are known to hang are dropped (presets/lint.toml), and what Hangproof sets anyway is not repeated. The result is checked
+like any run. Every setting of the file ends in exactly one row.
+"""
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import presets
+from presets import lint
+from presets.tables import _table
+from presets.training import trainings
+from runs.files import RunError
+from runs.foreign import ImageFolder, Row, Settings, file_name, number, shown
+from runs.paths import CHECKOUTS, outputs_dir
+from runs.spec import ALIASES, RESERVED_FLAGS
+
+WORDS = {  # fields of the form, by the name that the form shows
+    "rank": "Rank",
+    "alpha": "Alpha",
+    "batch_size": "Batch size",
+    "repeats": "Repeats",
+    "epochs": "Epochs",
+    "gradient_accumulation": "Gradient accumulation",
+    "workers": "Data loader workers",
+    "trackers": "Also log to",
+    "learning_rate": "Learning rate",
+    "max_train_steps": "Maximum steps",
+    "seed": "Seed",
+    "mixed_precision": "Precision",
+    "save_every_n_steps": "Save a checkpoint every N steps",
+    "save_every_n_epochs": "Save a LoRA every N epochs",
+    "sample_every_n_steps": "Generate samples every N steps",
+    "resolution": "Resolution",
+    "keep_tokens": "keep_tokens",
+    "name": "Name",
+    "trigger": "Trigger word",
+    "control_dir": "Folder of control images",
+    "gpus": "GPUs per machine",
+    "prompts": "Sample prompts",
+}
+# Values of the trainers where a configuration names none (sd-scripts library/train_util.py, train_network.py).
+TRAINER_DEFAULTS = {"rank": 4, "alpha": 1.0}
+STEPS = 1600
+ENCODED_CAPTIONS = "Captions are encoded once, so they cannot change during training"
+ENCODED_IMAGES = "Images are encoded once, so they cannot change during training"
+BUCKETS = "Hangproof computes the buckets from the resolution"
+NOT_HERE = {
+    "shuffle_caption": ENCODED_CAPTIONS,
+    "caption_dropout_rate": ENCODED_CAPTIONS,
+    "caption_dropout_every_n_epochs": ENCODED_CAPTIONS,
+    "caption_tag_dropout_rate": ENCODED_CAPTIONS,
+    "token_warmup_step": ENCODED_CAPTIONS,
+    "token_warmup_min": ENCODED_CAPTIONS,
+    "weighted_captions": ENCODED_CAPTIONS,
+    "color_aug": ENCODED_IMAGES,
+    "random_crop": ENCODED_IMAGES,
+    "face_crop_aug_range": ENCODED_IMAGES,
+    "stop_text_encoder_training": "Text encoders are not trained",
+    "text_encoder_lr": "Text encoders are not trained: captions are encoded once, which saves their memory",
+    "reg_data_dir": "Regularization images are not supported",
+    "prior_loss_weight": "Regularization images are not supported",
+    "huggingface_token": "A secret; log in under Hugging Face account instead",
+    "wandb_api_key": "A secret; set the variable WANDB_API_KEY before you start Hangproof instead",
+    "lowvram": "No trainer has it any more",
+}
+SECRETS = ("huggingface_token", "wandb_api_key")
+BY_HANGPROOF = {
+    "min_bucket_reso": BUCKETS,
+    "max_bucket_reso": BUCKETS,
+    "bucket_reso_steps": BUCKETS,
+    "bucket_no_upscale": BUCKETS,
+    "enable_bucket": BUCKETS,
+    "save_last_n_steps": "Set by “Checkpoints to keep”",
+    "save_last_n_steps_state": "Set by “Checkpoints to keep”",
+    "save_last_n_epochs": "Set by “Checkpoints to keep”",
+    "save_last_n_epochs_state": "Set by “Checkpoints to keep”",
+    "save_precision": "Set by the precision",
+    "save_state": "Hangproof always saves checkpoints",
+    "save_state_on_train_end": "Hangproof always saves checkpoints",
+    "console_log_simple": "Hangproof sets it",
+    "sample_at_first": "",
+    "max_validation_steps": "",
+}
+OWN_RUN = "The run's own folder is used"
+SDPA = "Computed with PyTorch's own attention (--sdpa), which gives the same result"
+OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a tier that belong to its optimizer
+
+
+@dataclass
+class Import:
+    """What an import gives. fields: of a RunSpec, `extra` included. rows: one for each setting. added: what Hangproof sets in
+    addition, as words. folders: the image folders that the files name."""
+
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    folders: list[ImageFolder] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def convert(found: Settings, tier: str = "") -> Import:
+    """The run that a configuration describes.
+
+    Args:
+        tier: the VRAM choice of this machine; "" where it has no GPU.
+
+    Raises:
+        RunError: it trains something that Hangproof cannot train.
+    """
+    out = Import(found.kind, rows=list(found.rows), folders=list(found.folders), notes=list(found.notes))
+    flags, labels = dict(found.flags), found.labels
+    if not found.script and not _says_a_model(flags):
+        return _dataset_only(out, found)
+    family, backend = _family(found.script, flags)
+    model = _model(out, flags, labels, family, backend)
+    _lint(out, flags, labels, found.script or presets.families()[family]["backends"][backend]["script"])
+    out.fields = {"model": model, "backend": backend, "tier": _tier(model, backend, flags, tier)}
+    out.rows.append(
+        Row(
+            "VRAM", "", "changed", f"{out.fields['tier']}: {_why_tier(model, backend, flags, out.fields['tier'], tier)}"
+        )
+    )
+    _fields(out, flags, labels, found)
+    _own_flags(out, flags, labels)
+    _extra(out, flags, labels)
+    return _checked(out)
+
+
+def _says_a_model(flags: Mapping[str, list[str]]) -> bool:
+    return any(flag in flags for flag in ("pretrained_model_name_or_path", "network_module", "network_dim", "dit"))
+
+
+def _label(labels: Mapping[str, str], flag: str) -> str:
+    return labels.get(flag, f"--{flag}" if flag not in labels else flag)
+
+
+def _value(flag: str, values: list[str]) -> str:
+    return "…" if flag in SECRETS else shown(" ".join(values) if values else "on")
+
+
+def _take(
+    out: Import, flags: dict[str, list[str]], labels: Mapping[str, str], flag: str, outcome: str, text: str
+) -> None:
+    """Decide a flag: its row, and no more of it."""
+    values = flags.pop(flag, None)
+    if values is not None:
+        out.rows.append(Row(_label(labels, flag), _value(flag, values), outcome, text))
+
+
+def _dataset_only(out: Import, found: Settings) -> Import:
+    """A dataset.toml alone: the fields about the data set."""
+    flags = dict(found.flags)
+    _fields(out, flags, found.labels, found)
+    _own_flags(out, flags, found.labels)
+    for flag in list(flags):
+        _take(out, flags, found.labels, flag, "unsupported", "A data set of Hangproof has no such setting")
+    return out
+
+
+# The base model ----------------------------------------------------------------------------------------------------------
+
+
+def _family(script: str, flags: Mapping[str, list[str]]) -> tuple[str, str]:
+    """(family, trainer) of a training script; of several the one whose files and flags the configuration has."""
+    pairs, best = [], (-1, "", "")
+    for name, family in presets.families().items():
+        for backend, trainer in family["backends"].items():
+            built_in = script == "trainer" and backend == "diffusers"
+            if (backend != "diffusers" and script in ("", trainer["script"])) or built_in:
+                pairs.append((name, backend, trainer))
+    for name, backend, trainer in pairs:
+        score = 3 * (flags.get("network_module") == [trainer["network_module"]]) + 1
+        score += sum(1 if flag in flags else -1 for flag in trainer["needs"])
+        for key, model in presets.models().items():
+            if model["family"] == name and backend in model["backends"]:
+                matches = _matches(key, model, flags, trainer["needs"])
+                own = {**trainer["flags"], **model["flags"]}
+                named = sum(
+                    flags.get(flag) == [number(value)]
+                    for flag, value in own.items()
+                    if flag in ("model_type", "model_version", "task")
+                )
+                score = max(score, score + 10 * matches) if matches else score
+                score += 2 * (named > 0)
+        if score > best[0] or not best[1]:
+            best = (score, name, backend)
+    if not best[1]:
+        raise RunError(
+            f"{script or 'The file'} cannot be imported: Hangproof trains LoRAs, and has no base model for this script"
+        )
+    return best[1], best[2]
+
+
+def _stem(path: str) -> str:
+    return file_name(path.rstrip("/\\")).rsplit(".", 1)[0].casefold()
+
+
+def _main_flag(needs: list[str]) -> str:
+    return "dit" if "dit" in needs else "pretrained_model_name_or_path"
+
+
+def _matches(key: str, model: Mapping[str, Any], flags: Mapping[str, list[str]], needs: list[str]) -> bool:
+    given = (flags.get(_main_flag(needs)) or [""])[0]
+    if not given:
+        return False
+    names = {_stem(name) for flag, name in model["files"].items() if flag == _main_flag(needs)}
+    return given.casefold() in (model["repo"].casefold(), key) or _stem(given) in names or _stem(given) == key
+
+
+def _model(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str], family: str, backend: str) -> str:
+    """The base model, and what becomes of the flags that name its files."""
+    models = {
+        key: model
+        for key, model in presets.models().items()
+        if model["family"] == family and backend in model["backends"] and not model["generated"]
+    }
+    if not models:
+        raise RunError(f"Hangproof has no base model of {family} for {backend}; add one to models.toml")
+    needs = presets.families()[family]["backends"][backend]["needs"]
+    chosen = next((key for key, model in models.items() if _matches(key, model, flags, needs)), None)
+    key = chosen or next(iter(models))
+    for flag in needs:
+        given = (flags.get(flag) or [""])[0]
+        if not given:
+            flags.pop(flag, None)
+            continue
+        usual = models[key]["files"].get(flag, "")
+        name = models[key]["name"]
+        if flag == _main_flag(needs) and chosen:
+            _take(out, flags, labels, flag, "field", f"Base model: {name}")
+        elif usual and _stem(usual) == _stem(given):
+            _take(out, flags, labels, flag, "same", f"{name} has this file")
+        elif not _exists(given):
+            which = f"Base model: {name}. " if flag == _main_flag(needs) else ""
+            text = f"{which}This file is not on this machine; the one of {name} is used"
+            _take(out, flags, labels, flag, "changed", text)
+    if flag_left := [flag for flag in needs if flag in flags]:
+        out.notes.append(f"Base model: {models[key]['name']}, with your own files for {', '.join(flag_left)}.")
+    return key
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).expanduser().is_absolute() and Path(path).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def _tier(model: str, backend: str, flags: Mapping[str, list[str]], machine: str) -> str:
+    """The VRAM choice: the one whose own flags the configuration has, else that of this machine, else the default."""
+    able = {name: row for name, row in presets.tiers_of(model, backend).items() if not row["problem"]}
+    exact = [name for name, row in able.items() if row["flags"] and _has_all(flags, row["flags"])]
+    if exact:
+        return max(exact, key=lambda name: len(able[name]["flags"]))
+    for name in (machine, presets.defaults()["run"]["tier"]):
+        if name in able:
+            return name
+    return next(iter(able))
+
+
+def _has_all(flags: Mapping[str, list[str]], wanted: Mapping[str, Any]) -> bool:
+    return all(_equal(flags.get(flag), value) for flag, value in wanted.items())
+
+
+def _why_tier(model: str, backend: str, flags: Mapping[str, list[str]], chosen: str, machine: str) -> str:
+    row = presets.tiers_of(model, backend)[chosen]
+    if row["flags"] and _has_all(flags, row["flags"]):
+        return "its optimizer and memory settings are those of the file"
+    return "the GPU of this machine" if chosen == machine else "the default; choose the memory of your GPU"
+
+
+def _equal(values: list[str] | None, ours: object) -> bool:
+    """Whether a flag of the file has the value that Hangproof writes."""
+    if values is None or ours is False:
+        return values is None and ours is False
+    if ours is True:
+        return not values or values == ["true"] or values == ["1"]
+    mine = [str(one) for one in ours] if isinstance(ours, list) else [number(ours)]
+    return [_plain(one) for one in values] == [_plain(one) for one in mine]
+
+
+def _plain(text: str) -> str:
+    try:
+        found = float(text)
+    except ValueError:
+        return text.casefold()
+    return repr(found)
+
+
+# Flags -------------------------------------------------------------------------------------------------------------------
+
+
+def _lint(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str], script: str) -> None:
+    """Drop or change what is known to hang. The command is rebuilt from its flags: a JSON has no command line."""
+    words = ["python", "-m", "sd_scripts_patches", script]
+    if script == "trainer":
+        words = ["python", "-m", "trainer"]
+    line = shlex.join(
+        [*words, *(word for flag, values in flags.items() if flag != "config_file" for word in (f"--{flag}", *values))]
+    )
+    found = trainings(line)
+    rules = _table("lint.toml")["rules"]
+    for rule, changes in lint.check(found[0]) if len(found) == 1 else ():
+        for change in changes:
+            if isinstance(change, lint.Drop) and change.flag in flags:
+                _take(out, flags, labels, change.flag, "dropped", rules[rule]["why"])
+            elif isinstance(change, lint.Set) and change.flag in flags and rule != "no-state":
+                was = flags[change.flag]
+                flags[change.flag] = list(change.values)
+                text = f"Set to {' '.join(change.values) or 'on'}: {rules[rule]['why']}"
+                out.rows.append(Row(_label(labels, change.flag), _value(change.flag, was), "dropped", text))
+
+
+def _fields(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str], found: Settings) -> None:
+    """The flags that are fields of the form."""
+    from runs.spec import RunSpec
+
+    name = flags.pop("output_name", None)
+    if name and name[0].strip():
+        out.fields["name"] = name[0].strip()[:200]
+        out.rows.append(Row(_label(labels, "output_name"), shown(name[0]), "field", WORDS["name"]))
+    if "resolution" in flags:
+        _resolution(out, flags, labels)
+    if "control_directory" in flags:
+        out.fields["control_dir"] = flags["control_directory"][0]
+        _take(out, flags, labels, "control_directory", "field", WORDS["control_dir"])
+    for flag in list(flags):
+        key = ALIASES.get(flag, flag)
+        if key not in WORDS or key not in RunSpec.model_fields or key in ("resolution", "prompts"):
+            continue
+        values = flags[flag]
+        if len(values) != 1:
+            _take(out, flags, labels, flag, "unsupported", "Not one value")
+            continue
+        value: Any = values[0]
+        if key == "alpha" and _plain(value) == "0.0":
+            value = (flags.get("network_dim") or [out.fields.get("rank", 4)])[0]  # 0 means the rank (networks/lora.py)
+        if key in ("workers", "seed", "rank", "batch_size", "repeats", "epochs") and _plain(value).endswith(".0"):
+            value = number(float(value))
+        out.fields[key] = value
+        _take(out, flags, labels, flag, "field", WORDS[key])
+    folders = [one for one in out.folders if one.path]
+    repeats = {one.repeats for one in folders if one.repeats}
+    if len(repeats) == 1:
+        out.fields["repeats"] = repeats.pop()
+    elif len(repeats) > 1:
+        out.notes.append("The folders have different repeats; each keeps its own when you take its images over.")
+    if triggers := [one.trigger for one in out.folders if one.trigger]:
+        out.fields["trigger"] = triggers[0]
+        out.rows.append(Row("class_tokens", shown(triggers[0]), "field", WORDS["trigger"]))
+    if found.prompts:
+        out.fields["prompts"] = found.prompts
+        out.rows.append(Row("sample_prompts", shown(found.prompts[0]), "field", WORDS["prompts"]))
+        flags.pop("sample_prompts", None)
+    if found.gpus > 1:
+        out.fields["gpus"] = found.gpus
+        out.rows.append(Row("num_processes", str(found.gpus), "field", WORDS["gpus"]))
+    if "model" in out.fields:
+        _length(out, TRAINER_DEFAULTS if found.plain else {})
+
+
+def _length(out: Import, usual: Mapping[str, Any]) -> None:
+    """Rank, alpha and length of the trainer where the file has none: so that the run trains as it did there."""
+    for key, value in usual.items():
+        if key not in out.fields:
+            out.fields[key] = value
+            out.rows.append(Row(WORDS[key], str(value), "same", "The trainer's default; the file has none"))
+    if "max_train_steps" not in out.fields and "epochs" not in out.fields:
+        out.fields["max_train_steps"] = str(STEPS)
+        out.rows.append(Row(WORDS["max_train_steps"], str(STEPS), "same", "The trainer's default; the file has none"))
+    elif "epochs" in out.fields and "max_train_steps" in out.fields:
+        # sd-scripts: max_train_epochs overrides max_train_steps
+        out.fields["max_train_steps"] = None
+        out.notes.append("The file sets epochs and steps; the epochs decide, as in kohya's trainers.")
+    elif "epochs" in out.fields:
+        out.fields["max_train_steps"] = None
+
+
+def _resolution(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str]) -> None:
+    """One side of a square with the area of the resolution, a multiple of 32."""
+    parts = " ".join(flags["resolution"]).replace(",", " ").replace("x", " ").split()
+    try:
+        sides = [float(part) for part in parts[:2]]
+        side = math.sqrt(sides[0] * sides[-1])
+        whole = max(32, round(side / 32) * 32)
+    except (ValueError, IndexError, OverflowError):
+        return _take(out, flags, labels, "resolution", "unsupported", "Not a resolution; set it by hand")
+    out.fields["resolution"] = whole
+    square = len(set(sides)) == 1 and whole == sides[0]
+    text = WORDS["resolution"] if square else f"Resolution {whole}: a multiple of 32 with about the same area"
+    return _take(out, flags, labels, "resolution", "field" if square else "changed", text)
+
+
+def _own_flags(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str]) -> None:
+    """Flags that Hangproof sets itself, or that it cannot take over."""
+    for flag in list(flags):
+        if flag in NOT_HERE:
+            _take(out, flags, labels, flag, "unsupported", NOT_HERE[flag])
+        elif BY_HANGPROOF.get(flag):
+            _take(out, flags, labels, flag, "run", BY_HANGPROOF[flag])
+        elif flag == "caption_extension":
+            right = flags[flag] == [".txt"]
+            _take(out, flags, labels, flag, "same" if right else "unsupported", "Captions are .txt files")
+        elif flag in RESERVED_FLAGS:
+            _take(out, flags, labels, flag, "run", OWN_RUN)
+        elif flag in ("xformers", "mem_eff_attn"):
+            _take(out, flags, labels, flag, "changed", SDPA)
+
+
+def _extra(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str]) -> None:
+    """The other flags: those that Hangproof writes anyway, and those that become extra options."""
+    from runs.command import flags as ours_of
+    from runs.flags import known_flags
+    from runs.spec import make
+
+    basic = make({"name": "my-lora", **{key: out.fields[key] for key in ("model", "backend", "tier")}})
+    ours = ours_of(basic, outputs_dir() / basic.slug)
+    known = known_flags(basic.backend, presets.models()[basic.model]["family"])
+    tier = presets.tiers_of(basic.model, basic.backend)[basic.tier]["flags"]
+    extra: dict[str, Any] = {}
+    given = set(flags) | {row.name.removeprefix("--") for row in out.rows}
+    for flag in list(flags):
+        values, entry = flags[flag], known.get(flag)
+        if flag in ours and _equal(values, ours[flag]):
+            _take(out, flags, labels, flag, "same", "Hangproof sets it")
+        elif known and entry is None:
+            _take(out, flags, labels, flag, "unsupported", f"{basic.backend} has no such option")
+        elif (
+            entry
+            and values
+            and entry.get("default") is not None
+            and _equal(values, entry["default"])
+            and flag not in ours
+        ):
+            _take(out, flags, labels, flag, "same", "The trainer's default")
+        elif flag in _table("lint.toml")["path_flags"] and values and not _exists(values[0]):
+            _take(out, flags, labels, flag, "unsupported", "This file is not on this machine")
+        else:
+            extra[flag] = _typed(values, entry)
+            _take(out, flags, labels, flag, "flag", "Extra trainer options")
+    if "optimizer_type" in extra:
+        off = [flag for flag in OPTIMIZER if flag in tier and flag not in given]
+        extra |= dict.fromkeys(off, False)
+    out.fields["extra"] = extra
+    written = [flag for flag, value in ours.items() if value is not False and flag not in extra]
+    fixed = {*RESERVED_FLAGS, *BY_HANGPROOF, *ALIASES, *WORDS, "persistent_data_loader_workers"}
+    needs = presets.trainer_of(basic.model, basic.backend)["needs"]
+    out.added = [
+        f"--{flag}" + ("" if ours[flag] is True else f" {_words(ours[flag])}")
+        for flag in written
+        if flag not in given and flag not in fixed and flag not in needs and flag not in labels
+    ]
+
+
+def _words(value: object) -> str:
+    return " ".join(value) if isinstance(value, list) else number(value)
+
+
+def _typed(values: list[str], entry: Mapping[str, Any] | None) -> Any:
+    """The value of an extra option, with the type that the trainer's parser has for it."""
+    if not values:
+        return True
+    if len(values) > 1 or (entry and entry["nargs"]):
+        return list(values)
+    text = values[0]
+    if entry and entry["type"] == "bool":
+        return text.casefold() not in ("false", "0", "no")
+    for kind in {"int": (int,), "float": (float,)}.get(entry["type"] if entry else "", ()):
+        try:
+            return kind(text)
+        except ValueError:
+            return text
+    return text
+
+
+def _checked(out: Import) -> Import:
+    """The import without the values that a run refuses: each becomes a row that says why."""
+    from runs.flags import flag_faults, known_flags
+    from runs.spec import make
+
+    name = out.fields.pop("name", "")
+    for _ in range(len(out.fields) + len(out.fields["extra"]) + 1):
+        try:
+            spec = make({"name": "my-lora", **out.fields})
+            break
+        except RunError as error:
+            for fault in error.faults:
+                _refuse(out, fault.field, fault.message)
+    else:
+        raise RunError("The settings of the file contradict each other; correct the file")
+    if known_flags(spec.backend, presets.models()[spec.model]["family"]):
+        for fault in flag_faults(spec):
+            flag, _, reason = fault.message.partition(": ")
+            if fault.field == "extra" and flag in out.fields["extra"]:
+                _refuse(out, flag, reason)
+    elif out.fields["extra"]:
+        label = CHECKOUTS[spec.backend].name
+        out.notes.append(f"{label} is not installed, so its extra options cannot be checked yet.")
+    if name:
+        try:
+            out.fields["name"] = make({"name": name}).name
+        except RunError as error:
+            _refuse(out, "name", error.faults[0].message)
+    return out
+
+
+def _refuse(out: Import, key: str, message: str) -> None:
+    """Take a field or an extra option back."""
+    flag = message.partition(":")[0] if key == "extra" else key
+    removed = (
+        out.fields["extra"].pop(flag, None)
+        if key == "extra" or key in out.fields["extra"]
+        else out.fields.pop(key, None)
+    )
+    if removed is None and key == "extra":
+        out.fields["extra"] = {}
+    label = WORDS.get(key, key)
+    rows = [
+        row
+        for row in out.rows
+        if row.outcome in ("field", "flag") and (row.text == label or row.name in (f"--{flag}", flag))
+    ]
+    name = rows[0].name if rows else f"--{flag}"
+    out.rows = [row for row in out.rows if row not in rows]
+    out.rows.append(Row(name, shown(removed), "unsupported", message))

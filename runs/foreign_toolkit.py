@@ -1,0 +1,142 @@
+"""A job of ai-toolkit (YAML or JSON) as flags of kohya's trainers.
+
+The names are those of ostris/ai-toolkit, config/examples/train_lora_flux_24gb.yaml. Only `safe_load` reads it, and only plain
+values at known places are used: a file with references to itself costs nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from runs.files import RunError
+from runs.foreign import ImageFolder, Row, Settings, add_value, shown
+
+# Place in config.process[0] → flag.
+FLAGS = {
+    ("network", "linear"): "network_dim",
+    ("network", "linear_alpha"): "network_alpha",
+    ("save", "save_every"): "save_every_n_steps",
+    ("train", "batch_size"): "train_batch_size",
+    ("train", "steps"): "max_train_steps",
+    ("train", "gradient_accumulation_steps"): "gradient_accumulation_steps",
+    ("train", "gradient_accumulation"): "gradient_accumulation_steps",
+    ("train", "gradient_checkpointing"): "gradient_checkpointing",
+    ("train", "optimizer"): "optimizer_type",
+    ("train", "lr"): "learning_rate",
+    ("train", "seed"): "seed",
+    ("sample", "sample_every"): "sample_every_n_steps",
+    ("sample", "seed"): "seed",
+}
+PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "float16": "fp16", "bfloat16": "bf16", "float32": "no", "fp32": "no"}
+# Places that are read below.
+USED = {
+    ("train", "dtype"),
+    ("model", "name_or_path"),
+    ("model", "arch"),
+    ("model", "is_flux"),
+    ("model", "is_xl"),
+    ("sample", "prompts"),
+}
+OTHER = "Hangproof has no such setting, or sets it by the base model"
+# Place → why it is not taken over; OTHER is the reason of every other one.
+NOT_TAKEN = {
+    ("train", "ema_config"): "No trainer here keeps an average of the weights",
+    ("train", "train_text_encoder"): "Text encoders are not trained: captions are encoded once",
+    ("train", "noise_scheduler"): "Set by the base model",
+    ("model", "quantize"): "Set by the VRAM choice",
+    ("model", "low_vram"): "Set by the VRAM choice",
+    ("network", "type"): "Hangproof trains plain LoRAs",
+}
+# What `arch`, or `is_flux` and its like, say about the base model: the script of its family.
+ARCHITECTURES = {
+    "flux": "flux_train_network.py",
+    "flux_kontext": "flux_kontext_train_network.py",
+    "flux2": "flux_2_train_network.py",
+    "sdxl": "sdxl_train_network.py",
+    "sd1": "train_network.py",
+    "sd3": "sd3_train_network.py",
+    "qwen_image": "qwen_image_train_network.py",
+    "zimage": "zimage_train_network.py",
+    "wan22_14b_t2i": "wan_train_network.py",
+    "chroma": "flux_train_network.py",
+    "lumina2": "lumina_train_network.py",
+}
+
+
+def read_yaml(out: Settings, label: str, text: str) -> None:
+    """Add what a YAML file sets. RunError: it is damaged, or is no job of ai-toolkit."""
+    import yaml
+
+    try:
+        table = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+        raise RunError(f"{label}: not valid YAML ({shown(error)}); choose the file again") from error
+    if not isinstance(table, dict) or not isinstance(table.get("config"), dict):
+        raise RunError(f"{label}: no job of ai-toolkit; it has a table “config” with a list “process”")
+    read_job(out, label, table)
+
+
+def read_job(out: Settings, label: str, table: Mapping[str, Any]) -> None:
+    """Add what a job sets. RunError: it has no process."""
+    config = table["config"]
+    processes = config.get("process")
+    first = processes[0] if isinstance(processes, list) and processes else None
+    if not isinstance(first, dict):
+        raise RunError(f"{label}: no job of ai-toolkit; “config” has no list “process”")
+    out.kind = "a job of ai-toolkit"
+    add_value(out, "output_name", config.get("name"), "name")
+    parts = {name: part for name, part in first.items() if isinstance(name, str) and isinstance(part, dict)}
+    for place, flag in FLAGS.items():
+        if place[0] in parts and place[1] in parts[place[0]] and flag not in out.flags:
+            add_value(out, flag, parts[place[0]][place[1]], ".".join(place))
+    precision = parts.get("train", {}).get("dtype")
+    if isinstance(precision, str) and precision in PRECISIONS:
+        add_value(out, "mixed_precision", PRECISIONS[precision], "train.dtype")
+    trigger = first.get("trigger_word")
+    _model(out, parts.get("model", {}))
+    _prompts(out, parts.get("sample", {}).get("prompts"))
+    datasets = first.get("datasets")
+    for one in [d for d in datasets if isinstance(d, dict)][:100] if isinstance(datasets, list) else []:
+        path, repeats = one.get("folder_path"), one.get("num_repeats")
+        if isinstance(path, str) and path:
+            word = " ".join(trigger.split())[:200] if isinstance(trigger, str) else ""
+            out.folders.append(
+                ImageFolder(path[:4000], repeats if type(repeats) is int and 0 < repeats < 10**6 else None, word)
+            )
+        sides = one.get("resolution")
+        sides = sides if isinstance(sides, list) else [sides]
+        if sides and isinstance(sides[-1], int) and "resolution" not in out.flags:
+            add_value(out, "resolution", max(s for s in sides if isinstance(s, int)), "datasets.resolution")
+            if len(sides) > 1:
+                out.notes.append("The data set is trained at several resolutions; Hangproof trains at the largest one.")
+    for name, part in parts.items():
+        for key, value in part.items():
+            place = (name, str(key))
+            used = place in FLAGS or place in USED
+            if (
+                not used
+                and value not in (None, False, "")
+                and (name, value) != ("network", "lora")
+                and len(out.rows) < 300
+            ):
+                text = value if isinstance(value, str | int | float) else "…"
+                out.rows.append(Row(shown(".".join(place)), shown(text), "unsupported", NOT_TAKEN.get(place, OTHER)))
+    if isinstance(trigger, str) and trigger.strip() and not out.folders:
+        out.folders.append(ImageFolder("", None, " ".join(trigger.split())[:200]))
+
+
+def _model(out: Settings, model: Mapping[str, Any]) -> None:
+    arch = model.get("arch")
+    known = arch if isinstance(arch, str) else next((k for k in ("flux", "sd3") if model.get(f"is_{k}")), None)
+    if known is None and model.get("is_xl"):
+        known = "sdxl"
+    out.script = (
+        ARCHITECTURES.get(str(known).partition(":")[0].lower(), "") if isinstance(known, str) else "train_network.py"
+    )
+    if known and not out.script:
+        raise RunError(f"model.arch: Hangproof has no base model of the kind {shown(known)}")
+    add_value(out, "pretrained_model_name_or_path", model.get("name_or_path"), "model.name_or_path")
+
+
+def _prompts(out: Settings, given: object) -> None:
+    texts = [one.get("prompt") if isinstance(one, dict) else one for one in given] if isinstance(given, list) else []
+    out.prompts = [" ".join(text.split())[:1000] for text in texts if isinstance(text, str) and text.strip()][:100]

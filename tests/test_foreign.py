@@ -1,0 +1,367 @@
+"""Configurations of other trainers become runs: every setting has one row, what hangs is dropped, nothing is executed."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import presets
+import runs
+from runs.files import RunError
+from runs.foreign import MAX_BYTES, MAX_FILES, read
+from runs.foreign_kohya import NETWORKS, SCRIPTS
+from runs.foreign_spec import convert
+
+# As FluxGym writes them (cocktailpeanut/fluxgym, app.py: gen_sh and gen_toml), for each of its three VRAM choices.
+OPTIMIZER = {
+    "20G": "--optimizer_type adamw8bit \\",
+    "16G": '--optimizer_type adafactor \\\n  --optimizer_args "relative_step=False" "scale_parameter=False" "warmup_init=False" \\\n'
+    "  --lr_scheduler constant_with_warmup \\\n  --max_grad_norm 0.0 \\",
+}
+OPTIMIZER["12G"] = OPTIMIZER["16G"].replace(
+    "  --lr_sch", '  --split_mode \\\n  --network_args "train_blocks=single" \\\n  --lr_sch'
+)
+FLUXGYM = """accelerate launch \\
+  --mixed_precision bf16 \\
+  --num_cpu_threads_per_process 1 \\
+  sd-scripts/flux_train_network.py \\
+  --pretrained_model_name_or_path "/home/me/fluxgym/models/unet/flux1-dev.sft" \\
+  --clip_l "/home/me/fluxgym/models/clip/clip_l.safetensors" \\
+  --t5xxl "/home/me/fluxgym/models/clip/t5xxl_fp16.safetensors" \\
+  --ae "/home/me/fluxgym/models/vae/ae.sft" \\
+  --cache_latents_to_disk \\
+  --save_model_as safetensors \\
+  --sdpa --persistent_data_loader_workers \\
+  --max_data_loader_n_workers 2 \\
+  --seed 7 \\
+  --gradient_checkpointing \\
+  --mixed_precision bf16 \\
+  --save_precision bf16 \\
+  --network_module networks.lora_flux \\
+  --network_dim 8 \\
+  {optimizer}--sample_prompts="/home/me/fluxgym/outputs/my-cat/sample_prompts.txt" --sample_every_n_steps="100" \\
+  --learning_rate 8e-4 \\
+  --cache_text_encoder_outputs \\
+  --cache_text_encoder_outputs_to_disk \\
+  --fp8_base \\
+  --highvram \\
+  --max_train_epochs 12 \\
+  --save_every_n_epochs 4 \\
+  --dataset_config "/home/me/fluxgym/outputs/my-cat/dataset.toml" \\
+  --output_dir "/home/me/fluxgym/outputs/my-cat" \\
+  --output_name my-cat \\
+  --timestep_sampling shift \\
+  --discrete_flow_shift 3.1582 \\
+  --model_prediction_type raw \\
+  --guidance_scale 1 \\
+  --loss_type l2 \\
+  --noise_offset 0.05 \\
+  --blocks_to_swap 18"""
+DATASET = """[general]
+shuffle_caption = false
+caption_extension = '.txt'
+keep_tokens = 1
+
+[[datasets]]
+resolution = 768
+batch_size = 2
+keep_tokens = 1
+
+  [[datasets.subsets]]
+  image_dir = '/home/me/fluxgym/datasets/my-cat'
+  class_tokens = 'ohwx cat'
+  num_repeats = 12"""
+GUI = {
+    "LoRA_type": "Flux1",
+    "flux1_checkbox": True,
+    "sdxl": False,
+    "pretrained_model_name_or_path": "/models/flux1-dev.safetensors",
+    "network_dim": 16,
+    "network_alpha": "8",
+    "train_batch_size": 2,
+    "max_resolution": "768,768",
+    "epoch": 3,
+    "max_train_epochs": 0,
+    "max_train_steps": 1200,
+    "learning_rate": 0.0003,
+    "unet_lr": 0.0002,
+    "text_encoder_lr": 0,
+    "optimizer": "Prodigy",
+    "optimizer_args": "decouple=True weight_decay=0.01",
+    "lr_scheduler": "cosine",
+    "lr_warmup": 10,
+    "seed": "",
+    "flux1_cache_text_encoder_outputs": True,
+    "sdxl_no_half_vae": True,
+    "split_mode": False,
+    "noise_offset_type": "Original",
+    "noise_offset": 0.05,
+    "multires_noise_iterations": 6,
+    "sample_prompts": "# first\na cat --w 512\n\na dog",
+    "training_comment": "trigger: ohwx cat",
+    "train_data_dir": "/data/cats",
+    "output_name": "cats",
+    "wandb_api_key": "sk-very-secret",
+    "additional_parameters": '--max_timestep 900 --metadata_title "my cats"',
+    "xformers": "xformers",
+    "num_cpu_threads_per_process": 2,
+    "save_state": False,
+}
+MUSUBI = """accelerate launch --num_cpu_threads_per_process 1 --mixed_precision bf16 src/musubi_tuner/zimage_train_network.py \\
+  --dit path/to/z_image_bf16.safetensors --vae path/to/ae.safetensors --text_encoder path/to/qwen_3_4b.safetensors \\
+  --dataset_config data.toml --sdpa --mixed_precision bf16 --timestep_sampling shift --weighting_scheme none \\
+  --discrete_flow_shift 2.0 --optimizer_type adamw8bit --learning_rate 1e-4 --gradient_checkpointing --network_dim 32 \\
+  --network_module networks.lora_zimage --max_train_epochs 16 --seed 42 --output_dir out --output_name z"""
+TOOLKIT = """job: extension
+config:
+  name: my_first_flux_lora_v1
+  process:
+    - type: sd_trainer
+      trigger_word: "p3r5on"
+      network: {type: lora, linear: 16, linear_alpha: 16}
+      save: {save_every: 250}
+      datasets:
+        - folder_path: /path/to/images
+          resolution: [512, 768, 1024]
+      train: {batch_size: 1, steps: 2000, lr: 1e-4, optimizer: adamw8bit, dtype: bf16, ema_config: {use_ema: true}}
+      model: {name_or_path: black-forest-labs/FLUX.1-dev, is_flux: true, quantize: true}
+      sample: {sample_every: 250, prompts: ["a cat", "a dog"]}
+"""
+
+
+def imported(*texts, tier=""):
+    return convert(read([(name, text) for name, text in texts]), tier)
+
+
+def row(one, name):
+    found = [r for r in one.rows if r.name in (name, f"--{name}")]
+    assert len(found) == 1, (name, found)
+    return found[0]
+
+
+@pytest.mark.parametrize("tier", ["12G", "16G", "20G"])
+def test_a_script_of_fluxgym_keeps_its_settings_and_its_vram_choice(tier):
+    one = imported(("train.sh", FLUXGYM.format(optimizer=OPTIMIZER[tier])), ("dataset.toml", DATASET), tier="8G")
+    wanted = {"model": "flux-dev", "backend": "sd-scripts", "tier": tier, "rank": "8", "epochs": "12", "name": "my-cat"}
+    wanted |= {"resolution": 768, "batch_size": "2", "repeats": 12, "trigger": "ohwx cat", "learning_rate": "8e-4"}
+    assert wanted.items() <= one.fields.items() and one.kind == "a script of FluxGym"
+    assert [f.path for f in one.folders] == ["/home/me/fluxgym/datasets/my-cat"]
+    assert row(one, "blocks_to_swap").outcome == "dropped" and "forever" in row(one, "blocks_to_swap").text
+    assert one.fields["extra"] == {"noise_offset": 0.05} or one.fields["extra"] == {"noise_offset": "0.05"}
+    spec = runs.make({**one.fields, "name": "x"})
+    assert spec.alpha == 1.0, "the default of kohya's trainers, which FluxGym leaves to them"
+    flags = presets.tier_flags("flux-dev", "sd-scripts", tier)
+    assert all(row(one, flag).outcome == "same" for flag in flags if flag != "cache_latents")
+
+
+def test_a_batch_file_of_fluxgym_is_read_with_its_carets():
+    text = (
+        FLUXGYM.format(optimizer=OPTIMIZER["20G"]).replace("\\\n", "^\n").replace("/home/me/fluxgym/", "C:\\fluxgym\\")
+    )
+    one = imported(("", text.replace("\n", "\r\n")))
+    assert one.fields["model"] == "flux-dev" and one.fields["rank"] == "8" and one.fields["name"] == "my-cat"
+
+
+def test_a_json_of_kohya_ss_means_what_its_gui_writes_as_flags():
+    one = imported(("x.json", json.dumps(GUI)), tier="12G")
+    wanted = {
+        "model": "flux-dev",
+        "rank": "16",
+        "alpha": "8",
+        "batch_size": "2",
+        "resolution": 768,
+        "max_train_steps": "1200",
+    }
+    wanted |= {"learning_rate": "0.0003", "prompts": ["a cat --w 512", "a dog"], "trigger": "ohwx cat", "tier": "12G"}
+    assert wanted.items() <= one.fields.items() and "epochs" not in one.fields and "seed" not in one.fields
+    extra = {key: value if isinstance(value, list) else str(value) for key, value in one.fields["extra"].items()}
+    assert extra["optimizer_type"] == "Prodigy" and extra["optimizer_args"] == ["decouple=True", "weight_decay=0.01"]
+    assert extra["lr_warmup_steps"] == "0.1" and extra["max_timestep"] == "900" and extra["unet_lr"] == "0.0002"
+    assert extra["lr_scheduler"] == "cosine" and "multires_noise_iterations" not in extra and "no_half_vae" not in extra
+    assert extra["max_grad_norm"] == "False", "of the VRAM choice's own optimizer"
+    assert row(one, "xformers").outcome == "changed" and one.folders[0].path == "/data/cats"
+    secret = row(one, "wandb_api_key")
+    assert secret.outcome == "unsupported" and "sk-very" not in str(one)
+
+
+@pytest.mark.parametrize("box", [*SCRIPTS, ""])
+def test_each_family_of_the_gui_is_found_by_its_checkbox(box):
+    gui = {"LoRA_type": "Standard", "network_dim": 8, "learning_rate": 1e-4, **({box: True} if box else {})}
+    one = imported(("x.json", json.dumps(gui)))
+    script = SCRIPTS.get(box, "train_network.py")
+    assert presets.trainer_of(one.fields["model"], "sd-scripts")["script"] == script
+
+
+@pytest.mark.parametrize("kind", [*NETWORKS, "LyCORIS/LoHa", "LyCORIS/LoKr", "LyCORIS/iA3", "", None, 7])
+def test_each_type_of_lora_is_taken_over_or_refused_with_a_reason(kind):
+    gui = {"LoRA_type": kind, "network_dim": 100000, "network_alpha": 1, "conv_dim": 8, "sdxl": True, "factor": -1}
+    one = imported(("x.json", json.dumps(gui)))
+    if kind in NETWORKS:
+        assert one.fields["rank"] == "100000"
+    else:
+        assert "rank" not in one.fields and "lycoris-lora" in row(one, "LoRA_type").text
+
+
+def test_a_command_of_musubi_tuner_is_found_without_the_guarded_launcher():
+    one = imported(("", MUSUBI))
+    assert (one.fields["model"], one.fields["backend"], one.fields["rank"]) == ("z-image", "musubi", "32")
+    assert one.kind == "a command of musubi-tuner"
+
+
+def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
+    one = imported(("job.yaml", TOOLKIT))
+    wanted = {"model": "flux-dev", "rank": "16", "max_train_steps": "2000", "resolution": 1024, "trigger": "p3r5on"}
+    assert (wanted | {"learning_rate": "1e-4", "prompts": ["a cat", "a dog"]}).items() <= one.fields.items()
+    assert row(one, "train.ema_config").outcome == "unsupported"
+
+
+def test_a_config_file_and_bare_options_need_no_script():
+    toml = '[model]\npretrained_model_name_or_path = "/m/sd_xl_base_1.0.safetensors"\n[train]\nnetwork_dim = 24\n'
+    toml += (
+        'network_module = "networks.lora"\nmax_train_steps = 700\nlearning_rate = 1e-4\nfused_backward_pass = true\n'
+    )
+    one = imported(("config.toml", toml))
+    assert one.fields["model"] == "sdxl" and one.fields["max_train_steps"] == "700"
+    assert row(one, "fused_backward_pass").outcome == "dropped"
+    one = imported(
+        (
+            "",
+            "--network_dim 12 --learning_rate=2e-4 --pretrained_model_name_or_path flux1-dev.safetensors --max_train_epochs 3",
+        )
+    )
+    assert one.fields["rank"] == "12" and one.fields["model"] == "flux-dev" and one.fields["epochs"] == "3"
+
+
+def test_a_run_of_hangproof_comes_back_as_it_was(tmp_path):
+    spec = runs.make(
+        {"name": "cat", "backend": "sd-scripts", "tier": "12G", "rank": 12, "extra": {"noise_offset": 0.1}}
+    )
+    one = imported(("train.sh", runs.script(spec, tmp_path)), ("dataset.toml", runs.dataset_toml(spec)))
+    back = runs.make({**one.fields, "name": "cat"})
+    same = ("model", "backend", "tier", "rank", "alpha", "learning_rate", "epochs", "seed", "workers", "resolution")
+    assert [getattr(back, key) for key in same] == [getattr(spec, key) for key in same]
+    assert float(back.extra["noise_offset"]) == 0.1 and set(back.extra) == {"noise_offset"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hello there", "this is not a train.sh"),
+        ("", "nothing to import"),
+        ("{", "not valid JSON"),
+        ('{"a": 1}', "none of kohya_ss"),
+        ('{"train_data_dir": "x"}', "trains no LoRA"),
+        ('{"LoRA_type": "Standard", "v2": true}', "Stable Diffusion 2"),
+        ("[[datasets]\n", "not valid TOML"),
+        ("config:\n  - 1\n", "no job of ai-toolkit"),
+        ("config: {process: [{model: {arch: unheard-of}}]}", "no base model"),
+        ("python train_db.py --learning_rate 1", "no base model for this script"),
+        ("x\0y", "NUL"),
+        ("x" * (MAX_BYTES + 1), "larger than"),
+        ("[" * 20000, "valid"),
+        ('{"LoRA_type": ' + "[" * 20000, "JSON"),
+    ],
+)
+def test_what_cannot_be_imported_says_why(text, words):
+    with pytest.raises(RunError) as error:
+        imported(("", text))
+    assert words in str(error.value) or "nested too deeply" in str(error.value)
+
+
+def test_too_many_files_are_refused():
+    with pytest.raises(RunError, match="too many"):
+        read([("x", "y")] * (MAX_FILES + 1))
+
+
+def test_references_of_yaml_that_multiply_cost_nothing():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    text = "\n".join(
+        [
+            *lines,
+            "config: {name: *a11, process: [{network: *a11, train: {lr: *a11, steps: 5, x: *a11}, model: {is_flux: true}}]}",
+        ]
+    )
+    assert imported(("", text)).fields["max_train_steps"] == "5"
+
+
+def test_nothing_of_an_imported_script_is_executed(tmp_path, monkeypatch):
+    flag = tmp_path / "executed"
+    monkeypatch.setattr(os, "system", lambda *_: flag.touch())
+    text = f"touch {flag}\nX=$(touch {flag})\naccelerate launch `touch {flag}` flux_train_network.py --network_dim $(touch {flag}; echo 4)"
+    text += f' --learning_rate 1e-4 --output_name "$(touch {flag})" --x "; touch {flag}"\n'
+    one = imported(("train.sh", text))
+    assert (
+        not flag.exists() and row(one, "network_dim").outcome == "unsupported" and one.fields["learning_rate"] == "1e-4"
+    )
+
+
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "60"))  # thousands were run once; the message is what matters
+SCALARS = st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=30)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from([*GUI, *SCRIPTS, "conv_dim", "max_grad_norm", "lr_scheduler_args", "vae", "resume"]) | st.text(
+    max_size=12
+)
+
+
+def checked(*files):
+    """Import; anything but a RunError fails the test. The result is a valid run."""
+    try:
+        one = convert(read(list(files)))
+    except RunError as error:
+        assert str(error).strip()
+        return
+    runs.make({"name": "x", "model": "flux-dev", **one.fields})
+    assert all(r.text and len(r.value) <= 200 for r in one.rows)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.dictionaries(KEYS, VALUES, max_size=25))
+def test_no_json_of_the_gui_is_worse_than_a_clear_message(table):
+    checked(("x.json", json.dumps({"LoRA_type": "Standard", **table})))
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.lists(st.tuples(st.text(max_size=12), st.text(max_size=200)), max_size=4))
+def test_no_text_is_worse_than_a_clear_message(files):
+    checked(*files)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            ["network_dim", "seed", "resolution", "resume", "optimizer_args", "output_name", "blocks_to_swap"]
+        )
+        | st.text(max_size=9)
+    ),
+    st.lists(st.text(max_size=40), max_size=12),
+)
+def test_no_command_is_worse_than_a_clear_message(flags, values):
+    words = [f"--{flag} {value}" for flag, value in zip(flags, values, strict=False)]
+    checked(("train.sh", "accelerate launch sd-scripts/flux_train_network.py " + " \\\n ".join(words)))
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["datasets", "general", "network_dim", "resolution", "seed"]) | st.text(min_size=1, max_size=6),
+        VALUES,
+        max_size=6,
+    )
+)
+def test_no_data_set_is_worse_than_a_clear_message(table):
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        text = tomlkit.dumps({key: value for key, value in table.items() if value is not None})
+    except (TOMLKitError, ValueError, TypeError, AttributeError):
+        return
+    checked(("dataset.toml", text), ("train.sh", FLUXGYM.format(optimizer=OPTIMIZER["20G"])))
