@@ -348,7 +348,8 @@ def _musubi_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
             "num_repeats": dataset.repeats_in(folder, spec.repeats),
         }
         if spec.control_dir:
-            row["control_directory"] = (Path(spec.control_dir).expanduser().absolute() / folder).as_posix()
+            pairs = Path(spec.control_dir).expanduser().absolute() / dataset.weight_of(folder)[1]
+            row["control_directory"] = pairs.as_posix()
         rows.append(row)
     return {"general": general, "datasets": rows}
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import presets
 import runs
 from runs import weights
+from runs.dataset import shown_per_epoch
 from runs.files import Fault
 from runs.paths import entries
-from ui.dataset import draft
+from ui.dataset import draft, image_edit
 from ui.html import esc
 from ui.new.form_fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES
 
@@ -77,11 +78,13 @@ def review(
     machine: "Machine | None" = None,
     sizes: Sequence[tuple[int, int]] = (),
     ask: bool = False,
+    items: Iterable[draft.Item] = (),
 ) -> Review:
     """Parse and judge the form's values. Start uses this function too: what it allows, starts.
 
     Args:
         images: their number, or their number by folder. machine, sizes: as in runs.sanity.judge. ask: as in runs.problems.
+        items: the images themselves, whose masks not every trainer uses.
     """
     from runs.sanity import IMPOSSIBLE, judge
 
@@ -107,6 +110,8 @@ def review(
         faults += found
         faults += [finding.fault() for finding in findings if finding.severity == IMPOSSIBLE]
         warnings = [finding.fault() for finding in findings if finding.severity != IMPOSSIBLE]
+        pairs = bool(spec.control_dir)
+        warnings += [Fault("images", note) for note in image_edit.start_notes(items, spec.backend, pairs)]
     return Review(values, counts, spec, _in_form(faults), tuple(missing), _in_form(warnings))
 
 
@@ -272,7 +277,12 @@ def plan(review: Review) -> str:
         return '<p class="hp-plan">The number of training steps appears here once the errors below are fixed.</p>'
     parts = [f"{count:,} image{'s' * (count != 1)}"]
     if not spec.max_train_steps:
-        parts += [f"{spec.repeats} repeat{'s' * (spec.repeats != 1)}", f"{spec.epochs} epoch{'s' * (spec.epochs != 1)}"]
+        shown_images = shown_per_epoch(review.images, spec.repeats)
+        if shown_images == count * spec.repeats:
+            parts.append(f"{spec.repeats} repeat{'s' * (spec.repeats != 1)}")
+        else:  # subsets with their own repeats, images with a weight
+            parts = [f"{parts[0]}, shown {shown_images:,} times an epoch"]
+        parts.append(f"{spec.epochs} epoch{'s' * (spec.epochs != 1)}")
     batch = spec.batch_size * spec.gradient_accumulation
     parts += [f"batch {batch}"] * (batch > 1)
     note = " With one image, the LoRA memorizes that image. Use 10 to 30 images." if count == 1 else ""
@@ -416,8 +426,9 @@ def create(values: dict[str, Any], draft_id: str) -> tuple[Path, list[str]]:
     """
     from runs.machine import this_machine
 
-    sizes = [item.trained_size for item in draft.items(draft_id)]
-    checked = review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask=True)
+    items = draft.items(draft_id)
+    sizes = [item.trained_size for item in items]
+    checked = review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask=True, items=items)
     if checked.missing or checked.faults or checked.spec is None:
         raise runs.RunError([*checked.missing, *checked.faults])
     if fault := store_fault(checked.spec):

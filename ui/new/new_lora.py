@@ -311,7 +311,8 @@ def _review(draft_id: str | None, values: dict[str, Any]) -> tuple[Any, ...]:
         presets.models()  # raises when the user's own table is invalid, for example in the middle of an edit
     except ERRORS as error:
         return f'<p class="hp-plan hp-warn">{esc(error)}</p>', "", {}, *[gr.skip()] * 6
-    review = form.review(values, counts, this_machine(values["backend"]), [item.trained_size for item in items])
+    sizes = [item.trained_size for item in items]
+    review = form.review(values, counts, this_machine(values["backend"]), sizes, items=items)
     estimated = estimates.html(review.spec, counts, (item.caption for item in items))
     plan = form.plan(review) + estimated + form.findings(review)
     return plan, form.script_of(review), review.marks(), *model_updates(values, review.spec)

@@ -1,0 +1,178 @@
+"""Edits of one image of a draft: rotate, crop, mask and weight. Nothing changes the file that was dropped.
+
+Each edit is a field of the image that undo knows; runs/dataset.py applies them when a run's data set is written. `edit` and
+`details` take what the large view sends (image_editor.js) and check every value; the other functions are for any caller.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import presets
+from runs import masks
+from runs.dataset import MAX_WEIGHT
+from runs.files import RunError
+from runs.pictures import turned, turned_crop, valid_crop
+from ui.dataset import draft, draft_masks
+
+OUT_OF_DATE = "This page is out of date; reload it"
+
+
+def _item(draft_id: str, image_id: str) -> draft.Item:
+    for item in draft.items(draft_id):
+        if item.id == image_id:
+            return item
+    raise RunError(draft.REMOVED)
+
+
+def rotate(draft_id: str, image_id: str, turns: int) -> None:
+    """Rotate an image by quarter turns clockwise, with its crop and its mask. Raises RunError: it was removed."""
+    item = _item(draft_id, image_id)
+    values = {"turn": (item.turn + turns) % 4, "crop": turned_crop(item.crop, turns)}
+    draft.set_fields(draft_id, [image_id], values, f"rotation of {item.file}")
+
+
+def crop(draft_id: str, image_id: str, box: object) -> None:
+    """Train only a part of an image.
+
+    Args:
+        box: left, top, right, bottom as fractions of the image as shown (upright and rotated); None for the complete image.
+
+    Raises:
+        RunError: the image was removed, or the box is not a part of it.
+    """
+    item = _item(draft_id, image_id)
+    draft.set_fields(draft_id, [image_id], {"crop": valid_crop(box)}, f"crop of {item.file}")
+
+
+def weigh(draft_id: str, image_ids: Sequence[str], weight: object) -> None:
+    """Repeat images `weight` times as often as the others. Raises RunError: they were removed; not a number from 1 to 10."""
+    if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MAX_WEIGHT:
+        raise RunError(f"The weight is a whole number from 1 to {MAX_WEIGHT}")
+    names = {item.id: item.file for item in draft.items(draft_id)}
+    found = [names[key] for key in image_ids if key in names]
+    label = f"weight of {found[0]}" if len(found) == 1 else f"weight of {len(found)} images"
+    draft.set_fields(draft_id, image_ids, {"weight": weight}, label)
+
+
+def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None = None, name: str = "The mask") -> None:
+    """Set the mask of an image: white is trained, black is ignored.
+
+    Args:
+        content: a PNG of the image's shape; None, or one that is all white, removes the mask. turn: the rotation of the image
+            that the mask was drawn on, in quarter turns; None for that of now. name: of the file, in messages.
+
+    Raises:
+        RunError: the image was removed; not a PNG, damaged, too large, or of another shape; the mask is unchanged.
+    """
+    item = _item(draft_id, image_id)
+    stored = None
+    if content is not None:
+        turn = item.turn if turn is None else turn % 4
+        width, height = item.width, item.height
+        shape = (height, width) if (turn - item.turn) % 2 else (width, height)
+        drawn = turned(masks.read(content, name, shape), -turn % 4)
+        if drawn.getextrema() != (255, 255):
+            stored = draft_masks.store(draft_id, drawn)
+    draft.set_fields(draft_id, [image_id], {"mask": stored}, f"mask of {item.file}")
+    draft_masks.delete_unused(draft_id)
+
+
+def shown_mask(draft_id: str, image_id: str) -> bytes | None:
+    """The mask of an image as a PNG, rotated as the image is shown; None for none. Raises RunError: it cannot be read."""
+    item = _item(draft_id, image_id)
+    if not item.mask:
+        return None
+    return masks.png(turned(masks.opened(draft.masks_dir(draft_id) / item.mask), item.turn))
+
+
+def start_notes(items: Iterable[draft.Item], backend: str, pairs: bool) -> list[str]:
+    """What a start with these images does not do although it was asked for, as sentences.
+
+    Args:
+        pairs: whether the model learns from pairs of images, the control images of which are not edited here.
+    """
+    images = list(items)
+    notes = [masks.ignored_note(backend, sum(item.mask is not None for item in images))]
+    if pairs and (edited := sum(item.crop is not None or item.turn > 0 for item in images)):
+        notes.append(
+            f"{edited} image{'s are' if edited != 1 else ' is'} cropped or rotated, but the control images are not; "
+            "crop and rotate those in the same way"
+        )
+    return [note for note in notes if note]
+
+
+def mask_note(backend: object) -> str:
+    """What the chosen trainer does with a mask, as a sentence beside it."""
+    known = presets.backends()
+    name = backend if isinstance(backend, str) and backend in known else presets.defaults()["run"]["backend"]
+    label = known[name]["label"]
+    if masks.supported(name):
+        return "The trainer leaves the marked part out of its loss: the LoRA does not learn it."
+    return (
+        f"{label}, the trainer chosen in step 1, cannot use masks: it trains the whole image. Crop the image instead."
+    )
+
+
+# What the large view sends ---------------------------------------------------------------------------------------------
+
+
+def edit(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Make the edit that `data["what"]` names. Raises RunError: it is not possible; nothing was changed."""
+    image_id, what = data.get("id"), data.get("what")
+    if not isinstance(image_id, str) or not isinstance(what, str) or what not in EDITS:
+        raise RunError(OUT_OF_DATE)
+    EDITS[what](draft_id, image_id, data)
+    return {}
+
+
+def _rotate(draft_id: str, image_id: str, data: dict[str, Any]) -> None:
+    rotate(draft_id, image_id, -1 if data.get("turns") == -1 else 1)
+
+
+def _mask(draft_id: str, image_id: str, data: dict[str, Any]) -> None:
+    content, turn, name = data.get("png"), data.get("turn"), data.get("name")
+    if content is not None and not isinstance(content, str):
+        raise RunError(OUT_OF_DATE)
+    if isinstance(turn, bool) or not (turn is None or isinstance(turn, int)):
+        raise RunError(OUT_OF_DATE)
+    shown = draft.plain_text(name)[:80] if isinstance(name, str) and name else "The mask"
+    if content is not None and len(content) > masks.MAX_BYTES * 4 // 3 + 8:
+        raise RunError(f"{shown}: the file is too large for a mask; export it smaller")
+    try:
+        png = None if content is None else base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RunError(OUT_OF_DATE) from error
+    mask(draft_id, image_id, png, turn, shown)
+
+
+EDITS: dict[str, Callable[[str, str, dict[str, Any]], None]] = {
+    "rotate": _rotate,
+    "crop": lambda draft_id, image_id, data: crop(draft_id, image_id, data.get("crop")),
+    "weight": lambda draft_id, image_id, data: weigh(draft_id, [image_id], data.get("weight")),
+    "mask": _mask,
+}
+
+
+def details(draft_id: str, item: draft.Item) -> dict[str, Any]:
+    """What the large view shows of an image beside its card: the mask as base64, and what the trainer does with it."""
+    drawn = shown_mask(draft_id, item.id)
+    return {
+        "mask": base64.b64encode(drawn).decode() if drawn else "",
+        "note": mask_note(draft.form(draft_id).get("backend")),
+    }
+
+
+def fields_of(item: draft.Item) -> dict[str, Any]:
+    """What a card and the large view show of the edits of an image; `width` and `height` are those that are trained."""
+    width, height = item.trained_size
+    return {
+        "width": width,
+        "height": height,
+        "full": [item.width, item.height],
+        "turn": item.turn,
+        "crop": item.crop,
+        "mask": item.mask or "",
+        "weight": item.weight,
+    }
