@@ -183,7 +183,7 @@ def test_the_log_can_be_scrolled_by_keyboard(tab, server):
     show(tab, server, folder)
     log = tab.get_by_role("region", name="Training log")
     tab.locator("#delete").focus()
-    for _ in range(8):
+    for _ in range(30):
         tab.keyboard.press("Tab")
         if log.evaluate(f"(e) => e === {FOCUSED}"):
             break

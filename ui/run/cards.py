@@ -7,6 +7,7 @@ A row of the list and a report are made once for each object that they show, bec
 import functools
 import os
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from runs.manage import size_text
 from ui.dataset.images import file_url
 from ui.html import duration, esc, markdown, number, per_step
 from ui.run.artifacts import Gallery, Lora
-from ui.run.readers import Log
+from ui.run.evolution import thumb_url
 from ui.run.view import Incident, View
 
 if TYPE_CHECKING:
@@ -292,43 +293,33 @@ def _fact(label: str, value: str, note: str) -> str:
     return f'<div title="{esc(note)}"><dt>{esc(label)}</dt><dd>{value}</dd></div>'
 
 
-def loras(view: View | None, found: list[Lora], gallery: Gallery) -> str:
-    """Every saved LoRA with its step, its samples and a download; the final one first."""
+def loras(view: View | None, found: list[Lora], gallery: Gallery, marks: Mapping[int, str]) -> str:
+    """Every saved LoRA with its step, its samples and a download; the final one first. marks: a word by step."""
     if view is None or not found:
         return ""
-    rows = "".join(_lora(lora, gallery) for lora in found)
+    rows = "".join(_lora(lora, gallery, marks.get(lora.step or 0, "")) for lora in found)
     title = "LoRA" if len(found) == 1 else f"{len(found)} LoRAs"
     body = f'<ul class="hp-loras" tabindex="0" aria-label="Saved LoRAs">{rows}</ul>'
     return _section(title, body, esc(f"outputs/{view.folder.name}"))
 
 
-def _lora(lora: Lora, gallery: Gallery) -> str:
+def _lora(lora: Lora, gallery: Gallery, mark: str) -> str:
     name, at = lora.path.name, lora.at
     title = f"Final LoRA · {at}" if lora.final and at != name else at[:1].upper() + at[1:] if at != name else name
     thumbs = "".join(
         f'<button type="button" class="hp-thumb" data-sample="{esc(file_url(sample.path))}" '
-        f'title="{esc(sample.at)}"><img loading="lazy" src="{esc(file_url(sample.path))}" '
+        f'title="{esc(sample.at)}"><img loading="lazy" src="{esc(thumb_url(sample.path))}" '
         f'alt="Sample of prompt {sample.prompt + 1}, {esc(sample.at)}"></button>'
         for sample in gallery.of(lora)
     )
+    pill = f'<span class="hp-mark-pill hp-done">{esc(mark)}</span>' if mark else ""
     look, test = ("hp-primary", "download") if lora.final else ("", "download-numbered")
     return (
-        f'<li class="hp-lora{" hp-final" if lora.final else ""}" data-testid="lora"><div><strong>{esc(title)}</strong>'
+        f'<li class="hp-lora{" hp-final" if lora.final else ""}" data-testid="lora"><div><strong>{esc(title)}</strong>{pill}'
         f"<span>{esc(name)} · {size_text(lora.size)}</span></div>"
         f'<div class="hp-thumbs">{thumbs}</div><a class="hp-button {look}" data-testid="{test}" '
         f'href="{esc(file_url(lora.path))}" download="{esc(name)}" aria-label="Download {esc(name)}">Download</a></li>'
     )
-
-
-def samples(view: View | None, gallery: Gallery) -> dict[str, Any]:
-    """All samples for run_samples.js: the run, and of each prompt its text and images."""
-    if view is None:
-        return {"run": "", "rows": []}
-    rows = [
-        {"prompt": prompt, "items": [{"url": file_url(one.path), "at": one.at} for one in row]}
-        for prompt, row in gallery.rows
-    ]
-    return {"run": view.folder.name, "rows": rows}
 
 
 def incidents(view: View | None, found: list[Incident]) -> str:
@@ -379,32 +370,6 @@ def costs(fields: dict[str, Any]) -> list[tuple[str, str]]:
     if isinstance(fields.get("steps_repeated"), int):
         out.append(("Steps repeated", f"{fields['steps_repeated']}"))
     return out
-
-
-def log(view: View | None, text: Log | None) -> str:
-    """The end of the training log. What went wrong leads."""
-    if view is None or text is None or not view.status.get("state"):
-        return ""
-    where, parts = esc(f"outputs/{view.folder.name}/training.log"), []
-    if text.error and view.state in ERROR_STATES:
-        parts.append(f'<p class="hp-first-error" data-testid="first-error">{esc(text.error[:2000])}</p>')
-    if text.text:
-        parts.append(
-            '<div class="hp-log" data-testid="log" tabindex="0" role="region" aria-label="Training log">'
-            f"<pre>{_log_text(text)}</pre></div>"
-        )
-    else:
-        parts.append('<p class="hp-none">The log is empty.</p>')
-    if text.hidden:
-        parts.append(
-            f'<p class="hp-none hp-hidden-lines">{text.hidden} lines of the launcher hidden; they are in {where}.</p>'
-        )
-    return _section("Log", "".join(parts), where)
-
-
-@functools.lru_cache(maxsize=16)
-def _log_text(text: Log) -> str:
-    return local_times(esc(text.text))
 
 
 def _short(seconds: float) -> str:

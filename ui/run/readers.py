@@ -19,12 +19,14 @@ from ui.html import ANSI
 READ_BYTES = 8 << 20
 LOG_LINES = 300
 LINE_BYTES = 64 * 1024  # of an unfinished line
-HEADER = re.compile(r"=== (\S+) attempt \d+: ")  # monitor/attempt.py writes it before each attempt
+HEADER = re.compile(r"=== (\S+) attempt (\d+): ")  # monitor/attempt.py writes it before each attempt
 USAGE_ERROR = re.compile(r"(?:\S+: )?error: \S")
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): \S")
 LAUNCHER_ERRORS = ("subprocess.CalledProcessError:", "torch.distributed.")
 TRACEBACK = "Traceback (most recent call last):"
 LAUNCHER_FRAME = re.compile(r'\s*File ".*[/\\]accelerate[/\\]commands[/\\]')
+COLOUR = re.compile(r"\x1b\[[0-9;]{0,40}m")
+LOG_BYTES = 2 << 20  # of a log that is opened, its last ones
 YOUNG_NS = 2_000_000_000
 
 
@@ -113,12 +115,15 @@ def _value(line: bytes) -> Any:
 class Log:
     """The end of a log. `hidden`: lines of the launcher's tracebacks after a stop, left out of `text`.
 
+    `styled`: the same lines with a terminal's colour codes.
+
     `error`: the line of the last attempt that says what went wrong, "" without one: a usage error, else the first exception.
     """
 
     text: str = ""
     hidden: int = 0
     error: str = ""
+    styled: tuple[str, ...] = ()
 
 
 class LogTail:
@@ -131,7 +136,8 @@ class LogTail:
 
     def _begin(self) -> None:
         self._partial = b""
-        self._lines: deque[tuple[str, str]] = deque(maxlen=LOG_LINES)  # (line, when its attempt started)
+        # (line, when its attempt started, the line with colours)
+        self._lines: deque[tuple[str, str, str]] = deque(maxlen=LOG_LINES)
         self._attempts: list[str] = [""]
         self._usage = self._exception = ""
         self._log: Log | None = None
@@ -139,21 +145,22 @@ class LogTail:
     def update(self) -> Log:
         """Read what was added; the same object as before when that is nothing."""
         stopped = self._read_events()
-        data, new = self._added.read(skip_to_end=True)
+        data, new = self._added.read(LOG_BYTES, skip_to_end=True)
         if new:
             self._begin()
         if not data and not stopped and self._log is not None:
             return self._log
         *lines, partial = (self._partial + data).split(b"\n")
         for line in lines:
-            self._take(plain_line(line))
+            self._take(line)
         # Of a progress bar only the last state is kept: it can grow for hours without a line end.
         end = len(partial.rstrip(b"\r"))
         self._partial = partial[partial.rfind(b"\r", 0, end) + 1 :][-LINE_BYTES:]
         self._log = self._drawn()
         return self._log
 
-    def _take(self, line: str) -> None:
+    def _take(self, data: bytes) -> None:
+        line = plain_line(data)
         if match := HEADER.match(line):
             self._attempts.append(match[1])
             self._usage = self._exception = ""
@@ -161,7 +168,7 @@ class LogTail:
             self._usage = line
         elif not self._exception and EXCEPTION.match(line) and not line.startswith(LAUNCHER_ERRORS):
             self._exception = line
-        self._lines.append((line, self._attempts[-1]))
+        self._lines.append((line, self._attempts[-1], styled_line(data)))
 
     def _read_events(self) -> bool:
         data, new = self._events.read()
@@ -179,27 +186,33 @@ class LogTail:
         return any(attempt <= stop and (not later or stop < min(later)) for stop in self._stops)
 
     def _drawn(self) -> Log:
-        lines = [*self._lines, (plain_line(self._partial), self._attempts[-1])][-LOG_LINES:]
-        stopped = {attempt: self._stopped(attempt) for attempt in {attempt for _, attempt in lines}}
+        partial = (plain_line(self._partial), self._attempts[-1], styled_line(self._partial))
+        lines = [*self._lines, partial][-LOG_LINES:]
+        stopped = {attempt: self._stopped(attempt) for attempt in {attempt for _, attempt, _ in lines}}
         kept: list[str] = []
+        styled: list[str] = []
         hidden = index = 0
         while index < len(lines):
-            line, attempt = lines[index]
+            line, attempt, coloured = lines[index]
             end = _launcher_block(lines, index) if line == TRACEBACK and stopped[attempt] else index
             if end > index:
                 hidden, index = hidden + end - index, end
             else:
                 kept.append(line)
+                styled.append(coloured)
                 index += 1
-        return Log("\n".join(kept).strip("\n"), hidden, self._usage or self._exception)
+        text = "\n".join(kept).strip("\n")
+        while styled and not styled[-1]:
+            styled.pop()
+        return Log(text, hidden, self._usage or self._exception, tuple(styled))
 
 
-def _launcher_block(lines: list[tuple[str, str]], start: int) -> int:
+def _launcher_block(lines: list[tuple[str, str, str]], start: int) -> int:
     """The end of the traceback that begins at `start` when it is accelerate's own; else `start`."""
     end = start + 1
     while end < len(lines) and lines[end][0][:1] in (" ", "\t"):
         end += 1
-    ours = any(LAUNCHER_FRAME.match(line) for line, _ in lines[start + 1 : end])
+    ours = any(LAUNCHER_FRAME.match(line) for line, _, _ in lines[start + 1 : end])
     return min(end + 1, len(lines)) if ours else start  # with the line of the exception
 
 
@@ -207,3 +220,16 @@ def plain_line(line: bytes) -> str:
     """A line as a terminal shows it: no escape codes, of a progress bar only its last state."""
     text = ANSI.sub("", line.decode("utf-8", "replace")).rstrip("\r").rsplit("\r", 1)[-1]
     return text if text.isprintable() else "".join(c for c in text if c == "\t" or c.isprintable())
+
+
+def styled_line(line: bytes) -> str:
+    """`plain_line` with the codes of a terminal's colours. The browser makes them styles; no other control character is left."""
+    if b"\x1b" not in line:
+        return plain_line(line)
+    text = line.decode("utf-8", "replace").rstrip("\r").rsplit("\r", 1)[-1]
+    codes = [code[0] for code in COLOUR.finditer(text)]
+    parts = COLOUR.split(text)
+    out = [plain_line(parts[0].encode("utf-8", "replace"))]
+    for code, part in zip(codes, parts[1:], strict=True):
+        out += [code, plain_line(part.encode("utf-8", "replace"))]
+    return "".join(out)

@@ -19,13 +19,13 @@ from ui import scripts
 from ui.dataset import draft, images
 from ui.html import esc
 from ui.new import form, trainer_checks
-from ui.run import cards, charts, control, launch_tab, view
+from ui.run import actions, cards, charts, control, drill, evolution, launch_tab, log_view, queue, view
 from ui.run.artifacts import Gallery
 
 TICK_S = 1.0
 COPY = "New LoRA from this run"
-PARTS = ("list", "head", "loras", "incidents", "ledger", "charts", "samples", "elsewhere", "log")
-SCRIPTS = {"head": "run_head", "incidents": "run_times", "log": "run_times"}  # parts of ui/scripts.py
+PARTS = ("queue", "list", "head", "actions", "loras", "incidents", "ledger", "charts", "samples", "elsewhere", "log")
+SCRIPTS = {"head": "run_head", "incidents": "run_times"}  # parts of ui/scripts.py
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
 FOCUS_PANEL = """() => setTimeout(() => {
@@ -104,6 +104,7 @@ def build() -> RunPage:
                 elem_id="run-search",
                 lines=1,
             )
+            page.parts["queue"] = queue.build()
             page.parts["list"] = gr.HTML(
                 elem_id="run-list", js_on_load=scripts.loader("run_list", "pick"), apply_default_css=False
             )
@@ -117,6 +118,7 @@ def build() -> RunPage:
                 page.copy = gr.Button(COPY, visible=False, elem_id="copy", min_width=220, scale=0)
                 page.rename = gr.Button("Rename…", visible=False, elem_id="rename", min_width=110, scale=0)
                 page.delete = gr.Button("Delete…", visible=False, elem_id="delete", min_width=110, scale=0)
+            page.parts["actions"] = actions.build()
             with gr.Column(visible=False, elem_classes="hp-panel", elem_id="rename-panel") as page.rename_panel:
                 page.new_name = gr.Textbox(label="New name", lines=1, elem_id="new-name")
                 with gr.Row():
@@ -131,14 +133,9 @@ def build() -> RunPage:
             for name in ("loras", "incidents", "ledger"):
                 page.parts[name] = part(name)
             page.parts["charts"] = charts.build()
-            page.parts["samples"] = gr.HTML(
-                html_template="",
-                elem_id="run-samples",
-                js_on_load=scripts.loader("run_samples"),
-                apply_default_css=False,
-            )
+            page.parts["samples"] = evolution.build()
             page.parts["elsewhere"] = launch_tab.build()
-            page.parts["log"] = part("log")
+            page.parts["log"] = log_view.build()
     page.parts = {name: page.parts[name] for name in PARTS}
     return page
 
@@ -175,16 +172,19 @@ def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list
         selected = shown.folder.name
     found = view.incidents(shown.folder) if shown else []
     gallery = view.samples(shown.folder) if shown else Gallery()
+    found_loras = view.loras(shown.folder) if shown else []
     parts = {
+        "queue": queue.value(everything),
+        "actions": actions.value(shown),
         "list": cards.run_list(everything, selected, search or ""),
-        "head": cards.head(shown),
-        "loras": cards.loras(shown, view.loras(shown.folder) if shown else [], gallery),
+        "head": cards.head(shown) + drill.html(shown.folder if shown else None),
+        "loras": cards.loras(shown, found_loras, gallery, evolution.marks(shown)),
         "incidents": cards.incidents(shown, found),
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
         "charts": charts.value(shown),
-        "samples": cards.samples(shown, gallery),
+        "samples": evolution.value(shown, gallery, found_loras),
         "elsewhere": launch_tab.value(shown),
-        "log": cards.log(shown, view.log(shown.folder) if shown else None),
+        "log": log_view.value(shown),
     }
     out = []
     for name, value in parts.items():
@@ -235,10 +235,14 @@ def stop(selected: str, seen: dict[str, str] | None) -> tuple[str, Any]:
 
 def start(selected: str, total: float | None) -> str:
     """Start or resume the selected run; a completed run continues to `total` epochs or steps."""
+    from launch import rehearse
+
     try:
         folder = runs.run_folder(selected)
         if view.read(folder).state == "completed":
             _train_longer(folder, total)
+        if text := rehearse.ask_once(folder, runs.load(folder)):
+            return notice([f"{text} Press the button again to start anyway."], "warn")
         control.start(folder)
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")
