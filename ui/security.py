@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ui import health, scripts, served
+from ui import health, scripts, served, snapshot_api
 from ui.login import Login
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -60,6 +60,8 @@ ROUTES: dict[str, set[str]] = {
     f"{API}call/*": {"POST", *READS},
     f"{served.PREFIX}*": READS,
     f"{scripts.PREFIX}*": READS,
+    snapshot_api.PREFIX: READS,
+    f"{snapshot_api.PREFIX}/*": READS,
     "/login": {"POST", *READS},
     "/logout": {"POST"},
 }
@@ -255,6 +257,8 @@ class Guard:
             return self.login.log_out(request)
         if path.startswith(scripts.PREFIX):
             return scripts.respond(request)
+        if path == snapshot_api.PREFIX or path.startswith(f"{snapshot_api.PREFIX}/"):
+            return await snapshot_api.respond(request)
         return await served.respond(request) if path.startswith(served.PREFIX) else None
 
     def _unknown_host(self, request: Request) -> str:

@@ -74,19 +74,22 @@ async def respond(request: Request) -> Response:
         return PlainTextResponse("There is no such file, or Hangproof does not send this kind of file.", 404)
     path, content_type, status = found
     image = content_type.startswith("image/")
+    # An address with the version that the file has now: what the browser got stays right.
+    same = request.query_params.get("v") == f"{status.st_mtime_ns:x}"
     response = FileResponse(
         path,
         media_type=content_type,
         stat_result=status,
         filename=path.name,
         content_disposition_type="inline" if image else "attachment",
-        headers={"cache-control": "private, no-cache"},
+        headers={"cache-control": "private, max-age=31536000, immutable" if image and same else "private, no-cache"},
     )
-    if _unchanged(request.headers, response.headers["etag"]):
+    if unchanged(request.headers, response.headers["etag"]):
         kept = {key: response.headers[key] for key in ("etag", "cache-control", "last-modified")}
         return Response(status_code=304, headers=kept)
     return response
 
 
-def _unchanged(headers: Headers, etag: str) -> bool:
+def unchanged(headers: Headers, etag: str) -> bool:
+    """Whether the client has this version already."""
     return etag in [tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")]

@@ -1,18 +1,78 @@
-// All samples of a run, one scrollable row for each prompt, and a dialog that shows one of them large.
+// The part "Evolution" of a run (ui/run/evolution.py): its samples by prompt and step, and what is done with them.
 //
-// The value is {run, rows: [{prompt, items: [{url, at}]}]}. New images are appended, so that the others neither flicker nor
-// move. Anything on the page with `data-sample=URL` opens the dialog: the LoRA list has such buttons too.
-let value = { run: "", rows: [] };
-let strips = [];
+// The value is {run, stamp, some, job}: the table itself comes from the HTTP API, which answers "unchanged" where it is. This
+// file has what the views share and the dialog that shows a sample large; anything on the page with `data-sample=URL` opens it.
+const NOTHING = { run: "", prompts: [], snapshots: [], validation: [], best: null, overfitting: null, picked: null };
+let data = NOTHING; // the API's answer
+let rows = []; // of each prompt with samples: {number, prompt, seed, items: [{url, at, key, snapshot}] in the order of the steps}
 let place = null; // [row, item] in the dialog
+const current = () => props.value || { run: "", stamp: "", some: false, job: null };
+const base = (path) => new URL(path, document.baseURI).href;
+const plain = (url) => url.split("?")[0];
+const keyOf = (snapshot) => (snapshot.step === null ? `e${snapshot.epoch}` : `${snapshot.step}`);
+const upper = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
+const grouped = (number) => number.toLocaleString("en-US");
+const short = (number) => Number(number.toPrecision(3)).toString();
+function thumbOf(run, url) {
+  const [path, query] = url.split("?");
+  return `api/evolution/${encodeURIComponent(run)}/thumb/${path.split("/").pop()}?${query}`;
+}
+// The figures of a snapshot as [label, value] pairs.
+function figures(snapshot) {
+  return [
+    ["Loss", snapshot.loss],
+    ["Validation loss", snapshot.val_loss],
+    ["Likeness", snapshot.likeness],
+  ].filter(([, value]) => value !== null && value !== undefined);
+}
+function marksOf(snapshot) {
+  const marks = [];
+  if (snapshot.picked) marks.push(make("span", "hp-mark-pill hp-done", "picked"));
+  if (snapshot.best) marks.push(make("span", "hp-mark-pill hp-good", "best so far"));
+  return marks;
+}
+function loraLink(snapshot, text) {
+  const link = make("a", "hp-button hp-quiet", text);
+  link.href = snapshot.lora.url;
+  link.download = snapshot.lora.name;
+  link.setAttribute("aria-label", `Download ${snapshot.lora.name}`);
+  return link;
+}
+function rowsOf(found) {
+  return found.prompts
+    .map((prompt) => {
+      const items = [];
+      for (const snapshot of found.snapshots) {
+        const sample = snapshot.samples.find((one) => one.number === prompt.number);
+        if (sample) items.push({ url: sample.url, at: snapshot.at, key: keyOf(snapshot), seed: sample.seed, snapshot });
+      }
+      return { ...prompt, items };
+    })
+    .filter((row) => row.items.length);
+}
+async function ask(name, more = {}) {
+  const answer = await server[name]({ run: current().run, ...more }).catch(() => null);
+  return answer && typeof answer.ok === "boolean" ? answer : { ok: false, error: "The server does not answer. Try again." };
+}
+function choice(label, testid) {
+  const box = make("label", "hp-ev-choice");
+  const select = make("select");
+  select.dataset.testid = testid;
+  box.append(make("span", "", label), select);
+  return { box, select };
+}
+// Sets the options of a select; keeps what is chosen where it still exists.
+function setOptions(select, options, otherwise) {
+  const shown = [...select.options].map((one) => `${one.value}\n${one.text}`).join("\0");
+  const next = options.map(([value, text]) => `${value}\n${text}`).join("\0");
+  if (shown === next) return;
+  const before = select.value;
+  select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
+  const known = options.some(([value]) => value === before);
+  select.value = known ? before : (otherwise ?? options[0]?.[0] ?? "");
+}
 
-const section = make("section", "hp-section");
-const title = make("h3", "", "Samples");
-const note = make("span", "", "in the order of their steps");
-title.append(note);
-const list = make("div", "hp-sample-rows");
-section.append(title, list);
-
+// The dialog -------------------------------------------------------------------------------------------------------------
 const dialog = make("dialog", "hp-lightbox");
 dialog.setAttribute("aria-label", "Sample");
 const picture = make("img");
@@ -26,48 +86,9 @@ const close = button("×", "hp-lightbox-close", () => dialog.close());
 close.setAttribute("aria-label", "Close");
 dialog.append(close, before, picture, after, caption);
 
-function tile(item, prompt) {
-  const node = make("button", "hp-sample");
-  node.type = "button";
-  node.dataset.sample = item.url;
-  const image = make("img");
-  image.loading = "lazy";
-  image.src = item.url;
-  image.alt = `Sample, ${item.at}: ${prompt}`;
-  node.append(image, make("span", "", item.at));
-  return node;
-}
-function strip(row) {
-  const node = make("div", "hp-sample-row");
-  node.dataset.testid = "sample-row";
-  const heading = make("h4", "", row.prompt);
-  const tiles = make("div", "hp-sample-strip");
-  node.append(heading, tiles);
-  return { node, heading, tiles };
-}
-function draw() {
-  const next = props.value || { run: "", rows: [] };
-  if (next.run !== value.run || next.rows.length < strips.length) {
-    strips = [];
-    list.replaceChildren();
-  }
-  value = next;
-  value.rows.forEach((row, index) => {
-    if (!strips[index]) list.append((strips[index] = strip(row)).node);
-    const { heading, tiles } = strips[index];
-    if (heading.textContent !== row.prompt) heading.textContent = row.prompt;
-    const shown = [...tiles.children].map((one) => one.dataset.sample);
-    const atEnd = tiles.scrollLeft + tiles.clientWidth >= tiles.scrollWidth - 8;
-    if (shown.some((url, n) => row.items[n]?.url !== url)) tiles.replaceChildren();
-    tiles.append(...row.items.slice(tiles.children.length).map((item) => tile(item, row.prompt)));
-    if (atEnd) tiles.scrollLeft = tiles.scrollWidth;
-  });
-  section.hidden = !value.rows.length;
-}
-
 function show(row, item) {
   place = [row, item];
-  const { prompt, items } = value.rows[row];
+  const { prompt, items } = rows[row];
   picture.src = items[item].url;
   picture.alt = `Sample, ${items[item].at}: ${prompt}`;
   caption.textContent = `${items[item].at} · ${prompt}`;
@@ -76,13 +97,13 @@ function show(row, item) {
   if (!dialog.open) dialog.showModal();
 }
 // Left and right: the same prompt at another step. Up and down: another prompt at the same step, where it has one.
-function move(rows, items) {
+function move(byRow, byItem) {
   if (!place) return;
-  const [row, item] = [place[0] + rows, place[1] + items];
-  const target = value.rows[row];
+  const [row, item] = [place[0] + byRow, place[1] + byItem];
+  const target = rows[row];
   if (!target || item < 0) return;
-  const at = value.rows[place[0]].items[place[1]].at;
-  const same = rows ? target.items.findIndex((one) => one.at === at) : item;
+  const { key } = rows[place[0]].items[place[1]];
+  const same = byRow ? target.items.findIndex((one) => one.key === key) : item;
   const index = same >= 0 ? same : Math.min(item, target.items.length - 1);
   if (target.items[index]) show(row, index);
 }
@@ -97,7 +118,7 @@ dialog.addEventListener("click", (event) => {
 });
 let opener = null;
 dialog.addEventListener("close", () => {
-  const last = place && strips[place[0]] && strips[place[0]].tiles.children[place[1]];
+  const last = place && tileOf(place[0], place[1]);
   const target = opener && opener.isConnected && (opener.closest("#run-loras") || !last) ? opener : last;
   place = null;
   if (target) target.focus();
@@ -106,8 +127,8 @@ const opened = (event) => {
   if (!element.isConnected) return document.removeEventListener("click", opened);
   const from = event.target.closest("[data-sample]");
   if (!from) return;
-  value.rows.forEach((row, index) => {
-    const item = row.items.findIndex((one) => one.url === from.dataset.sample);
+  rows.forEach((row, index) => {
+    const item = row.items.findIndex((one) => plain(one.url) === plain(from.dataset.sample));
     if (item >= 0) {
       opener = from;
       show(index, item);
@@ -115,7 +136,3 @@ const opened = (event) => {
   });
 };
 document.addEventListener("click", opened);
-
-element.replaceChildren(section, dialog);
-watch("value", draw);
-draw();
