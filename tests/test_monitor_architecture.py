@@ -20,6 +20,7 @@ ARROWS = {  # folder: what it may import of ours
     "presets": (),
     "guards": (),
     "runs": ("presets", "guards", "trainer.arguments", "trainer.unsupported"),  # which flags the built-in trainer takes
+    "captions": ("runs", "presets", "guards"),
     "sd_scripts_patches": ("guards",),
     "trainer": ("guards",),
     "monitor": ("guards", "runs", "presets"),

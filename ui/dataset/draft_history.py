@@ -9,7 +9,7 @@ from typing import Any
 PARTS = ("images", "texts")  # the tables of a draft that can be undone, both from a key to a flat table
 UNDO, REDO = 0, 1
 # What a user sees of an image. A change of other fields, such as where it came from, is stored without a step.
-SHOWN = ("caption", "turn", "file", "folder", "crop", "mask", "weight")
+SHOWN = ("caption", "turn", "file", "folder", "crop", "mask", "weight", "stored")
 State = dict[str, Any]
 Step = dict[str, Any]
 

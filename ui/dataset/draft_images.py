@@ -179,16 +179,12 @@ def _thumbnail(image: Any, side: int) -> Any:
 
 
 def _hash(small: Any) -> str:
-    """64 bits of dHash (is each pixel of 9 × 8 brighter than its neighbour?) and the colours of four quarters, as hex."""
+    """The 64 bits of imagehash's dHash (is each pixel of 9 × 8 brighter than the one before it?) and the colours of four
+    quarters, as hex."""
+    import imagehash
     from PIL import Image
 
-    grey = small.convert("L").resize((9, 8), Image.Resampling.BOX).tobytes()
-    quarters = small.resize((2, 2), Image.Resampling.BOX).tobytes()
-    bits = 0
-    for row in range(8):
-        for column in range(8):
-            bits = bits << 1 | (grey[row * 9 + column] > grey[row * 9 + column + 1])
-    return f"{bits:016x}{quarters.hex()}"
+    return f"{imagehash.dhash(small)}{small.resize((2, 2), Image.Resampling.BOX).tobytes().hex()}"
 
 
 class Near:

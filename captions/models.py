@@ -1,0 +1,119 @@
+"""The models that write captions (presets/captioners.toml), and their files: in a folder, in the hub's cache, or downloaded.
+
+guards/hub_cache.py downloads: it watches the bytes, checks the disk first and continues a download that was interrupted.
+"""
+
+import fnmatch
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+from guards import hub_cache
+from guards.hub import DownloadError, Options, Progress, Source, to_stderr
+from runs.files import RunError, explained
+from runs.paths import ROOT, models_dir
+
+TABLE = ROOT / "presets" / "captioners.toml"
+NEEDED = {"florence": ("config.json",), "tagger": ("model.onnx", "selected_tags.csv")}
+REPORT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Captioner:
+    """A row of presets/captioners.toml. files: patterns; size_mb: about what they need."""
+
+    key: str
+    engine: str
+    name: str
+    note: str
+    repo: str
+    licence: str
+    files: tuple[str, ...]
+    size_mb: int
+    gpu_gb: float
+
+
+@functools.cache
+def captioners() -> dict[str, Captioner]:
+    """All models by key, in the order of the table."""
+    rows: dict[str, dict[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return {key: Captioner(key, **{**row, "files": tuple(row["files"])}) for key, row in rows.items()}
+
+
+def of_engine(engine: str) -> list[Captioner]:
+    """The models of an engine; the first is the default."""
+    return [one for one in captioners().values() if one.engine == engine]
+
+
+def find(engine: str, model: str) -> Captioner | Path:
+    """The model that a name means: a key of the table, "" for the default, or a folder with a model's files.
+
+    Raises:
+        RunError: it is neither, or the folder lacks a file.
+    """
+    rows = of_engine(engine)
+    if not model:
+        return rows[0]
+    if row := next((one for one in rows if one.key == model), None):
+        return row
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        keys = ", ".join(one.key for one in rows)
+        raise RunError(f"There is no model {model[:200]!r}; use one of {keys}, or the folder of a model")
+    return _checked(engine, folder)
+
+
+def _checked(engine: str, folder: Path) -> Path:
+    for name in NEEDED[engine]:
+        if not (folder / name).is_file():
+            raise RunError(f"{folder} has no {name}; name a folder with all files of the model")
+    return folder
+
+
+def present(row: Captioner) -> Path | None:
+    """The folder with a model's files; None when they must be downloaded. `models/KEY` comes before the hub's cache."""
+    found = models_dir() / row.key, hub_cache.cached_repository(Source(row.repo, ""))
+    for folder in found:
+        if folder is not None and all((folder / name).is_file() for name in NEEDED[row.engine]) and _weights(folder):
+            return folder
+    return None
+
+
+def _weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors")) or (folder / "model.onnx").is_file()
+
+
+def fetch(row: Captioner, on_line: Callable[[str], None]) -> Path:
+    """The folder of a model, downloaded when its files are missing. on_line: called with what the download does.
+
+    Raises:
+        RunError: offline, no space, stalled or refused. Received bytes are kept.
+    """
+    if (folder := present(row)) is not None:
+        return folder
+    by_hand = f"put the files of {row.repo} into {models_dir() / row.key}"
+    reported_s = 0.0
+
+    def report(at: Progress) -> None:
+        nonlocal reported_s
+        if time.monotonic() - reported_s >= REPORT_S:
+            reported_s = time.monotonic()
+            on_line(f"Downloading {row.name}: {at.done / 1e6:.0f} of {at.total / 1e6:.0f} MB")
+
+    def chosen(names: list[str]) -> list[str]:
+        found = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in row.files)]
+        missing = [name for name in NEEDED[row.engine] if name not in found]
+        if missing:
+            raise DownloadError("missing", f"{row.repo} has no {' and no '.join(missing)}; {by_hand}")
+        return found
+
+    try:
+        with explained(f"download {row.name}"):
+            return hub_cache.snapshot(Source(row.repo, ""), chosen, Options(report, to_stderr, by_hand=by_hand))
+    except DownloadError as error:
+        raise RunError(f"{row.name} was not downloaded: {error}") from error

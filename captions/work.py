@@ -1,0 +1,100 @@
+"""Where the images of a job come from and where its captions go. A draft's are in ui/dataset/caption_work.py.
+
+Of a folder: each caption is the text file beside its image, as kohya's trainers read it. It is written as soon as it is known,
+so a job that is killed loses at most the image it was working on, and the next start continues there.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from runs.dataset import CAPTION_SUFFIXES, one_line, read_caption
+from runs.files import RunError, atomic_write, explained
+from runs.pictures import crop_box, is_image_name, opened, turned
+
+DECODED_SIDE = 2048  # pixels: no model sees more
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image to describe. key: its name for the job; name: for people; turn: quarter turns clockwise; crop: the part of
+    the turned image that is trained, as fractions (left, top, right, bottom); None for all of it."""
+
+    key: str
+    name: str
+    path: Path
+    turn: int = 0
+    crop: tuple[float, float, float, float] | None = None
+
+
+class Work(Protocol):
+    """The images of a job, and where their captions are stored."""
+
+    def missing(self) -> list[Picture]:
+        """The images that have no caption of this job yet."""
+
+    def counts(self) -> tuple[int, int]:
+        """(images that are done, all images)."""
+
+    def store(self, picture: Picture, caption: str) -> None:
+        """Store a caption. Raises RunError."""
+
+
+class Folder:
+    """The images of a folder. rewrite: also those with a caption file that has text."""
+
+    def __init__(self, folder: Path, rewrite: bool = False) -> None:
+        """Raises RunError: it is not a folder with images."""
+        if not folder.is_dir():
+            raise RunError(f"{folder} is not a folder; name the folder of the images")
+        with explained("read the folder"):
+            paths = sorted(path for path in folder.iterdir() if path.name[0] != "." and is_image_name(path))
+        if not paths:
+            raise RunError(f"{folder} has no images; name the folder of the images")
+        self.pictures = [Picture(path.name, path.name, path) for path in paths if path.is_file()]
+        self.done = set() if rewrite else {one.key for one in self.pictures if _has_caption(one.path)}
+
+    def missing(self) -> list[Picture]:
+        return [picture for picture in self.pictures if picture.key not in self.done]
+
+    def counts(self) -> tuple[int, int]:
+        return len(self.done), len(self.pictures)
+
+    def store(self, picture: Picture, caption: str) -> None:
+        with explained("store a caption"):
+            atomic_write(picture.path.with_suffix(".txt"), caption + "\n")
+        self.done.add(picture.key)
+
+
+def _has_caption(path: Path) -> bool:
+    for suffix in CAPTION_SUFFIXES:
+        text = path.with_suffix(suffix)
+        if text.is_file():
+            try:
+                return bool(one_line(read_caption(text)))
+            except RunError:
+                return True  # not text that we can read: left as it is
+    return False
+
+
+@contextlib.contextmanager
+def upright(picture: Picture) -> Iterator[Any]:
+    """The picture as it is trained: upright, turned, its part, on white, as a PIL image in RGB.
+
+    Raises:
+        RunError: it is gone, damaged or too large.
+    """
+    from PIL import Image, ImageOps
+
+    with opened(picture.path, picture.name) as image:
+        if image.format == "JPEG":
+            image.draft("RGB", (DECODED_SIDE, DECODED_SIDE))
+        shown = turned(ImageOps.exif_transpose(image), picture.turn)
+        if shown.has_transparency_data:
+            shown = shown.convert("RGBA")
+            shown = Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown)
+        if picture.crop:
+            shown = shown.crop(crop_box(shown.size, picture.crop))
+        yield shown.convert("RGB")

@@ -1,0 +1,469 @@
+"""`python -m captions` on a folder of images: what is written, what is kept, how each engine fails. Real processes and servers."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy
+import onnx
+import pytest
+from caption_server import answering, drip, slow
+from draft_helpers import photo
+from hub_server import Hub
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from PIL import Image
+from ui_helpers import PROJECT
+
+from captions import endpoint, job, models, tagger
+from captions.text import MOST_CHARACTERS, BadAnswer, Frame, cleaned, framed
+from captions.work import Folder, Picture, upright
+from runs.files import RunError
+
+KEY = "sk-secret-0123456789"
+
+
+def command(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command's result; HTTP_PROXY is set to see that this machine is asked directly."""
+    environ = {**os.environ, "HTTP_PROXY": "http://127.0.0.1:9", **env}
+    environ.pop("NO_PROXY", None)
+    return subprocess.run(
+        [sys.executable, "-m", "captions", str(folder), *arguments],
+        cwd=PROJECT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))}
+
+
+@pytest.fixture
+def images(tmp_path):
+    folder = tmp_path / "images"
+    for number in range(4):
+        photo(folder / f"{number}.png", seed=number)
+    return folder
+
+
+def run(server, folder: Path, **limits) -> job.Report:
+    """A job in this process, with a server."""
+    asked = endpoint.Server(server.url, "m", limit_s=limits.pop("limit_s", 5.0))
+    return job.run(Folder(folder), lambda: endpoint.load(asked), Frame(), job.Limits(**limits), lambda line: None)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(endpoint, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint, "LONGEST_PAUSE_S", 0.02)
+    with answering() as found:
+        yield found
+
+
+# The texts ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "caption"),
+    [
+        ("A cat.", "A cat."),
+        ("  a cat\n\non a mat\t", "a cat on a mat"),
+        ('"A cat."', "A cat."),
+        ("“A cat.”", "A cat."),
+        ("```\na cat\n```", "a cat"),
+        ("<think>Is it a dog?</think>\nA cat.", "A cat."),
+        ("<THINK>it never ends", None),
+        ("a\x00c\x1b[31mat\x7f", "a c [31mat"),
+        ("ca\u202et \ufeffhere", "cat here"),
+        ("a family: 👨‍👩‍👧", "a family: 👨‍👩‍👧"),
+        ("<script>alert(1)</script>", "<script>alert(1)</script>"),  # text, which nothing turns into markup
+        ("\ud800half", "�half"),
+        ("", None),
+        (" \n ", None),
+        (None, None),
+        ("x" * (MOST_CHARACTERS + 1), None),
+    ],
+)
+def test_an_answer_becomes_one_line_of_plain_text(answer, caption):
+    if caption is None:
+        with pytest.raises(BadAnswer):
+            cleaned(answer)
+    else:
+        assert cleaned(answer) == caption
+
+
+@given(st.text(max_size=300))
+def test_no_answer_gives_a_caption_with_control_characters_or_several_lines(answer):
+    try:
+        text = cleaned(answer)
+    except BadAnswer:
+        return
+    assert text and text == text.strip() and len(text.splitlines()) == 1
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    text.encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("caption", "frame", "result"),
+    [
+        ("a cat", Frame("photo of ", ", outdoors"), "photo of a cat, outdoors"),
+        ("a cat", Frame(trigger="ohwx"), "ohwx, a cat"),
+        ("Ohwx, a cat", Frame(trigger="ohwx"), "Ohwx, a cat"),
+        ("ohwxen graze", Frame(trigger="ohwx"), "ohwx, ohwxen graze"),
+        ("a cat", Frame("in style, ", "", "ohwx"), "ohwx, in style, a cat"),
+    ],
+)
+def test_prefix_suffix_and_trigger(caption, frame, result):
+    assert framed(caption, frame) == result
+
+
+# A folder ----------------------------------------------------------------------------------------------------------------
+
+
+def test_captions_of_a_folder_are_written_beside_the_images_and_none_is_replaced(images):
+    (images / "1.txt").write_text("mine\n")
+    (images / "2.txt").write_text("\n")
+    with answering() as server:
+        done = command(images, "--with=endpoint", f"--url={server.url}", "--model=vision", "--trigger=ohwx", "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1]) == {"written": 3, "failed": 0, "left": 0}
+        assert texts(images) == {
+            "0": "ohwx, a picture, number 1\n",
+            "1": "mine\n",
+            "2": "ohwx, a picture, number 2\n",
+            "3": "ohwx, a picture, number 3\n",
+        }
+        assert [one["model"] for one in server.questions] == ["vision"] * 3
+        assert server.paths[0] == "/v1/chat/completions"
+        again = command(images, "--with=endpoint", f"--url={server.url}", "--model=vision")
+        assert again.returncode == 0 and len(server.questions) == 3, "everything has a caption"
+        rewritten = command(images, "--with=endpoint", f"--url={server.url}", "--model=vision", "--rewrite")
+        assert rewritten.returncode == 0 and len(server.questions) == 7
+        assert texts(images)["1"] != "mine\n"
+
+
+def test_a_killed_job_continues_with_the_next_image(images):
+    with answering() as server:
+        server.answer = slow(0.3)
+        words = [sys.executable, "-m", "captions", str(images), "--with=endpoint", f"--url={server.url}", "--model=m"]
+        process = subprocess.Popen(words, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            end = time.monotonic() + 60
+            while len(texts(images)) < 2 and time.monotonic() < end:
+                time.sleep(0.02)
+        finally:
+            process.kill()
+            process.wait(30)
+        kept = texts(images)
+        assert 2 <= len(kept) < 4
+        server.answer = lambda number, question: "after the kill"
+        assert command(images, *words[4:]).returncode == 0
+        now = texts(images)
+        assert len(now) == 4 and all(now[name] == text for name, text in kept.items())
+
+
+def test_the_key_is_sent_and_is_nowhere_else(images):
+    with answering() as server:
+        server.answer = lambda number, question: (
+            (200, json.dumps({"choices": [{"message": {"content": f"a cat {KEY}"}}]}).encode(), {})
+            if number == 1
+            else (403, json.dumps({"error": {"message": f"bad key {KEY}"}}).encode(), {})
+        )
+        arguments = ["--with=endpoint", f"--url={server.url}", "--model=m", "--key-variable=MY_KEY"]
+        done = command(images, *arguments, MY_KEY=KEY)
+        assert {one["authorization"] for one in server.headers} == {f"Bearer {KEY}"}
+        everything = done.stdout + done.stderr + "".join(texts(images).values())
+        assert KEY not in everything and "[key]" in everything
+        assert done.returncode == 1 and "1 caption written, 1 failed, 2 left." in done.stdout
+        missing = command(images, *arguments)
+        assert missing.returncode == 1 and "No environment variable" in missing.stderr
+        typed = command(images, *arguments[:-1], f"--key-variable={KEY}")
+        assert typed.returncode == 1 and KEY not in typed.stderr and "not the key itself" in typed.stderr
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "ftp://x", "http://", "http://me:pass@host/v1", "http://host/v1?key=1", "http://host:99999/v1", "http://a b"],
+)
+def test_an_address_that_is_none_or_holds_a_key_is_refused(url):
+    with pytest.raises(RunError, match="address") as found:
+        endpoint.checked(endpoint.Server(url, "m"))
+    assert "pass" not in str(found.value).replace("password", "")
+
+
+# A server that fails -----------------------------------------------------------------------------------------------------
+
+
+def refused(status: int, body: bytes = b"{}", **headers: str):
+    return lambda number, question: (status, body, {key.replace("_", "-"): value for key, value in headers.items()})
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "requests"),
+    [
+        (refused(401, b'{"error": {"message": "no such key"}}'), "401: no such key", 1),
+        (refused(404, b'{"error": "model not found"}'), "404: model not found", 1),
+        (refused(302, Location="http://127.0.0.1:1/steal"), "302", 1),
+        (refused(500), "HTTP status 500", 4 * endpoint.TRIES),
+        (refused(429, Retry_After="9999"), "HTTP status 429", 4 * endpoint.TRIES),
+        (refused(200, b"<html>"), "something else than a chat completion", 4),
+        (refused(200, b'{"choices": []}'), "something else than a chat completion", 4),
+        (refused(200, b"[" * 100_000), "something else than a chat completion", 4),
+        (refused(200, b'{"choices": [{"message": {"content": 7}}]}'), "without text", 4),
+        (refused(200, b" " * (endpoint.ANSWER_BYTES + 2)), "more than 1 MB", 4),
+        (lambda number, question: "x" * 5_000, "5,000 characters", 4),
+        (lambda number, question: "\x00\n ", "empty", 4),
+    ],
+)
+def test_a_server_that_refuses_or_lies_ends_the_job_with_its_reason(images, server, answer, reason, requests):
+    server.answer = answer
+    report = run(server, images)
+    assert reason in report.reason and report.written == 0, report
+    assert len(server.questions) == requests
+    assert not texts(images)
+
+
+@pytest.mark.parametrize("answer", [lambda n, q: None, lambda n, q: (200, drip(), {})], ids=["silent", "drips"])
+def test_a_server_that_never_ends_its_answer_is_left(images, server, answer):
+    server.answer = answer
+    for number in range(1, 4):
+        (images / f"{number}.png").unlink()
+    began = time.monotonic()
+    report = run(server, images, limit_s=0.3)
+    assert "did not answer within 0.3 s" in report.reason
+    assert time.monotonic() - began < 20
+
+
+def test_nothing_listens_there(images, server):
+    with answering() as gone:
+        pass
+    report = run(gone, images)
+    assert "cannot be reached" in report.reason
+
+
+def test_one_image_that_fails_does_not_stop_the_others(images, server):
+    server.answer = lambda number, question: "" if number == 2 else f"picture {number}"
+    (images / "3.png").write_bytes(b"not an image")
+    report = run(server, images)
+    assert (report.written, report.failed, report.left, report.reason) == (2, 2, 0, "")
+    assert sorted(texts(images)) == ["0", "2"]
+
+
+def test_a_busy_server_is_asked_again(images, server):
+    server.answer = lambda number, question: (503, b"", {}) if number % 3 else f"picture {number}"
+    report = run(server, images)
+    assert (report.written, report.failed) == (4, 0)
+
+
+def test_many_failures_in_a_row_stop_the_job(images, server, monkeypatch):
+    monkeypatch.setattr(job, "FAILURES_IN_A_ROW", 2)
+    server.answer = lambda number, question: "fine" if number == 1 else ""
+    report = run(server, images)
+    assert (report.written, report.failed, report.left) == (1, 2, 1) and "empty" in report.reason
+
+
+def test_an_image_is_sent_small_upright_turned_and_cropped(tmp_path, server):
+    path = photo(tmp_path / "large.jpg", size=(3000, 2000))
+    describe = endpoint.load(endpoint.Server(server.url, "m"))
+    for picture in (Picture("a", "a", path), Picture("a", "a", path, 1), Picture("a", "a", path, 0, (0, 0, 0.1, 0.3))):
+        with upright(picture) as image:
+            describe(image)
+    large, turned, part = server.sizes
+    assert large[0] == 1024 and turned[1] == 1024 and turned[0] < 1024
+    assert abs(part[0] / part[1] - 0.5) < 0.02
+
+
+@given(st.binary(max_size=400))
+def test_no_answer_of_a_server_is_more_than_unanswered(data):
+    try:
+        text = endpoint._text_of(data, "host")
+    except endpoint.Unanswered:
+        return
+    assert isinstance(text, str)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["choices", "message", "content", "error", "detail", "text", "type"]), inner, max_size=4
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_no_json_of_a_server_is_more_than_unanswered(value):
+    data = json.dumps(value).encode()
+    assert isinstance(endpoint._reason(data), str) and "\n" not in endpoint._reason(data)
+    try:
+        assert isinstance(endpoint._text_of(data, "host"), str)
+    except endpoint.Unanswered as error:
+        assert "host" in str(error)
+
+
+# The tagger --------------------------------------------------------------------------------------------------------------
+
+TAGS = [
+    ("general", 9),
+    ("long_hair", 0),
+    ("blue_sky", 0),
+    ("o_o", 0),
+    ("red", 0),
+    ("alice_(wonderland)", 4),
+    ("solo", 0),
+]
+
+
+def tagger_model(folder: Path, side: int = 8, tags=TAGS, channels_first: bool = False) -> Path:
+    """A model whose first tags are as probable as the image is blue, green and red, the others by their number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = [1, 3, side, side] if channels_first else [1, side, side, 3]
+    axes = [2, 3] if channels_first else [1, 2]
+    weights = numpy.zeros((3, len(tags)), numpy.float32)
+    for channel in range(3):
+        weights[channel, 1 + channel] = 1 / 255
+    bias = numpy.linspace(0, 1, len(tags), dtype=numpy.float32)
+    bias[1:4] = 0
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceMean", ["image", "axes"], ["mean"], keepdims=0),
+            helper.make_node("MatMul", ["mean", "weights"], ["found"]),
+            helper.make_node("Add", ["found", "bias"], ["tags"]),
+        ],
+        "tagger",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("tags", TensorProto.FLOAT, [1, len(tags)])],
+        [
+            helper.make_tensor("axes", TensorProto.INT64, [2], axes),
+            helper.make_tensor("weights", TensorProto.FLOAT, weights.shape, weights.reshape(-1)),
+            helper.make_tensor("bias", TensorProto.FLOAT, bias.shape, bias),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.checker.check_model(model)
+    onnx.save(model, folder / "model.onnx")
+    with (folder / "selected_tags.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["tag_id", "name", "category", "count"])
+        writer.writerows([number, name, category, 1] for number, (name, category) in enumerate(tags))
+    return folder
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_a_tagger_sees_bgr_on_a_white_square(tmp_path, channels_first):
+    describe = tagger.load(
+        tagger_model(tmp_path / "model", channels_first=channels_first), tagger.Choice(0.2, 0.8), device="cpu"
+    )
+    # White above and below makes blue 0.5, green 0.75 and red 1.
+    caption = describe(Image.new("RGB", (64, 32), (255, 128, 0)))
+    assert caption == "alice (wonderland), o_o, solo, blue sky, red, long hair"
+
+
+def test_thresholds_blacklist_and_underscores():
+    found = [0.9, 0.5, 0.36, 0.34, 0.99, 0.84, 0.35]
+    assert tagger.caption_of(TAGS, found, tagger.Choice()) == "red, long hair, blue sky, solo"
+    character = tagger.Choice(general=0.9, character=0.8, spaces=False)
+    assert tagger.caption_of(TAGS, found, character) == "alice_(wonderland), red"
+    without = tagger.Choice(without=frozenset({" Long_Hair ", "red"}))
+    assert tagger.caption_of(TAGS, found, without) == "blue sky, solo"
+
+
+def test_tags_of_a_folder_by_the_command(images, tmp_path):
+    model = tagger_model(tmp_path / "model")
+    done = command(images, "--with=tagger", f"--model={model}", "--general=0.6", "--without=o_o", "--prefix=photo, ")
+    assert done.returncode == 0, done.stderr
+    assert len(texts(images)) == 4
+    assert all("solo" in text and text.startswith("photo, ") and "o_o" not in text for text in texts(images).values())
+
+
+def test_files_that_are_not_a_tagger_are_named(images, tmp_path):
+    model = tagger_model(tmp_path / "model")
+    (model / "model.onnx").write_bytes(b"\x00damaged" * 100)
+    done = command(images, "--with=tagger", f"--model={model}")
+    assert done.returncode == 1 and "model.onnx cannot be loaded" in done.stderr and "Traceback" not in done.stderr
+    tagger_model(model)
+    tagger_model(tmp_path / "other", tags=TAGS[:5])
+    (model / "selected_tags.csv").write_bytes((tmp_path / "other" / "selected_tags.csv").read_bytes())
+    done = command(images, "--with=tagger", f"--model={model}")
+    assert done.returncode == 1 and "the model has 7 tags, selected_tags.csv has 5" in done.stderr
+    (model / "selected_tags.csv").write_text("hello\n\xff")
+    done = command(images, "--with=tagger", f"--model={model}")
+    assert done.returncode == 1 and "not a table of tags" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_missing_onnxruntime_is_a_plain_answer(images, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(RunError, match="pip install onnxruntime"):
+        tagger.load(tagger_model(tmp_path / "model"), tagger.Choice())
+
+
+# Limits and models ---------------------------------------------------------------------------------------------------------
+
+
+HANGS = """
+import sys, time
+from pathlib import Path
+from captions import job
+from captions.text import Frame
+from captions.work import Folder
+wait = lambda *_: time.sleep(600)
+loads = sys.argv[2] == "loads"
+job.run(Folder(Path(sys.argv[1])), (lambda: wait) if loads else wait, Frame(), job.Limits(0.5, 0.5))
+"""
+
+
+@pytest.mark.parametrize(("which", "waited"), [("no", "the model to load"), ("loads", "a caption of 0.png")])
+def test_a_model_that_hangs_ends_the_job_with_the_reason(images, which, waited):
+    command = [sys.executable, "-c", HANGS, str(images), which]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == job.EXIT_STUCK
+    assert f"waited 0.5 s for {waited}" in done.stderr and "start it again to continue" in done.stderr
+
+
+def test_the_models_of_the_table():
+    rows = models.captioners()
+    assert {row.engine for row in rows.values()} == {"florence", "tagger"}
+    assert models.find("florence", "") is rows["florence-2-base"]
+    with pytest.raises(RunError, match="use one of wd-vit-v3"):
+        models.find("tagger", "no-such-model")
+    with pytest.raises(RunError, match="has no model.onnx"):
+        models.find("tagger", str(PROJECT))
+
+
+def test_a_model_is_downloaded_with_the_projects_own_download(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
+    model = tagger_model(tmp_path / "model")
+    files = {path.name: path.read_bytes() for path in model.iterdir()} | {"model.msgpack": b"x" * 1000}
+    row = models.Captioner("t", "tagger", "T", "", "me/model", "", ("model.onnx", "selected_tags.csv"), 1, 0.0)
+    hub = Hub(files)
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    try:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert models.present(row) is None
+        folder = models.fetch(row, lambda line: None)
+        assert tagger.read_tags(folder / "selected_tags.csv") == TAGS and not hub.sent_of("model.msgpack")
+        assert models.present(row) == folder
+        lacking = models.Captioner("l", "florence", "L", "", "me/model", "", ("*.json",), 1, 0.0)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "second"))
+        with pytest.raises(RunError, match=r"has no config\.json"):
+            models.fetch(lacking, lambda line: None)
+    finally:
+        hub.shutdown()
+        hub.server_close()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(RunError, match="HF_HUB_OFFLINE"):
+        models.fetch(lacking, lambda line: None)

@@ -1,0 +1,304 @@
+"""What is wrong with the images and captions of a draft: the findings of "Check images", as pure functions.
+
+What a header or a caption shows comes from the draft's items, so that a finding and the warning on a card never disagree
+(draft_images.warnings_of). What only the pixels show is measured once for each content (ui/dataset/measure.py).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ui.dataset.bucket_preview import Plan, Slot
+from ui.dataset.draft_items import Item
+from ui.dataset.measure import Measure
+
+# Found by trying: photos and the same photos blurred by 2 pixels at 512, darkened and brightened (tests/test_ui_dataset_checks.py).
+LEAST_SHARPNESS = 0.01  # variance of the Laplacian, in parts of the variance of the brightness, at 512 pixels
+LEAST_CONTRAST = 30.0  # variance of the brightness below which sharpness says nothing: fog, a plain colour
+DARK_HIGH, DARK_MEAN = 70, 30  # of 255: 95 of 100 pixels and the mean of a picture that is too dark are below
+BRIGHT_LOW, BRIGHT_MEAN = 200, 235  # 5 of 100 pixels and the mean of a picture that is too bright are above
+ENLARGED = 1.1  # an image that is enlarged more than this to be trained
+LEAST_KEPT = 0.85  # share of a picture that its bucket keeps
+STYLE_SHARE = 0.9  # of the captions that have the same style, below which styles are mixed
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of finding. title: for many (`{n}`) and for one; about: what it means; fix: the button for all, and for one; write:
+    whether new captions are a fix, too."""
+
+    many: str
+    one: str
+    about: str
+    fix_all: str = ""
+    fix_one: str = ""
+    write: bool = False
+
+    def title(self, number: int) -> str:
+        """The heading for so many images."""
+        return self.one if number == 1 else self.many.format(n=f"{number:,}")
+
+
+KINDS = {
+    "damaged": Kind(
+        "{n} images cannot be read",
+        "1 image cannot be read",
+        "A file is damaged or was changed since you added it. A run with it would not start.",
+        "Remove them",
+        "Remove",
+    ),
+    "duplicate": Kind(
+        "{n} images are copies of another one",
+        "1 image is a copy of another one",
+        "The same picture is trained more often than the others. The one that is kept has the most pixels, then a caption.",
+        "Remove the copies",
+        "Remove",
+    ),
+    "near": Kind(
+        "{n} images are nearly identical to another one",
+        "1 image is nearly identical to another one",
+        "Pictures of one moment teach the LoRA that moment. The one that is kept has the most pixels, then a caption.",
+        "Remove all but the best",
+        "Remove",
+    ),
+    "small": Kind(
+        "{n} images are too small to learn from",
+        "1 image is too small to learn from",
+        "The LoRA learns their blocks and noise.",
+        "Remove them",
+        "Remove",
+    ),
+    "enlarged": Kind(
+        "{n} images are enlarged to be trained",
+        "1 image is enlarged to be trained",
+        "They have fewer pixels than the resolution in step 1. Use larger originals, or a lower resolution.",
+        "Remove them",
+        "Remove",
+    ),
+    "blurred": Kind(
+        "{n} images may be blurred",
+        "1 image may be blurred",
+        "The LoRA learns the blur. Keep those that are meant to be soft.",
+        "Remove them",
+        "Remove",
+    ),
+    "dark": Kind(
+        "{n} images are very dark",
+        "1 image is very dark",
+        "There is little to learn from them.",
+        "Remove them",
+        "Remove",
+    ),
+    "bright": Kind(
+        "{n} images are very bright",
+        "1 image is very bright",
+        "There is little to learn from them.",
+        "Remove them",
+        "Remove",
+    ),
+    "sideways": Kind(
+        "{n} photos may lie on their side",
+        "1 photo may lie on its side",
+        "A program rotated the pixels and left the camera's mark, so that they are rotated twice.",
+        "Rotate them",
+        "Rotate",
+    ),
+    "cropped": Kind(
+        "{n} images lose much of their picture",
+        "1 image loses much of its picture",
+        "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself.",
+        "Crop them as the trainer would",
+        "Crop",
+    ),
+    "lonely": Kind(
+        "{n} images are in buckets smaller than a batch",
+        "1 image is in a bucket smaller than a batch",
+        "Their batches have fewer images than the others, so these images count more.",
+        "Crop them to the nearest full bucket",
+        "Crop",
+    ),
+    "changed": Kind(
+        "{n} images are converted before the training",
+        "1 image is converted before the training",
+        "The trainers read them differently, so Hangproof converts them. Do it now to see what is trained.",
+        "Convert them now",
+        "Convert",
+    ),
+    "exif": Kind(
+        "{n} photos are rotated by their EXIF data",
+        "1 photo is rotated by its EXIF data",
+        "Hangproof trains them upright. Other programs that you give these files to may not.",
+        "Rotate the pixels",
+        "Rotate the pixels",
+    ),
+    "no_caption": Kind(
+        "{n} images have no caption",
+        "1 image has no caption",
+        "They are trained with the trigger word alone. Captions make a LoRA that follows prompts.",
+        "Use the trigger word",
+        "Use the trigger word",
+        write=True,
+    ),
+    "no_trigger": Kind(
+        "{n} captions lack the trigger word",
+        "1 caption lacks the trigger word",
+        "What the LoRA learns from them does not belong to your trigger word.",
+        "Put it first",
+        "Put it first",
+    ),
+    "style": Kind(
+        "{n} captions are written in another style",
+        "1 caption is written in another style",
+        "Most captions are of one kind, sentences or tags. A LoRA follows prompts in the style of its captions, so use one.",
+        write=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One image with one problem. detail: for people; other: the id of the image that is kept instead, "" for none."""
+
+    id: str
+    detail: str = ""
+    other: str = ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the findings depend on beside the images. plan: where each image is trained; None while the form has errors."""
+
+    trigger: str = ""
+    plan: Plan | None = None
+
+
+Findings = dict[str, list[Finding]]
+
+
+def findings(items: Sequence[Item], measures: Mapping[str, Measure], setting: Setting) -> Findings:
+    """All findings by kind, in the order of KINDS; kinds without any are left out.
+
+    Args:
+        measures: by SHA-256; an image without one is judged by the rest.
+    """
+    slots = setting.plan.slots if setting.plan else {}
+    found: Findings = {
+        "damaged": [Finding(i.id, m.error) for i in items if (m := measures.get(i.sha256)) and m.error],
+        **_copies(items, measures),
+        "sideways": [Finding(i.id) for i in items if "sideways" in i.warnings],
+        **_pixels(items, measures, slots),
+        "lonely": _lonely(setting.plan),
+        "changed": [Finding(i.id, m.changes) for i in items if (m := measures.get(i.sha256)) and m.changes],
+        "exif": [Finding(i.id) for i in items if (m := measures.get(i.sha256)) and m.orientation != 1],
+        **_captions(items, setting.trigger),
+    }
+    return {kind: found[kind] for kind in KINDS if found.get(kind)}
+
+
+def _copies(items: Sequence[Item], measures: Mapping[str, Measure]) -> Findings:
+    """Exact copies (the same file, or the same pixels), then nearly identical images among those that are kept."""
+    exact: dict[str, list[Item]] = {}
+    for item in items:
+        measure = measures.get(item.sha256)
+        exact.setdefault((measure.pixels if measure else "") or item.sha256, []).append(item)
+    copies: list[Finding] = []
+    kept_for: dict[str, Item] = {}
+    for same in exact.values():
+        best = best_of(same)
+        copies += [Finding(one.id, other=best.id) for one in same if one is not best]
+        kept_for |= {one.id: best for one in same}
+    groups: dict[str, dict[str, Item]] = {}
+    for item in items:
+        for code in item.warnings:
+            if code.startswith("near:") and (first := kept_for.get(code[5:])) is not None:
+                group = groups.setdefault(first.id, {first.id: first})
+                group[kept_for[item.id].id] = kept_for[item.id]
+    near: list[Finding] = []
+    for group in groups.values():
+        best = best_of(list(group.values()))
+        near += [Finding(one.id, other=best.id) for one in group.values() if one is not best]
+    return {"duplicate": copies, "near": near}
+
+
+def best_of(items: Sequence[Item]) -> Item:
+    """The image to keep of several: the one with the most pixels, then with a caption that a person wrote, then any, then
+    the first."""
+    rank = {"person": 3, "file": 2, "model": 1}
+    return max(
+        items, key=lambda item: (item.width * item.height, rank.get(item.caption_by, 0), bool(item.caption.strip()))
+    )
+
+
+def _pixels(items: Sequence[Item], measures: Mapping[str, Measure], slots: Mapping[str, Slot]) -> Findings:
+    found: Findings = {kind: [] for kind in ("small", "enlarged", "blurred", "dark", "bright", "cropped")}
+    for item in items:
+        measure, slot = measures.get(item.sha256), slots.get(item.id)
+        width, height = item.trained_size
+        if "small" in item.warnings:
+            found["small"].append(Finding(item.id, f"{width} × {height} pixels"))
+        elif slot and slot.scale > ENLARGED:
+            found["enlarged"].append(Finding(item.id, f"{width} × {height} pixels, enlarged {slot.scale:.1f} times"))
+        if slot and slot.kept < LEAST_KEPT:
+            bucket = f"{slot.bucket[0]} × {slot.bucket[1]}"
+            found["cropped"].append(Finding(item.id, f"{bucket} keeps {slot.kept * 100:.0f} % of {width} × {height}"))
+        if measure is None or measure.error:
+            continue
+        if measure.contrast >= LEAST_CONTRAST and measure.sharpness < LEAST_SHARPNESS:
+            found["blurred"].append(Finding(item.id))
+        if measure.high < DARK_HIGH and measure.mean < DARK_MEAN:
+            found["dark"].append(Finding(item.id, f"mean brightness {measure.mean:.0f} of 255"))
+        if measure.low > BRIGHT_LOW and measure.mean > BRIGHT_MEAN:
+            found["bright"].append(Finding(item.id, f"mean brightness {measure.mean:.0f} of 255"))
+    return found
+
+
+def _lonely(plan: Plan | None) -> list[Finding]:
+    if plan is None:
+        return []
+    return [
+        Finding(one, f"{bucket.size[0]} × {bucket.size[1]}: {bucket.shown} of {plan.batch_size} for a batch")
+        for bucket in plan.buckets
+        if bucket.shown < plan.batch_size
+        for one in bucket.images
+    ]
+
+
+# Captions --------------------------------------------------------------------------------------------------------------
+
+
+def _captions(items: Sequence[Item], trigger: str) -> Findings:
+    word = " ".join(trigger.split())
+    written = [item for item in items if item.caption.strip()]
+    styles = {item.id: style_of(item.caption, word) for item in written}
+    counts = Counter(style for style in styles.values() if style)
+    main, number = counts.most_common(1)[0] if counts else ("", 0)
+    mixed = len(counts) > 1 and number > 2 and number < counts.total()
+    return {
+        "no_caption": [Finding(item.id) for item in items if "no_caption" in item.warnings],
+        "no_trigger": [Finding(i.id, shortened(i.caption)) for i in written if word and not has_word(i.caption, word)],
+        "style": [
+            Finding(item.id, shortened(item.caption)) for item in written if mixed and styles[item.id] not in ("", main)
+        ],
+    }
+
+
+def has_word(caption: str, word: str) -> bool:
+    """Whether a caption contains the trigger word as a word of its own, in any case."""
+    return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", caption, re.IGNORECASE))
+
+
+def style_of(caption: str, trigger: str = "") -> str:
+    """ "tags", "sentences", or "" where a caption is too short to tell."""
+    pieces = [piece.split() for piece in caption.split(",") if piece.strip() and piece.strip() != trigger]
+    words = sum(len(piece) for piece in pieces)
+    if len(pieces) >= 3 and words / len(pieces) <= 2.5:
+        return "tags"
+    if words >= 6 and words / len(pieces) >= 4:
+        return "sentences"
+    return ""
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """The beginning of a text."""
+    return text if len(text) <= most else text[: most - 1] + "…"

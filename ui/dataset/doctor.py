@@ -1,0 +1,381 @@
+""" "Check images" in step 2: what is wrong with the images and captions, each with a fix, and the buckets they are trained in.
+
+The pixels are measured by a process of its own (ui/dataset/measure.py), so that 10,000 images do not block the server, and a
+check goes on when the server is restarted; so does a conversion of many (`python -m ui.dataset.doctor`). What is shown is computed anew from the draft each time, so that an edit elsewhere
+changes it. Each fix is one step that undo takes back.
+"""
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import presets
+import runs
+from runs.dataset import one_line
+from runs.files import RunError
+from runs.pictures import turned_crop
+from ui import jobs
+from ui.dataset import bucket_preview, checks, convert, draft, draft_store, measure
+from ui.dataset.bucket_preview import Bucket, Plan
+from ui.dataset.checks import KINDS, Findings
+from ui.dataset.draft_images import Entry
+from ui.dataset.draft_items import Item
+from ui.dataset.images import OUT_OF_DATE, file_url
+
+JOB = "checks"
+LIMIT_S = 6 * 3600.0
+PAGE = 24
+MOST_BUCKETS = 200
+REMOVED_BY = ("damaged", "duplicate", "near", "small", "enlarged", "blurred", "dark", "bright")
+CONVERTED_BY = ("changed", "exif")
+MOST_KEPT = 4  # drafts whose findings are kept
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known of a draft now. unmeasured: contents whose pixels were not looked at yet."""
+
+    items: dict[str, Item]
+    findings: Findings
+    plan: Plan | None
+    plan_error: str
+    unmeasured: int
+
+
+_reports: OrderedDict[str, tuple[Any, Report]] = OrderedDict()
+
+
+def examine(draft_id: str) -> Report:
+    """The findings of a draft. Raises RunError: the draft cannot be read."""
+    state, folder = draft_store.read(draft_id), draft.folder(draft_id)
+    items, measures = draft.items(draft_id), measure.stored(folder)
+    known = _reports.get(draft_id)
+    key = (items, measures, state["form"])
+    if known is not None and all(one is other for one, other in zip(known[0], key, strict=True)):
+        return known[1]
+    plan, error = _plan(state["form"], items)
+    trigger = one_line(str(state["form"].get("trigger") or ""))
+    found = checks.findings(items, measures, checks.Setting(trigger, plan))
+    left = len({item.sha256 for item in items if item.sha256 not in measures})
+    report = Report({item.id: item for item in items}, found, plan, error, left)
+    _reports[draft_id] = key, report
+    while len(_reports) > MOST_KEPT:
+        _reports.popitem(last=False)
+    return report
+
+
+def _plan(stored: dict[str, Any], items: list[Item]) -> tuple[Plan | None, str]:
+    """The buckets with the settings of step 1; or why there are none."""
+    from ui.new import form
+
+    try:
+        spec, faults = form.parse({**form.restored(stored), "name": "my-lora"})
+        if spec is None:
+            return None, f"{form.shown(faults[0])} (step 1)"
+        return bucket_preview.plan(spec, items), ""
+    except (runs.RunError, presets.PresetError) as error:
+        return None, str(error)
+
+
+# Actions ---------------------------------------------------------------------------------------------------------------
+
+
+def start(draft_id: str) -> None:
+    """Measure what is new, in the background. Raises RunError: it runs already, or there are no images."""
+    if not draft.counts(draft_id):
+        raise RunError("Add images first")
+    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.measure", draft_id], LIMIT_S)
+
+
+def cancel(draft_id: str) -> None:
+    """End the check; what it found so far stays."""
+    jobs.cancel(draft.folder(draft_id), JOB)
+
+
+def progress(draft_id: str) -> dict[str, Any] | None:
+    """{"state", "done", "total", "error"} of the last check or conversion; None when there was none."""
+    folder = draft.folder(draft_id)
+    job = jobs.read(folder, JOB)
+    if job is None:
+        return None
+    text, _, errors = jobs.output(folder, JOB)
+    done, _, total = (text.strip().splitlines() or ["0 of 0"])[-1].partition(" of ")
+    numbers = [int(one) if one.isdecimal() else 0 for one in (done, total)]
+    return {
+        "state": job.state,
+        "seconds": round(job.seconds),
+        "done": numbers[0],
+        "total": numbers[1],
+        "error": errors[-500:],
+    }
+
+
+def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
+    """Fix the findings of a kind, as one step that can be undone.
+
+    Args:
+        only: ids of the images; None: all with this finding.
+
+    Returns:
+        A sentence about what was done; "" when a process does it in the background (a conversion of all).
+
+    Raises:
+        RunError: there is no such finding any more, or it cannot be fixed.
+    """
+    report = examine(draft_id)
+    wanted = None if only is None else set(only)
+    found = [one for one in report.findings.get(kind, []) if wanted is None or one.id in wanted]
+    if kind not in KINDS or not KINDS[kind].fix_one:
+        raise RunError(OUT_OF_DATE)
+    if not found:
+        raise RunError("There is nothing left to fix here; the images were changed meanwhile")
+    ids = [one.id for one in found]
+    if kind in CONVERTED_BY:
+        return _convert(draft_id, kind, ids, wanted is None)
+    if kind in REMOVED_BY:
+        draft.remove(draft_id, ids)
+        return f"Removed {_count(ids)}."
+    change, text = _change(draft_id, report, kind)
+    number = _apply(draft_id, ids, change, text)
+    if not number:
+        raise RunError("No bucket with enough images is near; add images, or set the batch size to 1")
+    return f"{text[:1].upper()}{text[1:]} of {draft_store.count(number, 'image')}."
+
+
+def _count(ids: list[str]) -> str:
+    return draft_store.count(len(ids), "image")
+
+
+def _convert(draft_id: str, kind: str, ids: list[str], all_of_them: bool) -> str:
+    if all_of_them and len(ids) > 1:
+        jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.doctor", draft_id, kind], LIMIT_S)
+        return ""
+    if not convert.convert(draft_id, ids, lambda line: None):
+        raise RunError("The image cannot be read; remove it")
+    for item in draft.items(draft_id):
+        if item.id in ids:  # one picture is measured here, and not by a process for it alone
+            measure.run(
+                draft.folder(draft_id), {item.id: draft_store.read(draft_id)["images"][item.id]}, lambda line: None
+            )
+    return f"Converted {_count(ids)}."
+
+
+Change = Callable[[str, Entry], dict[str, Any] | None]
+
+
+def _change(draft_id: str, report: Report, kind: str) -> tuple[Change, str]:
+    """What a fix changes of an image's entry (None: nothing), and what undo calls it."""
+    word = one_line(str(draft.form(draft_id).get("trigger") or ""))
+    if kind in ("no_caption", "no_trigger"):
+        if not word:
+            raise RunError("Type a trigger word in step 1 first")
+        return lambda key, entry: {
+            "caption": f"{word}, {entry['caption']}" if entry["caption"].strip() else word
+        }, "trigger word"
+    if kind == "sideways":
+        return lambda key, entry: _turned(entry), "rotation"
+    sizes = {"cropped": _own_bucket, "lonely": _full_bucket}[kind](report)
+
+    def crop(key: str, entry: Entry) -> dict[str, Any] | None:
+        size = sizes.get(key)
+        return None if size is None else {"crop": list(bucket_preview.crop_for(report.items[key], size[0] / size[1]))}
+
+    return crop, "crop"
+
+
+def _turned(entry: Entry) -> dict[str, Any]:
+    crop = turned_crop(entry["crop"], entry["upright"] - entry["turn"])
+    return {"turn": entry["upright"] % 4, "crop": crop and list(crop)}
+
+
+def _own_bucket(report: Report) -> dict[str, tuple[int, int]]:
+    return {key: slot.bucket for key, slot in (report.plan.slots if report.plan else {}).items()}
+
+
+def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:
+    """For each image of a bucket smaller than a batch, the bucket with enough images whose shape is nearest."""
+    found: dict[str, tuple[int, int]] = {}
+    if report.plan is None:
+        return found
+    for bucket in report.plan.buckets:
+        full = [
+            one.size
+            for one in report.plan.buckets
+            if one.shown >= report.plan.batch_size and one.folder == bucket.folder and one.size != bucket.size
+        ]
+        if bucket.shown < report.plan.batch_size and full:
+            aspect = bucket.size[0] / bucket.size[1]
+            nearest = min(full, key=lambda size: max(size[0] / size[1] / aspect, aspect / (size[0] / size[1])))
+            found |= dict.fromkeys(bucket.images, nearest)
+    return found
+
+
+def _apply(draft_id: str, ids: list[str], change: Change, text: str) -> int:
+    """Change entries as one step; returns how many changed."""
+    with draft_store.change(draft_id) as edit:
+        images, number = edit.state["images"], 0
+        for key in ids:
+            if key in images and (new := change(key, images[key])) is not None:
+                images[key] = {**images[key], **new}
+                number += 1
+        edit.label = lambda step: f"{text} of {draft_store.count(number, 'image')}"
+    return number
+
+
+# Calls of the script. Each takes a dict from the browser and checks every value -------------------------------------------
+
+
+def _respond(action: Callable[[str], dict[str, Any]], data: object) -> dict[str, Any]:
+    try:
+        draft_id = data.get("draft") if isinstance(data, dict) else None
+        if not draft.is_id(draft_id):
+            raise RunError(OUT_OF_DATE)
+        return {"ok": True, **action(draft_id)}
+    except RunError as error:
+        return {"ok": False, "error": str(error)}
+
+
+def _then(action: Callable[[str], None]) -> Callable[[str], dict[str, Any]]:
+    def call(draft_id: str) -> dict[str, Any]:
+        action(draft_id)
+        return {}
+
+    return call
+
+
+def _ids(data: dict[str, Any]) -> list[str] | None:
+    ids = data.get("ids")
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+        raise RunError(OUT_OF_DATE)
+    return ids
+
+
+def doctor_report(data: dict[str, Any]) -> dict[str, Any]:
+    """The findings by kind with their numbers, the buckets, and how far the check is."""
+
+    def action(draft_id: str) -> dict[str, Any]:
+        report = examine(draft_id)
+        return {
+            "total": len(report.items),
+            "unmeasured": report.unmeasured,
+            "job": progress(draft_id),
+            "kinds": [_heading(kind, len(some)) for kind, some in report.findings.items()],
+            "buckets": [_bucket(n, one, report.plan) for n, one in enumerate(_buckets(report))],
+            "plan_error": report.plan_error,
+            "resolution": report.plan.resolution if report.plan else 0,
+            "history": draft.history(draft_id),
+        }
+
+    return _respond(action, data)
+
+
+def _heading(kind: str, number: int) -> dict[str, Any]:
+    one = KINDS[kind]
+    fix_all = one.fix_all if number > 1 else one.fix_one
+    return {
+        "kind": kind,
+        "title": one.title(number),
+        "about": one.about,
+        "count": number,
+        "fix_all": fix_all,
+        "fix_one": one.fix_one if number > 1 else "",
+        "write": one.write,
+    }
+
+
+def _buckets(report: Report) -> list[Bucket]:
+    return list(report.plan.buckets)[:MOST_BUCKETS] if report.plan else []
+
+
+def _bucket(number: int, bucket: Bucket, plan: Plan | None) -> dict[str, Any]:
+    return {
+        "number": number,
+        "size": list(bucket.size),
+        "folder": bucket.folder,
+        "images": len(bucket.images),
+        "shown": bucket.shown,
+        "few": bool(plan and bucket.shown < plan.batch_size),
+    }
+
+
+def doctor_images(data: dict[str, Any]) -> dict[str, Any]:
+    """Some images of a finding (`kind`) or a bucket (`bucket`), from `first` on."""
+
+    def action(draft_id: str) -> dict[str, Any]:
+        report, first = examine(draft_id), data.get("first")
+        first = first if isinstance(first, int) and first >= 0 else 0
+        buckets, number = _buckets(report), data.get("bucket")
+        if isinstance(number, int) and 0 <= number < len(buckets):
+            ids = buckets[number].images
+            shown = [_shown(draft_id, report, key) for key in ids[first : first + PAGE]]
+        else:
+            some = report.findings.get(str(data.get("kind")), [])
+            ids = tuple(one.id for one in some)
+            shown = [_shown(draft_id, report, one.id, one.detail, one.other) for one in some[first : first + PAGE]]
+        return {"images": shown, "ids": list(ids) if data.get("all") is True else [], "count": len(ids)}
+
+    return _respond(action, data)
+
+
+def _shown(draft_id: str, report: Report, key: str, detail: str = "", other: str = "") -> dict[str, Any]:
+    """An image of a finding: its thumbnail, what is trained of it, and the image that is kept instead."""
+    item = report.items[key]
+    slot = report.plan.slots.get(key) if report.plan else None
+    return {
+        "id": key,
+        "file": f"{item.folder}/{item.file}" if item.folder else item.file,
+        "detail": detail,
+        "thumb": _thumb(draft_id, item),
+        "size": list(item.trained_size),
+        "bucket": list(slot.bucket) if slot else [],
+        "kept": round(slot.kept, 4) if slot else 1,
+        "part": [round(one, 4) for one in slot.part] if slot else [0, 0, 1, 1],
+        "other": report.items[other].file if other in report.items else "",
+        "other_thumb": _thumb(draft_id, report.items[other]) if other in report.items else "",
+    }
+
+
+def _thumb(draft_id: str, item: Item) -> str:
+    """The address of a thumbnail; "" when there is none and none can be made, as of a damaged file."""
+    try:
+        return file_url(draft.thumb(draft_id, item))
+    except RunError:
+        return ""
+
+
+def doctor_start(data: dict[str, Any]) -> dict[str, Any]:
+    """Start the check."""
+    return _respond(_then(start), data)
+
+
+def doctor_cancel(data: dict[str, Any]) -> dict[str, Any]:
+    """End the check."""
+    return _respond(_then(cancel), data)
+
+
+def doctor_fix(data: dict[str, Any]) -> dict[str, Any]:
+    """Fix the findings of a `kind`: all, or those of `ids`."""
+    return _respond(lambda draft_id: {"message": fix(draft_id, str(data.get("kind")), _ids(data))}, data)
+
+
+CALLS = [doctor_report, doctor_images, doctor_start, doctor_cancel, doctor_fix]
+
+
+def main(argv: list[str]) -> int:
+    """The process of a long conversion: `DRAFT KIND` converts the images with this finding."""
+    try:
+        ids = [one.id for one in examine(argv[0]).findings.get(argv[1], [])]
+        convert.convert(argv[0], ids, lambda line: print(line, flush=True))
+        measure.run(draft.folder(argv[0]), draft_store.read(argv[0])["images"], lambda line: None)
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
