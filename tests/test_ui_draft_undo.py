@@ -65,18 +65,6 @@ def test_every_change_is_undone_and_redone(mine, tmp_path, no_merging):
         assert draft.redo(mine) is None
 
 
-def test_a_text_is_replaced_in_all_captions_as_one_step(mine, tmp_path):
-    drop(mine, *(photo(tmp_path / f"{n}.png", n) for n in range(3)))
-    set_caption(mine, "0.png", "a cat and a cat")
-    set_caption(mine, "1.png", "a dog")
-    assert draft.replace(mine, "cat", "fox") == 1 and draft.replace(mine, "", "x") == 0
-    assert captions(mine)["0.png"] == "a fox and a fox" and draft.history(mine)[0] == "replacement in 1 caption"
-    with pytest.raises(runs.RunError, match=r"0\.png: the caption would have"):
-        draft.replace(mine, "a", "x" * 9000)
-    draft.undo(mine)
-    assert captions(mine) == {"0.png": "a cat and a cat", "1.png": "a dog", "2.png": ""}
-
-
 def test_the_history_says_what_it_will_do(mine, tmp_path, no_merging):
     drop(mine, photo(tmp_path / "cat.png", 1), photo(tmp_path / "dog.png", 2))
     set_caption(mine, "cat.png", "a cat")

@@ -66,7 +66,6 @@ __all__ = [
     "redo",
     "remove",
     "repeats",
-    "replace",
     "save_fields",
     "set_caption",
     "set_captions",
@@ -353,26 +352,6 @@ FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
     "weight": lambda value: _is_whole(value, 1, MAX_WEIGHT),
     "turn": lambda value: _is_whole(value, 0, 3),
 }
-
-
-def replace(draft_id: str, find: str, replacement: str) -> int:
-    """Replace a text in all captions, as one step. Returns how many captions changed.
-
-    Raises:
-        RunError: a caption would be longer than MAX_CAPTION characters; no caption was changed.
-    """
-    find, replacement = plain_text(find), plain_text(replacement)
-    with change(draft_id) as edit:
-        images, changed = edit.state["images"], 0
-        for key, entry in images.items():
-            text = entry["caption"].replace(find, replacement) if find else entry["caption"]
-            if len(text) > MAX_CAPTION:
-                raise RunError(f"{entry['file']}: the caption would have {len(text)} characters; shorten it first")
-            if text != entry["caption"]:
-                images[key] = written(entry, text, PERSON)
-                changed += 1
-        edit.label = lambda step: f"replacement in {count(changed, 'caption')}"
-    return changed
 
 
 def insert_trigger(draft_id: str, trigger: str) -> int:

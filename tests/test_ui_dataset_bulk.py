@@ -1,0 +1,298 @@
+"""Edits of many captions, filters, tags and subsets: what they change, what they refuse, and that each is one step."""
+
+import random
+import time
+
+import pytest
+from draft_helpers import captions, drop, item_of, note, photo, run_of, set_caption
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runs_helpers import data  # noqa: F401
+
+import runs
+from runs import dataset
+from runs.files import RunError
+from ui.dataset import bulk, draft, draft_store, image_bulk, selection, subsets
+from ui.dataset.draft_history import applied, difference
+from ui.dataset.selection import Query
+
+
+@pytest.fixture
+def mine(data, monkeypatch) -> str:  # noqa: F811
+    monkeypatch.setattr(bulk, "PATTERN_S", 1.0)
+    return draft.new_id()
+
+
+def entry(number: int, caption: str, folder: str = "") -> dict:
+    """An image without a file: captions and subsets need none."""
+    sha = f"{number:064x}"
+    return {
+        **{
+            "width": 512,
+            "height": 512,
+            "sha256": sha,
+            "bytes": 1,
+            "hash": f"{random.Random(number).getrandbits(160):040x}",
+        },
+        **{"upright": 0, "turn": 0, "file": f"{number:05}.png", "stored": f"{number:024x}.png", "folder": folder},
+        **{"names": [["drop", f"{number:05}"]], "caption": caption, "crop": None, "mask": None, "weight": 1},
+        "caption_by": "file" if caption else "",
+    }
+
+
+def filled(draft_id: str, *texts: str, folder: str = "") -> list[str]:
+    """A draft with these captions. Returns the ids of its images."""
+    with draft_store.change(draft_id) as edit:
+        edit.state["images"] = {f"{n:024x}": entry(n, text, folder) for n, text in enumerate(texts)}
+    return list(draft_store.read(draft_id)["images"])
+
+
+def texts(draft_id: str) -> list[str]:
+    return [item.caption for item in draft.items(draft_id)]
+
+
+@pytest.mark.parametrize(
+    ("edit", "before", "after"),
+    [
+        ({"kind": "prefix", "text": "tok, "}, ["a cat", "", "tok, b"], ["tok, a cat", "tok", "tok, b"]),
+        (
+            {"kind": "suffix", "text": ", film grain"},
+            ["a", "", "b, film grain"],
+            ["a, film grain", "film grain", "b, film grain"],
+        ),
+        ({"kind": "replace", "find": "cat", "with": "dog"}, ["cat, Cat, cat", "x"], ["dog, Cat, dog", "x"]),
+        ({"kind": "replace", "find": "cat", "with": r"\1", "any_case": True}, ["cat, Cat"], [r"\1, \1"]),
+        ({"kind": "replace", "find": r"(\w+) hair", "with": r"hair: \1", "pattern": True}, ["red hair"], ["hair: red"]),
+        ({"kind": "replace", "find": "^", "with": "x ", "pattern": True}, ["a", ""], ["x a", "x "]),
+        ({"kind": "replace", "find": r"\s*,\s*", "with": ", ", "pattern": True}, ["a ,b,  c"], ["a, b, c"]),
+        ({"kind": "replace", "find": "a.c", "with": ""}, ["abc a.c"], ["abc "]),
+        ({"kind": "remove_tags", "tags": "Solo, 1girl"}, ["1girl, solo, smile", "soloist"], ["smile", "soloist"]),
+        ({"kind": "shuffle", "keep": 9, "seed": 4}, ["a, b, c"], ["a, b, c"]),
+    ],
+)
+def test_an_edit_changes_captions_as_one_step(mine, edit, before, after):
+    ids = filled(mine, *before)
+    seen = bulk.preview(mine, None, edit)
+    assert texts(mine) == before and seen["of"] == len(before)
+    changed = bulk.apply(mine, None, edit)
+    assert changed == seen["changed"] == sum(a != b for a, b in zip(before, after, strict=True))
+    assert [one["after"] for one in seen["examples"]] == [b for a, b in zip(before, after, strict=True) if a != b][:4]
+    assert texts(mine) == after
+    written = [item.caption_by for item in draft.items(mine)]
+    assert written == ["person" if b != a else "file" if a else "" for a, b in zip(before, after, strict=True)]
+    if changed:
+        draft.undo(mine)
+        assert texts(mine) == before and draft.redo(mine) and texts(mine) == after
+        bulk.apply(mine, ids[:1], {"kind": "prefix", "text": "only this "})
+        assert texts(mine)[1:] == after[1:]
+
+
+def test_tags_are_shuffled_as_the_preview_showed_and_the_first_stay(mine):
+    ids = filled(mine, *["tok, " + ", ".join(f"t{n}" for n in range(12))] * 5)
+    edit = {"kind": "shuffle", "keep": 1, "seed": 77}
+    seen = bulk.preview(mine, None, edit)["examples"]
+    assert bulk.apply(mine, ids, edit) == 5
+    found = texts(mine)
+    assert [one["after"] for one in seen] == found[:4] and len(set(found)) == 5
+    assert all(
+        text.startswith("tok, ") and sorted(bulk.tags_of(text)) == sorted(bulk.tags_of(found[0])) for text in found
+    )
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"kind": "replace", "find": "(a|aa)+$", "with": "", "pattern": True}, "needs more than 1 s; simplify it"),
+        (
+            {"kind": "replace", "find": r"(?s)(?=(.*)).", "with": r"\1" * 600, "pattern": True},
+            "more than 20000 characters",
+        ),
+        ({"kind": "replace", "find": "(?:a{3000}){3000}", "with": "", "pattern": True}, "multiply to more than 10000"),
+        ({"kind": "replace", "find": "(", "with": "", "pattern": True}, "not a valid regular expression"),
+        ({"kind": "replace", "find": "a", "with": r"\7", "pattern": True}, "Replace with: "),
+        ({"kind": "replace", "find": "a", "with": "b" * 1990}, "00000.png: the caption would have"),
+        ({"kind": "replace", "find": "", "with": "b"}, "Type the text to find"),
+        ({"kind": "prefix", "text": " "}, "Type the text to add"),
+        ({"kind": "remove_tags", "tags": ", ,"}, "Type a tag to remove"),
+        ({"kind": "shuffle", "keep": -1}, "whole number from 0 to 1000"),
+        ({"kind": "prefix", "text": "x" * 3000}, "shorten it to 2000"),
+        ({"kind": "prefix", "text": 7}, "out of date"),
+        ({"kind": "rm -rf"}, "There is no edit"),
+    ],
+)
+def test_an_edit_that_cannot_be_done_says_why_and_changes_nothing(mine, edit, message):
+    filled(mine, "a" * 60 + "!", "b")
+    began = time.monotonic()
+    for call in (bulk.preview, bulk.apply):
+        with pytest.raises(RunError, match=message):
+            call(mine, None, edit)
+    assert texts(mine) == ["a" * 60 + "!", "b"] and time.monotonic() - began < 30
+
+
+HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&\n\0é\ud83d💥 1"), max_size=12)
+EDITS = st.one_of(
+    st.fixed_dictionaries({"kind": st.just("replace"), "find": HOSTILE, "with": HOSTILE, "pattern": st.booleans(), "any_case": st.booleans()}),
+    st.fixed_dictionaries({"kind": st.sampled_from(["prefix", "suffix"]), "text": HOSTILE}),
+    st.fixed_dictionaries({"kind": st.just("remove_tags"), "tags": HOSTILE}),
+    st.fixed_dictionaries({"kind": st.just("shuffle"), "keep": st.integers(-2, 4) | st.text(max_size=2), "seed": st.integers() | st.none()}),
+    st.dictionaries(st.sampled_from(["kind", "find", "text"]), st.none() | st.integers() | HOSTILE),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edit=EDITS, before=st.lists(HOSTILE, min_size=1, max_size=5), chosen=st.sets(st.integers(0, 6)))
+def test_any_edit_of_any_captions_is_an_error_or_one_step(mine, edit, before, chosen):
+    ids = filled(mine, *map(draft.plain_text, before))
+    own = [ids[n] if n < len(ids) else "gone" for n in chosen]
+    old = texts(mine)
+    answer = image_bulk.image_action({"draft": mine, "action": "edit", "ids": own, "edit": edit})
+    now = texts(mine)
+    if not answer["ok"]:
+        assert now == old and answer["error"]
+        return
+    assert answer["changed"] == sum(a != b for a, b in zip(old, now, strict=True))
+    assert all(a == b for n, (a, b) in enumerate(zip(old, now, strict=True)) if ids[n] not in own)
+    assert all(text.encode() is not None and len(text) <= draft_store.MAX_CAPTION for text in now)
+    if answer["changed"]:
+        draft.undo(mine)
+        assert texts(mine) == old
+
+
+KEYS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
+
+
+@settings(max_examples=400, deadline=None)
+@given(before=KEYS, after=KEYS, changed=st.sets(st.sampled_from("abcdefgh")))
+def test_a_step_leads_from_each_state_to_the_other_in_its_order(before, after, changed):
+    old = {"images": {key: {"caption": key} for key in before}, "texts": {}}
+    new = {"images": {key: {"caption": key.upper()} if key in changed else old["images"].get(key, {"caption": key}) for key in after}, "texts": {}}  # fmt: skip
+    step = difference(old, new)
+    for side, start, end in ((0, new, old), (1, old, new)):
+        found = applied(start, step, side)
+        assert found == end and list(found["images"]) == list(end["images"])
+
+
+# Filters and tags ----------------------------------------------------------------------------------------------------
+
+
+def test_images_are_found_by_caption_tag_and_subset(mine):
+    ids = filled(mine, "1girl, red hair, solo", "a girl with Red Hair", "", "solo")
+    subsets.move(mine, ids[3:], "extra", 5)
+    items = draft.items(mine)
+
+    def found(**query):
+        return [ids.index(item.id) for item in Query(**query).found(items)]
+
+    assert found() == [0, 1, 2, 3] and found(kind="no_caption") == [2]
+    assert found(text="RED hair") == [0, 1] and found(how="lacks", text="red") == [2, 3]
+    assert found(how="tag", text=" Red  hair ") == [0] and found(how="no_tag", text="red hair") == [1, 2, 3]
+    assert found(folder="5_extra") == [3] and found(folder="", text="solo") == [0] and found(kind="model") == []
+    assert selection.ids(mine, Query(text="o"), (ids[3], ids[0])) == [ids[0], ids[3]]
+    with pytest.raises(RunError, match="no longer shown"):
+        selection.ids(mine, Query(text="solo"), (ids[1], ids[3]))
+    assert selection.tags(mine, Query()) == {
+        "tags": [["solo", 2], ["1girl", 1], ["a girl with Red Hair", 1], ["red hair", 1]],
+        "total": 4,
+    }
+
+
+# Subsets -------------------------------------------------------------------------------------------------------------
+
+
+def test_subsets_with_their_repeats_reach_the_data_set(mine, tmp_path):
+    drop(mine, *(photo(tmp_path / f"{n}.png", n) for n in range(4)), note(tmp_path / "0.txt", "zero"))
+    ids = [item.id for item in draft.items(mine)]
+    assert subsets.move(mine, ids[:2], "my cat", 10) == 2 and subsets.move(mine, ids[2:3], "dogs") == 1
+    assert [(one["name"], one["repeats"], one["images"]) for one in subsets.overview(mine)] == [
+        ("my cat", 10, 2),
+        ("dogs", None, 1),
+        ("", None, 1),
+    ]
+    assert subsets.move(mine, ids[3:], "my cat") == 1, "into the existing subset, whatever its repeats"
+    assert subsets.rename(mine, "dogs", "wolves", 3) == 1 and subsets.rename(mine, "10_my cat", "my cat", 7) == 3
+    assert draft.repeats(mine) == {"7_my cat": 7, "3_wolves": 3} and draft.counts(mine) == {
+        "7_my-cat": 3,
+        "3_wolves": 1,
+    }
+    run_of(mine)
+    assert dataset.counts(runs.datasets_dir() / "my-lora") == {"7_my-cat": 3, "3_wolves": 1}
+    while draft.undo(mine):
+        pass
+    assert draft.items(mine) == []
+    while draft.redo(mine):
+        pass
+    assert draft.counts(mine) == {"7_my-cat": 3, "3_wolves": 1} and captions(mine)["7_my cat/0.png"] == "zero"
+
+
+def test_a_moved_image_keeps_its_identity_when_its_file_is_dropped_again(mine, tmp_path):
+    drop(mine, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2))
+    key = item_of(mine, "a.png").id
+    subsets.move(mine, [key], "cat")
+    set_caption(mine, "cat/a.png", "typed")
+    assert drop(mine, (tmp_path / "a.png", "cat/a.png"))[0] == 0, "it is in that folder already"
+    assert captions(mine) == {"cat/a.png": "typed", "b.png": ""}
+    with pytest.raises(RunError, match="the same image is in that subset"):
+        drop(mine, (tmp_path / "b.png", "cat/b.png"))
+        subsets.move(mine, [item_of(mine, "b.png").id], "cat")
+
+
+@pytest.mark.parametrize(
+    ("name", "repeats", "message"),
+    [
+        ("../x", None, r"without \.\."),
+        ("/etc", None, "without a slash at its start"),
+        ("C:\\x", None, "without"),
+        (".hidden", None, "starts with a dot"),
+        ("x" * 101, None, "shorten it to 100"),
+        ("", 3, "name the subset first"),
+        ("x", 0, "from 1 to 9999"),
+        ("x", True, "from 1 to 9999"),
+        ("x", "3", "from 1 to 9999"),
+    ],
+)
+def test_a_subset_that_cannot_be_is_refused(mine, name, repeats, message):
+    ids = filled(mine, "a", "b")
+    with pytest.raises(RunError, match=message):
+        subsets.move(mine, ids, name, repeats)
+    assert [one["folder"] for one in subsets.overview(mine)] == [""]
+
+
+def test_subset_names_do_not_collide(mine):
+    ids = filled(mine, "a", "b", "c")
+    subsets.move(mine, ids[:1], "cat", 10), subsets.move(mine, ids[1:2], "dog")
+    with pytest.raises(RunError, match="There is a subset 'cat' already"):
+        subsets.rename(mine, "dog", "cat")
+    with pytest.raises(RunError, match="no images any more"):
+        subsets.rename(mine, "horse", "x")
+    assert subsets.rename(mine, "", "rest", 2) == 1 and subsets.parts_of("set/10_cat/x") == ("set/cat/x", 10)
+
+
+# Fields of other parts -----------------------------------------------------------------------------------------------
+
+
+def test_fields_of_images_are_stored_undone_and_checked(mine):
+    ids = filled(mine, "a", "b")
+    assert draft.set_fields(mine, ids, {"weight": 3, "crop": (0, 0.25, 1, 0.75)}, "crop of 2 images") == 2
+    assert draft.set_fields(mine, ids, {"weight": 3}, "weight") == 0
+    (item, _) = draft.items(mine)
+    assert (item.crop, item.weight, item.mask) == ((0, 0.25, 1, 0.75), 3, None)
+    assert draft.sources(mine)[0].crop == (0, 0.25, 1, 0.75) and draft.sources(mine)[0].weight == 3
+    assert draft.undo(mine) == "Undone: crop of 2 images." and draft.items(mine)[0].crop is None
+    wrong = [{"weight": 0}, {"weight": 11}, {"weight": True}, {"crop": (0.5, 0, 0.5, 1)}, {"crop": (0, 0, 2, 1)}]
+    wrong += [{"mask": "../x.png"}, {"mask": ".x"}, {"turn": 4}, {"caption": "x"}, {"crop": "0011"}, {"crop": (0, 0, float("nan"), 1)}]  # fmt: skip
+    for values in wrong:
+        with pytest.raises(RunError, match="not a value of this field"):
+            draft.set_fields(mine, ids, values, "x")
+    with pytest.raises(RunError, match="was removed"):
+        draft.set_fields(mine, ["gone"], {"weight": 2}, "x")
+
+
+def test_a_models_captions_are_one_step_and_keep_what_a_person_wrote(mine):
+    ids = filled(mine, "from a file", "", "")
+    draft.set_caption(mine, ids[1], "typed")
+    for n, key in enumerate(ids):
+        draft.set_captions(mine, {key: f"model {n}"}, "captions of a model", "model", keep_written=True, merge="job 1")
+    assert texts(mine) == ["from a file", "typed", "model 2"]
+    assert [item.caption_by for item in draft.items(mine)] == ["file", "person", "model"]
+    assert draft.set_captions(mine, {ids[0]: "again", "gone": "x"}, "captions of a model", "model", merge="job 1") == 1
+    assert draft.undo(mine) == "Undone: captions of a model." and texts(mine) == ["from a file", "typed", ""]

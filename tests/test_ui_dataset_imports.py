@@ -1,0 +1,230 @@
+"""Folders on the server and large ZIPs: imported by a process of their own, which a kill stops for a moment only."""
+
+import json
+import os
+import signal
+import time
+import zipfile
+from pathlib import Path
+
+import psutil
+import pytest
+from draft_helpers import captions, note, photo, upload
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs_helpers import data  # noqa: F401
+
+from runs.files import RunError
+from ui import jobs
+from ui.dataset import draft, draft_drop, draft_store, image_bulk, import_job, imports
+from ui.dataset.import_job import Progress, files_of
+
+
+@pytest.fixture
+def mine(data) -> str:  # noqa: F811
+    return draft.new_id()
+
+
+def call(draft_id: str, action: str, **values) -> dict:
+    return image_bulk.image_action({"draft": draft_id, "action": action, **values})
+
+
+def until_done(draft_id: str, seconds: float = 90) -> list[dict]:
+    """The results of all imports."""
+    until = time.monotonic() + seconds
+    while (found := call(draft_id, "imports")["imports"])["waiting"] and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not found["waiting"], found
+    return found["finished"]
+
+
+def test_a_folder_on_the_server_is_imported_with_its_captions_and_stays_as_it_is(mine, tmp_path):
+    root = tmp_path / "set"
+    for n in range(12):
+        photo(root / ("10_cat" if n % 2 else "") / f"img{n}.png", n)
+    note(root / "10_cat/img11.txt", "eleven"), note(root / "img2.txt", "two"), note(root / "lone.txt", "waits")
+    photo(root / ".hidden" / "x.png", 90), note(root / "script.py", "print()")
+    (root / "broken.png").write_text("not an image")
+    photo(tmp_path / "outside.png", 91)
+    (root / "escape.png").symlink_to(tmp_path / "outside.png")
+    (root / "escape.txt").symlink_to("/etc/passwd")
+    (root / "inside.png").symlink_to(root / "img0.png")
+    (root / "loop").symlink_to(root)
+    os.mkfifo(root / "pipe.png")
+    before = {path: path.lstat() for path in root.rglob("*")}
+    assert call(mine, "import_folder", path=f" {root} ")["ok"] is True
+    (result,) = until_done(mine)
+    assert (result["state"], result["added"], result["name"]) == ("done", 12, str(root))
+    found = captions(mine)
+    assert list(found)[:4] == ["set/img0.png", "set/img2.png", "set/img4.png", "set/img6.png"], "as people count"
+    assert found["set/10_cat/img11.png"] == "eleven" and found["set/img2.png"] == "two" and len(found) == 12
+    assert draft.repeats(mine) == {"set/10_cat": 10}
+    said = "\n".join(result["messages"])
+    for part in (
+        "3 files were not added: links",
+        "set/broken.png: Not a readable image",
+        "lone.txt: no image has this",
+    ):
+        assert part in said, said
+    assert {path: path.lstat() for path in root.rglob("*")}.keys() == before.keys()
+    assert all(path.lstat().st_mtime_ns == known.st_mtime_ns for path, known in before.items())
+    stored = draft.original(mine, draft.items(mine)[0].id)
+    assert stored.stat().st_ino == (root / "img0.png").stat().st_ino, "a hard link takes no disk space"
+    (root / "img0.png").unlink()
+    assert stored.is_file() and draft.undo(mine) == "Undone: adding of 12 images." and draft.redo(mine)
+    assert (
+        len(draft.items(mine)) == 12 and call(mine, "dismiss_imports", ids=[result["id"]])["imports"]["finished"] == []
+    )
+
+
+def test_an_import_that_is_killed_continues_where_it_stopped_and_adds_nothing_twice(mine, tmp_path):
+    root = variants(tmp_path / "many", 60)
+    imports.start_folder(mine, str(root))
+    until = time.monotonic() + 60
+    while not draft.items(mine) and time.monotonic() < until:
+        time.sleep(0.005)
+    kill_job(mine)
+    assert 0 < len(draft.items(mine)) < 60 and imports.waiting(mine), "it was killed in the middle"
+    draft.set_caption(mine, draft.items(mine)[0].id, "typed meanwhile")
+    (result,) = until_done(mine)
+    found = captions(mine)
+    assert result["state"] == "done" and len(found) == 60 and result["messages"] == []
+    assert sorted(found.values()) == sorted(["typed meanwhile", *(f"number {n}" for n in range(1, 60))])
+    assert not list(draft.folder(mine).glob("imports/*.json"))
+
+
+def variants(root: Path, number: int) -> Path:
+    """A folder of large photos with captions. They differ in what follows the image, because to draw them takes long."""
+    content = photo(root.parent / "one.jpg", 5, size=(3000, 2000), quality=92).read_bytes()
+    root.mkdir()
+    for n in range(number):
+        (root / f"{n}.jpg").write_bytes(content + f"{n}".encode())
+        (root / f"{n}.txt").write_text(f"number {n}")
+    return root
+
+
+def kill_job(draft_id: str) -> None:
+    """SIGKILL to the process of the imports and all that it started, as a machine that goes down does."""
+    path = draft.folder(draft_id) / jobs.FOLDER / f"{imports.JOB}.json"
+    process = psutil.Process(json.loads(path.read_text())["pid"])
+    family = [process, *process.children(recursive=True)]
+    for one in family:
+        one.send_signal(signal.SIGKILL)
+    psutil.wait_procs(family, 10)
+
+
+def test_a_cancelled_import_keeps_what_it_added_and_does_not_continue(mine, tmp_path):
+    root = variants(tmp_path / "many", 80)
+    imports.start_folder(mine, str(root)), imports.start_folder(mine, str(root))
+    until = time.monotonic() + 60
+    while not draft.items(mine) and time.monotonic() < until:
+        time.sleep(0.01)
+    answer = call(mine, "cancel_imports")
+    assert answer["ok"] and answer["imports"]["waiting"] == 0 and answer["list"]["importing"]
+    states = [one["state"] for one in answer["imports"]["finished"]]
+    number = len(draft.items(mine))
+    assert states == ["cancelled", "cancelled"] and 0 < number < 80
+    time.sleep(1)
+    assert len(draft.items(mine)) == number and not list(draft.folder(mine).glob(".new-*"))
+    assert draft.undo(mine) and draft.items(mine) == []
+
+
+def test_a_large_zip_is_imported_in_the_background(mine, tmp_path, monkeypatch):
+    from ui.dataset import images
+
+    monkeypatch.setattr(imports, "LARGE_ZIP_BYTES", 1000)
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for n in range(5):
+            archive.write(photo(tmp_path / f"{n}.png", n), f"3_cat/{n}.png")
+            archive.writestr(f"3_cat/{n}.txt", f"cat {n}")
+        archive.writestr("../escape.png", "x")
+    sent = {"path": str(upload(tmp_path / "set.zip")), "name": "set.zip"}
+    answer = images.add_images({"draft": mine, "uploads": [sent], "drop": "one"})
+    assert answer["ok"] and answer["list"]["importing"]
+    (result,) = until_done(mine)
+    assert (result["state"], result["added"], result["name"]) == ("done", 5, "set.zip")
+    assert "the path leads outside the folder" in "\n".join(result["messages"])
+    assert captions(mine) == {f"3_cat/{n}.png": f"cat {n}" for n in range(5)}
+    assert not list(draft.uploads_dir().glob("zip-*"))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "Type the path of a folder"),
+        ("photos", "type the full path"),
+        ("/no/such/folder", "there is no such folder on the server"),
+        ("/etc/passwd", "there is no such folder"),
+        ("/\0", "is no path|no such folder"),
+        ("/" + "x" * 5000, "File name too long|no such folder"),
+        ("\ud83d", "type the full path"),
+    ],
+)
+def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine, path, message):
+    answer = call(mine, "import_folder", path=path)
+    with pytest.raises(RunError, match=message):
+        raise RunError(answer["error"])
+    assert not imports.waiting(mine)
+
+
+def test_a_folder_without_images_ends_with_a_message(mine, tmp_path):
+    note(tmp_path / "empty/readme.txt", "x")
+    imports.start_folder(mine, str(tmp_path / "empty"))
+    (result,) = until_done(mine)
+    assert result["state"] == "failed" and "no images in this folder" in result["messages"][0]
+
+
+def test_an_import_whose_process_always_dies_is_given_up_with_a_message(mine, tmp_path):
+    root = photo(tmp_path / "x/a.png").parent
+    imports.place(mine).mkdir(parents=True)
+    path = imports.place(mine) / "1.json"
+    path.write_text(json.dumps({"kind": "folder", "path": str(root), "name": "x", "drop": "d", "attempts": 3}))
+    assert import_job.main([mine]) == 1
+    (result,) = imports.status(mine)["finished"]
+    assert result["state"] == "failed" and "ended 3 times without a result" in result["messages"][0]
+    (imports.place(mine) / "2.json").write_text("{")
+    assert import_job.main([mine]) == 1 and not imports.waiting(mine)
+
+
+NAMES = st.text(st.sampled_from("ab.\\ \n<>&'\"%$é💥\u202e;|*?:-"), min_size=1, max_size=10).filter(
+    lambda name: name not in (".", "..")
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(names=st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=5))
+def test_hostile_names_in_a_folder_stay_names(names):
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["HANGPROOF_DATA"], root = f"{place}/data", Path(place) / "the set"
+        try:
+            wanted = 0
+            for n, (folder, name) in enumerate(names):
+                target = root / folder / f"{name}{n}.png"
+                photo(target, n)
+                wanted += not (folder.startswith(".") or name.startswith("."))
+            mine = draft.new_id()
+            try:
+                files, messages = files_of(root, "drop")
+            except RunError as error:
+                assert not wanted and "no images" in str(error)
+                return
+            added, said = draft_drop.take(mine, files, "drop", more=False, link=True)
+            assert added == len(files) == wanted and not messages and not said
+            for item in draft.items(mine):
+                assert draft.original(mine, item.id).parent == draft.images_dir(mine) and "/" not in item.file
+            assert {path.name for path in Path(place).iterdir()} == {"data", "the set"}
+        finally:
+            draft_store._close(draft.folder(mine) / "draft.sqlite") if wanted else None
+            os.environ.pop("HANGPROOF_DATA")
+
+
+def test_a_folder_that_changes_while_it_is_read_costs_only_the_file(mine, tmp_path):
+    root = photo(tmp_path / "x/a.png", 1).parent
+    photo(root / "b.png", 2), photo(root / "c.png", 3)
+    files, _ = files_of(root, "drop", Progress("1"))
+    (root / "a.png").unlink()
+    (root / "b.png").unlink(), (root / "b.png").symlink_to("/etc/passwd")
+    added, said = draft_drop.take(mine, files, "drop", more=False, link=True)
+    assert added == 1 and "x/a.png: the file is gone" in said[0] and "x/b.png: a link; use the file itself" in said[1]

@@ -1,0 +1,76 @@
+"""Calls of the images' script about many images: bulk edits, selection, tags, subsets, and imports on the server."""
+
+from collections.abc import Callable
+from typing import Any
+
+from runs.files import RunError
+from ui.dataset import bulk, image_edit, imports, selection, subsets
+from ui.dataset.answers import OUT_OF_DATE, opened, respond, text_of, texts_of
+from ui.dataset.selection import query_of
+
+Answer = dict[str, Any]
+
+
+def image_action(data: dict[str, Any]) -> Answer:
+    """Do what `action` names, a key of READS or CHANGES; the answer of a change has the list of images."""
+    name = data.get("action") if isinstance(data, dict) else None
+    if name in CHANGES:
+        return respond(lambda draft_id: CHANGES[name](draft_id, data), data)
+    try:
+        if not isinstance(name, str) or name not in READS:
+            raise RunError(OUT_OF_DATE)
+        return {"ok": True, **READS[name](text_of(data, "draft"), data)}
+    except RunError as error:
+        return {"ok": False, "error": str(error)}
+
+
+def _chosen(data: Answer) -> list[str] | None:
+    """The images that an edit is for: those of `ids`, or all."""
+    return None if data.get("ids") is None else texts_of(data, "ids")
+
+
+def _fields(data: Answer) -> Answer:
+    fields = data.get("edit")
+    if not isinstance(fields, dict):
+        raise RunError(OUT_OF_DATE)
+    return fields
+
+
+def _repeats(data: Answer) -> Any:
+    return data.get("repeats")  # subsets.folder_of checks it
+
+
+def _ids(draft_id: str, data: Answer) -> Answer:
+    ends = data.get("between")
+    between = tuple(texts_of(data, "between")) if ends is not None else None
+    if between is not None and len(between) != 2:
+        raise RunError(OUT_OF_DATE)
+    return {"ids": selection.ids(draft_id, query_of(data), between)}
+
+
+def _import_folder(draft_id: str, data: Answer) -> Answer:
+    return {"imports": imports.start_folder(draft_id, text_of(data, "path"))}
+
+
+# Name: what it does and returns, from the draft and the browser's values.
+READS: dict[str, Callable[[str, Answer], Answer]] = {
+    "open": lambda draft_id, data: opened(draft_id, text_of(data, "id")),
+    "preview": lambda draft_id, data: bulk.preview(draft_id, _chosen(data), _fields(data)),
+    "ids": _ids,
+    "tags": lambda draft_id, data: selection.tags(draft_id, query_of(data)),
+    "subsets": lambda draft_id, data: {"subsets": subsets.overview(draft_id)},
+    "imports": lambda draft_id, data: {"imports": imports.status(draft_id)},
+    "dismiss_imports": lambda draft_id, data: {"imports": imports.dismiss(draft_id, texts_of(data, "ids"))},
+}
+CHANGES: dict[str, Callable[[str, Answer], Answer]] = {
+    "edit_one": image_edit.edit,
+    "edit": lambda draft_id, data: {"changed": bulk.apply(draft_id, _chosen(data), _fields(data))},
+    "move": lambda draft_id, data: {
+        "changed": subsets.move(draft_id, texts_of(data, "ids"), text_of(data, "name"), _repeats(data))
+    },
+    "subset": lambda draft_id, data: {
+        "changed": subsets.rename(draft_id, text_of(data, "folder"), text_of(data, "name"), _repeats(data))
+    },
+    "import_folder": _import_folder,
+    "cancel_imports": lambda draft_id, data: {"imports": imports.cancel(draft_id)},
+}
