@@ -4,7 +4,7 @@
 
 Each line is a fact and, where something is wrong, what to do. For each trainer of kohya's that is installed, the self-test
 trains tiny weights in its own environment, plants a hang and resumes a killed run: about a minute each. --quick leaves that
-out. Nothing is changed and nothing is left behind.
+out. Nothing is changed and nothing is left behind. The page's tab "Doctor" shows the same lines, from `--quick --json`.
 
 Exit code 0 when nothing failed, else 1.
 """
@@ -17,65 +17,49 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 
-from guards import socket_folder
-from runs.machine import this_machine
-from runs.paths import ROOT, data_root
+import doctor_machine as machine
+import doctor_tools as tools
+from doctor_machine import FAILED, NOTE, OK, Finding
+from runs.paths import ROOT
 from sd_scripts_patches import versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 
-OK, NOTE, FAILED = "ok", "note", "failed"
-LEAST_DISK_GB = 40  # the files of FLUX.1 take 34 GB
 SELF_TEST_S = 1200
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line. action: what to do, "" when nothing is wrong."""
-
-    name: str
-    status: str
-    text: str
-    action: str = ""
+CHECK_S = 120
 
 
 def findings(quick: bool) -> Iterator[Finding]:
     """Yield each finding as it is known."""
     yield Finding("Python", OK, f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}")
-    yield from machine()
+    yield from machine.gpu()
+    yield from machine.memory()
+    yield from machine.folders()
+    yield from machine.python_versions("built-in trainer", Path(sys.executable))
+    yield from left_over()
     for trainer in TRAINERS.values():
         yield from installed(trainer, quick)
 
 
-def machine() -> Iterator[Finding]:
-    """The GPU, the disk and the folder for temporary files."""
-    here = this_machine()
-    if here.note:
-        yield Finding("GPU", FAILED, here.note, "Fix the driver, then run this again.")
-    elif here.vram_gb:
-        yield Finding("GPU", OK, f"{here.gpu_name}, {here.vram_gb:g} GB")
-    else:
-        yield Finding("GPU", NOTE, "no NVIDIA GPU found: only the toy model can be trained on this machine")
-    if here.vram_gb and not here.cuda:
-        action = "Install PyTorch with CUDA into .venv (pytorch.org, Get started)."
-        yield Finding("PyTorch", FAILED, "the PyTorch of the built-in trainer cannot use the GPU", action)
-    disk = f"{here.free_disk_gb:.0f} GB free in {data_root()}"
-    if here.free_disk_gb < LEAST_DISK_GB:
-        yield Finding(
-            "disk", NOTE, f"{disk}; large base models with their checkpoints need {LEAST_DISK_GB} GB and more"
-        )
-    else:
-        yield Finding("disk", OK, disk)
+def left_over() -> Iterator[Finding]:
+    """Trainers that nobody watches."""
     try:
-        moved = socket_folder.choose()
-        yield Finding("TMPDIR", NOTE if moved else OK, moved or "short enough for the sockets of loader workers")
-    except socket_folder.TooLong as error:
-        yield Finding("TMPDIR", FAILED, str(error), "Set TMPDIR to a shorter folder.")
+        found = tools.orphans()
+    except OSError as error:
+        yield Finding("orphans", NOTE, f"the processes could not be listed: {error.strerror}")
+        return
+    if not found:
+        yield Finding("orphans", OK, "no trainer runs without a monitor")
+    for one in found:
+        text = f"{one['name']} (pid {one['pid']}) of the run {one['run']}, {one['age_s'] / 60:.0f} min old, {one['memory_bytes'] / 1e9:.1f} GB"
+        fix = f"Watch the run again: python -m monitor start {one['run']}. Or end it: python -m monitor stop {one['run']}."
+        yield Finding("orphans", NOTE, text, fix)
 
 
 def installed(trainer: Trainer, quick: bool) -> Iterator[Finding]:
-    """The checkout of a trainer, its environment, and its self-test."""
+    """The checkout of a trainer, its guards, its environment, and its self-test."""
     name, command = trainer.name, f"./start.sh {trainer.key}"
     if not trainer.checkout.is_dir():
         yield Finding(name, NOTE, f"not installed; {command} installs {trainer.version}")
@@ -83,11 +67,34 @@ def installed(trainer: Trainer, quick: bool) -> Iterator[Finding]:
     now = versions.commit(trainer.checkout)
     known = "the pinned one" if now == trainer.commit else "tested" if now in trainer.tested else "not tested"
     where = f"{trainer.checkout}, commit {now[:8] or 'unknown'} ({known})"
-    yield Finding(name, OK if known != "not tested" else NOTE, where)
+    action = f"To get the pinned one, move this folder away and run {command}." if known == "not tested" else ""
+    yield Finding(name, OK if known != "not tested" else NOTE, where, action)
     if not trainer.environment.is_dir():
         yield Finding(name, FAILED, f"its environment {trainer.environment} is missing", f"Run {command}.")
-    elif not quick:
+        return
+    yield from guards(trainer)
+    yield from machine.python_versions(name, machine.environment_python(trainer.environment), kohya=True)
+    if not quick:
         yield from self_test(trainer)
+
+
+def guards(trainer: Trainer) -> Iterator[Finding]:
+    """Whether every guard finds its place in the checkout."""
+    name, again = f"{trainer.name} guards", f"python -m sd_scripts_patches check {trainer.checkout}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "sd_scripts_patches", "check", str(trainer.checkout), "--json"], cwd=ROOT,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CHECK_S, check=False,
+        )  # fmt: skip
+        result = json.loads(done.stdout)
+    except (ValueError, subprocess.TimeoutExpired):
+        yield Finding(name, FAILED, "they could not be checked", f"Run {again}")
+        return
+    patches = result["patches"]
+    if result["ok"]:
+        yield Finding(name, OK, f"all {len(patches)} are compatible with this checkout")
+    else:
+        yield Finding(name, FAILED, "not all of them are compatible with this checkout", f"Run {again}")
 
 
 def self_test(trainer: Trainer) -> Iterator[Finding]:
@@ -127,11 +134,26 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./start.sh doctor", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="leave out the self-tests")
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
+    parser.add_argument(
+        "--lines", action="store_true", help=argparse.SUPPRESS
+    )  # for the page: progress, and JSON at the end
+    # What runs as a process of its own, with a limit
+    parser.add_argument("--disk", help=argparse.SUPPRESS)
+    parser.add_argument("--lint", help=argparse.SUPPRESS)
+    parser.add_argument("--in", dest="base", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.disk:
+        return _measure(Path(options.disk))
+    if options.lint:
+        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+        print(json.dumps(tools.judge_script(text, options.lint, Path(options.base or "/nonexistent"))))
+        return 0
     found = []
     for finding in findings(options.quick):
         found.append(finding)
-        if not options.json:
+        if options.lines:
+            print(json.dumps(asdict(finding), ensure_ascii=False), flush=True)
+        elif not options.json:
             print(f"{finding.status:<7} {finding.name}: {finding.text}", flush=True)
             if finding.action:
                 print(f"{'':<7} → {finding.action}", flush=True)
@@ -143,6 +165,15 @@ def main(argv: list[str] | None = None) -> int:
     else:
         print("\nReady.")
     return 1 if failed else 0
+
+
+def _measure(folder: Path) -> int:
+    try:
+        print(json.dumps(machine.measure_disk(folder)))
+    except OSError as error:
+        print(f"it cannot be written: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

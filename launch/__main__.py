@@ -14,6 +14,12 @@ COMMANDS = {
     "slurm": ("launch.slurm", "write the sbatch script of a run, and submit it"),
     "skypilot": ("launch.skypilot", "write the managed job of a run for SkyPilot, and submit it"),
     "probe": ("launch.probe", "train a few steps with one process and with several, and say what stops"),
+    "rehearse": (
+        "launch.rehearse",
+        "try a run on the real model in two minutes: does it train, how long, what it needs",
+    ),
+    "ladder": ("launch.ladder", "train with 2 images, 100 and all, and say what is wrong and which image"),
+    "drill": ("launch.drill", "train the demo run and freeze it, to see the recovery"),
     "store": (
         "launch.store.commands",
         "restore a run from its store, show the store, take a lease from a dead machine",
@@ -22,6 +28,7 @@ COMMANDS = {
     "docker": ("launch.containers", "write the command that trains a run in a container, and start it"),
     "runpod": ("launch.runpod", "write the pod of a run for RunPod, and rent it"),
     "vast": ("launch.vast", "write the instance of a run for Vast.ai, and rent it"),
+    "publish": ("launch.publish", "put a run's LoRA on Hugging Face, with a card and its samples"),
     "bundle": ("launch.bundle", "write a run as one tar file that trains wherever there is Python"),
     "train": ("launch.train", "write a run's script for this machine and supervise it: in a container, in a bundle"),
     "serve": ("launch.serve", "what a container runs: continue interrupted runs, serve the page"),

@@ -250,16 +250,16 @@ def resume_all(args: argparse.Namespace) -> int:
 def diagnose(args: argparse.Namespace) -> int:
     """Explain what a run or a process waits for: two samples a moment apart, all stacks, the likely cause. Changes nothing."""
     from monitor import config
+    from monitor.cli import explain
     from monitor.detect.probe import Probe, compare
     from monitor.diagnose import causes, collect
     from monitor.diagnose.incident import describe
 
     attempt: Attempt | None = None
+    process: platform.ProcessInfo | None = None
     if args.run.isdigit() and not Path(args.run).exists():
-        pid, folder, heartbeats = int(args.run), RunFolder(Path.cwd()), Path()
-        process = platform.process_info(pid)
-        if process is None:
-            raise MonitorError(f"process {pid} does not exist")
+        process = explain.checked(args.run)
+        pid, folder, heartbeats = process.pid, RunFolder(Path.cwd()), Path()
         name, processes = f"process {pid} ({platform.command_of(pid)[:120]})", Tree("", (pid, process.start))
     else:
         folder = RunFolder(find(args.run))
@@ -281,6 +281,8 @@ def diagnose(args: argparse.Namespace) -> int:
         while probe.spy.poll() and time.monotonic() < until:
             time.sleep(0.05)
         signals, stacks = compare(first, probe.newest, [b.pid for b in beats] or [pid]), probe.texts()
+    if "Failed to find python version" in stacks.get(pid, ""):  # py-spy, of any other program
+        stacks[pid] = "(not a Python process: its stack cannot be shown)"
     record = attempt.record if attempt else None
     scope = collect.Scope(
         beats=beats,
@@ -295,6 +297,9 @@ def diagnose(args: argparse.Namespace) -> int:
     )
     evidence = collect.of_process(scope, pid, signals.stuck, stacks)
     text, found = describe(name, evidence, signals, causes.match(evidence))
+    if process is not None:
+        found["process"] = explain.facts(process)
+        text = "\n".join((*found["process"]["lines"], "", text))
     print(text)
     if args.json:
         print(json.dumps(found, ensure_ascii=False))

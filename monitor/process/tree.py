@@ -121,15 +121,20 @@ def _refresh(tree: Tree) -> dict[int, ProcessInfo]:
 def orphans() -> list[str]:
     """Trainings that run although no monitor watches them, one sentence a run. OSError: see `with_environment`."""
     found: dict[str, list[ProcessInfo]] = {}
-    for process, folder in _values(RUN):
-        if folder and not is_held(Path(folder) / LOCK):
-            found.setdefault(folder, []).append(process)
+    for process, folder in unwatched():
+        found.setdefault(str(folder), []).append(process)
     return [
         f"unwatched: {len(processes)} {'process' if len(processes) == 1 else 'processes'} of {folder} "
         f"({', '.join(f'{p.name} {p.pid}' for p in processes[:5])}); run `python -m monitor start {folder}` to watch "
         f"the run again, or `python -m monitor stop {folder}` to kill it"
         for folder, processes in sorted(found.items())
     ]
+
+
+def unwatched() -> list[tuple[ProcessInfo, Path]]:
+    """The processes of runs that no monitor watches, each with its run's folder. OSError: see `with_environment`."""
+    found = ((process, Path(folder)) for process, folder in _values(RUN) if folder)
+    return [(process, folder) for process, folder in found if not is_held(folder / LOCK)]
 
 
 @contextlib.contextmanager

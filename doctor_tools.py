@@ -1,0 +1,152 @@
+"""Tools of the doctor: orphaned trainers and how to end one, lint of a pasted script, the report without the user's paths.
+
+Plain functions for the page and the API; each checks its arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from launch.short_run import owner_alive
+from monitor.process import platform, tree
+from runs.files import RunError
+from runs.paths import ROOT
+
+SCRIPT_BYTES = 200_000
+LINT_S = 30.0
+END_S = 10.0
+SECRET = re.compile(
+    r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,}|gh[pousr]_[A-Za-z0-9]{10,}|rpa_[A-Za-z0-9]{10,}|AKIA[A-Z0-9]{12,})"
+)
+PASSWORD = re.compile(r"(://)[^/\s@]+@")
+
+
+def orphans() -> list[dict[str, Any]]:
+    """Trainers of ours that run although no monitor watches them, oldest first.
+
+    Returns:
+        [{"pid", "start", "name", "run": the folder's name, "age_s", "memory_bytes"}]; [] where nothing is left over.
+    """
+    now, found = platform.now(), []
+    for process, folder in tree.unwatched():
+        if not owner_alive(folder):  # a rehearsal, a ladder or a probe: no monitor watches those
+            found.append({
+                "pid": process.pid, "start": process.start, "name": process.name, "run": folder.name,
+                "age_s": round(max(0.0, now.boot_s - _started_s(process)), 1),
+                "memory_bytes": platform.private_bytes(process.pid),
+            })  # fmt: skip
+    return sorted(found, key=lambda one: (-one["age_s"], one["pid"]))
+
+
+def _started_s(process: platform.ProcessInfo) -> float:
+    """When a process started, in seconds since boot."""
+    if platform.LINUX:
+        return process.start / os.sysconf("SC_CLK_TCK")
+    return process.start - time.time() + platform.now().boot_s
+
+
+def end_orphan(pid: object, start: object) -> str:
+    """End one process that `orphans` lists, by its number and its start time; returns what came of it.
+
+    Raises:
+        RunError: it is none of them (any more).
+    """
+    listed = next((one for one in orphans() if one["pid"] == pid and one["start"] == start), None)
+    if isinstance(pid, bool) or not isinstance(pid, int) or not isinstance(start, int | float) or listed is None:
+        raise RunError("This process is not an orphan any more; look again")
+    try:
+        platform.send(pid, float(start), signal.SIGCONT)
+        platform.send(pid, float(start), signal.SIGTERM)
+        until_s = time.monotonic() + END_S / 2
+        while platform.alive(pid, float(start)) and time.monotonic() < until_s:
+            time.sleep(0.1)
+        platform.send(pid, float(start), signal.SIGKILL)
+        until_s = time.monotonic() + END_S / 2
+        while platform.alive(pid, float(start)) and time.monotonic() < until_s:
+            time.sleep(0.05)
+    except OSError as error:
+        raise RunError(f"Process {pid} cannot be ended: {error.strerror or error}") from error
+    if platform.alive(pid, float(start)):
+        raise RunError(f"Process {pid} does not end: it is stuck in the kernel. Restart the machine to remove it")
+    return f"Process {pid} ({listed['name']} of {listed['run']}) was ended"
+
+
+def lint_script(text: object, name: object = "train.sh") -> dict[str, Any]:
+    """What lint finds in a pasted script, and the script with what can be fixed.
+
+    A process of its own judges it, within a limit. It runs nothing of the script. A config file that the script names is not
+    changed, so such a script is not fixed here.
+
+    Returns:
+        {"findings": [{"id", "level", "line", "why", "fix", "fixable"}], "fixed": the script or "", "changes": sentences, "note"}
+
+    Raises:
+        RunError: too long, no text, no training command, or no answer.
+    """
+    if not isinstance(text, str) or not isinstance(name, str) or not re.fullmatch(r"train\.(sh|bat|ps1)", name):
+        raise RunError("Paste the text of a script, and choose bash, batch or PowerShell")
+    if not text.strip():
+        raise RunError("Paste a training script first, such as the train.sh of kohya_ss or FluxGym")
+    if len(text.encode("utf-8", "replace")) > SCRIPT_BYTES:
+        raise RunError(f"The script is longer than {SCRIPT_BYTES // 1000} kB. Paste only the training command")
+    with tempfile.TemporaryDirectory(prefix="hangproof-lint-") as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, str(ROOT / "doctor.py"), "--lint", name, "--in", folder], cwd=ROOT,
+                input=text.encode("utf-8", "replace"), capture_output=True, timeout=LINT_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise RunError(
+                f"The script could not be judged within {LINT_S:.0f} s. Paste only the training command"
+            ) from error
+    try:
+        found = json.loads(done.stdout)
+    except ValueError as error:
+        last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1]
+        raise RunError(f"The script could not be judged: {last[:300]}") from error
+    if found.get("error"):
+        raise RunError(str(found["error"]))
+    return dict(found)
+
+
+def judge_script(text: str, name: str, base: Path) -> dict[str, Any]:
+    """The answer of `lint_script`, without its limit; {"error"} where there is no training command."""
+    import presets
+    from presets.fix import describe, fix
+    from presets.lint import as_json, lint
+    from presets.training import trainings
+
+    try:
+        commands = trainings(text, name, base)
+        if not commands:
+            return {
+                "error": "There is no training command in this script. It must start one of kohya's scripts, such as "
+                "flux_train_network.py, or `-m trainer`"
+            }
+        findings, note, fixed, changes = lint(text, name, base), "", "", []
+        if any(command.config for command in commands):
+            note = "The script names a config file. Fix both with `python -m presets lint --fix SCRIPT`."
+        elif findings:
+            result = fix(text, name, base)
+            fixed = result.text if result.text != text else ""
+            changes = [describe(change) for _, _, change in result.changes]
+        return {"findings": as_json(findings), "fixed": fixed, "changes": changes, "note": note}
+    except presets.PresetError as error:
+        return {"error": str(error)}
+
+
+def without_secrets(text: str) -> str:
+    """A text for others to read: no home folder, no user in an address, no token."""
+    home = str(Path.home())
+    if len(home) > 1:
+        text = text.replace(home, "~")
+    return SECRET.sub("(hidden)", PASSWORD.sub(r"\1", text))

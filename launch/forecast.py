@@ -1,0 +1,118 @@
+"""From what a rehearsal measured to the complete run: when it ends, the disk that it needs, and what it costs.
+
+    time = load + encode + images × one more image + steps × one step + samples × one sample + checkpoints × one save
+
+A pure function of the measurements, the spec and the number of images, so that it follows a change of the epochs or of the price
+without another rehearsal.
+
+measured: load_s, cache_s (with the encoders' start), image_s (each further image), step_s, sample_s (None: no samples), save_s
+(LoRA and state), seconds; state_bytes, lora_bytes, cache_bytes (of `images` images), host_bytes, gpu_bytes, gpu_total_bytes,
+gpu_before_bytes (other programs).
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from runs.command import samples
+from runs.folders import planned_steps, with_sample_interval, with_save_interval
+from runs.machine import free_gb
+from runs.paths import data_root
+from runs.spec import RunSpec
+
+FULL = 0.95  # of the GPU's memory: more leaves no room for other programs
+
+
+def of(
+    measured: Mapping[str, Any],
+    spec: RunSpec,
+    images: Mapping[str, int],
+    captions: Iterable[str] = (),
+    now_s: float | None = None,
+) -> dict[str, Any]:
+    """The forecast; {} where the rehearsal did not measure enough.
+
+    Args:
+        images: their number by folder. captions: the first is the sample prompt where there is no other. now_s: Unix time.
+
+    Returns:
+        {"steps", "seconds", "ends_s" (Unix time), "parts_s": {part: seconds}, "disk_bytes", "free_bytes", "cost" (None without a
+        price), "gpu_bytes", "gpu_total_bytes", "host_bytes", "step_s", "warnings": sentences}
+    """
+    if not measured.get("step_s"):
+        return {}
+    spec = spec if spec.save_every_n_steps is not None else with_save_interval(spec, images)
+    spec = with_sample_interval(spec, images, captions)
+    steps, count = planned_steps(spec, images), sum(images.values())
+    seen = max(1, int(measured.get("images") or 1))
+    by_epoch = 0 if spec.max_train_steps or not spec.save_every_n_epochs else spec.epochs // spec.save_every_n_epochs
+    every, drawn = spec.save_every_n_steps or 0, spec.sample_every_n_steps or 0
+    saves = (steps // every if every else 0) + by_epoch + 1
+    pictures = steps // drawn * len(samples(spec)) if drawn else 0
+    parts = {
+        "loading": measured["load_s"],
+        "encoding": measured["cache_s"] + max(0, count - seen) * measured["image_s"],
+        "training": steps * measured["step_s"],
+        "samples": pictures * (measured.get("sample_s") or 0.0),
+        "checkpoints": saves * measured["save_s"],
+    }
+    seconds = sum(parts.values())
+    begins_s = time.time() if now_s is None else now_s
+    kept = spec.keep_states + min(by_epoch, spec.keep_states) + 1  # as presets/estimate.py counts them
+    disk = measured["state_bytes"] * kept + measured["lora_bytes"] * (by_epoch + spec.keep_states + 1)
+    disk += measured["cache_bytes"] / seen * count
+    found = {
+        "steps": steps, "seconds": round(seconds, 1), "ends_s": round(begins_s + seconds),
+        "parts_s": {name: round(value, 1) for name, value in parts.items()}, "disk_bytes": round(disk),
+        "free_bytes": round(free_gb(data_root()) * 1e9), "step_s": measured["step_s"],
+        "cost": round(seconds / 3600 * spec.price_per_hour, 2) if spec.price_per_hour else None,
+        **{key: measured.get(key) for key in ("gpu_bytes", "gpu_total_bytes", "gpu_before_bytes", "host_bytes")},
+    }  # fmt: skip
+    return {**found, "warnings": _warnings(found, spec)}
+
+
+def _warnings(found: Mapping[str, Any], spec: RunSpec) -> list[str]:
+    said = []
+    if found["disk_bytes"] > found["free_bytes"]:
+        said.append(
+            f"The run writes about {size(found['disk_bytes'])}, and {size(found['free_bytes'])} are free. Free some disk space."
+        )
+    used, total = found["gpu_bytes"] or 0, found["gpu_total_bytes"] or 0
+    if total and used > FULL * total:
+        said.append(
+            f"The GPU's memory was nearly full: {size(used)} of {size(total)}. Lower the resolution, batch size or rank."
+        )
+    if spec.spend_limit and found["cost"] and found["cost"] > spec.spend_limit:
+        said.append(
+            f"It costs about {found['cost']:.2f}, more than the spend limit of {spec.spend_limit:g}. The run would stop early."
+        )
+    return said
+
+
+def size(count: float) -> str:
+    """Bytes for people, such as `3.2 GB` and `120 MB`."""
+    return f"{count / 1e9:.1f} GB" if count >= 9.5e8 else f"{max(count / 1e6, 0.1):.3g} MB"
+
+
+def duration(seconds: float) -> str:
+    """A time span for people: `45 s`, `3 min`, `2 h 5 min`."""
+    s = max(0, round(seconds))
+    if s < 120:
+        return f"{s} s"
+    return f"{s // 60} min" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """The forecast as lines of text; none where there is none."""
+    if not found:
+        return []
+    ends = datetime.fromtimestamp(found["ends_s"]).strftime("%A %d %B, %H:%M")
+    said = [f"{found['steps']:,} steps take about {duration(found['seconds'])}: started now, the run ends on {ends}."]
+    if found["gpu_bytes"]:
+        said.append(f"GPU memory: {size(found['gpu_bytes'])} of {size(found['gpu_total_bytes'])} at its peak.")
+    said.append(f"Memory of the training: {size(found['host_bytes'] or 0)} at its peak.")
+    said.append(f"Disk: about {size(found['disk_bytes'])}; {size(found['free_bytes'])} are free.")
+    if found["cost"] is not None:
+        said.append(f"Cost: about {found['cost']:.2f}.")
+    return [*said, *found["warnings"]]

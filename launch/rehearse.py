@@ -1,0 +1,472 @@
+"""`python -m launch rehearse RUN`: does this run train on this machine, how long will it take, and what does it need?
+
+Decision: the run itself is rehearsed, not a model of it. Its script is rendered from its spec with a few numbers reduced (two
+steps, one sample, one checkpoint), and the real trainer runs it on the real base model and two of its images; then the checkpoint
+is resumed for one more step. What fails at three in the morning fails here, within minutes. The second image shows what each
+further one costs. It all happens in a data folder of its own on the same disk, which is removed: the run's outputs are not touched.
+
+RUN may also be a folder with `run.toml`, `images.json` (the number of images by folder) and `dataset/` (some of them): the
+page rehearses a draft that way, before there is a run. The result is `rehearsal.json` in that folder, replaced at each change, so that
+whoever reads it sees the progress. `launch/forecast.py` computes from it when the complete run will end.
+
+A program that goes on, such as the page's server, starts the command as a process: SIGTERM ends it with all that it has started.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guards import checkpoint
+from launch import forecast, short_run
+from launch.common import LaunchError, report
+from launch.meter import ENCODING, Meter
+from monitor.attempt import Attempt, AttemptView
+from monitor.process import platform
+from runs.command import model_files, samples, world
+from runs.dataset import counts, images_in
+from runs.files import atomic_write
+from runs.folders import render, with_sample_interval, write_attempt
+from runs.paths import datasets_dir, outputs_dir, run_folder
+from runs.spec import RunSpec, load, save
+
+FILE, COUNTS, DATASET = "rehearsal.json", "images.json", "dataset"
+NAME = "rehearsal"
+IMAGES, STEPS = 2, 2
+LIMIT_S = 1800.0  # for all stages
+POLL_S = 0.05
+WAITING, RUNNING, DONE, FAILED, SKIPPED = "waiting", "running", "done", "failed", "skipped"
+PASSED, CANCELLED, LOST = "passed", "cancelled", "lost"
+# stage: (its title, the phases of guards/heartbeat.py that belong to it, the most seconds it may take)
+STAGES: dict[str, tuple[str, tuple[str, ...], float]] = {
+    "check": ("Check the settings and files", (), 60.0),
+    "load": ("Load the model", ("import", "load"), 900.0),
+    "cache": ("Encode images and captions", ENCODING, 600.0),
+    "train": ("Train two steps", ("first_step", "step", "validate"), 900.0),
+    "sample": ("Draw a sample", ("sample",), 600.0),
+    "save": ("Save the LoRA and a checkpoint", ("save", "end"), 300.0),
+    "resume": ("Resume from the checkpoint, train one more step", (), 1200.0),
+}
+# Fields that do not decide whether the run trains here: a change of them does not make a rehearsal out of date.
+LENGTH = ("epochs", "max_train_steps", "repeats", "save_every_n_steps", "save_every_n_epochs", "keep_states")
+UNTRIED = ("name", "seed", "price_per_hour", "spend_limit", "store", "nodes", "save_dir", *LENGTH)
+
+
+@dataclass
+class Stage:
+    """One stage. state: WAITING, RUNNING, DONE, FAILED or SKIPPED. text: what was found, or why it failed."""
+
+    key: str
+    title: str
+    state: str = WAITING
+    took_s: float = 0.0
+    text: str = ""
+
+
+@dataclass
+class Rehearsal:
+    """A rehearsal as its file holds it. state: RUNNING, PASSED, FAILED or CANCELLED; `read` also returns LOST.
+
+    digest: of the settings that were rehearsed. measured: see `launch/forecast.py`. problem: {"stage", "title", "text", "change",
+    "log"}, {} where it passed. pid, start: the process. Times are Unix time.
+    """
+
+    state: str = RUNNING
+    digest: str = ""
+    began_s: float = 0.0
+    took_s: float = 0.0
+    pid: int = 0
+    start: float = 0.0
+    stages: list[Stage] = field(default_factory=list)
+    measured: dict[str, Any] = field(default_factory=dict)
+    problem: dict[str, str] = field(default_factory=dict)
+    forecast: dict[str, Any] = field(default_factory=dict)
+    asked: bool = False  # Start has asked whether to start although it failed
+
+    def stage(self, key: str) -> Stage:
+        return next(stage for stage in self.stages if stage.key == key)
+
+
+def digest(spec: RunSpec) -> str:
+    """A digest of the settings that decide whether the run trains: not its name, its length, its price."""
+    import hashlib
+
+    kept = {key: value for key, value in spec.model_dump().items() if key not in UNTRIED}
+    kept["samples"] = bool(kept.pop("sample_every_n_steps") != 0)
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def read(folder: Path) -> Rehearsal | None:
+    """The last rehearsal of the run in `folder`; None when there was none. One whose process is gone is LOST."""
+    try:
+        values = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        found = Rehearsal(**{**values, "stages": [Stage(**stage) for stage in values["stages"]]})
+        if found.state == RUNNING and not platform.alive(int(found.pid), float(found.start)):
+            found.state = LOST
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return Rehearsal(LOST)
+    return found
+
+
+def objection(folder: Path, spec: RunSpec) -> str:
+    """Why the run should not be started unasked: its last rehearsal failed with these settings. "" for no objection."""
+    found = read(folder)
+    tried = found is not None and any(stage.state == FAILED for stage in found.stages)
+    if found is None or not tried or found.state != FAILED or found.digest != digest(spec):
+        return ""
+    title = found.problem.get("title", "").rstrip(".")
+    return f"The rehearsal failed at “{found.problem.get('stage', '')}”" + (f": {title}." if title else ".")
+
+
+def ask_once(folder: Path, spec: RunSpec) -> str:
+    """`objection` the first time, "" from then on: whoever starts again after the question means it."""
+    text, found = objection(folder, spec), read(folder)
+    if not text or found is None or found.asked:
+        return ""
+    found.asked = True
+    _write(folder, found)
+    return text
+
+
+def hand_on(source: Path, folder: Path) -> None:
+    """Keep the result of a draft's rehearsal with the run that was made from it, when it has the settings that were rehearsed.
+
+    The run's spec has values that the draft left open, such as the sample prompt, hence its own digest.
+    """
+    found = read(source)
+    if found is None or found.state not in (PASSED, FAILED) or not (source / "run.toml").is_file():
+        return
+    rehearsed, made = load(source), load(folder)
+    if digest(rehearsed.changed(prompts=made.prompts, sample_every_n_steps=made.sample_every_n_steps)) == digest(made):
+        found.digest = digest(made)
+        _write(folder, found)
+
+
+def forget(folder: Path) -> None:
+    """Remove the result of the last rehearsal."""
+    (folder / FILE).unlink(missing_ok=True)
+
+
+def _write(folder: Path, found: Rehearsal) -> None:
+    atomic_write(folder / FILE, json.dumps(asdict(found), ensure_ascii=False))
+
+
+def rehearse(
+    folder: Path, limit_s: float = LIMIT_S, progress: Callable[[Stage], None] = lambda stage: None
+) -> Rehearsal:
+    """Rehearse the run in `folder`. Changes HANGPROOF_DATA of this process while it works, so call it in a process of its own.
+
+    Args:
+        progress: called with each stage when it begins and when it has ended.
+
+    Raises:
+        LaunchError: it cannot be tried (a GPU is in use, no images). runs.files.RunError: the run is wrong.
+    """
+    spec, me = load(folder), platform.process_info(os.getpid())
+    own = folder / DATASET
+    source = own if own.is_dir() else datasets_dir() / spec.slug
+    pictures = images_in(source)
+    if not pictures:
+        raise LaunchError(f"{source} has no images; add some, then rehearse the run")
+    found = Rehearsal(
+        digest=digest(spec), began_s=time.time(), pid=os.getpid(), start=me.start if me else 0.0,
+        stages=[Stage(key, title) for key, (title, _, _) in STAGES.items()],
+    )  # fmt: skip
+    until_s = time.monotonic() + limit_s
+    _write(folder, found)
+    try:
+        with short_run.gpus_of(f"rehearsal of {spec.name}", spec.gpus) as queue:
+            files = model_files(spec)
+            with short_run.scratch(NAME) as root:
+                work = Work(folder, found, progress, until_s, queue.handles())
+                work.rehearse(_reduced(spec, files, pictures[:IMAGES], source, root))
+        found.state = FAILED if found.problem else PASSED
+        found.forecast = forecast.of(found.measured, spec, counts_of(folder, spec), captions_of(pictures))
+    except (SystemExit, KeyboardInterrupt):
+        found.state = CANCELLED
+        raise
+    except BaseException as error:  # what cannot be tried is a result too, for whoever reads only the file
+        found.state = FAILED
+        found.problem = {
+            "stage": "Start",
+            "title": "It could not be tried",
+            "text": str(error),
+            "change": "",
+            "log": "",
+        }
+        raise
+    finally:
+        found.took_s = round(time.time() - found.began_s, 1)
+        for stage in found.stages:
+            if stage.state in (WAITING, RUNNING):
+                stage.state = SKIPPED
+        if folder.is_dir():
+            _write(folder, found)
+    return found
+
+
+def counts_of(folder: Path, spec: RunSpec) -> Mapping[str, int]:
+    """The number of images of the run by folder of its data set."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        given = json.loads((folder / COUNTS).read_text(encoding="utf-8"))
+        return {str(name): int(number) for name, number in given.items()}
+    return counts(datasets_dir() / spec.slug)
+
+
+def captions_of(images: list[Path]) -> list[str]:
+    """The caption of the first image, which is the sample prompt where there is no other."""
+    for path in images[:1]:
+        with contextlib.suppress(OSError, ValueError):
+            return [path.with_suffix(".txt").read_text(encoding="utf-8")]
+    return []
+
+
+def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source: Path, root: Path) -> RunSpec:
+    """The spec of the first attempt, with its images in place: the same settings, two steps, a sample and a checkpoint."""
+    data, control, more = datasets_dir() / NAME, root / "control", {}
+    data.mkdir(parents=True)
+    for number, path in enumerate(images):
+        name = f"{number}-{path.stem}"
+        for file in (path, path.with_suffix(".txt")):
+            if file.is_file():
+                shutil.copyfile(file, data / f"{name}{file.suffix}")
+        if spec.control_dir:
+            inside = Path(spec.control_dir).expanduser().absolute() / path.parent.relative_to(source)
+            control.mkdir(exist_ok=True)
+            for file in inside.iterdir() if inside.is_dir() else ():
+                if file.stem == path.stem:
+                    shutil.copyfile(file, control / f"{name}{file.suffix}")
+    if spec.control_dir:
+        more["control_dir"] = str(control)
+    drawn = with_sample_interval(spec, len(images), captions_of(images))
+    prompts = samples(drawn)[:1]
+    return spec.changed(
+        **more, name=NAME, nodes=1, max_train_steps=STEPS, save_every_n_steps=STEPS, save_every_n_epochs=0,
+        keep_states=max(2, spec.keep_states), prompts=prompts, sample_every_n_steps=STEPS if prompts else 0,
+        # Each image fills all batches of all steps, also alone in its bucket.
+        repeats=(STEPS + 1) * spec.batch_size * spec.gradient_accumulation * world(spec),
+        save_dir="", store="", spend_limit=0.0, extra={**files, **short_run.without_uploads(spec)},
+    )  # fmt: skip
+
+
+class Work:
+    """A rehearsal under way: follows the phases of the trainer, and measures."""
+
+    def __init__(
+        self,
+        folder: Path,
+        found: Rehearsal,
+        progress: Callable[[Stage], None],
+        until_s: float,
+        inherit: tuple[int, ...],
+    ):
+        self.folder, self.found, self.progress = folder, found, progress
+        self.until_s, self.inherit = until_s, inherit
+        self.meter = Meter(self._on_phase)
+        self.now: Stage | None = None
+        self._since_s = 0.0
+        self._took: dict[str, float] = {}
+        self._resuming = False
+
+    def rehearse(self, spec: RunSpec) -> None:
+        """Run all stages; the first that fails ends it."""
+        try:
+            run = outputs_dir() / spec.slug
+            if self._check(run, spec) and self._train(run, spec):
+                self._resume(run, spec)
+        finally:
+            self._enter(None, time.monotonic())
+            self.meter.close()
+
+    def _check(self, run: Path, spec: RunSpec) -> bool:
+        self._enter("check", time.monotonic())
+        run.mkdir(parents=True)
+        save(run, spec)
+        render(run, spec)
+        if problems := short_run.problems(run):
+            change = "Correct this, then rehearse again."
+            return self._fail("It cannot be started", "; ".join(problems), change, "")
+        return True
+
+    def _train(self, run: Path, spec: RunSpec) -> bool:
+        self._enter("load", time.monotonic())
+        ended = short_run.run(run, self._left_s(), self._see, inherit=self.inherit, poll_s=POLL_S)
+        self._enter(None, time.monotonic())
+        if not self._judge(spec, ended):
+            return False
+        state, lora = checkpoint.newest_valid(run, NAME), run / f"{NAME}.safetensors"
+        drawn = [*(run / "sample").glob("*")] if (run / "sample").is_dir() else []
+        measured = self.found.measured
+        if state is None:
+            return self._fail("No checkpoint was saved", "The trainer reported no error.", "", ended.log, "save")
+        if not (seen := checkpoint.verify_lora(lora)).usable:
+            text = "; ".join((*seen.problems, seen.error))
+            return self._fail("The LoRA is missing or damaged", text, "", ended.log, "save")
+        if spec.sample_every_n_steps and not drawn:
+            text = "The trainer drew no sample and reported no error."
+            return self._fail("No sample was drawn", text, "", ended.log, "sample")
+        steps, states = self.meter.intervals, max(1, len(checkpoint.states(run, NAME)))
+        measured |= {
+            "load_s": self._took.get("load", 0.0), "cache_s": self._took.get("cache", 0.0),
+            "image_s": self.meter.image_s(), "step_s": steps[-1] if steps else 0.0,
+            "sample_s": self._took.get("sample", 0.0) if drawn else None, "save_s": self._took.get("save", 0.0) / states,
+            "state_bytes": _bytes(state), "lora_bytes": lora.stat().st_size, "cache_bytes": self._cache_bytes(run),
+            "images": len(images_in(datasets_dir() / NAME)), **self.meter.memory,
+        }  # fmt: skip
+        texts = {
+            "train": f"{measured['step_s']:.3g} s for the second step",
+            "sample": "" if drawn else "Samples are off in this run",
+            "save": f"LoRA {forecast.size(measured['lora_bytes'])}, checkpoint {forecast.size(measured['state_bytes'])}",
+        }
+        for key, text in texts.items():
+            self.found.stage(key).text = text
+        if not drawn:
+            self.found.stage("sample").state = SKIPPED
+        self.state = state
+        return True
+
+    def _resume(self, run: Path, spec: RunSpec) -> None:
+        self._resuming = True
+        self._enter("resume", time.monotonic())
+        longer = spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[])
+        save(run, longer)
+        program = write_attempt(run, longer, 2, self.state)
+        ended = short_run.run(
+            run, self._left_s(), self._see, 2, program, self.state, inherit=self.inherit, poll_s=POLL_S
+        )
+        if not self._judge(spec, ended):
+            return
+        if ended.steps != STEPS + 1:
+            text = f"It trained to step {ended.steps}; after a resume at step {STEPS}, step {STEPS + 1} was expected."
+            self._fail("The checkpoint was not continued", text, "", ended.log)
+            return
+        self._enter(None, time.monotonic())
+
+    def _judge(self, spec: RunSpec, ended: short_run.Result) -> bool:
+        """Whether the attempt trained; else its failure is recorded."""
+        if ended.outcome == short_run.TRAINS:
+            return True
+        stage = "resume" if self._resuming else self._stage_of(ended.phase)
+        cause = ended.cause
+        title = cause.title if cause else "It took too long"
+        parts = [ended.text] if cause is None else [cause.explanation]
+        if cause is not None and ended.outcome == short_run.HANGS:
+            parts = [f"It stopped there and used no time of the processor. {cause.explanation}", ended.text]
+        text = " ".join(dict.fromkeys(filter(None, parts)))
+        change = short_run.what_to_change(spec, ended) or "Read the end of the log below."
+        return self._fail(title, text, change, ended.log, stage)
+
+    def _fail(self, title: str, text: str, change: str, log: str, stage: str = "") -> bool:
+        self._enter(None, time.monotonic())
+        failed = self.found.stage(stage) if stage else next(s for s in reversed(self.found.stages) if s.state == DONE)
+        failed.state, failed.text = FAILED, title
+        order = list(STAGES)
+        for later in self.found.stages[order.index(failed.key) + 1 :]:
+            later.state = SKIPPED
+        tail = "\n".join(line for line in log.replace("\r", "\n").splitlines() if line.strip())[-3000:]
+        where = failed.title
+        self.found.problem = {"stage": where, "title": title, "text": text, "change": change, "log": tail}
+        self._tell(failed)
+        return False
+
+    # What is seen ---------------------------------------------------------------------------------------------------------
+
+    def _stage_of(self, phase: str) -> str:
+        return next((key for key, (_, phases, _) in STAGES.items() if phase in phases), "load")
+
+    def _on_phase(self, phase: str, at_s: float) -> None:
+        if not self._resuming:
+            self._enter(self._stage_of(phase), at_s)
+
+    def _see(self, attempt: Attempt, view: AttemptView) -> str:
+        """Measure. A text ends the attempt: a stage took longer than its limit."""
+        self.meter.see(attempt, view)
+        now, limit_s = self.now, STAGES[self.now.key][2] if self.now else 0.0
+        if now and time.monotonic() - self._since_s > limit_s:
+            return f"“{now.title}” took longer than {limit_s:.0f} s."
+        return ""
+
+    def _cache_bytes(self, run: Path) -> int:
+        """Bytes of the caches of all images, wherever the trainer put them."""
+        data = datasets_dir() / NAME
+        caches = [*data.rglob("*.npz"), *(run / "cache").rglob("*"), *data.rglob("*.safetensors")]
+        return sum(path.stat().st_size for path in caches if path.is_file())
+
+    def _left_s(self) -> float:
+        return max(1.0, self.until_s - time.monotonic())
+
+    # The stages -----------------------------------------------------------------------------------------------------------
+
+    def _enter(self, key: str | None, at_s: float) -> None:
+        """The stage `key` began at `at_s` (monotonic); the one before has ended. musubi-tuner loads and encodes twice."""
+        before = self.now
+        if before is not None:
+            if before.key == key:
+                return
+            self._took[before.key] = self._took.get(before.key, 0.0) + max(0.0, at_s - self._since_s)
+            before.took_s = round(self._took[before.key], 2)
+            if before.state == RUNNING:
+                before.state = DONE
+        self.now, self._since_s = (self.found.stage(key) if key else None), at_s
+        if self.now is not None:
+            self.now.state = RUNNING
+            order = list(STAGES)
+            for earlier in self.found.stages[: order.index(self.now.key)]:
+                if earlier.state == WAITING:  # too short to be seen
+                    earlier.state = DONE
+        for changed in filter(None, (before, self.now)):
+            self._tell(changed)
+
+    def _tell(self, stage: Stage) -> None:
+        self.progress(stage)
+        with contextlib.suppress(OSError):  # a full disk, or the draft was deleted: the rehearsal says so at its end
+            _write(self.folder, self.found)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+# The command ------------------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `python -m launch rehearse`."""
+    parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds for all stages (default: {LIMIT_S:.0f})")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0: it passed. 1: it failed; the text says where and why."""
+    short_run.end_on_sigterm()
+    if args.limit <= 0:
+        raise LaunchError("--limit must be a number of seconds")
+    found = rehearse(run_folder(args.run), args.limit, _print)
+    lines = ["", *(forecast.lines(found.forecast) if found.state == PASSED else failure_lines(found))]
+    report(args, "\n".join(lines), asdict(found))
+    return 0 if found.state == PASSED else 1
+
+
+def failure_lines(found: Rehearsal) -> list[str]:
+    """Where it failed, why, and what to change."""
+    problem = found.problem
+    return [
+        f"Failed at “{problem.get('stage', '')}”: {problem.get('title', '').rstrip('.')}.",
+        *filter(None, (problem.get("text", ""), problem.get("change", ""))),
+    ]
+
+
+def _print(stage: Stage) -> None:
+    """A line for each stage that ended, or begins."""
+    if stage.state == RUNNING:
+        print(f"{stage.title} …", flush=True)
+    elif stage.state in (DONE, FAILED):
+        print(f"{stage.title}: {stage.state}, {stage.took_s:.1f} s", flush=True)

@@ -1,0 +1,317 @@
+"""A run of a few steps that is watched until it ends, hangs or its time is over, in a data folder of its own that is removed.
+
+The probe, the rehearsal and the ladder use it. Decision: the real script is started, and watched as the monitor watches, instead of
+checks of files, drivers and ports: what fails does so in ways that no check lists. Nothing of it is left, and nothing of
+the run is changed.
+
+A data folder whose process was killed is removed by the next one, with the processes that it left behind.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launch.common import LaunchError
+from monitor import config
+from monitor.attempt import Attempt, AttemptView
+from monitor.detect.probe import Probe
+from monitor.diagnose import causes, collect, rank_report, ranks
+from monitor.gpu.queue import GpuQueue
+from monitor.process import platform, tree
+from monitor.resume import script
+from monitor.run_folder import SCRIPT, RunFolder
+from runs import mitigate
+from runs.paths import data_root
+from runs.spec import RunSpec
+
+POLL_S = 0.1
+QUIET_S = 8.0  # without any change, and with evidence, it hangs; without evidence its ranks get three times as long
+PY_SPY_S = 3.0
+KILL_S = 5.0
+PROBLEMS_S = 30.0  # to look for missing model files
+LOG_BYTES = 65536
+TRAINS, HANGS, FAILS, SLOW = "trains", "hangs", "fails", "slow"
+SCRATCH = ".scratch"  # in the data folder, so that it is on the disk that the run writes to
+_OWNER = re.compile(r"-(\d+)-([\d.]+)-")
+
+
+@dataclass
+class Result:
+    """How a short run ended. outcome: TRAINS, HANGS, FAILS or SLOW (still working when its time was over).
+
+    text: what happened, as sentences; "" where it trains. cause: a row of causes.toml, None where it trains or is slow.
+    phase: of guards/heartbeat.py, where it stopped. step_s: seconds of the last step. report: `ranks.as_json`; lines: the same
+    as text. log: the end of its log.
+    """
+
+    outcome: str = SLOW
+    text: str = ""
+    cause: causes.Cause | None = None
+    phase: str = ""
+    note: str = ""
+    steps: int = 0
+    step_s: float | None = None
+    report: dict[str, Any] | None = None
+    lines: list[str] = field(default_factory=list)
+    log: str = ""
+
+
+@contextlib.contextmanager
+def own_data_root(kind: str, parent: Path | None = None) -> Iterator[Path]:
+    """A data folder for short runs: HANGPROOF_DATA of this process names it, and it has the user's own base models.
+
+    kind: begins its name. parent: where it is made (default: the folder for temporary files).
+    """
+    before, models = os.environ.get("HANGPROOF_DATA"), data_root() / "models.toml"
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    me = platform.process_info(os.getpid())
+    folder = Path(tempfile.mkdtemp(prefix=f"{kind}-{os.getpid()}-{me.start if me else 0}-", dir=parent))
+    try:
+        if models.is_file():
+            shutil.copyfile(models, folder / "models.toml")
+        os.environ["HANGPROOF_DATA"] = str(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if before is None:
+            os.environ.pop("HANGPROOF_DATA", None)
+        else:
+            os.environ["HANGPROOF_DATA"] = before
+
+
+@contextlib.contextmanager
+def scratch(kind: str) -> Iterator[Path]:
+    """`own_data_root` on the disk of the runs. What killed processes left there is removed first."""
+    parent = data_root() / SCRATCH
+    sweep(parent)
+    with own_data_root(kind, parent) as folder:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another one is at work
+                parent.rmdir()
+
+
+def owner_alive(run: Path) -> bool:
+    """Whether a short run in progress trains in this folder, `…/NAME-PID-START-…/outputs/RUN`."""
+    owner = _OWNER.search(run.parent.parent.name)
+    return owner is not None and platform.alive(int(owner[1]), float(owner[2]))
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Remove the folders of `scratch` whose process is gone, and kill what it left running. Returns their paths."""
+    removed = []
+    for folder in parent.iterdir() if parent.is_dir() else ():
+        owner = _OWNER.search(folder.name)
+        if owner is None or platform.alive(int(owner[1]), float(owner[2])):
+            continue
+        for run in (folder / "outputs").glob("*"):
+            left = tree.with_environment(tree.RUN, str(run))
+            tree.kill(tree.Tree("", members={p.pid: p for p in left}), 0.0, KILL_S)
+        shutil.rmtree(folder, ignore_errors=True)
+        removed.append(folder)
+    return removed
+
+
+def end_on_sigterm() -> None:
+    """From now on SIGTERM leaves this process as Ctrl-C does: on the way out, what was started is killed."""
+
+    def terminated(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, terminated)
+
+
+@contextlib.contextmanager
+def gpus_of(what: str, count: int) -> Iterator[GpuQueue]:
+    """The GPUs of this machine that it uses, taken as a run takes them. LaunchError: another run has one of them."""
+    queue = GpuQueue(what, {"gpus": count})
+    try:
+        queue.ask(None)
+        if not queue.acquire():
+            raise LaunchError(f"{queue.message}; try again when it is free")
+        yield queue
+    finally:
+        queue.release()
+
+
+def problems(folder: Path) -> list[str]:
+    """What prevents the start of a run (a missing model file, no checkout), each as a sentence."""
+    return script.start_problems(RunFolder(folder), PROBLEMS_S, time.sleep)
+
+
+def run(
+    folder: Path,
+    limit_s: float,
+    see: Callable[[Attempt, AttemptView], str] = lambda attempt, view: "",
+    number: int = 1,
+    program: Path | None = None,
+    resume: Path | None = None,
+    inherit: tuple[int, ...] = (),
+    stalled_s: float | None = None,
+    poll_s: float = POLL_S,
+) -> Result:
+    """Start the run in `folder` and watch it until it ends, hangs, or `limit_s` seconds are over. Nothing of it lives on.
+
+    Args:
+        see: called at each poll; a text ends the run as SLOW, with that text. number: of the attempt, whose script is
+        `program`, which continues from the state `resume`. inherit: descriptors that it keeps open. stalled_s: as QUIET_S.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    run_folder = RunFolder(folder)
+    attempt = Attempt.prepare(run_folder, number, platform.now(), collect.oom_kills())
+    try:
+        attempt.start(program or folder / SCRIPT, resume, inherit)
+        return _watch(run_folder, attempt, time.monotonic() + limit_s, see, stalled_s or QUIET_S, poll_s)
+    finally:
+        attempt.kill(0.0, KILL_S)
+        attempt.close()
+
+
+def _watch(
+    folder: RunFolder,
+    attempt: Attempt,
+    until_s: float,
+    see: Callable[[Attempt, AttemptView], str],
+    stalled_s: float,
+    poll_s: float,
+) -> Result:
+    """Follow the attempt until it ends, hangs or `until_s`, and describe what was seen."""
+    limits, evidence, over = config.load(), None, ""
+    moved_s, last, view = time.monotonic(), None, attempt.poll(platform.now(), 0.0)
+    try:
+        while not view.gone and time.monotonic() < until_s and not over:
+            time.sleep(poll_s)
+            view = attempt.poll(platform.now(), 1.0)
+            over = see(attempt, view)
+            now_s, seen = time.monotonic(), _progress(view)
+            if seen != last:
+                moved_s, last = now_s, seen
+                if evidence is not None:
+                    evidence.close()
+                    evidence = None
+            elif evidence is None and now_s - moved_s >= stalled_s / 2:
+                evidence = Probe(attempt.tree, attempt.heartbeats, limits, lambda: ())
+                evidence.begin(view.beats, full=True)
+            elif (
+                evidence is not None and now_s - moved_s >= stalled_s and now_s - evidence.newest.at_s >= stalled_s / 4
+            ):
+                found = evidence.sample_again(view.beats, stalled_s)
+                if found.stuck or view.stopped:
+                    return _hangs(folder, attempt, view, evidence)
+        if view.gone:
+            return _ended(folder, attempt)
+        # One rank computes for ever, or compiles: what has not moved for so long, and is not slow for a known reason, hangs.
+        if evidence is not None and time.monotonic() - moved_s >= 3 * stalled_s and not evidence.signals.slow:
+            return _hangs(folder, attempt, view, evidence)
+        slow = Result(SLOW, over or "It was still working when its time was over.")
+        return _describe(slow, folder, attempt, view, {}, stuck=False)
+    finally:
+        if evidence is not None:
+            evidence.close()
+
+
+def _progress(view: AttemptView) -> object:
+    """What changes while a run moves."""
+    return [(b.pid, b.point, b.phase, b.done, b.step, b.outcome) for b in view.beats], view.log_bytes
+
+
+def _hangs(folder: RunFolder, attempt: Attempt, view: AttemptView, evidence: Probe) -> Result:
+    until_s = time.monotonic() + PY_SPY_S
+    while evidence.spy.poll() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    stacks = evidence.texts()
+    found = collect.of_process(_scope(folder, attempt, view), attempt.pid or 0, evidence.signals.stuck, stacks)
+    return _describe(Result(HANGS, cause=causes.match(found)), folder, attempt, view, stacks, stuck=True)
+
+
+def _ended(folder: RunFolder, attempt: Attempt) -> Result:
+    view = attempt.poll(platform.now(), 0.0, fresh=True)
+    status = attempt.exit_status(view.beats)
+    if status.done(foreign=False, killed=False):
+        return _describe(Result(TRAINS), folder, attempt, view, {}, stuck=False)
+    scope = _scope(folder, attempt, view)
+    evidence = collect.of_crash(scope, status.code, status.signal, status.outcome, status.note, str(status))
+    cause = causes.match(evidence)
+    text = " ".join(filter(None, (f"{cause.title}.", cause.explanation, cause.advice)))
+    found = Result(FAILS, text, cause, phase=evidence.phase, note=evidence.note)
+    return _describe(found, folder, attempt, view, {}, stuck=False)
+
+
+def _describe(
+    found: Result, folder: RunFolder, attempt: Attempt, view: AttemptView, stacks: dict[int, str], stuck: bool
+) -> Result:
+    """Add the rank report as it is now."""
+    evidence = collect.of_process(_scope(folder, attempt, view), attempt.pid or 0, (), stacks)
+    said = evidence.verdict(stuck)
+    found.report, found.lines = ranks.as_json(evidence.ranks, said), rank_report.lines(evidence.ranks, said, stacks)
+    found.text = found.text or (said.text if stuck else "")
+    found.phase, found.note = found.phase or evidence.phase, found.note or evidence.note
+    found.steps = max((b.step for b in view.beats), default=0)
+    found.log = evidence.log_tail
+    first = next(iter(view.beats), None)
+    found.step_s = round(first.intervals[-1], 3) if first and first.intervals else None
+    return found
+
+
+def _scope(folder: RunFolder, attempt: Attempt, view: AttemptView) -> collect.Scope:
+    return collect.Scope(
+        beats=view.beats,
+        members=attempt.tree.members,
+        heartbeats=attempt.heartbeats,
+        started_s=attempt.record.started_s,
+        oom_kills_before=attempt.record.oom_kills,
+        planned=max((b.planned for b in view.beats), default=0),
+        best_step=view.step,
+        folder=folder.folder,
+        log_tail=folder.log_tail(attempt.record.log_start, LOG_BYTES),
+    )
+
+
+def without_uploads(spec: RunSpec) -> dict[str, Any]:
+    """The extra flags of a spec without those that upload, and without more samples than its interval sets."""
+    left = ("sample_every_n_epochs", "sample_at_first", "save_every_n_epochs", "save_state_to_huggingface")
+    return {
+        flag: value for flag, value in spec.extra.items() if flag not in left and not flag.startswith("huggingface_")
+    }
+
+
+def what_to_change(spec: RunSpec, found: Result) -> str:
+    """What a person can do about it, as sentences: the cause's advice, and the first setting that helps against it."""
+    if found.cause is None:
+        return ""
+    for name in found.cause.ladder:
+        changed, sentence = mitigate.apply(spec, name)
+        if changed != spec and sentence:
+            change = f"Change this setting: {sentence}."
+            return f"{found.cause.advice} {change}".strip()
+    return found.cause.advice
+
+
+def refuse_unstartable(folder: Path) -> None:
+    """Raise LaunchError where the run cannot be started at all."""
+    if found := problems(folder):
+        raise LaunchError(f"it cannot be started: {'; '.join(found)}")
+
+
+def copy_images(images: Sequence[Path], source: Path, target: Path) -> None:
+    """Copy these images of the data set `source`, with their captions, into `target`."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in images:
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        for file in (path, path.with_suffix(".txt")):
+            if file.is_file():
+                shutil.copyfile(file, copy.with_suffix(file.suffix))

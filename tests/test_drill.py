@@ -1,0 +1,111 @@
+"""The hang drill: its stages are read from a run's files; the real one freezes, recovers and finishes."""
+
+# ruff: noqa: F401, F811 - fixtures
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs_helpers import data
+from short_run_helpers import nothing_runs, one_cpu
+
+import runs
+from launch import drill
+from launch.common import LaunchError
+from runs.paths import ROOT
+from ui.run import drill as shown
+
+
+def write(folder: Path, state: str, step: int, *events: dict, incident: dict | None = None) -> Path:
+    """The files of a drill as the monitor writes them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / drill.FILE).write_text(json.dumps({"kind": "worker"}))
+    (folder / "status.json").write_text(json.dumps({"state": state, "step": step, "message": "All steps are trained"}))
+    (folder / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events) + '{"torn')
+    if incident:
+        (folder / "incidents" / "0001").mkdir(parents=True, exist_ok=True)
+        (folder / "incidents" / "0001" / "incident.json").write_text(json.dumps(incident))
+    return folder
+
+
+STARTED = {"kind": "started", "message": "attempt 1 from the start", "mono_s": 100.0}
+HANG = {"kind": "hang", "message": "A loader worker is stuck", "mono_s": 112.5, "since_s": 2.5}
+KILLED = {"kind": "killed", "message": "killed 4 processes in 0.1 s: bash (1)", "mono_s": 113.0}
+RESTARTED = {"kind": "restarted", "message": "attempt 2 from step 20", "mono_s": 114.0}
+PROGRESS = {"kind": "progress", "message": "step 26 is new: recovered in 12.0 s", "mono_s": 122.0}
+INCIDENT = {"explanation": "A worker was asleep in load (npz.py:10)."}
+
+
+@pytest.mark.parametrize(
+    ("state", "step", "events", "running", "done"),
+    [
+        ("running", 3, [STARTED], "train", []),
+        ("running", 25, [STARTED], "detect", ["train", "freeze"]),
+        ("recovering", 25, [STARTED, HANG], "kill", ["train", "freeze", "detect", "explain"]),
+        ("recovering", 25, [STARTED, HANG, KILLED], "restart", ["train", "freeze", "detect", "explain", "kill"]),
+        ("running", 24, [STARTED, HANG, KILLED, RESTARTED], "recover", ["train", "freeze", "detect", "explain", "kill", "restart"]),
+        ("running", 40, [STARTED, HANG, KILLED, RESTARTED, PROGRESS], "end", None),
+        ("completed", 60, [STARTED, HANG, KILLED, RESTARTED, PROGRESS], None, None),
+    ],
+)  # fmt: skip
+def test_each_stage_is_shown_when_it_is_reached(tmp_path, state, step, events, running, done):
+    incident = INCIDENT if HANG in events else None
+    folder = write(tmp_path / "drill", state, step, *events, incident=incident)
+    stages = {stage.key: stage for stage in drill.stages(folder)}
+    assert next((key for key, stage in stages.items() if stage.state == "running"), None) == running
+    reached = [key for key, stage in stages.items() if stage.state == "done"]
+    assert reached == (done if done is not None else [key for key in stages if key != running]), reached
+    text = shown.html(folder)
+    assert text.count("<li ") == len(stages) and (not incident or "npz.py:10" in text)
+
+
+def test_the_times_are_counted_from_the_freeze(tmp_path):
+    folder = write(
+        tmp_path / "d", "completed", 60, STARTED, HANG, KILLED, RESTARTED, PROGRESS, incident=INCIDENT
+    )  # the last progress was at 110.0
+    assert drill.times(folder) == {"detected": 2.5, "killed": 3.0, "restarted": 4.0, "recovered": 12.0}
+    assert "<dd>12.0 s</dd>" in shown.html(folder)
+
+
+def test_another_run_has_no_drill(tmp_path):
+    assert drill.stages(tmp_path) == [] and shown.html(tmp_path) == "" and shown.html(None) == ""
+    folder = write(tmp_path / "d", "running", 1)
+    for content in ("", "[]", '{"kind": "other"}', '{"kind": ["worker"]}'):
+        (folder / drill.FILE).write_text(content)
+        assert drill.stages(folder) == []
+    hostile = write(
+        tmp_path / "e", "recovering", 25, {**HANG, "message": "<img src=x>"}, incident={"explanation": "<b>x</b>"}
+    )
+    assert "<img" not in shown.html(hostile) and "&lt;b&gt;" in shown.html(hostile)
+
+
+def test_only_a_demo_run_can_be_frozen(data):
+    with pytest.raises(LaunchError, match="there is no drill"):
+        drill.start("my-run")
+    assert runs.list_runs() == []
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", "drill", "my-run"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("kind", drill.FAULTS)
+def test_the_drill_freezes_and_finishes(kind, data, one_cpu):
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", "drill", f"--kind={kind}", "--json"], cwd=ROOT, capture_output=True, text=True,
+        timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["state"] == "completed" and [one["state"] for one in answer["stages"]] == ["done"] * 8
+    times = [answer["times"][name] for name in ("detected", "killed", "restarted", "recovered")]
+    assert times == sorted(times) and 0 < times[0] < 60
+    incident = json.loads(Path(answer["folder"], "incidents", "0001", "incident.json").read_text())
+    assert (
+        incident["cause"]
+        in {"worker": ["worker_stuck"], "stopped": ["trainer_stopped"], "deadlock": ["deadlock", "stuck"]}[kind]
+    )
+    assert list(Path(answer["folder"]).glob("*.safetensors")) and nothing_runs(data)
