@@ -60,9 +60,9 @@ def _command(words: list[str]) -> int:
         wish.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="wait this long until it is done")
     add("resume", "continue a paused, stopped or interrupted run in the background, from its newest checkpoint")
     queue = add("queue", "runs that wait for the GPU: show them, add, move or cancel one, or start one now", None)
-    actions = ("list", "add", "move", "cancel", "now", "work")
+    actions = ("list", "add", "start", "move", "cancel", "now", "work")
     queue.add_argument(
-        "action", nargs="?", default="list", choices=actions, help="default: list; work: start what waits"
+        "action", nargs="?", default="list", choices=actions, help="default: list; start: now if possible"
     )
     queue.add_argument("run", nargs="?", metavar="RUN", help="name of a run, or of a sweep")
     queue.add_argument("position", nargs="?", type=int, metavar="POSITION", help="of `move`, from 1")

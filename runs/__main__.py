@@ -129,10 +129,13 @@ def render(args: argparse.Namespace) -> int:
 
 def rename(args: argparse.Namespace) -> int:
     """Rename a run."""
-    from monitor.process.tree import idle  # only here: an entry point puts the parts together
+    from monitor import run_queue  # only here: an entry point puts the parts together
+    from monitor.process.tree import idle
     from runs import manage
 
+    before = runs.run_folder(args.run).name
     folder = manage.rename(args.run, args.new_name, idle)
+    run_queue.rename(before, folder.name)
     print(folder)
     if args.json:
         print(json.dumps({"folder": str(folder)}))

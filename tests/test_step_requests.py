@@ -134,6 +134,7 @@ def compare(plain, asked, log):
 
 
 @sd_scripts
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_requests_leave_the_lora_of_sd_scripts_the_same(tmp_path):
     folder = tiny_sd_scripts.workdir()
@@ -148,6 +149,7 @@ def test_requests_leave_the_lora_of_sd_scripts_the_same(tmp_path):
 
 
 @musubi
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_requests_leave_the_lora_of_musubi_tuner_the_same(tmp_path):
     work = tiny_musubi.workdir()

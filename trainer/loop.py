@@ -163,7 +163,8 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
     for label, name, kind, last_gone, last_state_gone in saves:
         output = Path(args.output_dir)
         save_lora(t, output / f"{name}.safetensors", step)
-        states.drop_old(output, args.output_name, kind, last_gone, False, t.log)
+        every = args.save_every_n_steps if kind == "step" else None
+        states.drop_old(output, args.output_name, kind, last_gone, False, t.log, every)
         if args.save_state:
             t.log(f"saving state at {label}")
             save_state(t, output / f"{name}-state", step, losses)

@@ -118,15 +118,25 @@ def batches(belongs: dict) -> int:
     return accumulated * processes if isinstance(accumulated, int) and isinstance(processes, int) else -1
 
 
-def drop_old(output: Path, slug: str, kind: str, last_gone: int, state: bool, log: Callable[[str], None]) -> None:
+def drop_old(
+    output: Path,
+    slug: str,
+    kind: str,
+    last_gone: int,
+    state: bool,
+    log: Callable[[str], None],
+    every: int | None = None,
+) -> None:
     """Deletes the numbered LoRAs (with `state`: states) of `kind` "step" or "epoch" up to number `last_gone`.
+
+    every: only those whose number is a multiple of it. A LoRA in between was requested by the user, and stays.
 
     `checkpoint.retire` keeps a state that is the only valid one.
     """
     number = {"step": r"-step(\d{8})", "epoch": r"-(\d{6})"}[kind]
     tail = "-state" if state else r"\.safetensors"
     found = [(re.fullmatch(re.escape(slug) + number + tail, path.name), path) for path in sorted(output.iterdir())]
-    for path in (path for match, path in found if match and int(match[1]) <= last_gone):
+    for path in (p for match, p in found if match and int(match[1]) <= last_gone and int(match[1]) % (every or 1) == 0):
         if not state:
             path.unlink()
         elif not checkpoint.retire(path):

@@ -1,6 +1,6 @@
 """Starts the runs of the queue (run_queue.py), one after another, and its commands: `python -m monitor queue …`.
 
-Decision: what is being started is noted in the queue's file before, with the time, and taken out of it afterwards. Whoever
+Decision: what is being started is noted in the queue's file before, with the time, and removed from it afterwards. Whoever
 finds such a note after a kill sees by the run's own status whether it was started: it is then not started again, even if it
 has ended already. A run that has started is left to its monitor, whatever becomes of it.
 """
@@ -209,7 +209,7 @@ def _log(text: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`monitor queue [list|add|move|cancel|now|work] [RUN] [POSITION]`. Raises MonitorError, OSError."""
+    """`monitor queue [list|add|start|move|cancel|now|work] [RUN] [POSITION]`. Raises MonitorError, OSError."""
     if args.action == "work":
         return work()
     if args.action != "list" and not args.run:
@@ -217,13 +217,17 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "add":
         name = find(args.run).name
         print(f"{name}: position {add(find(args.run))} in the queue")
+    elif args.action == "start":
+        name, answer = find(args.run).name, start_or_wait(find(args.run))
+        waits = f"position {answer['position']} in the queue"
+        print(f"{name}: {waits if answer['position'] else 'watched by process ' + str(answer['pid'])}")
     elif args.action == "move":
         if args.position is None:
             raise MonitorError(f"name the position, from 1: python -m monitor queue move {args.run} 1")
         print(f"{args.run}: position {run_queue.move(_name(args.run), args.position)} in the queue")
         ensure_worker()
     elif args.action == "cancel":
-        print(f"{run_queue.cancel(_name(args.run)).run}: taken out of the queue")
+        print(f"{run_queue.cancel(_name(args.run)).run}: removed from the queue")
     elif args.action == "now":
         paused = run_now(_name(args.run))
         print(f"{args.run}: starts next" + (f"; paused for it: {', '.join(paused)}" if paused else ""))

@@ -17,13 +17,13 @@ STOP_S = 5  # seconds the page waits for `monitor stop`, which continues without
 
 
 def start(folder: Path) -> None:
-    """Start or resume a run, detached.
+    """Start or resume a run, detached; while its GPU is busy, or others wait for it, it goes to the end of the queue.
 
     Raises:
         runs.RunError: the monitor refused; carries its message.
     """
     with tempfile.TemporaryFile() as output:
-        process = _monitor(["start", str(folder)], output)
+        process = _monitor(["queue", "start", str(folder)], output)
         try:
             code = process.wait(START_S)
         except subprocess.TimeoutExpired:
@@ -31,7 +31,7 @@ def start(folder: Path) -> None:
                 f"the monitor did not start within {START_S} s; read {folder / 'monitor.log'}, then press Start again"
             ) from None
         if code:
-            raise runs.RunError(_message(output) or f"python -m monitor start {folder} exited with code {code}")
+            raise runs.RunError(_message(output) or f"python -m monitor queue start {folder} exited with code {code}")
 
 
 def stop(folder: Path) -> None:

@@ -176,8 +176,10 @@ def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list
     parts = {
         "queue": queue.value(everything),
         "actions": actions.value(shown),
+        "queue": queue.value(everything),
         "list": cards.run_list(everything, selected, search or ""),
         "head": cards.head(shown) + drill.html(shown.folder if shown else None),
+        "actions": actions.value(shown),
         "loras": cards.loras(shown, found_loras, gallery, evolution.marks(shown)),
         "incidents": cards.incidents(shown, found),
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
@@ -310,6 +312,7 @@ def rename(selected: str, name: str, search: str) -> list[Any]:
     """Rename the selected run. The panel stays open when the name cannot be used."""
     try:
         folder = manage.rename(selected, name, idle)
+        queue.follow_rename(selected, folder.name)
     except runs.RunError as error:
         return [*render(selected, {}, search), notice(str(error).splitlines(), "bad"), *[gr.skip()] * 5]
     return [*render(folder.name, {}, search), notice([f"Renamed to {name.strip()!r}."]), *close_panels()]
