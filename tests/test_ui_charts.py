@@ -262,7 +262,7 @@ def test_the_charts_zoom_name_their_values_and_open_incidents(browser, server):
         assert page.locator("svg.hp-chart").count() == 3
         box = main.bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
-        page.locator(".hp-chart-readout").get_by_text("Learning rate 0.0001").wait_for()
+        page.locator(".hp-chart-readout").get_by_text("Learning rate 1e-4").wait_for()
         assert "Loss" in page.locator(".hp-chart-readout").inner_text()
         page.mouse.down()
         page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 90, steps=4)

@@ -26,7 +26,7 @@ def a_tab(browser, width: int = 1280, height: int = 900, **options) -> Iterator:
         yield page
     finally:
         context.close()
-    assert errors == []
+    assert errors == [], errors
 
 
 def field(page, key: str):

@@ -21,20 +21,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 JOIN, DATA = "/gradio_api/queue/join", "/gradio_api/queue/data"
 CLOSE = b'data: {"msg":"close_stream"'
+COMPLETED = b'data: {"msg":"process_completed"'
+EVENT = re.compile(rb'"event_id"\s*:\s*"([A-Za-z0-9_-]{1,64})"')
 SESSION = re.compile(rb'"session_hash"\s*:\s*"([A-Za-z0-9_-]{1,64})"')
 TAIL_BYTES = 200  # of a chunk, in case the session's name continues in the next one
 # Not longer: a browser opens six connections to a server, for all its tabs together.
 LINGER_S = 1.0
 HOLD_S = 0.25
+JOIN_S = 60.0  # for the answer to a join
 MOST_SESSIONS = 10_000
 
 
 @dataclass
 class _Session:
-    """What is known of one page: joins without an answer yet, whether one was made, and when its stream was ended."""
+    """What is known of one page: joins without an answer yet, events without one, and when its stream was ended.
+
+    joined: set when a join begins. answered: set when a join has its answer. early: events that were completed before that.
+    """
 
     joining: int = 0
     joined: asyncio.Event = field(default_factory=asyncio.Event)
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    pending: set[bytes] = field(default_factory=set)
+    early: set[bytes] = field(default_factory=set)
     held_until_s: float = 0.0
     streams: int = 0
 
@@ -82,6 +91,11 @@ class Streams:
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start" and session is not None:
                 await asyncio.sleep(max(0.0, session.held_until_s - asyncio.get_running_loop().time()))
+            elif session is not None and (event := EVENT.search(message.get("body", b""))):
+                if event[1] in session.early:
+                    session.early.discard(event[1])
+                else:
+                    session.pending.add(event[1])
             await send(message)
 
         try:
@@ -89,6 +103,7 @@ class Streams:
         finally:
             if session is not None:
                 session.joining -= 1
+                session.answered.set()
 
     async def _data(self, scope: Scope, receive: Receive, send: Send) -> None:
         names = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_hash", [""])
@@ -98,11 +113,17 @@ class Streams:
         try:
             while True:
                 ended: list[Message] = []  # Gradio's message `close_stream`
-                await self.app(dict(scope), receive, _until_close(send, ended, started))
+                await self.app(dict(scope), receive, _until_close(send, ended, started, session))
                 if not ended:
                     return
                 started = True
-                if session.joining == 0:  # one under way may be pushed after Gradio looked for pending events
+                # A join under way may be pushed after Gradio looked for pending events.
+                while session.joining and not session.pending:
+                    session.answered.clear()
+                    if not await _first(session.answered, receive, JOIN_S):
+                        return
+                session.early.clear()
+                if not session.pending:
                     session.joined.clear()
                     if not await _first(session.joined, receive, LINGER_S):
                         break
@@ -113,15 +134,21 @@ class Streams:
             session.streams -= 1
 
 
-def _until_close(send: Send, ended: list[Message], started: bool) -> Callable[[Message], object]:
-    """Sends what Gradio sends, without `close_stream` and what follows; of a continued answer also without its head."""
+def _until_close(send: Send, ended: list[Message], started: bool, session: _Session) -> Callable[[Message], object]:
+    """Notes which events are completed, and sends what Gradio sends, without `close_stream` and what follows; of a continued answer also without its head."""
 
     async def forward(message: Message) -> None:
         if ended or (started and message["type"] == "http.response.start"):
             return
-        if message.get("body", b"").startswith(CLOSE):
+        body = message.get("body", b"")
+        if body.startswith(CLOSE):
             ended.append(message)
             return
+        if body.startswith(COMPLETED) and (event := EVENT.search(body)):
+            if event[1] in session.pending:
+                session.pending.discard(event[1])
+            else:
+                session.early.add(event[1])
         await send(message)
 
     return forward

@@ -116,6 +116,7 @@ function draw() {
       })),
       top: key === "utilization" ? 100 : group[0].top,
       range: answer.range,
+      data: answer.data,
       axis,
       marks: main ? answer.marks : [],
       onCursor: moveCursor,

@@ -52,7 +52,7 @@ def chart_data(data: dict[str, Any]) -> dict[str, Any]:
         data: {"run", "axis": "step" or "time", "from", "to": the range in steps or seconds, None for all}.
 
     Returns:
-        {"ok", "revision", "axis", "range": [from, to], "all": [from, to], "lines": [{"key", "label", "unit", "x", "mean", "low",
+        {"ok", "revision", "axis", "range": [from, to], "all": [from, to], "data": those with values, "lines": [{"key", "label", "unit", "x", "mean", "low",
         "high"}], "marks": [{"x", "label", "incident"}], "table": [[…]]}; low and high are [] where every point is shown.
     """
 
@@ -98,6 +98,7 @@ def lines_of(
         "axis": axis,
         "range": [begin, end],
         "all": everything,
+        "data": [max(begin, everything[0]), min(end, last)],
         "lines": [line for line in lines if len(line["x"]) > 1],
         "marks": marks(metrics, axis, x, incidents),
         "table": table_of(metrics, x, begin, end),

@@ -1,6 +1,6 @@
 // Draws one chart of lines as SVG (ui/run/charts.py sends the points). The charts and the comparison of runs use it.
 //
-// plot({label, unit, height, lines: [{x, mean, low, high, smooth, cls, name}], range, axis, marks, top, onCursor, onRange, onMark})
+// plot({label, unit, height, data: [from, to] with values, lines: [{x, mean, low, high, smooth, cls, name}], range, axis, marks, top, onCursor, onRange, onMark})
 // returns {node, cursor(x)}. A chart is focusable: arrow keys move the cursor, + and - zoom, Escape shows everything.
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 720;
@@ -14,7 +14,7 @@ const svg = (tag, attributes, text) => {
 const shortNumber = (value) => {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(2).replace("e+", "e");
+  if (size !== 0 && (size < 0.001 || size >= 1e6)) return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
   return String(Number(value.toPrecision(4)));
 };
 const timeSpan = (s) => {
@@ -62,6 +62,7 @@ function plot(options) {
   const height = options.height || 240;
   let [low, high] = valueRange(lines);
   if (top) high = Math.max(high, top);
+  if (low === high) [low, high] = [low - Math.abs(low) / 10, high + (Math.abs(high) / 10 || 1)];
   const yTicks = tickValues(low, high);
   low = Math.min(low, yTicks[0]);
   high = Math.max(high, yTicks[yTicks.length - 1]);
@@ -77,7 +78,7 @@ function plot(options) {
     viewBox: `0 0 ${WIDTH} ${height}`,
     role: "img",
     tabindex: "0",
-    "aria-label": `${label}, ${position(axis, lines[0].x[0])} to ${position(axis, lines[0].x[last])}. Last value ${summary.join("; ")}`,
+    "aria-label": `${label}, ${position(axis, (options.data || range)[0])} to ${position(axis, (options.data || range)[1])}. Last value ${summary.join("; ")}`,
   });
   for (const value of yTicks) {
     chart.append(svg("line", { class: "hp-gridline", x1: left, x2: WIDTH - EDGE.right, y1: toY(value), y2: toY(value) }));
