@@ -1,0 +1,318 @@
+"""`python -m launch publish RUN --repo OWNER/NAME`: put a run's LoRA on Hugging Face, with a card and its samples.
+
+Private unless `--public`. The token is the hub library's own login; it is in no file, log or address of ours. Everything is first
+written to the hidden folder `.publish` of the run, from which the same command continues after it was interrupted: a file that
+the hub has already is not sent again, and one commit at the end makes all of them visible together. Every request has a time
+limit; one that fails is tried again TRIES_COUNT times. Xet is off: its transfers have no limit that we can set.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import runs
+from guards import hub
+from launch import common
+from launch.common import LaunchError
+from runs import evolution, model_card
+from runs.files import atomic_write, explained
+from runs.paths import datasets_dir
+
+FOLDER = ".publish"
+RESULT = "published.json"
+SAMPLES = 6
+REQUEST_S = 60.0  # for one read or write of a connection
+TRIES_COUNT = 5
+PAUSE_S = 2.0  # before the second try, doubled for each further one
+IMAGE_BYTES = 20_000_000
+README = "README.md"
+OURS = "hangproof"  # the tag by which a card is known as ours
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line."""
+    common.add_run(parser)
+    parser.add_argument("--repo", metavar="OWNER/NAME", help="repository; default: your account and the run's name")
+    parser.add_argument(
+        "--lora", metavar="FILE", default="", help="one of the run's LoRA files; default: the final one"
+    )
+    parser.add_argument("--public", action="store_true", help="everyone can see the repository; default: private")
+    parser.add_argument("--title", default="", help="title of the card; default: the run's name")
+    parser.add_argument("--description", default="", help="text of the card (Markdown)")
+    parser.add_argument(
+        "--base-model", metavar="ID", default=None, help="hub id of the base model; default: known from the run"
+    )
+    parser.add_argument(
+        "--licence", default="", help=f"one of {', '.join(model_card.licences())}; default: the base model's"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=SAMPLES, help=f"most sample images on the card (default {SAMPLES})"
+    )
+    parser.add_argument("--replace-card", action="store_true", help="replace a card that somebody wrote by hand")
+    parser.add_argument("--preview", action="store_true", help="print the card and end; nothing is sent")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare, send, report. Raises LaunchError, RunError."""
+    folder = common.find(args)
+    options = {key: getattr(args, key) for key in ("lora", "title", "description", "base_model", "licence", "samples")}
+    if args.preview:
+        text = preview(folder, options)
+        return common.report(args, text, {"card": text})
+    result = publish(
+        folder, args.repo or "", args.public, args.replace_card, options, lambda line: print(line, flush=True)
+    )
+    return common.report(args, f"Published: {result['url']}", result)
+
+
+def choices(folder: Path) -> dict[str, Any]:
+    """What can be chosen for a run: {"loras": [{name, at, bytes}], "licences": {key: label}, "licence", "base_model", "title",
+    "account", "published"}. account: the user of the stored token as far as it is known without asking the hub ("" if not)."""
+    spec = runs.load(folder)
+    return {
+        "loras": [{"name": one.path.name, "at": one.at, "bytes": one.size} for one in _loras(folder)],
+        "licences": {key: one.label for key, one in model_card.licences().items()},
+        "licence": model_card.licence_of(spec.model),
+        "base_model": model_card.base_model_of(spec.model),
+        "title": spec.name,
+        "token": bool(hub.token()),
+        "published": published(folder),
+    }
+
+
+def published(folder: Path) -> dict[str, Any] | None:
+    """What was published of a run last: {"repo", "url", "commit", "lora", "private", "utc"}; None for nothing."""
+    try:
+        value = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    keys = {"repo": str, "url": str, "commit": str, "lora": str, "private": bool, "utc": str}
+    return value if isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in keys.items()) else None
+
+
+def preview(folder: Path, options: dict[str, Any]) -> str:
+    """The card as Markdown. Raises LaunchError, RunError."""
+    spec = runs.load(folder)
+    lora, card = _chosen(folder, options)
+    return model_card.readme(spec, lora, f"{spec.slug}.safetensors", card, _images(spec.slug))
+
+
+def publish(
+    folder: Path,
+    repo: str,
+    public: bool,
+    replace_card: bool,
+    options: dict[str, Any],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Send a run's LoRA, card and samples to the hub; what `published` returns.
+
+    Args:
+        repo: OWNER/NAME, NAME, or "" for the run's name. options: see `add_arguments`. say: called with each line of progress.
+
+    Raises:
+        LaunchError: not logged in, refused, no connection, a card that somebody else wrote; everything sent so far is kept.
+        RunError: the run has no such LoRA, or it is damaged.
+    """
+    if hub.offline():
+        raise LaunchError("HF_HUB_OFFLINE is set; unset it to publish")
+    if not hub.token():
+        raise LaunchError(
+            "You are not logged in to Hugging Face; log in with a token that may write (on the page: Hugging Face account; or `hf auth login`)"
+        )
+    api = _api()
+    private = not public
+    name = _repository(api, repo or runs.load(folder).slug)
+    target = prepare(folder, {**options, "repo": name})
+    say(f"Repository {name} ({'private' if private else 'public'})")
+    url = str(_tried(lambda: api.create_repo(name, private=private, exist_ok=True), say))
+    seen = _tried(lambda: api.model_info(name), say)
+    if bool(seen.private) != private:
+        now = "private" if seen.private else "public"
+        raise LaunchError(f"{name} exists and is {now}; change that on {url}/settings, or choose another name")
+    files = [sibling.rfilename for sibling in seen.siblings or []]
+    if README in files and OURS not in (seen.tags or []) and not replace_card:
+        raise LaunchError(
+            f"{name} has a card that Hangproof did not write; choose to replace it, or choose another name"
+        )
+    commit = _send(api, name, target, say)
+    result = {
+        "repo": name,
+        "url": url,
+        "commit": commit,
+        "lora": options.get("lora") or f"{runs.load(folder).slug}.safetensors",
+        "private": private,
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    atomic_write(folder / RESULT, json.dumps(result, ensure_ascii=False))
+    shutil.rmtree(target)
+    return result
+
+
+# What is sent -----------------------------------------------------------------------------------------------------------
+
+
+def prepare(folder: Path, options: dict[str, Any]) -> Path:
+    """The folder with exactly what is sent, in `.publish` of the run. Raises LaunchError, RunError."""
+    spec = runs.load(folder)
+    lora, card = _chosen(folder, options)
+    name = f"{spec.slug}.safetensors"
+    captions = runs.read_captions(spec.slug).values() if (datasets_dir() / spec.slug).is_dir() else ()
+    target = folder / FOLDER
+    with explained(f"prepare the files in {target}"):
+        shutil.rmtree(target, ignore_errors=True)
+        (target / "images").mkdir(parents=True)
+        metadata, table, begin = model_card.read_metadata(lora.path)
+        complete = model_card.completed_metadata(metadata, spec, card, name, captions)
+        with lora.path.open("rb") as source, (target / name).open("wb") as copy:
+            copy.write(model_card.header(complete, table))
+            source.seek(begin)
+            shutil.copyfileobj(source, copy, 1 << 20)
+        for number, (path, _) in enumerate(card.samples, 1):
+            shutil.copyfile(path, target / model_card.sample_name(number, path))
+        card_text = model_card.readme(spec, lora, name, card, _images(spec.slug))
+        (target / README).write_text(card_text, encoding="utf-8", newline="\n")
+    return target
+
+
+def _chosen(folder: Path, options: dict[str, Any]) -> tuple[evolution.Lora, model_card.Card]:
+    spec = runs.load(folder)
+    loras = _loras(folder)
+    wanted = options.get("lora") or ""
+    lora = next((one for one in loras if one.path.name == wanted or (not wanted and one.final)), None)
+    if lora is None and not wanted and loras:
+        lora = loras[0]
+    if lora is None:
+        what = f"no LoRA {wanted[:100]!r}" if wanted else "no LoRA yet"
+        raise LaunchError(f"{folder.name} has {what}; choose one of: {', '.join(o.path.name for o in loras) or 'none'}")
+    key = options.get("licence") or model_card.licence_of(spec.model)
+    known = model_card.licences()
+    if key not in known:
+        raise LaunchError(f"Licence: {key[:100]!r} is not one of {', '.join(known)}; choose one")
+    base = options.get("base_model")
+    most = options.get("samples")
+    most = SAMPLES if most is None else int(most)
+    if not 0 <= most <= 24:
+        raise LaunchError("Samples: choose a number from 0 to 24")
+    prompts = {one.number: one.text for one in evolution.read_prompts(folder / "sample_prompts.txt")}
+    pictures = [
+        (path, text)
+        for path, text in model_card.samples_for(lora, evolution.read_samples(folder / "sample"), prompts, 1000)
+        if path.is_file() and not path.is_symlink() and path.stat().st_size <= IMAGE_BYTES
+    ][:most]
+    card = model_card.Card(
+        title=options.get("title") or spec.name,
+        base_model=model_card.base_model_of(spec.model) if base is None else base.strip(),
+        licence=known[key],
+        description=options.get("description") or "",
+        samples=tuple(pictures),
+        repo=options.get("repo") or "",
+    )
+    return lora, card
+
+
+def _loras(folder: Path) -> list[evolution.Lora]:
+    found = [
+        lora
+        for path in folder.glob(f"*{evolution.SUFFIX}")
+        if path.name[0] != "." and (lora := evolution.read_lora(path, path.stat().st_size)) is not None
+    ]
+    return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
+
+
+def _images(slug: str) -> int:
+    return len(runs.images_in(datasets_dir() / slug))
+
+
+# Sending ----------------------------------------------------------------------------------------------------------------
+
+
+def _api() -> Any:
+    """The hub's client with a limit on every wait: its own has none (huggingface_hub/utils/_http.py)."""
+    os.environ["HF_HUB_DISABLE_XET"] = "1"  # before the library is imported
+    import httpx2
+    import huggingface_hub
+    from huggingface_hub.utils._http import default_client_factory
+
+    def client() -> httpx2.Client:
+        made = default_client_factory()
+        made.timeout = httpx2.Timeout(REQUEST_S)
+        return made
+
+    huggingface_hub.set_client_factory(client)
+    return huggingface_hub.HfApi(endpoint=hub.endpoint(), token=hub.token())
+
+
+def _repository(api: Any, name: str) -> str:
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise LaunchError(f"Repository {name[:100]!r}: use letters, digits, `-`, `_` and `.`, as OWNER/NAME") from error
+    if "/" in name:
+        return name
+    user = _tried(api.whoami, lambda _: None)["name"]
+    return f"{user}/{name}"
+
+
+def _send(api: Any, name: str, target: Path, say: Callable[[str], None]) -> str:
+    """Send the files, the largest last; the id of the commit."""
+    from huggingface_hub import CommitOperationAdd
+
+    paths = sorted((path for path in target.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    total = sum(path.stat().st_size for path in paths)
+    operations, sent = [], 0
+    for number, path in enumerate(paths, 1):
+        inside, size = path.relative_to(target).as_posix(), path.stat().st_size
+        say(f"Sending {inside} ({size / 1e6:.1f} MB), file {number} of {len(paths)}, {100 * sent // max(1, total)} %")
+        operation = CommitOperationAdd(inside, str(path))
+        _tried(partial(api.preupload_lfs_files, name, [operation], free_memory=False), say)
+        operations.append(operation)
+        sent += size
+    say("Publishing, 100 %")
+    done = _tried(
+        lambda: api.create_commit(name, operations, commit_message="Publish the LoRA with its card and samples"), say
+    )
+    return str(done.oid)
+
+
+def _tried(call: Callable[[], Any], say: Callable[[str], None]) -> Any:
+    """The result of a request to the hub, tried again after errors that may pass. Raises LaunchError."""
+    from httpx2 import HTTPError
+    from huggingface_hub.errors import HfHubHTTPError
+
+    for number in range(1, TRIES_COUNT + 1):
+        try:
+            return call()
+        except (HTTPError, RuntimeError) as error:  # of an upload: "Error while uploading", raised from the real error
+            cause = error.__cause__ if type(error) is RuntimeError else error
+            if isinstance(cause, HfHubHTTPError) and cause.response is not None:
+                reason = _refused(cause.response.status_code)
+                if cause.response.status_code < 500 and cause.response.status_code != 429:
+                    raise LaunchError(reason) from error
+            elif isinstance(cause, HTTPError):
+                reason = f"{hub.endpoint()} cannot be reached or does not answer ({type(cause).__name__})"
+            else:
+                raise
+        if number < TRIES_COUNT:
+            say(f"{reason}; trying again ({number + 1} of {TRIES_COUNT})")
+            time.sleep(PAUSE_S * 2 ** (number - 1))
+    raise LaunchError(f"{reason}; start it again later: what was sent is kept")
+
+
+def _refused(status: int) -> str:
+    if status in (401, 403):
+        return "Hugging Face refuses: the token may not write there; log in with a token that may write to this account"
+    if status == 404:
+        return "Hugging Face knows no such account or repository, or the token may not see it; check the name"
+    if status == 429:
+        return "Hugging Face limits the number of requests"
+    return f"Hugging Face answered with HTTP status {status}"

@@ -1,0 +1,249 @@
+"""What a LoRA is published with: a model card, and metadata in the file that other programs and CivitAI read.
+
+Pure: nothing is written or sent. The card's data follows Hugging Face's model cards (https://huggingface.co/docs/hub/model-cards),
+with its template for LoRAs of diffusion models. The metadata follows sd-scripts (`ss_*`), which CivitAI and the usual interfaces
+read, and ModelSpec 1.0.0 (`modelspec.*`, https://github.com/Stability-AI/ModelSpec). What the trainer wrote stays; only what is
+missing is added. A path of the trainer's machine is replaced by its last part: it may hold a user's name.
+"""
+
+import json
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import presets
+from presets.tables import downloads, read_toml
+from runs.evolution import Lora, Sample
+from runs.files import RunError
+from runs.spec import RunSpec
+
+LICENCES = Path(presets.__file__).with_name("licences.toml")
+TAGS = ("lora", "text-to-image", "template:diffusion-lora")
+MAX_HEADER_BYTES = 100_000_000  # as in the safetensors library
+PATH = re.compile(r"(?<![\w:/.\\])(?:[A-Za-z]:[\\/]+|~?[\\/]+)(?:[^\\/\n\"']+[\\/]+)+")
+MAX_TAGS = 2000  # in ss_tag_frequency
+MAX_TEXT = 4000
+
+
+@dataclass(frozen=True)
+class Licence:
+    """A licence as the hub names it. name, link: of one that the hub does not know, whose identifier is "other"."""
+
+    key: str
+    label: str
+    license: str
+    name: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a person chooses for the card. samples: images with their prompts, in the order of the card; repo: OWNER/NAME."""
+
+    title: str
+    base_model: str
+    licence: Licence
+    description: str = ""
+    samples: tuple[tuple[Path, str], ...] = ()
+    repo: str = ""
+
+
+def licences() -> dict[str, Licence]:
+    """The licences to choose from, by key."""
+    table = read_toml(LICENCES)["licences"]
+    return {
+        key: Licence(key, one["label"], one["license"], one.get("license_name", ""), one.get("license_link", ""))
+        for key, one in table.items()
+    }
+
+
+def licence_of(model: str) -> str:
+    """The key of the licence under which a base model's LoRAs are usually published; "" where none is known."""
+    return str(read_toml(LICENCES)["models"].get(presets.models()[model]["licence"], ""))
+
+
+def base_model_of(model: str) -> str:
+    """The hub repository of a base model; "" where it has none."""
+    entry = presets.models()[model]
+    if entry["generated"]:
+        return ""
+    main = next(iter(entry["files"].values()), "")
+    return str(entry["repo"] or downloads().get(main, {}).get("repo", ""))
+
+
+def sample_name(number: int, path: Path) -> str:
+    """The name of a sample in the repository."""
+    return f"images/sample-{number:02d}{path.suffix.lower()}"
+
+
+def readme(spec: RunSpec, lora: Lora, weight_name: str, card: Card, images: int) -> str:
+    """The model card as Markdown with its data in front. weight_name: the LoRA's name in the repository.
+
+    Raises:
+        RunError: the base model is not a repository's id.
+    """
+    from huggingface_hub import ModelCardData
+
+    if card.base_model and not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", card.base_model):
+        raise RunError(
+            f"Base model: {card.base_model[:100]!r} is not a Hugging Face id; write OWNER/NAME or leave it empty"
+        )
+    licence = card.licence
+    widget = [
+        {"text": _line(text) or "-", "output": {"url": sample_name(number, path)}}
+        for number, (path, text) in enumerate(card.samples, 1)
+    ]
+    data: dict[str, Any] = {
+        "license": licence.license,
+        "tags": [*TAGS, presets.models()[spec.model]["family"], "hangproof"],
+        "widget": widget or None,
+        "base_model": card.base_model or None,
+        "instance_prompt": _line(spec.trigger) or None,
+    }
+    if licence.name:
+        data |= {"license_name": licence.name, "license_link": licence.link or None}
+    front = ModelCardData(**{key: value for key, value in data.items() if value is not None}).to_yaml()
+    return f"---\n{front}\n---\n\n{_body(spec, lora, weight_name, card, images)}"
+
+
+def _body(spec: RunSpec, lora: Lora, weight_name: str, card: Card, images: int) -> str:
+    model, repo = presets.models()[spec.model], card.repo or "OWNER/NAME"
+    parts = [f"# {plain(card.title)}\n"]
+    if card.samples:
+        parts.append("<Gallery />\n")
+    parts.append(f"A LoRA for {plain(model['name'])}.\n")
+    if card.description.strip():
+        parts.append(f"{card.description.strip()[:MAX_TEXT]}\n")
+    if spec.trigger:
+        parts.append(f"## Trigger word\n\nUse `{_code(spec.trigger)}` in the prompt.\n")
+    parts.append(
+        f"## How to use it\n\nPut `{weight_name}` into the LoRA folder of ComfyUI, Forge or another program (in ComfyUI: "
+        "`models/loras`)."
+    )
+    if card.base_model and spec.backend == "diffusers":
+        parts.append(
+            "\nWith diffusers, after `pip install -U diffusers transformers accelerate peft`:\n\n```py\n"
+            "import torch\nfrom diffusers import DiffusionPipeline\n\n"
+            f'pipe = DiffusionPipeline.from_pretrained("{card.base_model}", torch_dtype=torch.bfloat16).to("cuda")\n'
+            f'pipe.load_lora_weights("{repo}", weight_name="{weight_name}")\n'
+            f"image = pipe({json.dumps(_line(spec.trigger) or 'a photo', ensure_ascii=False)}).images[0]\n```"
+        )
+    rows = [
+        ("Base model", model["name"]),
+        ("Images", f"{images:,}"),
+        ("Trained", lora.at),
+        ("Rank / alpha", f"{spec.rank} / {spec.alpha:g}"),
+        ("Learning rate", f"{spec.learning_rate:g}"),
+        ("Resolution", f"{spec.resolution} pixels"),
+        ("Batch size", f"{spec.batch_size * spec.gradient_accumulation * spec.gpus * spec.nodes}"),
+        ("Precision", spec.mixed_precision),
+        ("Trainer", presets.backends()[spec.backend]["label"]),
+        ("Seed", f"{spec.seed}"),
+    ]
+    table = "\n".join(f"| {name} | {plain(str(value))} |" for name, value in rows)
+    parts.append(f"\n## Training\n\n| | |\n|---|---|\n{table}\n")
+    name = card.licence.label if not card.licence.link else f"[{card.licence.label}]({card.licence.link})"
+    parts.append(f"## Licence\n\n{name}. The terms of the base model apply as well.\n")
+    return "\n".join(parts)
+
+
+def _line(text: str) -> str:
+    return re.sub(r"[\x00-\x1f\x7f\u2028\u2029]+", " ", text).strip()[:MAX_TEXT]
+
+
+def plain(text: str) -> str:
+    """Text that Markdown and HTML show as it is."""
+    return re.sub(r"([\\`*_{}\[\]()#+!|~>-])", r"\\\1", _line(text).replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def _code(text: str) -> str:
+    return _line(text).replace("`", "'")
+
+
+# The file's metadata ---------------------------------------------------------------------------------------------------
+
+
+def read_metadata(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
+    """(metadata, the table of tensors, where the tensors begin) of a safetensors file.
+
+    Raises:
+        RunError: it is not one, or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            length = int.from_bytes(head, "little")
+            if len(head) < 8 or length > MAX_HEADER_BYTES:
+                raise ValueError("no header")
+            table = json.loads(file.read(length))
+            metadata = table.pop("__metadata__", {})
+            if not all(isinstance(value, str) for value in metadata.values()):
+                raise ValueError("metadata that is not text")
+    except OSError as error:
+        raise RunError(f"{path.name}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise RunError(f"{path.name}: not a complete safetensors file; choose another LoRA of the run") from error
+    return metadata, table, 8 + length
+
+
+def completed_metadata(
+    metadata: dict[str, str], spec: RunSpec, card: Card, weight_name: str, captions: Iterable[str]
+) -> dict[str, str]:
+    """The metadata of the published file: the trainer's, without paths, and what is missing of what CivitAI reads."""
+    model = presets.models()[spec.model]
+    added = {
+        "ss_output_name": Path(weight_name).stem,
+        "ss_sd_model_name": model["name"],
+        "ss_network_dim": str(spec.rank),
+        "ss_network_alpha": f"{spec.alpha:g}",
+        "ss_learning_rate": f"{spec.learning_rate:g}",
+        "ss_seed": str(spec.seed),
+        "ss_tag_frequency": json.dumps({spec.slug: tag_frequency(captions)}, ensure_ascii=False),
+        "modelspec.sai_model_spec": "1.0.0",
+        "modelspec.title": _line(card.title),
+        "modelspec.description": _line(card.description),
+        "modelspec.license": card.licence.name or card.licence.license,
+        "modelspec.trigger_phrase": _line(spec.trigger),
+        "modelspec.usage_hint": f"Use {_line(spec.trigger)} in the prompt." if spec.trigger else "",
+    }
+    kept = {key: without_paths(value) for key, value in metadata.items()}
+    return {**{key: value for key, value in added.items() if value}, **{k: v for k, v in kept.items() if v}}
+
+
+def tag_frequency(captions: Iterable[str]) -> dict[str, int]:
+    """How many captions have each tag, as sd-scripts counts them: a tag is what stands between commas."""
+    found: Counter[str] = Counter()
+    for caption in captions:
+        found.update({tag.strip() for tag in caption.split(",") if tag.strip()})
+    return dict(found.most_common(MAX_TAGS))
+
+
+def without_paths(text: str) -> str:
+    """Text in which each absolute path is only its last part."""
+    return PATH.sub("", text)
+
+
+def header(metadata: dict[str, str], table: dict[str, Any]) -> bytes:
+    """The first bytes of a safetensors file, up to its tensors, with other metadata."""
+    text = json.dumps(
+        {"__metadata__": dict(sorted(metadata.items())), **table}, separators=(",", ":"), ensure_ascii=False
+    )
+    data = text.encode()
+    data += b" " * (-len(data) % 8)
+    return struct.pack("<Q", len(data)) + data
+
+
+def samples_for(lora: Lora, samples: Iterable[Sample], prompts: dict[int, str], most: int) -> list[tuple[Path, str]]:
+    """The samples that show a LoRA best: those drawn when it was saved, else the last of each prompt; with their prompts."""
+    all_samples = [one for one in samples if one.prompt >= 0 and one.number]
+    found = [one for one in all_samples if (one.unit, one.number) in (("step", lora.step), ("epoch", lora.epoch))]
+    if not found:
+        last: dict[int, Sample] = {}
+        for one in sorted(all_samples, key=lambda one: one.number):
+            last[one.prompt] = one
+        found = list(last.values())
+    return [(one.path, prompts.get(one.prompt, "")) for one in sorted(found, key=lambda one: one.prompt)[:most]]
