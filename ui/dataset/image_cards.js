@@ -22,6 +22,7 @@ function typed(item, text) {
   pause = setTimeout(flush, 500);
 }
 function mark(id, text) {
+  editor.mark(id, text);
   const card = cards.get(id);
   if (!card) return;
   card.saved.textContent = text;
@@ -92,8 +93,8 @@ function cardOf(item) {
   picture.draggable = true;
   const open = make("button", "hp-open-picture");
   open.type = "button";
-  open.setAttribute("aria-label", "Enlarge " + name);
-  open.addEventListener("click", () => enlarge(item.id));
+  open.setAttribute("aria-label", "Open " + name);
+  open.addEventListener("click", () => editor.open(item.id));
   const image = make("img");
   image.loading = "lazy";
   image.draggable = false;
@@ -110,7 +111,8 @@ function cardOf(item) {
   const remove = iconButton("×", "Remove " + name, "hp-remove", () => removeImages([item.id], card));
   const earlier = iconButton("‹", "Move earlier: " + name, "hp-earlier", () => moveBy(item.id, -1));
   const later = iconButton("›", "Move later: " + name, "hp-later", () => moveBy(item.id, 1));
-  picture.append(open, pick, earlier, later, remove);
+  const tags = make("span", "hp-tags");
+  picture.append(open, pick, earlier, later, remove, tags);
   draggable(picture, card, item.id);
   const line = make("div", "hp-card-line");
   const file = make("span", "hp-file", name);
@@ -127,7 +129,7 @@ function cardOf(item) {
   text.addEventListener("input", () => typed(item, text.value));
   text.addEventListener("blur", flush);
   card.append(picture, line, warnings, text);
-  return { card, text, saved, warnings, pick, image, size, earlier, later, picture };
+  return { card, text, saved, warnings, pick, image, size, tags, earlier, later, picture };
 }
 function update(one, item) {
   const waits = hangproof.unsavedText("caption", item.id);
@@ -137,6 +139,7 @@ function update(one, item) {
   if (waits !== undefined && !saving.has(item.id) && hangproof.trouble()) mark(item.id, "not saved");
   if (one.image.getAttribute("src") !== item.thumb) one.image.src = item.thumb;
   one.size.textContent = `${item.width} × ${item.height}`;
+  one.tags.textContent = editsText(item);
   one.pick.checked = selected.has(item.id);
   const whole = !state().filter;
   one.picture.draggable = one.earlier.hidden = one.later.hidden = false;
@@ -193,39 +196,3 @@ function draggable(picture, card, id) {
   });
 }
 
-// Enlargement -------------------------------------------------------------------------------------------------------
-const dialog = make("dialog", "hp-lightbox");
-const large = make("img");
-const title = make("p", "");
-let enlarged = "";
-dialog.setAttribute("aria-label", "Enlarged image");
-dialog.append(
-  large,
-  title,
-  iconButton("‹", "Previous image", "", () => enlargeBeside(-1)),
-  iconButton("›", "Next image", "", () => enlargeBeside(1)),
-  iconButton("×", "Close", "", () => dialog.close())
-);
-dialog.addEventListener("keydown", (event) => {
-  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (step) enlargeBeside(step);
-});
-dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
-dialog.addEventListener("close", () => cards.get(enlarged)?.card.querySelector(".hp-open-picture").focus());
-async function enlarge(id) {
-  const item = state().items.find((one) => one.id === id);
-  if (!item) return;
-  enlarged = id;
-  large.src = item.thumb;
-  large.alt = nameOf(item);
-  title.textContent = `${nameOf(item)} · ${item.width} × ${item.height}`;
-  if (!dialog.isConnected) document.body.append(dialog);
-  if (!dialog.open) dialog.showModal();
-  const answer = await ask("enlarge_image", { id });
-  if (answer?.ok === true && enlarged === id) large.src = answer.url;
-}
-function enlargeBeside(step) {
-  const items = state().items;
-  const index = items.findIndex((one) => one.id === enlarged) + step;
-  if (items[index]) enlarge(items[index].id);
-}

@@ -117,6 +117,7 @@ document.addEventListener("keydown", (event) => {
   step(key === "y" || event.shiftKey ? "redo" : "undo");
 });
 function showHistory(labels) {
+  editor.drawHistory(labels);
   [undo, redo].forEach((one, n) => {
     const label = (labels || [])[n] || "";
     one.disabled = !label;
@@ -249,10 +250,11 @@ function draw() {
   next.disabled = page + 1 >= pages;
   showHistory(history);
   drawSelection();
+  editor.refresh();
   if (draft && draft !== adopted) {
     adopted = draft;
     adoptFiles().catch(() => {}); // without IndexedDB no file was kept
-    flush();
+    hangproof.flush();
   }
 }
 let adopted = "";
@@ -303,7 +305,7 @@ window.addEventListener("drop", (event) => {
 });
 
 // Start and the other buttons wait for this, so that they use the caption typed last.
-hangproof.flush = flush;
+hangproof.flush = async () => (await Promise.all([editor.flushMasks(), flush()])).every(Boolean);
 hangproof.onBack(async () => {
   await flush();
   if (waiting.length) await pump();

@@ -1,0 +1,165 @@
+// The crop in the large view: a rectangle drawn on the image, four number fields, a fixed ratio. Part of the images' script.
+const CROP_RATIOS = { "": "Any", "1:1": "1:1 square", "3:4": "3:4", "4:3": "4:3", "9:16": "9:16", "16:9": "16:9" };
+const SMALLEST_CROP = 16; // pixels a side
+const CROP_FIELDS = { x: "Left", y: "Top", w: "Width", h: "Height" };
+
+/** The tool. `frame` has the size of the shown image; `changed(crop)` stores fractions, or null for the whole image. */
+function makeCropTool(frame, changed) {
+  let size = [1, 1];
+  let rect = { x: 0, y: 0, w: 1, h: 1 };
+  let active = false;
+  let drag = null;
+  const box = make("div", "hp-crop-box");
+  for (const corner of ["nw", "ne", "sw", "se"]) box.append(make("i", `hp-corner hp-${corner}`));
+  const panel = make("div", "hp-tool-panel");
+  const ratio = make("select", "hp-select");
+  for (const [value, text] of Object.entries(CROP_RATIOS)) ratio.append(new Option(text, value));
+  const fields = {};
+  const row = make("div", "hp-crop-fields");
+  for (const [key, label] of Object.entries(CROP_FIELDS)) {
+    const field = (fields[key] = make("input", "hp-text"));
+    field.type = "number";
+    field.step = 1;
+    field.addEventListener("change", () => typed(key));
+    row.append(labelled(label, field));
+  }
+  const whole = button("Use the whole image", "hp-quiet", () => set(all(), true));
+  panel.append(
+    make("p", "hp-hint", "Drag over the image to choose the part to train, or type it in pixels. The original stays."),
+    labelled("Ratio", ratio),
+    row,
+    whole
+  );
+
+  const all = () => ({ x: 0, y: 0, w: size[0], h: size[1] });
+  const isWhole = () => rect.w === size[0] && rect.h === size[1];
+  const ratioValue = () => (ratio.value ? Number(ratio.value.split(":")[0]) / Number(ratio.value.split(":")[1]) : 0);
+  const between = (value, low, high) => Math.min(Math.max(value, low), Math.max(low, high));
+  function draw() {
+    box.hidden = !active && isWhole();
+    box.classList.toggle("hp-active", active);
+    const part = (value, of) => `${(100 * value) / of}%`;
+    Object.assign(box.style, {
+      left: part(rect.x, size[0]),
+      top: part(rect.y, size[1]),
+      width: part(rect.w, size[0]),
+      height: part(rect.h, size[1]),
+    });
+    for (const key of Object.keys(fields)) {
+      const field = fields[key];
+      if (document.activeElement !== field || drag) field.value = rect[key];
+      field.min = key === "x" || key === "y" ? 0 : Math.min(SMALLEST_CROP, size[key === "w" ? 0 : 1]);
+      field.max = size[key === "x" || key === "w" ? 0 : 1];
+    }
+    disable(whole, isWhole(), ratio);
+  }
+  function set(next, save) {
+    const least = [Math.min(SMALLEST_CROP, size[0]), Math.min(SMALLEST_CROP, size[1])];
+    const w = between(Math.round(next.w), least[0], size[0]);
+    const h = between(Math.round(next.h), least[1], size[1]);
+    rect = { w, h, x: between(Math.round(next.x), 0, size[0] - w), y: between(Math.round(next.y), 0, size[1] - h) };
+    draw();
+    if (save) {
+      const { x, y } = rect;
+      changed(isWhole() ? null : [x / size[0], y / size[1], (x + w) / size[0], (y + h) / size[1]]);
+    }
+  }
+  /** The largest rectangle of the ratio in the middle of another one. */
+  function fitted(outer, wanted) {
+    if (!wanted) return outer;
+    const w = Math.min(outer.w, outer.h * wanted);
+    const h = w / wanted;
+    return { x: outer.x + (outer.w - w) / 2, y: outer.y + (outer.h - h) / 2, w, h };
+  }
+  function typed(key) {
+    const value = Number(fields[key].value);
+    if (fields[key].value === "" || !Number.isFinite(value)) return draw();
+    const next = { ...rect, [key]: value };
+    const wanted = ratioValue();
+    if (wanted && key === "w") next.h = value / wanted;
+    if (wanted && key === "h") next.w = value * wanted;
+    if (wanted && (next.w > size[0] || next.h > size[1])) {
+      const scale = Math.min(size[0] / next.w, size[1] / next.h);
+      next.w *= scale;
+      next.h *= scale;
+    }
+    if (key === "x") next.w = wanted ? next.w : Math.min(next.w, size[0] - between(value, 0, size[0]));
+    if (key === "y") next.h = wanted ? next.h : Math.min(next.h, size[1] - between(value, 0, size[1]));
+    set(next, true);
+    fields[key].value = rect[key];
+  }
+  ratio.addEventListener("change", () => ratioValue() && set(fitted(isWhole() ? all() : rect, ratioValue()), true));
+
+  // Dragging
+  function point(event) {
+    const area = frame.getBoundingClientRect();
+    return [
+      between(((event.clientX - area.left) / area.width) * size[0], 0, size[0]),
+      between(((event.clientY - area.top) / area.height) * size[1], 0, size[1]),
+    ];
+  }
+  function spanned([ax, ay], [px, py]) {
+    const wanted = ratioValue();
+    let [w, h] = [Math.abs(px - ax), Math.abs(py - ay)];
+    if (wanted) [w, h] = w / h > wanted ? [h * wanted, h] : [w, w / wanted];
+    return { x: px < ax ? ax - w : ax, y: py < ay ? ay - h : ay, w, h };
+  }
+  frame.addEventListener("pointerdown", (event) => {
+    if (!active || event.button) return;
+    event.preventDefault();
+    frame.setPointerCapture(event.pointerId);
+    const at = point(event);
+    const corner = event.target.closest(".hp-corner");
+    const inside = at[0] > rect.x && at[0] < rect.x + rect.w && at[1] > rect.y && at[1] < rect.y + rect.h;
+    drag = { before: rect, at };
+    if (corner) {
+      const left = corner.matches(".hp-nw, .hp-sw");
+      const top = corner.matches(".hp-nw, .hp-ne");
+      drag.anchor = [left ? rect.x + rect.w : rect.x, top ? rect.y + rect.h : rect.y];
+    } else if (!inside || isWhole()) drag.anchor = at;
+  });
+  frame.addEventListener("pointermove", (event) => {
+    if (!drag) return;
+    const at = point(event);
+    const { before, anchor } = drag;
+    drag.moved ||= Math.hypot(at[0] - drag.at[0], at[1] - drag.at[1]) > size[0] / 200;
+    if (!drag.moved) return;
+    if (anchor) set(spanned(anchor, at), false);
+    else set({ ...before, x: before.x + at[0] - drag.at[0], y: before.y + at[1] - drag.at[1] }, false);
+  });
+  for (const name of ["pointerup", "pointercancel"]) {
+    frame.addEventListener(name, () => {
+      const moved = drag?.moved;
+      drag = null;
+      if (moved) set(rect, true);
+    });
+  }
+  frame.append(box);
+  return {
+    panel,
+    /** Show the crop of an image with `full` pixels. */
+    show(full, crop) {
+      if (drag) return;
+      size = full;
+      const [left, top, right, bottom] = crop || [0, 0, 1, 1];
+      const [x, y] = [Math.round(left * size[0]), Math.round(top * size[1])];
+      rect = { x, y, w: Math.round(right * size[0]) - x, h: Math.round(bottom * size[1]) - y };
+      draw();
+    },
+    activate(on) {
+      active = on;
+      draw();
+    },
+  };
+}
+/** A field with its label above it. */
+function labelled(text, field) {
+  const label = make("label", "hp-labelled");
+  label.append(make("span", "", text), field);
+  return label;
+}
+/** Disable a button or not; the focus goes to another element where it would be lost. */
+function disable(one, off, instead) {
+  if (off && document.activeElement === one) instead.focus();
+  one.disabled = off;
+}

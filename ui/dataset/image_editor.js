@@ -1,0 +1,332 @@
+// The large view of one image: its caption, rotation, crop, mask and weight beside it. Part of the images' script.
+//
+// Every change is stored at once, as on the cards. A mask that the server has not stored stays in this browser, as a caption
+// does (unsaved.js). A native dialog keeps the focus inside, and Escape closes it.
+const TOOLS = { look: "View", crop: "Crop", mask: "Mask" };
+const dialog = make("dialog", "hp-editor");
+const editor = makeEditor();
+
+function makeEditor() {
+  let id = "";
+  let item = null; // as its card has it
+  let place = 0; // in the list of images, from 0
+  let tool = "look";
+  let shown = ""; // what the picture and its mask were loaded for
+  let busy = null; // masks that are being sent
+
+  // The picture ------------------------------------------------------------------------------------------------------
+  const picture = make("img");
+  picture.draggable = false;
+  const frame = make("div", "hp-edit-frame");
+  frame.append(picture);
+  const stage = make("div", "hp-edit-stage");
+  stage.append(frame);
+  const cropTool = makeCropTool(frame, (crop) => store({ what: "crop", crop }));
+  const painter = makeMaskPainter(frame, {
+    painted: () => keepMask({ png: painter.png() }),
+    uploaded: (png, name) => keepMask({ png, name }),
+    cleared: () => keepMask({ png: "" }),
+    refused: say,
+  });
+
+  // The side ---------------------------------------------------------------------------------------------------------
+  const head = make("div", "hp-editor-head");
+  const title = make("h2", "");
+  const count = make("span", "hp-hint");
+  const previous = iconButton("‹", "Previous image", "", () => beside(-1));
+  const following = iconButton("›", "Next image", "", () => beside(1));
+  previous.title = "Previous image (← or Page Up)";
+  following.title = "Next image (→ or Page Down)";
+  const close = iconButton("×", "Close", "hp-editor-close", () => dialog.close());
+  head.append(previous, following, count, close);
+  const caption = make("textarea");
+  caption.rows = 5;
+  caption.placeholder = "Describe the image. If this is empty, the trigger word is used.";
+  const captionNote = make("p", "hp-hint");
+  const saved = make("span", "hp-saved");
+  saved.setAttribute("role", "status");
+  const length = make("span");
+  captionNote.append(length, saved);
+  caption.addEventListener("input", () => {
+    const card = cards.get(id);
+    if (card) card.text.value = caption.value;
+    typed(item, caption.value);
+    drawLength();
+  });
+  caption.addEventListener("blur", flush);
+  const weight = make("input", "hp-text");
+  weight.type = "number";
+  [weight.min, weight.max, weight.step] = [1, 10, 1];
+  weight.addEventListener("change", () => {
+    const value = Math.min(10, Math.max(1, Math.round(Number(weight.value)) || 1));
+    weight.value = value;
+    if (value !== item.weight) store({ what: "weight", weight: value });
+  });
+  const weightNote = make("p", "hp-hint", "");
+  const tabs = make("div", "hp-toolbar hp-tool-choice");
+  tabs.setAttribute("role", "group");
+  tabs.setAttribute("aria-label", "Tool");
+  const choices = Object.entries(TOOLS).map(([name, text]) => {
+    const one = button(text, "hp-quiet", () => choose(name));
+    one.dataset.tool = name;
+    return one;
+  });
+  const left = button("⟲ Rotate left", "hp-quiet", () => store({ what: "rotate", turns: -1 }));
+  const right = button("⟳ Rotate right", "hp-quiet", () => store({ what: "rotate", turns: 1 }));
+  tabs.append(...choices);
+  const turns = make("div", "hp-toolbar");
+  turns.append(left, right);
+  const travel = ["undo", "redo"].map((way) => button(way === "undo" ? "Undo" : "Redo", "hp-quiet", () => step(way)));
+  const remove = button("Remove image", "hp-quiet hp-danger", removeShown);
+  const last = make("div", "hp-toolbar hp-editor-last");
+  last.append(...travel, remove);
+  const message = make("p", "hp-editor-message");
+  message.setAttribute("role", "alert");
+  const side = make("div", "hp-editor-side");
+  side.append(
+    head,
+    title,
+    message,
+    labelled("Caption", caption),
+    captionNote,
+    tabs,
+    cropTool.panel,
+    painter.panel,
+    turns,
+    labelled("Repeat this image … times as often (1 to 10)", weight),
+    weightNote,
+    last
+  );
+  dialog.append(stage, side);
+  dialog.setAttribute("aria-label", "Edit image");
+  choose("look");
+
+  function say(text) {
+    message.textContent = text || "";
+  }
+  function choose(name) {
+    tool = name;
+    for (const one of choices) one.setAttribute("aria-pressed", String(one.dataset.tool === name));
+    cropTool.panel.hidden = name !== "crop";
+    painter.panel.hidden = name !== "mask";
+    stage.dataset.tool = name;
+    if (name === "mask") {
+      frame.tabIndex = 0;
+      frame.setAttribute("role", "application");
+      frame.setAttribute("aria-label", "The mask: arrow keys move the brush, Space paints");
+    } else for (const one of ["tabindex", "role", "aria-label"]) frame.removeAttribute(one);
+    cropTool.activate(name === "crop");
+    painter.activate(name === "mask");
+  }
+  function drawLength() {
+    const text = caption.value.trim();
+    // Word pieces of CLIP and T5: about one for each six letters of a word, and one for each other sign.
+    const words = text.match(/[\p{L}\p{N}]+|[^\s\p{L}\p{N}]/gu) || [];
+    const tokens = words.reduce((sum, word) => sum + Math.ceil(word.length / 6), 0);
+    length.textContent = text ? `${text.length} characters, about ${tokens} tokens ` : "";
+  }
+
+  // Edits ------------------------------------------------------------------------------------------------------------
+  /** Send an edit of the shown image. Returns the answer when it was stored, else null. */
+  async function store(data) {
+    const answer = await ask("image_action", { action: "edit_one", id, ...data });
+    say("");
+    if (answer?.ok === true) {
+      show(answer);
+      if (dialog.open && !state().items.some((one) => one.id === id)) load();
+      hangproof.tellOthers();
+      return answer;
+    }
+    if (answer) say(answer.error);
+    else {
+      await hangproof.lost();
+      say(`${NO_ANSWER}. This change was not stored. Try again later.`);
+    }
+    drawItem();
+    return null;
+  }
+  async function step(way) {
+    if (!(await flush())) return;
+    const answer = await change(way, {});
+    if (answer) say("");
+    if (answer?.message) saved.textContent = answer.message;
+  }
+  function keepMask(value) {
+    hangproof.keep("mask", id, { turn: item.turn, ...value });
+    saved.textContent = "Storing the mask…";
+    flushMasks();
+  }
+  /** Send every mask that is not stored. Returns whether all of them are. */
+  function flushMasks() {
+    busy ||= sendMasks().finally(() => (busy = null));
+    return busy;
+  }
+  async function sendMasks() {
+    for (let waiting; (waiting = hangproof.unsaved("mask")).length; ) {
+      const [of, value] = waiting[0];
+      const { png, ...rest } = value;
+      const answer = await ask("image_action", { action: "edit_one", id: of, what: "mask", png: png || null, ...rest });
+      if (!answer) {
+        hangproof.lost();
+        saved.textContent = "The mask is not stored yet; it is kept in this browser.";
+        return false;
+      }
+      hangproof.confirmed("mask", of, value);
+      if (answer.ok !== true) hangproof.forget("mask", of);
+      const stored = answer.list?.items.find((one) => one.id === of);
+      // What was painted is on the canvas already; a mask from a file is not.
+      if (of === id && answer.ok === true && stored && png !== undefined && !rest.name) shown = keyOfItem(stored);
+      if (answer.ok === true) show(answer);
+      if (of === id) {
+        say(answer.ok === true ? "" : answer.error);
+        saved.textContent = answer.ok === true ? "Mask stored" : "";
+        if (answer.ok !== true) load(true);
+      }
+      hangproof.tellOthers();
+    }
+    return true;
+  }
+  async function removeShown() {
+    const gone = id;
+    const items = state().items;
+    const index = items.findIndex((one) => one.id === gone);
+    const next = items[index + 1] || items[index - 1];
+    hangproof.forget("caption", gone);
+    hangproof.forget("mask", gone);
+    if (!(await change("remove_images", { ids: [gone] }))) return;
+    selected.delete(gone);
+    drawSelection();
+    if (next) open(next.id);
+    else dialog.close();
+  }
+
+  // Showing ----------------------------------------------------------------------------------------------------------
+  const keyOfItem = (one) => [one.id, one.turn, one.mask].join();
+  function drawItem() {
+    if (!item) return;
+    const [width, height] = item.full;
+    frame.style.setProperty("--w", width);
+    frame.style.setProperty("--h", height);
+    title.textContent = [nameOf(item), `${item.width} × ${item.height}`, editsText(item)].filter(Boolean).join(" · ");
+    title.title = nameOf(item);
+    count.textContent = `${place + 1} of ${Math.max(state().found, place + 1)}`;
+    previous.setAttribute("aria-disabled", String(place === 0)); // not `disabled`, which would lose the focus
+    following.setAttribute("aria-disabled", String(place + 1 >= state().found));
+    picture.alt = nameOf(item);
+    const text = hangproof.unsavedText("caption", id) ?? item.caption;
+    if (caption.value !== text) caption.value = text;
+    drawLength();
+    if (document.activeElement !== weight) weight.value = item.weight;
+    weightNote.textContent = item.weight > 1 ? `Shown ${item.weight} times as often as the other images.` : "";
+    cropTool.show(item.full, item.crop);
+    drawHistory(state().history);
+  }
+  function drawHistory(labels) {
+    travel.forEach((one, n) => {
+      const label = (labels || [])[n] || "";
+      disable(one, !label, close);
+      one.title = label;
+      const verb = n ? "Redo" : "Undo";
+      one.setAttribute("aria-label", label ? `${verb}: ${label}` : verb);
+    });
+  }
+  /** Ask for the large picture, the mask and the item itself, which a filter may have taken off the page. */
+  async function load(again) {
+    const wanted = id;
+    const answer = await ask("image_action", { action: "open", id: wanted });
+    if (wanted !== id || !dialog.open) return;
+    if (answer?.ok !== true) {
+      return say(answer ? answer.error : `${NO_ANSWER}. The large picture cannot be shown now.`);
+    }
+    if (!answer.item) return dialog.close(); // it was removed elsewhere
+    item = answer.item;
+    painter.say(answer.note);
+    picture.src = answer.url;
+    const key = keyOfItem(item);
+    drawItem();
+    const unsent = hangproof.unsavedText("mask", id);
+    if (shown === key && !again) return;
+    shown = key;
+    await painter.show(item.full, unsent ? unsent.png : answer.mask);
+  }
+  function open(wanted) {
+    const index = state().items.findIndex((one) => one.id === wanted);
+    if (index < 0) return;
+    id = wanted;
+    item = state().items[index];
+    place = state().page * (state().size || 12) + index;
+    shown = "";
+    say("");
+    saved.textContent = "";
+    caption.value = "";
+    picture.src = item.thumb;
+    painter.show(item.full, "");
+    if (!dialog.isConnected) document.body.append(dialog);
+    if (!dialog.open) {
+      choose("look");
+      dialog.showModal();
+    }
+    drawItem();
+    if (document.activeElement === dialog || !dialog.contains(document.activeElement)) close.focus();
+    load();
+  }
+  /** Show the image before or after this one, on the next page of cards where this is the last of its page. */
+  async function beside(step) {
+    await Promise.all([flush(), flushMasks()]);
+    const { items, page, pages } = state();
+    let index = items.findIndex((one) => one.id === id);
+    if (index < 0) index = Math.min(place % (state().size || 12), items.length) - (step > 0 ? 1 : 0); // it left the filter
+    let next = items[index + step];
+    if (!next && page + step >= 0 && page + step < pages) {
+      await go({ page: page + step });
+      next = step > 0 ? state().items[0] : state().items.at(-1);
+    }
+    if (next) open(next.id);
+  }
+  dialog.addEventListener("keydown", (event) => {
+    const typing = event.target.closest("input:not([type=checkbox], [type=radio]), textarea, select");
+    const key = event.key.toLowerCase();
+    if ((event.ctrlKey || event.metaKey) && !event.altKey && ["z", "y"].includes(key) && !typing) {
+      event.preventDefault();
+      return step(key === "y" || event.shiftKey ? "redo" : "undo");
+    }
+    const way = { arrowleft: -1, arrowright: 1, pageup: -1, pagedown: 1 }[key];
+    if (!way || (typing && !key.startsWith("page")) || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    beside(way);
+  });
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  dialog.addEventListener("close", () => {
+    flush();
+    flushMasks();
+    const card = cards.get(id)?.card || grid.firstElementChild;
+    (card?.querySelector(".hp-open-picture") || zone).focus();
+  });
+  hangproof.onBack(flushMasks);
+  return {
+    open,
+    flushMasks,
+    drawHistory,
+    /** The cards were drawn again. */
+    refresh() {
+      if (!dialog.open) return;
+      const found = state().items.find((one) => one.id === id);
+      if (!found) return;
+      item = found;
+      place = state().page * (state().size || 12) + state().items.indexOf(found);
+      drawItem();
+      if (keyOfItem(item) !== shown && !hangproof.unsavedText("mask", id)) load();
+    },
+    /** Whether the caption of an image is stored. */
+    mark(of, text) {
+      if (of !== id) return;
+      saved.textContent = text;
+      saved.classList.toggle("hp-not-saved", text === "not saved");
+    },
+  };
+}
+
+/** What a card says of the edits of its image, such as "cropped · mask · ×3"; "" for none. */
+function editsText(item) {
+  return [item.crop && "cropped", item.mask && "mask", item.weight > 1 && `×${item.weight}`].filter(Boolean).join(" · ");
+}
