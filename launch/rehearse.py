@@ -46,7 +46,7 @@ PASSED, CANCELLED, LOST = "passed", "cancelled", "lost"
 # stage: (its title, the phases of guards/heartbeat.py that belong to it, the most seconds it may take)
 STAGES: dict[str, tuple[str, tuple[str, ...], float]] = {
     "check": ("Check the settings and files", (), 60.0),
-    "load": ("Load the model", ("import", "load"), 900.0),
+    "load": ("Load the model and the images", ("import", "load"), 900.0),
     "cache": ("Encode images and captions", ENCODING, 600.0),
     "train": ("Train two steps", ("first_step", "step", "validate"), 900.0),
     "sample": ("Draw a sample", ("sample",), 600.0),

@@ -131,15 +131,15 @@ def test_a_broken_image_is_named(data, one_cpu):
     broken.write_bytes(broken.read_bytes()[:60])
     done = command(folder)
     found = answer(done)
-    assert done.returncode == 1 and states(found)["cache"] == FAILED, (states(found), found.problem)
-    assert broken.stem in found.problem["text"] + found.problem["log"]
+    assert done.returncode == 1 and FAILED in (states(found)["load"], states(found)["cache"]), found.problem
+    assert "0-photo000.png: the image cannot be read" in found.problem["text"], found.problem
 
 
 @pytest.mark.long
 def test_too_little_memory_is_a_failure_with_its_reason(data, one_cpu):
     """A limit on the address space stands for a machine whose memory is too small."""
     folder = tiny_run(data)
-    limited = ["bash", "-c", 'ulimit -v 1500000; exec "$@"', "-"]
+    limited = ["bash", "-c", 'ulimit -v 900000; exec "$@"', "-"]
     done = subprocess.run(
         [*limited, sys.executable, "-m", "launch", "rehearse", str(folder), "--json"], cwd=ROOT, capture_output=True,
         text=True, timeout=LIMIT_S,
@@ -238,7 +238,7 @@ def test_the_forecast_counts_all_parts(data):
 def test_the_digest_follows_what_decides_whether_it_trains():
     made = spec(name="a")
     same = [{"name": "b"}, {"epochs": 99}, {"max_train_steps": 7}, {"price_per_hour": 1.0}, {"seed": 1}, {"repeats": 3}]
-    other = [{"rank": 3}, {"resolution": 512}, {"batch_size": 4}, {"workers": 3}, {"sample_every_n_steps": 0}]
+    other = [{"rank": 3}, {"resolution": 640}, {"batch_size": 4}, {"workers": 3}, {"sample_every_n_steps": 50}]
     assert {rehearse.digest(made.changed(**one)) for one in same} == {rehearse.digest(made)}
     assert rehearse.digest(made) not in {rehearse.digest(made.changed(**one)) for one in other}
 

@@ -1,12 +1,12 @@
-"""The complete page: its three tabs and the events between them."""
+"""The complete page: its four tabs and the events between them."""
 
 from typing import Any
 
 import gradio as gr
 
 import runs
-from ui import scripts
-from ui.new import form, hub_login, new_lora, proposals, trainer_checks, try_it
+from ui import doctor_page, scripts
+from ui.new import form, hub_login, importing, new_lora, proposals, script_editor, trainer_checks, try_it
 from ui.run import fleet_page, run_page
 
 MARK = (
@@ -121,9 +121,11 @@ def build(login: bool = False) -> gr.Blocks:
                 run = run_page.build()
             with gr.Tab("Other machines", id="fleet") as fleet_tab:
                 fleet_page.build()
+            with gr.Tab("Doctor", id="doctor") as doctor_tab:
+                doctor_page.build()
         _wire_new(new, draft_id)
         _wire_runs(run)
-        _wire_tabs(page, new, note, run, tabs, (new_tab, fleet_tab), runs_tab, draft_id, started, messages)
+        _wire_tabs(page, new, note, run, tabs, (new_tab, fleet_tab, doctor_tab), runs_tab, draft_id, started, messages)
     return page
 
 
@@ -173,6 +175,9 @@ def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
         trigger_mode="always_last",
         **quiet,
     )
+    new.setup.use(None, new.setup, fields, js=importing.USE, **quiet)
+    new.script_tools.show(None, new.script_tools, new.script, js=script_editor.SHOW, **quiet)
+    new.script.input(None, new.script, None, js=script_editor.TYPED, **quiet)
     trainer_checks.wire(new.checks, new.fields["backend"], new.loaded)
     opened = gr.State(False)
     new.flag_fold.expand(new_lora.open_flags, fields, [opened, new.flag_table], **quiet)

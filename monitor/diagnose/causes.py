@@ -134,7 +134,8 @@ def _error(patterns: list[str], evidence: Evidence) -> str:
     if last and (not patterns or _found(patterns, last)):
         return last
     shows = [line for line in lines if _found(patterns, line) and not line.startswith("Traceback")]
-    line = shows[-1] if shows else last or evidence.note or (lines[-1] if lines else "the log is empty")
+    own = [line for line in shows if not line.startswith(_LAUNCHER)]
+    line = (own or shows)[-1] if shows else last or evidence.note or (lines[-1] if lines else "the log is empty")
     died = re.search(r"died with <Signals\.(\w+)|returned non-zero exit status (\d+)", line)
     if died and line.startswith(_LAUNCHER):  # without the complete command
         return f"its launcher reports {died[1] or f'exit code {died[2]}'}"

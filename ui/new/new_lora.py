@@ -16,7 +16,7 @@ import presets
 import runs
 from runs.machine import this_machine, tier_for
 from ui import scripts
-from ui.dataset import draft, images
+from ui.dataset import captioning, doctor, draft, images
 from ui.html import esc
 from ui.new import (
     estimates,
@@ -25,9 +25,12 @@ from ui.new import (
     form,
     form_fields,
     hub_login,
+    importing,
     model_note,
     model_table,
     proposals,
+    rehearsal,
+    script_editor,
     trainer_checks,
     try_it,
 )
@@ -54,8 +57,9 @@ FOLLOW_MODEL = """(answer, ...values) => values.map((value, n) => {
 MERGE = "(stored, ...values) => hangproof.merge(stored, values)"
 RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
 START = """async (draft, stored, ...values) => {
+  const script = !await hangproof.flushScript();
   const kept = await hangproof.flush() ? 0 : hangproof.unsaved('caption').length;
-  return [draft, { ...hangproof.changes(values), kept, waiting: hangproof.kept() }, ...values];
+  return [draft, { ...hangproof.changes(values), kept, script, waiting: hangproof.kept() }, ...values];
 }"""
 
 
@@ -69,6 +73,8 @@ class NewLora:
     stored: gr.HTML = field(init=False)
     plan: gr.HTML = field(init=False)
     script: gr.Code = field(init=False)
+    setup: gr.HTML = field(init=False)
+    script_tools: gr.HTML = field(init=False)
     try_note: gr.HTML = field(init=False)
     try_it: gr.Button = field(init=False)
     chosen: gr.State = field(init=False)
@@ -94,7 +100,7 @@ class NewLora:
     @property
     def refresh_outputs(self) -> list[Any]:
         """The components that `refresh` updates."""
-        return [self.stored, self.plan, self.script, self.errors, *self.model_outputs]
+        return [self.stored, self.plan, self.script, self.script_tools, self.errors, *self.model_outputs]
 
     @property
     def model_outputs(self) -> list[Any]:
@@ -121,6 +127,7 @@ def build() -> NewLora:
         tab.try_it = gr.Button(try_it.LABEL, elem_id="try-it", size="md", min_width=200, scale=0)
     with gr.Column(elem_classes="hp-step"):
         step(1, "The LoRA", "Choose a name, a base model and the memory of your GPU.")
+        tab.setup = importing.build()
         _head(tab)
         with gr.Row(elem_classes="hp-fields"):
             for one in form_fields.LENGTH:
@@ -147,7 +154,7 @@ def build() -> NewLora:
             "Images and captions",
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
-        tab.images = images.images_view()
+        tab.images = images.images_view([*doctor.CALLS, *captioning.CALLS])
         tab.stored = gr.HTML(value=None, html_template="", elem_id="stored", container=False)
     with gr.Column(elem_classes="hp-step"):
         step(
@@ -161,6 +168,7 @@ def build() -> NewLora:
         tab.propose = gr.Button(visible=False, elem_id="propose", size="sm")
         with gr.Accordion("The script", open=False):
             tab.script = gr.Code(language="shell", interactive=False, max_lines=24, show_label=False, elem_id="script")
+            tab.script_tools = script_editor.build()
         tab.problem = gr.HTML(elem_id="problem", apply_default_css=False)
         tab.errors = gr.HTML(
             value=None,
@@ -169,6 +177,7 @@ def build() -> NewLora:
             elem_id="field-errors",
             container=False,
         )
+        rehearsal.build()
         tab.start = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
     return tab
 
@@ -310,12 +319,24 @@ def _review(draft_id: str | None, values: dict[str, Any]) -> tuple[Any, ...]:
         items, counts = draft.items(draft_id), draft.counts(draft_id)
         presets.models()  # raises when the user's own table is invalid, for example in the middle of an edit
     except ERRORS as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', "", {}, *[gr.skip()] * 6
+        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', gr.skip(), gr.skip(), {}, *[gr.skip()] * 6
     sizes = [item.trained_size for item in items]
     review = form.review(values, counts, this_machine(values["backend"]), sizes, items=items)
-    estimated = estimates.html(review.spec, counts, (item.caption for item in items))
-    plan = form.plan(review) + estimated + form.findings(review)
-    return plan, form.script_of(review), review.marks(), *model_updates(values, review.spec)
+    captions = [item.caption for item in items]
+    script, tools = _script(draft_id, review, captions)
+    planned = script_editor.reviewed(draft_id, review)
+    plan = form.plan(planned) + estimates.html(planned.spec, counts, captions) + form.findings(review)
+    return plan, script, tools, review.marks(), *model_updates(values, review.spec)
+
+
+def _script(draft_id: str, review: form.Review, captions: list[str]) -> tuple[Any, Any]:
+    """The updates of the code editor and of the tools below it. An edited script stays as it is in the editor."""
+    generated = form.script_of(review, captions)
+    try:
+        tools = script_editor.value(draft_id, generated, form.has_script(review))
+    except runs.RunError as error:
+        return gr.update(value=f"# {error}\n", interactive=False), gr.skip()
+    return gr.skip() if tools["edited"] else gr.update(value=generated, interactive=False), tools
 
 
 def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[Any, ...]:
@@ -406,6 +427,8 @@ def check_everything_arrived(sent: object) -> None:
         raise runs.RunError(
             f"Captions not saved: {kept}; correct the captions marked 'not saved', then press Start again"
         )
+    if isinstance(sent, dict) and sent.get("script"):
+        raise runs.RunError("The edited script is not saved; look below the script, then press Start again")
     if waiting:
         raise runs.RunError(f"Files not uploaded yet: {waiting}; wait until they are, then press Start again")
 
@@ -419,7 +442,9 @@ def start(draft_id: str, sent: object, *inputs: Any) -> Iterator[tuple[Any, ...]
         yield busy, {"start": {}}, "", []
         store_changes(draft_id, sent)
         check_everything_arrived(sent)
-        folder, messages = form.create(values, draft_id)
+        rehearsal.check(draft_id, values)
+        folder, messages = form.create(values, draft_id, lambda spec: script_editor.for_run(draft_id, spec))
+        rehearsal.keep(draft_id, folder)
     except ERRORS as error:
         found = form.marks(error.faults) if isinstance(error, runs.RunError) else {}
         yield problem_html(error), {"start": found}, "", []

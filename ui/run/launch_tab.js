@@ -151,6 +151,23 @@ ask_probe.go.dataset.testid = "probe";
 const probe_result = result("probe");
 probe.body.append(ask_probe.go, ask_probe.note, probe_result.node);
 
+const rehearse = fold("Rehearse", "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes", "fold-rehearse");
+const ask_rehearse = starter("Rehearse", "rehearse_start", () => ({}));
+ask_rehearse.go.dataset.testid = "rehearse-run";
+const rehearse_result = result("rehearse");
+rehearse.body.append(ask_rehearse.go, ask_rehearse.note, rehearse_result.node);
+
+const ladder = fold("Find out what is wrong", "Trains with 2 images, with 100, and with all; names an image that fails", "fold-ladder");
+const ask_ladder = starter("Find out what is wrong", "ladder_start", () => ({}));
+ask_ladder.go.dataset.testid = "ladder";
+const ladder_result = result("ladder");
+ladder.body.append(ask_ladder.go, ask_ladder.note, ladder_result.node);
+const checks = [
+  { name: "probe", node: probe.node, go: ask_probe.go, result: probe_result },
+  { name: "rehearse", node: rehearse.node, go: ask_rehearse.go, result: rehearse_result },
+  { name: "ladder", node: ladder.node, go: ask_ladder.go, result: ladder_result },
+];
+
 const elsewhere = fold("Run it elsewhere", "Slurm, a cloud, a rented pod, or one file", "fold-elsewhere");
 const hint = make("p", "hp-hint");
 const choices = make("fieldset", "hp-places");
@@ -250,27 +267,34 @@ function update() {
     places = null;
     form.replaceChildren();
     choices.replaceChildren();
-    for (const one of [ranks, probe, elsewhere]) one.node.open = false;
+    for (const one of [ranks, probe, rehearse, ladder, elsewhere]) {
+      one.node.open = false;
+      delete one.node.dataset.shown;
+    }
     for (const name of Object.keys(results)) delete results[name];
   }
   ask_ranks.go.hidden = !value.alive;
   ranks.node.hidden = !value.alive && !value.jobs.diagnose;
-  ask_probe.go.hidden = value.jobs.probe?.state === "running";
   ranks_result.update(ranks.node.open);
-  probe_result.update(probe.node.open);
   for (const one of Object.values(results)) one.update(elsewhere.node.open);
-  // A job that runs is shown, also after the page was reloaded.
-  if (value.jobs.probe?.state === "running" && !probe.node.dataset.shown) {
-    probe.node.dataset.shown = "1";
-    probe.node.open = true;
+  for (const { name, node, go, result } of checks) {
+    const busy = value.jobs[name]?.state === "running";
+    go.hidden = busy;
+    node.hidden = value.alive && !value.jobs[name] && name !== "probe"; // the GPU is in use
+    result.update(node.open);
+    // A job that runs is shown, also after the page was reloaded.
+    if (busy && !node.dataset.shown) {
+      node.dataset.shown = "1";
+      node.open = true;
+    }
   }
 }
-for (const one of [ranks, probe]) one.node.addEventListener("toggle", update);
+for (const one of [ranks, probe, rehearse, ladder]) one.node.addEventListener("toggle", update);
 elsewhere.node.addEventListener("toggle", () => {
   openPlaces();
   update();
 });
-section.append(ranks.node, probe.node, elsewhere.node);
+section.append(ranks.node, rehearse.node, probe.node, ladder.node, elsewhere.node);
 element.replaceChildren(section);
 watch("value", update);
 update();

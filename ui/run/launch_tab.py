@@ -235,6 +235,26 @@ def diagnose(data: dict[str, Any]) -> dict[str, Any]:
     return _answer(action, data)
 
 
+def rehearse_start(data: dict[str, Any]) -> dict[str, Any]:
+    """Start the rehearsal: two steps, a sample, a checkpoint and a resume on the real model."""
+
+    def action(folder: Path, _data: dict[str, Any]) -> dict[str, Any]:
+        jobs.start(folder, "rehearse", ["launch", "rehearse", str(folder), "--json"], limit_s=40 * MINUTES)
+        return {}
+
+    return _answer(action, data)
+
+
+def ladder_start(data: dict[str, Any]) -> dict[str, Any]:
+    """Start the ladder: a few steps with 2 images, with 100, and with all."""
+
+    def action(folder: Path, _data: dict[str, Any]) -> dict[str, Any]:
+        jobs.start(folder, "ladder", ["launch", "ladder", str(folder), "--json"], limit_s=20 * MINUTES)
+        return {}
+
+    return _answer(action, data)
+
+
 def rank_lines(data: dict[str, Any]) -> dict[str, Any]:
     """The rank report of a run under way, from the heartbeats alone: no process is disturbed."""
 
@@ -267,7 +287,7 @@ def job_output(data: dict[str, Any]) -> dict[str, Any]:
             "text": text.strip(),
             "error": errors.strip()[-4000:],
             "files": written(folder, values) if name.startswith("launch-") else [],
-            "verdict": verdict(values) if name == "probe" else None,
+            "verdict": VERDICTS[name](values) if name in VERDICTS else None,
         }
 
     return _answer(action, data)
@@ -275,7 +295,7 @@ def job_output(data: dict[str, Any]) -> dict[str, Any]:
 
 def _known(data: dict[str, Any]) -> str:
     name = data.get("job")
-    if not isinstance(name, str) or name not in ("probe", "diagnose", *map(job_of, PLACES)):
+    if not isinstance(name, str) or name not in ("diagnose", *VERDICTS, *map(job_of, PLACES)):
         raise RunError(OUT_OF_DATE)
     return name
 
@@ -287,6 +307,29 @@ def verdict(values: Any) -> dict[str, Any] | None:
     advice = values.get("advice")
     text = f"{values['verdict']}\n{advice}" if isinstance(advice, str) else values["verdict"]
     return {"good": values.get("ok") is True, "text": text.strip()}
+
+
+def ladder_verdict(values: Any) -> dict[str, Any] | None:
+    """The finding of a ladder, as `verdict` returns it."""
+    if not isinstance(values, dict) or not isinstance(values.get("finding"), str):
+        return None
+    return verdict({**values, "verdict": values["finding"]})
+
+
+def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
+    """The result of a rehearsal, as `verdict` returns it."""
+    from launch import forecast, rehearse
+
+    try:
+        found = rehearse.Rehearsal(**values)
+        good = found.state == rehearse.PASSED
+        lines = forecast.lines(found.forecast) if good else rehearse.failure_lines(found)
+    except (TypeError, KeyError, AttributeError, ValueError):
+        return None
+    return {"good": good, "text": "\n".join(lines)}
+
+
+VERDICTS = {"probe": verdict, "ladder": ladder_verdict, "rehearse": rehearsal_verdict}
 
 
 def written(folder: Path, values: Any) -> list[dict[str, Any]]:
@@ -335,6 +378,16 @@ def build() -> "gr.HTML":
         html_template="",
         elem_id="run-elsewhere",
         js_on_load=scripts.loader("launch_tab"),
-        server_functions=[open_places, write_files, probe_start, rank_lines, diagnose, cancel_job, job_output],
+        server_functions=[
+            open_places,
+            write_files,
+            probe_start,
+            rehearse_start,
+            ladder_start,
+            rank_lines,
+            diagnose,
+            cancel_job,
+            job_output,
+        ],
         apply_default_css=False,
     )

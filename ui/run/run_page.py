@@ -18,13 +18,39 @@ from runs import manage
 from ui import scripts
 from ui.dataset import draft, images
 from ui.html import esc
-from ui.new import form, trainer_checks
-from ui.run import actions, cards, charts, control, drill, evolution, launch_tab, log_view, queue, view
+from ui.new import form, script_editor, trainer_checks
+from ui.run import (
+    actions,
+    cards,
+    charts,
+    compare,
+    control,
+    drill,
+    evolution,
+    launch_tab,
+    log_view,
+    publish,
+    queue,
+    view,
+)
 from ui.run.artifacts import Gallery
 
 TICK_S = 1.0
 COPY = "New LoRA from this run"
-PARTS = ("queue", "list", "head", "actions", "loras", "incidents", "ledger", "charts", "samples", "elsewhere", "log")
+PARTS = (
+    "queue",
+    "list",
+    "head",
+    "actions",
+    "loras",
+    "incidents",
+    "ledger",
+    "charts",
+    "samples",
+    "compare",
+    "elsewhere",
+    "log",
+)
 SCRIPTS = {"head": "run_head", "incidents": "run_times"}  # parts of ui/scripts.py
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
@@ -134,6 +160,8 @@ def build() -> RunPage:
                 page.parts[name] = part(name)
             page.parts["charts"] = charts.build()
             page.parts["samples"] = evolution.build()
+            page.parts["compare"] = compare.build()
+            publish.build(page.selected)
             page.parts["elsewhere"] = launch_tab.build()
             page.parts["log"] = log_view.build()
     page.parts = {name: page.parts[name] for name in PARTS}
@@ -175,8 +203,6 @@ def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list
     found_loras = view.loras(shown.folder) if shown else []
     parts = {
         "queue": queue.value(everything),
-        "actions": actions.value(shown),
-        "queue": queue.value(everything),
         "list": cards.run_list(everything, selected, search or ""),
         "head": cards.head(shown) + drill.html(shown.folder if shown else None),
         "actions": actions.value(shown),
@@ -185,6 +211,7 @@ def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
         "charts": charts.value(shown),
         "samples": evolution.value(shown, gallery, found_loras),
+        "compare": compare.value(shown),
         "elsewhere": launch_tab.value(shown),
         "log": log_view.value(shown),
     }
@@ -340,6 +367,7 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
         values["name"] = form.free_name(spec.name)
         # The draft is touched last, and once: an error above leaves it as it is.
         messages = draft.copy_dataset(draft_id, spec.slug, values)
+        script_editor.copy_from_run(draft_id, spec)
     except runs.RunError as error:
         yield notice(str(error).splitlines(), "bad"), "", gr.skip(), gr.skip(), *nothing, gr.skip()
         return

@@ -1,0 +1,85 @@
+"""The hang drill on a run's page: what happens at this moment, and how long each part took. Empty for any other run.
+
+All of it is read from the run's files (launch/drill.py), so it shows the same after a reload or a restart of the server.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from monitor.process.subjob import ROOT, helper_environment
+from runs.files import RunError
+from ui.html import esc
+
+START_S = 90.0
+MARKS = {"waiting": "○", "running": "◐", "done": "✓"}
+WORDS = {"waiting": "not yet", "running": "now", "done": "done"}
+NAMES = {
+    "detected": "Detected after",
+    "killed": "Stuck processes gone after",
+    "restarted": "Restarted after",
+    "recovered": "First new step after",
+}
+
+
+def start(kind: str = "worker") -> str:
+    """Start a drill; returns the name of the run's folder. The run outlives the server.
+
+    Raises:
+        RunError: there is no such drill, or it cannot be started.
+    """
+    from launch import drill
+
+    if kind not in drill.FAULTS:
+        raise RunError("There is no such drill; reload the page")
+    command = [sys.executable, "-m", "launch", "drill", f"--kind={kind}", "--no-wait"]
+    try:
+        done = subprocess.run(
+            [*command, "--json"], cwd=ROOT, env={**helper_environment(), "PYTHONUTF8": "1"}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=START_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"The drill did not start within {START_S:.0f} s. Look at the tab Runs") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise RunError(f"The drill did not start: {last.removeprefix('launch drill: ')}")
+    import json
+
+    return str(json.loads(done.stdout.splitlines()[-1])["run"])
+
+
+def choices() -> list[dict[str, str]]:
+    """What a drill can freeze: [{"kind", "label", "text"}], the usual one first."""
+    from launch import drill
+
+    order = sorted(drill.FAULTS, key=lambda kind: kind != drill.USUAL)
+    return [{"kind": kind, "label": drill.FAULTS[kind].label, "text": drill.FAULTS[kind].text} for kind in order]
+
+
+def html(folder: Path | None) -> str:
+    """The stages of the drill in a run's folder; "" for a run that is no drill."""
+    if folder is None or not (folder / "drill.json").is_file():
+        return ""
+    from launch import drill
+
+    stages, times = drill.stages(folder), drill.times(folder)
+    if not stages:
+        return ""
+    rows = "".join(_row(stage) for stage in stages)
+    measured = "".join(f"<div><dt>{NAMES[name]}</dt><dd>{seconds:.1f} s</dd></div>" for name, seconds in times.items())
+    head = "Hang drill <span>A demo run that freezes on purpose. Your own runs are never frozen.</span>"
+    return (
+        f'<section class="hp-section hp-drill" data-testid="drill"><h3>{head}</h3><ol class="hp-stages">{rows}</ol>'
+        f"{f'<dl class=hp-estimates>{measured}</dl>' if times else ''}</section>"
+    )
+
+
+def _row(stage: Any) -> str:
+    after = f"{stage.at_s:.1f} s · " if stage.at_s else ""
+    return (
+        f'<li class="hp-stage hp-stage-{stage.state}" data-stage="{esc(stage.key)}" data-state="{stage.state}">'
+        f'<span class="hp-stage-mark" aria-hidden="true">{MARKS[stage.state]}</span>'
+        f'<span class="hp-stage-name">{esc(stage.title)}<span class="hp-spoken">: {WORDS[stage.state]}</span></span>'
+        f'<span class="hp-stage-text">{after}{esc(stage.text)}</span></li>'
+    )
