@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ui import health, scripts, served, snapshot_api
 from ui.login import Login
+from ui.run import downloads
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
@@ -60,6 +61,7 @@ ROUTES: dict[str, set[str]] = {
     f"{API}call/*": {"POST", *READS},
     f"{served.PREFIX}*": READS,
     f"{scripts.PREFIX}*": READS,
+    f"{downloads.PREFIX}*": READS,
     snapshot_api.PREFIX: READS,
     f"{snapshot_api.PREFIX}/*": READS,
     "/login": {"POST", *READS},
@@ -257,6 +259,8 @@ class Guard:
             return self.login.log_out(request)
         if path.startswith(scripts.PREFIX):
             return scripts.respond(request)
+        if path.startswith(downloads.PREFIX):
+            return await downloads.respond(request)
         if path == snapshot_api.PREFIX or path.startswith(f"{snapshot_api.PREFIX}/"):
             return await snapshot_api.respond(request)
         return await served.respond(request) if path.startswith(served.PREFIX) else None

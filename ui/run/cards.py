@@ -15,6 +15,7 @@ from monitor.phrases import count
 from runs.manage import size_text
 from ui.dataset.images import file_url
 from ui.html import duration, esc, markdown, number, per_step
+from ui.run import downloads
 from ui.run.artifacts import Gallery, Lora
 from ui.run.evolution import thumb_url
 from ui.run.view import Incident, View
@@ -300,6 +301,12 @@ def loras(view: View | None, found: list[Lora], gallery: Gallery, marks: Mapping
     rows = "".join(_lora(lora, gallery, marks.get(lora.step or 0, "")) for lora in found)
     title = "LoRA" if len(found) == 1 else f"{len(found)} LoRAs"
     body = f'<ul class="hp-loras" tabindex="0" aria-label="Saved LoRAs">{rows}</ul>'
+    if len(found) > 1:
+        size = size_text(sum(lora.size for lora in found))
+        body += (
+            f'<p class="hp-download-all"><a class="hp-button" data-testid="download-all" download '
+            f'href="{esc(downloads.address(view.folder))}">Download all as ZIP ({size})</a></p>'
+        )
     return _section(title, body, esc(f"outputs/{view.folder.name}"))
 
 
