@@ -29,6 +29,7 @@ def load(folder: Path, task: str, gpu_gb: float = 0.0, device: str = "") -> Call
         RunError: the files are not those of a Florence-2 model.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoProcessor, Florence2ForConditionalGeneration
 
     device = device or ("cuda" if _gpu_is_free(gpu_gb) else "cpu")
@@ -39,7 +40,7 @@ def load(folder: Path, task: str, gpu_gb: float = 0.0, device: str = "") -> Call
         model = Florence2ForConditionalGeneration.from_pretrained(
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RunError(
             f"{folder} cannot be loaded as Florence-2 ({reason}); use a model for transformers' own class, such as "

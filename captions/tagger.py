@@ -142,7 +142,11 @@ def load(folder: Path, choice: Choice, device: str = "") -> Callable[[Any], str]
         pixels = square(image, side)
         if channels_first:
             pixels = pixels.transpose(0, 3, 1, 2)
-        found = numpy.asarray(session.run(None, {given[0].name: numpy.ascontiguousarray(pixels)})[0]).reshape(-1)
+        try:
+            (answer,) = session.run(None, {given[0].name: numpy.ascontiguousarray(pixels)})
+        except (faults.Fail, faults.RuntimeException, faults.InvalidArgument, faults.EPFail) as error:
+            raise RuntimeError(str(error)) from error  # theirs have no common class
+        found = numpy.asarray(answer).reshape(-1)
         if len(found) != len(tags):
             raise RunError(
                 f"{folder}: the model has {len(found)} tags, selected_tags.csv has {len(tags)}; use files of one model"
