@@ -6,6 +6,7 @@ of 500 photos make a page that takes a minute to open. The functions here serve 
 
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,8 +189,12 @@ def explain_failed_upload(data: dict[str, Any]) -> dict[str, Any]:
     return {"ok": False, "error": error}
 
 
-def images_view() -> "gr.HTML":
-    """The component. Events: `change` (images or page changed) and `insert` (add the trigger word to all captions)."""
+def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ()) -> "gr.HTML":
+    """The component. Events: `change` (images or page changed) and `insert` (add the trigger word to all captions).
+
+    Args:
+        more: calls of the other parts of its script.
+    """
     import gradio as gr
 
     return gr.HTML(
@@ -210,6 +215,7 @@ def images_view() -> "gr.HTML":
             recent_drafts,
             explain_failed_upload,
             image_action,
+            *more,
         ],
         elem_id="images",
         apply_default_css=False,
