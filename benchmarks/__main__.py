@@ -7,6 +7,7 @@ import sys
 
 NAMES = {
     "chaos": "the monitor under errors of its own calls and SIGKILL: no run is lost",
+    "dataset": "how quick step 2 stays with 10,000 images, and how fast photos are taken in",
     "faults": "every fault a run can meet, injected on purpose, and its required outcome",
     "goodput": "a run under faults: ours, torchrun, nvidia-resiliency-ext",
     "overhead": "what the guards cost: a heartbeat, and all patches in the real loop",

@@ -218,20 +218,21 @@ def test_captions_are_filtered_replaced_and_images_removed_in_bulk(tab, server, 
             tab.get_by_text("Page 2 of 2").wait_for()
         caption(tab, f"{n:02}.png").fill("a grey cat, grey")
         saved(tab, f"{n:02}.png")
-    tab.get_by_role("button", name="Find and replace").click()
+    tab.get_by_role("button", name="Edit captions in bulk").click()
     tab.get_by_label("Find in captions").fill("grey")
     tab.get_by_label("Replace with").fill("black <b>")
-    tab.get_by_role("button", name="Replace in all captions").click()
+    tab.get_by_text("2 of 16 captions change.").wait_for()
+    tab.get_by_role("button", name="Change 2 captions").click()
     tab.locator(".hp-notes").get_by_text("2 captions changed.").wait_for()
     assert captions(tab)["14.png"] == "a black <b> cat, black <b>"
-    tab.get_by_label("Show").select_option("Without caption")
+    tab.get_by_label("Show", exact=True).select_option("Without caption")
     tab.get_by_test_id("image-count").get_by_text("14 shown").wait_for()
     assert "01.png" not in names(tab)
     tab.get_by_role("button", name="Select this page").click()
     tab.get_by_text("12 selected").wait_for()
     tab.get_by_role("button", name="Remove selected").click()
     shows(tab, 4)
-    tab.get_by_label("Show").select_option("All images")
+    tab.get_by_label("Show", exact=True).select_option("All images")
     until(lambda: names(tab) == ["01.png", "13.png", "14.png", "15.png"], "the other images stay")
 
 
@@ -244,7 +245,7 @@ def test_any_page_can_be_opened_directly(tab, server, tmp_path):
     assert names(tab)[0] == "24.png"
 
 
-def test_the_grid_can_be_skipped_and_an_image_enlarged_by_keyboard(tab, server):
+def test_the_grid_can_be_skipped_and_an_image_opened_by_keyboard(tab, server):
     open_page(tab, server)
     drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)
     skip = tab.get_by_role("link", name="Skip the images")
@@ -252,16 +253,16 @@ def test_the_grid_can_be_skipped_and_an_image_enlarged_by_keyboard(tab, server):
     assert skip.bounding_box()["x"] >= 0  # visible while it has the focus
     tab.keyboard.press("Enter")
     assert tab.evaluate("document.activeElement.id") == "start"
-    tab.get_by_label("Enlarge coffee.png").focus()
+    tab.get_by_label("Open coffee.png").focus()
     tab.keyboard.press("Enter")
     dialog = tab.locator("dialog[open]")
     dialog.get_by_text("coffee.png").wait_for()
-    tab.wait_for_function("() => document.querySelector('dialog img').naturalWidth >= 600")
+    tab.wait_for_function("() => document.querySelector('.hp-editor img').naturalWidth >= 600")
     tab.keyboard.press("ArrowRight")
     dialog.get_by_text("rocket.jpg").wait_for()
     tab.keyboard.press("Escape")
     dialog.wait_for(state="detached")
-    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "Enlarge rocket.jpg"
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "Open rocket.jpg"
 
 
 def test_every_control_of_a_card_shows_its_focus(tab, server):

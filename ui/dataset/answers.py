@@ -11,11 +11,12 @@ from typing import Any
 from urllib.parse import quote
 
 from runs.files import RunError
-from ui.dataset import draft, image_edit, imports, selection
+from ui.dataset import draft, image_edit, imports, selection, subsets
 from ui.dataset.selection import OUT_OF_DATE, Query
 
 PAGE_SIZE = 12
 PAGE_SIZES = (12, 48, 120)  # to choose from
+MAX_SUBSETS = 200  # that a page gets
 NAMED = 20  # names of captions without an image that a page gets
 
 
@@ -49,6 +50,7 @@ def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int 
         "waiting": texts[:NAMED],
         "texts": len(texts),
         "history": draft.history(draft_id),
+        "subsets": subsets.overview(draft_id)[:MAX_SUBSETS],
         "importing": imports.is_active(draft_id),
         "items": [_card(draft_id, item, _near_names(images, shown)) for item in shown],
     }

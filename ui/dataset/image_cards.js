@@ -104,9 +104,11 @@ function cardOf(item) {
   const pick = make("input", "hp-pick");
   pick.type = "checkbox";
   pick.setAttribute("aria-label", "Select " + name);
-  pick.addEventListener("change", () => {
-    pick.checked ? selected.add(item.id) : selected.delete(item.id);
-    drawSelection();
+  let range = false; // with Shift, by mouse or by the space bar
+  pick.addEventListener("keydown", (event) => (range = event.shiftKey));
+  pick.addEventListener("click", (event) => {
+    pickImage(item.id, pick.checked, range || event.shiftKey);
+    range = false;
   });
   const remove = iconButton("×", "Remove " + name, "hp-remove", () => removeImages([item.id], card));
   const earlier = iconButton("‹", "Move earlier: " + name, "hp-earlier", () => moveBy(item.id, -1));
@@ -141,7 +143,7 @@ function update(one, item) {
   one.size.textContent = `${item.width} × ${item.height}`;
   one.tags.textContent = editsText(item);
   one.pick.checked = selected.has(item.id);
-  const whole = !state().filter;
+  const whole = !isFiltered();
   one.picture.draggable = one.earlier.hidden = one.later.hidden = false;
   one.picture.draggable = whole;
   one.earlier.hidden = one.later.hidden = !whole;

@@ -3,9 +3,8 @@
 const ANSWER_MS = 60_000;
 const DROP_HINT = "Drop images or folders here, or click to choose files";
 const TYPES = "image/*,.heic,.heif,.avif,.zip,.txt,.caption";
-const FILTERS = { "": "All images", no_caption: "Without caption", warned: "With a warning" };
 const state = () =>
-  props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, filter: "", waiting: [], history: [] };
+  props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, filter: "", waiting: [], texts: 0, history: [] };
 
 function chooser(testid) {
   const input = make("input");
@@ -62,9 +61,9 @@ function showProgress(text, part) {
 // Server ------------------------------------------------------------------------------------------------------------
 /** The server's answer: {ok: true, …} or {ok: false, error}; null when there is none, which means: nothing was stored. */
 async function ask(name, data) {
-  const { draft, page, filter } = state();
+  const { draft, page, filter, query, size } = state();
   const late = new Promise((done) => setTimeout(done, ANSWER_MS));
-  const request = server[name]({ draft, page, filter, ...data }).catch(() => null); // Gradio answers nothing, or throws
+  const request = server[name]({ draft, page, filter, query, size, ...data }).catch(() => null); // Gradio answers nothing, or throws
   const answer = await Promise.race([request, late]);
   return answer && typeof answer.ok === "boolean" ? answer : null;
 }
@@ -131,28 +130,6 @@ const insert = button("Add trigger word to all captions", "hp-quiet", async () =
 const clear = button("Remove all", "hp-quiet", async () => {
   if (await flush()) change("clear_images", {});
 });
-const filter = make("select", "hp-select");
-filter.setAttribute("aria-label", "Show");
-for (const [value, text] of Object.entries(FILTERS)) filter.append(new Option(text, value));
-filter.addEventListener("change", () => go({ filter: filter.value, page: 0 }));
-const selectPage = button("Select this page", "hp-quiet", () => {
-  for (const item of state().items) selected.add(item.id);
-  draw();
-});
-const selection = make("span", "hp-selection");
-const chosenCount = make("span", "");
-selection.append(
-  chosenCount,
-  button("Remove selected", "hp-quiet", () => removeImages([...selected])),
-  button("Clear selection", "hp-quiet", () => {
-    selected.clear();
-    draw();
-  })
-);
-function drawSelection() {
-  selection.hidden = !selected.size;
-  chosenCount.textContent = `${selected.size} selected`;
-}
 async function removeImages(ids, card) {
   const index = [...grid.children].indexOf(card);
   if (!(await change("remove_images", { ids }))) return;
@@ -161,44 +138,29 @@ async function removeImages(ids, card) {
     selected.delete(id);
   }
   drawSelection();
+  drawPanels();
+  followImports();
   const next = grid.children[Math.min(Math.max(index, 0), grid.children.length - 1)];
   (next ? next.querySelector(".hp-remove") : zone).focus(); // the focused button no longer exists
 }
-const finder = make("div", "hp-finder");
-const [find, replacement] = ["Find in captions", "Replace with"].map((label) => {
-  const input = make("input", "hp-text");
-  input.setAttribute("aria-label", label);
-  input.placeholder = label;
-  return input;
-});
-const replace = button("Replace in all captions", "hp-quiet", async () => {
-  if (!find.value) return find.focus();
-  if (!(await flush())) return;
-  const answer = await change("replace_text", { find: find.value, replacement: replacement.value });
-  if (answer) showNotes([`${answer.changed} caption${answer.changed === 1 ? "" : "s"} changed.`], "good", true);
-});
-finder.append(find, replacement, replace);
-finder.hidden = true;
-const openFinder = button("Find and replace", "hp-quiet", () => {
-  finder.hidden = !finder.hidden;
-  openFinder.setAttribute("aria-expanded", String(!finder.hidden));
-  if (!finder.hidden) find.focus();
-});
-openFinder.setAttribute("aria-expanded", "false");
-bar.append(count, undo, redo, insert, clear);
-tools.append(filter, openFinder, selectPage, selection);
+bar.append(count, undo, redo, openBulk, openSubsets, openTags, insert, clear);
+tools.append(filter, subsetFilter, compare, searchText, selectPage, selectAll, invertSelection, selection);
 
 // Pages -------------------------------------------------------------------------------------------------------------
 /** Show another page or filter; the captions typed last are stored first. */
 async function go(wanted) {
+  const mine = ++going;
   await flush();
   const answer = await ask("list_images", wanted);
+  if (mine !== going) return; // another page is wanted by now
   if (answer?.ok === true) show(answer);
   else {
-    filter.value = state().filter;
-    hangproof.lost();
+    drawFilters();
+    if (answer) showNotes([answer.error], "bad");
+    else hangproof.lost();
   }
 }
+let going = 0;
 const back = button("‹ Previous", "hp-quiet", () => go({ page: state().page - 1 }));
 const next = button("Next ›", "hp-quiet", () => go({ page: state().page + 1 }));
 const where = make("span", "");
@@ -212,11 +174,11 @@ goto.addEventListener("change", () => {
   goto.value = "";
   if (page >= 0) go({ page });
 });
-pager.append(back, where, goto, next);
+pager.append(back, where, goto, next, pageSize);
 
 // Drawing -----------------------------------------------------------------------------------------------------------
 function draw() {
-  const { draft, items, total, found, page, pages, waiting: texts, history } = state();
+  const { draft, items, total, found, page, pages, waiting: names, texts, history } = state();
   hangproof.setDraft(draft);
   const wanted = new Set(items.map((one) => one.id));
   for (const [id, one] of cards) {
@@ -232,18 +194,18 @@ function draw() {
     if (grid.children[index] !== one.card) grid.insertBefore(one.card, grid.children[index] || null);
   });
   zone.classList.toggle("hp-small", total > 0);
-  bar.hidden = tools.hidden = total === 0 && !texts.length && !history.some(Boolean);
+  bar.hidden = total === 0 && !texts && !history.some(Boolean);
   tools.hidden = total === 0;
   skip.hidden = total === 0;
-  finder.hidden = finder.hidden || total === 0;
-  filter.value = state().filter;
-  const parts = [total === 1 ? "1 image" : `${total} images`];
-  if (state().filter) parts.push(`${found} shown`);
-  if (texts.length === 1) parts.push("1 caption has no matching image");
-  if (texts.length > 1) parts.push(`${texts.length} captions have no matching image`);
+  if (total === 0) openPanel("");
+  drawFilters();
+  const parts = [many(total, "image")];
+  if (isFiltered()) parts.push(`${found.toLocaleString("en")} shown`);
+  if (texts === 1) parts.push("1 caption has no matching image");
+  if (texts > 1) parts.push(`${texts.toLocaleString("en")} captions have no matching image`);
   count.textContent = parts.join(" · ");
-  count.title = texts.slice(0, 20).join(", ");
-  pager.hidden = pages < 2;
+  count.title = names.join(", ");
+  pager.hidden = found <= 12;
   where.textContent = `Page ${page + 1} of ${pages}`;
   goto.max = pages;
   back.disabled = page === 0;
@@ -275,6 +237,7 @@ const openRecent = button("Continue a draft", "hp-quiet", async () => {
 ways.append(
   button("Choose files", "hp-quiet", () => picker.click()),
   button("Choose a folder", "hp-quiet", () => folderPicker.click()),
+  openImport,
   openRecent
 );
 
@@ -320,6 +283,9 @@ hangproof.onOthers(async () => {
   trigger("change");
 });
 
-element.replaceChildren(zone, picker, folderPicker, ways, recent, notes, asides, bar, tools, finder, skip, grid, pager);
+grid.addEventListener("keydown", selectByKey);
+element.replaceChildren(
+  ...[zone, picker, folderPicker, ways, importForm, importBox, recent, notes, asides, bar, panels, tools, skip, grid, pager]
+);
 watch("value", draw);
 draw();

@@ -1,0 +1,87 @@
+// Imports that the server does by itself: a folder that it has, and large ZIPs. Part of the images' script.
+//
+// They are a process on the server, so this part only asks how far it is: a page that is opened later shows the same.
+const POLL_MS = 1000;
+const PHASES = { starting: "Starting", reading: "Reading the folder", unpacking: "Unpacking", adding: "Adding images" };
+const importForm = make("form", "hp-bulk-row hp-import");
+importForm.hidden = true;
+const importPath = textInput("Folder on the server", "/home/me/photos");
+importPath.autocomplete = "off";
+importPath.spellcheck = false;
+const importStart = button("Import", "", () => {});
+importStart.type = "submit";
+importForm.append(
+  labelled("Folder on the server", importPath, "hp-bulk-wide"),
+  importStart,
+  make("p", "hp-bulk-hint", "Images in the folder and its subfolders are added with their captions. The folder is only read.")
+);
+importForm.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  if (!importPath.value.trim()) return importPath.focus();
+  importStart.disabled = true;
+  const answer = await changeMany("import_folder", { path: importPath.value });
+  importStart.disabled = false;
+  if (!answer) return;
+  importPath.value = "";
+  toggleImport(false);
+  drawImports(answer.imports);
+});
+const openImport = button("Name a folder on the server", "hp-quiet", () => toggleImport(importForm.hidden));
+openImport.setAttribute("aria-expanded", "false");
+function toggleImport(open) {
+  importForm.hidden = !open;
+  openImport.setAttribute("aria-expanded", String(open));
+  (open ? importPath : openImport).focus();
+}
+const importBox = make("div", "hp-importing");
+importBox.hidden = true;
+importBox.dataset.testid = "importing";
+const importText = make("p");
+importText.setAttribute("role", "status");
+const importBar = make("progress");
+importBar.setAttribute("aria-label", "Import");
+const importCancel = button("Cancel the import", "hp-quiet", async () => {
+  importCancel.disabled = true;
+  const answer = await changeMany("cancel_imports", {});
+  importCancel.disabled = false;
+  if (answer) drawImports(answer.imports);
+});
+importBox.append(importText, importBar, importCancel);
+let polling = null;
+let addedBefore = "";
+function followImports() {
+  if (state().importing && polling === null) polling = setTimeout(pollImports, 0);
+}
+async function pollImports() {
+  const answer = await ask("image_action", { action: "imports" });
+  polling = null;
+  if (answer?.ok === true) await drawImports(answer.imports);
+  if (!answer || state().importing) polling ??= setTimeout(pollImports, answer ? POLL_MS : 5 * POLL_MS);
+}
+async function drawImports({ waiting: left, now, finished }) {
+  importBox.hidden = !left;
+  if (now) {
+    const { name, phase, done, total, added } = now;
+    const far = phase === "adding" ? ` ${done.toLocaleString("en")} of ${many(total, "file")}` : total ? ` ${many(total, "file")}` : "";
+    const queued = left > 1 ? ` · ${many(left - 1, "import")} after it` : "";
+    importText.textContent = `${PHASES[phase] || "Importing"}:${far} · ${name}${queued}`;
+    if (phase === "adding" && total) importBar.value = done / total;
+    else importBar.removeAttribute("value");
+    const seen = `${name} ${added}`;
+    if (seen !== addedBefore) await reload(); // the new images
+    addedBefore = seen;
+  }
+  if (finished.length) {
+    showNotes(finished.flatMap(resultOf), finished.some((one) => one.state === "failed" || one.messages.length) ? "warn" : "good");
+    await action("dismiss_imports", { ids: finished.map((one) => one.id) });
+    await reload();
+    trigger("change");
+    hangproof.tellOthers();
+  }
+  followImports();
+}
+function resultOf({ name, state: how, added, messages }) {
+  const images = `${many(added, "image")} added`;
+  const first = { done: `${images} from ${name}.`, cancelled: `Import of ${name} cancelled; ${images}. Undo removes them.` };
+  return [first[how] || `${name}: not imported completely; ${images}.`, ...messages];
+}

@@ -1,0 +1,142 @@
+// Filters, search and selection of images. Part of the images' script.
+//
+// The selection is a set of ids that outlives pages and filters; the server names the images that are not on this page.
+const FILTERS = {
+  "": "All images",
+  no_caption: "Without caption",
+  warned: "With a warning",
+  small: "Small",
+  near: "Nearly identical",
+  sideways: "Maybe on their side",
+  model: "Captions by a model",
+  edited: "Cropped, masked or weighted",
+};
+const COMPARISONS = {
+  contains: "Caption contains",
+  lacks: "Caption does not contain",
+  tag: "Has the tag",
+  no_tag: "Does not have the tag",
+};
+const SIZES = { 12: "12 a page", 48: "48 a page", 120: "120 a page" };
+const ANY = "*"; // every subset; a subset's folder can be "", so its value starts with "="
+const many = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
+const query = () => state().query || { how: "contains", text: "", folder: null };
+const isFiltered = () => Boolean(state().filter || query().text || query().folder !== null);
+/** Ask the server for something about many images: the answer, or null after the reason was shown. */
+async function action(name, data) {
+  const answer = await ask("image_action", { action: name, ...data });
+  if (answer?.ok === true) return answer;
+  if (answer) showNotes([answer.error], "bad");
+  else hangproof.lost();
+  return null;
+}
+const changeMany = (name, data) => change("image_action", { action: name, ...data });
+
+function chooseFrom(label, options, act) {
+  const select = make("select", "hp-select");
+  select.setAttribute("aria-label", label);
+  setOptions(select, Object.entries(options));
+  select.addEventListener("change", () => act(select.value));
+  return select;
+}
+function setOptions(select, entries) {
+  const known = [...select.options].map((one) => `${one.value}\n${one.text}`).join("\t");
+  if (known === entries.map(([value, text]) => `${value}\n${text}`).join("\t")) return;
+  const { value } = select;
+  select.replaceChildren(...entries.map(([one, text]) => new Option(text, one)));
+  if (entries.some(([one]) => one === value)) select.value = value;
+}
+function textInput(label, placeholder = label) {
+  const input = make("input", "hp-text");
+  input.setAttribute("aria-label", label);
+  input.placeholder = placeholder;
+  return input;
+}
+const filter = chooseFrom("Show", FILTERS, (value) => go({ filter: value, page: 0 }));
+const subsetFilter = chooseFrom("Subset", { [ANY]: "All subsets" }, (value) =>
+  go({ query: { ...query(), folder: value === ANY ? null : value.slice(1) }, page: 0 })
+);
+const compare = chooseFrom("Search by", COMPARISONS, () => searchText.value && search());
+const searchText = textInput("Search captions");
+searchText.type = "search";
+let searching = null;
+searchText.addEventListener("input", () => {
+  clearTimeout(searching);
+  searching = setTimeout(search, 250);
+});
+function search() {
+  clearTimeout(searching);
+  go({ query: { ...query(), how: compare.value, text: searchText.value }, page: 0 });
+}
+const pageSize = chooseFrom("Images a page", SIZES, (value) => {
+  localStorage["hangproof-page-size"] = value;
+  go({ size: Number(value), page: 0 });
+});
+const subsetName = ({ name, folder }) => name || folder || "No subset";
+function drawFilters() {
+  const { subsets = [], size } = state();
+  filter.value = state().filter;
+  pageSize.value = String(size || 12);
+  const entries = subsets.map((one) => [`=${one.folder}`, `${subsetName(one)} (${one.images.toLocaleString("en")})`]);
+  setOptions(subsetFilter, [[ANY, "All subsets"], ...entries]);
+  subsetFilter.value = query().folder === null ? ANY : `=${query().folder}`;
+  subsetFilter.hidden = subsets.length < 2 && query().folder === null;
+  if (document.activeElement !== searchText) {
+    searchText.value = query().text;
+    if (query().text) compare.value = query().how;
+  }
+}
+
+// Selection ---------------------------------------------------------------------------------------------------------
+let anchor = ""; // the image that was selected last: with Shift, the images from there on are selected
+async function pickImage(id, on, range) {
+  let ids = [id];
+  if (range && anchor && anchor !== id) {
+    const answer = await action("ids", { between: [anchor, id] });
+    if (answer) ids = answer.ids;
+  }
+  anchor = id;
+  select(ids, on);
+}
+function select(ids, on = true) {
+  for (const id of ids) on ? selected.add(id) : selected.delete(id);
+  for (const [id, one] of cards) one.pick.checked = selected.has(id);
+  drawSelection();
+}
+async function selectFound(invert) {
+  const answer = await action("ids", {});
+  if (!answer) return;
+  const chosen = new Set(selected);
+  if (!invert) return select(answer.ids);
+  selected.clear();
+  select(answer.ids.filter((id) => !chosen.has(id)));
+}
+const selectPage = button("Select this page", "hp-quiet", () => select(state().items.map((item) => item.id)));
+const selectAll = button("Select all", "hp-quiet", () => selectFound(false));
+const invertSelection = button("Invert selection", "hp-quiet", () => selectFound(true));
+const selection = make("span", "hp-selection");
+const chosenCount = make("span", "");
+chosenCount.setAttribute("role", "status");
+selection.append(
+  chosenCount,
+  button("Remove selected", "hp-quiet", () => removeImages([...selected])),
+  button("Clear selection", "hp-quiet", () => {
+    selected.clear();
+    select([]);
+    selectPage.focus();
+  })
+);
+function drawSelection() {
+  selection.hidden = !selected.size;
+  chosenCount.textContent = `${selected.size.toLocaleString("en")} selected`;
+  selectAll.textContent = `Select all ${state().found.toLocaleString("en")}`;
+  selectAll.hidden = invertSelection.hidden = state().pages < 2 && !selected.size;
+  drawScope();
+}
+/** Ctrl+A beside a text field selects all images that are shown. */
+function selectByKey(event) {
+  if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "a") return;
+  if (event.target.closest("textarea")) return;
+  event.preventDefault();
+  selectFound(false);
+}
