@@ -98,19 +98,22 @@ def test_all_samples_are_in_rows_by_prompt_in_the_order_of_their_steps(tab, serv
     rows.first.wait_for()
     assert [row.locator("h4").inner_text() for row in rows.all()] == ["a cat", PROMPTS.splitlines()[1].split(" --")[0]]
     expected = [f"step {n}" for n in range(10, 410, 10)]
-    assert [one.inner_text() for one in rows.first.locator(".hp-sample").all()] == expected
+    tiles = rows.first.locator(".hp-sample").all()
+    assert [one.get_attribute("data-at") for one in tiles] == expected
+    grid = tab.locator(".hp-ev-grid")
+    assert [one.inner_text() for one in grid.locator("thead strong").all()] == [f"Step {n}" for n in range(10, 410, 10)]
     loaded = "() => [...document.querySelectorAll('.hp-sample img')].filter((i) => i.complete && i.naturalWidth).length"
     assert tab.evaluate(loaded) < 80  # the others are loaded when they are scrolled to
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
     scrolled = "(e) => e.scrollLeft + e.clientWidth >= e.scrollWidth - 8"
-    assert rows.first.locator(".hp-sample-strip").evaluate(scrolled)  # the newest is in view
-    rows.first.locator(".hp-sample-strip").evaluate("(e) => { e.scrollLeft = 0; }")
+    assert grid.evaluate(scrolled)  # the newest is in view
+    grid.evaluate("(e) => { e.scrollLeft = 0; }")
     first = rows.first.locator(".hp-sample").first
     first.evaluate("(e) => { e.mine = true; }")
     samples(folder, 410)
     rows.first.locator(".hp-sample").nth(40).wait_for()
     assert first.evaluate("(e) => e.mine")  # the others are not drawn again
-    assert rows.first.locator(".hp-sample-strip").evaluate("(e) => e.scrollLeft") == 0
+    assert grid.evaluate("(e) => e.scrollLeft") == 0
 
 
 def test_a_sample_is_shown_large_and_the_arrow_keys_compare(tab, server):

@@ -12,7 +12,7 @@ from runs_helpers import data  # noqa: F401
 from ui_helpers import lora_file, photos, write_incident, write_run
 
 from ui import html
-from ui.run import artifacts, cards, log_view, readers, run_page, view
+from ui.run import artifacts, cards, evolution, log_view, readers, run_page, view
 
 SAMPLES = run_page.PARTS.index("samples")
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'${7*7}{{7*7}}`&amp;\x1b[31m\u202e💥"
@@ -66,8 +66,9 @@ def test_hostile_text_stays_text(data):  # noqa: F811
     markup = "".join(part for part in parts[2:9] if isinstance(part, str))
     harmless(markup)
     assert "alert(2)" in markup  # shown, as text
-    [row] = parts[2 + SAMPLES]["rows"]  # run_samples.js makes elements of it with textContent
-    assert row["items"][0]["url"].count("<") == 0
+    assert parts[2 + SAMPLES]["some"]
+    [other] = evolution.summary(folder)["others"]  # run_samples.js makes elements of it with textContent
+    assert other["url"].count("<") == 0
 
 
 @pytest.mark.parametrize("state", [*cards.STATES, "a-new-state"])
@@ -113,7 +114,7 @@ def test_a_run_that_never_started_can_be_started(data):  # noqa: F811
 
 
 def lora_cards(folder) -> str:
-    return cards.loras(view.read(folder), view.loras(folder), view.samples(folder))
+    return cards.loras(view.read(folder), view.loras(folder), view.samples(folder), {})
 
 
 def test_a_completed_run_offers_its_lora_and_longer_training(data):  # noqa: F811

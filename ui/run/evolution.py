@@ -47,6 +47,7 @@ class _Run:
         self.stamps: tuple[Any, ...] = ()
         self.found = Evolution()
         self.answer: dict[str, Any] = {}
+        self.job: tuple[Stamp, dict[str, Any]] | None = None
         self.picked: tuple[Stamp, int | None] = (stamp(""), None)
 
 
@@ -199,9 +200,19 @@ def value(shown: "View | None", gallery: Gallery, loras: Sequence[Lora]) -> dict
 
 def job(folder: Path) -> dict[str, Any] | None:
     """The likeness job: its state, its last line, and its error; None when there was none."""
+    now = stamp(folder / jobs.FOLDER / f"{JOB}.json")
+    if not now.inode:
+        return None
+    one = _run(folder)
+    if one.job is None or one.job[0] != now or one.job[1]["state"] == "running":
+        one.job = now, _job(folder)
+    return one.job[1]
+
+
+def _job(folder: Path) -> dict[str, Any]:
     found = jobs.read(folder, JOB)
     if found is None:
-        return None
+        return {"state": "lost", "line": "", "error": ""}
     text, last, errors = jobs.output(folder, JOB) if found.state != "done" else ("", None, "")
     line = (text.strip().splitlines() or [""])[-1] if last is None else ""
     return {

@@ -1,0 +1,269 @@
+"""Held-out images: never trained on, their loss at fixed noise, and a training that is the same without them."""
+
+import ast
+import functools
+import json
+import logging
+import math
+import os
+import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import tiny_sd_scripts as tiny
+from hypothesis import given
+from hypothesis import strategies as st
+from trainer_helpers import flags, fork, good, make_config, make_images
+
+import runs
+from guards import checkpoint
+from guards.metrics import Metrics
+from runs.dataset import trained
+from sd_scripts_patches import validation as patch
+from trainer import tiny_flux, validation
+from trainer.arguments import parse, problem
+from trainer.dataset import Image, read
+from trainer.errors import TrainError
+
+SETTINGS = {"max_train_steps": 9, "save_every_n_steps": 3, "network_dropout": 0.1}
+HELD = {"validation_split": 0.2, "validation_seed": 7, "validate_every_n_steps": 2}
+
+
+def image(name: str, folder: str = "a", dataset: int = 0) -> Image:
+    return Image(Path(folder, name), "", 1, (64, 64), (64, 64), dataset, 1)
+
+
+# Which images --------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40)), min_size=2, unique=True),
+    st.floats(0.01, 0.5),
+    st.integers(0, 99),
+)
+def test_no_image_is_trained_on_and_held_out(names, share, seed):
+    images = [image(f"{number}.png", folder, dataset) for folder, number in names for dataset in (0, 1)]
+    kept, held = validation.split(images, share, seed)
+    assert not {one.path for one in kept} & {one.path for one in held} and held and kept
+    assert sorted([*kept, *held], key=str) == sorted(images, key=str)
+    assert [one for one in images if one in kept] == kept  # in their order
+    counts = {folder: sum(1 for f, _ in names if f == folder) for folder in "abc"}
+    assert sum(trained(counts, share).values()) == len({one.path for one in kept})  # what the plan says
+
+
+def test_the_same_seed_holds_out_the_same_images_wherever_they_are():
+    images = [image(f"{n}.png") for n in range(20)]
+    names = lambda found: [one.path.name for one in found]  # noqa: E731
+    held = names(validation.split(images, 0.2, 3)[1])
+    moved = [image(f"{n}.png", "elsewhere") for n in range(20)]
+    assert len(held) == 4 and names(validation.split(moved, 0.2, 3)[1]) == held
+    assert names(validation.split(images, 0.2, 4)[1]) != held
+    assert validation.split(images, 0.0, 3) == (images, [])
+
+
+def test_one_image_cannot_be_both():
+    with pytest.raises(TrainError, match="no image is left to train on; add images"):
+        validation.split([image("a.png")], 0.3, 0)
+
+
+def test_a_wrong_share_is_refused():
+    argv = flags(Path("m"), Path("c"), Path("o"), validation_split=1)
+    assert problem(argv) == "--validation_split 1.0: must be 0 or more and less than 1, such as 0.1"
+    assert problem(flags(Path("m"), Path("c"), Path("o"), validation_split="nan")).startswith("--validation_split nan")
+    assert problem(flags(Path("m"), Path("c"), Path("o"), **HELD)) == ""
+
+
+# The built-in trainer -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("validation")
+    return {
+        "folder": folder,
+        "model": tiny_flux.ensure(folder / "models" / "tiny-flux"),
+        "images": make_images(folder / "images", 6),
+        "config": make_config(folder / "dataset.toml", folder / "images"),
+    }
+
+
+def train(work, name, fault="", resume=None, config=None, **changed):
+    """A run with its metrics; (folder, process)."""
+    out, run = work["folder"] / name, work["folder"] / f"run-{name}"
+    run.mkdir(exist_ok=True)
+    settings = {**SETTINGS, **changed}
+    argv = flags(work["model"], config or work["config"], out, save_state=True, resume=resume, **settings)
+    inject = {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault} if fault else {}
+    beats = {"HANGPROOF_HEARTBEAT": str(work["folder"] / f"beats-{name}")}
+    return out, fork(argv, HANGPROOF_RUN=str(run), **inject, **beats)
+
+
+def values(work, name) -> dict[int, float]:
+    """The validation losses in the metrics of a run; of a repeated step the last one."""
+    text = (work["folder"] / f"run-{name}" / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    return {one["step"]: one["val_loss"] for one in lines if one["kind"] == "validation"}
+
+
+def tensors(path: Path) -> dict[str, bytes]:
+    from safetensors.numpy import load_file
+
+    return {name: value.tobytes() for name, value in load_file(path).items()}
+
+
+@pytest.fixture(scope="module")
+def held_out_run(work):
+    folder, done = train(work, "held", **HELD)
+    good(done)
+    assert "held out for validation: 1 of 6 images" in done.stdout
+    return folder
+
+
+def test_the_losses_are_measured_before_at_each_interval_and_at_the_end(work, held_out_run):
+    found = values(work, "held")
+    assert list(found) == [0, 2, 4, 6, 8, 9]
+    assert all(math.isfinite(value) and value > 0 for value in found.values())
+    assert len(set(found.values())) == 6  # the weights change
+
+
+def test_the_noise_is_the_same_each_time(work):
+    good(train(work, "still", learning_rate=1e-30, **HELD)[1])  # the weights stay, so only the noise could differ
+    assert len(set(values(work, "still").values())) == 1
+
+
+def test_training_is_the_same_to_the_bit_as_without_the_held_out_image(work, held_out_run):
+    argv = flags(work["model"], work["config"], work["folder"] / "x", **HELD)
+    args = parse(argv)
+    (held,) = validation.split(read(work["config"], args), 0.2, 7)[1]
+    images = work["folder"] / "fewer"
+    shutil.copytree(work["images"], images, ignore=shutil.ignore_patterns(".*"))
+    for path in (images / held.path.name, (images / held.path.name).with_suffix(".txt")):
+        path.unlink()
+    folder, done = train(work, "fewer", config=make_config(work["folder"] / "fewer.toml", images))
+    good(done)
+    for name in ("tiny-step00000006.safetensors", "tiny.safetensors"):
+        assert tensors(folder / name) == tensors(held_out_run / name), name
+
+
+def test_a_killed_run_measures_the_same_values_after_its_resume(work, held_out_run):
+    folder, done = train(work, "killed", "save@6+4", **HELD)
+    assert done.returncode == -9
+    state = checkpoint.newest_valid(folder, deep=True)
+    assert state.name == "tiny-step00000003-state"
+    good(train(work, "killed", resume=state, **HELD)[1])
+    assert values(work, "killed") == values(work, "held")
+    assert tensors(folder / "tiny.safetensors") == tensors(held_out_run / "tiny.safetensors")
+
+
+def test_a_stop_ends_a_validation_and_the_resumed_run_measures_again(work):
+    folder, done = train(work, "stopped", "stop@4", **{**HELD, "validate_every_n_steps": 4})
+    assert done.returncode != 0 and 4 not in values(work, "stopped")
+    state = checkpoint.newest_valid(folder, deep=True)
+    assert state.name == "tiny-step00000004-state"
+    good(train(work, "stopped", resume=state, **{**HELD, "validate_every_n_steps": 4})[1])
+    assert list(values(work, "stopped")) == [0, 4, 8, 9]
+
+
+# The spec -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_spec_gives_each_trainer_its_flags(tmp_path):
+    from runs.command import NEVER, flags
+
+    plain = {"name": "t", "trigger": "x", "model": "tiny-flux", "sample_every_n_steps": 20}
+    assert "validation_split" not in flags(runs.make(plain), tmp_path)
+    built_in = flags(runs.make({**plain, "validation_split": 0.1}), tmp_path)
+    assert (built_in["validation_split"], built_in["validate_every_n_steps"]) == (0.1, 20)
+    assert "validate_every_n_epochs" not in built_in
+    kohya = {"name": "t", "model": "flux-dev", "trigger": "x", "backend": "sd-scripts", "validation_split": 0.1}
+    found = flags(runs.make({**kohya, "validate_every_n_steps": 50, "seed": 5}), tmp_path)
+    assert (found["validation_seed"], found["validate_every_n_steps"]) == (5, 50)
+    assert found["validate_every_n_epochs"] == NEVER  # else sd-scripts validates after each epoch too
+    with pytest.raises(runs.RunError, match="musubi-tuner cannot hold out images"):
+        runs.make({"name": "t", "model": "z-image", "backend": "musubi", "validation_split": 0.1})
+
+
+def test_an_older_spec_with_the_flags_in_extra_still_loads():
+    old = {"name": "t", "model": "tiny-flux", "extra": {"validation_split": 0.1, "validate_every_n_steps": 5, "x": 1}}
+    spec = runs.make(old)
+    assert (spec.validation_split, spec.validate_every_n_steps, spec.extra) == (0.1, 5, {"x": 1})
+    assert runs.make(spec.model_dump()) == spec
+
+
+def test_the_plan_leaves_out_what_is_held_out():
+    spec = runs.make({"name": "t", "model": "tiny-flux", "repeats": 1, "epochs": 2, "validation_split": 0.25})
+    assert runs.planned_steps(spec, 8) == 12 and runs.planned_steps(spec, {"": 4, "3_cat": 4}) == 2 * (3 + 9)
+
+
+# sd-scripts -----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def real_split():
+    """`split_train_val` of the checkout, without importing its module."""
+    folder = os.environ.get("SD_SCRIPTS_DIR")
+    if not folder:
+        pytest.skip("no sd-scripts checkout: set SD_SCRIPTS_DIR or run ./start.sh sd-scripts")
+    for path in sorted(Path(folder, "library").glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name == "split_train_val":
+                names = {"random": random, "math": math, "logging": logging, "logger": logging.getLogger("x")}
+                node.returns = None
+                for argument in node.args.args:
+                    argument.annotation = None
+                exec(compile(ast.Module([node], []), str(path), "exec"), names)
+                return names["split_train_val"]
+    raise AssertionError("this checkout has no split_train_val")
+
+
+@given(st.integers(1, 60), st.floats(0.01, 0.5), st.integers(0, 9))
+def test_sd_scripts_never_trains_on_an_image_that_it_validates(count, share, seed):
+    original = real_split()
+    guarded = patch._apart(original)
+    paths, sizes = [f"{n}.png" for n in range(count)], [(n, n) for n in range(count)]
+    train, train_sizes = guarded(paths, sizes, True, share, seed)
+    held, _ = guarded(paths, sizes, False, share, seed)
+    assert not set(train) & set(held) and len(train) + len(held) == count
+    assert train_sizes == [(int(path[:-4]),) * 2 for path in train]
+
+
+def test_unguarded_it_would():
+    original = real_split()
+    paths = [f"{n}.png" for n in range(6)]
+    train, held = (set(original(paths, paths, kind, 0.25, 1)[0]) for kind in (True, False))
+    assert train & held
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
+def test_sd_scripts_measures_at_fixed_noise_and_the_metrics_have_it(tmp_path):
+    """Its own average is that of all validations of the first epoch together; ours is that of each one."""
+    import patches_helpers
+
+    work = tiny.workdir()
+
+    def run(name: str, rate: str) -> dict[int, tuple[float, int]]:
+        out = tmp_path / name
+        (out / "run").mkdir(parents=True)
+        args = tiny.arguments(
+            work, out, "--validation_split", "0.25", "--validation_seed", "3", "--validate_every_n_steps", "3",
+            "--validate_every_n_epochs", "1000000", "--learning_rate", rate,
+            train_data_dir=str(tiny.copy_of(work, out)), max_train_steps="9", max_data_loader_n_workers="0",
+        )  # fmt: skip
+        env = {"HANGPROOF_HEARTBEAT": str(out / "hb"), "HANGPROOF_RUN": str(out / "run")}
+        done = patches_helpers.train(work, args, patched=True, **env)
+        assert done.code == 0, done.log[-3000:]
+        lines = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
+        return {one["step"]: (one["val_loss"], one["items"]) for one in lines if one["kind"] == "validation"}
+
+    with ThreadPoolExecutor(2) as pool:
+        moving, still = pool.map(run, ("moving", "still"), ("0.01", "1e-30"))
+    assert list(moving) == list(still) == [3, 6, 9]
+    assert {items for _, items in moving.values()} == {8}  # 2 of 10 images, at 4 noise levels
+    assert len(set(still.values())) == 1 and len(set(moving.values())) == 3
+
+
+def test_metrics_without_a_run_write_nothing():
+    Metrics(None).validation(1, 1, 0.5, 4)
