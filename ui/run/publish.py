@@ -1,0 +1,225 @@
+"""The part of a run that publishes its LoRA on Hugging Face.
+
+`python -m launch publish` does it, in a process of its own (ui/jobs.py) that outlives the page. The form is made when the part is
+opened and not with the page, so that it costs a visit nothing. It belongs to one run: when another is selected, it closes.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from launch import publish
+from launch.common import LaunchError
+from runs.files import RunError
+from ui import jobs
+from ui.html import duration, esc
+from ui.new.hub_login import linked
+from ui.run import calls
+
+JOB = "publish"
+LIMIT_S = 6 * 3600.0
+TICK_S = 1.0
+MOST_SAMPLES = 12
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+NO_TOKEN = (
+    "You are not logged in to Hugging Face. Log in under “Hugging Face account” in the tab New LoRA, with a token that may "
+    "write, then open this part again."
+)
+STATES = {
+    "done": "Published",
+    "failed": "Not published",
+    "cancelled": "Cancelled",
+    "lost": "Interrupted; publish again to continue",
+}
+OPTIONS = ("lora", "title", "description", "base_model", "licence", "samples")
+
+
+def start(folder: Path, repo: str, public: bool, replace_card: bool, options: dict[str, Any]) -> None:
+    """Publish a run's LoRA in the background.
+
+    Raises:
+        RunError: a choice is wrong, nobody is logged in, or it is being published already.
+    """
+    if not publish.choices(folder)["token"]:
+        raise RunError(NO_TOKEN)
+    preview(folder, options)
+    words = ["launch", "publish", str(folder), f"--samples={int(options['samples'])}", "--json"]
+    words += [f"--{key.replace('_', '-')}={options[key] or ''}" for key in OPTIONS if key != "samples"]
+    words += [f"--repo={repo.strip()}", *["--public"] * public, *["--replace-card"] * replace_card]
+    jobs.start(folder, JOB, words, LIMIT_S)
+
+
+def preview(folder: Path, options: dict[str, Any]) -> str:
+    """The card as Markdown. Raises RunError."""
+    try:
+        return publish.preview(folder, options)
+    except LaunchError as error:
+        raise RunError(str(error)) from error
+
+
+def progress(folder: Path) -> tuple[bool, str]:
+    """(whether it is being published, what the page shows of it as HTML)."""
+    job, before = jobs.read(folder, JOB), publish.published(folder)
+    link = f"<p>Published: {linked(before['url'])} ({esc(before['lora'])}, {esc(before['utc'])})</p>" if before else ""
+    if job is None:
+        return False, f'<div class="hp-say">{link}</div>' if link else ""
+    text, value, errors = jobs.output(folder, JOB)
+    lines = [line for line in (text or "").splitlines() if line.strip()]
+    if job.state == "running":
+        now = esc(lines[-1]) if lines else "Preparing the files…"
+        return True, f'<div class="hp-say" role="status" data-testid="publishing">{now} ({duration(job.seconds)})</div>'
+    if job.state == "done":
+        url = value.get("url", "") if isinstance(value, dict) else ""
+        return False, f'<div class="hp-say" role="status" data-testid="published">Published: {linked(str(url))}</div>'
+    reason = (errors.strip().splitlines() or [""])[-1].removeprefix("launch publish: ")
+    return False, (
+        f'<div class="hp-problem hp-bad" role="alert" data-testid="not-published"><strong>{STATES[job.state]}</strong>'
+        f"<p>{linked(reason)}</p>{link}</div>"
+    )
+
+
+def build(selected: gr.State) -> None:
+    """Build the part; `selected` has the name of the run."""
+    with gr.Accordion("Publish on Hugging Face", open=False, elem_id="publish-fold") as fold:
+
+        @gr.render(inputs=[selected], triggers=[fold.expand], show_progress="hidden")
+        def _opened(name: str) -> None:
+            _form(name)
+
+    selected.change(lambda: gr.update(open=False), None, fold, **QUIET)
+
+
+def _form(name: str) -> None:
+    # interactive=True: Gradio finds out by the page's first config which fields can be edited, and these are not in it.
+    try:
+        folder = calls.folder_of(name)
+        known = publish.choices(folder)
+    except RunError as error:
+        gr.HTML(f'<p class="hp-say">{esc(error)}</p>', apply_default_css=False)
+        return
+    if not known["loras"]:
+        gr.HTML('<p class="hp-say">This run has no LoRA yet.</p>', apply_default_css=False)
+        return
+    if not known["token"]:
+        gr.HTML(f'<p class="hp-say">{esc(NO_TOKEN)}</p>', apply_default_css=False)
+    before = known["published"] or {}
+    busy, shown = progress(folder)
+    with gr.Row(elem_classes="hp-fields"):
+        repo = gr.Textbox(
+            before.get("repo", folder.name),
+            label="Repository",
+            info="A name, or OWNER/NAME for an organization",
+            max_lines=1,
+            elem_id="publish-repo",
+            interactive=True,
+        )
+        lora = gr.Dropdown(
+            [(f"{one['name']} ({one['at']}, {one['bytes'] / 1e6:.1f} MB)", one["name"]) for one in known["loras"]],
+            value=known["loras"][0]["name"],
+            label="LoRA",
+            info="The file that is published",
+            elem_id="publish-lora",
+            interactive=True,
+        )
+        licence = gr.Dropdown(
+            [(label, key) for key, label in known["licences"].items()],
+            value=known["licence"] or None,
+            label="Licence",
+            info="Usually that of the base model",
+            elem_id="publish-licence",
+            interactive=True,
+        )
+    with gr.Row(elem_classes="hp-fields"):
+        title = gr.Textbox(
+            known["title"],
+            label="Title",
+            info="The card's heading",
+            max_lines=1,
+            elem_id="publish-title",
+            interactive=True,
+        )
+        base_model = gr.Textbox(
+            known["base_model"],
+            label="Base model",
+            info="Its Hugging Face id, OWNER/NAME; the card links to it",
+            max_lines=1,
+            elem_id="publish-base",
+            interactive=True,
+        )
+        samples = gr.Slider(
+            0,
+            MOST_SAMPLES,
+            publish.SAMPLES,
+            step=1,
+            label="Sample images",
+            info="Shown on the card",
+            elem_id="publish-samples",
+            interactive=True,
+        )
+    description = gr.Textbox(
+        "",
+        label="Description",
+        info="Shown on the card; Markdown works",
+        lines=3,
+        elem_id="publish-description",
+        interactive=True,
+    )
+    with gr.Row(elem_classes="hp-fields"):
+        public = gr.Checkbox(
+            False,
+            label="Public",
+            info="Everyone can see it; otherwise only you",
+            elem_id="publish-public",
+            interactive=True,
+        )
+        replace = gr.Checkbox(
+            False,
+            label="Replace a card that was written by hand",
+            info="If the repository has one",
+            elem_id="publish-replace",
+            interactive=True,
+        )
+    with gr.Row(elem_classes="hp-actions"):
+        send = gr.Button("Publish", variant="primary", interactive=not busy, elem_id="publish", scale=0, min_width=140)
+        look = gr.Button("Preview the card", elem_id="publish-preview", scale=0, min_width=160)
+        stop = gr.Button("Cancel", visible=busy, elem_id="publish-cancel", scale=0, min_width=110)
+    state = gr.HTML(shown, elem_id="publish-state", apply_default_css=False)
+    card = gr.Textbox(
+        visible=False, label="The card", lines=12, max_lines=30, interactive=False, elem_id="publish-card"
+    )
+    timer = gr.Timer(TICK_S, active=busy)
+    options = [lora, title, description, base_model, licence, samples]
+
+    def current() -> list[Any]:
+        busy, shown = progress(folder)
+        return [shown, gr.update(interactive=not busy), gr.update(visible=busy), gr.Timer(active=busy)]
+
+    def on_send(repo: str, public: bool, replace: bool, *values: Any) -> list[Any]:
+        try:
+            start(folder, repo or "", bool(public), bool(replace), dict(zip(OPTIONS, values, strict=True)))
+        except RunError as error:
+            return [_problem("Not published", error), gr.skip(), gr.skip(), gr.skip()]
+        return current()
+
+    def on_look(*values: Any) -> list[Any]:
+        try:
+            return [gr.update(visible=True, value=preview(folder, dict(zip(OPTIONS, values, strict=True)))), gr.skip()]
+        except RunError as error:
+            return [gr.update(visible=False), _problem("No card", error)]
+
+    def on_stop() -> None:
+        jobs.cancel(folder, JOB)
+
+    changed = [state, send, stop, timer]
+    send.click(on_send, [repo, public, replace, *options], changed, **QUIET)
+    look.click(on_look, options, [card, state], **QUIET)
+    stop.click(on_stop, None, None, **QUIET)
+    timer.tick(current, None, changed, **QUIET)
+
+
+def _problem(title: str, error: RunError) -> str:
+    return (
+        f'<div class="hp-problem hp-bad" role="alert" data-testid="not-published"><strong>{esc(title)}</strong>'
+        f"<p>{linked(str(error))}</p></div>"
+    )
