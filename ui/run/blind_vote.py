@@ -190,11 +190,16 @@ def candidates(found: Evolution, votes: list[Vote]) -> list[int]:
     able = [one.step for one in found.snapshots if one.step and one.lora is not None and one.samples]
     if len(able) <= MOST:
         return able
+    spaced = _spaced(able, MOST)
     voted = {step for vote in votes for step in (vote.pair.left, vote.pair.right)} & set(able)
-    free = [step for step in able if step not in voted]
-    count = max(0, MOST - len(voted))
-    added = {free[-1 - i * (len(free) - 1) // max(1, count - 1)] for i in range(count)} if free else set()
-    return sorted(voted | added)
+    return sorted(voted | set(_spaced([step for step in spaced if step not in voted], MOST - len(voted))))
+
+
+def _spaced(steps: list[int], count: int) -> list[int]:
+    """At most `count` of the steps, evenly spaced, the last one among them."""
+    if len(steps) <= count:
+        return steps
+    return [steps[-1 - i * (len(steps) - 1) // max(1, count - 1)] for i in range(count)]
 
 
 def _id(prompt: int, left: int, right: int) -> str:

@@ -1,0 +1,259 @@
+"""A run's snapshots from its folder: samples, LoRAs and losses at each step, whatever the files say; and overfitting."""
+
+import json
+import math
+import os
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ui_helpers import lora_file
+
+from runs import evolution
+from runs.evolution import Losses, read, read_samples
+from runs.overfitting import best, overfitting
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def sample(folder, name: str) -> None:
+    (folder / "sample").mkdir(exist_ok=True)
+    (folder / "sample" / name).write_bytes(PNG)
+
+
+def step_line(step, loss=0.5, epoch=1, **more) -> str:
+    return json.dumps({"kind": "step", "step": step, "epoch": epoch, "loss": loss, **more}) + "\n"
+
+
+def validation_line(step, value) -> str:
+    return json.dumps({"kind": "validation", "step": step, "epoch": 1, "val_loss": value, "items": 4}) + "\n"
+
+
+# The table -----------------------------------------------------------------------------------------------------------
+
+
+def test_samples_loras_and_losses_of_a_step_are_one_row(tmp_path):
+    (tmp_path / "sample_prompts.txt").write_text("# none\na cat --w 64 --d 42\n\na dog --w 64\n")
+    for step in (0, 10, 20):
+        for prompt in (0, 1):
+            sample(tmp_path, f"cat_{step:06}_{prompt:02}_20260101120000_{42 + prompt}.png")
+    lora_file(tmp_path / "cat-step00000010.safetensors", 10)
+    lora_file(tmp_path / f"{tmp_path.name}.safetensors", 20)
+    losses = [1.0 / step for step in range(1, 21)]
+    text = "".join(step_line(step, 1.0 / step, 1 + (step > 10)) for step in range(1, 21))
+    (tmp_path / "metrics.jsonl").write_text(text + validation_line(0, 0.9) + validation_line(20, 0.7))
+    found = read(tmp_path)
+    assert [(one.number, one.text, one.seed) for one in found.prompts] == [(0, "a cat", 42), (1, "a dog", None)]
+    assert found.steps == [0, 10, 20] and found.validation == ((0, 0.9), (20, 0.7))
+    start, middle, end = found.snapshots
+    assert (start.at, start.lora, start.loss, start.val_loss) == ("before training", None, None, 0.9)
+    assert middle.lora.path.name == "cat-step00000010.safetensors" and middle.val_loss is None
+    assert end.lora.final and (end.epoch, end.val_loss) == (2, 0.7)
+    assert middle.loss == pytest.approx(sum(losses[:10]) / 10) and end.loss == pytest.approx(sum(losses) / 20)
+    assert [one.prompt for one in end.samples] == [0, 1] and end.samples[1].seed == 43
+    assert found.at_step(10) is middle and found.at_step(15) is None
+
+
+def test_samples_before_and_after_a_restart_are_one_series_and_the_newest_counts(tmp_path):
+    sample(tmp_path, "cat_000010_00_20260101120000_42.png")
+    sample(tmp_path, "cat_000020_00_20260101120500_42.png")
+    sample(tmp_path, "cat_000020_00_20260101130000_42.png")  # repeated after a restart
+    sample(tmp_path, "cat_000030_00_20260101130500_42.png")
+    sample(tmp_path, ".cat_000040_00_20260101130500_42.png")  # being written
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(step_line(step, 9.0, attempt=1) for step in range(1, 26))
+        + "".join(step_line(step, 1.0, attempt=2) for step in range(11, 31))
+    )
+    found = read(tmp_path)
+    assert found.steps == [10, 20, 30]
+    assert found.at_step(20).samples[0].path.name == "cat_000020_00_20260101130000_42.png"
+    assert found.at_step(30).loss == pytest.approx((10 * 9.0 + 20 * 1.0) / 30)
+
+
+def test_an_epoch_becomes_its_last_step(tmp_path):
+    sample(tmp_path, "cat_e000000_00_20260101120000_42.png")
+    sample(tmp_path, "cat_e000001_00_20260101120000_42.png")
+    sample(tmp_path, "cat_e000002_00_20260101120000_42.png")
+    sample(tmp_path, "cat_e000007_00_20260101120000_42.png")
+    lora_file(tmp_path / "cat-000002.safetensors", 16, 2)  # its metadata says the step
+    (tmp_path / "metrics.jsonl").write_text("".join(step_line(step) for step in range(1, 9)))
+    found = read(tmp_path)
+    assert [(one.step, one.epoch) for one in found.snapshots] == [(0, None), (8, 1), (16, None), (None, 7)]
+    assert found.at_step(16).lora is not None and found.at_step(16).samples
+    assert found.snapshots[-1].at == "epoch 7" and found.steps == [0, 8, 16]
+
+
+def test_images_with_other_names_are_kept_apart(tmp_path):
+    sample(tmp_path, "my picture.png")
+    sample(tmp_path, "notes.txt")
+    found = read(tmp_path)
+    assert found.snapshots == () and [one.path.name for one in found.others] == ["my picture.png"]
+
+
+def test_an_empty_or_missing_folder_has_nothing(tmp_path):
+    assert read(tmp_path) == evolution.Evolution() == read(tmp_path / "none")
+
+
+# Hostile files -------------------------------------------------------------------------------------------------------
+
+NAMES = st.text(
+    st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",)), min_size=1, max_size=40
+) | st.builds(
+    "{}_{}{}_{}_{}_{}.png".format,
+    st.sampled_from(["a", "a_000001_00", "", "_"]),
+    st.sampled_from(["", "e", "E"]),
+    st.sampled_from(["000001", "999999999999", "0000019999999999999", "x", "٣٣٣٣٣٣"]),
+    st.sampled_from(["00", "999999", "-1", "٣"]),
+    st.sampled_from(["20260101120000", "0", "99999999999999999999"]),
+    st.sampled_from(["42", "", "99999999999999999999999", "4x"]),
+)
+
+
+@given(st.lists(NAMES, max_size=8))
+@settings(max_examples=150)
+def test_any_file_name_gives_a_table(tmp_path_factory, names):
+    folder = tmp_path_factory.mktemp("names")
+    for name in names:
+        try:
+            sample(folder, name)
+        except OSError:  # longer than the file system allows, or not a name
+            continue
+    found = read(folder)
+    shown = [one for snapshot in found.snapshots for one in snapshot.samples]
+    for one in (*shown, *found.others):
+        assert one.path.parent == folder / "sample" and one.path.is_file()
+    assert len(read_samples(folder / "sample")) == len(shown) + len(found.others) or len(shown) < len(names)
+    steps = found.steps
+    assert steps == sorted(set(steps))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+LINES = st.binary(max_size=40) | st.builds(
+    lambda kind, step, loss, value: json.dumps(
+        {"kind": kind, "step": step, "epoch": step, "loss": loss, "val_loss": value}
+    ).encode(),
+    st.sampled_from(["step", "validation", "gpu", 3, None]),
+    st.integers(-5, 300) | VALUES,
+    VALUES,
+    VALUES,
+)
+
+
+@given(st.lists(LINES, max_size=12), st.integers(0, 2**32))
+@settings(max_examples=200)
+def test_any_metrics_are_read_the_same_in_one_read_and_in_many(tmp_path_factory, lines, seed):
+    path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
+    whole = b"\n".join(lines) + b"\n"
+    path.write_bytes(whole)
+    once = Losses(path)
+    once.update()
+    for value in once.validation.values():
+        assert math.isfinite(value)
+    path.unlink()
+    grows, draw, at = Losses(path), random.Random(seed), 0
+    while at < len(whole):
+        end = min(len(whole), at + draw.randint(1, 60))
+        with path.open("ab") as file:
+            file.write(whole[at:end])
+        grows.update()
+        at = end
+    assert grows.validation == once.validation and grows.epoch_end == once.epoch_end
+    assert grows.by_step.tobytes() == once.by_step.tobytes()
+
+
+def test_a_replaced_file_is_read_from_its_beginning(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(step_line(1, 9.0) + validation_line(1, 9.0))
+    losses = Losses(path)
+    losses.update()
+    other = tmp_path / "other"
+    other.write_text(step_line(2, 1.0) + step_line(3, 2.0))
+    os.replace(other, path)
+    losses.update()
+    assert losses.validation == {} and losses.between(0, 9) == [1.0, 2.0]
+    path.unlink()
+    losses.update()
+    assert losses.between(0, 9) == [1.0, 2.0]  # a file that is gone for a moment
+
+
+def test_the_patterns_take_no_time_on_long_names():
+    for name in ("_" * 5000, "_0" * 2500, "_000000" * 700, "_e" * 2500):
+        assert evolution.SAMPLE.search(name) is None
+    assert re.compile(evolution.SEED).search(" --d" * 2000) is None
+
+
+# Best so far and overfitting -------------------------------------------------------------------------------------------
+
+
+def curve(kind: str, seed: int, wander: float = 0.5):
+    """(validation, training losses by step) of a run of 1,500 steps with 30 validations; noise that wanders."""
+    draw, last = random.Random(seed), 1500
+    start, size = last * draw.uniform(0.2, 0.5), draw.uniform(0.12, 0.3)
+
+    def loss(step):
+        return 0.4 + 0.15 * math.exp(-step / 250) if kind != "flat" else 0.4
+
+    falls = {"overfitting": 0.05, "falling": 0.05}.get(kind, 0.0)
+    train = [loss(step) - falls * step / last + draw.gauss(0, 0.15) for step in range(last + 1)]
+    drift, found = 0.0, []
+    for step in range(0, last + 1, 50):
+        drift = wander * drift + draw.gauss(0, 0.008 * math.sqrt(1 - wander**2))
+        rise = size * max(0.0, step - start) / last if kind == "overfitting" else 0.0
+        found.append((step, loss(step) + rise + drift))
+    return found, lambda first, final: train[max(0, first) : final + 1]
+
+
+def alarm_at(kind: str, seed: int, wander: float = 0.5) -> int | None:
+    """After how many validations an alarm comes first; None for never. It is judged after each, as on the page."""
+    found, between = curve(kind, seed, wander)
+    for count in range(1, len(found) + 1):
+        now = found[count - 1][0]
+        if overfitting(found[:count], lambda a, b, now=now: between(a, min(b, now))):
+            return count
+    return None
+
+
+def test_overfitting_is_noticed_and_a_run_without_it_hardly_ever_alarms():
+    noticed = [alarm_at("overfitting", seed) for seed in range(60)]
+    assert sum(one is not None for one in noticed) >= 58
+    for kind, most in (("falling", 2), ("plateau", 2), ("flat", 5)):
+        assert sum(alarm_at(kind, seed) is not None for seed in range(60)) <= most, kind
+    assert sum(alarm_at("falling", seed, 0.8) is not None for seed in range(60)) <= 6  # noise that wanders far
+
+
+def test_the_warning_says_what_happened_and_what_to_do():
+    found, between = curve("overfitting", 1)
+    alarm = overfitting(found, between)
+    assert alarm.train_now < alarm.train_before and alarm.now > alarm.lowest and alarm.count >= 6
+    text = alarm.text()
+    assert f"since step {alarm.step:,} the validation loss has risen" in text and "Use the LoRA closest to" in text
+
+
+def test_without_training_losses_or_with_few_validations_there_is_no_alarm():
+    found, between = curve("overfitting", 1)
+    assert overfitting(found, lambda a, b: []) is None
+    assert overfitting(found[:5], between) is None and overfitting([], between) is None
+
+
+def test_a_rise_of_both_losses_is_not_called_overfitting():
+    found, _ = curve("overfitting", 1)
+    assert overfitting(found, lambda a, b: [0.4 + 1e-4 * step for step in range(max(0, a), b + 1)]) is None
+
+
+def test_the_best_step_has_trained():
+    assert best(((0, 0.1), (10, 0.5), (20, 0.4), (30, 0.4))) == (20, 0.4)
+    assert best(((0, 0.1),)) is None and best(()) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(-1e30, 1e30)), max_size=40), st.lists(st.floats(-1e3, 1e3)))
+def test_any_numbers_are_judged(validation, losses):
+    validation = sorted(dict(validation).items())
+    alarm = overfitting(validation, lambda a, b: losses)
+    if alarm:
+        assert alarm.text()
