@@ -1,6 +1,6 @@
 """Pre-emption: everything of a run is killed at random moments, and an empty machine continues from the store alone.
 
-    python -m benchmarks preemption [--training toy|tiny] [--store ADDRESS] [--kills 20] [--seed S] [--json]
+    python -m benchmarks preemption [--training toy|tiny] [--store ADDRESS] [--kills 20] [--every STEPS] [--seed S]
 
 Decision: one run, as many machines as kills. Each machine is an empty data root that gets the run by `python -m launch store
 restore`; SIGKILL ends all its processes (keeper, monitor, agent, trainer, or the restore itself) at a moment drawn from KILLS.
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,10 @@ def campaign(
         "save_interval": training.every,
         "repeated": [life.repeated for life in lives],
         "repeated_max": max(life.repeated for life in lives),
+        # After a kill while it copied: the machine before is the one that was killed.
+        "repeated_max_copying": max(
+            (life.repeated for before, life in pairwise(lives) if before.was_copying), default=0
+        ),
         "repeated_more_than_an_interval": sum(life.repeated > training.every for life in lives),
         "took_s": round(time.monotonic() - began_s, 1),
         "lives": [vars(life) for life in lives],
@@ -143,10 +148,11 @@ def campaign(
     }
 
 
-def training_of(name: str, kills: int) -> Training:
-    """The training by name, long enough for so many kills."""
-    steps = EVERY[name] * 2 + STEPS_PER_KILL[name] * kills
-    return toy(steps, EVERY[name]) if name == "toy" else tiny(steps, EVERY[name])
+def training_of(name: str, kills: int, every: int = 0) -> Training:
+    """The training by name, long enough for so many kills. every: steps between two saves, 0: as in EVERY."""
+    every = every or EVERY[name]
+    steps = every * 2 + STEPS_PER_KILL[name] * kills * every // EVERY[name]
+    return toy(steps, every) if name == "toy" else tiny(steps, every)
 
 
 def main(argv: list[str]) -> int:
@@ -154,12 +160,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--training", choices=("toy", "tiny"), default="toy")
     parser.add_argument("--store", metavar="ADDRESS", help="default: a folder")
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument(
+        "--every", type=int, default=0, metavar="STEPS", help="between two saves; a step of toy takes 0.05 s"
+    )
+    parser.add_argument("--extra-saves", type=int, default=1, metavar="COUNT", help="between two saves; 0 to compare")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="preemption-") as work:
         address = args.store or str(Path(work) / "store")
-        result = campaign(training_of(args.training, args.kills), address, args.kills, args.seed, Path(work), {}, {})
+        training, limits = training_of(args.training, args.kills, args.every), {"extra_saves_count": args.extra_saves}
+        result = campaign(training, address, args.kills, args.seed, Path(work), {}, limits)
     for life in result["lives"]:
         copying = ", while it copied" if life["was_copying"] else ""
         print(
@@ -167,8 +178,10 @@ def main(argv: list[str]) -> int:
             f"{life['repeated']} repeated, checkpoint {life['saved']}{copying}"
         )
     print(
-        f"{result['kills']} kills ({result['while_copying']} while copying), at most {result['repeated_max']} steps repeated, "
-        f"a checkpoint each {result['save_interval']}; {result['took_s']:.0f} s; {len(result['violations'])} violations"
+        f"{result['kills']} kills ({result['while_copying']} while copying); a save each {result['save_interval']} steps, at most "
+        f"{result['repeated_max']} steps repeated ({result['repeated_max'] / result['save_interval']:.2f} intervals; "
+        f"{result['repeated_max_copying'] / result['save_interval']:.2f} after a kill while copying); {result['took_s']:.0f} s; "
+        f"{len(result['violations'])} violations"
     )
     for violation in result["violations"]:
         print(f"VIOLATION {violation}", file=sys.stderr)

@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from guards import checkpoint, crash  # noqa: E402
 from guards.heartbeat import REQUEST_STOP, Heartbeat  # noqa: E402
+from guards.step_requests import StepRequests  # noqa: E402
 
 WEIGHTS = 1 << 16  # bytes
 
@@ -126,6 +127,7 @@ def main(argv: list[str] | None = None) -> int:
     log("resume", step)
     step_s = float(os.environ.get("TOY_STEP_S", "0.05"))
     beat.phase("first_step")
+    requests = StepRequests.from_env()
     from benchmarks.injector import FAULTS
 
     while step < args.max_train_steps:
@@ -137,6 +139,9 @@ def main(argv: list[str] | None = None) -> int:
         log("step", step)
         if step % args.save_every_n_steps == 0:
             save(args.output_dir, args.output_name, step, weights, beat)
+        if "state" in requests.pending(step):
+            save(args.output_dir, args.output_name, step, weights, beat)
+            requests.done("state", step, "a checkpoint")
         fault = due(step)
         if fault:
             log(fault, step)

@@ -97,6 +97,7 @@ class Store:
     release_s: float
     restart_s: float
     bandwidth_bytes: int
+    extra_saves_count: int
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
 from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT, Observation, Signals, Verdict, Watch
 from monitor.diagnose.collect import LORA_DAMAGED
+from monitor.extra_saves import ExtraSaves
 from monitor.gpu import nvml
 from monitor.gpu.queue import GpuQueue
 from monitor.nodes import leader
@@ -156,6 +157,7 @@ class Supervisor:
         self.learned = {} if folder.foreign else load_learned(learned_file(), learned_key(folder.spec, nvml.model()))
         self.watch = Watch(self.config, {**self.learned, **self.run.state.durations})
         self.spend = Spend(folder.folder, folder.spec, self.config.end.stop_save_s)
+        self.extra_saves = ExtraSaves(folder, self.config.store.extra_saves_count)
         self.at = Step(State.OPENING)
         self.code = EXIT_FAILED
         self.attempt: Attempt | None = None
@@ -615,6 +617,9 @@ class Supervisor:
             self.calm_since_s, self.slow_reason = view.moment.mono_s, ""
             self.drop_probe()
         self.run.prewarm.tick(view.moment.mono_s, self.run.state_folders(), self.run.state.changes)
+        if (store := self.run.store).holds and verdict.phase == "step":
+            save_s = self.watch.learned().get("save", {}).get("median", 0.0)
+            self.extra_saves.tick(view.step, "checkpoint" in store.view.pending, self.watch.step_s(), save_s)
         begins = self.at.state is State.STARTING and not any(b.count for b in view.beats)
         if self.at.state is State.STARTING and not begins:
             recovery.note_gpu(self.run, view.beats)

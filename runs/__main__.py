@@ -1,4 +1,4 @@
-"""`python -m runs new|show|render|rename|delete|fetch-model`: create, show and manage runs without a browser."""
+"""`python -m runs new|show|render|rename|delete|sweep|fetch-model`: create, show and manage runs without a browser."""
 
 import argparse
 import json
@@ -47,9 +47,17 @@ def parser() -> argparse.ArgumentParser:
     delete.add_argument("run", help="name or folder of a run")
     delete.add_argument("--images", action="store_true", help="also delete its data set: images and captions")
     delete.add_argument("--yes", action="store_true", help="do not ask")
+    several = commands.add_parser(
+        "sweep", help="make and queue runs that differ in a few numbers, or compare those of one"
+    )
+    several.add_argument("run", help="the run to start from; or a sweep, to compare its runs")
+    several.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE,VALUE", help="such as rank=8,16; can be repeated"
+    )
+    several.add_argument("--no-queue", action="store_true", help="make the runs, and start none")
     fetch = commands.add_parser("fetch-model", help="download the model files that kohya's trainers need")
     fetch.add_argument("model", help="base model (list them with: python -m presets list)")
-    for command in (new, show, render, rename, delete, fetch):
+    for command in (new, show, render, rename, delete, several, fetch):
         command.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     return top
 
@@ -58,7 +66,15 @@ def main(argv: list[str] | None = None) -> int:
     """Exit code 0: done. 1: failed, with the reason on standard error. 2: wrong usage."""
     args = parser().parse_args(argv)
     try:
-        actions = {"new": new, "show": show, "render": render, "rename": rename, "delete": delete, "fetch-model": fetch}
+        actions = {
+            "new": new,
+            "show": show,
+            "render": render,
+            "rename": rename,
+            "delete": delete,
+            "sweep": sweep,
+            "fetch-model": fetch,
+        }
         return actions[args.command](args)
     except (runs.RunError, PresetError) as error:
         print(f"runs: {error}", file=sys.stderr)
@@ -159,6 +175,30 @@ def delete(args: argparse.Namespace) -> int:
     print(f"{args.run}: deleted, {manage.size_text(freed)} freed")
     if args.json:
         print(json.dumps({"freed_bytes": freed}))
+    return 0
+
+
+def sweep(args: argparse.Namespace) -> int:
+    """Make the runs of a sweep and put them into the queue as one entry; without --set, compare the runs of one."""
+    from monitor import run_queue  # only here: an entry point puts the parts together
+    from monitor.run_folder import MonitorError
+    from runs import sweep as sweeps
+
+    if args.set:
+        base, values = runs.load(runs.run_folder(args.run)), sweeps.parse(args.set)
+        made = sweeps.create(base.name, sweeps.combinations(base, values), values, runs.datasets_dir() / base.slug)
+        if not args.no_queue:
+            try:
+                run_queue.add_sweep(made.name, [run for run, _ in made.runs])
+            except MonitorError as error:
+                raise runs.RunError(str(error)) from error
+            run_queue.ensure_worker()
+    else:
+        made = sweeps.find(args.run)
+    print(f"{made.name}: {len(made.runs)} runs")
+    print("\n".join(sweeps.lines(made)))
+    if args.json:
+        print(json.dumps({"sweep": made.name, "runs": sweeps.table(made)}))
     return 0
 
 

@@ -71,11 +71,13 @@ def usage(name: str | Path) -> Usage:
 
 
 def _size(folder: Path) -> int:
+    """The bytes that deleting a folder frees: not those of files that another run of its sweep has too."""
     total = 0
     for where, _, names in os.walk(folder):  # does not enter links
         for name in names:
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(where, name)).st_size
+                about = os.lstat(os.path.join(where, name))
+                total += about.st_size if about.st_nlink < 2 else 0
     return total
 
 

@@ -37,6 +37,7 @@ PARTS = {
     "flags": ("new/flags",),
     "field_errors": ("new/field_errors",),
     "choice_notes": ("new/choice_notes",),
+    "sweep": ("new/sweep",),
     "run_list": ("run/run_list",),
     "run_queue": ("run/queue",),
     "run_actions": ("run/actions",),

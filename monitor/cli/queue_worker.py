@@ -19,7 +19,7 @@ from typing import Any
 
 from monitor import run_queue
 from monitor.cli import requests
-from monitor.cli.commands import START_S, launch
+from monitor.cli.commands import START_S, ask_to_end, launch
 from monitor.gpu.queue import devices
 from monitor.process import platform
 from monitor.process.locks import LOCK, Lock, is_held
@@ -76,6 +76,26 @@ def run_now(run: str) -> list[str]:
             requests.pause(other)
     ensure_worker()
     return [other.name for other in paused]
+
+
+def cancel(run: str) -> list[str]:
+    """Remove a run from the queue; of a sweep, all that is left, and stop the run of it that trains. The runs that are stopped.
+
+    Raises:
+        MonitorError: it neither waits nor trains. OSError: the queue cannot be written.
+    """
+    from runs import sweep
+
+    entry, found = None, next((one for one in sweep.all_sweeps() if one.name == run), None)
+    with contextlib.suppress(MonitorError) if found else contextlib.nullcontext():
+        entry = run_queue.cancel(run)
+    training = [name for name, _ in found.runs if is_held(outputs() / name / LOCK)] if found else []
+    if entry is None and not training:
+        raise MonitorError(f"{run}: none of its runs waits or trains")
+    for name in training:
+        with contextlib.suppress(MonitorError):  # it has ended meanwhile
+            ask_to_end(outputs() / name, {"now": False})
+    return training
 
 
 # ---- starting the next one ----
@@ -137,9 +157,12 @@ def _was_started(folder: Path, queue: Queue) -> bool:
 
 def _start(folder: Path) -> str:
     """Start the run of an entry; "" or why that is impossible. One with nothing left to train counts as started."""
+    from runs import sweep
+
     if not folder.is_dir() or nothing_left(folder):
         return ""
     try:
+        sweep.share_caches(folder.name)
         launch(folder)
     except (MonitorError, OSError) as error:
         text = str(error).splitlines()[0][:300]
@@ -227,7 +250,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.run}: position {run_queue.move(_name(args.run), args.position)} in the queue")
         ensure_worker()
     elif args.action == "cancel":
-        print(f"{run_queue.cancel(_name(args.run)).run}: removed from the queue")
+        stopped = cancel(_name(args.run))
+        print(f"{args.run}: removed from the queue" + (f"; stopping {', '.join(stopped)}" if stopped else ""))
     elif args.action == "now":
         paused = run_now(_name(args.run))
         print(f"{args.run}: starts next" + (f"; paused for it: {', '.join(paused)}" if paused else ""))

@@ -31,6 +31,7 @@ from ui.new import (
     proposals,
     rehearsal,
     script_editor,
+    sweep,
     trainer_checks,
     try_it,
 )
@@ -177,6 +178,7 @@ def build() -> NewLora:
             elem_id="field-errors",
             container=False,
         )
+        sweep.build()
         rehearsal.build()
         tab.start = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
     return tab

@@ -1,4 +1,5 @@
-// The queue above the list of runs (ui/run/queue.py). The value is the list of entries; each has buttons, and can be dragged.
+// The queue above the list of runs, and the sweeps (ui/run/queue.py). The value is {entries, sweeps}. An entry has buttons, and
+// can be dragged; a sweep has a table, which is fetched when it is opened.
 const panel = make("section", "hp-queue");
 panel.setAttribute("aria-label", "Queue");
 panel.dataset.testid = "queue";
@@ -6,7 +7,9 @@ const heading = make("h3", "", "Queue");
 const list = make("ol");
 const said = make("p", "hp-action-note");
 said.setAttribute("role", "status");
-panel.append(heading, list, said);
+const sweeps = make("ul", "hp-sweeps");
+sweeps.setAttribute("aria-label", "Sweeps");
+panel.append(heading, list, said, sweeps);
 element.replaceChildren(panel);
 let entries = [];
 let dragged = "";
@@ -30,7 +33,75 @@ async function change(what, run, to) {
   if (what === "move") said.textContent = `${name}: position ${at} of ${answer.entries.length}`;
   if (what === "cancel") said.textContent = `${name} left the queue. The run and its files stay.`;
   if (answer.paused.length) said.textContent = `Pausing ${answer.paused.join(", ")} first.`;
-  draw(answer.entries);
+  draw(answer);
+}
+// A sweep: how far it is, and what came out of it.
+function sweepItem(one) {
+  const node = make("li");
+  node.dataset.run = one.name;
+  const row = make("div", "hp-queue-row");
+  const table = button("Compare", "hp-quiet", () => compare(one));
+  table.dataset.do = "table";
+  table.setAttribute("aria-label", `Compare the runs of ${one.name}`);
+  row.append(table);
+  if (one.active) {
+    const cancel = button("Cancel all", "hp-quiet", () => change("cancel", one.name));
+    cancel.dataset.do = "cancel-all";
+    cancel.setAttribute("aria-label", `Cancel all runs of ${one.name} that have not ended`);
+    row.append(cancel);
+  }
+  node.append(make("span", "hp-queue-name", one.name), make("span", "hp-queue-about", `${one.ended} of ${one.total} have ended`), row);
+  return node;
+}
+const LOSSES = [["final_loss", "Final loss"], ["best_loss", "Best loss"], ["val_loss", "Validation"]];
+const dialog = make("dialog", "hp-compare");
+document.body.append(dialog);
+async function compare(one) {
+  const answer = await server.queue_action({ do: "table", run: one.name }).catch(() => null);
+  if (!answer || !answer.ok) {
+    said.textContent = answer ? answer.error : "The server does not answer. Try again.";
+    said.classList.add("hp-bad");
+    return;
+  }
+  const losses = LOSSES.filter(([key]) => key !== "val_loss" || answer.rows.some((row) => row.val_loss !== null));
+  const table = make("table");
+  table.append(make("caption", "", `${one.name}: a loss is the mean of some steps, the last ones or the best`));
+  const head = make("tr");
+  for (const text of [...answer.fields, "State", "Steps", ...losses.map((each) => each[1]), "Time", "LoRA"]) {
+    const cell = make("th", "", text.replaceAll("_", " "));
+    cell.scope = "col";
+    head.append(cell);
+  }
+  table.append(head);
+  for (const row of answer.rows) {
+    const line = make("tr");
+    for (const field of answer.fields) line.append(make("td", "", `${row.values[field]}`));
+    line.append(make("td", "", row.state), make("td", "", `${row.steps}`));
+    for (const [key] of losses) {
+      const known = answer.rows.map((each) => each[key]).filter((each) => each !== null);
+      const best = row[key] !== null && row[key] === Math.min(...known) && known.length > 1;
+      line.append(make("td", best ? "hp-best" : "", row[key] === null ? "–" : row[key].toFixed(4) + (best ? " (lowest)" : "")));
+    }
+    line.append(make("td", "", row.seconds === null ? "–" : row.seconds < 90 ? `${Math.round(row.seconds)} s` : `${Math.round(row.seconds / 60)} min`));
+    const last = make("td");
+    if (row.lora) {
+      const link = make("a", "hp-button", "Download");
+      link.href = row.lora;
+      link.download = row.lora.split("/").pop();
+      link.setAttribute("aria-label", `Download the LoRA of ${row.run}`);
+      last.append(link);
+    }
+    line.append(last);
+    table.append(line);
+  }
+  const scroll = make("div", "hp-compare-table");
+  scroll.tabIndex = 0;
+  scroll.setAttribute("role", "region");
+  scroll.setAttribute("aria-label", `Runs of ${one.name}`);
+  scroll.append(table);
+  dialog.setAttribute("aria-label", `Runs of ${one.name}`);
+  dialog.replaceChildren(scroll, button("Close", "", () => dialog.close()));
+  dialog.showModal();
 }
 function item(entry, number) {
   const node = make("li", entry.problem ? "hp-bad" : "");
@@ -80,17 +151,18 @@ function draw(now) {
   const key = JSON.stringify(now);
   if (key === drawn || dragged) return;
   drawn = key;
-  entries = now;
-  const here = list.contains(document.activeElement) ? document.activeElement : null;
+  entries = now.entries;
+  const here = panel.contains(document.activeElement) ? document.activeElement.closest("[data-do]") : null;
   const kept = here ? [here.closest("li").dataset.run, here.dataset.do] : null;
   list.replaceChildren(...entries.map((entry, at) => item(entry, at + 1)));
-  panel.hidden = !entries.length && !said.textContent;
+  sweeps.replaceChildren(...now.sweeps.map(sweepItem));
+  panel.hidden = !entries.length && !now.sweeps.length && !said.textContent;
   heading.textContent = entries.length ? `Queue (${entries.length})` : "Queue";
   if (!kept) return;
-  const row = [...list.children].find((one) => one.dataset.run === kept[0]) || list.firstElementChild;
+  const row = [...list.children, ...sweeps.children].find((one) => one.dataset.run === kept[0]) || list.firstElementChild;
   const same = row && row.querySelector(`[data-do="${kept[1]}"]:not(:disabled)`);
   (same || (row && row.querySelector("button:not(:disabled)")))?.focus();
 }
-const update = () => draw(Array.isArray(props.value) ? props.value : []);
+const update = () => draw(props.value && props.value.entries ? props.value : { entries: [], sweeps: [] });
 watch("value", update);
 update();

@@ -1,4 +1,4 @@
-"""The queue above the list of runs: what waits for the GPU, in which order, and when it will start.
+"""The queue above the list of runs: what waits for the GPU, in which order, and when it will start; and the sweeps.
 
 The order is the monitor's (monitor/run_queue.py); the page shows it and changes it. It also starts the queue's process when that is
 missing, so an open page is one more that keeps the queue going.
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import runs
 from monitor import run_queue
 from monitor.run_folder import MonitorError
+from runs import sweep
 from runs.files import RunError
 from ui import scripts
-from ui.dataset.images import OUT_OF_DATE
+from ui.dataset.images import OUT_OF_DATE, file_url
 from ui.run import view
 from ui.run.readers import Stamp, stamp
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 CHECK_S = 10.0  # between two looks whether the queue's process is there
 KEPT = 500
+SWEEPS = 4  # shown below the queue
 _checked_s = -1e9
 _known: tuple[Stamp, run_queue.Queue] | None = None
 _lengths: dict[Path, tuple[Stamp, float | None]] = {}  # run's folder -> stamp of run.toml, seconds of the whole run
@@ -36,8 +38,25 @@ def entries() -> tuple[run_queue.Entry, ...]:
     return _known[1].entries
 
 
-def value(everything: list[view.View]) -> list[dict[str, Any]]:
-    """What the script shows, for each entry: {"run", "name", "done", "total", "paused", "problem", "starts_s"}.
+def value(everything: list[view.View]) -> dict[str, Any]:
+    """What the script shows: {"entries": those of `waiting_runs`, "sweeps": those of `newest_sweeps`}."""
+    views = {one.folder.name: one for one in everything}
+    return {"entries": waiting_runs(everything, views), "sweeps": newest_sweeps(views)}
+
+
+def newest_sweeps(views: dict[str, view.View]) -> list[dict[str, Any]]:
+    """The newest sweeps: {"name", "base", "ended": runs that have ended, "total", "active": one waits or trains}."""
+    found, waiting = [], {entry.run for entry in entries()}
+    for one in sweep.all_sweeps()[:SWEEPS]:
+        shown = [views[run] for run, _ in one.runs if run in views]
+        active = one.name in waiting or any(each.running for each in shown)
+        ended = sum(each.state in view.FINAL for each in shown)
+        found.append({"name": one.name, "base": one.base, "ended": ended, "total": len(one.runs), "active": active})
+    return found
+
+
+def waiting_runs(everything: list[view.View], views: dict[str, view.View]) -> list[dict[str, Any]]:
+    """The entries of the queue: {"run", "name", "done", "total", "paused", "problem", "starts_s"}.
 
     done, total: runs of a sweep that have started, and all of them; 0 for a single run. starts_s: seconds until its start,
     None while unknown.
@@ -47,7 +66,6 @@ def value(everything: list[view.View]) -> list[dict[str, Any]]:
     if waiting and time.monotonic() - _checked_s >= CHECK_S:
         _checked_s = time.monotonic()
         run_queue.ensure_worker()
-    views = {one.folder.name: one for one in everything}
     found, starts_s = [], _free_s(everything)
     for entry in waiting:
         shown = views.get(entry.next_run)
@@ -118,7 +136,7 @@ def change(action: str, run: str, to: int | None = None) -> dict[str, Any]:
             run_queue.move(run, to)
             run_queue.ensure_worker()
         elif action == "cancel":
-            run_queue.cancel(run)
+            queue_worker.cancel(run)
         elif action == "now":
             return {"paused": queue_worker.run_now(run)}
         else:
@@ -141,16 +159,29 @@ def follow_rename(old: str, new: str) -> None:
 
 
 def queue_action(data: dict[str, Any]) -> dict[str, Any]:
-    """The script's call: {"do": move, cancel or now; "run"; "to"}; {"ok", "entries": the queue after it}."""
+    """The script's call: {"do": move, cancel, now or table; "run"; "to"}.
+
+    Returns:
+        {"ok", "paused", and what `value` returns after it}; for a sweep's table {"ok", "fields", "rows"}.
+    """
     given = data if isinstance(data, dict) else {}
     try:
         run = given.get("run")
         if not isinstance(run, str):
             raise RunError(OUT_OF_DATE)
+        if given.get("do") == "table":
+            found = sweep.find(run)
+            rows = [{**row, "lora": _address(row["lora"])} for row in sweep.table(found)]
+            return {"ok": True, "fields": found.fields, "rows": rows}
         answer = change(str(given.get("do")), run, given.get("to"))
-        return {"ok": True, **answer, "entries": value(view.read_all())}
+        return {"ok": True, **answer, **value(view.read_all())}
     except RunError as error:
         return {"ok": False, "error": str(error)}
+
+
+def _address(lora: str | None) -> str:
+    """The address of a LoRA, for its download; "" without one."""
+    return file_url(Path(lora)) if lora else ""
 
 
 def build() -> "gr.HTML":
