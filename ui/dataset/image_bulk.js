@@ -32,7 +32,7 @@ function labelled(text, input, cls = "") {
   label.append(make("span", "", text), input);
   return label;
 }
-function check(text) {
+function checkField(text) {
   const label = make("label", "hp-bulk-check");
   const input = make("input");
   input.type = "checkbox";
@@ -50,8 +50,8 @@ const kind = chooseFrom("Edit", EDITS, () => drawEdit());
 const scope = chooseFrom("Images", { all: "All images" }, () => previewSoon());
 const findText = textInput("Find in captions", "");
 const withText = textInput("Replace with", "");
-const [patternBox, pattern] = check("Regular expression");
-const [anyCaseBox, anyCase] = check("Ignore case");
+const [patternBox, pattern] = checkField("Regular expression");
+const [anyCaseBox, anyCase] = checkField("Ignore case");
 const addText = textInput("Text", "");
 const tagText = textInput("Tags", "solo, simple background");
 const keepTags = textInput("Tags to keep in place at the start", "");
