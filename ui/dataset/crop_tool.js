@@ -21,12 +21,12 @@ function makeCropTool(frame, changed) {
     field.type = "number";
     field.step = 1;
     field.addEventListener("change", () => typed(key));
-    row.append(labelled(label, field));
+    row.append(editorField(label, field));
   }
   const whole = button("Use the whole image", "hp-quiet", () => set(all(), true));
   panel.append(
     make("p", "hp-hint", "Drag over the image to choose the part to train, or type it in pixels. The original stays."),
-    labelled("Ratio", ratio),
+    editorField("Ratio", ratio),
     row,
     whole
   );
@@ -51,7 +51,7 @@ function makeCropTool(frame, changed) {
       field.min = key === "x" || key === "y" ? 0 : Math.min(SMALLEST_CROP, size[key === "w" ? 0 : 1]);
       field.max = size[key === "x" || key === "w" ? 0 : 1];
     }
-    disable(whole, isWhole(), ratio);
+    editorDisable(whole, isWhole(), ratio);
   }
   function set(next, save) {
     const least = [Math.min(SMALLEST_CROP, size[0]), Math.min(SMALLEST_CROP, size[1])];
@@ -153,13 +153,16 @@ function makeCropTool(frame, changed) {
   };
 }
 /** A field with its label above it. */
-function labelled(text, field) {
-  const label = make("label", "hp-labelled");
-  label.append(make("span", "", text), field);
-  return label;
+function editorField(text, field) {
+  const label = make("label", "", text);
+  field.id ||= `hp-field-${hangproof.random()}`;
+  label.htmlFor = field.id;
+  const group = make("div", "hp-labelled");
+  group.append(label, field);
+  return group;
 }
 /** Disable a button or not; the focus goes to another element where it would be lost. */
-function disable(one, off, instead) {
+function editorDisable(one, off, instead) {
   if (off && document.activeElement === one) instead.focus();
   one.disabled = off;
 }

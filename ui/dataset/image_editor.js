@@ -87,13 +87,13 @@ function makeEditor() {
     head,
     title,
     message,
-    labelled("Caption", caption),
+    editorField("Caption", caption),
     captionNote,
     tabs,
     cropTool.panel,
     painter.panel,
     turns,
-    labelled("Repeat this image … times as often (1 to 10)", weight),
+    editorField("Repeat this image … times as often (1 to 10)", weight),
     weightNote,
     last
   );
@@ -224,7 +224,7 @@ function makeEditor() {
   function drawHistory(labels) {
     travel.forEach((one, n) => {
       const label = (labels || [])[n] || "";
-      disable(one, !label, close);
+      editorDisable(one, !label, close);
       one.title = label;
       const verb = n ? "Redo" : "Undo";
       one.setAttribute("aria-label", label ? `${verb}: ${label}` : verb);

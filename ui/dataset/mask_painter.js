@@ -55,7 +55,7 @@ function makeMaskPainter(frame, { painted, uploaded, cleared, refused }) {
   panel.append(
     make("p", "hp-hint", "Paint over what the LoRA must not learn, such as a background. The coloured part is ignored."),
     tools,
-    labelled("Brush size", size),
+    editorField("Brush size", size),
     note,
     make("p", "hp-hint", "Keyboard: Tab to the image, move the brush with the arrow keys, paint with Space. An uploaded mask is a PNG: black is ignored.")
   );
