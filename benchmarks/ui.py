@@ -24,16 +24,27 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks import ui_runs
 from benchmarks.goodput import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60  # seconds after which a start counts as failed
-LIMITS = {"first_page_ratio": 1.15, "config_kb": 110.0, "rss_mb": 250.0}
+LIMITS = {
+    "first_page_ratio": 1.15,
+    "config_kb": 110.0,
+    "rss_mb": 250.0,
+    "idle_percent_of_core": 1.0,
+    "watched_percent_of_core": 5.0,
+    "long_run_open_s": 1.0,
+}
 SETTLE_S = 2.0  # after the first page, before the idle server is measured
 EXCEEDED = {
     "first_page_ratio": "the first page takes {value:g} x as long as a bare Gradio page, the limit is {limit:g} x",
     "config_kb": "the config that each visit downloads has {value:g} KB, the limit is {limit:g} KB",
     "rss_mb": "the page's server uses {value:g} MB, the limit is {limit:g} MB",
+    "idle_percent_of_core": "an idle server uses {value:g} % of a core, the limit is {limit:g} %",
+    "watched_percent_of_core": "20 runs that train, one of them watched, take {value:g} % of a core, the limit is {limit:g} %",
+    "long_run_open_s": "a run of 100,000 logged steps opens in {value:g} s, the limit is {limit:g} s",
 }
 BARE = """
 import sys, gradio as gr
@@ -78,11 +89,35 @@ def measure(command: list[str], port: int, env: dict[str, str], idle_s: float = 
             **idle,
         }
     finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        process.kill()
-        process.wait()
+        _stop(process)
+
+
+def measure_runs(data: Path, seconds: float) -> dict[str, float]:
+    """What the page costs while runs train, and how fast a long one opens (benchmarks/ui_runs.py).
+
+    Raises:
+        TimeoutError: a page does not open; ChildProcessError: the server ended.
+    """
+    port = free_port()
+    env = {**os.environ, "HANGPROOF_DATA": str(data)}
+    with ui_runs.growing(data):
+        command = [sys.executable, "app.py", "--port", str(port), "--no-browser"]
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            _fetch(process, f"http://127.0.0.1:{port}/", time.monotonic())
+            return ui_runs.measure(f"http://127.0.0.1:{port}", process.pid, seconds)
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen) -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    process.kill()
+    process.wait()
 
 
 def _idle_percent(process: psutil.Process, seconds: float) -> float:
@@ -111,6 +146,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks ui", description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5, help="starts of each (5)")
     parser.add_argument("--idle-seconds", type=float, default=10.0, help="how long the idle server is measured (10)")
+    parser.add_argument(
+        "--watch-seconds", type=float, default=20.0, help="how long each number of pages is watched (20)"
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     args = parser.parse_args(argv)
     rows: dict[str, list[dict[str, float]]] = {"ours": [], "bare_gradio": []}
@@ -126,6 +164,7 @@ def main(argv: list[str] | None = None) -> int:
                     port = free_port()
                     idle_s = 0.0 if repeat else args.idle_seconds
                     rows[name].append(measure(commands[name](port), port, env, idle_s))
+            watched = measure_runs(Path(folder) / "runs", args.watch_seconds)
         except (TimeoutError, ChildProcessError) as error:
             print(f"benchmarks ui: {error}", file=sys.stderr)
             return 1
@@ -138,14 +177,27 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"ratio        first page {ratios['first_page_ratio']:.2f} x, CPU {ratios['cpu_ratio']:.2f} x (medians of pairs)"
     )
-    values = {**ours, **ratios}
+    print(
+        f"runs         {ui_runs.WATCHED} train, 1 page {watched['watched_percent_of_core']:g} %, "
+        f"5 pages {watched['watched_5_pages_percent_of_core']:g} % of a core; "
+        f"{ui_runs.LONG_STEPS:,} steps open in {watched['long_run_open_s']:.2f} s"
+    )
+    values = {**ours, **ratios, **watched}
     exceeded = [
         EXCEEDED[key].format(value=values[key], limit=limit) for key, limit in LIMITS.items() if values[key] > limit
     ]
     for line in exceeded:
         print(f"benchmarks ui: {line}", file=sys.stderr)
     if args.json:
-        output = {"ours": ours, "bare_gradio": bare, **ratios, "starts": rows, "machine": machine(), "limits": LIMITS}
+        output = {
+            "ours": ours,
+            "bare_gradio": bare,
+            **ratios,
+            **watched,
+            "starts": rows,
+            "machine": machine(),
+            "limits": LIMITS,
+        }
         print(json.dumps({**output, "ok": not exceeded, "exceeded": exceeded}))
     return 1 if exceeded else 0
 

@@ -1,6 +1,6 @@
 // The charts of a run (ui/run/charts.py). The value is {run, revision, share}; the points are asked for when the revision changes and
 // the charts are on the screen. Every text is set with textContent.
-const ASK_S = 2; // between two questions while the run trains
+const ASK_S = 5; // between two questions while the run trains
 const MAIN = ["loss"];
 let run = "";
 let shown = null; // the answer that is drawn

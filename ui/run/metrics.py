@@ -111,10 +111,19 @@ class Metrics:
                 self.gpu_memory[index] = number(one.get("memory_total"))
 
     def _take_steps(self, found: list[dict[str, Any]]) -> None:
-        rows = {name: np.array([number(one.get(name)) for one in found]) for name in ("step", "loss", "lr", "step_s")}
+        rows = {name: numbers([one.get(name) for one in found]) for name in ("step", "loss", "lr", "step_s")}
         rows["t_s"] = times([one.get("t") for one in found])
         attempts = [one.get("attempt") for one in found]
         begin, last = 0, self.steps["step"][-1] if self.steps.length else -1.0
+        first = self._attempt if self._attempt is not None else attempts[0]
+        if (
+            type(first) is int
+            and attempts.count(first) == len(attempts)
+            and (np.diff(rows["step"], prepend=last) > 0).all()
+        ):
+            self._attempt = first
+            self.steps.add(rows)
+            return
         for index, step in enumerate(rows["step"].tolist()):
             attempt = attempts[index] if type(attempts[index]) is int else self._attempt
             if step <= last or (attempt != self._attempt and self._attempt is not None):
@@ -141,6 +150,17 @@ def number(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
         return float(value)
     return math.nan
+
+
+def numbers(values: list[Any]) -> np.ndarray:
+    """`number` of each value; all at once where all are numbers."""
+    if {*map(type, values)} <= {int, float}:
+        try:
+            found = np.array(values, np.float64)
+            return np.where(np.abs(found) < LARGEST, found, math.nan)
+        except OverflowError:
+            pass
+    return np.array([number(value) for value in values], np.float64)
 
 
 def times(texts: list[Any]) -> np.ndarray:
