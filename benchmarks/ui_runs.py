@@ -39,13 +39,13 @@ FLAGS = [
 CLICK = """async (name) => {
   const began = performance.now();
   document.querySelector(`#run-list [data-run="${name}"]`).click();
-  const done = () => document.querySelector(".hp-main-chart")?.getAttribute("aria-label").includes("step %s");
+  const done = () => document.querySelector(".hp-main-chart")?.getAttribute("aria-label").includes("step STEPS");
   while (!done()) {
-    if (performance.now() - began > %d) return null;
+    if (performance.now() - began > LIMIT) return null;
     await new Promise((resume) => requestAnimationFrame(resume));
   }
   return (performance.now() - began) / 1000;
-}""" % (f"{LONG_STEPS:,}", OPEN_MS)
+}""".replace("STEPS", f"{LONG_STEPS:,}").replace("LIMIT", str(OPEN_MS))
 
 
 def step_line(step: int) -> str:
