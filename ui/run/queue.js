@@ -65,10 +65,9 @@ async function compare(one) {
   }
   const losses = LOSSES.filter(([key]) => key !== "val_loss" || answer.rows.some((row) => row.val_loss !== null));
   const table = make("table");
-  table.append(make("caption", "", `${one.name}: a loss is the mean of some steps, the last ones or the best`));
   const head = make("tr");
   for (const text of [...answer.fields, "State", "Steps", ...losses.map((each) => each[1]), "Time", "LoRA"]) {
-    const cell = make("th", "", text.replaceAll("_", " "));
+    const cell = make("th", "", text[0].toUpperCase() + text.slice(1).replaceAll("_", " "));
     cell.scope = "col";
     head.append(cell);
   }
@@ -100,7 +99,8 @@ async function compare(one) {
   scroll.setAttribute("aria-label", `Runs of ${one.name}`);
   scroll.append(table);
   dialog.setAttribute("aria-label", `Runs of ${one.name}`);
-  dialog.replaceChildren(scroll, button("Close", "", () => dialog.close()));
+  const about = make("p", "hp-compare-about", "Losses are means of up to 50 steps: the last ones, and those with the lowest mean.");
+  dialog.replaceChildren(make("h3", "", one.name), about, scroll, button("Close", "", () => dialog.close()));
   dialog.showModal();
 }
 function item(entry, number) {
