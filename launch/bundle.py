@@ -1,4 +1,4 @@
-"""`python -m launch bundle RUN`: a run as one tar file that trains wherever there is Python, also without a network.
+"""`python -m launch bundle RUN`: a run as one tar file (or ZIP) that trains wherever there is Python, also without a network.
 
 It holds the spec, the data set, the packages that train and supervise (not the page), and `train.sh`. Nothing in it depends on the
 folder in which it is unpacked: `train.sh` writes the run's script for the place where it is, then starts the monitor. The same run
@@ -11,7 +11,9 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -32,6 +34,7 @@ PACKAGES = ("guards", "launch", "monitor", "presets", "runs")
 TRAINERS = {"diffusers": ("trainer",)}  # of the others: sd_scripts_patches
 SUFFIXES = (".py", ".toml", ".sh")
 PAGE_ONLY = ("gradio", "markdown-it-py", "pillow-heif", "apprise")  # pins of requirements.txt that no training needs
+PACKED = (".png", ".jpg", ".jpeg", ".webp", ".safetensors", ".whl")  # a ZIP does not make them smaller
 TIME_S = 315532800  # 1980-01-01, the earliest that every tool takes
 MOST_FILES = 1_000_000
 # What must be importable: by the monitor, and by the built-in trainer.
@@ -70,6 +73,29 @@ if [ -z "$python" ]; then
 fi
 {launcher}exec "$python" -m launch train {slug}
 """
+TRAIN_BAT = """@echo off
+rem Trains {slug}, supervised: a hang or a crash is noticed and the training restarted; Ctrl-C stops it with a checkpoint.
+rem It needs Python 3.11 to 3.14 with the packages of requirements.txt: in .venv beside this file, in PYTHON, or on the PATH.
+setlocal
+cd /d "%~dp0" || exit /b 1
+set "HANGPROOF_DATA=%CD%"
+set "PYTHONUTF8=1"
+set "PYTHONPATH="
+set "chosen="
+if exist ".venv\\Scripts\\python.exe" set "chosen=%CD%\\.venv\\Scripts\\python.exe"
+if not defined chosen if defined PYTHON set "chosen=%PYTHON%"
+if not defined chosen for %%P in (python.exe) do set "chosen=%%~$PATH:P"
+if not defined chosen (echo train.bat: no Python found; install Python 3.11 to 3.14 from python.org 1>&2 & exit /b 1)
+"%chosen%" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14)); " || (echo train.bat: Python 3.11 to 3.14 is needed 1>&2 & exit /b 1)
+"%chosen%" -c "import {modules}" 2>nul || (echo train.bat: packages are missing; run: "%chosen%" -m venv .venv, then .venv\\Scripts\\python -m pip install -r requirements.txt 1>&2 & exit /b 1)
+for %%D in ("%chosen%") do if not defined ACCELERATE if exist "%%~dpDaccelerate.exe" set "ACCELERATE=%%~dpDaccelerate.exe"
+"%chosen%" -m launch train {slug}
+exit /b %ERRORLEVEL%
+"""
+README = """Trains the LoRA {slug} with Hangproof: run `bash train.sh` (Linux, macOS) or train.bat (Windows) in this folder.
+It needs Python 3.11 to 3.14 with the packages of requirements.txt{trainer}; a base model that is missing is downloaded.
+The LoRA is then outputs/{slug}/{slug}.safetensors. The settings are in outputs/{slug}/run.toml, the images in datasets/{slug}.
+"""
 LAUNCHER = """if [ -z "${ACCELERATE:-}" ] && [ -x "${python%/*}/accelerate" ]; then
   export ACCELERATE=${python%/*}/accelerate
 fi
@@ -92,6 +118,8 @@ def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entr
         LaunchError: the run has no images, or a folder that was named does not exist.
     """
     yield Entry("train.sh", train_script(spec).encode(), True)
+    yield Entry("train.bat", train_batch(spec).encode())
+    yield Entry("README.txt", readme(spec).encode())
     yield Entry("requirements.txt", requirements().encode())
     for name in ("setup.sh", "start.sh", "LICENSE"):  # start.sh installs kohya's trainers
         yield Entry(name, ROOT / name, name == "start.sh")
@@ -99,7 +127,12 @@ def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entr
         for path in _files(ROOT / package):
             if path.suffix in SUFFIXES and "__pycache__" not in path.parts:
                 yield Entry(path.relative_to(ROOT).as_posix(), path)
-    yield Entry(f"outputs/{spec.slug}/run.toml", dumps(portable(spec)).encode())
+    if (own_models := presets.data_root() / "models.toml").is_file():
+        yield Entry("models.toml", own_models)
+    carried = portable(spec)
+    yield Entry(f"outputs/{spec.slug}/run.toml", dumps(carried).encode())
+    yield Entry(f"outputs/{spec.slug}/dataset.toml", _relative(runs.dataset_toml(carried)).encode())
+    yield Entry(f"outputs/{spec.slug}/sample_prompts.txt", runs.sample_prompts(carried).encode())
     folders = [(datasets_dir() / spec.slug, f"datasets/{spec.slug}")]
     if spec.control_dir:
         folders.append((Path(spec.control_dir).expanduser().absolute(), _control(spec)))
@@ -144,6 +177,23 @@ def portable(spec: "RunSpec") -> "RunSpec":
     return spec.changed(save_dir="", store=store, control_dir=_control(spec) if spec.control_dir else "")
 
 
+def _relative(text: str) -> str:
+    """A file with the bundle's folder instead of this machine's, for people and kohya's trainers; `train.sh` writes it again."""
+    return text.replace(f'"{presets.data_root().as_posix()}/', '"./')
+
+
+def readme(spec: "RunSpec") -> str:
+    """The text of README.txt."""
+    trainer = "" if spec.backend in TRAINERS else f" and kohya's trainer (./start.sh {spec.backend})"
+    return README.format(slug=spec.slug, trainer=trainer)
+
+
+def train_batch(spec: "RunSpec") -> str:
+    """The text of train.bat."""
+    modules = (*MODULES, *(TRAINING_MODULES if spec.backend in TRAINERS else ()))
+    return TRAIN_BAT.format(slug=spec.slug, modules=", ".join(modules)).replace("\n", "\r\n")
+
+
 def train_script(spec: "RunSpec") -> str:
     """The text of the bundle's train.sh."""
     built_in = spec.backend in TRAINERS
@@ -164,13 +214,42 @@ def write(path: Path, top: str, files: list[Entry]) -> str:
         with tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as tar:
             for entry in sorted(files, key=lambda one: one.name):
                 _add(tar, f"{top}/{entry.name}", entry)
-        digest = hashlib.sha256()
-        with temporary.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        digest = _sha256(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+    return digest
+
+
+def write_zip(path: Path, top: str, files: list[Entry]) -> str:
+    """Write a ZIP with the same files, completely or not at all; its SHA-256. Programs stay executable where unzip keeps that."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            for entry in sorted(files, key=lambda one: one.name):
+                name = check_name(f"{top}/{entry.name}")
+                info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+                info.create_system, info.external_attr = 3, (0o100755 if entry.executable else 0o100644) << 16
+                stored = PurePosixPath(name).suffix.lower() in PACKED
+                info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+                with archive.open(info, "w", force_zip64=True) as file:
+                    if isinstance(entry.source, bytes):
+                        file.write(entry.source)
+                    else:
+                        with entry.source.open("rb") as source:
+                            shutil.copyfileobj(source, file, 1 << 20)
+        digest = _sha256(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return digest
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
     return digest.hexdigest()
 
 
@@ -245,7 +324,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN, or a bundle to unpack."""
     parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run; with --unpack, the tar file")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="the tar file (default: RUN.tar in this folder)"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the file (default: RUN.tar in this folder); a name that ends in .zip gives a ZIP",
     )
     parser.add_argument(
         "--wheels",
@@ -271,7 +354,10 @@ def run(args: argparse.Namespace) -> int:
     path = (args.output or Path(f"{spec.slug}.tar")).absolute()
     with explained(f"write {path}"):
         files = list(entries(spec, args.wheels, args.models))
-        digest = write(path, spec.slug, files)
+        digest = (write_zip if path.suffix.lower() == ".zip" else write)(path, spec.slug, files)
     size = path.stat().st_size
-    text = f"{path}: {len(files)} files, {size / 1e6:.1f} MB. There: tar xf {path.name} && bash {spec.slug}/train.sh"
+    unpacking = "unzip" if path.suffix.lower() == ".zip" else "tar xf"
+    text = (
+        f"{path}: {len(files)} files, {size / 1e6:.1f} MB. There: {unpacking} {path.name} && bash {spec.slug}/train.sh"
+    )
     return common.report(args, text, {"file": str(path), "files": len(files), "bytes": size, "sha256": digest})

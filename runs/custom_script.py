@@ -93,12 +93,13 @@ def merge(spec: "RunSpec", now: str, platform: str = sys.platform) -> tuple[str,
             f"the edited script of {spec.slug} is for {system}; remove the table [edited] from its run.toml to use the generated one"
         )
     try:
-        return _merged(mine, base, now, platform)
+        return merged(mine, base, now, platform)
     except PresetError as error:
         raise RunError(f"the edited script of {spec.slug} cannot be read: {error}") from error
 
 
-def _merged(mine: str, base: str, now: str, platform: str) -> tuple[str, list[str]]:
+def merged(mine: str, base: str, now: str, platform: str = sys.platform) -> tuple[str, list[str]]:
+    """`mine` with the difference of base → now, and what could not be applied. PresetError, RunError: as `merge`."""
     old, new = only(base, platform), only(now, platform)
     before, after = flags(old), flags(new)
     wanted: dict[str, list[str] | None] = {}
@@ -277,3 +278,31 @@ def diff(before: str, after: str, names: tuple[str, str]) -> list[str]:
     """The changed lines with their context, each starting with "+", "-", "@" or a space; none where nothing changed."""
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="", n=1)
     return [line for line in lines if not line.startswith(("---", "+++"))][:400]
+
+
+# Flags that the run's name and folder determine, and not a setting.
+OF_THE_RUN = (*OWN, "sample_prompts", "logging_dir")
+
+
+def follow(mine: str, base: str, now: str, platform: str = sys.platform) -> str:
+    """The edited script with the run's present name and folder, where the person left them as they were in `base`.
+
+    Args:
+        base: the script that was edited. now: the one that the form gives.
+    """
+    try:
+        edited, old, new = (flags(only(text, platform)) for text in (mine, base, now))
+    except RunError:
+        return mine
+    wanted: dict[str, list[str] | None] = {}
+    for flag in OF_THE_RUN:
+        if old.get(flag) != new.get(flag) and edited.get(flag) == old.get(flag) and flag in new:
+            wanted[flag] = [value or "" for value in new[flag]]
+    text = set_flags(mine, wanted, name(platform))[0]
+    comments = dict(zip(_comments(base), _comments(now), strict=False))
+    return "".join(comments.get(line, line) for line in text.splitlines(keepends=True))
+
+
+def _comments(text: str) -> list[str]:
+    """The comments at the head of a generated script, which have the run's name."""
+    return [line for line in text.splitlines(keepends=True)[:5] if line.lower().startswith(("#", "rem "))]

@@ -27,6 +27,7 @@ IMAGES = {
     ".avif": "image/avif",
 }
 TEXT = "text/plain; charset=utf-8"
+ZIP = "application/zip"
 DOWNLOADS = {
     ".safetensors": "application/octet-stream",
     ".txt": TEXT,
@@ -38,8 +39,11 @@ DOWNLOADS = {
     ".sh": TEXT,
     ".bat": TEXT,
     ".tar": "application/x-tar",
+    ".zip": ZIP,
 }
 # The hidden folders whose images the page shows: those of a draft. `.uploads` is not among them.
+# The ZIPs that the page made of drafts (ui/new/export_job.py).
+EXPORT = re.compile(r"\.drafts/[0-9a-f]{24}/export/[A-Za-z0-9_-]+\.zip")
 DRAFT = re.compile(r"\.drafts/[0-9a-f]{24}/[A-Za-z0-9_-]+/.*")
 KINDS = {"outputs": {**IMAGES, **DOWNLOADS}, "datasets": IMAGES}
 
@@ -64,6 +68,8 @@ def find(text: str) -> tuple[Path, str, os.stat_result] | None:
     ):
         return None
     content_type = KINDS[kind].get(path.suffix.lower())
+    if kind == "datasets" and EXPORT.fullmatch(inside):
+        content_type = ZIP
     return (path, content_type, found) if content_type else None
 
 

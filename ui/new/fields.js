@@ -115,3 +115,11 @@ for (const name of ["input", "change", "click", "keyup"]) {
     if (key && document.body.classList.contains("hp-open")) setTimeout(() => note(key, shownValue(key)));
   });
 }
+
+/** [[key, value], …] of all fields as they are shown: what was typed, else what the server has. */
+hangproof.fieldValues = () => names.map((key) => [key, hangproof.unsavedText("field", key) ?? base[key]]);
+/** The fields' new values for an event that sets some of them, as if they were typed; the others keep theirs. */
+hangproof.use = (values) => {
+  for (const [key, value] of Object.entries(values || {})) note(key, value);
+  return names.map((key) => (values && key in values ? values[key] : undefined));
+};

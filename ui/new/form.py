@@ -8,7 +8,7 @@ import glob
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -210,7 +210,11 @@ def values_of_spec(spec: "runs.RunSpec", images: int) -> dict[str, Any]:
         key: "" if values[key] is None else str(values[key])
         for key in ("max_train_steps", "save_every_n_steps", "sample_every_n_steps", "validate_every_n_steps")
     }
-    lines = {key: value for key, value in fields.items() if key not in ("extra", "environment", "edited") and value != plain[key]}
+    lines = {
+        key: value
+        for key, value in fields.items()
+        if key not in ("extra", "environment", "edited") and value != plain[key]
+    }
     values |= {
         key: f"{values[key]:g}" if values[key] else "" for key in ("price_per_hour", "spend_limit", "validation_split")
     }
@@ -297,15 +301,30 @@ def findings(review: Review) -> str:
     return f'<div role="status"><ul class="hp-findings">{"".join(lines)}</ul></div>' if lines else ""
 
 
-def script_of(review: Review) -> str:
-    """The script that Start writes; comments with the reasons where the values give none."""
+def has_script(review: Review) -> bool:
+    """Whether the values give a script: they are valid, and the run has a name."""
+    return review.spec is not None and not (review.missing and review.missing[0].field == "name")
+
+
+def complete(spec: "runs.RunSpec", images: Mapping[str, int], captions: Iterable[str] = ()) -> "runs.RunSpec":
+    """The spec with the save and sample intervals that a new run gets; unchanged without images.
+
+    Args:
+        images: their number by folder. captions: as in runs.folders.with_sample_interval.
+    """
     from runs.folders import with_sample_interval, with_save_interval
 
+    if not sum(images.values()):
+        return spec
+    spec = with_save_interval(spec, images) if spec.save_every_n_steps is None else spec
+    return with_sample_interval(spec, images, captions)
+
+
+def script_of(review: Review, captions: Iterable[str] = ()) -> str:
+    """The script that Start writes; comments with the reasons where the values give none."""
     spec, reasons = review.spec, [*review.missing[:1], *review.faults]
-    if spec is not None and not (review.missing and review.missing[0].field == "name"):
-        if sum(review.images.values()):
-            spec = with_save_interval(spec, review.images) if spec.save_every_n_steps is None else spec
-            spec = with_sample_interval(spec, review.images)
+    if spec is not None and has_script(review):
+        spec = complete(spec, review.images, captions)
         try:
             return runs.script(spec, runs.outputs_dir() / spec.slug)
         except runs.RunError as error:
@@ -415,8 +434,13 @@ def unpaired(spec: "runs.RunSpec", draft_id: str) -> Fault | None:
     return None
 
 
-def create(values: dict[str, Any], draft_id: str) -> tuple[Path, list[str]]:
+def create(
+    values: dict[str, Any], draft_id: str, finish: "Callable[[runs.RunSpec], runs.RunSpec]" = lambda spec: spec
+) -> tuple[Path, list[str]]:
     """Create a run from the form's values and the draft's images.
+
+    Args:
+        finish: called with the run's spec after all checks; gives the one that is created. May raise RunError.
 
     Returns:
         The run's folder, and messages: the warnings, and which images and captions were changed.
@@ -436,6 +460,6 @@ def create(values: dict[str, Any], draft_id: str) -> tuple[Path, list[str]]:
     if fault := unpaired(checked.spec, draft_id):
         raise runs.RunError([fault])
     messages = [f"Warning: {shown(warning)}" for warning in checked.warnings]
-    folder = runs.create(checked.spec, draft.sources(draft_id), on_note=messages.append)
+    folder = runs.create(finish(checked.spec), draft.sources(draft_id), on_note=messages.append)
     draft.mark_in_a_run(draft_id)
     return folder, messages

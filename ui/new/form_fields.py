@@ -92,7 +92,7 @@ KEYS = (*HEAD, *(field.key for field in (CONTROL, *LENGTH, *SAMPLES, *MORE, *MAC
 
 LABELS = {"name": "Name", "trigger": "Trigger word", "model": "Base model", "tier": "VRAM", "backend": "Trainer"}
 LABELS |= {field.key: field.label for field in (CONTROL, *LENGTH, *SAMPLES, *MORE, *MACHINES)}
-LABELS |= {"flags": "Extra trainer options", "images": "Images"}
+LABELS |= {"flags": "Extra trainer options", "images": "Images", "script": "The script"}
 # Fields that may be empty, and the value of the spec that an empty one gives.
 EMPTY = {
     "max_train_steps": None,

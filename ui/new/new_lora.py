@@ -58,7 +58,7 @@ FOLLOW_MODEL = """(answer, ...values) => values.map((value, n) => {
 MERGE = "(stored, ...values) => hangproof.merge(stored, values)"
 RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
 START = """async (draft, stored, ...values) => {
-  const script = !await hangproof.flushScript();
+  const script = hangproof.flushScript ? !await hangproof.flushScript() : hangproof.unsaved('script').length;
   const kept = await hangproof.flush() ? 0 : hangproof.unsaved('caption').length;
   return [draft, { ...hangproof.changes(values), kept, script, waiting: hangproof.kept() }, ...values];
 }"""
@@ -167,9 +167,9 @@ def build() -> NewLora:
         tab.proposed = gr.State(None)
         tab.proposal = gr.HTML(value=None, html_template="", elem_id="proposal", container=False)
         tab.propose = gr.Button(visible=False, elem_id="propose", size="sm")
-        with gr.Accordion("The script", open=False):
+        with gr.Accordion("The script", open=False, elem_id="script-fold"):
             tab.script = gr.Code(language="shell", interactive=False, max_lines=24, show_label=False, elem_id="script")
-            tab.script_tools = script_editor.build()
+        tab.script_tools = script_editor.build()
         tab.problem = gr.HTML(elem_id="problem", apply_default_css=False)
         tab.errors = gr.HTML(
             value=None,

@@ -1,0 +1,219 @@
+"""The fold "Templates and import" of step 1: settings from a name or from another trainer's files, shown before they are used.
+
+The component's script (setup.js) asks these functions and shows what would change; nothing changes before "Use these settings".
+The form's fields then change as if they were typed, so they are stored like every other edit.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import presets
+import runs
+from runs.files import RunError
+from runs.machine import this_machine, tier_for
+from ui import scripts
+from ui.dataset import draft
+from ui.dataset.images import OUT_OF_DATE
+from ui.new import form, templates
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+    from runs.foreign_spec import Import
+
+QUIET = ("same", "run")  # outcomes that change nothing
+TEXT = 300  # characters of a value that is shown
+
+
+def current(draft_id: str) -> dict[str, Any]:
+    """The form's values as they are stored. RunError: there is no such draft."""
+    if not draft.is_id(draft_id):
+        raise RunError(OUT_OF_DATE)
+    return form.restored({"tier": tier_for(this_machine()), **draft.form(draft_id)})
+
+
+def changes(values: Mapping[str, Any], now: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What the form would change: {key, label, before, after} for each field with another value."""
+    return [
+        {"key": key, "label": form.LABELS.get(key, key), "before": _shown(key, now[key]), "after": _shown(key, value)}
+        for key, value in values.items()
+        if key in form.KEYS and not form._same(value, now[key])
+    ]
+
+
+def _shown(key: str, value: object) -> str:
+    """A value as the form shows it."""
+    if key == "model":
+        model = presets.models().get(str(value))
+        return str(model["name"]) if model else str(value)
+    if key == "tier":
+        return str(presets.tiers().get(str(value), {}).get("label", value))
+    if key == "backend":
+        return form.BACKENDS.get(str(value), str(value))
+    choices = next((one.choices for one in (*form.MORE, *form.SAMPLES) if one.key == key), ())
+    if named := next((label for label, choice in choices if choice == value), ""):
+        return named
+    text = "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= TEXT else text[: TEXT - 1] + "…"
+
+
+# Import ------------------------------------------------------------------------------------------------------------------
+
+
+def read_files(draft_id: str, files: list[tuple[str, str]]) -> dict[str, Any]:
+    """What some configuration files of another trainer would change; nothing is changed.
+
+    Returns:
+        {kind, values: the form's values by field, changes, rows: [{name, value, outcome, text}], added, notes,
+        folders: [{path, images, problem}]}
+
+    Raises:
+        RunError: the files cannot be imported; the message says why.
+    """
+    from runs.foreign import read
+    from runs.foreign_spec import convert
+
+    now, machine = current(draft_id), this_machine()
+    found = convert(read(files), tier_for(machine) if machine.vram_gb else "")
+    values = form_values(found, now)
+    return {
+        "kind": found.kind,
+        "values": values,
+        "changes": changes(values, now),
+        "rows": [{"name": r.name, "value": r.value, "outcome": r.outcome, "text": r.text} for r in found.rows],
+        "added": found.added,
+        "notes": found.notes,
+        "folders": [_folder(one.path) for one in found.folders if one.path][:20],
+    }
+
+
+def form_values(found: "Import", now: Mapping[str, Any]) -> dict[str, Any]:
+    """The form's values that an import sets; the other fields keep theirs."""
+    fields = {key: value for key, value in found.fields.items() if value is not None}
+    whole = "model" in fields
+    base = {} if whole else {key: now[key] for key in ("model", "backend")}
+    try:
+        spec = runs.make({"name": "my-lora", **base, **fields})
+    except RunError:
+        return {key: value for key, value in fields.items() if key in form.KEYS}
+    given = form.values_of_spec(spec, 0)
+    keys = set(found.fields) | ({*form.MODEL_FIELDS, "flags"} if whole else set())
+    keys |= {"flags"} if given["flags"] else set()
+    if not whole and given["flags"]:
+        given["flags"] = f"{now['flags'].rstrip()}\n{given['flags']}".lstrip()
+    return {key: given[key] for key in form.KEYS if key in keys}
+
+
+def _folder(path: str) -> dict[str, Any]:
+    """An image folder that a file names: how many images are there, or why none are."""
+    from runs.dataset import is_image_name
+    from ui.dataset import imports
+
+    try:
+        folder = imports.given_folder(path)
+        count = sum(is_image_name(one) for one in _names(folder))
+    except (RunError, OSError) as error:
+        return {"path": path, "images": 0, "problem": str(error)}
+    return {"path": str(folder), "images": count, "problem": "" if count else "No images in this folder"}
+
+
+def _names(folder: Path) -> list[Path]:
+    """The files of a folder and of its folders, at most 20,000."""
+    found = []
+    for one in sorted(folder.iterdir()):
+        found += list(one.iterdir()) if one.is_dir() and not one.name.startswith(".") else [one]
+        if len(found) > 20_000:
+            break
+    return found
+
+
+# Calls of the script. Each takes a dict from the browser and checks every value ---------------------------------------------
+
+
+def _answer(action: Callable[[dict[str, Any], str], dict[str, Any]], data: object) -> dict[str, Any]:
+    try:
+        if not isinstance(data, dict) or not draft.is_id(draft_id := data.get("draft")):
+            raise RunError(OUT_OF_DATE)
+        return {"ok": True, **action(data, draft_id)}
+    except (RunError, presets.PresetError) as error:
+        return {"ok": False, "error": str(error)}
+
+
+def setup(data: dict[str, Any]) -> dict[str, Any]:
+    """All calls of the fold: `do` is list, preview, save, rename, delete, restore, read or images."""
+    action = ACTIONS.get(data.get("do", "")) if isinstance(data, dict) and isinstance(data.get("do"), str) else None
+    return _answer(action, data) if action else {"ok": False, "error": OUT_OF_DATE}
+
+
+def _list(_data: dict[str, Any], _draft_id: str) -> dict[str, Any]:
+    return {"templates": templates.listing()}
+
+
+def _preview(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+    now = current(draft_id)
+    values = templates.values_of(data.get("key"), now)
+    return {"values": values, "changes": changes(values, now)}
+
+
+def _save(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+    version = data.get("replace")
+    return templates.save(data.get("name"), current(draft_id), version if isinstance(version, str) else None)
+
+
+def _rename(data: dict[str, Any], _draft_id: str) -> dict[str, Any]:
+    return templates.rename(data.get("key"), data.get("name"))
+
+
+def _delete(data: dict[str, Any], _draft_id: str) -> dict[str, Any]:
+    return {"template": templates.delete(data.get("key"))}
+
+
+def _restore(data: dict[str, Any], _draft_id: str) -> dict[str, Any]:
+    return templates.restore(data.get("template"))
+
+
+def _read(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+    given = data.get("files")
+    files = (
+        [(one.get("name"), one.get("text")) for one in given if isinstance(one, dict)]
+        if isinstance(given, list)
+        else []
+    )
+    texts = [(name, text) for name, text in files if isinstance(name, str) and isinstance(text, str)]
+    return read_files(draft_id, texts)
+
+
+def _images(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+    from ui.dataset import imports
+
+    path = data.get("path")
+    imports.start_folder(draft_id, path if isinstance(path, str) else "")
+    return {}
+
+
+ACTIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
+    "list": _list,
+    "preview": _preview,
+    "save": _save,
+    "rename": _rename,
+    "delete": _delete,
+    "restore": _restore,
+    "read": _read,
+    "images": _images,
+}
+# The values that the script sends with its event `use`, for the form's fields: undefined keeps a field.
+USE = "(values) => hangproof.use(values)"
+
+
+def build() -> "gr.HTML":
+    """The fold. Its event `use` sets fields; its value is what they become."""
+    import gradio as gr
+
+    return gr.HTML(
+        html_template="",
+        elem_id="setup",
+        js_on_load=scripts.loader("setup", "use"),
+        server_functions=[setup],
+        apply_default_css=False,
+    )
