@@ -134,10 +134,11 @@ def main(argv: list[str]) -> int:
     todo = [name for name in names if name not in scores]
 
     import torch
+    from safetensors import SafetensorError
 
     try:
         embed = Embedder(args.model)
-    except (OSError, ValueError, KeyError, RuntimeError) as problem:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:
         print(f"{args.model}: the model cannot be read: {problem}", file=sys.stderr)
         return 1
     found = list(embeddings(embed, images))

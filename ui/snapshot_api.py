@@ -131,11 +131,10 @@ def _sample(folder: Path, name: str) -> Path:
 
 
 def _thumb(request: Request, folder: Path, name: str) -> Response:
-    path = _sample(folder, name)
-    try:
-        version = path.stat().st_mtime_ns
-    except OSError as error:
-        raise Missing(f"The sample {name[:200]!r} is gone") from error
+    found = served.find(str(_sample(folder, name)))  # a link out of the data folders is not followed
+    if found is None:
+        raise Missing(f"The sample {name[:200]!r} is gone")
+    path, version = found[0], found[2].st_mtime_ns
     headers = {"etag": f'"{version:x}"', "cache-control": "private, no-cache"}
     if request.query_params.get("v") == f"{version:x}":
         headers["cache-control"] = FOREVER
