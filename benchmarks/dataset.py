@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import psutil
 
 from benchmarks.goodput import machine
 from benchmarks.ui import ROOT, free_port
+from benchmarks.ui_runs import FLAGS, browser_path
 
 LIMITS = {
     "ingest_ratio": (
@@ -81,7 +82,7 @@ def photos(folder: Path, number: int) -> None:
 
 def ingest(place: Path, number: int, rounds: int) -> dict[str, Any]:
     """Rates of the import and of Pillow, in files a second, and their ratio: the median of the rounds."""
-    from ui.dataset import draft, draft_images, imports
+    from ui.dataset import draft, draft_images
 
     source = place / "photos"
     photos(source, number)
@@ -104,7 +105,6 @@ def ingest(place: Path, number: int, rounds: int) -> dict[str, Any]:
         )
     ratio = statistics.median(row["ratio"] for row in rows)
     threads = draft_images.workers()
-    assert imports.JOB
     return {"photos": number, "photo_mb": round(size_mb, 2), "threads": threads, "rounds": rows, "ingest_ratio": ratio}
 
 
@@ -191,7 +191,7 @@ def in_browser(data: Path, draft_id: str, number: int, rounds: int) -> dict[str,
     from playwright.sync_api import sync_playwright
 
     with served(data) as (url, process), sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(WAIT_MS)
         page.add_init_script(f"localStorage['hangproof-draft-id'] ||= '{draft_id}'")
@@ -218,10 +218,10 @@ def _open(page: Any, url: str) -> None:
 CLICK = """([click, condition]) => new Promise((done, failed) => {
   const holds = new Function("return " + condition), began = performance.now();
   const look = () => holds() ? done(performance.now() - began)
-    : performance.now() - began > %d ? failed(new Error(condition)) : requestAnimationFrame(look);
+    : performance.now() - began > LIMIT ? failed(new Error(condition)) : requestAnimationFrame(look);
   new Function(click)();
   look();
-})""" % (WAIT_MS - 1000)
+})""".replace("LIMIT", str(WAIT_MS - 1000))
 BUTTON = (
     "[...document.querySelectorAll('#images button')].find((one) => one.offsetParent && one.textContent.startsWith({}))"
 )
@@ -239,8 +239,6 @@ def _measure(page: Any, number: int, rounds: int) -> dict[str, float]:
     for n in range(1, 3 * rounds + 1):
         card = f"document.querySelector('.hp-card').dataset.file === {json.dumps(f'{12 * n:05}.jpg')}"
         pages.append(click("Next", card))
-    opened = _timed(lambda: page.evaluate("fetch('config').then((one) => one.text())"))
-    del opened
     page.get_by_role("button", name="Edit captions in bulk").click()
     replaces, undos, redos = [], [], []
     old, new = "old word", "new word"
@@ -268,12 +266,6 @@ def _measure(page: Any, number: int, rounds: int) -> dict[str, float]:
         "redo_ms": median(redos),
         "caption_ms": median(captions),
     }
-
-
-def _timed(act: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    act()
-    return (time.perf_counter() - began) * 1000
 
 
 def opening(data: Path, draft_id: str) -> float:

@@ -229,7 +229,7 @@ def test_captions_are_filtered_replaced_and_images_removed_in_bulk(tab, server, 
     tab.get_by_test_id("image-count").get_by_text("14 shown").wait_for()
     assert "01.png" not in names(tab)
     tab.get_by_role("button", name="Select this page").click()
-    tab.get_by_text("12 selected").wait_for()
+    tab.get_by_text("12 selected", exact=True).wait_for()
     tab.get_by_role("button", name="Remove selected").click()
     shows(tab, 4)
     tab.get_by_label("Show", exact=True).select_option("All images")

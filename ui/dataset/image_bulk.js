@@ -206,7 +206,7 @@ function subsetRow(one) {
   for (const input of [name, repeats]) input.addEventListener("keydown", (event) => event.key === "Enter" && save.click());
   const show = button("Show its images", "hp-quiet", () => go({ query: { ...query(), folder: one.folder }, page: 0 }));
   show.setAttribute("aria-label", `Show the images of ${title}`);
-  row.append(name, make("span", "", "×"), repeats, save, make("span", "hp-count", many(one.images, "image")), show);
+  row.append(name, make("span", "", "×"), repeats, save, make("span", "hp-bulk-note", many(one.images, "image")), show);
   return row;
 }
 
@@ -218,7 +218,7 @@ const [tagPanel, openTags] = panelWith("tags", "Tags", () => {
 const tagSearch = textInput("Find a tag");
 tagSearch.type = "search";
 tagSearch.addEventListener("input", () => showTags());
-const tagInfo = make("span", "hp-count");
+const tagInfo = make("span", "hp-bulk-note");
 const tagList = make("ul", "hp-tag-list");
 const tagHead = make("div", "hp-bulk-row");
 tagHead.append(tagSearch, tagInfo);
