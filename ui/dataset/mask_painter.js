@@ -79,7 +79,7 @@ function makeMaskPainter(frame, { painted, uploaded, cleared, refused }) {
     context.lineCap = context.lineJoin = "round";
     context.beginPath();
     context.moveTo(from[0] * canvas.width, from[1] * canvas.height);
-    context.lineTo(to[0] * canvas.width, to[1] * canvas.height);
+    context.lineTo(to[0] * canvas.width, to[1] * canvas.height + 0.01); // a line without any length is not drawn
     context.stroke();
     context.globalCompositeOperation = "source-over";
   }
