@@ -257,3 +257,17 @@ def test_any_numbers_are_judged(validation, losses):
     alarm = overfitting(validation, lambda a, b: losses)
     if alarm:
         assert alarm.text()
+
+
+def test_the_charts_have_the_validation_loss(tmp_path):
+    from ui.run.charts import lines_of
+    from ui.run.metrics import Metrics
+
+    lines = "".join(step_line(step, t=f"2026-01-01T00:00:{step:02}.000Z") for step in range(1, 40))
+    more = [json.loads(validation_line(step, 1.0 / step)) for step in (10, 20, 10)]
+    text = "".join(json.dumps({**one, "t": f"2026-01-01T00:00:{one['step']:02}.500Z"}) + "\n" for one in more)
+    (tmp_path / "metrics.jsonl").write_text(lines + validation_line("x", 1) + validation_line(30, None) + text)
+    metrics = Metrics(tmp_path / "metrics.jsonl").update()
+    for axis, first in (("step", 10.0), ("time", 9.5)):
+        found = {line["key"]: line for line in lines_of(metrics, axis, None, None, 40.0, [])["lines"]}
+        assert found["val_loss"]["x"][0] == first and found["val_loss"]["mean"][:2] == [0.1, 0.05]

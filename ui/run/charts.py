@@ -84,6 +84,10 @@ def lines_of(
         {"key": key, "label": label, "unit": unit, **points(x, steps[key], begin, end)}
         for key, (label, unit) in STEP_LINES.items()
     ]
+    held_out = metrics.validation()
+    held_x = held_out["step"] if axis == "step" else rising(held_out["t_s"]) - began_s
+    shown = points(held_x, held_out["val_loss"], begin, end)
+    lines.insert(1, {"key": "val_loss", "label": "Validation loss", "unit": "", **shown})
     for index, table in sorted(metrics.gpus.items()):
         t = rising(table["t_s"])
         gpu_x = t - began_s if axis == "time" else _steps_at(t, metrics)

@@ -78,6 +78,7 @@ class Metrics:
         self.gpu_names: dict[int, str] = {}
         self.gpu_memory: dict[int, float] = {}  # bytes
         self.restarts: list[Restart] = []
+        self._validation: dict[int, tuple[float, float]] = {}  # step: time, loss of the held-out images
         self.share = 1.0
 
     def update(self) -> "Metrics":
@@ -101,6 +102,8 @@ class Metrics:
         if steps:
             self._take_steps(steps)
         for one in found:
+            if one.get("kind") == "validation" and _is_step(one.get("step")):
+                self._validation[one["step"]] = float(times([one.get("t")])[0]), number(one.get("val_loss"))
             index = one.get("gpu")
             if one.get("kind") == "gpu" and type(index) is int and 0 <= index < MOST_GPUS:
                 table = self.gpus.setdefault(index, Table(GPU))
@@ -134,6 +137,12 @@ class Metrics:
                     self.restarts.append(Restart(int(step), float(rows["t_s"][index])))
             last, self._attempt = step, attempt
         self.steps.add({name: column[begin:] for name, column in rows.items()})
+
+    def validation(self) -> dict[str, np.ndarray]:
+        """The loss of the held-out images in the order of the steps: columns step, t_s and val_loss."""
+        rows = [(step, *values) for step, values in sorted(self._validation.items())]
+        columns = np.array(rows, np.float64).reshape(len(rows), 3).T
+        return dict(zip(("step", "t_s", "val_loss"), columns, strict=True))
 
     def losses(self) -> dict[int, float]:
         """{step: loss} of the steps with a finite loss."""
