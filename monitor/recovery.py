@@ -19,6 +19,7 @@ from typing import Any
 
 from guards import checkpoint, startup
 from guards.heartbeat import REQUEST_TERM, Beat
+from monitor import trackio_feed
 from monitor.attempt import Attempt, AttemptView, ExitStatus
 from monitor.config import Config
 from monitor.detect.progress import Verdict
@@ -453,6 +454,7 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     known = {"attempt": number, "step": point.step, "metrics_bytes": metrics_bytes, "waited_s": waited_s}
     run.started = True  # what the event says beside the message is for monitor/ledger.py
     run.folder.event(kind, f"attempt {number} {source}, pid {attempt.pid}", **known)
+    trackio_feed.start(run.folder)
     return attempt
 
 

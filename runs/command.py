@@ -146,7 +146,7 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
         out["sample_prompts"] = str(folder / "sample_prompts.txt")
         out["sample_every_n_steps"] = sample_interval(spec) or False
     out |= validation(spec)
-    if spec.trackers:
+    if spec.trackers not in ("", "trackio"):  # that one is logged outside the training process
         out |= {"log_with": spec.trackers, "logging_dir": str(folder / "logs")}
     if world(spec) > 1:
         out["ddp_timeout"] = presets.defaults()["multi_gpu"]["ddp_timeout"]

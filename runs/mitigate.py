@@ -148,7 +148,7 @@ def validation_off(spec: "RunSpec") -> Changed:
 
 def trackers_offline(spec: "RunSpec") -> Changed:
     """Keep wandb offline; where it is offline already, or could be set online by a file, use no tracker."""
-    if not spec.trackers:
+    if spec.trackers in ("", "trackio"):  # trackio runs outside the training process
         return _same(spec)
     certain = spec.environment.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
     if spec.trackers == "tensorboard" or certain or spec.extra.get("log_tracker_config"):

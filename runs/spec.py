@@ -104,7 +104,7 @@ class RunSpec(BaseModel):
     validation_split: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.0  # share of the images held out
     validate_every_n_steps: Count | None = None  # None: as often as samples
     keep_tokens: Steps = DEFAULTS["keep_tokens"]
-    trackers: Literal["", "tensorboard", "wandb", "all"] = ""
+    trackers: Literal["", "tensorboard", "wandb", "trackio", "all"] = ""  # trackio: logged by monitor/trackio_feed.py
     control_dir: str = ""  # folder of control images, for models that learn from pairs (Kontext, Qwen-Image-Edit)
     save_dir: str = ""  # folder that checkpoints are written to; "" is the run's folder
     store: str = ""  # durable store: an address such as s3://bucket/runs, or a folder; "" is none

@@ -51,7 +51,7 @@ MORE = (
         "Also log to",
         "choice",
         "A tracker that records the loss",
-        (("none", ""), ("TensorBoard", "tensorboard"), ("wandb", "wandb")),
+        (("none", ""), ("TensorBoard", "tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")),
     ),
 )
 SAMPLES = (
