@@ -238,6 +238,7 @@
       ),
       labelled("Instruction", input("prompt", last.prompt || known.prompt, "area", { rows: 3 }))
     );
+    fields.prompt.parentElement.classList.add("hp-captions-wide");
     const frame = make("div", "hp-captions-grid");
     frame.append(
       labelled("Text before each caption", input("prefix", last.prefix || "")),

@@ -17,7 +17,8 @@ from ui.dataset.measure import Measure
 LEAST_SHARPNESS = 0.01  # variance of the Laplacian, in parts of the variance of the brightness, at 512 pixels
 LEAST_CONTRAST = 30.0  # variance of the brightness below which sharpness says nothing: fog, a plain colour
 DARK_HIGH, DARK_MEAN = 70, 30  # of 255: 95 of 100 pixels and the mean of a picture that is too dark are below
-BRIGHT_LOW, BRIGHT_MEAN = 200, 235  # 5 of 100 pixels and the mean of a picture that is too bright are above
+BRIGHT_LOW, BRIGHT_MEAN = 200, 225  # 5 of 100 pixels and the mean of a picture that is too bright are above
+MOST_CONTRAST = 600.0  # variance of the brightness of both; stars at night and lines on paper have more
 ENLARGED = 1.1  # an image that is enlarged more than this to be trained
 LEAST_KEPT = 0.85  # share of a picture that its bucket keeps
 STYLE_SHARE = 0.9  # of the captions that have the same style, below which styles are mixed
@@ -51,14 +52,14 @@ KINDS = {
     "duplicate": Kind(
         "{n} images are copies of another one",
         "1 image is a copy of another one",
-        "The same picture is trained more often than the others. The one that is kept has the most pixels, then a caption.",
+        "The same picture is trained more often than the others. The one with the most pixels and a caption of yours is kept.",
         "Remove the copies",
         "Remove",
     ),
     "near": Kind(
         "{n} images are nearly identical to another one",
         "1 image is nearly identical to another one",
-        "Pictures of one moment teach the LoRA that moment. The one that is kept has the most pixels, then a caption.",
+        "Pictures of one moment teach the LoRA that moment. A sharp one with the most pixels and a caption of yours is kept.",
         "Remove all but the best",
         "Remove",
     ),
@@ -205,7 +206,7 @@ def _copies(items: Sequence[Item], measures: Mapping[str, Measure]) -> Findings:
     copies: list[Finding] = []
     kept_for: dict[str, Item] = {}
     for same in exact.values():
-        best = best_of(same)
+        best = best_of(same, measures)
         copies += [Finding(one.id, other=best.id) for one in same if one is not best]
         kept_for |= {one.id: best for one in same}
     groups: dict[str, dict[str, Item]] = {}
@@ -216,18 +217,29 @@ def _copies(items: Sequence[Item], measures: Mapping[str, Measure]) -> Findings:
                 group[kept_for[item.id].id] = kept_for[item.id]
     near: list[Finding] = []
     for group in groups.values():
-        best = best_of(list(group.values()))
+        best = best_of(list(group.values()), measures)
         near += [Finding(one.id, other=best.id) for one in group.values() if one is not best]
     return {"duplicate": copies, "near": near}
 
 
-def best_of(items: Sequence[Item]) -> Item:
-    """The image to keep of several: the one with the most pixels, then with a caption that a person wrote, then any, then
-    the first."""
+def best_of(items: Sequence[Item], measures: Mapping[str, Measure]) -> Item:
+    """The image to keep of several: one that is not blurred, with the most pixels, with a caption that a person wrote, then
+    any, then the first."""
     rank = {"person": 3, "file": 2, "model": 1}
-    return max(
-        items, key=lambda item: (item.width * item.height, rank.get(item.caption_by, 0), bool(item.caption.strip()))
-    )
+
+    def worth(item: Item) -> tuple[bool, int, int, bool]:
+        width, height = item.trained_size
+        clear = not is_blurred(measures.get(item.sha256))
+        return clear, width * height, rank.get(item.caption_by, 0), bool(item.caption.strip())
+
+    return max(items, key=worth)
+
+
+def is_blurred(measure: Measure | None) -> bool:
+    """Whether a picture is not sharp anywhere; False where that is not known."""
+    if measure is None or measure.error:
+        return False
+    return measure.contrast >= LEAST_CONTRAST and measure.sharpness < LEAST_SHARPNESS
 
 
 def _pixels(items: Sequence[Item], measures: Mapping[str, Measure], slots: Mapping[str, Slot]) -> Findings:
@@ -244,12 +256,15 @@ def _pixels(items: Sequence[Item], measures: Mapping[str, Measure], slots: Mappi
             found["cropped"].append(Finding(item.id, f"{bucket} keeps {slot.kept * 100:.0f} % of {width} × {height}"))
         if measure is None or measure.error:
             continue
-        if measure.contrast >= LEAST_CONTRAST and measure.sharpness < LEAST_SHARPNESS:
+        if is_blurred(measure):
             found["blurred"].append(Finding(item.id))
+        if measure.contrast > MOST_CONTRAST:
+            continue
+        brightness = f"mean brightness {measure.mean:.0f} of 255"
         if measure.high < DARK_HIGH and measure.mean < DARK_MEAN:
-            found["dark"].append(Finding(item.id, f"mean brightness {measure.mean:.0f} of 255"))
+            found["dark"].append(Finding(item.id, brightness))
         if measure.low > BRIGHT_LOW and measure.mean > BRIGHT_MEAN:
-            found["bright"].append(Finding(item.id, f"mean brightness {measure.mean:.0f} of 255"))
+            found["bright"].append(Finding(item.id, brightness))
     return found
 
 

@@ -75,7 +75,7 @@
     timer = setTimeout(poll, busy() ? 700 : 1500);
   }
   // An edit of the cards changes the findings; a job, how far it is.
-  const changesSeen = () => JSON.stringify([state().draft, state().total, state().history]);
+  const changesSeen = () => [state().draft, state().total, undo.textContent, redo.textContent].join("\n");
   function poll() {
     if (busy() || changesSeen() !== seen) refresh();
     else timer = setTimeout(poll, 1500);
@@ -122,7 +122,7 @@
     drawBuckets();
   }
   function finding(one) {
-    const node = make("details", "hp-fold hp-finding");
+    const node = make("details", "hp-fold hp-kind");
     node.dataset.kind = one.kind;
     node.open = open.has(one.kind);
     const heading = make("summary");

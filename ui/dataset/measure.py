@@ -193,7 +193,7 @@ def run(folder: Path, entries: dict[str, dict[str, Any]], on_line: Any = print) 
     todo, done, reported_s = missing(folder, entries), 0, 0.0
     total = len(todo)
     on_line(f"0 of {total}")
-    with explained("store what was found"), (folder / NAME).open("ab") as file:
+    with explained("store what was found"), (folder / NAME).open("ab", buffering=0) as file:
         if file.tell():
             file.write(b"\n")  # after a line that was cut off by a kill
         with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
@@ -204,7 +204,6 @@ def run(folder: Path, entries: dict[str, dict[str, Any]], on_line: Any = print) 
                 done += 1
                 if time.monotonic() - reported_s >= REPORT_S or done == total:
                     reported_s = time.monotonic()
-                    file.flush()
                     on_line(f"{done} of {total}")
     return total
 
