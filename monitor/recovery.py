@@ -454,7 +454,8 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     known = {"attempt": number, "step": point.step, "metrics_bytes": metrics_bytes, "waited_s": waited_s}
     run.started = True  # what the event says beside the message is for monitor/ledger.py
     run.folder.event(kind, f"attempt {number} {source}, pid {attempt.pid}", **known)
-    trackio_feed.start(run.folder)
+    if run.folder.spec.get("trackers") == trackio_feed.TRACKER:
+        trackio_feed.start(run.folder)
     return attempt
 
 

@@ -115,7 +115,7 @@ def test_a_killed_tracker_continues_where_it_ended(tmp_path, logged):
         monitor.release()
 
 
-def test_without_trackio_the_run_is_told_how_to_get_it(tmp_path, monkeypatch):
+def test_without_trackio_an_event_says_how_to_install_it(tmp_path, monkeypatch):
     folder = a_run(tmp_path)
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "trackio.py").write_text("raise ImportError('No module named trackio')")

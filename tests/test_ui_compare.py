@@ -180,7 +180,7 @@ def test_runs_are_compared_and_downloaded_on_the_page(tmp_path):
         path = (low / "low-step000020.safetensors").resolve()
         whole = path.read_bytes()
         request = urllib.request.Request(f"{server.url}/gradio_api/file={path}", headers={"Range": "bytes=1000-1999"})
-        with urllib.request.urlopen(request, timeout=60) as reply:  # a download that broke off continues
+        with urllib.request.urlopen(request, timeout=60) as reply:  # an interrupted download continues
             assert reply.status == 206 and reply.read() == whole[1000:2000]
         for name in ("gone.zip", "..%2Flow.zip", "low", "low%2F..%2Flow.zip", "%00.zip", "high.zip"):
             assert server.get(f"/downloads/{name}")[0] == 404, name
