@@ -171,7 +171,7 @@ def test_start_is_refused_while_a_caption_cannot_be_saved(tab, data):
         mark(tab, "coffee.png").get_by_text("not saved").wait_for()
         banner(tab).get_by_text("shorten it to 20000").wait_for()
         tab.locator("#start").click()
-        tab.locator("#problem").get_by_text("Captions not saved: 1").wait_for()
+        tab.locator("#problem").get_by_text("Captions or masks not saved: 1").wait_for()
         assert not (data / "outputs" / "refused").exists()
         caption(tab, "coffee.png").fill("a cup")
         saved(tab, "coffee.png")

@@ -141,14 +141,6 @@ def add_images(data: dict[str, Any]) -> dict[str, Any]:
     return respond(action, data)
 
 
-def enlarge_image(data: dict[str, Any]) -> dict[str, Any]:
-    """URL of an image in a size for the whole window."""
-    try:
-        return {"ok": True, "url": file_url(draft.large(text_of(data, "draft"), text_of(data, "id")))}
-    except RunError as error:
-        return {"ok": False, "error": str(error)}
-
-
 def recent_drafts(data: dict[str, Any]) -> dict[str, Any]:
     """The drafts that were used last, except this one, so that another browser can continue one."""
     own, found = data.get("draft") if isinstance(data, dict) else None, list[dict[str, Any]]()
@@ -211,7 +203,6 @@ def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ())
             undo,
             redo,
             add_images,
-            enlarge_image,
             recent_drafts,
             explain_failed_upload,
             image_action,

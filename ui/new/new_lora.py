@@ -59,7 +59,7 @@ MERGE = "(stored, ...values) => hangproof.merge(stored, values)"
 RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
 START = """async (draft, stored, ...values) => {
   const script = hangproof.flushScript ? !await hangproof.flushScript() : hangproof.unsaved('script').length;
-  const kept = await hangproof.flush() ? 0 : hangproof.unsaved('caption').length;
+  const kept = await hangproof.flush() ? 0 : hangproof.unsaved('caption').length + hangproof.unsaved('mask').length;
   return [draft, { ...hangproof.changes(values), kept, script, waiting: hangproof.kept() }, ...values];
 }"""
 
@@ -427,7 +427,7 @@ def check_everything_arrived(sent: object) -> None:
     kept, waiting = (sent.get(key) if isinstance(sent, dict) else None for key in ("kept", "waiting"))
     if kept:
         raise runs.RunError(
-            f"Captions not saved: {kept}; correct the captions marked 'not saved', then press Start again"
+            f"Captions or masks not saved: {kept}; correct the captions marked 'not saved', then press Start again"
         )
     if isinstance(sent, dict) and sent.get("script"):
         raise runs.RunError("The edited script is not saved; look below the script, then press Start again")
