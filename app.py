@@ -66,6 +66,9 @@ def parser() -> argparse.ArgumentParser:
         help="a host name under which a proxy serves the page, such as train.example.org or *.proxy.runpod.net; "
         "needs a password; can be repeated",
     )
+    top.add_argument(
+        "--mcp", action="store_true", help="also serve the API as tools of an MCP server, for AI assistants"
+    )
     return top
 
 
@@ -187,6 +190,10 @@ def serve(args: argparse.Namespace) -> None:
     host = "0.0.0.0" if args.listen else "127.0.0.1"
     check_port(host, args.port)
     check_folders()
+    if args.mcp:
+        from ui.api.server import check_mcp
+
+        check_mcp()
     os.environ.update(GRADIO_ENV)
     from ui.dataset.draft import delete_expired, uploads_dir
 
@@ -208,6 +215,7 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None) -> "ASGIApp":
 
     from presets import defaults
     from ui import page, queue_wakes
+    from ui.api.server import OnDemand, mounted
     from ui.login import Login
     from ui.security import Guard, Hosts, Limits
     from ui.streams import Streams
@@ -236,7 +244,8 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None) -> "ASGIApp":
     blocks.has_launched = True
     queue_wakes.install(blocks)
     login = Login(auth, datasets_dir() / ".logins.json", args.port) if auth else None
-    return Guard(Streams(app), hosts, Limits(upload), login)
+    api = OnDemand(Streams(app), lambda: mounted(upload, args.mcp))
+    return Guard(api, hosts, Limits(upload), login, args.mcp)
 
 
 def _listen(app: "ASGIApp", host: str, port: int) -> None:

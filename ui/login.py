@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from ui.html import esc
 
@@ -187,12 +187,22 @@ class Login:
         token = request.cookies.get(self.cookie)
         return token is not None and self.sessions.valid(token)
 
-    def redirect(self, request: Request) -> Response:
-        """Send a browser without a login to the login page, and from there back."""
+    def redirect(self, request: Request, address: str = "login") -> Response:
+        """Send a browser without a login to the login page, and from there back. address: of that page, from the one asked for."""
         shown = _own_query(request.url.query)
         ended = {"ended": "1"} if self.cookie in request.cookies else {}
         query = urlencode({**ended, **({"next": shown} if shown else {})})
-        return RedirectResponse("login" + (f"?{query}" if query else ""), 303)
+        return RedirectResponse(address + (f"?{query}" if query else ""), 303)
+
+    async def respond_to_program(self, request: Request) -> Response:
+        """The session's cookie for the API's clients, as Gradio's own login answers them: 200, or 401 with the reason."""
+        answer = await self.respond(request)
+        if answer.status_code != 303:
+            text = "Too many wrong passwords; wait" if answer.status_code == 429 else "Wrong user name or password"
+            return JSONResponse({"detail": text}, answer.status_code)
+        accepted = JSONResponse({"success": True})
+        accepted.raw_headers += [(key, value) for key, value in answer.raw_headers if key == b"set-cookie"]
+        return accepted
 
     async def respond(self, request: Request) -> Response:
         """The login page for GET; for POST the session's cookie, or the page with the reason."""

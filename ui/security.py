@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ui import health, scripts, served, snapshot_api
@@ -66,10 +66,36 @@ ROUTES: dict[str, set[str]] = {
     f"{snapshot_api.PREFIX}/*": READS,
     "/login": {"POST", *READS},
     "/logout": {"POST"},
+    # The API (ui/api/), which is a Gradio app of its own.
+    "/api": READS,
+    "/api/": READS,
+    "/api/login": {"POST"},
+    "/api/config": READS,
+    "/api/theme.css": READS,
+    "/api/favicon.ico": READS,
+    "/api/manifest.json": READS,
+    "/api/assets/*": READS,
+    "/api/static/*": READS,
+    "/api/svelte/*": READS,
+    f"/api{API}app_id": READS,
+    f"/api{API}info": READS,
+    f"/api{API}startup-events": READS,
+    f"/api{API}theme.css": READS,
+    f"/api{API}heartbeat/*": READS,
+    f"/api{API}queue/data": READS,
+    f"/api{API}upload_progress": READS,
+    f"/api{API}queue/join": {"POST"},
+    f"/api{API}cancel": {"POST"},
+    f"/api{API}reset": {"POST"},
+    f"/api{API}upload": {"POST"},
+    f"/api{API}run/*": {"POST"},
+    f"/api{API}call/*": {"POST", *READS},
 }
+MCP = f"/api{API}mcp"
 EXACT = {path: methods for path, methods in ROUTES.items() if not path.endswith("*")}
 PREFIXES = {path[:-1]: methods for path, methods in ROUTES.items() if path.endswith("*")}
-PUBLIC = {"/login", "/favicon.ico", "/robots.txt", "/healthz"}  # needs no login
+PUBLIC = {"/login", "/api/login", "/favicon.ico", "/robots.txt", "/healthz"}  # needs no login
+PAGES = {"/": "login", "/api/": "../login"}  # what a browser shows, and from there the address of the login page
 
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -99,7 +125,8 @@ class Limits:
 
     def of(self, path: str) -> int:
         """The limit of a path."""
-        return {f"{API}upload": self.upload, "/login": self.login}.get(path, self.other)
+        limits = {f"{API}upload": self.upload, f"/api{API}upload": self.upload}
+        return {**limits, "/login": self.login, "/api/login": self.login}.get(path, self.other)
 
 
 class Hosts:
@@ -183,8 +210,10 @@ def own_request(headers: Headers, method: str) -> bool:
     )
 
 
-def methods_of(path: str) -> set[str]:
-    """The methods that are served for a path; none for an unknown path."""
+def methods_of(path: str, mcp: bool = False) -> set[str]:
+    """The methods that are served for a path; none for an unknown path. mcp: whether the MCP server is on."""
+    if mcp and (path == MCP or path.startswith(f"{MCP}/")):
+        return {"POST", "DELETE", *READS}
     return EXACT.get(path) or next((found for prefix, found in PREFIXES.items() if path.startswith(prefix)), set())
 
 
@@ -195,8 +224,10 @@ class TooLarge(MultiPartException):
 class Guard:
     """ASGI application in front of the page."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts, limits: Limits, login: Login | None = None) -> None:
-        self.app, self.hosts, self.limits, self.login = app, hosts, limits, login
+    def __init__(
+        self, app: ASGIApp, hosts: Hosts, limits: Limits, login: Login | None = None, mcp: bool = False
+    ) -> None:
+        self.app, self.hosts, self.limits, self.login, self.mcp = app, hosts, limits, login, mcp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -209,8 +240,7 @@ class Guard:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _Body(receive, self.limits.of(scope["path"]))
         request = Request(scope, body.receive)
-        page = scope["path"] == "/"
-        outgoing = _Outgoing(send, page, self.login is not None, body)
+        outgoing = _Outgoing(send, scope["path"], self.login is not None, body)
         try:
             response = self._refusal(request) or await self._own(request)
             if response is not None:
@@ -224,7 +254,7 @@ class Guard:
         except ClientDisconnect:
             return
         if body.too_large and not outgoing.started:
-            await _too_large(body.limit)(scope, receive, _Outgoing(send, False, False, None).send)
+            await _too_large(body.limit)(scope, receive, _Outgoing(send, "", False, None).send)
 
     def _refusal(self, request: Request) -> Response | None:
         path, headers = request.scope["path"], request.headers
@@ -235,16 +265,16 @@ class Guard:
                 "Another website sent this request, so Hangproof refuses it. Behind a proxy: pass the Host header on.",
                 403,
             )
-        methods = methods_of(path)
-        if not methods or (path in ("/login", "/logout") and self.login is None):
+        methods = methods_of(path, self.mcp)
+        if not methods or (path in ("/login", "/logout", "/api/login") and self.login is None):
             return PlainTextResponse("Hangproof has no such page.", 404)
         if request.method not in methods:
             return PlainTextResponse("This method is not allowed here.", 405, {"allow": ", ".join(sorted(methods))})
         if not _fits(headers, self.limits.of(path)):
             return _too_large(self.limits.of(path))
         if self.login and path not in PUBLIC and not self.login.logged_in(request):
-            if path == "/":
-                return self.login.redirect(request)
+            if path in PAGES:
+                return self.login.redirect(request, PAGES[path])
             return JSONResponse({"error": "Your login has ended. Log in again."}, 401)
         return None
 
@@ -255,6 +285,10 @@ class Guard:
             return await health.respond()
         if self.login and path == "/login":
             return await self.login.respond(request)
+        if self.login and path == "/api/login":
+            return await self.login.respond_to_program(request)
+        if path == "/api":
+            return RedirectResponse("api/", 307)
         if self.login and path == "/logout":
             return self.login.log_out(request)
         if path.startswith(scripts.PREFIX):
@@ -309,8 +343,9 @@ class _Body:
 class _Outgoing:
     """Adds the headers to an answer. Of the page itself it also gives each script element the nonce of the policy."""
 
-    def __init__(self, send: Send, page: bool, private: bool, body: _Body | None) -> None:
-        self.inner, self.page, self.private, self.body = send, page, private, body
+    def __init__(self, send: Send, path: str, private: bool, body: _Body | None) -> None:
+        self.inner, self.path, self.private, self.body = send, path, private, body
+        self.page = path in PAGES
         self.started = False
         self.first: Message | None = None
         self.parts: list[bytes] = []
@@ -342,7 +377,8 @@ class _Outgoing:
         # Gradio writes its data as JSON without "<", so each "<script" begins an element.
         html = b"".join(self.parts).replace(b"<script", f'<script nonce="{nonce}"'.encode())
         # Gradio adds what its `head` names only after it has started; the style sheet would then come after the first paint.
-        html = html.replace(b"</head>", f"{scripts.links()}</head>".encode(), 1)
+        if self.path == "/":
+            html = html.replace(b"</head>", f"{scripts.links()}</head>".encode(), 1)
         headers = MutableHeaders(raw=first["headers"])
         headers["content-security-policy"] = PAGE_POLICY.format(nonce=nonce)
         if html:  # the answer to HEAD has none, but the length of the page

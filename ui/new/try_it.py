@@ -41,18 +41,21 @@ def free_name() -> str:
     return name
 
 
-def start() -> Iterator[tuple[str, str, list[str]]]:
-    """Create and start the example run; yields (text beside the button, folder name of the run or "", messages for its page)."""
+def create() -> Path:
+    """Create the example run; returns its folder. Raises RunError, PresetError."""
     from runs.examples import TRIGGER, write_examples
 
+    spec = runs.make({"name": free_name(), "trigger": TRIGGER, "prompts": [f"{TRIGGER}, a shiny red ball"], **SETTINGS})
+    with tempfile.TemporaryDirectory() as photos:
+        write_examples(Path(photos))
+        return runs.create(spec, Path(photos))
+
+
+def start() -> Iterator[tuple[str, str, list[str]]]:
+    """Create and start the example run; yields (text beside the button, folder name of the run or "", messages for its page)."""
     yield '<p class="hp-intro" role="status">Preparing the example photos…</p>', "", []
     try:
-        spec = runs.make(
-            {"name": free_name(), "trigger": TRIGGER, "prompts": [f"{TRIGGER}, a shiny red ball"], **SETTINGS}
-        )
-        with tempfile.TemporaryDirectory() as photos:
-            write_examples(Path(photos))
-            folder = runs.create(spec, Path(photos))
+        folder = create()
     except (runs.RunError, presets.PresetError) as error:
         yield f'{INTRO}<p class="hp-hint hp-warn" role="alert">Not started: {esc(error)}</p>', "", []
         return

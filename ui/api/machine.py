@@ -1,0 +1,69 @@
+"""Endpoints of the machine: models, the examination of the tab Doctor, the demo, other machines."""
+
+from typing import Any
+
+import presets
+from ui import doctor_page
+from ui.api.checks import page_answer
+from ui.new import try_it
+from ui.run import control, drill, fleet_page
+
+TITLE = "This machine and others"
+
+
+def list_models() -> list[dict[str, Any]]:
+    """The base models: key, name, trainers, licence."""
+    return [
+        {"key": key, "name": one["name"], "trainers": one["backends"], "licence": one["licence"], "note": one["note"]}
+        for key, one in presets.models().items()
+    ]
+
+
+def list_tiers() -> list[dict[str, Any]]:
+    """The VRAM tiers."""
+    return [{"key": key, **one} for key, one in presets.tiers().items()]
+
+
+def examine_machine(full: bool = False) -> dict[str, Any]:
+    """Examine Python, GPU, disk and trainers in the background; `full` adds the self-tests. `machine_report` has the result."""
+    doctor_page.examine(full)
+    return doctor_page.report()
+
+
+def machine_report() -> dict[str, Any]:
+    """The last examination."""
+    return doctor_page.report()
+
+
+def explain_process(pid: int) -> dict[str, Any]:
+    """What a process of this user does and waits for, with the stack of every thread where it can be had."""
+    return doctor_page.explain(pid)
+
+
+def start_demo() -> dict[str, Any]:
+    """Train the demo: a tiny generated model on example images."""
+    folder = try_it.create()
+    control.start(folder)
+    return {"run": folder.name}
+
+
+def start_drill(kind: str = "worker") -> dict[str, Any]:
+    """Train the demo and freeze it on purpose, to see how the hang is detected and the run recovers."""
+    return {"run": drill.start(kind)}
+
+
+def list_fleet() -> list[dict[str, Any]]:
+    """The runs on other machines, as their stores show them; a first call starts to read the stores."""
+    return list(page_answer(fleet_page.show_fleet({}))["stores"])
+
+
+ACTIONS = (
+    list_models,
+    list_tiers,
+    examine_machine,
+    machine_report,
+    explain_process,
+    start_demo,
+    start_drill,
+    list_fleet,
+)

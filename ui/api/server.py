@@ -1,0 +1,201 @@
+"""Serves the API under `/api`: a Gradio app of its own, beside the page.
+
+Decision: its endpoints are not in the page's config, which each visit downloads, and it is built by the first request to it, so
+that it costs neither the page's start nor an idle server anything. `gradio_client` works as with any Gradio app:
+`Client("http://127.0.0.1:7860/api/")`. With `--mcp` its endpoints are also tools of an MCP server (`/api/gradio_api/mcp/`).
+"""
+
+import asyncio
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from presets import PresetError
+from runs.files import RunError
+from runs.paths import datasets_dir, outputs_dir
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+PATH = "/api"
+TITLE = "Hangproof API"
+TYPES = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+    types.NoneType: "null",
+}
+MCP_MISSING = "--mcp needs the package mcp; install it with: .venv/bin/python -m pip install 'gradio[mcp]=={version}'"
+
+
+def endpoints() -> dict[str, dict[str, Callable[..., Any]]]:
+    """The functions of each group by name."""
+    from ui.api import drafts, machine, runs
+
+    return {module.TITLE: {one.__name__: checked(one) for one in module.ACTIONS} for module in (runs, drafts, machine)}
+
+
+def build() -> "gr.Blocks":
+    """The Gradio app."""
+    import gradio as gr
+
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
+        gr.Markdown(document(endpoints()))
+        for group in endpoints().values():
+            for name, function in group.items():
+                gr.api(_answering(function), api_name=name, api_description=inspect.getdoc(function), queue=True)
+    return blocks
+
+
+def document(groups: dict[str, dict[str, Callable[..., Any]]]) -> str:
+    """The endpoints as Markdown: the page that a browser shows under /api/."""
+    parts = [
+        f"# {TITLE}",
+        "Every action of the page, as a named endpoint. With Python:",
+        '```py\nfrom gradio_client import Client\n\nclient = Client("http://127.0.0.1:7860/api/")\n'
+        'for run in client.predict(api_name="/list_runs"):\n    print(run["name"], run["state"], run["step"])\n```',
+        "An action that cannot be done raises an error that says what to do. The link “Use via API” below shows "
+        "each endpoint with its types, for Python, JavaScript and curl. The samples of a run have an address of their own: "
+        "`GET /api/evolution/RUN` and `GET /api/evolution/RUN/snapshot/STEP`.",
+    ]
+    for title, group in groups.items():
+        rows = [f"| `{name}({_arguments(function)})` | {_summary(function)} |" for name, function in group.items()]
+        parts.append(f"## {title}\n\n| endpoint | what it does |\n|---|---|\n" + "\n".join(rows))
+    return "\n\n".join(parts)
+
+
+def _arguments(function: Callable[..., Any]) -> str:
+    shown = []
+    for one in inspect.signature(function).parameters.values():
+        shown.append(one.name if one.default is one.empty else f"{one.name}={one.default!r}")
+    return ", ".join(shown)
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    return " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split()).replace("|", "\\|")
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which gets only values of the types it names, and whose answer is plain. RunError: another value."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise RunError(f"{function.__name__}({_arguments(function)}): {error}") from error
+        for name, value in given.arguments.items():
+            kinds = typing.get_args(signature.parameters[name].annotation) or (signature.parameters[name].annotation,)
+            if not any(_is_a(value, kind) for kind in kinds):
+                wanted = " or ".join(TYPES[kind] for kind in kinds)
+                raise RunError(f"{name}: {str(value)[:100]!r} is not {wanted}")
+        return _without_files(function(*args, **kwargs))
+
+    return call
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, int | float) if kind is float else isinstance(value, kind)
+
+
+def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose errors for users reach the client."""
+    import gradio as gr
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (RunError, PresetError) as error:
+            raise gr.Error(str(error), print_exception=False) from error
+
+    return call
+
+
+def _without_files(value: Any) -> Any:
+    """An answer in which no object has the key "path": gradio_client takes such an object for a file and downloads it."""
+    if isinstance(value, dict):
+        return {"file" if key == "path" else key: _without_files(one) for key, one in value.items()}
+    return [_without_files(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def mounted(max_upload: int, mcp: bool) -> ASGIApp:
+    """The API as an ASGI application, below PATH."""
+    import gradio as gr
+    from fastapi import FastAPI
+
+    from ui import queue_wakes
+
+    blocks = build()
+    app = gr.mount_gradio_app(
+        FastAPI(openapi_url=None),
+        blocks,
+        PATH,
+        app_kwargs={"openapi_url": None},
+        show_error=True,
+        max_file_size=max_upload,
+        ssr_mode=False,
+        mcp_server=mcp,
+        pwa=False,
+        enable_monitoring=False,
+        run_history=False,
+        footer_links=["api"],
+        allowed_paths=[str(outputs_dir()), str(datasets_dir())],
+    )
+    blocks.has_launched = True
+    queue_wakes.install(blocks)
+    return app
+
+
+def check_mcp() -> None:
+    """Check that the MCP server can run. Raises RunError: its package is missing."""
+    import importlib.util
+
+    if importlib.util.find_spec("mcp") is None:
+        from importlib.metadata import version
+
+        raise RunError(MCP_MISSING.format(version=version("gradio")))
+
+
+class OnDemand:
+    """ASGI application that passes requests below PATH to the API, which the first of them builds, and all others on."""
+
+    def __init__(self, app: ASGIApp, make: Callable[[], ASGIApp]) -> None:
+        self.app, self.make = app, make
+        self._api: ASGIApp | None = None
+        self._lock = asyncio.Lock()
+        self._running: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (scope["path"] == PATH or scope["path"].startswith(f"{PATH}/")):
+            await (await self._started())(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _started(self) -> ASGIApp:
+        async with self._lock:
+            if self._api is None:
+                api = await asyncio.to_thread(self.make)
+                ready = asyncio.Event()
+                self._running = asyncio.create_task(_run(api, ready))
+                await ready.wait()
+                self._api = api
+        return self._api
+
+
+async def _run(api: Any, ready: asyncio.Event) -> None:
+    """Keep an application's lifespan open; what starts in it (the queue, the MCP server) runs until the server ends."""
+    async with api.router.lifespan_context(api):
+        ready.set()
+        await asyncio.Event().wait()
