@@ -70,6 +70,7 @@ def both(tmp_path_factory):
         "t5": torch.randn(6, 20, 64, generator=draw),
         "clip": torch.randn(6, 32, generator=draw),
         "mask": (torch.arange(20)[None] < torch.tensor([3, 20, 7, 12, 1, 19])[:, None]).long(),
+        "alpha_masks": torch.rand(6, 64, 96, generator=draw).round(),
     }
     save_file(batch, folder / "batch.safetensors")
     transformer = models.load_transformer(model, torch.float32, CPU, False, lambda done, total: None)
@@ -126,6 +127,15 @@ def test_the_loss_is_that_of_sd_scripts_whatever_the_options(both):
     found = [ours(one, transformer, both["batch"]) for one in both["requested"]["losses"]]
     assert found == pytest.approx(both["answered"]["losses"], rel=1e-5)
     assert len({round(value, 4) for value in found}) == len(LOSSES), "options that change nothing test nothing"
+
+
+def test_the_loss_below_a_mask_is_that_of_sd_scripts(both):
+    transformer = models.load_transformer(both["model"], torch.float32, CPU, False, lambda done, total: None)
+    area = torch.nn.functional.interpolate(both["batch"]["alpha_masks"][:, None], size=(8, 12), mode="area")[:, 0]
+    batch = {**both["batch"], "loss_mask": area}
+    found = [ours(one, transformer, batch) for one in both["requested"]["losses"][:4]]
+    assert found == pytest.approx(both["answered"]["masked"], rel=1e-5)
+    assert all(mask < whole for mask, whole in zip(found, both["answered"]["losses"], strict=False))
 
 
 def test_sd_scripts_takes_the_lora_file_and_it_does_there_what_it_did_here(both):

@@ -50,13 +50,14 @@ def sigmas(requested: dict, batch: dict) -> list[float]:
     )
 
 
-def loss(requested: dict, model, batch: dict) -> float:
+def loss(requested: dict, model, batch: dict, masked: bool = False) -> float:
     args = SimpleNamespace(**requested, **NOT_USED)
     text = batch["t5"]
     given = {
         "latents": batch["latents"],
         "text_encoder_outputs_list": [batch["clip"], text, torch.zeros(*text.shape[:2], 3), batch["mask"]],
         "loss_weights": torch.ones(len(text)),
+        "alpha_masks": batch["alpha_masks"] if masked else None,
     }
     accelerator = SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext)
     trainer = FluxNetworkTrainer()
@@ -100,6 +101,7 @@ def main(source: Path, target: Path) -> None:
     answer = {
         "sigmas": [sigmas(one, batch) for one in requested["draws"]],
         "losses": [loss(one, model, batch) for one in requested["losses"]],
+        "masked": [loss(one, model, batch, True) for one in requested["losses"][:4]],
         "merged": loss(requested["losses"][0], trained, batch),
         "beside": loss(requested["losses"][0], beside, batch),
     }
