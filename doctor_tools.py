@@ -60,9 +60,12 @@ def end_orphan(pid: object, start: object) -> str:
     Raises:
         RunError: it is none of them (any more).
     """
+    gone = RunError("This process is not an orphan any more; look again")
+    if isinstance(pid, bool) or not isinstance(pid, int) or not isinstance(start, int | float):
+        raise gone
     listed = next((one for one in orphans() if one["pid"] == pid and one["start"] == start), None)
-    if isinstance(pid, bool) or not isinstance(pid, int) or not isinstance(start, int | float) or listed is None:
-        raise RunError("This process is not an orphan any more; look again")
+    if listed is None:
+        raise gone
     try:
         platform.send(pid, float(start), signal.SIGCONT)
         platform.send(pid, float(start), signal.SIGTERM)

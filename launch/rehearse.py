@@ -98,6 +98,8 @@ def digest(spec: RunSpec) -> str:
     import hashlib
 
     kept = {key: value for key, value in spec.model_dump().items() if key not in UNTRIED}
+    if edited := kept.pop("edited", None):
+        kept["script"] = edited["script"].replace(spec.slug, "RUN")
     kept["samples"] = bool(kept.pop("sample_every_n_steps") != 0)
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
 

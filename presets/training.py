@@ -73,7 +73,7 @@ def trainings(text: str, name: str = "train.sh", base: Path | None = None, mount
     base = base or Path()
     found = shell.commands(text, language)
     out = []
-    for command, following in zip(found, [*found[1:], None], strict=True):
+    for command, following in zip(found, [*found[1:], None][: len(found)], strict=True):
         if training := _training(command, language, base, mounts):
             training.source = text
             if following and _is_cut_off(text, command, following):

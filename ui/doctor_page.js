@@ -61,6 +61,7 @@ const full = button("Also test the trainers (a minute each)", "", () => examine(
 const halt = button("Cancel", "hp-quiet", async () => drawMachine(await ask("cancel")));
 const copy_report = button("Copy report", "", () => copy(shown.text, copy_report, "Copy report"));
 copy_report.dataset.testid = "copy-report";
+copy_report.hidden = halt.hidden = true;
 const machine_row = make("div", "hp-actions-row");
 machine_row.append(look, full, halt, copy_report);
 machine.body.append(state, machine_note, table, machine_row);
@@ -164,6 +165,7 @@ why_form.addEventListener("submit", async (event) => {
   if (!answer.ok) return void (why_note.textContent = `${answer.error}.`);
   why_result.append(...answer.lines.map((line) => make("p", "", line)));
   if (answer.signs.length) why_result.append(make("p", "hp-verdict hp-warn", `It looks stuck or slow: ${answer.signs.join("; ")}.`));
+  if (answer.note) why_result.append(make("p", "hp-hint", answer.note));
   if (answer.cause) why_result.append(make("p", "hp-hint", `If it is a training: ${answer.cause} ${answer.advice}`));
   for (const [of, text] of Object.entries(answer.stacks)) why_result.append(make("h4", "", `Stacks of process ${of}`), printed(`Stacks of process ${of}`, text));
 });

@@ -82,7 +82,7 @@ def explain(pid: object) -> dict[str, Any]:
     """What a process does and waits for, with the stack of every thread where it can be had. Takes about three seconds.
 
     Returns:
-        {"pid", "name", "lines": sentences, "stacks": {pid: text}, "signs": why it looks stuck, "cause", "advice"}
+        {"pid", "name", "lines": sentences, "stacks": {pid: text}, "note": why there are none, "signs": why it looks stuck, "cause", "advice"}
 
     Raises:
         RunError: no number, no such process, another user's, or no answer.
@@ -102,10 +102,11 @@ def explain(pid: object) -> dict[str, Any]:
     answer = job.answer()
     if answer is None or "process" not in answer:
         raise RunError((job.error or "There is no answer").removeprefix("monitor: "))
-    signals = answer.get("signals") or {}
+    signals, stacks = answer.get("signals") or {}, answer.get("stacks") or {}
     return {
         "pid": process.pid, "name": process.name, "lines": answer["process"]["lines"],
-        "stacks": {str(key): str(text)[:20_000] for key, text in (answer.get("stacks") or {}).items()},
+        "stacks": {str(key): str(text)[:20_000] for key, text in stacks.items()},
+        "note": "" if stacks else "Its stacks could not be read in time. Try again when the machine is less busy.",
         "signs": [*signals.get("stuck", ()), *signals.get("slow", ())],
         "cause": answer.get("explanation") or "", "advice": answer.get("advice") or "",
     }  # fmt: skip

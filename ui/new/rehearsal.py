@@ -5,6 +5,7 @@ folder, so any page shows its progress and its end. A result belongs to the sett
 it is shown as out of date, and Start no longer asks because of it.
 """
 
+import contextlib
 import json
 import shutil
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from runs.files import Fault, RunError, atomic_write
 from ui import jobs, scripts
 from ui.dataset import draft
 from ui.dataset.images import OUT_OF_DATE
-from ui.new import form
+from ui.new import form, script_editor
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -38,6 +39,18 @@ def _values(draft_id: str) -> dict[str, Any]:
     return form.restored({"tier": tier_for(this_machine()), **draft.form(draft_id)})
 
 
+def _as_run(spec: "runs.RunSpec", draft_id: str) -> "runs.RunSpec":
+    """The spec that a run of the draft gets: with its sample prompt and interval, and with its edited script.
+
+    Raises:
+        RunError: Start refuses the edited script.
+    """
+    from runs.folders import with_sample_interval
+
+    captions = (item.caption for item in draft.items(draft_id))
+    return script_editor.for_run(draft_id, with_sample_interval(spec, draft.counts(draft_id), captions))
+
+
 def start(draft_id: str) -> None:
     """Rehearse the draft in the background.
 
@@ -48,12 +61,11 @@ def start(draft_id: str) -> None:
     known = jobs.read(folder, JOB)
     if known is not None and known.state == "running":
         raise RunError("A rehearsal of this draft is running already")
-    spec = _prepare(folder, draft_id)
+    _prepare(folder, draft_id)
     jobs.start(folder, JOB, ["launch", "rehearse", str(folder), "--json"], LIMIT_S)
-    assert spec is not None
 
 
-def _prepare(folder: Path, draft_id: str) -> "runs.RunSpec":
+def _prepare(folder: Path, draft_id: str) -> None:
     """Write what is rehearsed: the spec, the number of images, and the first of them as a run would get them."""
     from launch import rehearse
     from runs.dataset import ingest
@@ -72,8 +84,7 @@ def _prepare(folder: Path, draft_id: str) -> "runs.RunSpec":
     data.mkdir()
     ingest(draft.sources(draft_id)[: rehearse.IMAGES], data)
     atomic_write(folder / rehearse.COUNTS, json.dumps(counts))
-    save(folder, reviewed.spec)
-    return reviewed.spec
+    save(folder, _as_run(reviewed.spec, draft_id))
 
 
 def cancel(draft_id: str) -> None:
@@ -110,11 +121,13 @@ def state(draft_id: str) -> dict[str, Any]:
     }  # fmt: skip
     if found.state == rehearse.RUNNING:
         return shown
-    spec = form.parse({**_values(draft_id), "name": "my-lora"})[0]
+    spec = None
+    with contextlib.suppress(RunError):  # the edited script is refused now: what was rehearsed is out of date
+        parsed = form.parse({**_values(draft_id), "name": "my-lora"})[0]
+        spec = _as_run(parsed, draft_id) if parsed is not None else None
     shown["stale"] = spec is None or rehearse.digest(spec) != found.digest
     if found.state == rehearse.PASSED and spec is not None:
-        captions = (item.caption for item in draft.items(draft_id)[:1])
-        now = forecast.of(found.measured, spec, draft.counts(draft_id), captions)
+        now = forecast.of(found.measured, spec, draft.counts(draft_id))
         shown["lines"] = [line for line in forecast.lines(now) if line not in now["warnings"]]
         shown["warnings"] = now.get("warnings", [])
     return shown
@@ -134,7 +147,10 @@ def check(draft_id: str, values: dict[str, Any]) -> None:
     from launch import rehearse
 
     spec = form.parse({**values, "name": values["name"] or "my-lora"})[0]
-    if spec is not None and (text := rehearse.ask_once(_folder(draft_id), spec)):
+    folder = _folder(draft_id)
+    if spec is None or not (folder / rehearse.FILE).is_file():
+        return
+    if text := rehearse.ask_once(folder, _as_run(spec, draft_id)):
         raise RunError(f"{text} Press Start again to start anyway")
 
 
