@@ -78,7 +78,7 @@ def test_each_image_goes_into_the_bucket_of_sd_scripts(bucket_manager, resolutio
             continue  # sd-scripts fails on it later
         compared += 1
         assert (tuple(bucket), tuple(resized)) == place(rules, size), size
-    assert compared > 100
+    assert compared > (5 if resolution == 64 else 100)
 
 
 @pytest.fixture(scope="module")
