@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
         help="a bash script, batch file (.bat) or PowerShell script (.ps1); - reads a bash script from standard input",
     )
     lint.add_argument("--fix", action="store_true", help="rewrite the script without the problems; it trains the same")
-    estimate = commands.add_parser("estimate", help="estimate the GPU memory of a run")
+    estimate = commands.add_parser("estimate", help="estimate the GPU memory, time, disk space and cost of a run")
     estimate.add_argument("run", help="name or folder of a run, or a run.toml")
     for command in (listing, lint, estimate):
         command.add_argument("--json", action="store_true", help="print one line of JSON at the end")
@@ -161,8 +161,9 @@ def _replace(script: Path, text: str, encoding: str) -> None:
 
 
 def estimate(args: argparse.Namespace) -> int:
-    """Print the estimate of a run's GPU memory."""
+    """Print the estimate of a run's GPU memory, time, disk space and cost."""
     from presets.estimate import estimate as of
+    from presets.estimate import whole
     from presets.tables import read_toml
 
     given, outputs = Path(args.run), presets.data_root() / "outputs"
@@ -170,15 +171,48 @@ def estimate(args: argparse.Namespace) -> int:
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
         raise presets.PresetError(f"no run {args.run!r} in {outputs}; give the name or folder of a run, or a run.toml")
-    result = of(read_toml(path))
+    run = read_toml(path)
+    result = {
+        **of(run),
+        **(whole(run, images, _measured(path.parent)) if (images := _images(path.parent.name)) else {}),
+    }
     for stage, gigabytes in result["stages_gb"].items():
         print(f"{stage:10} {gigabytes:6.1f} GB" + ("  ← peak" if stage == result["peak_stage"] else ""))
     print("of it: " + ", ".join(f"{part} {gigabytes:.2f}" for part, gigabytes in result["parts_gb"].items()))
     enough = [tier for tier, is_enough in result["tiers"].items() if is_enough]
     print(f"tiers with enough memory: {', '.join(enough) or 'none'} ({result['note']})")
+    if "seconds" in result:
+        parts = ", ".join(f"{name} {count / 1e9:.2f}" for name, count in result["disk_bytes"].items())
+        hours = (
+            f"{result['seconds'] / 3600:.1f} h" if result["seconds"] >= 3600 else f"{result['seconds'] / 60:.0f} min"
+        )
+        print(f"time: about {hours} for {result['steps']:,} steps ({result['time_source']})")
+        print(f"disk: about {sum(result['disk_bytes'].values()) / 1e9:.2f} GB ({parts})")
+        if result["cost"] is not None:
+            print(f"cost: about {result['cost']:.2f} at {run['price_per_hour']:g} per hour")
     if args.json:
         print(json.dumps(result))
     return 0
+
+
+def _images(slug: str) -> dict[str, int]:
+    """The number of images in each folder of a run's data set."""
+    root, found = presets.data_root() / "datasets" / slug, {}
+    for folder in [root, *sorted(one for one in root.glob("*") if one.is_dir() and one.name[0] != ".")]:
+        files = folder.glob("*") if folder.is_dir() else ()
+        count = sum(one.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".bmp") for one in files)
+        if count:
+            found["" if folder == root else folder.name] = count
+    return found
+
+
+def _measured(folder: Path) -> float | None:
+    """Seconds of a step of the run itself, where it has trained."""
+    try:
+        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        return float(status["step_s"]) if status["step"] >= 10 and status["step_s"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 if __name__ == "__main__":

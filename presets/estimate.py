@@ -19,6 +19,8 @@ A family without a shape has a figure in its table instead, for each tier at the
 grows with resolution² × batch size and the weights of its LoRA. The result says what the figure is based on.
 """
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +28,7 @@ from presets.tables import backend_of, defaults, families, find_model, models, t
 
 GB = 1e9
 OVERHEAD_GB = 1.0
+PNG_BYTES = 2.0  # of a pixel of a generated image
 OPTIMIZER_BYTES = {"adafactor": 0.1, "adamw8bit": 2, "adamw": 8, "lion8bit": 1, "lion": 4, "prodigy": 16, "sgd": 4}
 TEXT_TOKENS, TEXT_WIDTH = 512, 4096  # of a family without a shape: as FLUX.1
 NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"
@@ -130,8 +133,52 @@ def samples_s(run: Mapping[str, Any], prompts: int, step_s: float, steps: int) -
     return steps // every * prompts * run["sample_steps"] * one_image_s / 3 if every else 0.0
 
 
-def disk(run: Mapping[str, Any], images: int) -> dict[str, float]:
-    """Bytes that a run writes: {"checkpoints": training states, "LoRAs": saved files, "caches": latents and captions}."""
+def planned_steps(run: Mapping[str, Any], images: Mapping[str, int]) -> int:
+    """Optimizer steps of a run, as runs.folders.planned_steps computes them for a spec.
+
+    Args:
+        images: their number by folder; a folder such as `10_cat` has its own repeats.
+    """
+    run = _settled(run)[1]
+    if run.get("max_train_steps"):
+        return int(run["max_train_steps"])
+    own = {name: re.match(r"(\d+)_", name) for name in images}
+    shown = sum(count * int(found[1] if (found := own[name]) else run["repeats"]) for name, count in images.items())
+    batches = math.ceil(math.ceil(shown / run["batch_size"]) / (run["gpus"] * run.get("nodes", 1)))
+    return int(run["epochs"] * math.ceil(batches / run["gradient_accumulation"]))
+
+
+def whole(run: Mapping[str, Any], images: Mapping[str, int], step_s: float | None = None) -> dict[str, Any]:
+    """Time, disk space and cost of a complete run.
+
+    Args:
+        images: their number by folder. step_s: seconds of a step as measured; None: those of the table.
+
+    Returns:
+        {"steps", "seconds", "time_source", "disk_bytes": {part: bytes}, "cost": None without a price}
+    """
+    run, steps = _settled(run)[1], planned_steps(run, images)
+    table_s, start_s, source = table_time(run)
+    prompts = len(run.get("prompts") or []) or 1
+    seconds = start_s + steps * (step_s or table_s) + samples_s(run, prompts, step_s or table_s, steps)
+    return {
+        "steps": steps,
+        "seconds": round(seconds),
+        "time_source": "measured in this run" if step_s else source,
+        "disk_bytes": disk(run, sum(images.values()), steps),
+        "cost": cost(run, seconds),
+    }
+
+
+def cost(run: Mapping[str, Any], seconds: float) -> float | None:
+    """What a run of so many seconds costs at its price per hour; None without a price."""
+    price = run.get("price_per_hour") or 0.0
+    return price * seconds / 3600 if price else None
+
+
+def disk(run: Mapping[str, Any], images: int, steps: int = 0) -> dict[str, float]:
+    """Bytes that a run writes: {"checkpoints": training states, "LoRAs": saved files, "caches": latents and captions, "samples":
+    of a run with so many steps}."""
     _, run, flags, shape = _settled(run)
     parameters = run["rank"] * _lora_sides(flags, shape)
     every = run["save_every_n_epochs"]
@@ -139,11 +186,14 @@ def disk(run: Mapping[str, Any], images: int) -> dict[str, float]:
     state = parameters * (4 + _optimizer_bytes(flags))
     latent = (run["resolution"] / 8) ** 2 * 16 * 4
     text = shape.get("text_tokens", TEXT_TOKENS) * shape.get("text_width", TEXT_WIDTH) * 4
+    drawn = run.get("sample_every_n_steps") or 0
+    pictures = steps // drawn * (len(run.get("prompts") or []) or 1) if drawn else 0
     return {
         # Of the newest steps and of the newest epochs, and one that is being written before an old one is deleted
         "checkpoints": state * (run["keep_states"] + min(by_epoch, run["keep_states"]) + 1),
         "LoRAs": parameters * (4 if run["mixed_precision"] == "no" else 2) * (by_epoch + run["keep_states"] + 1),
         "caches": images * (latent + text),
+        "samples": pictures * run["resolution"] ** 2 * PNG_BYTES,
     }
 
 

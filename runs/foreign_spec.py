@@ -178,7 +178,8 @@ def _family(script: str, flags: Mapping[str, list[str]]) -> tuple[str, str]:
                 pairs.append((name, backend, trainer))
     for name, backend, trainer in pairs:
         score = 3 * (flags.get("network_module") == [trainer["network_module"]]) + 1
-        score += sum(1 if flag in flags else -1 for flag in trainer["needs"])
+        if any(flag in flags for flag in trainer["needs"]):
+            score += sum(1 if flag in flags else -1 for flag in trainer["needs"])
         for key, model in presets.models().items():
             if model["family"] == name and backend in model["backends"]:
                 matches = _matches(key, model, flags, trainer["needs"])
@@ -220,13 +221,13 @@ def _model(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str], 
     models = {
         key: model
         for key, model in presets.models().items()
-        if model["family"] == family and backend in model["backends"] and not model["generated"]
+        if model["family"] == family and backend in model["backends"]
     }
-    if not models:
+    if not any(not model["generated"] for model in models.values()):
         raise RunError(f"Hangproof has no base model of {family} for {backend}; add one to models.toml")
     needs = presets.families()[family]["backends"][backend]["needs"]
     chosen = next((key for key, model in models.items() if _matches(key, model, flags, needs)), None)
-    key = chosen or next(iter(models))
+    key = chosen or next((key for key, model in models.items() if not model["generated"]), "")
     for flag in needs:
         given = (flags.get(flag) or [""])[0]
         if not given:

@@ -16,7 +16,7 @@ from runs import adopt_script, custom_script, manage, mitigate
 from runs.files import RunError
 from runs.folders import render, train_longer, write_attempt
 from runs.spec import dumps, load
-from tests.runs_helpers import pictures
+from runs_helpers import pictures
 
 EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "60"))
 

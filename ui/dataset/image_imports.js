@@ -26,6 +26,11 @@ importForm.addEventListener("submit", async (event) => {
   toggleImport(false);
   drawImports(answer.imports);
 });
+/** Import a folder that another part of the page names (ui/new/setup.js). */
+hangproof.importFolder = (path) => {
+  importPath.value = path;
+  importForm.requestSubmit();
+};
 const openImport = button("Name a folder on the server", "hp-quiet", () => toggleImport(importForm.hidden));
 openImport.setAttribute("aria-expanded", "false");
 function toggleImport(open) {

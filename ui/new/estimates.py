@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import presets
 import runs
-from presets.estimate import disk, estimate, samples_s, table_time
+from presets.estimate import cost, disk, estimate, samples_s, table_time
 from runs import history, weights
 from runs.machine import Machine, free_gb, this_machine
 from ui.html import duration, esc
@@ -23,19 +23,21 @@ def html(spec: "runs.RunSpec | None", images: Mapping[str, int], captions: Itera
         return ""
     steps, spec = runs.planned_steps(spec, images), with_sample_interval(spec, images, captions)
     machine = this_machine(spec.backend)
+    seconds, source = time_of(spec, steps)
     lines = {
-        "Time": _time(spec, steps, machine),
+        "Time": _time(spec, seconds, source, machine),
+        "Cost": _cost(spec, seconds),
         "GPU memory": _memory(spec, machine),
-        "Disk": _disk(spec, count),
+        "Disk": _disk(spec, count, steps),
         "Samples": _samples(spec),
     }
     rows = "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in lines.items() if text)
     return f'<dl class="hp-estimates" data-testid="estimates">{rows}</dl>'
 
 
-def _time(spec: "runs.RunSpec", steps: int, machine: Machine) -> str:
+def time_of(spec: "runs.RunSpec", steps: int) -> tuple[float, str]:
+    """Seconds of a complete run, and what this is based on: an earlier run on this machine, else the table of GPU classes."""
     fields = spec.model_dump()
-    generated = presets.models()[spec.model]["generated"]
     if (earlier := history.earlier(fields)) is not None:
         step_s, source = earlier.step_s, f"measured on this machine in the run “{earlier.name}”"
         other_s = earlier.other_s if earlier.other_s is not None else table_time(fields)[1]
@@ -44,8 +46,26 @@ def _time(spec: "runs.RunSpec", steps: int, machine: Machine) -> str:
         source = f"{source}; your machine may need half or twice as long"
         prompts = len(spec.prompts) or 1
         other_s = start_s + samples_s(fields, prompts, step_s, steps)
-    where = "" if generated or machine.vram_gb or earlier else "On a GPU of this size: "
-    return f"{where}about {duration(_rounded(steps * step_s + other_s))} <span>({esc(source)})</span>"
+    return steps * step_s + other_s, source
+
+
+def _time(spec: "runs.RunSpec", seconds: float, source: str, machine: Machine) -> str:
+    known = (
+        presets.models()[spec.model]["generated"] or machine.vram_gb or source.startswith("measured on this machine")
+    )
+    where = "" if known else "On a GPU of this size: "
+    return f"{where}about {duration(_rounded(seconds))} <span>({esc(source)})</span>"
+
+
+def _cost(spec: "runs.RunSpec", seconds: float) -> str:
+    """The cost at the price an hour; "" without a price."""
+    if (found := cost(spec.model_dump(), seconds)) is None:
+        return ""
+    text = f"about {found:.2f} <span>(at {spec.price_per_hour:g} per hour)</span>"
+    if not spec.spend_limit or found <= spec.spend_limit:
+        return text
+    limit = f"The spend limit of {spec.spend_limit:g} ends the run before. Raise the limit, or train fewer steps."
+    return f'{text} <span class="hp-warn">{limit}</span>'
 
 
 def _rounded(seconds: float) -> float:
@@ -66,8 +86,8 @@ def _memory(spec: "runs.RunSpec", machine: Machine) -> str:
     return f"{text} <span>({esc(found['note'])})</span>"
 
 
-def _disk(spec: "runs.RunSpec", images: int) -> str:
-    written = disk(spec.model_dump(), images)
+def _disk(spec: "runs.RunSpec", images: int, steps: int) -> str:
+    written = disk(spec.model_dump(), images, steps)
     download, folder = weights.to_download(spec)
     parts = {**({"model download": download} if download else {}), **written}
     named = ", ".join(f"{name} {_size(count)}" for name, count in parts.items())

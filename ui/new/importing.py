@@ -141,7 +141,7 @@ def _answer(action: Callable[[dict[str, Any], str], dict[str, Any]], data: objec
 
 
 def setup(data: dict[str, Any]) -> dict[str, Any]:
-    """All calls of the fold: `do` is list, preview, save, rename, delete, restore, read or images."""
+    """All calls of the fold: `do` is list, preview, save, rename, delete, restore or read."""
     action = ACTIONS.get(data.get("do", "")) if isinstance(data, dict) and isinstance(data.get("do"), str) else None
     return _answer(action, data) if action else {"ok": False, "error": OUT_OF_DATE}
 
@@ -184,14 +184,6 @@ def _read(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
     return read_files(draft_id, texts)
 
 
-def _images(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
-    from ui.dataset import imports
-
-    path = data.get("path")
-    imports.start_folder(draft_id, path if isinstance(path, str) else "")
-    return {}
-
-
 ACTIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "list": _list,
     "preview": _preview,
@@ -200,7 +192,6 @@ ACTIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
     "delete": _delete,
     "restore": _restore,
     "read": _read,
-    "images": _images,
 }
 # The values that the script sends with its event `use`, for the form's fields: undefined keeps a field.
 USE = "(values) => hangproof.use(values)"
