@@ -138,8 +138,6 @@ async function removeImages(ids, card) {
     selected.delete(id);
   }
   drawSelection();
-  drawPanels();
-  followImports();
   const next = grid.children[Math.min(Math.max(index, 0), grid.children.length - 1)];
   (next ? next.querySelector(".hp-remove") : zone).focus(); // the focused button no longer exists
 }
@@ -212,6 +210,8 @@ function draw() {
   next.disabled = page + 1 >= pages;
   showHistory(history);
   drawSelection();
+  drawPanels();
+  followImports();
   editor.refresh();
   if (draft && draft !== adopted) {
     adopted = draft;
