@@ -176,7 +176,7 @@ def test_every_family_of_sd_scripts_leaves_the_ignored_part_out_of_its_loss(name
         environment = families.environment(name, work, "", TINY_LOSSES=str(out / "losses"), HANGPROOF_RUN=str(out))
         result = helpers.watch(families.command(name, arguments, True), environment, tiny.checkout(), timeout_s=400)
         assert result.code == 0, result.log[-3000:]
-        return [float(line.split()[-1]) for line in (out / "losses").read_text().splitlines()]
+        return [json.loads(line)[-1] for line in (out / "losses").read_text().splitlines()]
 
     whole, masked = losses("whole", False), losses("masked", True)
     check(whole, masked, families.IMAGES)

@@ -131,6 +131,21 @@ def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path, mo
             assert (draft.masks_dir(mine) / name).is_file()
 
 
+def test_the_transparent_part_of_an_image_can_be_its_mask(mine, tmp_path):
+    cut_out = Image.new("RGBA", (64, 48), (200, 10, 10, 255))
+    cut_out.paste((0, 0, 0, 0), (0, 0, 64, 24))
+    cut_out.save(tmp_path / "cut.png")
+    drop(mine, tmp_path / "cut.png", photo(tmp_path / "whole.png", 1))
+    cut, whole = item_of(mine, "cut.png"), item_of(mine, "whole.png")
+    assert [image_edit.details(mine, item)["transparent"] for item in (cut, whole)] == [True, False]
+    image_edit.rotate(mine, cut.id, 1)
+    image_edit.edit(mine, {"id": cut.id, "what": "transparency"})
+    mask = mask_of(mine, item_of(mine, "cut.png"))
+    assert not mask[:24].any() and mask[24:].all()
+    with pytest.raises(runs.RunError, match=r"whole\.png has no transparency"):
+        image_edit.edit(mine, {"id": whole.id, "what": "transparency"})
+
+
 def test_a_run_and_a_copy_of_it_have_the_edits(data, mine, tmp_path):  # noqa: F811
     for n in range(4):
         drop(mine, (photo(tmp_path / f"{n}.png", n, size=(128, 128)), f"10_cat/{n}.png" if n == 3 else f"{n}.png"))
@@ -184,7 +199,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=8,
 )
-WHAT = st.sampled_from(["rotate", "crop", "weight", "mask", "", "__class__"]) | JSON
+WHAT = st.sampled_from(["rotate", "crop", "weight", "mask", "transparency", "", "__class__"]) | JSON
 KEYS = st.sampled_from(["turns", "crop", "weight", "png", "turn", "name"])
 
 

@@ -13,7 +13,7 @@ import presets
 from runs import masks
 from runs.dataset import MAX_WEIGHT
 from runs.files import RunError
-from runs.pictures import turned, turned_crop, valid_crop
+from runs.pictures import opened, turned, turned_crop, valid_crop
 from ui.dataset import draft, draft_masks
 
 OUT_OF_DATE = "This page is out of date; reload it"
@@ -77,6 +77,31 @@ def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None =
             stored = draft_masks.store(draft_id, drawn)
     draft.set_fields(draft_id, [image_id], {"mask": stored}, f"mask of {item.file}")
     draft_masks.delete_unused(draft_id)
+
+
+def mask_from_transparency(draft_id: str, image_id: str) -> None:
+    """Make the transparent part of a dropped image its mask; a run gets the image on white, and ignores what was transparent.
+
+    Raises:
+        RunError: the image was removed, or it has no transparency.
+    """
+    item = _item(draft_id, image_id)
+    found = transparency(draft_id, item)
+    if found is None:
+        raise RunError(f"{item.file} has no transparency; paint the mask or upload one")
+    draft.set_fields(draft_id, [image_id], {"mask": draft_masks.store(draft_id, found)}, f"mask of {item.file}")
+
+
+def transparency(draft_id: str, item: draft.Item) -> Any:
+    """The alpha channel of a dropped image as a mask, upright and not rotated; None where nothing is transparent."""
+    from PIL import Image, ImageOps
+
+    with opened(draft.original(draft_id, item.id), item.file) as image:
+        if not image.has_transparency_data:
+            return None
+        alpha = ImageOps.exif_transpose(image).convert("RGBA").getchannel("A")
+    alpha.thumbnail((masks.MAX_SIDE, masks.MAX_SIDE), Image.Resampling.BOX)
+    return None if alpha.getextrema() == (255, 255) else alpha
 
 
 def shown_mask(draft_id: str, image_id: str) -> bytes | None:
@@ -152,16 +177,23 @@ EDITS: dict[str, Callable[[str, str, dict[str, Any]], None]] = {
     "crop": lambda draft_id, image_id, data: crop(draft_id, image_id, data.get("crop")),
     "weight": lambda draft_id, image_id, data: weigh(draft_id, [image_id], data.get("weight")),
     "mask": _mask,
+    "transparency": lambda draft_id, image_id, data: mask_from_transparency(draft_id, image_id),
 }
 
 
 def details(draft_id: str, item: draft.Item) -> dict[str, Any]:
-    """What the large view shows of an image beside its card: the mask as base64, and what the trainer does with it."""
+    """What the large view shows of an image beside its card: the mask as base64, what the trainer does with it, and whether the
+    image has transparency that can be its mask."""
     drawn = shown_mask(draft_id, item.id)
     return {
         "mask": base64.b64encode(drawn).decode() if drawn else "",
         "note": mask_note(draft.form(draft_id).get("backend")),
+        "transparent": _may_be_transparent(item.file) and transparency(draft_id, item) is not None,
     }
+
+
+def _may_be_transparent(file: str) -> bool:
+    return not file.lower().endswith((".jpg", ".jpeg", ".bmp"))
 
 
 def fields_of(item: draft.Item) -> dict[str, Any]:

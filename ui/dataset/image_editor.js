@@ -26,6 +26,7 @@ function makeEditor() {
     painted: () => keepMask({ png: painter.png() }),
     uploaded: (png, name) => keepMask({ png, name }),
     cleared: () => keepMask({ png: "" }),
+    fromImage: () => store({ what: "transparency" }),
     refused: say,
   });
 
@@ -240,7 +241,7 @@ function makeEditor() {
     }
     if (!answer.item) return dialog.close(); // it was removed elsewhere
     item = answer.item;
-    painter.say(answer.note);
+    painter.say(answer.note, answer.transparent);
     picture.src = answer.url;
     const key = keyOfItem(item);
     drawItem();

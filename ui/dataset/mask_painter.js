@@ -7,8 +7,8 @@ const MASK_RGB = [217, 0, 255]; // a colour that photos hardly have
 const MASK_FILE_MB = 20;
 const MASK_TYPE = "image/png";
 
-/** The painter. `painted()` is called after each stroke; `uploaded(base64, name)` with a file; `cleared()`; `refused(text)`. */
-function makeMaskPainter(frame, { painted, uploaded, cleared, refused }) {
+/** The painter. `painted()` is called after each stroke; `uploaded(base64, name)` with a file; the others by their buttons. */
+function makeMaskPainter(frame, { painted, uploaded, cleared, fromImage, refused }) {
   const canvas = make("canvas", "hp-mask-canvas");
   const context = canvas.getContext("2d", { willReadFrequently: true });
   const cursor = make("div", "hp-mask-cursor");
@@ -45,11 +45,15 @@ function makeMaskPainter(frame, { painted, uploaded, cleared, refused }) {
     context.clearRect(0, 0, canvas.width, canvas.height);
     cleared();
   });
+  const transparent = button("Use its transparency", "hp-quiet", fromImage);
+  transparent.title = "Ignore the transparent part of the image";
+  transparent.hidden = true;
   tools.append(
     ...modes,
     button("Invert", "hp-quiet", invert),
     clear,
     button("Upload a mask", "hp-quiet", () => file.click()),
+    transparent,
     file
   );
   panel.append(
@@ -194,8 +198,10 @@ function makeMaskPainter(frame, { painted, uploaded, cleared, refused }) {
       active = on;
       drawCursor();
     },
-    say(text) {
+    /** What the trainer does with a mask, and whether the image has transparency. */
+    say(text, hasTransparency) {
       note.textContent = text;
+      transparent.hidden = !hasTransparency;
     },
   };
 }
