@@ -42,12 +42,12 @@ class ExtraSaves:
     def tick(self, step: int, copying: bool, step_s: float, save_s: float) -> bool:
         """Request one where it is due; whether it did.
 
-        copying: a checkpoint is on its way to the store. step_s, save_s: seconds of the usual step and save, 0.0 while unknown.
+        copying: a checkpoint is on its way to the store. step_s, save_s: seconds of the usual step and save. A save that is
+        shorter than the time between two observations is never seen, and is 0.0.
         """
         due = boundary(step, self.every, self.count)
-        if due is None or due <= self._requested or copying:
-            return False
-        if not save_s or save_s > SAVE_SHARE * self.every * step_s:
+        slow = save_s > SAVE_SHARE * self.every * step_s
+        if due is None or due <= self._requested or copying or slow:
             return False
         with contextlib.suppress(OSError):
             step_requests.ask(self.folder.folder, "state")

@@ -179,17 +179,28 @@ def find_entry(queue: Queue, run: str) -> Entry:
 
 def rename(old: str, new: str) -> None:
     """A run has another name: keep its place. Raises MonitorError, OSError."""
-    if any(old in (entry.run, *entry.sweep) for entry in read().entries):
-        with changing() as held:
-            entries = (
-                replace(
-                    entry,
-                    run=new if entry.run == old and not entry.sweep else entry.run,
-                    sweep=tuple(new if name == old else name for name in entry.sweep),
-                )
-                for entry in held[0].entries
-            )
-            held[0] = replace(held[0], entries=tuple(entries))
+    _rename(old, new)
+
+
+def forget(run: str) -> None:
+    """A run is deleted: a new run of its name does not inherit its place. Raises MonitorError, OSError."""
+    _rename(run, None)
+
+
+def _rename(old: str, new: str | None) -> None:
+    if not any(old in (entry.run, *entry.sweep) for entry in read().entries):
+        return
+    with changing() as held:
+        entries = []
+        for entry in held[0].entries:
+            if entry.sweep:
+                sweep = tuple(name for run in entry.sweep if (name := new if run == old else run) is not None)
+                entries += [replace(entry, sweep=sweep)] * bool(sweep)
+            elif entry.run != old:
+                entries.append(entry)
+            elif new is not None:
+                entries.append(replace(entry, run=new))
+        held[0] = replace(held[0], entries=tuple(entries))
 
 
 # ---- what is free ----

@@ -1,6 +1,7 @@
 """`python -m runs new|show|render|rename|delete|sweep|fetch-model`: create, show and manage runs without a browser."""
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -147,11 +148,15 @@ def rename(args: argparse.Namespace) -> int:
     """Rename a run."""
     from monitor import run_queue  # only here: an entry point puts the parts together
     from monitor.process.tree import idle
+    from monitor.run_folder import MonitorError
     from runs import manage
 
     before = runs.run_folder(args.run).name
     folder = manage.rename(args.run, args.new_name, idle)
-    run_queue.rename(before, folder.name)
+    try:
+        run_queue.rename(before, folder.name)
+    except (MonitorError, OSError) as error:
+        raise runs.RunError(f"{before} was renamed, but not in the queue: {error}; add it there again") from error
     print(folder)
     if args.json:
         print(json.dumps({"folder": str(folder)}))
@@ -160,7 +165,9 @@ def rename(args: argparse.Namespace) -> int:
 
 def delete(args: argparse.Namespace) -> int:
     """Delete a run after a question, which `--yes` answers."""
+    from monitor import run_queue
     from monitor.process.tree import idle
+    from monitor.run_folder import MonitorError
     from runs import manage
 
     used = manage.usage(args.run)
@@ -171,7 +178,10 @@ def delete(args: argparse.Namespace) -> int:
             raise runs.RunError(f"{what}; add --yes to delete it")
         if input(f"Delete {what}. Type yes to delete: ").strip().lower() != "yes":
             raise runs.RunError(f"{args.run} was not deleted")
+    name = runs.run_folder(args.run).name
     freed = manage.delete(args.run, idle, args.images)
+    with contextlib.suppress(MonitorError, OSError):  # without its folder, it is not started anyway
+        run_queue.forget(name)
     print(f"{args.run}: deleted, {manage.size_text(freed)} freed")
     if args.json:
         print(json.dumps({"freed_bytes": freed}))

@@ -159,6 +159,9 @@ def test_deleted_renamed_and_foreign_entries(data):
     manage.delete("a", idle)
     run_queue.rename("b", "new name")
     os.rename(b, data / "outputs" / "new name")
+    run_queue.forget("b")
+    run_queue.forget("a")  # so that a new run of this name does not inherit its place
+    assert [entry.run for entry in run_queue.read().entries] == ["new name", "c"]
     lock = Lock(c / LOCK)
     assert lock.acquire()  # somebody started it by hand
     assert queue_worker._take()[1] == [c]  # the renamed one waits for it

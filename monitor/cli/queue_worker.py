@@ -36,8 +36,10 @@ LOG_BYTES = 1 << 20
 def start_or_wait(folder: Path) -> dict[str, Any]:
     """Start a run now, or put it into the queue where its GPU is busy or others wait: {"position", "pid"}, one of them None.
 
-    Without a GPU there is nothing to wait for, and it starts. Raises MonitorError, OSError.
+    Without a GPU there is nothing to wait for, and it starts; a run that is complete does not. Raises MonitorError, OSError.
     """
+    if not is_held(folder / LOCK) and nothing_left(folder):
+        return {"position": None, "pid": None}
     waits = devices(RunFolder(folder).spec) and not is_held(folder / LOCK)
     if waits and (any(not entry.problem for entry in run_queue.read().entries) or busy(folder)):
         return {"position": add(folder), "pid": None}
@@ -242,8 +244,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name}: position {add(find(args.run))} in the queue")
     elif args.action == "start":
         name, answer = find(args.run).name, start_or_wait(find(args.run))
-        waits = f"position {answer['position']} in the queue"
-        print(f"{name}: {waits if answer['position'] else 'watched by process ' + str(answer['pid'])}")
+        waits = f"position {answer['position']} in the queue" if answer["position"] else ""
+        watched = f"watched by process {answer['pid']}" if answer["pid"] else ""
+        print(f"{name}: {waits or watched or nothing_left(find(args.run))}")
     elif args.action == "move":
         if args.position is None:
             raise MonitorError(f"name the position, from 1: python -m monitor queue move {args.run} 1")

@@ -4,6 +4,7 @@ The order is the monitor's (monitor/run_queue.py); the page shows it and changes
 missing, so an open page is one more that keeps the queue going.
 """
 
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +157,12 @@ def follow_rename(old: str, new: str) -> None:
         run_queue.rename(old, new)
     except (MonitorError, OSError) as error:
         raise RunError(f"The run was renamed, but not in the queue: {error}. Add it to the queue again") from error
+
+
+def follow_delete(run: str) -> None:
+    """A run is deleted: it leaves the queue. One that stays there is not started, because its folder is gone."""
+    with contextlib.suppress(MonitorError, OSError):
+        run_queue.forget(run)
 
 
 def queue_action(data: dict[str, Any]) -> dict[str, Any]:
