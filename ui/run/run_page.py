@@ -329,6 +329,7 @@ def delete(selected: str, images: bool, search: str) -> list[Any]:
     """Delete the selected run and select another one."""
     try:
         freed = manage.delete(selected, idle, images)
+        queue.follow_delete(selected)
     except runs.RunError as error:
         return [*render(selected, {}, search), notice([str(error)], "bad"), *close_panels()]
     lines = [f"Deleted {selected}. This freed {manage.size_text(freed)}."]
