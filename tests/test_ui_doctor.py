@@ -69,14 +69,14 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
             "Sd-scripts",
         } <= rows.keys()
         assert rows["Python"].get_attribute("data-status") == "ok" and "./start.sh" in rows["Sd-scripts"].inner_text()
-        assert "pid" in rows["Orphans"].inner_text() and str(process.pid) in rows["Orphans"].inner_text()
+        assert f"(pid {process.pid}) of the run left-over" in machine.inner_text()
 
         left = tab.get_by_test_id("doctor-orphans")
         left.get_by_role("button", name=f"End process {process.pid}").click()
         left.get_by_role("button", name="now?").click()
         left.get_by_text(f"Process {process.pid}", exact=False).first.wait_for()
         until(lambda: process.poll() is not None, "the process is ended")
-        left.get_by_text("None. Every trainer that runs is watched.", exact=False).wait_for()
+        left.get_by_text("of left-over) was ended", exact=False).wait_for()
 
         why = tab.get_by_test_id("doctor-explain")
         why.get_by_label("Process number").fill("0; rm -rf /")
