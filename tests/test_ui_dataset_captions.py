@@ -1,0 +1,202 @@
+"""What is stored of a caption job of a draft, whose captions are kept, and what the calls of the browser answer."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from caption_server import answering, slow
+from draft_helpers import captions, drop, item_of, photo, set_caption
+from hypothesis import given
+from hypothesis import strategies as st
+from ui_helpers import PROJECT
+
+from captions.options import checked
+from captions.work import Picture
+from runs.files import RunError
+from ui import jobs
+from ui.dataset import caption_work, captioning, draft, draft_store
+
+
+@pytest.fixture
+def draft_id(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
+    found = draft.new_id()
+    drop(found, *[photo(tmp_path / "in" / f"{number}.png", seed=number) for number in range(5)])
+    (tmp_path / "in" / "1.txt").write_text("from a file")
+    drop(found, tmp_path / "in" / "1.txt")
+    set_caption(found, "0.png", "mine")
+    draft.set_captions(found, {item_of(found, "2.png").id: "from a model"}, "x", source="model")
+    return found
+
+
+def options(url: str, **more) -> dict:
+    return {"engine": "endpoint", "url": url, "model": "m", **more}
+
+
+def wait(draft_id: str) -> dict:
+    end = time.monotonic() + 120
+    while (now := captioning.status(draft_id))["state"] == "running":
+        assert time.monotonic() < end, now
+        time.sleep(0.05)
+    return now
+
+
+@pytest.mark.parametrize(
+    ("which", "overwrite", "replaced"),
+    [("empty", False, "34"), ("model", False, "234"), ("all", False, "234"), ("all", True, "01234")],
+)
+def test_which_captions_are_replaced(draft_id, which, overwrite, replaced):
+    before = captions(draft_id)
+    caption_work.begin(draft_id, options("http://h/v1"), which, overwrite=overwrite)
+    work = caption_work.DraftWork(draft_id)
+    assert [picture.name[0] for picture in work.missing()] == list(replaced)
+    for picture in work.missing():
+        work.store(picture, f"new {picture.name}")
+    assert work.counts() == (len(replaced), len(replaced)) and work.missing() == []
+    after = captions(draft_id)
+    assert {name[0] for name in after if after[name] != before[name]} == set(replaced)
+    assert draft.undo(draft_id) == "Undone: captions written by a model."
+    assert captions(draft_id) == before, "one step"
+
+
+def test_only_the_images_that_were_chosen(draft_id):
+    ids = [item_of(draft_id, name).id for name in ("0.png", "3.png")]
+    assert caption_work.begin(draft_id, options("http://h/v1"), "empty", only=ids) == 1
+    with pytest.raises(RunError, match="has a caption that is to be kept"):
+        caption_work.begin(draft_id, options("http://h/v1"), "empty", only=ids[:1])
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_caption_that_was_typed_meanwhile_is_kept(draft_id, overwrite):
+    caption_work.begin(draft_id, options("http://h/v1"), "all", overwrite=overwrite)
+    work = caption_work.DraftWork(draft_id)
+    set_caption(draft_id, "3.png", "typed meanwhile")
+    draft.remove(draft_id, [item_of(draft_id, "4.png").id])
+    for picture in [*work.missing(), Picture("0" * 24, "gone", work.missing()[0].path)][:-1]:
+        work.store(picture, "by the model")
+    after = captions(draft_id)
+    assert after["3.png"] == "typed meanwhile" and after["2.png"] == "by the model" and "4.png" not in after
+
+
+def test_a_trigger_word_alone_counts_as_no_caption(draft_id):
+    draft.insert_trigger(draft_id, "ohwx")
+    caption_work.begin(draft_id, options("http://h/v1"))
+    assert [picture.name for picture in caption_work.DraftWork(draft_id).missing()] == ["3.png", "4.png"]
+
+
+def test_a_killed_job_is_shown_as_interrupted_and_continues(draft_id):
+    with answering() as server:
+        server.answer = slow(0.4)
+        assert captioning.start(draft_id, options(server.url), "all", overwrite=True) == 5
+        with pytest.raises(RunError, match="being written already"):
+            captioning.start(draft_id, options(server.url), "all", overwrite=True)
+        end = time.monotonic() + 90
+        while captioning.status(draft_id)["done"] < 2:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        values = json.loads((draft.folder(draft_id) / jobs.FOLDER / f"{captioning.JOB}.json").read_text())
+        keeper = psutil.Process(values["pid"])
+        for process in [*keeper.children(recursive=True), keeper]:
+            process.kill()
+        now = wait(draft_id)
+        assert now["state"] == "lost" and 2 <= now["done"] < 5 == now["total"]
+        kept = {name: text for name, text in captions(draft_id).items() if text.startswith("a slow picture")}
+        assert len(kept) == now["done"]
+        server.answer = lambda number, question: "after"
+        captioning.resume(draft_id)
+        now = wait(draft_id)
+        assert (now["state"], now["done"], now["error"]) == ("done", 5, "")
+        after = captions(draft_id)
+        assert all(after[name] == text for name, text in kept.items())
+        assert sorted(after.values()) == sorted([*kept.values(), *["after"] * (5 - len(kept))])
+
+
+def test_a_job_that_fails_says_why(draft_id):
+    with answering() as server:
+        server.answer = lambda number, question: (404, b'{"error": "no model m"}', {})
+        captioning.start(draft_id, options(server.url))
+        now = wait(draft_id)
+    assert now["state"] == "failed" and "404: no model m" in now["error"] and len(now["failures"]) == 1
+    assert captions(draft_id)["3.png"] == ""
+
+
+def test_the_command_takes_a_draft(draft_id):
+    with answering() as server:
+        command = [sys.executable, "-m", "captions", draft_id, "--with=endpoint", f"--url={server.url}", "--model=m"]
+        done = subprocess.run(
+            command, cwd=PROJECT, env=os.environ, capture_output=True, text=True, timeout=120, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    entries = draft_store.read(draft_id)["images"].values()
+    assert [entry["caption_by"] for entry in entries] == ["person", "file", "model", "model", "model"]
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [
+        {},
+        {"engine": "no"},
+        {"engine": "endpoint", "url": 7},
+        {"engine": "tagger", "general": "0.3"},
+        {"engine": "florence", "task": "poem"},
+        {"engine": "endpoint", "rewrite": True},
+        {"engine": "endpoint", "folder": "/"},
+        [],
+        None,
+    ],
+)
+def test_options_that_the_command_does_not_have_are_refused(given_):
+    with pytest.raises(RunError):
+        checked(given_)
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [
+        {"engine": "tagger", "general": 0},
+        {"engine": "tagger", "character": 1.5},
+        {"engine": "tagger", "model": "no-such"},
+        {"engine": "florence", "model": "/"},
+        {"engine": "endpoint", "url": "http://h/v1", "model": "a\nb"},
+        {"engine": "endpoint", "url": "http://h/v1", "model": "m", "key_variable": "not a name"},
+        {"engine": "florence", "prefix": "x" * 501},
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_the_job(draft_id, given_):
+    answer = captioning.captions_start({"draft": draft_id, "options": given_, "which": "empty"})
+    assert answer["ok"] is False and answer["error"]
+    assert caption_work.stored(draft_id) is None and captioning.status(draft_id)["state"] == ""
+
+
+TEXT = st.text(max_size=20)
+CALL = st.dictionaries(
+    st.sampled_from(["draft", "options", "which", "ids", "overwrite"]),
+    st.none()
+    | st.booleans()
+    | TEXT
+    | st.lists(TEXT, max_size=3)
+    | st.dictionaries(st.sampled_from(["engine", "url", "model", "general"]), TEXT | st.integers(), max_size=3),
+)
+
+
+@given(CALL, st.sampled_from(captioning.CALLS), st.booleans())
+def test_no_call_from_a_browser_raises(data, function, known):
+    answer = function({**data, "draft": "0" * 24} if known and function is captioning.captions_start else data)
+    assert answer["ok"] is False and isinstance(answer["error"], str)
+
+
+@given(st.binary(max_size=200) | st.just(b'{"job": "../x", "options": {}, "images": []}'))
+def test_any_job_file_is_no_job(content):
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HANGPROOF_DATA", folder)
+        target = draft.folder("0" * 24)
+        target.mkdir(parents=True)
+        Path(target / caption_work.NAME).write_bytes(content)
+        assert caption_work.stored("0" * 24) is None
