@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def ask(folder: str | os.PathLike[str], kind: str) -> str:
     path = path_of(folder, kind)
     if known := _read(path).get("id"):
         return str(known)
-    name = uuid.uuid4().hex[:12]
+    name = os.urandom(6).hex()
     atomic_write(path, json.dumps({"id": name, "t": utc_now(), "tries": 0}))
     return name
 

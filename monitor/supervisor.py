@@ -94,9 +94,10 @@ def supervise(
         raise MonitorError(str(error)) from error
     finally:
         lock.release()
-        from monitor import run_queue  # of no use before the end
+        with contextlib.suppress(OSError, ImportError):  # the run has ended, whatever happens to the others
+            from monitor import run_queue  # of no use before the end
 
-        run_queue.ensure_worker()
+            run_queue.ensure_worker()
 
 
 @dataclass(frozen=True)
