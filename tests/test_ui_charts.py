@@ -167,6 +167,12 @@ def test_each_gpu_has_its_lines_on_both_axes(data):
     shown = {(one["key"], one.get("name")): one for one in lines}
     assert shown[("memory_used", "1: Card")]["mean"] == [8.0, 8.0] and shown[("memory_used", "1: Card")]["top"] == 12.0
     assert shown[("power_w", "0: Card")]["x"] == [10.0, 40.0]
+    with (folder / "metrics.jsonl").open(
+        "a"
+    ) as file:  # a restart repeats the steps from 31 on: what was measured meanwhile has no step
+        file.writelines(line(s, attempt=2, second=200 + s) for s in range(31, 60))
+    lines = charts.chart_data({"run": folder.name})["lines"]
+    assert "power_w" not in {one["key"] for one in lines}  # one point is no line
     by_time = {one["key"]: one for one in charts.chart_data({"run": folder.name, "axis": "time"})["lines"]}
     assert by_time["temperature"]["x"] == [9.0, 39.0]
 

@@ -179,7 +179,7 @@ async function ask(now) {
     section.dataset.revision = answer.revision;
     draw();
   }
-  note.textContent = share < 1 ? `reading metrics.jsonl: ${Math.round(share * 100)}%` : "thin line: measured · thick line: smoothed";
+  note.textContent = share < 1 ? `reading metrics.jsonl: ${Math.round(share * 100)}%` : "band: lowest to highest · thin line: mean · thick line: smoothed";
   if (dirty) later();
 }
 let timer = 0;

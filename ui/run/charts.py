@@ -122,11 +122,16 @@ def rising(t_s: np.ndarray) -> np.ndarray:
 
 
 def _steps_at(t_s: np.ndarray, metrics: Metrics) -> np.ndarray:
-    """The step that was trained at each time."""
+    """The step that was trained at each time; NaN while steps were trained that a restart repeated."""
     known = rising(metrics.steps["t_s"])
     if len(known) == 0 or not math.isfinite(known[0]):
         return np.full(len(t_s), math.nan)
-    return np.interp(t_s, known, metrics.steps["step"])
+    found = np.interp(t_s, known, metrics.steps["step"])
+    for restart in metrics.restarts:
+        after = int(np.searchsorted(metrics.steps["step"], restart.step))
+        if 0 < after < len(known):
+            found[(t_s > known[after - 1]) & (t_s < known[after])] = math.nan
+    return found
 
 
 def points(x: np.ndarray, y: np.ndarray, begin: float, end: float, buckets: int = BUCKETS) -> dict[str, list[float]]:

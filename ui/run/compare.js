@@ -14,14 +14,14 @@ heading.append(make("strong", "", "Compare runs"), make("span", "", "Settings, l
 const body = make("div", "hp-fold-body");
 fold.append(heading, body);
 section.append(fold);
-const search = make("input", "hp-compare-search");
+const search = make("input", "hp-compared-search");
 search.type = "search";
 search.placeholder = "Search runs by name or state";
 search.setAttribute("aria-label", "Search runs to compare");
-const choices = make("fieldset", "hp-compare-choices");
+const choices = make("fieldset", "hp-compared-choices");
 const status = make("p", "hp-log-status");
 status.setAttribute("role", "status");
-const result = make("div", "hp-compare");
+const result = make("div", "hp-compared");
 body.append(search, choices, status, result);
 
 async function ask(name, data) {
@@ -35,7 +35,7 @@ function drawChoices() {
   choices.replaceChildren(
     make("legend", "", `Runs to compare (2 to ${MOST})`),
     ...shown.map((one) => {
-      const label = make("label", "hp-compare-choice");
+      const label = make("label", "hp-compared-choice");
       const box = make("input");
       box.type = "checkbox";
       box.value = one.run;
@@ -106,7 +106,7 @@ function draw(answer) {
   parts.push(answer.settings.length ? tableOf("Settings that differ", answer.settings, names) : make("p", "hp-none", "All settings are the same."));
   if (answer.samples.length) parts.push(make("h4", "", "Last samples"));
   for (const { prompt, images } of answer.samples) {
-    const row = make("div", "hp-compare-samples");
+    const row = make("div", "hp-compared-samples");
     images.forEach((image, n) => {
       const figure = make("figure");
       if (image) {
@@ -121,7 +121,7 @@ function draw(answer) {
       figure.append(caption);
       row.append(figure);
     });
-    parts.push(make("p", "hp-compare-prompt", prompt), row);
+    parts.push(make("p", "hp-compared-prompt", prompt), row);
   }
   result.replaceChildren(...parts);
 }

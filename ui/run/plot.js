@@ -66,7 +66,7 @@ function plot(options) {
   const yTicks = tickValues(low, high);
   low = Math.min(low, yTicks[0]);
   high = Math.max(high, yTicks[yTicks.length - 1]);
-  const left = Math.max(52, 10 + 12 * Math.max(...yTicks.map((value) => shortNumber(value).length)));
+  const left = Math.max(52, 10 + 15 * Math.max(...yTicks.map((value) => shortNumber(value).length)));
   const [begin, end] = range;
   const toX = (x) => left + ((WIDTH - left - EDGE.right) * (x - begin)) / (end - begin || 1);
   const toY = (y) => EDGE.top + (height - EDGE.top - EDGE.bottom) * (1 - (Math.min(Math.max(y, low), high) - low) / (high - low || 1));
