@@ -11,7 +11,15 @@ const VIEWS = [
   ["compare", "Compare two", compare, () => (drawCompare(), loadRuns())],
   ["vote", "Blind vote", vote, () => openVote()],
 ];
+// Remembered in this tab: the page reloads itself when the server was away.
+const VIEW_KEY = "hangproof-evolution-view";
 let view = "grid";
+try {
+  view = sessionStorage.getItem(VIEW_KEY) || view;
+} catch {
+  // storage is turned off
+}
+if (!VIEWS.some(([name]) => name === view)) view = "grid";
 const tabs = make("div", "hp-ev-tabs");
 tabs.setAttribute("role", "tablist");
 tabs.setAttribute("aria-label", "Views of the samples");
@@ -34,12 +42,17 @@ for (const [name, text, panel] of VIEWS) {
 }
 function openView(name) {
   view = name;
+  try {
+    sessionStorage.setItem(VIEW_KEY, name);
+  } catch {
+    // storage is turned off
+  }
   for (const [one, , panel, open] of VIEWS) {
     const here = one === name;
     panel.hidden = panel.box.hidden = !here;
     tabOf[one].setAttribute("aria-selected", `${here}`);
     tabOf[one].tabIndex = here ? 0 : -1;
-    if (here) open();
+    if (here && data.run) open();
   }
   if (name !== "steps") pause();
 }
@@ -143,6 +156,6 @@ function update() {
   } else if (data.run === now.run) drawLikeness();
 }
 element.replaceChildren(section, dialog);
-openView("grid");
+openView(view);
 watch("value", update);
 update();

@@ -1,0 +1,312 @@
+"""The part Evolution in a real browser: real training with samples, validation and a restart, then every view; a large grid."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.parse
+from pathlib import Path
+
+import psutil
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from trainer_helpers import make_images
+from ui_helpers import PROJECT, Server, kill_runs, lora_file, photos, wait_for_step, write_run
+from ui_page import a_tab, state_is, until
+
+PACE = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.3"}
+SETTINGS = (
+    "rank=4",
+    "repeats=1",
+    "max_train_steps=24",
+    "save_every_n_steps=4",
+    "save_every_n_epochs=0",
+    "keep_states=9",
+)
+SAMPLED = ("sample_every_n_steps=8", "sample_steps=2", "validation_split=0.25", "validate_every_n_steps=4", "workers=0")
+VIEWS = [("steps", "Step by step"), ("compare", "Compare two"), ("vote", "Blind vote"), ("grid", "Grid")]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evolution") / "data"
+    folder.mkdir()
+    yield folder
+    kill_runs(folder)
+
+
+@pytest.fixture(scope="module")
+def trained(data):
+    """A run whose trainer was killed in the middle: 24 steps in two attempts, with two prompts and two held-out images."""
+    images = make_images(data.parent / "photos", 8)
+    words = [
+        "--name",
+        "my cat",
+        "--images",
+        str(images),
+        "--model",
+        "tiny-flux",
+        "--prompt",
+        "a cat",
+        "--prompt",
+        "a <b>dog",
+    ]
+    words += [part for setting in (*SETTINGS, *SAMPLED) for part in ("--set", setting)]
+    env = {**os.environ, "HANGPROOF_DATA": str(data), **PACE}
+    new = subprocess.run(
+        [sys.executable, "-m", "runs", "new", *words], cwd=PROJECT, env=env, capture_output=True, text=True
+    )
+    assert new.returncode == 0, new.stderr
+    folder = data / "outputs" / "my-cat"
+    with (data.parent / "monitor.log").open("wb") as log:
+        monitor = subprocess.Popen(
+            [sys.executable, "-m", "monitor", "run", str(folder)], cwd=PROJECT, env=env, stdout=log, stderr=log
+        )
+        wait_for_step(folder, 13)
+        kill_trainer(folder)
+        assert monitor.wait(400) == 0, (folder / "training.log").read_text()[-3000:]
+    return folder
+
+
+def kill_trainer(folder: Path) -> None:
+    """SIGKILL the process that trains."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if str(folder) in " ".join(words) and "trainer" in words and "launch" not in words:
+                process.kill()
+                return
+    raise AssertionError("no process trains")
+
+
+def start(data: Path, port: int | None = None) -> Server:
+    server = Server(data, port=port)
+    server.wait_for_output("Hangproof is running at")
+    return server
+
+
+def show(page, server, folder: Path) -> None:
+    page.goto(f"{server.url}?run={folder.name}")
+    page.locator("body.hp-open").wait_for()
+    page.get_by_test_id("sample-row").first.wait_for()
+
+
+def open_view(page, name: str) -> None:
+    page.locator(f"#evolution-tab-{name}").click()
+    page.locator(f"#evolution-{name}").wait_for()
+
+
+def serious(page) -> list[str]:
+    """What axe-core calls serious or critical in this part."""
+    found = Axe().run(page, "#run-samples").response["violations"]
+    return [
+        f"{one['id']}: {node['html'][:200]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]
+
+
+def loaded(locator) -> None:
+    until(lambda: locator.evaluate("(image) => image.complete && image.naturalWidth > 0"), "the picture")
+
+
+def votes(folder: Path) -> list[dict]:
+    text = (folder / "votes.jsonl").read_text() if (folder / "votes.jsonl").exists() else ""
+    return [one for one in map(json.loads, text.splitlines()) if one["kind"] == "vote"]
+
+
+def test_every_view_of_a_real_run_and_no_vote_is_lost(browser, data, trained):
+    server = start(data)
+    try:
+        with a_tab(browser) as page, a_tab(browser, width=390, color_scheme="dark") as second:
+            show(page, server, trained)
+            state_is(page, "completed")
+            the_grid(page, server, trained)
+            step_by_step(page)
+            two_checkpoints(page)
+            show(second, server, trained)
+            server = voting(page, second, server, data, trained)
+            for one in (page, second):
+                for name, _ in VIEWS:
+                    open_view(one, name)
+                    assert serious(one) == [], name
+                assert one.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            page.errors[:] = [
+                text for text in page.errors if "Failed to fetch" not in text
+            ]  # while the server was away
+            second.errors[:] = [text for text in second.errors if "Failed to fetch" not in text]
+    finally:
+        server.stop()
+
+
+def the_grid(page, server, folder: Path) -> None:
+    """Samples before and after the restart are one series, with losses, downloads and the lowest validation loss."""
+    events = [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert "attempt_started" in events or events.count("started") > 1 or len(set(events)) > 3
+    grid = page.locator(".hp-ev-grid")
+    assert [one.inner_text() for one in grid.locator("thead strong").all()] == ["Step 8", "Step 16", "Step 24"]
+    rows = page.get_by_test_id("sample-row")
+    assert [one.inner_text() for one in rows.locator("h4").all()] == ["a cat", "a <b>dog"]
+    assert rows.locator(".hp-sample").count() == 6
+    loaded(rows.locator("img").first)
+    head = grid.locator("thead th").nth(3)
+    assert "Validation loss" in head.inner_text() and "Loss" in head.inner_text()
+    with page.expect_download() as download:
+        grid.locator("thead a").nth(1).click()
+    assert download.value.suggested_filename == "my-cat-step00000016.safetensors"
+    status, body = server.get("/api/evolution/my-cat")
+    found = json.loads(body)
+    assert status == 200 and {4, 8, 12, 16, 20, 24} <= {one["step"] for one in found["snapshots"]}
+    assert [one["step"] for one in found["validation"]] == [0, 4, 8, 12, 16, 20, 24]
+    lowest = min(found["validation"][1:], key=lambda one: one["val_loss"])
+    assert found["best"] == lowest
+    assert f"step {lowest['step']} with a validation loss of" in page.get_by_test_id("evolution-best").inner_text()
+    assert server.get("/api/evolution/my-cat/snapshot/9")[0] == 404
+
+
+def step_by_step(page) -> None:
+    """The slider by keyboard, and play."""
+    open_view(page, "steps")
+    caption, slider = page.locator(".hp-steps-caption"), page.get_by_test_id("steps-range")
+    assert caption.inner_text().startswith("Step 24")
+    slider.focus()
+    page.keyboard.press("Home")
+    assert caption.inner_text().startswith("Step 8") and slider.get_attribute("aria-valuetext") == "step 8"
+    page.keyboard.press("ArrowRight")
+    assert caption.inner_text().startswith("Step 16")
+    loaded(page.locator(".hp-ev-large"))
+    page.get_by_test_id("steps-prompt").select_option(label="a <b>dog")
+    assert caption.inner_text().startswith("Step 24")
+    page.get_by_role("button", name="Play").click()
+    until(lambda: caption.inner_text().startswith("Step 8"), "the first step")
+    until(lambda: caption.inner_text().startswith("Step 24"), "the last step")
+    page.get_by_role("button", name="Play").wait_for()
+
+
+def two_checkpoints(page) -> None:
+    """Two steps over each other, with a divider that the keyboard moves, and beside each other."""
+    open_view(page, "compare")
+    stage = page.get_by_test_id("compare-stage")
+    page.get_by_test_id("compare-a").select_option(label="Step 8")
+    page.get_by_test_id("compare-b").select_option(label="Step 16")
+    for name in (".hp-ab-a", ".hp-ab-b"):
+        loaded(stage.locator(name))
+    assert "A · step 8" in page.locator(".hp-compare-text").inner_text()
+    divider = stage.get_by_role("slider")
+    divider.focus()
+    page.keyboard.press("End")
+    assert stage.evaluate("(e) => e.style.getPropertyValue('--hp-at')") == "100%"
+    page.get_by_test_id("compare-layout").select_option(label="beside each other")
+    assert stage.locator(".hp-ab-a").bounding_box()["x"] < stage.locator(".hp-ab-b").bounding_box()["x"]
+
+
+def voting(page, second, server, data: Path, folder: Path) -> Server:
+    """Two browsers vote, the server is killed in the middle, and nothing is lost."""
+    for one in (page, second):
+        open_view(one, "vote")
+        loaded(one.get_by_test_id("vote-left").locator("img"))
+        text = one.locator("#evolution-vote").inner_html()
+        assert not any(f"00000{step}" in urllib.parse.unquote(text) for step in ("8", "16", "24"))
+    cast(page, folder, "left")
+    cast(second, folder, "right")
+    page.get_by_test_id("vote-left").focus()
+    for key in ("ArrowRight", "ArrowDown"):  # by keyboard: right, equal
+        before = len(votes(folder))
+        page.keyboard.press(key)
+        until(lambda before=before: len(votes(folder)) > before, "a vote by keyboard")
+    until(lambda: not page.get_by_test_id("vote-left").is_disabled(), "the next pair")
+    assert [one["choice"] for one in votes(folder)] == ["left", "right", "right", "equal"]
+    server.stop(hard=True)
+    page.get_by_test_id("vote-left").click()
+    page.locator("#evolution-vote").get_by_text("The server does not answer. Try again.").wait_for()
+    server = start(data, port=server.port)
+    until(lambda: page.get_by_test_id("vote-left").is_visible(), "the vote again, in the view that was open")
+    cast(page, folder, "left")
+    assert len(votes(folder)) == 5
+    verdict = page.get_by_test_id("vote-verdict")
+    for _ in range(30):
+        if verdict.count():
+            break
+        cast(page, folder, "left" if votes(folder)[-1]["left"] > 0 else "right")
+    verdict.wait_for()
+    text = verdict.inner_text()
+    assert text.startswith("The vote picks step ") and "with a chance of" in text
+    winner = text.removeprefix("The vote picks step ").split(",")[0].split(":")[0]
+    marked = page.get_by_test_id("lora").filter(has_text="picked")
+    marked.wait_for()
+    assert f"step {winner}" in marked.inner_text().lower() and marked.count() == 1
+    other = next(step for step in (8, 16, 24) if str(step) != winner)
+    page.get_by_role("button", name=f"Pick the LoRA of step {other}").click()
+    page.get_by_test_id("lora").filter(has_text=f"tep {other}").filter(has_text="picked").wait_for()
+    page.get_by_test_id("evolution-picked").get_by_text(f"step {other}").wait_for()
+    count = len(votes(folder))
+    restart = page.locator("#evolution-vote").get_by_role("button", name="Start over")
+    restart.click()
+    page.get_by_role("button", name=f"Forget {count} votes").click()
+    page.locator("#evolution-vote").get_by_text("0 votes on 3 LoRAs").wait_for()
+    page.get_by_test_id("evolution-picked").wait_for(state="detached")
+    assert len(votes(folder)) == count  # the file keeps them
+    return server
+
+
+def cast(page, folder: Path, side: str) -> None:
+    before = len(votes(folder))
+    until(lambda: not page.get_by_test_id(f"vote-{side}").is_disabled(), "the pair")
+    page.get_by_test_id(f"vote-{side}").click()
+    until(lambda: len(votes(folder)) > before, "the vote")
+    until(lambda: not page.get_by_test_id(f"vote-{side}").is_disabled(), "the next pair")
+
+
+def test_a_hundred_steps_of_ten_prompts_stay_quick(browser, data):
+    steps, folder = range(100, 10_100, 100), write_run(data, "large", state="completed", step=10_000)
+    (folder / "sample").mkdir()
+    (folder / "sample_prompts.txt").write_text("".join(f"prompt {n}\n" for n in range(10)))
+    for step in steps:
+        for prompt in range(10):
+            shutil.copy(
+                photos("coffee.png")[0], folder / "sample" / f"large_{step:06}_{prompt:02}_20260101120000_42.png"
+            )
+    lora_file(folder / "large-step00000500.safetensors", 500)
+    (folder / "metrics.jsonl").write_text(
+        "".join(f'{{"kind":"step","step":{n},"epoch":1,"loss":0.5}}\n' for n in range(1, 100_001))
+    )
+    server = start(data)
+    try:
+        server.get("/api/evolution")  # imports
+        began = time.monotonic()
+        status, body = server.get("/api/evolution/large")
+        first_s = time.monotonic() - began
+        assert status == 200 and len(json.loads(body)["snapshots"]) == 100
+        began = time.monotonic()
+        server.get("/api/evolution/large")
+        assert time.monotonic() - began < first_s + 1
+        with a_tab(browser) as page:
+            began = time.monotonic()
+            show(page, server, folder)
+            page.locator(".hp-sample").nth(999).wait_for(state="attached")
+            shown_s = time.monotonic() - began
+            pictures = page.evaluate(
+                "[...document.querySelectorAll('.hp-sample img')].filter((i) => i.complete && i.naturalWidth).length"
+            )
+            assert pictures < 600  # the others are loaded when they are scrolled to
+            moved = page.evaluate(
+                """() => new Promise((done) => {
+                  const grid = document.querySelector('.hp-ev-grid'), times = [];
+                  let last = performance.now(), n = 0;
+                  const frame = (now) => {
+                    times.push(now - last); last = now; grid.scrollLeft = n * 120;
+                    if ((n += 1) < 40) requestAnimationFrame(frame); else done(times.sort((a, b) => a - b)[20]);
+                  };
+                  requestAnimationFrame(frame);
+                })"""
+            )
+            print(
+                f"first answer {first_s:.2f} s, page {shown_s:.2f} s, median frame {moved:.0f} ms, {pictures} pictures"
+            )
+            assert first_s < 20 and shown_s < 60 and moved < 500
+    finally:
+        server.stop()
