@@ -12,7 +12,7 @@ from runs.sweep import MOST, SHORT, Sweep
 from ui import scripts
 from ui.dataset import draft
 from ui.dataset.images import OUT_OF_DATE
-from ui.new import form
+from ui.new import form, script_editor
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -35,6 +35,10 @@ def _specs(draft_id: str, texts: dict[str, str]) -> tuple[list["runs.RunSpec"], 
     from runs import sweep
 
     values = sweep.parse(f"{key}={text}" for key, text in texts.items() if text.strip())
+    if script_editor.stored(draft_id) is not None:
+        raise RunError(
+            "The script was edited by hand, and a sweep writes a script for each run. Discard the edit first"
+        )
     base, faults = form.parse(_values(draft_id))
     if base is None:
         raise RunError([Fault("", form.shown(fault)) for fault in faults] or OUT_OF_DATE)
