@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_ui_axe import faults
 from test_ui_first_run import alone, pictures
 from ui_helpers import kill_runs, serving
 from ui_page import choose_tiny, drop, field, open_page, state_is, until
@@ -98,11 +99,14 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
         assert lint.locator(".hp-finding").count() >= 2
         assert "blocks_to_swap" not in lint.get_by_role("region", name="Fixed script").inner_text()
 
+        assert faults(tab) == []  # axe-core, with everything open
+        tab.emulate_media(color_scheme="dark")
         tab.reload()  # what was found is still there
         tab.locator("body.hp-open").wait_for()
         tab.get_by_role("tab", name="Doctor").click()
         machine.get_by_test_id("copy-report").wait_for()
         assert tab.get_by_test_id("doctor-drill").get_by_role("button", name="Start the drill").is_enabled()
+        assert faults(tab) == [], "in the dark"
     finally:
         process.kill()
         process.wait(60)

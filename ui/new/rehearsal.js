@@ -1,7 +1,7 @@
 // The button "Rehearse" of step 3: what it does now, and what the last one found (ui/new/rehearsal.py). Texts are set with textContent.
 const MARKS = { waiting: "○", running: "◐", done: "✓", failed: "✗", skipped: "–" };
 const WORDS = { waiting: "waiting", running: "running", done: "done", failed: "failed", skipped: "not run" };
-const span = (s) => (s < 10 ? `${s.toFixed(1)} s` : s < 90 ? `${Math.round(s)} s` : `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`);
+const span = (s) => (Number.isInteger(s) && s < 90 ? `${s} s` : s < 10 ? `${s.toFixed(1)} s` : s < 90 ? `${Math.round(s)} s` : `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`);
 let answer = { state: "none", stages: [], lines: [], warnings: [], problem: {}, seconds: 0, stale: false };
 let timer = 0;
 
