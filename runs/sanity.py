@@ -164,6 +164,12 @@ def _length(spec: "RunSpec", images: int | Mapping[str, int], sizes: Sequence[tu
         "save_epochs_share": spec.save_every_n_epochs / epochs,
         "no_checkpoint": spec.save_every_n_steps == 0 and not spec.save_every_n_epochs,
     }
+    by_folder = {"": images} if isinstance(images, int) else images
+    known |= {
+        "images": count,
+        "held_out": sum(round(number * spec.validation_split) for number in by_folder.values()),
+        "validate_share": (spec.validate_every_n_steps or 0) / steps,
+    }
     if spec.save_every_n_steps:
         known |= {"save_every": spec.save_every_n_steps, "save_steps_share": spec.save_every_n_steps / steps}
     if spec.sample_every_n_steps:

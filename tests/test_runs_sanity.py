@@ -29,10 +29,10 @@ OPTIONS = """
 bool: fp8_base split_mode cache_latents no_half_vae full_bf16 apply_t5_attn_mask network_train_unet_only highvram shuffle_caption
 bool: persistent_data_loader_workers fused_backward_pass masked_loss sdpa bucket_no_upscale sample_at_first
 int: t5xxl_max_token_length blocks_to_swap lr_scheduler_num_cycles vae_batch_size text_encoder_batch_size ddp_timeout
-int: sample_every_n_epochs min_bucket_reso max_bucket_reso bucket_reso_steps clip_skip
+int: validation_seed validate_every_n_steps validate_every_n_epochs sample_every_n_epochs min_bucket_reso max_bucket_reso bucket_reso_steps clip_skip
 float: noise_offset network_dropout caption_dropout_rate caption_tag_dropout_rate min_snr_gamma max_grad_norm guidance_scale
 float: discrete_flow_shift sigmoid_scale unet_lr ip_noise_gamma prior_loss_weight scale_weight_norms lr_scheduler_power
-float: lr_warmup_steps text_encoder_lr logit_mean logit_std mode_scale
+float: lr_warmup_steps text_encoder_lr logit_mean logit_std mode_scale validation_split
 str: optimizer_type lr_scheduler pretrained_model_name_or_path clip_l t5xxl ae
 list: optimizer_args network_args lr_scheduler_args
 choice: timestep_sampling=sigma,uniform,sigmoid,shift,flux_shift loss_type=l1,l2,huber,smooth_l1
@@ -118,6 +118,9 @@ ABSURD = [
     case("one image used 8,000 times", "epochs", images=1, repeats=500),
     case("a hundred million maximum steps", "epochs", max_train_steps="100000000"),
     case("fewer steps than images", "max_train_steps", max_train_steps="5"),
+    case("a share that holds out no image", "validation_split", images=5, validation_split="0.05"),
+    case("half of one image held out", "validation_split", images=1, validation_split="0.5", repeats=20),
+    case("no validation in between", "validate_every_n_steps", validation_split="0.1", validate_every_n_steps="99999"),
     case("60 steps", "epochs", repeats=1, epochs=3),
     case("a million batches per step", "gradient_accumulation", gradient_accumulation=1_000_000),
     case("more batches per step than an epoch has", "gradient_accumulation", gradient_accumulation=500),
@@ -243,6 +246,7 @@ SENSIBLE = [
     good(SIMPLETUNER, "gradient accumulation 4", gradient_accumulation=4, learning_rate="1e-4"),
     good(SIMPLETUNER, "rank 64 at 4e-4", rank=64, alpha="64", learning_rate="4e-4", max_train_steps="2400"),
     good(SIMPLETUNER, "512-pixel photographs", size=(512, 640), learning_rate="1e-4"),
+    good(SIMPLETUNER, "a tenth held out", validation_split="0.1", validate_every_n_steps="50", learning_rate="1e-4"),
     good(SIMPLETUNER, "wandb", trackers="wandb", learning_rate="1e-4"),
     good(SIMPLETUNER, "bf16 only", flags="full_bf16=true", learning_rate="1e-4"),
 ]  # fmt: skip
