@@ -1,5 +1,7 @@
 """The complete page: its four tabs and the events between them."""
 
+import copy
+import json
 from typing import Any
 
 import gradio as gr
@@ -66,6 +68,14 @@ def theme() -> gr.themes.Base:
     )
 
 
+TABS = ("new", "runs", "fleet", "doctor")
+# Puts the tab into the page's address; that of a run is put there by ui/run/run_address.js.
+SHOW_TAB = """() => {
+  const url = new URL(window.location), tab = %s;
+  if (tab === 'new') url.searchParams.delete('tab'); else url.searchParams.set('tab', tab);
+  if (document.body.classList.contains('hp-open')) window.history.replaceState(null, '', url);
+  return [];
+}"""
 DESCRIPTIONS = ("api_info", "api_info_as_input", "api_info_as_output", "example_inputs")
 # What Gradio's browser code reads as absent where it is absent (checked in 6.31, templates/frontend/assets).
 ABSENT_PROPS: dict[str, Any] = {
@@ -79,6 +89,9 @@ ABSENT_KEYS: dict[str, Any] = {
     "event_specific_args": [],
     "max_batch_size": 4,
 }
+
+
+SKIPPED = gr.skip()
 
 
 class Page(gr.Blocks):
@@ -96,6 +109,27 @@ class Page(gr.Blocks):
             component["props"] = _without(component["props"], ABSENT_PROPS)
         config["dependencies"] = [_without(one, ABSENT_KEYS) for one in config["dependencies"]]
         return config
+
+    async def postprocess_data(self, block_fn: Any, predictions: Any, state: Any) -> list[Any]:
+        """What Gradio sends for the values that an event returned. Gradio makes the component of each `gr.skip()` anew, and the
+        page's timer skips nearly all of them each second; here such an output costs nothing."""
+        outputs = block_fn.outputs
+        several = isinstance(predictions, list | tuple) and len(predictions) == len(outputs) > 1
+        kept = (
+            [n for n, one in enumerate(predictions) if not (isinstance(one, dict) and one == SKIPPED)]
+            if several
+            else []
+        )
+        if not several or block_fn.batch or len(kept) == len(outputs):
+            return await super().postprocess_data(block_fn, predictions, state)
+        data: list[Any] = [None if block.stateful else gr.skip() for block in outputs]
+        if kept:
+            part, values = copy.copy(block_fn), [predictions[n] for n in kept]
+            part.outputs = [outputs[n] for n in kept]
+            found = await super().postprocess_data(part, values if len(kept) > 1 else values[0], state)
+            for n, value in zip(kept, found, strict=True):
+                data[n] = value
+        return data
 
 
 def _without(values: dict[str, Any], absent: dict[str, Any]) -> Any:
@@ -238,11 +272,13 @@ def _wire_tabs(
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
 
     def opened(stored: str | None, request: gr.Request) -> list[Any]:
-        """What a newly opened page shows: the run in its address, else a running one, else the New LoRA tab."""
+        """What a newly opened page shows: the run or the tab in its address, else a running one, else the New LoRA tab."""
+        asked = request.query_params.get("tab", "")
         selected = run_page.first_run(request.query_params.get("run", ""))
+        shown = asked if asked in TABS else "runs" if selected else ""
         draft = new_lora.load(stored)
-        tab = gr.update(selected="runs") if selected else gr.skip()
-        return [*draft, *run_page.render(selected, {}), tab, gr.Timer(active=bool(selected))]
+        tab = gr.update(selected=shown) if shown else gr.skip()
+        return [*draft, *run_page.render(selected, {}), tab, gr.Timer(active=shown == "runs")]
 
     page.load(
         opened,
@@ -285,7 +321,7 @@ def _wire_tabs(
     ).then(show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **quiet)
     runs_tab.select(lambda: gr.Timer(active=True), None, run.timer, **quiet)
     for other in other_tabs:
-        other.select(lambda: gr.Timer(active=False), None, run.timer, **quiet)
+        other.select(lambda: gr.Timer(active=False), None, run.timer, js=SHOW_TAB % json.dumps(other.id), **quiet)
 
 
 def allowed_paths() -> list[str]:

@@ -40,8 +40,8 @@ PARTS = {
     "sweep": ("new/sweep",),
     "run_list": ("run/run_list",),
     "run_queue": ("run/queue",),
-    "run_actions": ("run/actions",),
-    "run_head": ("run/run_times", "run/run_connection", "run/run_address"),
+    "run_actions": ("run/actions", "run/run_address"),
+    "run_head": ("run/run_times", "run/run_connection"),
     "run_samples": (
         "run/run_samples",
         "run/evolution_grid",
