@@ -92,7 +92,9 @@ def _warnings(found: Mapping[str, Any], spec: RunSpec) -> list[str]:
 
 def size(count: float) -> str:
     """Bytes for people, such as `3.2 GB` and `120 MB`."""
-    return f"{count / 1e9:.1f} GB" if count >= 9.5e8 else f"{max(count / 1e6, 0.1):.3g} MB"
+    if count >= 9.5e8:
+        return f"{count / 1e9:.1f} GB"
+    return f"{count / 1e6:.0f} MB" if count >= 1e7 else f"{max(count / 1e6, 0.1):.1f} MB"
 
 
 def duration(seconds: float) -> str:

@@ -67,9 +67,9 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
             "Memory",
             "Disk speed of runs",
             "Built-in trainer PyTorch",
-            "Sd-scripts",
+            "sd-scripts",
         } <= rows.keys()
-        assert rows["Python"].get_attribute("data-status") == "ok" and "./start.sh" in rows["Sd-scripts"].inner_text()
+        assert rows["Python"].get_attribute("data-status") == "ok" and "./start.sh" in rows["sd-scripts"].inner_text()
         assert f"(pid {process.pid}) of the run left-over" in machine.inner_text()
 
         left = tab.get_by_test_id("doctor-orphans")

@@ -1,5 +1,7 @@
 // The tab "Doctor" (ui/doctor_page.py). Every text is set with textContent. Nothing is asked while the tab is not shown.
 const size = (bytes) => (bytes >= 9.5e8 ? `${(bytes / 1e9).toFixed(1)} GB` : `${Math.max(1, Math.round(bytes / 1e6))} MB`);
+// Names such as sd-scripts stay as they are.
+const title = (name) => (/^(built-in |[a-z]+( |$))/.test(name) ? name[0].toUpperCase() + name.slice(1) : name);
 const age = (s) => (s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${Math.floor(s / 3600)} h`);
 async function ask(what, data) {
   const answer = await server.doctor({ do: what, ...data }).catch(() => null);
@@ -88,7 +90,7 @@ function drawMachine(answer) {
       const item = make("li", `hp-finding hp-${{ ok: "done", note: "warn", failed: "bad" }[one.status]}`);
       item.dataset.status = one.status;
       const text = make("div");
-      text.append(make("strong", "", one.name[0].toUpperCase() + one.name.slice(1)), make("span", "", one.text));
+      text.append(make("strong", "", title(one.name)), make("span", "", one.text));
       if (one.action) text.append(make("p", "", one.action));
       item.append(make("span", "hp-finding-mark", one.verdict), text);
       return item;
