@@ -115,11 +115,12 @@ def append(folder: Path, **values: Any) -> None:
     path = folder / FILE
     with explained("store the vote"):
         new = not path.exists()
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
         try:
-            size = os.fstat(handle).st_size
-            if size and os.pread(handle, 1, size - 1) != b"\n":  # a power cut ended the last line
-                line = b"\n" + line
+            if os.lseek(handle, 0, os.SEEK_END):
+                os.lseek(handle, -1, os.SEEK_END)
+                if os.read(handle, 1) != b"\n":  # a power cut tore the last line
+                    line = b"\n" + line
             os.write(handle, line)
             os.fsync(handle)
         finally:

@@ -153,7 +153,9 @@ def versioned(path: Path) -> str:
 def _likeness(folder: Path) -> dict[str, Any]:
     scores = likeness.read(folder)
     missing = "" if likeness.find_model() else likeness.ABSENT
-    found = {"model": scores.model, "images": scores.images, "own": _short(scores.own), "scored": len(scores.scores)}
+    names = [sample.path.name for one in evolution(folder).snapshots for sample in one.samples]
+    scored = sum(name in scores.scores for name in names)
+    found = {"model": scores.model, "images": scores.images, "own": _short(scores.own), "scored": scored}
     return {"likeness": {**found, "missing": missing}}
 
 
