@@ -123,11 +123,10 @@ def convert(found: Settings, tier: str = "") -> Import:
     model = _model(out, flags, labels, family, backend)
     _lint(out, flags, labels, found.script or presets.families()[family]["backends"][backend]["script"])
     out.fields = {"model": model, "backend": backend, "tier": _tier(model, backend, flags, tier)}
-    out.rows.append(
-        Row(
-            "VRAM", "", "changed", f"{out.fields['tier']}: {_why_tier(model, backend, flags, out.fields['tier'], tier)}"
-        )
-    )
+    chosen = out.fields["tier"]
+    wanted = presets.tiers_of(model, backend)[chosen]["flags"]
+    outcome = "field" if wanted and _has_all(flags, wanted) else "changed"
+    out.rows.append(Row("VRAM", "", outcome, f"{chosen}: {_why_tier(model, backend, flags, chosen, tier)}"))
     _fields(out, flags, labels, found)
     _own_flags(out, flags, labels)
     _extra(out, flags, labels)

@@ -168,7 +168,9 @@ def build() -> NewLora:
         tab.proposal = gr.HTML(value=None, html_template="", elem_id="proposal", container=False)
         tab.propose = gr.Button(visible=False, elem_id="propose", size="sm")
         with gr.Accordion("The script", open=False, elem_id="script-fold"):
-            tab.script = gr.Code(language="shell", interactive=False, max_lines=24, show_label=False, elem_id="script")
+            tab.script = gr.Code(
+                language="shell", interactive=False, max_lines=24, show_label=False, buttons=["copy"], elem_id="script"
+            )
         tab.script_tools = script_editor.build()
         tab.problem = gr.HTML(elem_id="problem", apply_default_css=False)
         tab.errors = gr.HTML(

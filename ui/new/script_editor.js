@@ -44,7 +44,7 @@ function draw() {
   const ready = isEdited() || (props.value && props.value.ready);
   edit.hidden = isEdited();
   edit.disabled = zip.disabled = !ready;
-  back.hidden = !isEdited();
+  back.hidden = !isEdited() || !choice.hidden; // the choice has this button, too
   if (!isEdited()) state.textContent = "";
 }
 
@@ -178,6 +178,7 @@ function drawFindings(found) {
 let stale = [];
 function drawChoice() {
   choice.hidden = !conflict && !stale.length;
+  draw();
   if (choice.hidden) return choice.replaceChildren();
   const acts = make("div", "hp-setup-row");
   const lines = conflict ? conflict.changed : stale;
