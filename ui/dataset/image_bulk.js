@@ -28,7 +28,7 @@ function openPanel(name) {
 const isOpen = (name) => !panelOf[name].panel.hidden;
 function labelled(text, input, cls = "") {
   const label = make("label", "hp-bulk-label " + cls);
-  input.removeAttribute("aria-label");
+  input.setAttribute("aria-label", text); // the text of the label includes a list's choices
   label.append(make("span", "", text), input);
   return label;
 }
