@@ -125,7 +125,7 @@ def stages(folder: Path) -> list[Stage]:
     frozen = hang is not None or suspect is not None or int(status.get("step") or 0) >= FREEZE_AT
     texts = [
         ("train", "Training", f"The tiny model trains {STEPS} steps and saves a checkpoint every {SAVE_EVERY}.", True, None),
-        ("freeze", f"Frozen at step {FREEZE_AT}", fault.text, frozen, 0.0 if frozen else None),
+        ("freeze", f"Frozen at step {(hang or {}).get('step') or FREEZE_AT}", fault.text, frozen, 0.0 if frozen else None),
         (
             "detect", "Detected",
             "No step was completed for much longer than steps of this run take, and no process does any work."

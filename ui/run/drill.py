@@ -17,7 +17,7 @@ MARKS = {"waiting": "○", "running": "◐", "done": "✓"}
 WORDS = {"waiting": "not yet", "running": "now", "done": "done"}
 NAMES = {
     "detected": "Detected after",
-    "killed": "Stuck processes gone after",
+    "killed": "Killed after",
     "restarted": "Restarted after",
     "recovered": "First new step after",
 }
