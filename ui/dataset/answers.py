@@ -66,6 +66,15 @@ def opened(draft_id: str, image_id: str) -> dict[str, Any]:
     return {"item": card, "url": file_url(draft.large(draft_id, image_id)), **image_edit.details(draft_id, item)}
 
 
+def listed_again(draft_id: str, shown: object) -> dict[str, Any]:
+    """The page of images that a browser shows, `shown` as `listing` gave it, read again."""
+    data = shown if isinstance(shown, dict) else {}
+    size = number_of(data, "size")
+    return listing(
+        draft_id, number_of(data, "page"), selection.query_of(data), size if size in PAGE_SIZES else PAGE_SIZE
+    )
+
+
 def _near_names(images: list[draft.Item], shown: list[draft.Item]) -> dict[str, str]:
     """The file names of the images that those of a page are nearly identical to."""
     wanted = {other for item in shown for other in _near(item)}

@@ -117,7 +117,8 @@ def measured(task: Task) -> Entry:
 def _store(task: Task) -> None:
     """Put the image into the draft. A link to another file is never followed."""
     if task.link:
-        with contextlib.suppress(OSError):  # another disk, a file of another user, a system without hard links
+        # Another disk, a file of another user, a system without hard links or (Windows) without this argument.
+        with contextlib.suppress(OSError, NotImplementedError):
             os.link(task.path, task.copy, follow_symlinks=False)
         if task.copy.is_symlink():
             task.copy.unlink()

@@ -3,6 +3,7 @@
 const SKIPPED = /^(\.|thumbs\.db$|desktop\.ini$|__MACOSX$)/i;
 const KEEP_MS = 30_000; // after this, another tab may upload a file that its own tab keeps
 const AT_ONCE_BYTES = 100e6; // up to this size a drop is kept before it is uploaded; a larger one when the server is away
+const CANCELLED = {}; // instead of an answer
 const NO_ANSWER = "Hangproof does not respond";
 const waiting = []; // { file, path, drop, key? }: not yet taken by the server; key: its place in IndexedDB
 let pumping = false;
@@ -75,6 +76,14 @@ window.addEventListener("beforeunload", (event) => {
 // Upload ------------------------------------------------------------------------------------------------------------
 class NoAnswer extends Error {}
 class TooLarge extends Error {}
+class Cancelled extends Error {}
+let sending = null; // the request of the batch that is being uploaded
+let cancelled = false;
+const cancelUpload = button("Cancel the upload", "hp-quiet", () => {
+  cancelled = true;
+  sending?.abort();
+});
+cancelUpload.hidden = true;
 
 function post(files, onProgress) {
   const form = new FormData();
@@ -90,6 +99,8 @@ function post(files, onProgress) {
       else done(JSON.parse(request.responseText));
     };
     request.onerror = () => failed(new NoAnswer());
+    request.onabort = () => failed(new Cancelled());
+    sending = request;
     request.send(form);
   });
 }
@@ -119,13 +130,17 @@ async function pump() {
   if (pumping) return;
   pumping = true;
   tally ||= { added: 0, done: 0, messages: [] };
+  cancelled = false;
+  cancelUpload.hidden = false;
   try {
-    while (waiting.length) {
+    while (waiting.length && !cancelled) {
       const [batch, bytes] = nextBatch();
       const total = tally.done + waiting.length;
       showProgress(`Uploading ${tally.done + 1} of ${total} files…`, tally.done / total);
       const step = (loaded) => showProgress(null, (tally.done + (batch.length * loaded) / (bytes || 1)) / total);
       const answer = await send(batch, bytes, step);
+      sending = null;
+      if (answer === CANCELLED) break;
       if (!answer) {
         showNotes([`${NO_ANSWER}. ${await describeKept()}`], "warn");
         hangproof.lost();
@@ -146,9 +161,15 @@ async function pump() {
       show(answer);
       hangproof.tellOthers();
     }
+    if (cancelled) {
+      const left = waiting.splice(0);
+      forgetFiles(left).catch(() => {});
+      if (left.length) tally.messages.push(`Upload cancelled. ${many(left.length, "file")} not uploaded; Undo removes the others.`);
+    }
     report();
   } finally {
     pumping = false;
+    cancelUpload.hidden = true;
     showProgress(DROP_HINT, null);
     hangproof.drawBanner();
   }
@@ -159,6 +180,7 @@ async function send(batch, bytes, onProgress) {
   try {
     paths = await post(batch, onProgress);
   } catch (error) {
+    if (error instanceof Cancelled) return CANCELLED;
     if (error instanceof NoAnswer) return null;
     if (error instanceof TooLarge) return { ok: false, error: error.message };
     return ask("explain_failed_upload", { names: batch.map((one) => one.path), bytes });

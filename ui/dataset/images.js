@@ -216,6 +216,8 @@ function draw() {
   if (draft && draft !== adopted) {
     adopted = draft;
     adoptFiles().catch(() => {}); // without IndexedDB no file was kept
+    const size = localStorage["hangproof-page-size"];
+    if (size in SIZES && Number(size) !== state().size) go({ size: Number(size) });
     hangproof.flush();
   }
 }
@@ -285,7 +287,7 @@ hangproof.onOthers(async () => {
 
 grid.addEventListener("keydown", selectByKey);
 element.replaceChildren(
-  ...[zone, picker, folderPicker, ways, importForm, importBox, recent, notes, asides, bar, panels, tools, skip, grid, pager]
+  ...[zone, cancelUpload, picker, folderPicker, ways, importForm, importBox, recent, notes, asides, bar, panels, tools, skip, grid, pager]
 );
 watch("value", draw);
 draw();

@@ -20,6 +20,7 @@ from ui.dataset.answers import (
     PAGE_SIZE,
     PAGE_SIZES,
     file_url,
+    listed_again,
     listing,
     number_of,
     respond,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import gradio as gr
 
 RECENT = 8  # drafts to choose from
-__all__ = ["OUT_OF_DATE", "PAGE_SIZE", "file_url", "images_view", "listing"]
+__all__ = ["OUT_OF_DATE", "PAGE_SIZE", "file_url", "images_view", "listed_again", "listing"]
 
 
 def list_images(data: dict[str, Any]) -> dict[str, Any]:

@@ -392,8 +392,7 @@ def insert_trigger(draft_id: str, shown: dict[str, Any] | None, trigger: str) ->
         draft.insert_trigger(draft_id, trigger or "")
     except runs.RunError as error:
         return gr.skip(), problem_html(str(error), "Captions not changed")
-    page = shown.get("page", 0) if isinstance(shown, dict) else 0
-    return images.listing(draft_id, page), ""
+    return images.listed_again(draft_id, shown), ""
 
 
 def choose_model(before: dict[str, Any], *inputs: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
