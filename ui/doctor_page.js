@@ -257,6 +257,7 @@ async function startDrill() {
   const answer = await ask("drill", { kind: drill_choice.value });
   if (answer.ok) {
     const url = new URL(window.location);
+    url.searchParams.delete("tab");
     url.searchParams.set("run", answer.run);
     window.location.assign(url);
     return;

@@ -100,9 +100,11 @@ def state(draft_id: str) -> dict[str, Any]:
         "stages": [{"key", "title", "state", "took_s", "text"}], "lines": the forecast for the settings as they are now,
         "warnings": sentences, "problem": {"stage", "title", "text", "change", "log"}}
     """
+    folder = _folder(draft_id)
+    if not folder.is_dir():  # each page asks when it is opened: nothing is imported for that
+        return _nothing("none")
     from launch import forecast, rehearse
 
-    folder = _folder(draft_id)
     job, found = jobs.read(folder, JOB), rehearse.read(folder)
     busy = job is not None and job.state == "running"
     if found is None:

@@ -17,7 +17,8 @@ LABEL = "Try it in one minute"
 NAME = "first-try"
 INTRO = (
     '<p class="hp-intro"><strong>New here?</strong> Watch a complete run first. It trains Tiny Flux, a toy model, on example '
-    "photos. It needs no GPU and no download, and changes nothing below.</p>"
+    'photos. It needs no GPU and no download, and changes nothing below. The <a href="?tab=doctor">hang drill</a> shows how a '
+    "frozen run recovers.</p>"
 )
 # 8 photographs × 4 repeats × 10 epochs = 320 steps, with ten sample images; about 40 s on two CPU cores.
 SETTINGS: dict[str, Any] = {
