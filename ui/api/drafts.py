@@ -46,7 +46,7 @@ def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:
 
 
 def review_draft(draft_id: str) -> dict[str, Any]:
-    """The settings of a draft, the plan in words, and `problems`: what keeps it from being started now."""
+    """The settings of a draft, the warnings, and `problems`: what keeps it from being started now."""
     from runs.machine import this_machine
 
     values = importing.current(_known(draft_id))
