@@ -42,8 +42,8 @@
   const job = make("div", "hp-captions-job");
   const row = make("div", "hp-actions-row");
   row.append(resume, cancel);
-  job.append(summary, meter, line, problem, row, failures);
-  panel.append(head, job, form);
+  job.append(summary, meter, line, row, failures);
+  panel.append(head, job, form, problem);
   tools.after(panel);
   const opener = button("Write captions", "hp-quiet", () => toggle(panel.hidden));
   opener.setAttribute("aria-expanded", "false");
