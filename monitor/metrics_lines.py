@@ -58,7 +58,8 @@ def step_line(file: BinaryIO, begin: int, end: int, step: int) -> dict[str, Any]
             begin = found[0]
         else:
             end = middle
-    lines = [line for line in read_bytes(file, begin, end - begin + BLOCK_BYTES).splitlines() if b'"step"' in line]
+    text = read_bytes(file, begin, end - begin + BLOCK_BYTES)
+    lines = [line for line in text.splitlines() if _step(line) is not None]  # a validation has a step too
     after = bisect.bisect_right(lines, step, key=lambda line: count_of((_step(line) or {}).get("step")))
     return _step(lines[after - 1]) if after else None
 

@@ -271,3 +271,21 @@ def test_the_charts_have_the_validation_loss(tmp_path):
     for axis, first in (("step", 10.0), ("time", 9.5)):
         found = {line["key"]: line for line in lines_of(metrics, axis, None, None, 40.0, [])["lines"]}
         assert found["val_loss"]["x"][0] == first and found["val_loss"]["mean"][:2] == [0.1, 0.05]
+
+
+@given(st.integers(2, 120), st.integers(1, 9), st.integers(0, 130))
+@settings(max_examples=60)
+def test_lines_of_validations_do_not_hide_the_line_of_a_step(tmp_path_factory, steps, every, wanted):
+    from monitor.metrics_lines import last_step, step_line
+
+    path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
+    lines = [step_line_of(step) + (validation_line(step, 0.5) if step % every == 0 else "") for step in range(1, steps)]
+    path.write_text("".join(lines))
+    with path.open("rb") as file:
+        found = step_line(file, 0, path.stat().st_size, wanted)
+        assert (found or {}).get("step") == (min(wanted, steps - 1) or None)
+        assert last_step(file, 0, path.stat().st_size)["step"] == steps - 1
+
+
+def step_line_of(step: int) -> str:
+    return step_line(step, note="x" * 150)

@@ -109,7 +109,7 @@ def test_only_what_is_new_is_computed_and_a_killed_process_keeps_what_it_wrote(d
     done = compute(folder, model)
     assert "sample 2 of 2" in done.stdout and len(likeness.read(folder).scores) == 3  # the damaged one again
     for number in range(50, 80):
-        picture(folder / "sample" / f"cat_0000{number}_00_20260101120000_42.png", number, 1200)
+        picture(folder / "sample" / f"cat_0000{number}_00_20260101120000_42.png", number, 400)
     process = subprocess.Popen([sys.executable, "-m", *likeness.command(folder, model)], cwd=ROOT, stdout=-3, stderr=-3)
     until = time.monotonic() + 100
     while len(likeness.read(folder).scores) < 10 and time.monotonic() < until:

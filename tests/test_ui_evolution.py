@@ -17,7 +17,7 @@ from trainer_helpers import make_images
 from ui_helpers import PROJECT, Server, kill_runs, lora_file, photos, wait_for_step, write_run
 from ui_page import a_tab, state_is, until
 
-PACE = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.3"}
+PACE = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.2"}
 SETTINGS = (
     "rank=4",
     "repeats=1",
@@ -111,6 +111,7 @@ def serious(page) -> list[str]:
 
 
 def loaded(locator) -> None:
+    locator.scroll_into_view_if_needed()  # pictures of the grid are loaded when they are near
     until(lambda: locator.evaluate("(image) => image.complete && image.naturalWidth > 0"), "the picture")
 
 
@@ -261,6 +262,7 @@ def cast(page, folder: Path, side: str) -> None:
     until(lambda: not page.get_by_test_id(f"vote-{side}").is_disabled(), "the next pair")
 
 
+@pytest.mark.long
 def test_a_hundred_steps_of_ten_prompts_stay_quick(browser, data):
     steps, folder = range(100, 10_100, 100), write_run(data, "large", state="completed", step=10_000)
     (folder / "sample").mkdir()
