@@ -1,5 +1,6 @@
 """A script that a person edited is kept byte for byte, and changes only where the run itself changes."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs_helpers import pictures
+from test_monitor_ladder import FORK, run  # noqa: F401
 
 import runs
 from presets import PresetError
@@ -16,7 +19,6 @@ from runs import adopt_script, custom_script, manage, mitigate
 from runs.files import RunError
 from runs.folders import render, train_longer, write_attempt
 from runs.spec import dumps, load
-from runs_helpers import pictures
 
 EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "60"))
 
@@ -262,3 +264,35 @@ def test_bash_starts_exactly_the_flags_that_lint_reads(tmp_path):
     subprocess.run(["bash", str(script)], check=True, timeout=60, env=env)
     words = out.read_text().splitlines()
     assert words[words.index("--resume") + 1].endswith("cat-step000050-state") and words.count("--learning_rate") == 1
+
+
+# With a real monitor -----------------------------------------------------------------------------------------------------
+
+
+def edited_run(tmp_path, change) -> dict:
+    """The fields of a run of the tiny model with an edited script."""
+    fields = {"name": "Ladder 1", "trigger": "t", "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 40}
+    spec = runs.make({**fields, "save_every_n_steps": 10, "sample_every_n_steps": 0})
+    return adopted(spec, change)[0].model_dump()
+
+
+def test_the_monitor_restarts_an_edited_script_from_its_checkpoint_with_its_mitigation(run, tmp_path):  # noqa: F811
+    fields = edited_run(tmp_path, lambda text: text.replace("set -eu\n", f"set -eu\necho x >> {tmp_path}/mine\n"))
+    folder, code = run(FORK, **fields)
+    assert code == 0
+    attempts = sorted(folder.glob("train.attempt-*.sh"))
+    assert attempts and len((tmp_path / "mine").read_text().split()) == 1 + len(attempts), "each attempt ran my line"
+    last = flags_of(attempts[-1].read_text())
+    assert last["max_data_loader_n_workers"] == ["0"] and "-state" in last["resume"][0]
+    assert (folder / "train.sh").read_text() == fields["edited"]["script"], "the script itself stays as written"
+
+
+def test_the_monitor_says_which_mitigation_the_edited_script_prevents(run, tmp_path):  # noqa: F811
+    def change(text):
+        text = text.replace("set -eu\n", 'set -eu\nworkers="--max_data_loader_n_workers 2"\n')
+        return text.replace("--max_data_loader_n_workers 2 \\", "$workers \\")
+
+    folder, code = run(FORK, **edited_run(tmp_path, change))
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    (said,) = {one["message"] for one in events if one["kind"] == "not_mitigated"}
+    assert code == 4 and said.startswith("workers 0: ") and "--max_data_loader_n_workers is not written" in said
