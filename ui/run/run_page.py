@@ -38,8 +38,8 @@ from ui.run.artifacts import Gallery
 TICK_S = 1.0
 COPY = "New LoRA from this run"
 PARTS = (
-    "queue",
     "list",
+    "queue",
     "head",
     "actions",
     "loras",
@@ -202,8 +202,8 @@ def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list
     gallery = view.samples(shown.folder) if shown else Gallery()
     found_loras = view.loras(shown.folder) if shown else []
     parts = {
-        "queue": queue.value(everything),
         "list": cards.run_list(everything, selected, search or ""),
+        "queue": queue.value(everything),
         "head": cards.head(shown) + drill.html(shown.folder if shown else None),
         "actions": actions.value(shown),
         "loras": cards.loras(shown, found_loras, gallery, evolution.marks(shown)),
