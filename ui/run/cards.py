@@ -294,11 +294,11 @@ def _fact(label: str, value: str, note: str) -> str:
     return f'<div title="{esc(note)}"><dt>{esc(label)}</dt><dd>{value}</dd></div>'
 
 
-def loras(view: View | None, found: list[Lora], gallery: Gallery, marks: Mapping[int, str]) -> str:
-    """Every saved LoRA with its step, its samples and a download; the final one first. marks: a word by step."""
+def loras(view: View | None, found: list[Lora], gallery: Gallery, marks: Mapping[str, str]) -> str:
+    """Every saved LoRA with its step, its samples and a download; the final one first. marks: a word by file name."""
     if view is None or not found:
         return ""
-    rows = "".join(_lora(lora, gallery, marks.get(lora.step or 0, "")) for lora in found)
+    rows = "".join(_lora(lora, gallery, marks.get(lora.path.name, "")) for lora in found)
     title = "LoRA" if len(found) == 1 else f"{len(found)} LoRAs"
     body = f'<ul class="hp-loras" tabindex="0" aria-label="Saved LoRAs">{rows}</ul>'
     if len(found) > 1:

@@ -48,7 +48,7 @@ class _Run:
         self.found = Evolution()
         self.answer: dict[str, Any] = {}
         self.job: tuple[Stamp, dict[str, Any]] | None = None
-        self.picked: tuple[Stamp, int | None] = (stamp(""), None)
+        self.picked = stamp(""), ""  # stamp of the votes, file name of the LoRA
 
 
 _runs: OrderedDict[Path, _Run] = OrderedDict()
@@ -164,8 +164,8 @@ def thumb_url(path: Path) -> str:
     return f"api/evolution/{quote(path.parent.parent.name)}/thumb/{quote(path.name)}"
 
 
-def marks(shown: "View | None") -> dict[int, str]:
-    """The word beside LoRAs by step: which one is picked. Computed again only after a vote."""
+def marks(shown: "View | None") -> dict[str, str]:
+    """The word beside LoRAs by file name: which one is picked. Computed again only after a vote."""
     if shown is None:
         return {}
     now = stamp(shown.folder / blind_vote.FILE)
@@ -173,9 +173,12 @@ def marks(shown: "View | None") -> dict[int, str]:
         return {}
     one = _run(shown.folder)
     if one.picked[0] != now:
-        one.picked = now, blind_vote.picked(shown.folder, evolution(shown.folder))
-    step = one.picked[1]
-    return {} if step is None else {step: "picked"}
+        found = evolution(shown.folder)
+        step = blind_vote.picked(shown.folder, found)
+        snapshot = None if step is None else found.at_step(step)
+        one.picked = now, snapshot.lora.path.name if snapshot and snapshot.lora else ""
+    name = one.picked[1]
+    return {name: "picked"} if name else {}
 
 
 # What the page watches -------------------------------------------------------------------------------------------------
