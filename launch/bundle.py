@@ -330,6 +330,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the file (default: RUN.tar in this folder); a name that ends in .zip gives a ZIP",
     )
+    parser.add_argument("--zip", action="store_true", help="write a ZIP, as a name that ends in .zip does")
     parser.add_argument(
         "--wheels",
         type=Path,
@@ -351,12 +352,13 @@ def run(args: argparse.Namespace) -> int:
         return common.report(args, f"{top}\nStart it with: bash {top / 'train.sh'}", {"folder": str(top)})
     folder = common.find(args)
     spec = runs.load(folder)
-    path = (args.output or Path(f"{spec.slug}.tar")).absolute()
+    path = (args.output or Path(f"{spec.slug}.{'zip' if args.zip else 'tar'}")).absolute()
+    zipped = args.zip or path.suffix.lower() == ".zip"
     with explained(f"write {path}"):
         files = list(entries(spec, args.wheels, args.models))
-        digest = (write_zip if path.suffix.lower() == ".zip" else write)(path, spec.slug, files)
+        digest = (write_zip if zipped else write)(path, spec.slug, files)
     size = path.stat().st_size
-    unpacking = "unzip" if path.suffix.lower() == ".zip" else "tar xf"
+    unpacking = "unzip" if zipped else "tar xf"
     text = (
         f"{path}: {len(files)} files, {size / 1e6:.1f} MB. There: {unpacking} {path.name} && bash {spec.slug}/train.sh"
     )

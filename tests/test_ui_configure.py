@@ -16,9 +16,10 @@ from ui_page import a_tab, field, open_page, state_is, until
 import runs
 from presets.estimate import whole
 from runs.files import RunError
-from ui import served
+from ui import jobs, served
 from ui.dataset import draft
 from ui.new import estimates, export, export_job, form, importing, script_editor
+from ui.run import launch_tab
 
 DRAFT = "d" * 24
 FORM = {"name": "cat", "trigger": "ohwx", "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64}
@@ -215,6 +216,17 @@ def test_an_export_that_cannot_be_made_says_why(data):
     draft.save_fields(DRAFT, {"rank": 4})
     with pytest.raises(RunError, match="at least one image"):
         export_job.write(DRAFT)
+
+
+def test_a_run_is_exported_as_a_zip_that_the_page_sends(data, tmp_path):
+    folder = runs.create(runs.make(FORM), [photo(tmp_path / "a.png", 1)])
+    answer = launch_tab.write_files({"run": "cat", "kind": "bundle", "options": {"--zip": True}})
+    assert answer == {"ok": True}
+    until(lambda: jobs.read(folder, "launch-bundle").state == "done", "the ZIP")
+    (file,) = launch_tab.job_output({"run": "cat", "job": "launch-bundle"})["files"]
+    assert file["name"] == "cat.zip" and served.find(str(folder / "cat.zip"))[1] == "application/zip"
+    with zipfile.ZipFile(folder / "cat.zip") as archive:
+        assert archive.testzip() is None and {"cat/train.sh", "cat/train.bat"} <= set(archive.namelist())
 
 
 @pytest.mark.long
