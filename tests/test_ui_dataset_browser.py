@@ -113,7 +113,7 @@ def filled(draft_id: str, number: int) -> None:
     )
 
 
-def test_many_images_are_found_selected_edited_and_moved_in_two_browsers_at_once(server, monkeypatch):
+def test_many_images_are_found_selected_edited_and_moved_in_two_browsers_at_once(server, tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(server.data))
     mine = draft.new_id()
     filled(mine, 40)
@@ -176,6 +176,15 @@ def test_many_images_are_found_selected_edited_and_moved_in_two_browsers_at_once
         other.get_by_role("button", name="Undo: removal of tags from 39 captions").click()
         other.get_by_text("Undone: removal of tags").wait_for()
         assert sum("photo" in item.caption for item in draft.items(mine)) == 39
+
+        # An upload that takes long is cancelled.
+        other.route("**/gradio_api/upload*", lambda route: None)  # never answered
+        other.get_by_test_id("image-picker").set_input_files(
+            [str(photo(tmp_path / f"{n}.png", 100 + n)) for n in range(3)]
+        )
+        other.get_by_role("button", name="Cancel the upload").click()
+        other.get_by_text("Upload cancelled. 3 files not uploaded").wait_for()
+        assert other.get_by_role("button", name="Cancel the upload").is_hidden() and len(draft.items(mine)) == 40
 
         # A hostile pattern ends with a message, and the server goes on.
         tab.reload()

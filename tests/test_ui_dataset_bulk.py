@@ -139,14 +139,17 @@ EDITS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(edit=EDITS, before=st.lists(HOSTILE, min_size=1, max_size=5), chosen=st.sets(st.integers(0, 6)))
-def test_any_edit_of_any_captions_is_an_error_or_one_step(mine, edit, before, chosen):
-    ids = filled(mine, *map(draft.plain_text, before))
+CAPTIONS = st.lists(HOSTILE, min_size=1, max_size=5)
+CHOSEN = st.sets(st.integers(0, 6))
+
+
+def check_edit(draft_id: str, edit: dict, before: list[str], chosen: set[int]) -> None:
+    """An edit of any captions is an error that changes nothing, or one step that can be undone."""
+    ids = filled(draft_id, *map(draft.plain_text, before))
     own = [ids[n] if n < len(ids) else "gone" for n in chosen]
-    old = texts(mine)
-    answer = image_bulk.image_action({"draft": mine, "action": "edit", "ids": own, "edit": edit})
-    now = texts(mine)
+    old = texts(draft_id)
+    answer = image_bulk.image_action({"draft": draft_id, "action": "edit", "ids": own, "edit": edit})
+    now = texts(draft_id)
     if not answer["ok"]:
         assert now == old and answer["error"]
         return
@@ -154,8 +157,39 @@ def test_any_edit_of_any_captions_is_an_error_or_one_step(mine, edit, before, ch
     assert all(a == b for n, (a, b) in enumerate(zip(old, now, strict=True)) if ids[n] not in own)
     assert all(text.encode() is not None and len(text) <= draft_store.MAX_CAPTION for text in now)
     if answer["changed"]:
-        draft.undo(mine)
-        assert texts(mine) == old
+        draft.undo(draft_id)
+        assert texts(draft_id) == old
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edit=EDITS, before=CAPTIONS, chosen=CHOSEN)
+def test_any_edit_of_any_captions_is_an_error_or_one_step(mine, edit, before, chosen):
+    check_edit(mine, edit, before, chosen)
+
+
+@pytest.mark.long
+@settings(max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(edit=EDITS, before=CAPTIONS, chosen=CHOSEN)
+def test_five_thousand_edits(mine, edit, before, chosen):
+    check_edit(mine, edit, before, chosen)
+
+
+CALLS = st.dictionaries(
+    st.sampled_from(["draft", "action", "ids", "edit", "between", "path", "name", "repeats", "folder", "query", "filter", "size", "page"]),
+    st.none() | st.booleans() | st.integers() | HOSTILE | st.lists(HOSTILE, max_size=3) | st.dictionaries(HOSTILE, HOSTILE, max_size=2)
+    | st.sampled_from([*image_bulk.READS, *(set(image_bulk.CHANGES) - {"import_folder"}), "how", "../..", "/proc"]),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=CALLS, known=st.booleans(), action=st.sampled_from([None, *image_bulk.READS, *image_bulk.CHANGES]))
+def test_any_call_of_a_browser_is_answered(mine, data, known, action):  # noqa: F811
+    sent = {**data, **({"draft": mine} if known else {}), **({"action": action} if action else {})}
+    if sent.get("action") == "import_folder":
+        sent["path"] = "/no/such/folder"
+    answer = image_bulk.image_action(sent)
+    assert answer["ok"] in (True, False) and (answer["ok"] or answer["error"])
+    assert image_bulk.image_action(data and list(data))["ok"] is False
 
 
 KEYS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)

@@ -216,10 +216,15 @@ def apply(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -
         RunError: a field is missing or invalid, the pattern takes too long, or a caption would be too long. Nothing changed.
     """
     kind = _kind(fields)
-    edit = kind.make(fields)
+    edit, chosen = kind.make(fields), None if ids is None else list(ids)
+    before = read(draft_id)["images"]
+    planned = _edited(before, chosen, edit)  # a pattern can take long, and meanwhile other pages change the draft
     with change(draft_id) as step:
         images = step.state["images"]
-        found = _edited(images, ids, edit)
+        wanted = images if chosen is None else chosen
+        late = {key for key in wanted if key in images and images[key] is not before.get(key)}
+        found = {key: text for key, text in planned.items() if key in images and key not in late}
+        found |= _edited(images, late, edit)
         for key, text in found.items():
             images[key] = draft.written(images[key], text, draft.PERSON)
         step.label = lambda _: kind.done.format(count(len(found), "caption"))

@@ -239,7 +239,7 @@ function showTags() {
 }
 function tagRow([tag, number]) {
   const row = make("li", "");
-  const show = button(`${tag} ${number.toLocaleString("en")}`, "hp-quiet", () =>
+  const show = button(`${tag} · ${number.toLocaleString("en")}`, "hp-quiet", () =>
     go({ query: { ...query(), how: "tag", text: tag }, page: 0 })
   );
   show.title = `Show the images with the tag ${tag}`;

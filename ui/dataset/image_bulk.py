@@ -14,7 +14,7 @@ Answer = dict[str, Any]
 def image_action(data: dict[str, Any]) -> Answer:
     """Do what `action` names, a key of READS or CHANGES; the answer of a change has the list of images."""
     name = data.get("action") if isinstance(data, dict) else None
-    if name in CHANGES:
+    if isinstance(name, str) and name in CHANGES:
         return respond(lambda draft_id: CHANGES[name](draft_id, data), data)
     try:
         if not isinstance(name, str) or name not in READS:
