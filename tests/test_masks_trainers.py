@@ -34,14 +34,20 @@ def mask_images(folder: Path) -> None:
         image.save(path)
 
 
-def check(whole: list[float], masked: list[float], images: int) -> None:
-    """Judge the losses of the same steps without and with the masks of `mask_images`."""
+def check(whole: list[float], masked: list[float], images: int, each_once: bool = True) -> None:
+    """Judge the losses of the same steps without and with the masks of `mask_images`.
+
+    each_once: each epoch shows each image once. With kohya's trainers, the first image of an epoch is drawn before the epoch's
+    order is made (`collator_class` in library/train_util.py), so that it can come twice and another one not at all.
+    """
     assert len(whole) == len(masked) == images * EPOCHS and min(whole) > 0, (whole, masked)
     pairs = list(zip(whole, masked, strict=True))
-    assert sum(one == 0 for one in masked) == EPOCHS, pairs
-    same = [one for one in pairs if one[1] == pytest.approx(one[0], rel=1e-4)]
+    none = [one for one in pairs if one[1] == 0]
     half = [one for one in pairs if 0.1 * one[0] < one[1] < 0.9 * one[0]]
-    assert (len(same), len(half)) == ((images - 2) * EPOCHS, EPOCHS), pairs
+    same = [one for one in pairs if one[1] == pytest.approx(one[0], rel=1e-4)]
+    assert len(none) + len(half) + len(same) == len(pairs) and min(len(none), len(half)) >= 1, pairs
+    if each_once:
+        assert (len(none), len(half)) == (EPOCHS, EPOCHS), pairs
 
 
 # The built-in trainer ------------------------------------------------------------------------------------------------
@@ -179,6 +185,6 @@ def test_every_family_of_sd_scripts_leaves_the_ignored_part_out_of_its_loss(name
         return [json.loads(line)[-1] for line in (out / "losses").read_text().splitlines()]
 
     whole, masked = losses("whole", False), losses("masked", True)
-    check(whole, masked, families.IMAGES)
+    check(whole, masked, families.IMAGES, each_once=False)
     again = losses("again", True)
-    assert sum(one == 0 for one in again) == EPOCHS and len(again) == len(masked)
+    assert len(again) == len(masked) and 1 <= again.count(0) <= EPOCHS + 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from runs_helpers import data  # noqa: F401
 from ui_helpers import Server, browsing, photos, serving
-from ui_page import PATIENCE_S, a_tab, field, open_page, until
+from ui_page import PATIENCE_S, a_tab, choose_tiny, field, open_page, state_is, until
 from ui_page import drop as drop_on_page
 
 import runs
@@ -400,3 +400,36 @@ INK = """() => {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   return data.filter((value, n) => n % 4 === 3 && value > 0).length;
 }"""
+
+
+@pytest.mark.long
+def test_a_run_trains_the_edited_images_and_its_copy_has_the_edits_again(browser, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    monkeypatch.setenv("HANGPROOF_DATA", str(home))
+    with serving(home) as server, a_tab(browser) as page:
+        open_page(page, server)
+        drop_on_page(page, *photos("coffee.png", "astronaut.png"), count=2)
+        mine = page.evaluate("hangproof.draft()")
+        coffee, astronaut = (item_of(mine, file) for file in ("coffee.png", "astronaut.png"))
+        image_edit.crop(mine, coffee.id, [0.25, 0, 0.75, 1])
+        image_edit.mask(mine, astronaut.id, top_ignored(512, 512))
+        image_edit.weigh(mine, [astronaut.id], 2)
+        choose_tiny(page)
+        field(page, "name").fill("masked")
+        field(page, "trigger").fill("tok")
+        field(page, "repeats").fill("2")
+        field(page, "epochs").fill("1")
+        page.locator("#plan", has_text="2 images, shown 6 times an epoch × 1 epoch = 6 steps").wait_for()
+        page.locator("#start").click()
+        state_is(page, "completed")
+        folder = home / "datasets/masked"
+        assert dataset.counts(folder) == {"": 1, "weight-2": 1} and dataset.masked(folder)
+        with Image.open(folder / "coffee.png") as image:
+            assert image.size == (300, 400)
+        assert "alpha_mask = true" in (home / "outputs/masked/dataset.toml").read_text()
+        page.locator("#copy").click()
+        page.locator(".hp-card[data-file='astronaut.png'] .hp-tags", has_text="mask · ×2").wait_for()
+        copied = item_of(page.evaluate("hangproof.draft()"), "astronaut.png")
+        assert copied.weight == 2 and not mask_of(mine, copied)[:200].any()
+        page.get_by_label("Open coffee.png").click()
+        page.locator(".hp-editor h2", has_text="300 × 400").wait_for()
