@@ -14,7 +14,7 @@ from monitor.run_folder import EVENTS, MonitorError
 from runs.files import RunError
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE
-from ui.run import calls, view
+from ui.run import calls, queue, view
 from ui.run.readers import Stamp, stamp
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def value(shown: "view.View | None") -> dict[str, Any]:
     if shown is None or shown.problem:
         return {"run": "", "do": [], "waiting": [], "answer": None, "position": 0}
     folder, state = shown.folder, shown.state
-    entries = run_queue.read().entries
+    entries = queue.entries()
     position = next((n for n, one in enumerate(entries, 1) if folder.name in (one.run, *one.sweep)), 0)
     do = []
     if shown.running and state in STEPS:

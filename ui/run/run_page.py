@@ -39,9 +39,7 @@ TICK_S = 1.0
 COPY = "New LoRA from this run"
 PARTS = (
     "list",
-    "queue",
     "head",
-    "actions",
     "loras",
     "incidents",
     "ledger",
@@ -50,6 +48,8 @@ PARTS = (
     "compare",
     "elsewhere",
     "log",
+    "queue",
+    "actions",
 )
 SCRIPTS = {"head": "run_head", "incidents": "run_times"}  # parts of ui/scripts.py
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
@@ -203,9 +203,7 @@ def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list
     found_loras = view.loras(shown.folder) if shown else []
     parts = {
         "list": cards.run_list(everything, selected, search or ""),
-        "queue": queue.value(everything),
         "head": cards.head(shown) + drill.html(shown.folder if shown else None),
-        "actions": actions.value(shown),
         "loras": cards.loras(shown, found_loras, gallery, evolution.marks(shown)),
         "incidents": cards.incidents(shown, found),
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
@@ -214,6 +212,8 @@ def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list
         "compare": compare.value(shown),
         "elsewhere": launch_tab.value(shown),
         "log": log_view.value(shown),
+        "queue": queue.value(everything),
+        "actions": actions.value(shown),
     }
     out = []
     for name, value in parts.items():
