@@ -8,10 +8,10 @@ from ui.dataset import bulk, image_edit, imports, selection, subsets
 from ui.dataset.answers import OUT_OF_DATE, opened, respond, text_of, texts_of
 from ui.dataset.selection import query_of
 
-Answer = dict[str, Any]
+Values = dict[str, Any]
 
 
-def image_action(data: dict[str, Any]) -> Answer:
+def image_action(data: dict[str, Any]) -> Values:
     """Do what `action` names, a key of READS or CHANGES; the answer of a change has the list of images."""
     name = data.get("action") if isinstance(data, dict) else None
     if isinstance(name, str) and name in CHANGES:
@@ -24,23 +24,23 @@ def image_action(data: dict[str, Any]) -> Answer:
         return {"ok": False, "error": str(error)}
 
 
-def _chosen(data: Answer) -> list[str] | None:
+def _chosen(data: Values) -> list[str] | None:
     """The images that an edit is for: those of `ids`, or all."""
     return None if data.get("ids") is None else texts_of(data, "ids")
 
 
-def _fields(data: Answer) -> Answer:
+def _fields(data: Values) -> Values:
     fields = data.get("edit")
     if not isinstance(fields, dict):
         raise RunError(OUT_OF_DATE)
     return fields
 
 
-def _repeats(data: Answer) -> Any:
+def _repeats(data: Values) -> Any:
     return data.get("repeats")  # subsets.folder_of checks it
 
 
-def _ids(draft_id: str, data: Answer) -> Answer:
+def _ids(draft_id: str, data: Values) -> Values:
     ends = data.get("between")
     between = tuple(texts_of(data, "between")) if ends is not None else None
     if between is not None and len(between) != 2:
@@ -48,12 +48,12 @@ def _ids(draft_id: str, data: Answer) -> Answer:
     return {"ids": selection.ids(draft_id, query_of(data), between)}
 
 
-def _import_folder(draft_id: str, data: Answer) -> Answer:
+def _import_folder(draft_id: str, data: Values) -> Values:
     return {"imports": imports.start_folder(draft_id, text_of(data, "path"))}
 
 
 # Name: what it does and returns, from the draft and the browser's values.
-READS: dict[str, Callable[[str, Answer], Answer]] = {
+READS: dict[str, Callable[[str, Values], Values]] = {
     "open": lambda draft_id, data: opened(draft_id, text_of(data, "id")),
     "preview": lambda draft_id, data: bulk.preview(draft_id, _chosen(data), _fields(data)),
     "ids": _ids,
@@ -62,7 +62,7 @@ READS: dict[str, Callable[[str, Answer], Answer]] = {
     "imports": lambda draft_id, data: {"imports": imports.status(draft_id)},
     "dismiss_imports": lambda draft_id, data: {"imports": imports.dismiss(draft_id, texts_of(data, "ids"))},
 }
-CHANGES: dict[str, Callable[[str, Answer], Answer]] = {
+CHANGES: dict[str, Callable[[str, Values], Values]] = {
     "edit_one": image_edit.edit,
     "edit": lambda draft_id, data: {"changed": bulk.apply(draft_id, _chosen(data), _fields(data))},
     "move": lambda draft_id, data: {
