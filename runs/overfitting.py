@@ -1,4 +1,4 @@
-"""Which step had the lowest validation loss, and whether the LoRA learns its images by heart since then.
+"""Which step had the lowest validation loss, and whether the LoRA memorizes its images since then.
 
 The validation loss is computed at fixed noise, so it jumps far less than the training loss, but it still wanders. An alarm
 must therefore be rare where nothing is wrong: a rise counts when it is larger than the noise of the curve itself, larger than
@@ -35,7 +35,7 @@ class Overfitting:
         return (
             f"The LoRA is overfitting: since step {self.step:,} the validation loss has risen from {self.lowest:.3g} to "
             f"{self.now:.3g} over {self.count} validations, while the training loss fell from {self.train_before:.3g} to "
-            f"{self.train_now:.3g}. It learns the training images by heart. Use the LoRA closest to step {self.step:,}. "
+            f"{self.train_now:.3g}. It memorizes the training images. Use the LoRA closest to step {self.step:,}. "
             "For a better one, train fewer steps, lower the rank or the learning rate, or add images."
         )
 

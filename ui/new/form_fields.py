@@ -34,7 +34,7 @@ MORE = (
         "validation_split",
         "Images held out",
         "text",
-        "A share such as 0.1, not trained on: their loss shows overfitting",
+        "Share that is not trained on, e.g. 0.1; its loss shows overfitting",
     ),
     Field("validate_every_n_steps", "Validate every N steps", "text", "Leave empty to validate with each sample"),
     Field("seed", "Seed", "integer", "The same seed gives the same run"),
