@@ -112,7 +112,9 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     ends = datetime.fromtimestamp(found["ends_s"]).strftime("%A %d %B, %H:%M")
     said = [f"{found['steps']:,} steps take about {duration(found['seconds'])}: started now, the run ends on {ends}."]
     if found["gpu_bytes"]:
-        said.append(f"GPU memory: {size(found['gpu_bytes'])} of {size(found['gpu_total_bytes'])} at its peak.")
+        before = found["gpu_before_bytes"] or 0
+        other = f" ({size(before)} was in use before)" if before > 0.02 * found["gpu_total_bytes"] else ""
+        said.append(f"GPU memory: {size(found['gpu_bytes'])} of {size(found['gpu_total_bytes'])} at its peak{other}.")
     said.append(f"Memory of the training: {size(found['host_bytes'] or 0)} at its peak.")
     said.append(f"Disk: about {size(found['disk_bytes'])}; {size(found['free_bytes'])} are free.")
     if found["cost"] is not None:

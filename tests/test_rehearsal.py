@@ -100,7 +100,14 @@ def test_a_hang_is_explained_with_its_stage_and_start_asks_once(data, one_cpu, m
     assert text.startswith("The rehearsal failed at “Train two steps”: ")
     assert rehearse.objection(folder, made.changed(epochs=3, name="other")) == text
     assert rehearse.objection(folder, made.changed(rank=7)) == ""  # other settings were not rehearsed
-    assert rehearse.ask_once(folder, made) == text and rehearse.ask_once(folder, made) == ""
+    started = []
+    monkeypatch.setattr("ui.run.control.start", started.append)
+    from ui.run import run_page
+
+    asked = run_page.start(folder.name, None)
+    assert "Press the button again to start anyway" in asked and "Train two steps" in asked and started == []
+    run_page.start(folder.name, None)
+    assert started == [folder] and rehearse.ask_once(folder, made) == ""
 
 
 @pytest.mark.long
