@@ -263,7 +263,7 @@ def test_the_charts_zoom_name_their_values_and_open_incidents(browser, server):
     write_incident(folder, "0001", "# What the report says", step=1000, resumed_from=950)
     with a_tab(browser) as page:
         page.goto(f"{server.url}/?run={folder.name}")
-        main = page.get_by_role("img", name="Loss, step 1 to step 1,900")
+        main = page.get_by_role("group", name="Loss, step 1 to step 1,900")
         main.wait_for()
         assert page.locator("svg.hp-chart").count() == 3
         box = main.bounding_box()
@@ -285,7 +285,7 @@ def test_the_charts_zoom_name_their_values_and_open_incidents(browser, server):
         page.get_by_text("Values as a table").click()
         page.locator(".hp-chart-table tbody tr").nth(charts.TABLE_ROWS - 1).wait_for()
         page.get_by_label("Time", exact=True).check()
-        page.get_by_role("img", name="Loss, 0 s to 1 min").wait_for()
+        page.get_by_role("group", name="Loss, 0 s to 1 min").wait_for()
         page.get_by_label("Steps", exact=True).check()
         main.wait_for()
         assert (
@@ -297,4 +297,4 @@ def test_the_charts_zoom_name_their_values_and_open_incidents(browser, server):
         assert page.evaluate("document.activeElement.id") == "incident-0001"
         with (folder / "metrics.jsonl").open("a") as file:  # a line that grows is drawn again
             file.write(line(1901, 2.0, 2, 120))
-        page.get_by_role("img", name="Loss, step 1 to step 1,901").wait_for()
+        page.get_by_role("group", name="Loss, step 1 to step 1,901").wait_for()

@@ -62,8 +62,8 @@ def test_runs_side_by_side(data):
     answer = compare.compare_runs({"run": "low", "runs": names})
     assert answer["ok"] and [one["name"] for one in answer["runs"]] == ["low", "high"]
     assert answer["settings"] == [
-        ["learning_rate", "0.0001", "0.001"],
-        ["rank", "8", "16"],
+        ["Learning rate", "0.0001", "0.001"],
+        ["Rank", "8", "16"],
         ["min_snr_gamma", "–", "5"],
     ]
     rows = {row[0]: row[1:] for row in answer["facts"]}
@@ -161,8 +161,7 @@ def test_runs_are_compared_and_downloaded_on_the_page(tmp_path):
             page.get_by_role("checkbox", name="high").check()
             page.get_by_role("img", name="Loss of the runs").wait_for()
             table = page.get_by_role("region", name="Settings that differ")
-            assert table.get_by_role("row", name="learning_rate").inner_text().split() == [
-                "learning_rate",
+            assert table.get_by_role("row", name="Learning rate").inner_text().split()[2:] == [
                 "0.0001",
                 "0.001",
             ]

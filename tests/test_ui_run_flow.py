@@ -92,7 +92,7 @@ def test_charts_log_comparison_and_download_of_a_run_that_was_restarted(tmp_path
                 first.get_by_role("checkbox", name="one").check()
                 first.get_by_role("img", name="Loss of the runs").wait_for()
                 table = first.get_by_role("region", name="Settings that differ")
-                assert table.get_by_role("row", name="learning_rate").inner_text().split()[1:] == ["0.001", "0.0001"]
+                assert table.get_by_role("row", name="Learning rate").inner_text().split()[2:] == ["0.001", "0.0001"]
                 first.get_by_role("img", name=f"Sample of one, step {STEPS}").wait_for()
     finally:
         kill_runs(data)

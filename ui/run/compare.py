@@ -11,6 +11,7 @@ from runs.files import RunError
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE, file_url
 from ui.html import duration, number, per_step
+from ui.new import form
 from ui.run import calls, cards, view
 from ui.run.charts import points
 from ui.run.metrics import Metrics
@@ -106,7 +107,7 @@ def _text(found: Any) -> str:
 def differences(found: list[dict[str, str]]) -> list[list[str]]:
     """[name, value of each run] of the settings that are not the same in all; "–" where a run does not set it."""
     names = dict.fromkeys(key for one in found for key in one)
-    rows = [[name, *(one.get(name, "–") for one in found)] for name in names]
+    rows = [[form.LABELS.get(name, name), *(one.get(name, "–") for one in found)] for name in names]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 

@@ -4,7 +4,7 @@
 // returns {node, cursor(x)}. A chart is focusable: arrow keys move the cursor, + and - zoom, Escape shows everything.
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 720;
-const EDGE = { right: 14, top: 14, bottom: 30 };
+const EDGE = { right: 14, top: 20, bottom: 30 };
 const svg = (tag, attributes, text) => {
   const node = document.createElementNS(SVG, tag);
   for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
@@ -76,7 +76,7 @@ function plot(options) {
   const chart = svg("svg", {
     class: `hp-chart ${options.cls || ""}`,
     viewBox: `0 0 ${WIDTH} ${height}`,
-    role: "img",
+    role: marks.some((mark) => mark.incident) ? "group" : "img", // an image has nothing inside that can be focused
     tabindex: "0",
     "aria-label": `${label}, ${position(axis, (options.data || range)[0])} to ${position(axis, (options.data || range)[1])}. Last value ${summary.join("; ")}`,
   });
