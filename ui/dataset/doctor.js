@@ -110,7 +110,7 @@
       if (job?.state === "failed") parts.push(`The check failed: ${job.error || "try again"}.`);
       if (left) parts.push(`${plural(left, "image")} not looked at yet; press “Check again”.`);
       else if (!report.total) parts.push("There are no images.");
-      else parts.push(number ? "" : `Nothing found in ${plural(report.total, "image")}.`);
+      else parts.push(number ? `Found in ${plural(report.total, "image")}:` : `Nothing found in ${plural(report.total, "image")}.`);
       summary.replaceChildren(parts.filter(Boolean).join(" "), ...(message ? [" ", takeBack] : []));
     }
     const now = JSON.stringify([report.kinds, report.buckets, report.plan_error, report.history, report.unmeasured]);
