@@ -168,3 +168,33 @@ def test_any_file_of_scores_is_read(tmp_path_factory, values):
     found = likeness.read(folder)
     assert all(-1.01 <= score <= 1.01 for score in found.scores.values())
     found.of(["a"])
+
+
+STARTER = """
+import time
+from ui.run import evolution
+evolution.likeness_start("cat")
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.long
+def test_the_job_outlives_a_server_that_is_killed(data):
+    from ui import jobs
+
+    folder, place = data / "outputs" / "cat", data / "models" / "likeness"
+    place.parent.mkdir()
+    make_model("dinov2", place)
+    server = subprocess.Popen([sys.executable, "-c", STARTER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None and server.stdout.readline() == "started\n"
+    assert evolution.job(folder)["state"] == "running"
+    with pytest.raises(RunError, match="running already"):
+        evolution.likeness_start("cat")
+    server.kill()
+    server.wait(60)
+    until = time.monotonic() + 400
+    while evolution.job(folder)["state"] == "running" and time.monotonic() < until:
+        time.sleep(0.1)
+    assert evolution.job(folder) == {"state": "done", "line": "", "error": ""}, jobs.output(folder, evolution.JOB)
+    assert len(likeness.read(folder).scores) == 2
