@@ -53,6 +53,7 @@ def test_edits_are_undone_and_never_change_the_dropped_file(mine, tmp_path):
     item = item_of(mine, "a.png")
     before = draft.original(mine, item.id).read_bytes()
     image_edit.crop(mine, item.id, [0.25, 0, 0.75, 1])
+    assert draft.thumb(mine, item_of(mine, "a.png")).is_file()
     image_edit.weigh(mine, [item.id], 4)
     image_edit.mask(mine, item.id, top_ignored(400, 300))
     image_edit.rotate(mine, item.id, 1)
@@ -63,6 +64,7 @@ def test_edits_are_undone_and_never_change_the_dropped_file(mine, tmp_path):
     thumb = draft.thumb(mine, after)
     with Image.open(thumb) as small:
         assert small.width > small.height
+    assert len(list(thumb.parent.glob(f"{item.id}-?-*.jpg"))) == 1  # that of the edits before is gone
     labels = []
     while label := draft.undo(mine):
         labels.append(label)
@@ -186,6 +188,10 @@ def test_a_run_of_a_trainer_without_masks_says_so_and_its_copy_has_them(data, mi
     said = " ".join(fault.message for fault in form.review(values, counts, items=items).warnings)
     assert "1 image has a mask, and kohya's musubi-tuner cannot use masks: it is trained as a whole." in said
     values = {**values, "model": "tiny-flux", "backend": "diffusers"}
+    image_edit.mask(mine, item_of(mine, "b.png").id, png(Image.new("L", (128, 128), 0)))
+    said = " ".join(fault.message for fault in form.review(values, counts, items=draft.items(mine)).warnings)
+    assert "The mask ignores all of b.png: erase a part of it, or remove the image" in said
+    draft.undo(mine)
     assert not any("mask" in fault.message for fault in form.review(values, counts, items=items).warnings)
     assert "cannot use masks" in image_edit.mask_note("musubi") and "cannot" not in image_edit.mask_note("sd-scripts")
     run_of(mine, model="z-image", backend="musubi")

@@ -1,4 +1,7 @@
-"""The mask files of a draft: PNGs named by their content, kept while an image or an undo step names them."""
+"""The mask files of a draft: PNGs named by their content, kept while an image or an undo step names them.
+
+The name of a mask that ignores the complete image ends in `-all.png`, so that a start can warn without reading every mask.
+"""
 
 import contextlib
 import hashlib
@@ -12,13 +15,15 @@ from ui.dataset import draft_store
 if TYPE_CHECKING:
     from PIL import Image
 
+IGNORES_ALL = "-all.png"
 SPARE = 200  # files above those of the images, before unused ones are looked for: a stroke of the brush is a file
 
 
 def store(draft_id: str, mask: "Image.Image") -> str:
     """Store a mask. Returns its file name in the draft's folder of masks. Raises RunError: the disk does not take it."""
     content = masks.png(mask)
-    name = f"{hashlib.sha256(content).hexdigest()[:24]}.png"
+    kind = IGNORES_ALL if mask.getextrema() == (0, 0) else ".png"
+    name = f"{hashlib.sha256(content).hexdigest()[:24]}{kind}"
     target = draft_store.masks_dir(draft_id) / name
     with explained("store the mask"):
         target.parent.mkdir(parents=True, exist_ok=True)

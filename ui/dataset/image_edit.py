@@ -125,6 +125,9 @@ def start_notes(items: Iterable[draft.Item], backend: str, pairs: bool) -> list[
             f"{edited} image{'s are' if edited != 1 else ' is'} cropped or rotated, but the control images are not; "
             "crop and rotate those in the same way"
         )
+    if black := [item.file for item in images if (item.mask or "").endswith(draft_masks.IGNORES_ALL)]:
+        names = ", ".join(black[:3]) + (f" and {len(black) - 3} more" if len(black) > 3 else "")
+        notes.append(f"The mask ignores all of {names}: erase a part of it, or remove the image")
     return [note for note in notes if note]
 
 

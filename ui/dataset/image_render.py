@@ -12,11 +12,12 @@ from runs.pictures import Crop, crop_box, turned
 
 IGNORED = (116, 122, 134)  # the colour towards which the ignored part fades
 FADE = 0.72
+ID, DIGEST = 24, 12  # characters of an image's id, and of what tells its edits apart
 
 
 def name_of(image_id: str, turn: int, crop: Crop | None, mask: str | None) -> str:
     """The file name of an edited thumbnail: another one for each crop and mask."""
-    edits = hashlib.sha256(json.dumps([crop, mask]).encode()).hexdigest()[:12]
+    edits = hashlib.sha256(json.dumps([crop, mask]).encode()).hexdigest()[:DIGEST]
     return f"{image_id}-{turn}-{edits}.jpg"
 
 
@@ -44,6 +45,11 @@ def write(large: Path, target: Path, side: int, turn: int, crop: Sequence[float]
         part = target.with_suffix(".part")
         small.save(part, "JPEG", quality=82)
         part.replace(target)
+        for old in target.parent.glob(
+            f"{target.name[:ID]}-?-{'?' * DIGEST}.jpg"
+        ):  # each stroke of a mask makes a thumbnail
+            if old != target:
+                old.unlink(missing_ok=True)
 
 
 def faded(image, mask):
