@@ -219,6 +219,7 @@ def voting(page, second, server, data: Path, folder: Path) -> Server:
     cast(second, folder, "right")
     page.get_by_test_id("vote-left").focus()
     for key in ("ArrowRight", "ArrowDown"):  # by keyboard: right, equal
+        until(lambda: not page.get_by_test_id("vote-left").is_disabled(), "the next pair")
         before = len(votes(folder))
         page.keyboard.press(key)
         until(lambda before=before: len(votes(folder)) > before, "a vote by keyboard")

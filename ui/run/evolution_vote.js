@@ -98,7 +98,7 @@ function showResult(answer) {
     const name = make("th", "", `Step ${grouped(one.step)}`);
     name.scope = "row";
     if (one.step === answer.picked) name.append(make("span", "hp-mark-pill hp-done", "picked"));
-    const chance = one.chance < 0.01 ? "below 1 %" : `${Math.min(99, Math.round(one.chance * 100))} %`;
+    const chance = one.chance < 0.01 ? "below 1%" : `${Math.min(99, Math.round(one.chance * 100))}%`;
     const cell = make("td");
     if (one.step !== answer.picked) {
       const go = button("Pick", "hp-quiet", async () => {
