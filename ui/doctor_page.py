@@ -6,6 +6,7 @@ small. Each value from the browser is checked here.
 """
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +97,6 @@ def explain(pid: object) -> dict[str, Any]:
     except MonitorError as error:
         raise RunError(str(error)) from error
     job = Subjob(python("monitor", "diagnose", str(process.pid), "--json"), EXPLAIN_S)
-    import time
-
     job.wait(time.sleep)
     answer = job.answer()
     if answer is None or "process" not in answer:

@@ -3,6 +3,7 @@
 All of it is read from the run's files (launch/drill.py), so it shows the same after a reload or a restart of the server.
 """
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -44,8 +45,6 @@ def start(kind: str = "worker") -> str:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise RunError(f"The drill did not start: {last.removeprefix('launch drill: ')}")
-    import json
-
     return str(json.loads(done.stdout.splitlines()[-1])["run"])
 
 
