@@ -166,7 +166,7 @@ def _converted(old: Path) -> tuple[State, dict[int, draft_history.Step]]:
     for index, one in reversed(list(enumerate(state["history"]))):
         try:
             path = old.parent / "history" / f"{one['n']}.json"
-            steps[one["n"]] = json.loads(path.read_text(encoding="utf-8"))
+            steps[one["n"]] = _with_fields(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):
             if index >= done:
                 steps.clear()  # what comes after it cannot be redone
@@ -176,6 +176,14 @@ def _converted(old: Path) -> tuple[State, dict[int, draft_history.Step]]:
             state["done"] = done - index - 1
             break
     return state, steps
+
+
+def _with_fields(step: draft_history.Step) -> draft_history.Step:
+    """A step of an earlier version, whose added and removed images have every field of today."""
+    for change_of in step.get("images", {}).values():
+        if None in change_of:
+            change_of[:] = [one and draft_file.with_fields(one) for one in change_of]
+    return step
 
 
 def read(draft_id: str) -> State:
