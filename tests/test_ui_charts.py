@@ -266,6 +266,7 @@ def test_the_charts_zoom_name_their_values_and_open_incidents(browser, server):
         main = page.get_by_role("group", name="Loss, step 1 to step 1,900")
         main.wait_for()
         assert page.locator("svg.hp-chart").count() == 3
+        until(lambda: page.wait_for_timeout(50) or main.bounding_box(), "the chart is drawn")
         box = main.bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
         page.locator(".hp-chart-readout").get_by_text("Learning rate 1e-4").wait_for()

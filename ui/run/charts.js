@@ -91,7 +91,22 @@ function openIncident(mark) {
   report.tabIndex = -1;
   report.focus();
 }
+// A drag across a chart goes on while the run adds points: they are drawn after it.
+let pressed = false;
+place.addEventListener("pointerdown", () => (pressed = true));
+for (const name of ["pointerup", "pointercancel"]) {
+  document.addEventListener(name, () => {
+    const waiting = pressed && place.dataset.waiting;
+    pressed = false;
+    if (waiting && element.isConnected) setTimeout(draw, 0);
+  });
+}
 function draw() {
+  if (pressed) {
+    place.dataset.waiting = "1";
+    return;
+  }
+  delete place.dataset.waiting;
   const answer = shown;
   const lines = answer ? answer.lines : [];
   none.hidden = lines.length > 0;
@@ -164,6 +179,10 @@ function drawTable() {
 async function ask(now) {
   const { run: name, share } = current();
   if (!name || (!visible && !now)) return;
+  if (!now && shown && shown.revision === current().revision && shown.share === 1) {
+    dirty = false;
+    return;
+  }
   if (asking || (!now && Date.now() - asked_ms < ASK_S * 1000)) {
     dirty = true;
     return;
