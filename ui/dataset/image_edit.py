@@ -131,16 +131,14 @@ def start_notes(items: Iterable[draft.Item], backend: str, pairs: bool) -> list[
     return [note for note in notes if note]
 
 
-def mask_note(backend: object) -> str:
-    """What the chosen trainer does with a mask, as a sentence beside it."""
+def mask_note(backend: object) -> tuple[str, bool]:
+    """What the chosen trainer does with a mask, as a sentence beside it; and whether it uses masks."""
     known = presets.backends()
     name = backend if isinstance(backend, str) and backend in known else presets.defaults()["run"]["backend"]
-    label = known[name]["label"]
     if masks.supported(name):
-        return "The trainer leaves the marked part out of its loss: the LoRA does not learn it."
-    return (
-        f"{label}, the trainer chosen in step 1, cannot use masks: it trains the whole image. Crop the image instead."
-    )
+        return "The trainer leaves the marked part out of its loss: the LoRA does not learn it.", True
+    note = f"The trainer chosen in step 1, {known[name]['label']}, cannot use masks: it trains the whole image."
+    return f"{note} Crop the image instead.", False
 
 
 # What the large view sends ---------------------------------------------------------------------------------------------
@@ -188,9 +186,11 @@ def details(draft_id: str, item: draft.Item) -> dict[str, Any]:
     """What the large view shows of an image beside its card: the mask as base64, what the trainer does with it, and whether the
     image has transparency that can be its mask."""
     drawn = shown_mask(draft_id, item.id)
+    note, used = mask_note(draft.form(draft_id).get("backend"))
     return {
         "mask": base64.b64encode(drawn).decode() if drawn else "",
-        "note": mask_note(draft.form(draft_id).get("backend")),
+        "note": note,
+        "uses_masks": used,
         "transparent": _may_be_transparent(item.file) and transparency(draft_id, item) is not None,
     }
 

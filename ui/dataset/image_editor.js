@@ -94,7 +94,7 @@ function makeEditor() {
     cropTool.panel,
     painter.panel,
     turns,
-    editorField("Repeat this image … times as often (1 to 10)", weight),
+    editorField("Weight (1 to 10)", weight),
     weightNote,
     last
   );
@@ -218,7 +218,8 @@ function makeEditor() {
     if (caption.value !== text) caption.value = text;
     drawLength();
     if (document.activeElement !== weight) weight.value = item.weight;
-    weightNote.textContent = item.weight > 1 ? `Shown ${item.weight} times as often as the other images.` : "";
+    const often = item.weight > 1 ? `${item.weight} times as often as images of weight 1` : "as often as every image of weight 1";
+    weightNote.textContent = `The training shows this image ${often}.`;
     cropTool.show(item.full, item.crop);
     drawHistory(state().history);
   }
@@ -241,7 +242,7 @@ function makeEditor() {
     }
     if (!answer.item) return dialog.close(); // it was removed elsewhere
     item = answer.item;
-    painter.say(answer.note, answer.transparent);
+    painter.say(answer);
     picture.src = answer.url;
     const key = keyOfItem(item);
     drawItem();

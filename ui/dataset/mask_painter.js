@@ -199,8 +199,9 @@ function makeMaskPainter(frame, { painted, uploaded, cleared, fromImage, refused
       drawCursor();
     },
     /** What the trainer does with a mask, and whether the image has transparency. */
-    say(text, hasTransparency) {
+    say({ note: text, uses_masks: used, transparent: hasTransparency }) {
       note.textContent = text;
+      note.classList.toggle("hp-editor-warning", !used);
       transparent.hidden = !hasTransparency;
     },
   };
