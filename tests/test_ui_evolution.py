@@ -236,7 +236,7 @@ def voting(page, second, server, data: Path, folder: Path) -> Server:
     for _ in range(30):  # a person who likes the later LoRA better
         if verdict.count() and verdict.inner_text().startswith("The vote picks"):
             break
-        pair = blind_vote.pair_of(page.get_by_test_id("vote-left").locator("img").get_attribute("src").split("/")[-2])
+        pair = blind_vote.pair_of(page.locator("[data-testid=vote-left] img[src]").get_attribute("src").split("/")[-2])
         cast(page, folder, "left" if pair.left > pair.right else "right")
         if len(votes(folder)) >= blind_vote.enough(3):
             with contextlib.suppress(TimeoutError):
@@ -263,6 +263,7 @@ def voting(page, second, server, data: Path, folder: Path) -> Server:
 
 def cast(page, folder: Path, side: str) -> None:
     before = len(votes(folder))
+    page.locator(f"[data-testid=vote-{side}] img[src]").wait_for()  # after a reload it takes a moment
     until(lambda: not page.get_by_test_id(f"vote-{side}").is_disabled(), "the pair")
     page.get_by_test_id(f"vote-{side}").click()
     until(lambda: len(votes(folder)) > before, "the vote")
