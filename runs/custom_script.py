@@ -23,7 +23,7 @@ from runs.files import Fault, RunError
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
-MAX_BYTES = 200_000  # of a script; one with 500 flags has 20 kB
+MAX_BYTES = 64_000  # of a script; one with 500 flags has 20 kB
 CHECK_S = 5.0
 # Flags by which the monitor finds the run's files: an edited script has those of its run.
 NOT_FIXED = ("network-output",)

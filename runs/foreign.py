@@ -6,6 +6,7 @@ it is parsed and never run, its size is limited, and whatever is wrong with it i
 the result into a run.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from presets.training import Training, file_name, trainings
 from runs.files import RunError
 
 MAX_BYTES = 1_000_000  # of one file
+MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
 MAX_FILES = 10
 MAX_FLAGS = 2000
 READ = (
@@ -113,7 +115,7 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
 
 def _rank(text: str) -> int:
     """Scripts before data sets: the script says what the kind is."""
-    return 1 if re.search(r"^\s*\[\[?(datasets|general)", text, re.MULTILINE) else 0
+    return 1 if re.search(r"^[ \t]*\[\[?(datasets|general)", text, re.MULTILINE) else 0
 
 
 def _read_one(out: Settings, name: str, text: str) -> bool:
@@ -122,21 +124,23 @@ def _read_one(out: Settings, name: str, text: str) -> bool:
     if text.lstrip().startswith("{"):
         _read_json(out, label, text)
         return True
+    if len(text) > MAX_SCRIPT:
+        if (table := _toml(label, text)) is None:
+            raise RunError(f"{label}: larger than {MAX_SCRIPT // 1000} kB, so it is no script of a training")
+        _read_toml(out, table)
+        return True
     if found := _commands(name, text):
         read_command(out, found[0])
         if len(found) > 1:
             out.notes.append(f"{label} has {len(found)} training commands; the first is imported.")
         return True
-    if re.search(r"^(job|config)\s*:", text, re.MULTILINE):
+    if re.search(r"^(job|config)[ \t]*:", text, re.MULTILINE):
         from runs.foreign_toolkit import read_yaml
 
         read_yaml(out, label, text)
         return True
     if (table := _toml(label, text)) is not None:
-        if "datasets" in table or "general" in table:
-            read_dataset(out, table)
-        else:
-            _read_config(out, table)
+        _read_toml(out, table)
         return True
     if re.search(r"(^|\s)--[A-Za-z]", text) and (found := _commands("", f"train_network.py {text.strip()}")):
         read_command(out, found[0])
@@ -154,7 +158,8 @@ def _commands(name: str, text: str) -> list[Training]:
         name = "train.ps1"
     text = text.replace("\r\n", "\n") if name != "train.bat" else text
     try:
-        return trainings(text, name or "train.sh") or trainings(_guarded(text), name or "train.sh")
+        found = trainings(text, name or "train.sh")
+        return found if found or (guarded := _guarded(text)) == text else trainings(guarded, name or "train.sh")
     except (PresetError, ValueError, IndexError) as error:
         raise RunError(f"{name or 'The text'}: the command cannot be read ({error}); check its quotes") from error
 
@@ -162,7 +167,13 @@ def _commands(name: str, text: str) -> list[Training]:
 def _guarded(text: str) -> str:
     """The text with musubi-tuner's scripts started as Hangproof starts them: only so are they training commands to lint."""
     scripts = "|".join(re.escape(one) for one in presets.tables._table("lint.toml")["guarded_scripts"])
-    return re.sub(rf"""((?:"[^"\n]*|'[^'\n]*|[^\s"'=]*)\b(?:{scripts}))""", r"-m sd_scripts_patches \1", text, count=5)
+    out, last = "", 0
+    for found in itertools.islice(re.finditer(scripts, text), 5):
+        start = 1 + max(text.rfind(mark, last, found.start()) for mark in " \t\n='\"")
+        start = max(last, start - (start > 0 and text[start - 1] in "'\""))
+        out += f"{text[last:start]}-m sd_scripts_patches {text[start : found.end()]}"
+        last = found.end()
+    return out + text[last:]
 
 
 def read_command(out: Settings, t: Training) -> None:
@@ -212,6 +223,13 @@ def _toml(label: str, text: str) -> dict[str, Any] | None:
         if label.lower().endswith(".toml") or re.match(r"\s*(\[|[A-Za-z_]+ *= )", text):
             raise RunError(f"{label}: not valid TOML: {error}; fix this line") from error
         return None
+
+
+def _read_toml(out: Settings, table: Mapping[str, Any]) -> None:
+    if "datasets" in table or "general" in table:
+        read_dataset(out, table)
+    else:
+        _read_config(out, table)
 
 
 def _read_config(out: Settings, table: Mapping[str, Any]) -> None:

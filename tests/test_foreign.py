@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import presets
 import runs
 from runs.files import RunError
-from runs.foreign import MAX_BYTES, MAX_FILES, read
+from runs.foreign import MAX_BYTES, MAX_FILES, MAX_SCRIPT, read
 from runs.foreign_kohya import NETWORKS, SCRIPTS
 from runs.foreign_spec import convert
 
@@ -260,6 +260,7 @@ def test_a_run_of_hangproof_comes_back_as_it_was(tmp_path):
         ("python train_db.py --learning_rate 1", "no base model for this script"),
         ("x\0y", "NUL"),
         ("x" * (MAX_BYTES + 1), "larger than"),
+        ("x" * (MAX_SCRIPT + 1), "larger than"),
         ("[" * 20000, "valid"),
         ('{"LoRA_type": ' + "[" * 20000, "JSON"),
     ],

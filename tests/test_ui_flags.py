@@ -153,7 +153,7 @@ def test_refresh_reports_the_options_beside_their_field(data, checkout):  # noqa
     from ui.dataset import draft
 
     typed = values(name="x", flags="noise_ofset=1")
-    _, plan, script, marks, *_ = new_lora.refresh(
+    _, plan, script, _, marks, *_ = new_lora.refresh(
         draft.new_id(), {"changes": typed}, *(typed[key] for key in form.KEYS)
     )
     assert "did you mean noise_offset" in marks["flags"][0][1] and plan and script

@@ -137,8 +137,8 @@ def test_the_form_is_parsed_once_a_change(mine, monkeypatch, tmp_path):
     calls = []
     make = runs.make
     monkeypatch.setattr(runs, "make", lambda fields: calls.append(1) or make(fields))
-    _, plan, script, marks, *_ = new_lora.refresh(mine, {"changes": values()}, *inputs(values()))
-    assert len(calls) == 1 and "320 steps" in plan and "--network_dim 4" in script and "rank" not in marks
+    _, plan, script, _, marks, *_ = new_lora.refresh(mine, {"changes": values()}, *inputs(values()))
+    assert len(calls) == 1 and "320 steps" in plan and "--network_dim 4" in script["value"] and "rank" not in marks
 
 
 def test_a_tab_stores_only_the_fields_that_it_changed(mine):
