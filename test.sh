@@ -52,4 +52,4 @@ fi
     exit 1
 }
 # Two files at a time, because most tests wait for processes. A file is not split, because its tests share fixtures that are slow to set up.
-exec .venv/bin/python -m pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder "$@"
+exec .venv/bin/python -m pytest -m "not long" -n 3 --dist loadfile --no-loadscope-reorder "$@"

@@ -12,13 +12,21 @@ settings.register_profile("steady", deadline=None, derandomize=True, suppress_he
 settings.load_profile("steady")
 
 
-# Of the two workers that ./test.sh shares the files among, neither is left alone with a long one at the end.
+# No worker of ./test.sh is left alone with a long file at the end.
 LONGEST = ("test_ui_browser.py", "test_faults.py", "test_monitor_orders.py", "test_monitor_run.py")
 
 
 def pytest_collection_modifyitems(items):
-    """The files that take longest come first; the rest stays in order."""
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    """The files that take longest come first; then those with a browser, which need the processor, among those that wait."""
+    places: dict[str, float] = {}
+    files = list(dict.fromkeys(item.path.name for item in items))
+    for group in (
+        [name for name in files if name.startswith("test_ui_")],
+        [name for name in files if name[:8] != "test_ui_"],
+    ):
+        places.update({name: (number + 0.5) / len(group) for number, name in enumerate(group)})
+    places.update({name: number - len(LONGEST) for number, name in enumerate(LONGEST)})
+    items.sort(key=lambda item: places[item.path.name])
 
 
 def pytest_terminal_summary(terminalreporter):
