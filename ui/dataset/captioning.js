@@ -96,10 +96,9 @@
     drawJob();
     clearTimeout(timer);
     if (running()) timer = setTimeout(poll, 1000);
-    if (fresh || (before?.state === "running" && !running())) {
-      reload();
-      trigger("change");
-    }
+    const ended = before?.state === "running" && !running();
+    if (fresh || ended) reload();
+    if (ended) trigger("change");
   }
   async function poll() {
     const answer = await ask("captions_status", {});

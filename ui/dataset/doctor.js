@@ -76,9 +76,17 @@
   }
   // An edit of the cards changes the findings; a job, how far it is.
   const changesSeen = () => [state().draft, state().total, undo.textContent, redo.textContent].join("\n");
-  function poll() {
-    if (busy() || changesSeen() !== seen) refresh();
-    else timer = setTimeout(poll, 1500);
+  async function poll() {
+    if (!busy()) {
+      if (changesSeen() !== seen) return refresh();
+      timer = setTimeout(poll, 1500);
+      return;
+    }
+    const answer = await ask("doctor_report", { light: true }); // all findings anew would slow the check down
+    if (answer?.ok !== true || answer.job?.state !== "running" || panel.hidden) return refresh();
+    report.job = answer.job;
+    draw();
+    timer = setTimeout(poll, 700);
   }
   async function fix(kind, ids) {
     problem.hidden = true;
