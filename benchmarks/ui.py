@@ -32,6 +32,7 @@ LIMIT_S = 60  # seconds after which a start counts as failed
 LIMITS = {
     "first_page_ratio": 1.15,
     "config_kb": 110.0,
+    "config_10000_images_kb": 110.0,
     "rss_mb": 250.0,
     "idle_percent_of_core": 1.0,
     "watched_percent_of_core": 5.0,
@@ -41,6 +42,7 @@ SETTLE_S = 2.0  # after the first page, before the idle server is measured
 EXCEEDED = {
     "first_page_ratio": "the first page takes {value:g} x as long as a bare Gradio page, the limit is {limit:g} x",
     "config_kb": "the config that each visit downloads has {value:g} KB, the limit is {limit:g} KB",
+    "config_10000_images_kb": "with 10,000 images the config has {value:g} KB, the limit is {limit:g} KB",
     "rss_mb": "the page's server uses {value:g} MB, the limit is {limit:g} MB",
     "idle_percent_of_core": "an idle server uses {value:g} % of a core, the limit is {limit:g} %",
     "watched_percent_of_core": "20 runs that train, one of them watched, take {value:g} % of a core, the limit is {limit:g} %",
@@ -107,7 +109,9 @@ def measure_runs(data: Path, seconds: float) -> dict[str, float]:
         )
         try:
             _fetch(process, f"http://127.0.0.1:{port}/", time.monotonic())
-            return ui_runs.measure(f"http://127.0.0.1:{port}", process.pid, seconds)
+            found = ui_runs.measure(f"http://127.0.0.1:{port}", process.pid, seconds)
+            config = _fetch(process, f"http://127.0.0.1:{port}/config", time.monotonic())
+            return {**found, "config_10000_images_kb": round(len(config) / 1000, 1)}
         finally:
             _stop(process)
 

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WATCHED = 20
 LONG_STEPS = 100_000
 HISTORY_STEPS = 3000
+IMAGES = 10_000
 SETTLE_S = 6.0  # after the pages have opened
 OPEN_MS = 60_000
 FLAGS = [
@@ -68,6 +69,18 @@ def write_run(data: Path, name: str, state: str, steps: int) -> Path:
     (folder / "events.jsonl").write_text(json.dumps(started) + "\n", encoding="utf-8")
     write_status(folder, state, steps)
     return folder
+
+
+def write_images(folder: Path) -> None:
+    """IMAGES small images with captions. Raises OSError."""
+    from PIL import Image
+
+    folder.mkdir(parents=True)
+    Image.new("RGB", (64, 64)).save(folder / "00000.png")
+    content = (folder / "00000.png").read_bytes()
+    for number in range(IMAGES):
+        (folder / f"{number:05d}.png").write_bytes(content)
+        (folder / f"{number:05d}.txt").write_text("a caption\n", encoding="utf-8")
 
 
 def write_status(folder: Path, state: str, step: int) -> None:
@@ -122,6 +135,7 @@ def growing(data: Path) -> Iterator[None]:
     for number in range(WATCHED):
         write_run(data, f"watched-{number:02d}", "running", HISTORY_STEPS)
     write_run(data, "long", "stopped", LONG_STEPS)
+    write_images(data / "datasets" / "long")
     command = [sys.executable, "-m", "benchmarks.ui_runs", str(data)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
