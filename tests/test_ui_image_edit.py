@@ -410,6 +410,31 @@ INK = """() => {
 
 
 @pytest.mark.long
+def test_the_large_view_goes_through_all_pages_of_the_filtered_list(browser, tmp_path):
+    with serving(tmp_path / "home") as server, a_tab(browser) as page:
+        open_page(page, server)
+        drop_on_page(page, *[photo(tmp_path / f"{n:02}.png", n, size=(300, 200)) for n in range(14)], count=14)
+        view = page.locator("dialog.hp-editor[open]")
+        page.get_by_label("Open 10.png").click()
+        for key, place in (("Right", 12), ("Right", 13), ("Right", 14), ("Left", 13), ("Left", 12)):
+            page.keyboard.press(f"Arrow{key}")
+            view.get_by_text(f"{place} of 14").wait_for()
+        page.keyboard.press("Escape")
+        page.get_by_label("Show", exact=True).select_option("no_caption")
+        page.get_by_label("Open 11.png").click()
+        caption = view.get_by_label("Caption", exact=True)
+        caption.fill("it leaves the filter now")
+        view.get_by_text("saved", exact=True).wait_for()
+        view.get_by_role("button", name="Rotate right").click()
+        view.get_by_role("heading", name="11.png · 200 × 300").wait_for()
+        caption.press("PageDown")
+        view.get_by_role("heading", name="12.png").wait_for()
+        view.get_by_role("button", name="Remove image").click()
+        view.get_by_role("heading", name="13.png").wait_for()
+        view.get_by_text("12 of 12").wait_for()
+
+
+@pytest.mark.long
 def test_a_run_trains_the_edited_images_and_its_copy_has_the_edits_again(browser, tmp_path, monkeypatch):
     home = tmp_path / "home"
     monkeypatch.setenv("HANGPROOF_DATA", str(home))

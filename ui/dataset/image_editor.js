@@ -189,14 +189,14 @@ function makeEditor() {
   }
   async function removeShown() {
     const gone = id;
-    const items = state().items;
-    const index = items.findIndex((one) => one.id === gone);
-    const next = items[index + 1] || items[index - 1];
+    const index = state().items.findIndex((one) => one.id === gone);
+    if (!(await change("remove_images", { ids: [gone] }))) return;
     hangproof.forget("caption", gone);
     hangproof.forget("mask", gone);
-    if (!(await change("remove_images", { ids: [gone] }))) return;
     selected.delete(gone);
     drawSelection();
+    const { items } = state();
+    const next = items[Math.min(Math.max(index, 0), items.length - 1)];
     if (next) open(next.id);
     else dialog.close();
   }
