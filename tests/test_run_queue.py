@@ -88,6 +88,7 @@ def test_runs_are_trained_one_after_another_in_the_order_that_people_choose(data
     assert run_queue.cancel("broken").run == "broken" and not run_queue.read().entries
 
 
+@pytest.mark.long  # the browser's test does it too
 def test_run_now_pauses_what_trains_and_continues_it_afterwards(data):
     long, waiting, urgent = made(data, "long", "waiting", "urgent", steps=25)
     queue_worker.add(long)
@@ -180,6 +181,7 @@ def test_a_damaged_queue_is_an_empty_one(data, text):
     assert run_queue.add(folder) == 1
 
 
+@pytest.mark.long
 def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monkeypatch):
     busy, other = made(data, "busy", "other", steps=200)
     queue_worker.start_or_wait(busy)

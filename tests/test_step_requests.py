@@ -92,6 +92,7 @@ def test_requests_leave_the_lora_of_the_built_in_trainer_the_same(work, tmp_path
     assert sorted(p.name for p in asked.glob("*-step*-state")) == ["tiny-step00000025-state"]
 
 
+@pytest.mark.long
 def test_a_requested_checkpoint_is_complete_and_resumes_exactly(work, tmp_path):
     plain, asked = tmp_path / "plain", tmp_path / "asked"
     asked.mkdir()
