@@ -334,7 +334,7 @@ def ingest(
     for source in sources:
         try:
             inside = subfolders.name(source.folder, source.weight)
-            mask = masks.opened(source.mask) if source.mask else None
+            mask = masks.opened(source.mask, source.name) if source.mask else None
             used = mask if with_masks else None
             image, suffix, why = decoded(source.path, source.name, source.turn, source.crop, used)
         except RunError as error:

@@ -99,15 +99,15 @@ def png(mask: "Image.Image") -> bytes:
     return buffer.getvalue()
 
 
-def opened(path: Path) -> "Image.Image":
-    """A mask that `read` has checked, greyscale. Raises RunError: the file is gone or damaged."""
+def opened(path: Path, name: str = "") -> "Image.Image":
+    """A mask that `read` has checked, greyscale. Raises RunError: the file is gone or damaged; it names the image `name`."""
     from PIL import Image
 
     try:
         with Image.open(path, formats=("PNG",)) as image:
             return image.convert("L")
     except DAMAGE as error:
-        raise RunError(f"the mask {path} cannot be read ({error}); draw it again or remove it") from error
+        raise RunError(f"{name or path}: the mask cannot be read ({error}); draw it again or clear it") from error
 
 
 def has_mask(path: Path) -> bool:

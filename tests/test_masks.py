@@ -210,6 +210,13 @@ def test_a_run_without_a_masked_loss_keeps_its_masks_beside_the_images(tmp_path)
     assert mask.size == (64, 96) and not (tmp_path / "out.png").exists()
 
 
+def test_a_mask_that_is_gone_is_an_error_with_the_name_of_its_image(tmp_path):
+    sources = [Source(gradient(tmp_path / "a.png"), "a.png", "c", mask=tmp_path / "gone.png")]
+    with pytest.raises(runs.RunError, match=r"a\.png: the mask cannot be read .*; draw it again or clear it"):
+        written(tmp_path, *sources)
+    assert not list((tmp_path / "data").iterdir())
+
+
 def test_a_masked_image_is_split_into_image_and_mask(tmp_path):
     picture = gradient(tmp_path / "a.png")
     data = written(
