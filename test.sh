@@ -51,5 +51,5 @@ fi
     echo "Hangproof: mypy found wrong types, see above; run .venv/bin/mypy again after fixing them" >&2
     exit 1
 }
-# Two files at a time, because most tests wait for processes. A file is not split, because its tests share fixtures that are slow to set up.
+# Three files at a time, because most tests wait for processes. A file is not split, because its tests share fixtures that are slow to set up.
 exec .venv/bin/python -m pytest -m "not long" -n 3 --dist loadfile --no-loadscope-reorder "$@"
