@@ -50,7 +50,9 @@ def found(draft_id: str, measured: bool = True) -> dict[str, list[str]]:
 # Pixels --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PHOTOS)
+@pytest.mark.parametrize(
+    "name", [name if n < 3 else pytest.param(name, marks=pytest.mark.long) for n, name in enumerate(PHOTOS)]
+)
 def test_a_photo_is_fine_and_its_blurred_dark_and_bright_versions_are_not(tmp_path, name):
     def judged(image: Image.Image, **save) -> list[str]:
         path = tmp_path / f"x.{save.get('format', 'png').lower()}"
@@ -353,6 +355,7 @@ def until(condition, seconds: float = 90) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_all_of_a_kind_are_converted_in_the_background(data):
     folder = data / "in"
     for number in range(3):
