@@ -205,6 +205,12 @@ def caption_status(draft_id: str) -> dict[str, Any]:
     return captioning.status(_known(draft_id))
 
 
+def resume_captions(draft_id: str) -> dict[str, Any]:
+    """Continue the last writing of captions where it ended."""
+    captioning.resume(_known(draft_id))
+    return captioning.status(draft_id)
+
+
 def cancel_captions(draft_id: str) -> dict[str, Any]:
     """End the writing of captions; those so far stay."""
     captioning.cancel(_known(draft_id))
@@ -318,6 +324,7 @@ ACTIONS = (
     fix_images,
     write_captions,
     caption_status,
+    resume_captions,
     cancel_captions,
     rehearse,
     rehearsal_result,
