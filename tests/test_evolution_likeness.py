@@ -77,9 +77,8 @@ def compute(folder: Path, model: likeness.Model) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize(
-    "kind", ["dinov2", pytest.param("clip", marks=pytest.mark.long), pytest.param("siglip", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["dinov2", "clip", "siglip"])
 def test_a_sample_that_is_a_training_image_scores_one(data, kind):
     folder, place = data / "outputs" / "cat", data / "models" / "likeness"
     assert likeness.find_model() is None

@@ -199,7 +199,7 @@ def test_a_vote_that_was_acknowledged_survives_sigkill(tmp_path):
 
 def test_the_lora_that_is_liked_best_is_named(tmp_path):
     right = 0
-    for seed in range(12):
+    for seed in range(8):
         folder = tmp_path / str(seed)
         folder.mkdir()
         found, rng = run_of(range(100, 700, 100)), random.Random(seed)
@@ -212,7 +212,7 @@ def test_the_lora_that_is_liked_best_is_named(tmp_path):
         text = bv.verdict(bv.standings(steps, votes), votes)
         assert f"The vote picks step {winner}" in text and "with a chance of" in text
         right += winner == 400
-    assert right >= 9
+    assert right >= 6
 
 
 def test_equal_loras_give_a_plain_answer(tmp_path):

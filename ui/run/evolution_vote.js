@@ -30,6 +30,7 @@ const equal = button("Equal", "hp-quiet", () => cast("equal"));
 const reveal = button("Show the result", "hp-quiet", () => drawResult(true));
 const restart = button("Start over", "hp-quiet", startOver);
 voteBar.append(equal, reveal, restart);
+for (const node of [votePrompt, voteSides, equal, reveal, restart]) node.hidden = true; // until there is a pair
 vote.append(voteAbout, votePrompt, voteSides, voteBar, voteNote, voteResult);
 vote.addEventListener("keydown", (event) => {
   const named = { ArrowLeft: "left", ArrowRight: "right", ArrowDown: "equal" }[event.key];
