@@ -54,6 +54,22 @@ def test_metrics_are_read_from_where_the_last_read_ended(data):
     assert losses(folder) == {1: 5.0}
 
 
+def test_another_server_gives_the_same_lines_the_same_revision(data):
+    folder = write_run(data)
+    (folder / "metrics.jsonl").write_text("".join(line(s) for s in range(1, 9)))
+    first = metrics.Metrics(folder / "metrics.jsonl")
+    seen = {first.update().revision}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(9))
+    seen.add(first.update().revision)
+    assert (
+        len(seen) == 2 and metrics.Metrics(folder / "metrics.jsonl").update().revision in seen
+    )  # a page of the old server asks
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(10))
+    assert metrics.Metrics(folder / "metrics.jsonl").update().revision not in seen
+
+
 def test_a_restart_replaces_the_steps_that_it_repeats(data):
     folder = write_run(data)
     first = [line(s, 1.0, 1, s) for s in range(1, 26)]

@@ -11,7 +11,7 @@ let dirty = false;
 let asked_ms = 0;
 let visible = false;
 let charts = [];
-const current = () => props.value || { run: "", revision: 0, share: 1 };
+const current = () => props.value || { run: "", revision: "", share: 1 };
 
 const section = make("section", "hp-section");
 const heading = make("h3", "", "Charts");

@@ -38,9 +38,9 @@ MOST_MARKS = 200
 
 
 def value(shown: "view.View | None") -> dict[str, Any]:
-    """What the script gets each second: the run, and a number that changes when there are other values."""
+    """What the script gets each second: the run, and a text that changes when there are other values."""
     if shown is None or not shown.status.get("state"):
-        return {"run": "", "revision": 0, "share": 1.0}
+        return {"run": "", "revision": "", "share": 1.0}
     revision, share = view.with_metrics(shown.folder, lambda found: (found.revision, round(found.share, 2)))
     return {"run": shown.folder.name, "revision": revision, "share": share}
 

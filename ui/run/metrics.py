@@ -63,12 +63,15 @@ class Restart:
 
 
 class Metrics:
-    """A run's numbers. `revision` changes when there are others; `share` is how much of the file was read, 0 to 1."""
+    """A run's numbers.
+
+    revision: another text when there are others, also after a restart of the server. share: how much of the file was read, 0 to 1.
+    """
 
     def __init__(self, path: Path):
         self._added = Added(path)
         self._begin()
-        self.revision = 0
+        self.revision = ""
 
     def _begin(self) -> None:
         self._rest = b""
@@ -87,7 +90,6 @@ class Metrics:
         if new:
             self._begin()
         if data or new:
-            self.revision += 1
             data = self._rest + data
             complete = data.rfind(b"\n") + 1  # an unfinished last line is read next time
             self._rest = data[complete:][-LINE_BYTES:]
@@ -95,6 +97,7 @@ class Metrics:
             for first in range(0, len(lines), BATCH_LINES):
                 self._take(entries(lines[first : first + BATCH_LINES]))
             self.share = self._added.offset / self._added.size if self._added.size else 1.0
+            self.revision = self._added.place
         return self
 
     def _take(self, found: list[dict[str, Any]]) -> None:

@@ -61,6 +61,11 @@ class Added:
         self.size = 0
         self._inode: int | None = None
 
+    @property
+    def place(self) -> str:
+        """What was read so far: the file and the number of bytes."""
+        return f"{self._inode}-{self.offset}"
+
     def read(self, limit: int = READ_BYTES, skip_to_end: bool = False) -> tuple[bytes, bool]:
         """(the next bytes, at most `limit`; whether the file is another one or was truncated: start over).
 
