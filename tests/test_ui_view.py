@@ -249,7 +249,8 @@ def test_every_complete_lora_is_listed_with_its_samples_the_final_one_first(data
     (folder / "r-step00000300.safetensors").write_bytes(whole)
     assert len(view.loras(folder)) == 4
     tags = harmless(lora_cards(folder))
-    assert tags.attributes["download"][0] == "r.safetensors" and len(tags.attributes["download"]) == 4
+    downloads = tags.attributes["download"]  # each LoRA, and all as one ZIP
+    assert downloads[0] == "r.safetensors" and len(downloads) == 5
 
 
 def test_without_metadata_a_file_name_says_the_step_or_epoch(data):  # noqa: F811
