@@ -167,6 +167,21 @@ def pick_lora(run: str, step: int) -> dict[str, Any]:
     return evolution.pick_lora(run, step)
 
 
+def vote_reset(run: str) -> dict[str, Any]:
+    """Forget the votes and the pick of a run."""
+    return evolution.vote_reset(run)
+
+
+def compute_likeness(run: str) -> dict[str, Any]:
+    """Compute in the background how alike samples and training images are; `run_evolution` has the values."""
+    return evolution.likeness_start(run)
+
+
+def cancel_likeness(run: str) -> dict[str, Any]:
+    """End that computation; the values so far stay."""
+    return evolution.likeness_cancel(run)
+
+
 def explain_run(run: str) -> dict[str, Any]:
     """What each rank of a run is doing, and which one is stuck. Starts the command; `job` has its result."""
     folder = calls.folder_of(run)
@@ -269,6 +284,9 @@ ACTIONS = (
     vote,
     vote_result,
     pick_lora,
+    vote_reset,
+    compute_likeness,
+    cancel_likeness,
     explain_run,
     job,
     publish_run,
