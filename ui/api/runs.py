@@ -10,7 +10,7 @@ from runs import manage, sweep
 from runs.files import RunError
 from ui import jobs
 from ui.api.checks import page_answer
-from ui.run import actions, calls, charts, compare, control, evolution, log_view, publish, queue, view
+from ui.run import actions, calls, charts, compare, control, evolution, launch_tab, log_view, publish, queue, view
 
 TITLE = "Runs"
 MOST_LINES = 2000
@@ -182,6 +182,16 @@ def cancel_likeness(run: str) -> dict[str, Any]:
     return evolution.likeness_cancel(run)
 
 
+def rehearse_run(run: str) -> dict[str, Any]:
+    """Try a run on its real model for about two minutes, in the background; `job` ("rehearse") has the result."""
+    return page_answer(launch_tab.rehearse_start({"run": run}))
+
+
+def find_fault(run: str) -> dict[str, Any]:
+    """Train with 2 images, with 100 and with all, to find out what is wrong, in the background; `job` ("ladder") has the result."""
+    return page_answer(launch_tab.ladder_start({"run": run}))
+
+
 def explain_run(run: str) -> dict[str, Any]:
     """What each rank of a run is doing, and which one is stuck. Starts the command; `job` has its result."""
     folder = calls.folder_of(run)
@@ -287,6 +297,8 @@ ACTIONS = (
     vote_reset,
     compute_likeness,
     cancel_likeness,
+    rehearse_run,
+    find_fault,
     explain_run,
     job,
     publish_run,
