@@ -8,7 +8,6 @@ part is opened, not when the page is: the page's config stays small, and no libr
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import runs
 from runs.files import RunError
 from ui import jobs, scripts, served
 from ui.dataset.images import OUT_OF_DATE, file_url
+from ui.run import calls
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -133,18 +133,6 @@ def value(shown: "View | None") -> dict[str, Any]:
 # Calls of the script. Each takes a dict from the browser and checks every value --------------------------------------------
 
 
-def _answer(action: Callable[[Path, dict[str, Any]], dict[str, Any]], data: object) -> dict[str, Any]:
-    try:
-        if not isinstance(data, dict) or not isinstance(data.get("run"), str):
-            raise RunError(OUT_OF_DATE)
-        folder = runs.outputs_dir() / data["run"]
-        if folder.parent != runs.outputs_dir() or not (folder / "run.toml").is_file():
-            raise RunError(f"There is no run {data['run'][:100]!r}; reload the page")
-        return {"ok": True, **action(folder, data)}
-    except RunError as error:
-        return {"ok": False, "error": str(error)}
-
-
 def open_places(data: dict[str, Any]) -> dict[str, Any]:
     """The places with their options, and why each cannot be submitted to from here."""
 
@@ -152,7 +140,7 @@ def open_places(data: dict[str, Any]) -> dict[str, Any]:
         store = runs.load(folder).store
         return {"store": store, "places": [_place(kind, place) for kind, place in PLACES.items()]}
 
-    return _answer(action, data)
+    return calls.answer(action, data)
 
 
 def _place(kind: str, place: Place) -> dict[str, Any]:
@@ -196,7 +184,7 @@ def write_files(data: dict[str, Any]) -> dict[str, Any]:
         jobs.start(folder, job_of(kind), command, limit_s=60 * MINUTES)
         return {}
 
-    return _answer(action, data)
+    return calls.answer(action, data)
 
 
 def arguments(place: Place, given: object) -> list[str]:
@@ -225,7 +213,7 @@ def probe_start(data: dict[str, Any]) -> dict[str, Any]:
         jobs.start(folder, "probe", ["launch", "probe", str(folder), "--json"], limit_s=10 * MINUTES)
         return {}
 
-    return _answer(action, data)
+    return calls.answer(action, data)
 
 
 def diagnose(data: dict[str, Any]) -> dict[str, Any]:
@@ -235,7 +223,7 @@ def diagnose(data: dict[str, Any]) -> dict[str, Any]:
         jobs.start(folder, "diagnose", ["monitor", "diagnose", str(folder), "--json"], limit_s=2 * MINUTES)
         return {}
 
-    return _answer(action, data)
+    return calls.answer(action, data)
 
 
 def rehearse_start(data: dict[str, Any]) -> dict[str, Any]:
@@ -245,7 +233,7 @@ def rehearse_start(data: dict[str, Any]) -> dict[str, Any]:
         jobs.start(folder, "rehearse", ["launch", "rehearse", str(folder), "--json"], limit_s=40 * MINUTES)
         return {}
 
-    return _answer(action, data)
+    return calls.answer(action, data)
 
 
 def ladder_start(data: dict[str, Any]) -> dict[str, Any]:
@@ -255,7 +243,7 @@ def ladder_start(data: dict[str, Any]) -> dict[str, Any]:
         jobs.start(folder, "ladder", ["launch", "ladder", str(folder), "--json"], limit_s=20 * MINUTES)
         return {}
 
-    return _answer(action, data)
+    return calls.answer(action, data)
 
 
 def rank_lines(data: dict[str, Any]) -> dict[str, Any]:
@@ -267,7 +255,7 @@ def rank_lines(data: dict[str, Any]) -> dict[str, Any]:
         found = rank_report(folder)
         return {"lines": found["lines"] if found else []}
 
-    return _answer(action, data)
+    return calls.answer(action, data)
 
 
 def cancel_job(data: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +265,7 @@ def cancel_job(data: dict[str, Any]) -> dict[str, Any]:
         jobs.cancel(folder, _known(data))
         return {}
 
-    return _answer(action, data)
+    return calls.answer(action, data)
 
 
 def job_output(data: dict[str, Any]) -> dict[str, Any]:
@@ -293,7 +281,7 @@ def job_output(data: dict[str, Any]) -> dict[str, Any]:
             "verdict": VERDICTS[name](values) if name in VERDICTS else None,
         }
 
-    return _answer(action, data)
+    return calls.answer(action, data)
 
 
 def _known(data: dict[str, Any]) -> str:
