@@ -8,7 +8,6 @@ limit; one that fails is tried again TRIES_COUNT times. Xet is off: its transfer
 
 import argparse
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -236,7 +235,6 @@ def _images(slug: str) -> int:
 
 def _api() -> Any:
     """The hub's client with a limit on every wait: its own has none (huggingface_hub/utils/_http.py)."""
-    os.environ["HF_HUB_DISABLE_XET"] = "1"  # before the library is imported
     import httpx2
     import huggingface_hub
     from huggingface_hub.utils._http import default_client_factory
@@ -246,6 +244,7 @@ def _api() -> Any:
         made.timeout = httpx2.Timeout(REQUEST_S)
         return made
 
+    huggingface_hub.constants.HF_HUB_DISABLE_XET = True  # its variable counts only before the first import
     huggingface_hub.set_client_factory(client)
     return huggingface_hub.HfApi(endpoint=hub.endpoint(), token=hub.token())
 
