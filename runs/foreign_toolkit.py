@@ -7,10 +7,12 @@ values at known places are used: a file with references to itself costs nothing.
 from collections.abc import Mapping
 from typing import Any
 
+from presets.tables import ROOT, read_toml
 from runs.files import RunError
 from runs.foreign import ImageFolder, Row, Settings, add_value, shown
 
 # Place in config.process[0] → flag.
+TOOLKIT = ROOT / "presets" / "toolkit.toml"
 FLAGS = {
     ("network", "linear"): "network_dim",
     ("network", "linear_alpha"): "network_alpha",
@@ -45,20 +47,6 @@ NOT_TAKEN = {
     ("model", "quantize"): "Set by the VRAM choice",
     ("model", "low_vram"): "Set by the VRAM choice",
     ("network", "type"): "Hangproof trains plain LoRAs",
-}
-# What `arch`, or `is_flux` and its like, say about the base model: the script of its family.
-ARCHITECTURES = {
-    "flux": "flux_train_network.py",
-    "flux_kontext": "flux_kontext_train_network.py",
-    "flux2": "flux_2_train_network.py",
-    "sdxl": "sdxl_train_network.py",
-    "sd1": "train_network.py",
-    "sd3": "sd3_train_network.py",
-    "qwen_image": "qwen_image_train_network.py",
-    "zimage": "zimage_train_network.py",
-    "wan22_14b_t2i": "wan_train_network.py",
-    "chroma": "flux_train_network.py",
-    "lumina2": "lumina_train_network.py",
 }
 
 
@@ -126,12 +114,9 @@ def read_job(out: Settings, label: str, table: Mapping[str, Any]) -> None:
 
 def _model(out: Settings, model: Mapping[str, Any]) -> None:
     arch = model.get("arch")
-    known = arch if isinstance(arch, str) else next((k for k in ("flux", "sd3") if model.get(f"is_{k}")), None)
-    if known is None and model.get("is_xl"):
-        known = "sdxl"
-    out.script = (
-        ARCHITECTURES.get(str(known).partition(":")[0].lower(), "") if isinstance(known, str) else "train_network.py"
-    )
+    scripts = read_toml(TOOLKIT)["architectures"]
+    known = arch if isinstance(arch, str) else next((key for key in scripts if model.get(f"is_{key}")), None)
+    out.script = scripts.get(known.partition(":")[0].lower(), "") if known is not None else "train_network.py"
     if known and not out.script:
         raise RunError(f"model.arch: Hangproof has no base model of the kind {shown(known)}")
     add_value(out, "pretrained_model_name_or_path", model.get("name_or_path"), "model.name_or_path")

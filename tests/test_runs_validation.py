@@ -63,7 +63,7 @@ def test_each_type_of_error_has_its_own_sentence(kind):
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"trackers": "x"}, "trackers: Must be one of tensorboard, wandb, all, or empty"),
+        ({"trackers": "x"}, "trackers: Must be one of tensorboard, wandb, trackio, all, or empty"),
         ({"prompts": ["a", 2]}, "prompts: Prompt 2 must be text"),
         ({"environment": {"A": 1}}, "environment: A: Must be text"),
         ({"environment": {"A B": "1"}}, "environment: 'A B' cannot be set; use letters, digits and _, and no variable that Hangproof sets"),

@@ -84,7 +84,7 @@ def test_without_json_status_reads_no_history(data):
 
 def test_resume_all_finds_that_nothing_is_to_be_resumed(data):
     started, kinds, modules = run(data, "monitor", "resume-all", "--json")
-    assert started == [] and kinds == {"status.json": NUMBER, "monitor.lock": NUMBER}
+    assert started == [] and kinds == {"status.json": NUMBER, "monitor.lock": NUMBER, ".queue.json": 1}
     assert "pydantic" not in modules
 
 

@@ -323,7 +323,8 @@ def test_from_photographs_through_a_hang_to_a_lora(tab, runs_data, tmp_path):
         assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE  # killed, perhaps not reaped yet
         state_is(tab, "completed")
         assert step_of(tab) == 48
-        assert tab.locator("svg.hp-chart .hp-mark").count() == 1
+        tab.locator("#run-charts").scroll_into_view_if_needed()  # a chart is drawn while it is in view
+        until(lambda: tab.locator("#run-charts .hp-mark").count() >= 1, "the chart marks the restart")
         with tab.expect_download() as download:
             tab.get_by_test_id("download").click()
         path = tmp_path / download.value.suggested_filename

@@ -219,6 +219,7 @@ def test_the_log_follows_searches_and_jumps(tmp_path):
             page.goto(f"{server.url}/?run={folder.name}")
             log = page.get_by_role("region", name="Training log")
             log.get_by_text("more 399").wait_for()
+            log.scroll_into_view_if_needed()  # it is read only while it is in view
             follow = page.get_by_role("button", name="Follow")
             assert follow.get_attribute("aria-pressed") == "true"
             with path.open("a") as file:

@@ -68,6 +68,7 @@ def theme() -> gr.themes.Base:
     )
 
 
+RUNS = "Runs"  # label of the tab
 TABS = ("new", "runs", "fleet", "doctor")
 # Puts the tab into the page's address; that of a run is put there by ui/run/run_address.js.
 SHOW_TAB = """() => {
@@ -151,7 +152,7 @@ def build(login: bool = False) -> gr.Blocks:
             with gr.Tab("New LoRA", id="new") as new_tab:
                 note = gr.HTML(elem_id="new-note", apply_default_css=False)
                 new = new_lora.build()
-            with gr.Tab("Runs", id="runs") as runs_tab:
+            with gr.Tab(RUNS, id="runs"):
                 run = run_page.build()
             with gr.Tab("Other machines", id="fleet") as fleet_tab:
                 fleet_page.build()
@@ -159,7 +160,7 @@ def build(login: bool = False) -> gr.Blocks:
                 doctor_page.build()
         _wire_new(new, draft_id)
         _wire_runs(run)
-        _wire_tabs(page, new, note, run, tabs, (new_tab, fleet_tab, doctor_tab), runs_tab, draft_id, started, messages)
+        _wire_tabs(page, new, note, run, tabs, (new_tab, fleet_tab, doctor_tab), draft_id, started, messages)
     return page
 
 
@@ -263,7 +264,6 @@ def _wire_tabs(
     run: run_page.RunPage,
     tabs: gr.Tabs,
     other_tabs: tuple[gr.Tab, ...],
-    runs_tab: gr.Tab,
     draft_id: gr.BrowserState,
     started: gr.State,
     messages: gr.State,
@@ -319,9 +319,15 @@ def _wire_tabs(
         js=new_lora.START,
         **quiet,
     ).then(show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **quiet)
-    runs_tab.select(lambda: gr.Timer(active=True), None, run.timer, **quiet)
+    # One event for all tabs: of separate ones, the answer for the tab that the page opened with could arrive last.
+    tabs.select(_watch_runs, None, run.timer, trigger_mode="always_last", **quiet)
     for other in other_tabs:
-        other.select(lambda: gr.Timer(active=False), None, run.timer, js=SHOW_TAB % json.dumps(other.id), **quiet)
+        other.select(None, None, None, js=SHOW_TAB % json.dumps(other.id), **quiet)
+
+
+def _watch_runs(event: gr.SelectData) -> gr.Timer:
+    """The timer that reads the runs works while their tab is shown."""
+    return gr.Timer(active=event.value == RUNS)
 
 
 def allowed_paths() -> list[str]:
