@@ -10,18 +10,15 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from presets.tables import ROOT, read_toml
 from runs.files import RunError
 from runs.foreign import ImageFolder, Row, Settings, add_flag, add_value, lines_of, number, shown
 
+_TABLE = read_toml(ROOT / "presets" / "toolkit.toml")
 # Checkbox → training script. Without any it is train_network.py.
-SCRIPTS = {
-    "sdxl": "sdxl_train_network.py",
-    "flux1_checkbox": "flux_train_network.py",
-    "sd3_checkbox": "sd3_train_network.py",
-    "hunyuan_image_checkbox": "hunyuan_image_train_network.py",
-    "anima_checkbox": "anima_train_network.py",
-    "lumina_checkbox": "lumina_train_network.py",
-}
+SCRIPTS: dict[str, str] = _TABLE["kohya_checkboxes"]
+# Fields of one family: prefix → its checkbox. `flux1_cache_text_encoder_outputs` is the flag cache_text_encoder_outputs.
+PREFIXES: dict[str, str] = _TABLE["kohya_prefixes"]
 # Field → flag, where the names differ.
 RENAMED = {
     "optimizer": "optimizer_type",
@@ -29,15 +26,6 @@ RENAMED = {
     "sdxl_no_half_vae": "no_half_vae",
     "noise_offset": "noise_offset",
     "vae": "vae",
-}
-# Fields of one family: prefix → its checkbox. `flux1_cache_text_encoder_outputs` is the flag cache_text_encoder_outputs.
-PREFIXES = {
-    "sdxl_": "sdxl",
-    "flux1_": "flux1_checkbox",
-    "sd3_": "sd3_checkbox",
-    "hunyuan_": "hunyuan_image_checkbox",
-    "anima_": "anima_checkbox",
-    "lumina_": "lumina_checkbox",
 }
 # Fields that only one family uses, without a prefix.
 ONLY = {
