@@ -167,6 +167,7 @@ def test_many_images_are_found_selected_edited_and_moved_in_two_browsers_at_once
         tab.get_by_text("39 of 40 captions change.").wait_for()
         for view in ("light", "dark"):
             tab.emulate_media(color_scheme=view)
+            tab.wait_for_timeout(1000)  # colours change gradually
             found = Axe().run(tab, "#images", {"resultTypes": ["violations"]}).response["violations"]
             assert not [one for one in found if one["impact"] in ("serious", "critical")], found
         tab.get_by_role("button", name="Change 39 captions").click()
