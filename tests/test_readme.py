@@ -60,7 +60,7 @@ def commands(text: str) -> set[tuple[str, str, str]]:
     for span in code(text):
         for module, words in re.findall(r"python -m ([\w.]+)((?: [^\s].*)?)$", span):
             first, _, rest = words.strip().partition(" ")
-            if not re.fullmatch(r"[a-z][a-z|-]*", first):
+            if not re.fullmatch(r"[a-z][a-z_|-]*", first):
                 first, rest = "", words
             found |= {(module, name, rest) for name in first.split("|")}
     return found
