@@ -22,8 +22,20 @@ def a_tab(browser, width: int = 1280, height: int = 900, **options) -> Iterator:
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("dialog", lambda dialog: (errors.append(dialog.message), dialog.dismiss()))
     page.errors = errors
+    waiting, console = {}, []
+    page.on("request", lambda r: waiting.update({r: time.monotonic()}))
+    for ended in ("requestfinished", "requestfailed"):
+        page.on(ended, lambda r: waiting.pop(r, None))
+    page.on("console", lambda message: console.append(message.text))
     try:
         yield page
+    except Exception as error:  # a failed test says what the page was doing
+        now = time.monotonic()
+        error.add_note(f"errors of the page: {errors}, its console: {console[-10:]}")
+        error.add_note(
+            f"requests without an answer: {[(r.url, f'{now - since:.1f} s') for r, since in waiting.items()]}"
+        )
+        raise
     finally:
         context.close()
     assert errors == [], errors
