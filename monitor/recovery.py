@@ -378,6 +378,21 @@ def _next_change(run: Run, cause: Cause, cause_count: int) -> dict[str, str]:
         return {}
 
 
+def already_started(run: Run) -> Attempt | None:
+    """The attempt that `start_attempt` had started when an error of the monitor cut it short: it is watched, or its end judged."""
+    record = run.state.current
+    if record is None or record.number != run.state.attempt or run.nodes is not None:
+        return None
+    attempt = Attempt.adopt(run.folder, record)
+    if attempt is None:
+        return None
+    kind = "restarted" if run.incident is not None else "started"
+    known = {"attempt": record.number, "step": run.state.resumed_step, "metrics_bytes": run.folder.metrics_size()}
+    run.folder.event(kind, f"attempt {record.number} continues, pid {attempt.pid}", **known)
+    run.started = True
+    return attempt
+
+
 def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     """Start the next attempt from the newest checkpoint that verifies."""
     state, now, folders = run.state, platform.now(), run.state_folders()

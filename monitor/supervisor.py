@@ -455,7 +455,7 @@ class Supervisor:
             return Step(State.QUEUED, self.run.queue.message)
         if self.run.store.used and not self.run.store.admitted and (wait := self.admission()) is not None:
             return wait
-        result = recovery.start_attempt(self.run)
+        result = recovery.already_started(self.run) or recovery.start_attempt(self.run)
         if isinstance(result, Attempt):
             self.waiting_since_s = None
             self.attach(result)

@@ -104,6 +104,27 @@ def test_an_error_that_nobody_expected_is_logged_reported_once_and_the_loop_goes
     assert "the same error, 2 times" in log
 
 
+NO_EVENT_AT_A_START = """
+from monitor import run_folder
+real, failed = run_folder.RunFolder.event, []
+def event(self, kind, message, **more):
+    if kind in ("started", "restarted") and failed.count(kind) < 3:
+        failed.append(kind)
+        raise OSError(28, "No space left on device")
+    return real(self, kind, message, **more)
+run_folder.RunFolder.event = event
+"""
+
+
+def test_an_error_right_after_a_start_does_not_end_the_attempt_that_was_started(folder):
+    toy_run(folder, HANG, **SHORT)
+    code = f"sys.path.insert(0, {str(ROOT)!r})\n" + NO_EVENT_AT_A_START
+    assert supervise(folder, **inject(folder, code))[0] == 0
+    assert status(folder)["state"] == "completed" and weight(folder) == undisturbed(SHORT["steps"])
+    assert (folder / "training.log").read_text().count("=== ") == 2, "one attempt before the hang and one after it"
+    assert len(events(folder, "killed")) == len(events(folder, "started")) == len(events(folder, "restarted")) == 1
+
+
 @pytest.mark.parametrize("hangs", [True, False])
 def test_a_monitor_that_fails_at_every_turn_stops_a_hung_run_with_the_reason_and_leaves_a_healthy_one(folder, hangs):
     toy_run(folder, HANG if hangs else "", steps=150, pace=0.05, every=10)
