@@ -7,11 +7,16 @@ contain a digest of their content, so a browser keeps them until they change.
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+
+if TYPE_CHECKING:
+    import gradio as gr
 
 HERE = Path(__file__).parent
 PREFIX = "/scripts/"
@@ -108,6 +113,21 @@ def loader(name: str, *events: str) -> str:
     return (
         f'{listed}import(new URL("{next(iter(_files()))}", document.baseURI))'
         f".then((page) => page.{name}({{ element, props, server, trigger, watch }}));"
+    )
+
+
+def component(
+    part: str, elem_id: str, *calls: Callable[[dict[str, Any]], dict[str, Any]], events: tuple[str, ...] = ()
+) -> "gr.HTML":
+    """A component that a part of the script draws; the script can call `calls` on the server and trigger `events`."""
+    import gradio as gr
+
+    return gr.HTML(
+        html_template="",
+        elem_id=elem_id,
+        js_on_load=loader(part, *events),
+        server_functions=list(calls),
+        apply_default_css=False,
     )
 
 

@@ -199,12 +199,4 @@ USE = "(values) => hangproof.use(values)"
 
 def build() -> "gr.HTML":
     """The fold. Its event `use` sets fields; its value is what they become."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="setup",
-        js_on_load=scripts.loader("setup", "use"),
-        server_functions=[setup],
-        apply_default_css=False,
-    )
+    return scripts.component("setup", "setup", setup, events=("use",))

@@ -184,12 +184,4 @@ def rehearsal(data: dict[str, Any]) -> dict[str, Any]:
 
 def build() -> "gr.HTML":
     """The button and what it shows."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="rehearsal",
-        js_on_load=scripts.loader("rehearsal"),
-        server_functions=[rehearsal],
-        apply_default_css=False,
-    )
+    return scripts.component("rehearsal", "rehearsal", rehearsal)

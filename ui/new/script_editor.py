@@ -272,16 +272,7 @@ TYPED = "(text) => hangproof.typed(text)"
 
 def build() -> "gr.HTML":
     """The tools below the script: edit, findings, the choice after a change of the settings, export."""
-    import gradio as gr
-
-    return gr.HTML(
-        value=None,
-        html_template="",
-        elem_id="script-tools",
-        js_on_load=scripts.loader("script_editor", "show"),
-        server_functions=[script_tools],
-        apply_default_css=False,
-    )
+    return scripts.component("script_editor", "script-tools", script_tools, events=("show",))
 
 
 def file_of(draft_id: str) -> Path:

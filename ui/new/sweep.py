@@ -106,12 +106,4 @@ def sweep_call(data: dict[str, Any]) -> dict[str, Any]:
 
 def build() -> "gr.HTML":
     """The fold. Its fields are built when it is opened."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="sweep",
-        js_on_load=scripts.loader("sweep"),
-        server_functions=[sweep_call],
-        apply_default_css=False,
-    )
+    return scripts.component("sweep", "sweep", sweep_call)

@@ -363,22 +363,16 @@ def _strings(values: Any, depth: int = 0) -> list[str]:
 
 def build() -> "gr.HTML":
     """The component; its value is that of `value`."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="run-elsewhere",
-        js_on_load=scripts.loader("launch_tab"),
-        server_functions=[
-            open_places,
-            write_files,
-            probe_start,
-            rehearse_start,
-            ladder_start,
-            rank_lines,
-            diagnose,
-            cancel_job,
-            job_output,
-        ],
-        apply_default_css=False,
+    return scripts.component(
+        "launch_tab",
+        "run-elsewhere",
+        open_places,
+        write_files,
+        probe_start,
+        rehearse_start,
+        ladder_start,
+        rank_lines,
+        diagnose,
+        cancel_job,
+        job_output,
     )
