@@ -36,6 +36,7 @@ PARTS = {
         "dataset/image_bulk",
         "dataset/image_imports",
         "dataset/images",
+        "dataset/panel",
         "dataset/doctor",
         "dataset/captioning",
     ),
