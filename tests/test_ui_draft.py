@@ -206,12 +206,12 @@ def test_a_runs_settings_images_and_captions_are_copied_to_a_draft(data, mine, t
     assert {p: p.read_bytes() for p in (data / "datasets" / "my-lora").iterdir()} == before
     back = form.values_of_spec(runs.load(folder), 3)
     assert {**back, "flags": back["flags"].strip()} == {**typed, "alpha": "1.0"}
-    assert form.free_name("my lora") == "my lora 2"
+    assert runs.free_name("my lora") == "my lora 2"
     with pytest.raises(runs.RunError, match="A run named 'my lora' already exists"):
         form.create(back, other)
     again, _ = form.create({**back, "name": "my lora 2"}, other)
     assert runs.load(again).changed(name="my lora") == runs.load(folder)
-    assert form.free_name("my lora") == "my lora 3"
+    assert runs.free_name("my lora") == "my lora 3"
 
 
 @pytest.mark.parametrize(
