@@ -342,14 +342,13 @@ CALLS = [doctor_report, doctor_images, doctor_start, doctor_cancel, doctor_fix]
 
 def main(argv: list[str]) -> int:
     """The process of a long conversion: `DRAFT KIND` converts the images with this finding."""
-    try:
+
+    def work() -> None:
         ids = [one.id for one in examine(argv[0]).findings.get(argv[1], [])]
         convert.convert(argv[0], ids, lambda line: print(line, flush=True))
         measure.run(draft.folder(argv[0]), draft_store.read(argv[0])["images"], lambda line: None)
-    except RunError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+
+    return jobs.exit_code(work)
 
 
 if __name__ == "__main__":

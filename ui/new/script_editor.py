@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 FILE = "script.json"
 STALE = "The settings changed after you edited the script. Choose below the script which of both is used"
-OTHER_WINDOW = "Another window saved a different script meanwhile. Choose which one to keep"
 NO_SCRIPT = "There is no script yet: correct the errors in the form first"
 _lock = threading.Lock()
 Stored = dict[str, str]  # version, script, generated
@@ -271,8 +270,3 @@ TYPED = "(text) => hangproof.typed(text)"
 def build() -> "gr.HTML":
     """The tools below the script: edit, findings, the choice after a change of the settings, export."""
     return scripts.component("script_editor", "script-tools", script_tools, events=("show",))
-
-
-def file_of(draft_id: str) -> Path:
-    """The file of a draft's edited script (may not exist)."""
-    return draft.folder(draft_id) / FILE
