@@ -77,7 +77,7 @@ def _read(name: str) -> str:
 @cache
 def source() -> str:
     """The scripts as one module: a function for each part, which gets what Gradio passes to a component's script."""
-    found = [_read("dom.js")]
+    found = [_read("dom.js"), _read("stream_end.js")]
     for name, files in PARTS.items():
         body = "".join(_read(f"{file}.js") for file in files)
         found.append(f"export function {name}({{ element, props, server, trigger, watch }}) {{\n{body}}}\n")
@@ -108,12 +108,19 @@ def links() -> str:
     return f'<link rel="stylesheet" href="{sheet}"><link rel="modulepreload" href="{script}">'
 
 
+@cache
+def again() -> str:
+    """The script that loads the page again when one of its files does not arrive, as an element of the page's head."""
+    return f"<script>{_read('again.js')}</script>"
+
+
 def loader(name: str, *events: str) -> str:
     """The js_on_load of a component that runs a part. Gradio reads there which events of its own the script triggers."""
     listed = f"/* {json.dumps(events)} */" if events else ""
     return (
         f'{listed}import(new URL("{next(iter(_files()))}", document.baseURI))'
-        f".then((page) => page.{name}({{ element, props, server, trigger, watch }}));"
+        f".then((page) => page.{name}({{ element, props, server, trigger, watch }}), "
+        '() => dispatchEvent(new Event("vite:preloadError")));'  # again.js
     )
 
 
