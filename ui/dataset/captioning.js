@@ -75,7 +75,8 @@
   function take(found) {
     const before = status;
     status = found;
-    const fresh = done >= 0 && found.done !== done;
+    // The first time too: a job can end between the moment when the cards were drawn and this one.
+    const fresh = done < 0 ? found.done > 0 : found.done !== done;
     done = found.done;
     drawJob();
     clearTimeout(timer);
