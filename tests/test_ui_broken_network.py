@@ -6,7 +6,14 @@ from ui_page import a_tab, field, open_page, until
 
 
 @pytest.mark.parametrize(
-    "files", ["**/assets/*.css", "**/assets/Index-*.js", "**/scripts/page-*.js", "**/assets/index-*.js"]
+    "files",
+    [
+        "**/assets/*.css",
+        *(
+            pytest.param(files, marks=pytest.mark.long)
+            for files in ("**/assets/Index-*.js", "**/scripts/page-*.js", "**/assets/index-*.js")
+        ),
+    ],
 )
 def test_a_page_whose_files_do_not_arrive_loads_again(browser, server, files):
     with a_tab(browser) as page:
