@@ -135,6 +135,11 @@ def test_axe_finds_nothing_serious(browser, server, width, scheme):
             row.click()
             page.locator(f".hp-here[data-run='{row.get_attribute('data-run')}']").wait_for()
             assert faults(page) == [], row.get_attribute("data-run")
+        for address, ready in (("fleet", TABS["Other machines"]), ("doctor", TABS["Doctor"])):
+            page.goto(f"{server.url}/?tab={address}")
+            page.locator(ready).first.wait_for()
+            assert faults(page) == [], address
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, address
 
 
 def walk(page, most: int = 400) -> list[dict]:
