@@ -319,7 +319,7 @@ class Work:
         measured |= {
             "load_s": self._took.get("load", 0.0), "cache_s": self._took.get("cache", 0.0),
             "image_s": self.meter.image_s(), "step_s": steps[-1] if steps else 0.0,
-            "sample_s": self._took.get("sample", 0.0) if drawn else None, "save_s": self._took.get("save", 0.0) / states,
+            "sample_s": self._seconds("sample") if drawn else None, "save_s": self._seconds("save") / states,
             "state_bytes": _bytes(state), "lora_bytes": lora.stat().st_size, "cache_bytes": self._cache_bytes(run),
             "images": len(images_in(datasets_dir() / NAME)), **self.meter.memory,
         }  # fmt: skip
@@ -401,6 +401,10 @@ class Work:
         data = datasets_dir() / NAME
         caches = [*data.rglob("*.npz"), *(run / "cache").rglob("*"), *data.rglob("*.safetensors")]
         return sum(path.stat().st_size for path in caches if path.is_file())
+
+    def _seconds(self, key: str) -> float:
+        """What a stage took that must have happened; one too short to be seen took at most one interval of looking."""
+        return self._took.get(key) or POLL_S
 
     def _left_s(self) -> float:
         return max(1.0, self.until_s - time.monotonic())

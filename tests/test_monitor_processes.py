@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 
 import pytest
 from monitor_helpers import ROOT, wait_for
@@ -206,7 +207,7 @@ def test_the_known_processes_are_killed_when_the_machine_cannot_be_listed(monkey
     env = {**os.environ, tree.TOKEN: "test-token-5"}
     children = [subprocess.Popen(["sleep", "60"], env=env) for _ in range(2)]
     found = tree.Tree("test-token-5")
-    assert len(found.refresh()) == 2
+    wait_for(lambda: len(found.refresh()) == 2, what="both are found")
 
     def broken():
         raise error(errno.EMFILE)
@@ -215,6 +216,25 @@ def test_the_known_processes_are_killed_when_the_machine_cannot_be_listed(monkey
     result = tree.kill(found, grace_s=5, kill_wait_s=5)
     assert len(result.killed) == 2 and result.survivors == ()
     assert [process.wait(30) for process in children] == [-signal.SIGTERM] * 2
+
+
+@linux
+@pytest.mark.parametrize("early", [b"", b"HOME=/root\0"], ids=["in mid-exec", "before its exec"])
+def test_a_process_that_was_seen_before_its_exec_was_over_is_found(monkeypatch, early):
+    """Until exec is over, /proc shows the parent's environment under the parent's name, then for a moment none at all."""
+    process = subprocess.Popen(["sleep", "60"], env={**os.environ, tree.TOKEN: "test-token-7"})
+    found, scan, environ = tree.Tree("test-token-7"), platform.scan, platform.environ_of
+    name = "sleep" if not early else "python"
+    wait_for(lambda: tree.TOKEN.encode() in environ(process.pid), what="the environment of the new program")
+    with monkeypatch.context() as patched:
+        patched.setattr(platform, "environ_of", lambda pid: early if pid == process.pid else environ(pid))
+        patched.setattr(
+            platform, "scan", lambda: {p: replace(i, name=name) if p == process.pid else i for p, i in scan().items()}
+        )
+        assert process.pid not in found.refresh()
+    assert process.pid in found.refresh()
+    process.kill()
+    process.wait(30)
 
 
 @linux

@@ -31,7 +31,8 @@ class Tree:
     token: str
     root: tuple[int, float] | None = None
     members: dict[int, ProcessInfo] = field(default_factory=dict)
-    _read: dict[int, float] = field(default_factory=dict)  # processes whose environment was read: pid -> start
+    # Processes whose environment was read: pid -> (start, name). The name, because exec changes both.
+    _read: dict[int, tuple[float, str]] = field(default_factory=dict)
 
     def refresh(self) -> dict[int, ProcessInfo]:
         """Scan the machine; returns the living members, which are `members` too. OSError: /proc cannot be read."""
@@ -52,12 +53,16 @@ class Tree:
         found: set[int] = set()
         needle = f"{TOKEN}={self.token}".encode()
         for pid, process in everything.items() if self.token else ():
-            if self._read.get(pid) != process.start and not process.dead:
+            known = (process.start, process.name)
+            if self._read.get(pid) != known and not process.dead:
                 with contextlib.suppress(OSError):  # not readable now: the next refresh reads it
-                    if needle in platform.environ_of(pid).split(b"\0"):
+                    environment = platform.environ_of(pid)
+                    if needle in environment.split(b"\0"):
                         found.add(pid)
-                    self._read[pid] = process.start
-        self._read = {pid: start for pid, start in self._read.items() if pid in everything}
+                    # Empty in the middle of an exec, and always for a process of the kernel: read twice before it is believed.
+                    again = self._read.get(pid, (0.0, ""))[0] == process.start
+                    self._read[pid] = known if environment or again else (process.start, "")
+        self._read = {pid: known for pid, known in self._read.items() if pid in everything}
         return found
 
     def keys(self) -> list[tuple[int, float]]:
