@@ -237,6 +237,7 @@ def _api() -> Any:
     """The hub's client with a limit on every wait: its own has none (huggingface_hub/utils/_http.py)."""
     import httpx2
     import huggingface_hub
+    from huggingface_hub import _commit_api, lfs
     from huggingface_hub.utils._http import default_client_factory
 
     def client() -> httpx2.Client:
@@ -246,7 +247,20 @@ def _api() -> Any:
 
     huggingface_hub.constants.HF_HUB_DISABLE_XET = True  # its variable counts only before the first import
     huggingface_hub.set_client_factory(client)
+    _commit_api.http_backoff = lfs.http_backoff = _request
     return huggingface_hub.HfApi(endpoint=hub.endpoint(), token=hub.token())
+
+
+def _request(method: str, url: str, **options: Any) -> Any:
+    """A request of the hub's library, without its own five repetitions, of which nobody would see a line: `_tried` repeats.
+
+    A part of a file that is sent in parts is the exception: if it failed at once, `_tried` would send all parts again.
+    """
+    from huggingface_hub.utils import http_backoff
+    from huggingface_hub.utils._lfs import SliceFileObj
+
+    part = isinstance(options.get("data"), SliceFileObj)
+    return http_backoff(method, url, max_retries=TRIES_COUNT if part else 0, **options)
 
 
 def _repository(api: Any, name: str) -> str:

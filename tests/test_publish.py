@@ -1,5 +1,6 @@
 """A LoRA is published: what is sent, that it goes on after it was interrupted, and that no token or path gets out."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -165,6 +166,19 @@ def test_a_server_that_does_not_answer_ends_with_the_reason(hub, folder, monkeyp
     with pytest.raises(LaunchError, match="cannot be reached or does not answer"):
         _publish(folder)
     assert publish.published(folder) is None
+    assert [method for method, _ in hub.requests].count("PUT") == 2, "the hub's library repeats nothing by itself"
+
+
+def test_a_part_of_a_large_file_is_sent_again_without_the_other_parts(hub, tmp_path):
+    from huggingface_hub.utils._lfs import SliceFileObj
+
+    content = b"the first part, and the second one"
+    (tmp_path / "file").write_bytes(content)
+    hub.answers = [500]
+    part = content[15:]
+    with (tmp_path / "file").open("rb") as file, SliceFileObj(file, 15, 100) as piece:
+        publish._request("PUT", f"{hub.url}/upload/{hashlib.sha256(part).hexdigest()}", data=piece)
+    assert hub.objects[hashlib.sha256(part).hexdigest()] == part and len(hub.requests) == 2
 
 
 def test_a_publication_that_was_killed_continues_without_sending_a_file_twice(hub, folder):
