@@ -169,8 +169,8 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
 def _directory_bytes(path: Path) -> int:
     """The size of a ZIP's directory as its end record says it: zipfile reads the directory as a whole into memory."""
     with path.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - 65_557))
+        end = file.seek(0, 2)
+        file.seek(max(0, end - 65_557))
         tail = file.read()
         at = tail.rfind(b"PK\5\6")
         if at < 0 or len(tail) < at + 22:
@@ -179,7 +179,7 @@ def _directory_bytes(path: Path) -> int:
         locator = tail.rfind(b"PK\6\7", 0, at)
         if size == 0xFFFFFFFF and locator >= 0 and len(tail) >= locator + 20:
             (where,) = struct.unpack_from("<Q", tail, locator + 8)
-            file.seek(where)
+            file.seek(min(where, end))  # a damaged place can be larger than any file
             record = file.read(56)
             if record[:4] == b"PK\6\6" and len(record) == 56:
                 (size,) = struct.unpack_from("<Q", record, 40)

@@ -144,3 +144,27 @@ def test_a_file_that_a_zip_has_twice_is_added_once(mine, tmp_path):
             archive.writestr("1.png", png(number))
     added, messages = drop(mine, tmp_path / "x.zip")
     assert added == 1 and messages == ["x.zip: 1.png: the ZIP has this file twice; the last one is used"]
+
+
+def test_a_zip_whose_offsets_are_wrong_is_explained(mine, tmp_path):
+    """The directory starts later than it says: the first file would begin before the ZIP does, which no disk can read."""
+    path = packed(tmp_path / "x.zip", {"1.png": png(1)})
+    content = bytearray(path.read_bytes())
+    end = content.rfind(b"PK\5\6")
+    struct.pack_into("<L", content, end + 16, struct.unpack_from("<L", content, end + 16)[0] + 10)
+    path.write_bytes(content)
+    added, messages = drop(mine, path, photo(tmp_path / "y.png"))
+    assert added == 1 and len(messages) == 1
+    assert messages[0].startswith("x.zip: 1.png: the file is damaged (") and "pack the ZIP again" in messages[0]
+
+
+@pytest.mark.parametrize("place", [2**62, 2**63, 2**64 - 1])
+def test_a_zip_whose_directory_is_beyond_any_disk_costs_only_itself(mine, tmp_path, place):
+    path = packed(tmp_path / "x.zip", {"1.png": png(1)})
+    content = bytearray(path.read_bytes())
+    end = content.rfind(b"PK\5\6")
+    struct.pack_into("<L", content, end + 12, 0xFFFFFFFF)  # the size is in another record, which the locator names
+    content[end:end] = struct.pack("<LLQL", 0x07064B50, 0, place, 1)
+    path.write_bytes(content)
+    added, messages = drop(mine, path, photo(tmp_path / "y.png"))
+    assert added == 1 and messages == ["x.zip: the ZIP has more than 20000 entries; split it"]  # as its end record says

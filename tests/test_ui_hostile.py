@@ -71,6 +71,8 @@ STEMS |= st.sampled_from(["1", "2"]) | st.text(max_size=12)
 FOLDERS = st.sampled_from(["", "a", "b", "10_cat", "a/10_cat", "b"]) | st.sampled_from(["", "a", "b"])
 FOLDERS |= st.sampled_from(["3_dog", "0_x", "../a", "../../../../out", "/etc", "C:\\x", *MARKUP, *NASTY])
 FOLDERS |= st.sampled_from(["a", "b"]) | st.lists(st.text(max_size=6), max_size=3).map("/".join)
+# Where Hypothesis keeps its tables; it writes them while the state machine draws, on the first run and after a change of the code.
+HYPOTHESIS = Path(os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")).absolute()
 WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate"}
 AT = ("os.remove", "os.rmdir")  # with a folder's descriptor as last argument, which shutil.rmtree uses
 _watched: list[str] | None = None
@@ -126,7 +128,11 @@ def sandbox() -> Iterator[Path]:
 
 
 def _allowed(path: str, allowed: list[Path]) -> bool:
-    return any(Path(path).is_relative_to(one) for one in allowed) or path == os.devnull or "__pycache__" in path
+    return (
+        any(Path(path).is_relative_to(one) for one in (*allowed, HYPOTHESIS))
+        or path == os.devnull
+        or "__pycache__" in path
+    )
 
 
 @functools.cache
