@@ -222,8 +222,8 @@ def test_the_known_processes_are_killed_when_the_machine_cannot_be_listed(monkey
 @pytest.mark.parametrize("early", [b"", b"HOME=/root\0"], ids=["in mid-exec", "before its exec"])
 def test_a_process_that_was_seen_before_its_exec_was_over_is_found(monkeypatch, early):
     """Until exec is over, /proc shows the parent's environment under the parent's name, then for a moment none at all."""
-    process = subprocess.Popen(["sleep", "60"], env={**os.environ, tree.TOKEN: "test-token-7"})
-    found, scan, environ = tree.Tree("test-token-7"), platform.scan, platform.environ_of
+    process = subprocess.Popen(["sleep", "60"], env={**os.environ, tree.TOKEN: "test-token-8"})
+    found, scan, environ = tree.Tree("test-token-8"), platform.scan, platform.environ_of
     name = "sleep" if not early else "python"
     wait_for(lambda: tree.TOKEN.encode() in environ(process.pid), what="the environment of the new program")
     with monkeypatch.context() as patched:

@@ -112,6 +112,43 @@ def test_pages_of_cards_keep_what_was_typed(tab, server, tmp_path):
     assert captions(tab)["picture-00.png"] == "the first"
 
 
+def test_a_late_answer_does_not_turn_the_page_back(tab, server, tmp_path):
+    """Another tab changes a caption, and the list that is asked for because of it arrives after the next page."""
+    open_page(tab, server)
+    for n in range(13):
+        Image.new("RGB", (64 + n, 64), (n * 15, 90, 120)).save(tmp_path / f"picture {n:02}.png")
+    drop(tab, *sorted(tmp_path.glob("*.png")), count=13)
+    other = tab.context.new_page()
+    open_page(other, server)
+    held, pages = [], []
+
+    def hold(route):
+        sent = route.request.post_data_json
+        listing = sent["fn_name"] == "list_images"
+        if listing and sent["data"]["page"] == 0:
+            held.append(route)
+        else:
+            pages.extend([sent["data"]["page"]] if listing else [])
+            route.continue_()
+
+    tab.route("**/component_server/", hold)
+    caption(other, "picture-00.png").fill("from the other tab")
+    saved(other, "picture-00.png")
+    until(lambda: tab.wait_for_timeout(50) or held, "the tab asks for its page again")
+    tab.get_by_role("button", name="Next ›").click()
+    tab.get_by_text("Page 2 of 2").wait_for()
+    held.pop(0).continue_()
+    until(
+        lambda: tab.wait_for_timeout(50) or pages == [1, 1], "the list of the page that is shown is asked for instead"
+    )
+    tab.wait_for_timeout(300)
+    assert list(captions(tab)) == ["picture-12.png"]
+    tab.unroute("**/component_server/")
+    tab.get_by_role("button", name="‹ Previous").click()
+    tab.get_by_text("Page 1 of 2").wait_for()
+    assert captions(tab)["picture-00.png"] == "from the other tab"
+
+
 def test_bad_files_are_reported_and_the_others_are_added(tab, server, tmp_path):
     open_page(tab, server)
     fake = tmp_path / "fake.png"

@@ -58,13 +58,20 @@ function showProgress(text, part) {
 }
 
 // Server ------------------------------------------------------------------------------------------------------------
+const view = () => {
+  const { draft, page, filter, query, size } = state();
+  return { draft, page, filter, query, size };
+};
 /** The server's answer: {ok: true, …} or {ok: false, error}; null when there is none, which means: nothing was stored. */
 async function ask(name, data) {
-  const { draft, page, filter, query, size } = state();
+  const asked = view();
   const late = new Promise((done) => setTimeout(done, ANSWER_MS));
-  const request = server[name]({ draft, page, filter, query, size, ...data }).catch(() => null); // Gradio answers nothing, or throws
+  const request = server[name]({ ...asked, ...data }).catch(() => null); // Gradio answers nothing, or throws
   const answer = await Promise.race([request, late]);
-  return answer && typeof answer.ok === "boolean" ? answer : null;
+  if (!answer || typeof answer.ok !== "boolean") return null;
+  // Another page was opened meanwhile: this answer's list is of the page before.
+  if (answer.list && JSON.stringify(asked) !== JSON.stringify(view())) answer.late = true;
+  return answer;
 }
 /** Ask for a change of the images and show the result. Returns the answer when it was made, else null. */
 async function change(name, data) {
@@ -85,15 +92,18 @@ async function change(name, data) {
 }
 function show(answer) {
   if (!answer.list) return;
+  if (answer.late) return void reload();
   const before = state();
   props.value = answer.list;
   draw();
   if (before.total !== answer.list.total) trigger("change");
 }
+/** Show what the server has. Returns whether it answered. */
 async function reload() {
   const answer = await ask("list_images", {});
   if (answer?.ok === true) show(answer);
   else hangproof.lost();
+  return answer?.ok === true;
 }
 
 // Toolbar -----------------------------------------------------------------------------------------------------------
@@ -150,6 +160,7 @@ async function go(wanted) {
   await flush();
   const answer = await ask("list_images", wanted);
   if (mine !== going) return; // another page is wanted by now
+  if (answer?.late) return go(wanted);
   if (answer?.ok === true) show(answer);
   else {
     drawFilters();
