@@ -18,6 +18,7 @@
     cancelled: "Cancelled.",
     lost: "Interrupted, for example because the machine restarted.",
   };
+  const IDLE_S = 5; // between two questions while no job is known
   const { panel, head, title, summary, meter, problem, close, opener, succeeded } = toolPanel({
     id: "caption-writer",
     cls: "hp-captions",
@@ -43,9 +44,11 @@
   let known = null; // what the form needs
   let status = null;
   let only = null; // ids that another part chose
-  let timer = null;
-  let done = -1;
+  let shown = ""; // the job and its progress that the cards show, or are about to
+  let due = false; // captions are stored that the cards do not show
   let draft = "";
+  let met = false; // whether the server has said something of this draft
+  let idle = 0; // seconds since it was asked
   const number = (n) => n.toLocaleString("en");
   const running = () => status?.state === "running";
 
@@ -73,22 +76,20 @@
   // The job ---------------------------------------------------------------------------------------------------------------
   /** Show a status; the cards show the captions that are new. */
   function take(found) {
-    const before = status;
+    const ended = status?.state === "running" && found.state !== "running";
     status = found;
     // The first time too: a job can end between the moment when the cards were drawn and this one.
-    const fresh = done < 0 ? found.done > 0 : found.done !== done;
-    done = found.done;
+    const now = `${found.job} ${found.done} ${found.state}`;
+    due ||= now !== shown && found.done > 0;
+    shown = now;
     drawJob();
-    clearTimeout(timer);
-    if (running()) timer = setTimeout(poll, 1000);
-    const ended = before?.state === "running" && !running();
-    if (fresh || ended) reload();
+    if (due) showCaptions();
     if (ended) trigger("change");
   }
-  async function poll() {
-    const answer = await ask("captions_status", {});
-    if (answer?.ok === true) take(answer.status);
-    else timer = setTimeout(poll, 3000);
+  /** A reload that fails is tried again with the next status. */
+  async function showCaptions() {
+    due = false;
+    due = !(await reload()) || due;
   }
   function left() {
     const each = status.done > 0 ? status.seconds / status.done : 0;
@@ -268,24 +269,29 @@
       const general = Number(fields.general.value);
       Object.assign(options, { general, character: Number(fields.character.value), without: value("without"), underscores: fields.underscores.checked });
     }
-    done = -1;
     const data = { options, which: chosen("which"), overwrite: fields.overwrite.checked };
     if (ids.length && fields.some.checked) data.ids = ids;
     if (await call("captions_start", data)) title.focus();
   }
-  // A job of an earlier page is shown as soon as its draft is.
-  async function find() {
-    if (state().draft && state().draft !== draft) {
-      draft = state().draft;
-      done = -1;
-      clearTimeout(timer);
-      const answer = await ask("captions_status", {});
-      if (answer?.ok === true) {
-        take(answer.status);
-        if (running() && panel.hidden) toggle(true);
-      }
-    }
-    setTimeout(find, 1000);
+  // A job of an earlier page is shown as soon as its draft is, and one of another browser soon after its start.
+  async function look() {
+    idle = 0;
+    const answer = await ask("captions_status", {});
+    if (answer?.ok !== true) return hangproof.lost();
+    take(answer.status);
+    if (!met && running() && panel.hidden) toggle(true);
+    met = true;
   }
-  find();
+  async function follow() {
+    if (state().draft !== draft) {
+      draft = state().draft;
+      status = null;
+      shown = "";
+      met = false;
+    }
+    const wanted = !met || running() || due || ++idle >= IDLE_S;
+    if (draft && wanted && !document.hidden && element.checkVisibility()) await look();
+    setTimeout(follow, 1000);
+  }
+  follow();
 }

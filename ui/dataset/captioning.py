@@ -95,11 +95,11 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def status(draft_id: str) -> dict[str, Any]:
-    """How far the last job is: {"state", "seconds", "done", "total", "line", "failures", "error"}; state "" without one."""
-    folder, found = draft.folder(draft_id), caption_work.stored(draft_id)
+    """How far the last job is: {"job": its id, "state", "seconds", "done", "total", "line", "failures", "error"}; state "" without one."""
+    folder = draft.folder(draft_id)
     job = jobs.read(folder, JOB)
-    if job is None or found is None:
-        return {"state": "", "seconds": 0, "done": 0, "total": 0, "line": "", "failures": [], "error": ""}
+    if job is None or (found := caption_work.stored(draft_id)) is None:
+        return {"job": "", "state": "", "seconds": 0, "done": 0, "total": 0, "line": "", "failures": [], "error": ""}
     text, _, errors = jobs.output(folder, JOB)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("{")]
     failures = [line for line in lines if ": no caption: " in line]
@@ -107,6 +107,7 @@ def status(draft_id: str) -> dict[str, Any]:
     done = len(caption_work.done(draft_id, found["job"]))
     error = errors.strip().splitlines()
     return {
+        "job": found["job"],
         "state": job.state,
         "seconds": round(job.seconds),
         "done": done,
