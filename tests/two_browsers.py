@@ -1,0 +1,47 @@
+"""Two browsers at once, one of them narrow and dark, on a page whose server is killed: shared by the tests of whole flows."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ui_helpers import Server
+from ui_page import a_tab
+
+
+@contextlib.contextmanager
+def two_browsers(browser) -> Iterator[tuple]:
+    """Two tabs in contexts of their own. Requests that failed while there was no server are no errors."""
+    with a_tab(browser) as first, a_tab(browser, width=390, color_scheme="dark") as second:
+        yield first, second
+        for page in (first, second):
+            page.errors[:] = [text for text in page.errors if "fetch" not in text]
+
+
+def open_run(server: Server, run: str, *pages) -> None:
+    """Open the page of a run."""
+    for page in pages:
+        page.goto(f"{server.url}/?run={run}")
+        page.locator("body.hp-open").wait_for()
+        page.locator(f"[data-testid=run-name][data-run='{run}']").wait_for()
+
+
+def open_tab(server: Server, name: str, *pages) -> None:
+    """Open a tab of the page."""
+    for page in pages:
+        page.goto(server.url)
+        page.locator("body.hp-open").wait_for()
+        page.get_by_role("tab", name=name).click()
+
+
+def status(folder: Path) -> dict:
+    """What the run's monitor says; {} before it says anything."""
+    with contextlib.suppress(FileNotFoundError):
+        return json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    return {}
+
+
+def trained_steps(folder: Path) -> list[int]:
+    """The steps of metrics.jsonl in the order of its lines: a step that was trained twice is there twice."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["step"] for line in lines if '"step"' in line and '"kind": "step"' in line]
