@@ -20,7 +20,7 @@ import runs
 from launch.common import LaunchError, report
 from monitor.cli.commands import launch as start_monitor
 from monitor.run_folder import EVENTS, MonitorError, read_json
-from monitor.state import FINAL, read_status
+from monitor.state import FINAL, State, read_status
 from runs.examples import TRIGGER, write_examples
 from runs.files import atomic_write
 
@@ -63,7 +63,10 @@ USUAL = "worker"
 
 @dataclass
 class Stage:
-    """One stage of the drill. state: waiting, running or done. at_s: seconds since the freeze, None before and where not known."""
+    """One stage of the drill. at_s: seconds since the freeze, None before and where not known.
+
+    state: waiting, running, done, or skipped (the run ended without it).
+    """
 
     key: str
     title: str
@@ -109,11 +112,15 @@ def stages(folder: Path) -> list[Stage]:
     hang = next((e for e in events if e.get("kind") in ("hang", "crash")), None)
     incident = read_json(folder / "incidents" / "0001" / "incident.json") or {}
     froze_s = _froze_s(hang)
-    suspect, killed = (next((e for e in events if e.get("kind") == kind), None) for kind in ("suspect", "killed"))
-    restarted = next((e for e in events if e.get("kind") == "restarted"), None)
-    progress = next((e for e in events if e.get("kind") == "progress" and _after(e, hang)), None)
-    ended = status.get("state") in FINAL
-    frozen = hang is not None or suspect is not None or int(status.get("step") or 0) >= FREEZE_AT
+    killed, restarted, progress = (
+        next((e for e in events if e.get("kind") == kind and _after(e, hang)), None)
+        for kind in ("killed", "restarted", "progress")
+    )
+    ended, completed = status.get("state") in FINAL, status.get("state") == State.COMPLETED
+    # The first attempt freezes. Paused before that and resumed, the drill trains to its end.
+    frozen = hang is not None or (
+        not completed and int(status.get("step") or 0) >= FREEZE_AT and int(status.get("attempt") or 1) == 1
+    )
     texts = [
         ("train", "Training", f"The tiny model trains {STEPS} steps and saves a checkpoint every {SAVE_EVERY}.", True, None),
         ("freeze", f"Frozen at step {(hang or {}).get('step') or FREEZE_AT}", fault.text, frozen, 0.0 if frozen else None),
@@ -137,16 +144,21 @@ def stages(folder: Path) -> list[Stage]:
             else "The first step that was not trained before.", progress is not None, _since(progress, froze_s),
         ),
         (
-            "end", "Finished", str(status.get("message") or status.get("state")) if ended
+            "end", "Finished" if completed or not ended else "Ended",
+            str(status.get("reason") or status.get("message") or status.get("state")) if ended
             else f"All {STEPS} steps are trained and the LoRA verifies.", ended, None,
         ),
     ]  # fmt: skip
     found = [Stage(key, title, text, "done" if done else "waiting", at_s) for key, title, text, done, at_s in texts]
-    reached = max((n for n, stage in enumerate(found) if stage.state == "done"), default=0)
+    # A stage that is reached proves those before it; the end does not: a drill can be stopped before it freezes.
+    reached = max((n for n, stage in enumerate(found[:-1]) if stage.state == "done"), default=0)
     for stage in found[:reached]:
         stage.state = "done"
-    if not ended:
-        found[min(reached + 1, len(found) - 1) if reached else 0].state = "running"
+    if ended:
+        for stage in found:
+            stage.state = "skipped" if stage.state == "waiting" else stage.state
+    else:
+        found[reached + 1 if reached else 0].state = "running"
     return found
 
 

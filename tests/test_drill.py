@@ -60,6 +60,28 @@ def test_each_stage_is_shown_when_it_is_reached(tmp_path, state, step, events, r
     assert text.count("<li ") == len(stages) and (not incident or "npz.py:10" in text)
 
 
+@pytest.mark.parametrize(
+    ("state", "step", "attempt", "events", "done"),
+    [
+        ("stopped", 12, 1, [STARTED], ["train", "end"]),
+        ("stopped", 25, 1, [STARTED, KILLED], ["train", "freeze", "end"]),  # frozen, and killed because it was stopped
+        ("failed", 25, 2, [STARTED, HANG, KILLED], ["train", "freeze", "detect", "explain", "kill", "end"]),
+        ("completed", 60, 2, [STARTED], ["train", "end"]),  # paused before it froze, then resumed
+        ("running", 30, 2, [STARTED], []),
+    ],
+)
+def test_a_stage_that_did_not_happen_is_not_shown_as_done(tmp_path, state, step, attempt, events, done):
+    folder = write(tmp_path / "drill", state, step, *events, incident=INCIDENT if HANG in events else None)
+    status = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({**status, "attempt": attempt, "reason": "Stopped by you"}))
+    stages = {stage.key: stage for stage in drill.stages(folder)}
+    assert [key for key, stage in stages.items() if stage.state == "done"] == done
+    rest = {stage.state for key, stage in stages.items() if key not in done}
+    assert rest == ({"skipped"} if state != "running" else {"running", "waiting"})
+    assert stages["end"].title == ("Ended" if state in ("stopped", "failed") else "Finished")
+    assert ("did not happen" in shown.html(folder)) == (state != "running")
+
+
 def test_the_times_are_counted_from_the_freeze(tmp_path):
     folder = write(
         tmp_path / "d", "completed", 60, STARTED, HANG, KILLED, RESTARTED, PROGRESS, incident=INCIDENT

@@ -14,8 +14,8 @@ from runs.files import RunError
 from ui.html import esc
 
 START_S = 90.0
-MARKS = {"waiting": "○", "running": "◐", "done": "✓"}
-WORDS = {"waiting": "not yet", "running": "now", "done": "done"}
+MARKS = {"waiting": "○", "running": "◐", "done": "✓", "skipped": "–"}
+WORDS = {"waiting": "not yet", "running": "now", "done": "done", "skipped": "did not happen"}
 NAMES = {
     "detected": "Detected after",
     "killed": "Killed after",
