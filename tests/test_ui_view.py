@@ -447,7 +447,20 @@ def test_a_late_refresh_does_not_undo_a_click(data):  # noqa: F811
     write_run(data, "one")
     write_run(data, "two")
     assert run_page.refresh("one", {})[0] == {"__type__": "update"}  # keeps the current selection
-    assert run_page.refresh("", {})[0] in ("one", "two") and run_page.refresh("gone", {})[0] in ("one", "two")
+    assert run_page.refresh("", {})[0] in ("one", "two")
+
+
+def test_a_selected_run_that_is_gone_is_not_replaced_by_another_one(data):  # noqa: F811
+    """A question that is still open, such as whether to delete it, would be about the other one."""
+    write_run(data, "one")
+    out = run_page.refresh("<gone>", {})
+    assert out[0] == {"__type__": "update"}  # keeps the selection
+    head = out[2 + run_page.PARTS.index("head")]
+    assert "&lt;gone&gt;" in head and "was renamed or deleted" in head
+    lines, *_ = [
+        value for value in run_page.delete("<gone>", False, "") if isinstance(value, str) and "no run" in value
+    ]
+    assert "gone" in lines and (data / "outputs" / "one" / "run.toml").is_file()
     assert run_page.render("one", {})[0] == "one"
 
 

@@ -136,8 +136,13 @@ def _row(view: View, here: bool) -> str:
     )
 
 
-def head(view: View | None) -> str:
-    """Name, state, progress and figures of the selected run."""
+def head(view: View | None, selected: str = "") -> str:
+    """Name, state, progress and figures of the selected run; without a view, that the run `selected` is gone."""
+    if view is None and selected:
+        return (
+            f'<div class="hp-empty hp-tall" role="status"><strong>The run {esc(repr(selected))} was renamed or deleted</strong>'
+            "<p>Choose a run in the list.</p></div>"
+        )
     if view is None:
         return (
             '<div class="hp-empty hp-tall"><strong>No run selected</strong>'

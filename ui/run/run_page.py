@@ -194,7 +194,7 @@ def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list
     seen = dict(seen or {})
     everything = view.read_all()
     shown = next((one for one in everything if one.folder.name == selected), None)
-    if shown is None and everything:
+    if shown is None and everything and not selected:  # a selected run that is gone is not replaced by another one
         shown = everything[0]
         selected = shown.folder.name
     found = view.incidents(shown.folder) if shown else []
@@ -202,7 +202,7 @@ def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list
     found_loras = view.loras(shown.folder) if shown else []
     parts = {
         "list": cards.run_list(everything, selected, search or ""),
-        "head": cards.head(shown) + drill.html(shown.folder if shown else None),
+        "head": cards.head(shown, selected) + drill.html(shown.folder if shown else None),
         "loras": cards.loras(shown, found_loras, gallery, evolution.marks(shown)),
         "incidents": cards.incidents(shown, found),
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
