@@ -3,7 +3,6 @@ const MARKS = { waiting: "○", running: "◐", done: "✓", failed: "✗", skip
 const WORDS = { waiting: "waiting", running: "running", done: "done", failed: "failed", skipped: "not run" };
 const span = (s) => (Number.isInteger(s) && s < 90 ? `${s} s` : s < 10 ? `${s.toFixed(1)} s` : s < 90 ? `${Math.round(s)} s` : `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`);
 let answer = { state: "none", stages: [], lines: [], warnings: [], problem: {}, seconds: 0, stale: false };
-let timer = 0;
 
 const box = make("section", "hp-rehearsal");
 box.setAttribute("aria-label", "Rehearsal");
@@ -25,12 +24,15 @@ async function ask(what) {
   const id = window.hangproof?.draft?.();
   if (!id) return;
   const got = await reply(server.rehearsal({ draft: id, do: what }));
-  note.textContent = got.ok ? "" : got.error;
-  note.hidden = !note.textContent;
-  if (got.ok) {
-    answer = got;
-    draw();
+  if (!got.ok) {
+    if (what === "show") window.hangproof.lost();
+    return got.error;
   }
+  if (got.state !== answer.state) note.hidden = true; // of an older attempt to start or to cancel
+  const before = answer;
+  answer = got;
+  if (!window.hangproof.same(before, got)) draw(); // else a selected text stays selected
+  return "";
 }
 async function act(what) {
   go.disabled = stop.disabled = true;
@@ -38,9 +40,9 @@ async function act(what) {
     await window.hangproof.flush();
     for (let n = 0; n < 40 && window.hangproof.unsaved("field").length; n++) await new Promise((done) => setTimeout(done, 100));
   }
-  await ask(what);
+  note.textContent = (await ask(what)) || "";
+  note.hidden = !note.textContent;
   go.disabled = stop.disabled = false;
-  poll();
 }
 function headline() {
   const busy = answer.stages.find((one) => one.state === "running");
@@ -101,14 +103,16 @@ function draw() {
   result.replaceChildren(...parts);
   if (open && result.querySelector("details")) result.querySelector("details").open = true;
 }
-// While one runs, every second; else after the settings were changed, because the result may be out of date now.
-function poll() {
-  clearTimeout(timer);
-  if (answer.state !== "running") return;
-  timer = setTimeout(async () => {
-    if (element.isConnected && !document.hidden) await ask("show");
-    poll();
-  }, 1000);
+// Every second while one runs; else now and then, because another browser may start one or change the settings.
+const IDLE_S = 5;
+let idle = 0;
+async function follow() {
+  const wanted = answer.state === "running" || ++idle >= IDLE_S;
+  if (wanted && !document.hidden && element.checkVisibility()) {
+    idle = 0;
+    await ask("show");
+  }
+  setTimeout(follow, 1000);
 }
 let changed = 0;
 for (const name of ["input", "change"]) {
@@ -118,11 +122,10 @@ for (const name of ["input", "change"]) {
     changed = setTimeout(() => ask("show"), 2500); // the form has stored the change by then
   });
 }
-document.addEventListener("visibilitychange", poll);
 async function begin() {
   for (let n = 0; n < 200 && !document.body.classList.contains("hp-open"); n++) await new Promise((done) => setTimeout(done, 100));
   await ask("show");
-  poll();
+  follow();
 }
 draw();
 begin();
