@@ -52,10 +52,9 @@ def test_a_drill_recovers_in_two_browsers_although_the_server_is_killed_after_th
             folder = start(first, server, "worker")
             for page in (first, second):
                 stage_is(page, "train", "running")
-                stage_is(page, "train", "done")
             until(lambda: status(folder)["step"] >= drill.FREEZE_AT, "the freeze", RUN_S)
             server.stop(hard=True)
-            assert "progress" not in kinds(folder)[kinds(folder).index("started") :] or "hang" not in kinds(folder)
+            assert "progress" not in kinds(folder), "killed before the recovery"
         with serving(data, port=server.port):
             for page in (first, second):
                 for stage in ("freeze", "detect", "explain", "kill", "restart", "recover", "end"):
