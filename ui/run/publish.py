@@ -20,6 +20,7 @@ from ui.run import calls
 JOB = "publish"
 LIMIT_S = 6 * 3600.0
 TICK_S = 1.0
+IDLE_S = 5.0  # while nothing is being published: another browser may start it
 MOST_SAMPLES = 12
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 NO_TOKEN = (
@@ -87,7 +88,13 @@ def build(selected: gr.State) -> None:
         def _opened(name: str) -> None:
             _form(name)
 
-    selected.change(lambda: gr.update(open=False), None, fold, **QUIET)
+    before = gr.State("")  # the run shown before this one
+
+    def _another(name: str, before: str) -> tuple[Any, str]:
+        # Opened by somebody while the page was still loading its first run, it stays open.
+        return (gr.update(open=False) if before not in ("", name) else gr.skip()), name
+
+    selected.change(_another, [selected, before], [fold, before], **QUIET)
 
 
 def _field(name: str) -> dict[str, Any]:
@@ -168,12 +175,17 @@ def _form(name: str) -> None:
     card = gr.Textbox(
         visible=False, label="The card", lines=12, max_lines=30, interactive=False, elem_id="publish-card"
     )
-    timer = gr.Timer(TICK_S, active=busy)
+    timer = gr.Timer(TICK_S if busy else IDLE_S)
     options = [lora, title, description, base_model, licence, samples]
 
     def current() -> list[Any]:
         busy, shown = progress(folder)
-        return [shown, gr.update(interactive=not busy), gr.update(visible=busy), gr.Timer(active=busy)]
+        return [
+            shown,
+            gr.update(interactive=not busy),
+            gr.update(visible=busy),
+            gr.Timer(TICK_S if busy else IDLE_S),
+        ]
 
     def on_send(repo: str, public: bool, replace: bool, *values: Any) -> list[Any]:
         try:
