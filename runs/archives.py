@@ -81,7 +81,9 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
     try:
         archive = zipfile.ZipFile(path)
     except DAMAGE as error:
-        raise RunError(f"{name}: Not a readable ZIP file ({error}). Pack it again, or drop the folder.") from error
+        raise RunError(
+            f"{name}: Not a readable ZIP file ({_reason(error)}). Pack it again, or drop the folder."
+        ) from error
     found: list[Entry] = []
     messages: list[str] = []
     with archive:
@@ -149,12 +151,12 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
                 size += len(block)
     except (*DAMAGE, RuntimeError) as error:
         target.unlink(missing_ok=True)
-        raise _Refused(f"the file is damaged ({error}); pack the ZIP again") from error
+        raise _Refused(f"the file is damaged ({_reason(error)}); pack the ZIP again") from error
     except OSError as error:
         target.unlink(missing_ok=True)
         if error.errno not in (None, errno.EINVAL):
             raise  # of this machine's disk; damaged data has no number with bz2, and EINVAL for a place before the file's start
-        raise _Refused(f"the file is damaged ({error}); pack the ZIP again") from error
+        raise _Refused(f"the file is damaged ({_reason(error)}); pack the ZIP again") from error
     if size > most:
         target.unlink()
         raise _Refused(f"the file is larger than {limits['max_file_mb']} MB")
@@ -164,6 +166,11 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
     if size > left:
         target.unlink()
     return size
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with damaged data, at most 200 characters: zipfile's text can repeat a name of 65,535."""
+    return str(error)[:200]
 
 
 def _directory_bytes(path: Path) -> int:

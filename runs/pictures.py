@@ -27,8 +27,9 @@ FORMATS = (*KEPT, "GIF", "TIFF", "ICO", "AVIF", "HEIF")
 IMAGE_SUFFIXES = {*KEPT.values(), ".jpeg", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jxl", ".svg", ".ico"}
 USABLE = "PNG, JPEG, WebP, HEIC, AVIF, BMP, GIF or TIFF"
 EXIF_ORIENTATION = 0x0112
-# Pillow's decoders raise these on damaged data; they have no common class.
-DAMAGE = (OSError, SyntaxError, ValueError, EOFError, RuntimeError, struct.error, zlib.error)
+# Pillow's decoders raise these on damaged data; they have no common class. It turns some of them into SyntaxError for the first
+# frame of a file only (PIL/ImageFile.py): a later frame of a TIFF raises TypeError and KeyError.
+DAMAGE = (OSError, SyntaxError, TypeError, LookupError, ValueError, EOFError, RuntimeError, struct.error, zlib.error)
 
 
 def is_image_name(path: Path) -> bool:

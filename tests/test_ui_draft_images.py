@@ -1,6 +1,7 @@
 """Photographs and captions as people have them: formats, EXIF, sizes, duplicates, encodings, limits."""
 
 import random
+import struct
 import time
 from pathlib import Path
 
@@ -227,3 +228,25 @@ def test_only_decoders_of_images_see_a_dropped_file(mine, tmp_path):
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(/etc/passwd) run\n%%EOF")
     _, messages = drop(mine, path)
     assert messages == ["x.png: Not a readable image. Export it as JPEG or PNG."]
+
+
+TAGS = {"width": 256, "compression": 259, "samples per pixel": 277}  # of a TIFF
+
+
+@pytest.mark.parametrize("damaged", TAGS)
+def test_a_tiff_whose_second_frame_is_damaged_is_explained(mine, tmp_path, damaged):
+    """Pillow reads the second frame's table when it counts the frames, and raises what it finds."""
+    path = tmp_path / "x.tif"
+    Image.new("RGB", (24, 16)).save(path, save_all=True, append_images=[Image.new("RGB", (24, 16), "red")])
+    content = bytearray(path.read_bytes())
+    (table,) = struct.unpack_from("<L", content, 4)
+    (table,) = struct.unpack_from("<L", content, table + 2 + 12 * struct.unpack_from("<H", content, table)[0])
+    entries = range(table + 2, table + 2 + 12 * struct.unpack_from("<H", content, table)[0], 12)
+    (entry,) = (at for at in entries if struct.unpack_from("<H", content, at)[0] == TAGS[damaged])
+    at, value = (
+        (entry, 65_000) if damaged == "width" else (entry + 8, 999)
+    )  # there is no width; a value that nobody knows
+    struct.pack_into("<H", content, at, value)
+    path.write_bytes(content)
+    added, messages = drop(mine, path, photo(tmp_path / "y.png"))
+    assert added == 1 and len(messages) == 1 and messages[0].startswith("x.tif: the image is damaged (")

@@ -168,3 +168,15 @@ def test_a_zip_whose_directory_is_beyond_any_disk_costs_only_itself(mine, tmp_pa
     path.write_bytes(content)
     added, messages = drop(mine, path, photo(tmp_path / "y.png"))
     assert added == 1 and messages == ["x.zip: the ZIP has more than 20000 entries; split it"]  # as its end record says
+
+
+def test_a_damaged_name_of_65000_bytes_is_not_repeated(mine, tmp_path):
+    path = packed(tmp_path / "x.zip", {"1.png": bytes(70_000)}, zipfile.ZIP_STORED)
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<H", content, 26, 65_000)  # the length of the name before the file's content
+    path.write_bytes(content)
+    added, messages = drop(mine, path, photo(tmp_path / "y.png"))
+    assert added == 1 and len(messages) == 1 and len(messages[0]) < 400
+    assert messages[0].startswith("x.zip: 1.png: the file is damaged (") and messages[0].endswith(
+        "; pack the ZIP again"
+    )
