@@ -24,7 +24,7 @@ def data(tmp_path, monkeypatch):
 
 def start(page, server, kind: str) -> Path:
     """Start a drill in the tab Doctor; the run's folder."""
-    open_tab(server, "Doctor", page)
+    open_tab(server, "doctor", page)
     part = page.get_by_test_id("doctor-drill")
     part.locator(f"option[value={kind}]").wait_for(state="attached")
     part.locator("select").select_option(kind)
@@ -48,7 +48,7 @@ def kinds(folder: Path) -> list[str]:
 def test_a_drill_recovers_in_two_browsers_although_the_server_is_killed_after_the_freeze(data):
     with browsing() as browser, two_browsers(browser) as (first, second):
         with serving(data) as server:
-            open_tab(server, "Runs", second)
+            open_tab(server, "runs", second)
             folder = start(first, server, "worker")
             for page in (first, second):
                 stage_is(page, "train", "running")
@@ -75,7 +75,7 @@ def test_a_drill_recovers_in_two_browsers_although_the_server_is_killed_after_th
 def test_the_other_browser_stops_a_drill_that_is_frozen(data):
     with browsing() as browser, two_browsers(browser) as (first, second):
         with serving(data) as server:
-            open_tab(server, "Runs", second)
+            open_tab(server, "runs", second)
             folder = start(first, server, "stopped")
             until(lambda: status(folder).get("step", 0) >= drill.FREEZE_AT, "the freeze", RUN_S)
             second.locator("#stop").click()

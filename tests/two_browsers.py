@@ -26,12 +26,11 @@ def open_run(server: Server, run: str, *pages) -> None:
         page.locator(f"[data-testid=run-name][data-run='{run}']").wait_for()
 
 
-def open_tab(server: Server, name: str, *pages) -> None:
-    """Open a tab of the page."""
+def open_tab(server: Server, tab: str, *pages) -> None:
+    """Open a tab of the page by its address: a narrow page has some of them in a menu."""
     for page in pages:
-        page.goto(server.url)
+        page.goto(f"{server.url}/?tab={tab}")
         page.locator("body.hp-open").wait_for()
-        page.get_by_role("tab", name=name).click()
 
 
 def status(folder: Path) -> dict:

@@ -26,13 +26,17 @@ const again = button("Refresh", "", () => show(true));
 const problem = live("p", "hp-job-note", "alert");
 problem.hidden = true;
 adding.append(label, add, again);
+const unanswered = live("p", "hp-job-note", "status");
+unanswered.dataset.testid = "fleet-unanswered";
+unanswered.hidden = true;
 const list = make("div", "hp-fleet");
 list.dataset.testid = "fleet";
 intro.append(
   make("h3", "", "Other machines"),
   make("p", "hp-hint", "Runs on rented machines and clusters, read from the stores that they copy to. The stores of your own runs are included."),
   adding,
-  problem
+  problem,
+  unanswered
 );
 root.append(intro, list);
 element.replaceChildren(root);
@@ -134,7 +138,11 @@ async function show(refresh) {
   asking = true;
   const answer = await server.show_fleet({ refresh }).catch(() => null);
   asking = false;
-  if (!answer?.ok) return;
+  // Runs on other machines do not need this server, so what was read last stays.
+  unanswered.textContent = answer ? "" : "Hangproof does not answer. What follows is what it read last; the runs continue without it.";
+  unanswered.hidden = Boolean(answer);
+  if (answer?.ok && !answer.stores) setTimeout(show, 300); // it has just started, and looks for the stores
+  if (!answer?.stores) return;
   const key = JSON.stringify([answer, Math.floor(Date.now() / 10000)]); // ages are renewed every ten seconds
   if (key === drawn) return;
   drawn = key;

@@ -44,6 +44,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.stores: dict[str, Store] = {}
+        self._listed = False  # whether the stores of this machine were looked for
         self.stops: dict[
             tuple[str, str], str
         ] = {}  # (store, run) -> "" while the request is sent, then what came of it
@@ -52,11 +53,13 @@ class Fleet:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def snapshot(self) -> list[dict[str, Any]]:
-        """What is known of each store."""
+    def snapshot(self) -> list[dict[str, Any]] | None:
+        """What is known of each store; None until it is known which there are."""
         with self._lock:
             self._asked_s = now_s = time.monotonic()
             self._wake()
+            if not self._listed:
+                return None
             return [
                 {
                     "store": address,
@@ -82,7 +85,7 @@ class Fleet:
         """Request a stop through the store."""
         with self._lock:
             key = (address, slug)
-            if key not in self._stopping and address in self.stores:
+            if key not in self._stopping:
                 self.stops[key] = ""
                 command = python("launch", "fleet", f"--store={address}", f"--stop={slug}", "--json")
                 self._stopping[key] = Subjob(command, STOP_S)
@@ -103,6 +106,7 @@ class Fleet:
                 watched = time.monotonic() - self._asked_s < WATCHED_S
                 if watched:
                     self.stores = {address: self.stores.get(address) or Store() for address in addresses}
+                    self._listed = True
                     self._begin()
                 busy = self._stopping or any(store.job for store in self.stores.values())
                 if not watched and not busy:
@@ -162,13 +166,13 @@ FLEET = Fleet()
 
 
 def show_fleet(data: dict[str, Any]) -> dict[str, Any]:
-    """What is known of all stores; with {"refresh": true}, they are read again."""
+    """What is known of all stores, "stores": None until it is known which there are; with {"refresh": true}, they are read again."""
     from launch.fleet import added
 
     if isinstance(data, dict) and data.get("refresh") is True:
         FLEET.refresh()
     shown = FLEET.snapshot()
-    for store in shown:
+    for store in shown or ():
         for one in store["runs"]:
             one["samples"] = [url for name in one.get("samples", []) if (url := _picture(name))]
     return {"ok": True, "stores": shown, "added": added()}
@@ -211,8 +215,10 @@ def change_stores(data: dict[str, Any]) -> dict[str, Any]:
 def stop_far(data: dict[str, Any]) -> dict[str, Any]:
     """Request the stop of a run through its store: {"store", "run"}."""
     store, slug = (data.get(key) if isinstance(data, dict) else None for key in ("store", "run"))
-    if not isinstance(store, str) or not isinstance(slug, str) or store not in FLEET.stores:
+    if not isinstance(store, str) or not isinstance(slug, str):
         return {"ok": False, "error": OUT_OF_DATE}
+    if store not in _addresses():
+        return {"ok": False, "error": f"The store {store[:200]!r} is not in the list. Add it, then try again"}
     FLEET.stop(store, slug)
     return {"ok": True}
 
