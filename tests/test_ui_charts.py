@@ -315,3 +315,31 @@ def test_the_charts_zoom_name_their_values_and_open_incidents(browser, server):
         with (folder / "metrics.jsonl").open("a") as file:  # a line that grows is drawn again
             file.write(line(1901, 2.0, 2, 120))
         page.get_by_role("group", name="Loss, step 1 to step 1,901").wait_for()
+
+
+@pytest.mark.long
+def test_a_question_that_gets_no_answer_is_asked_again(browser, server):
+    """A run that has ended changes no more: nothing else makes the chart ask."""
+    folder = write_run(server.data, "no answer", state="completed", planned_steps=50)
+    (folder / "metrics.jsonl").write_text("".join(line(s, 1 / s, 1, s) for s in range(1, 51)))
+    dropped = []
+
+    def once(route):
+        posted = route.request.post_data or ""
+        if "chart_data" in posted and len(dropped) < wanted:
+            dropped.append(posted)
+            route.abort()
+        else:
+            route.continue_()
+
+    wanted = 1
+    with a_tab(browser, height=2000) as page:  # charts that are not on the screen do not ask
+        page.route("**/component_server/**", once)
+        page.goto(f"{server.url}/?run={folder.name}")
+        page.locator("body.hp-open").wait_for()
+        page.get_by_role("img", name="Loss, step 1 to step 50").wait_for()
+        assert len(dropped) == 1
+        wanted = 2
+        page.get_by_label("Time", exact=True).check()
+        page.get_by_role("img", name="Loss, 0 s to 49 s").wait_for()
+        assert len(dropped) == 2

@@ -4,6 +4,7 @@ const ASK_S = 5; // between two questions while the run trains
 const MAIN = ["loss"];
 let run = "";
 let shown = null; // the answer that is drawn
+let answered = ""; // the question that it answers
 let range = null; // null: everything
 let axis = "step";
 let asking = false;
@@ -12,6 +13,7 @@ let asked_ms = 0;
 let visible = false;
 let charts = [];
 const current = () => props.value || { run: "", revision: "", share: 1 };
+const question = () => ({ run: current().run, axis, from: range ? range[0] : null, to: range ? range[1] : null });
 
 const section = make("section", "hp-section");
 const heading = make("h3", "", "Charts");
@@ -173,9 +175,10 @@ function drawTable() {
 }
 
 async function ask(now) {
-  const { run: name, share } = current();
-  if (!name || (!visible && !now)) return;
-  if (!now && shown && shown.revision === current().revision && shown.share === 1) {
+  const asked = question();
+  const text = JSON.stringify(asked);
+  if (!asked.run || (!visible && !now)) return;
+  if (!now && text === answered && shown.revision === current().revision && shown.share === 1) {
     dirty = false;
     return;
   }
@@ -186,14 +189,18 @@ async function ask(now) {
   asking = true;
   dirty = false;
   asked_ms = Date.now();
-  const question = { run: name, axis, from: range ? range[0] : null, to: range ? range[1] : null };
-  const answer = await server.chart_data(question).catch(() => null);
+  const answer = await server.chart_data(asked).catch(() => null);
   asking = false;
-  if (name === current().run && answer && answer.ok && axis === question.axis) {
+  if (text !== JSON.stringify(question())) return ask(true); // the run, the axis or the range has changed
+  if (answer && answer.ok) {
     shown = answer;
+    answered = text;
     section.dataset.revision = answer.revision;
     draw();
+  } else if (!answer) {
+    dirty = true; // a run that has ended gives no other reason to ask again
   }
+  const { share } = current();
   note.textContent = share < 1 ? `reading metrics.jsonl: ${Math.round(share * 100)}%` : "band: lowest to highest · thin line: mean · thick line: smoothed";
   if (dirty) later();
 }
@@ -208,6 +215,7 @@ function update() {
   if (value.run !== run) {
     run = value.run;
     shown = null;
+    answered = "";
     range = null;
     draw();
     if (run) ask(true);
