@@ -7,7 +7,8 @@ from ui_page import until
 
 
 def _query(page):
-    return {key: value[0] for key, value in parse_qs(urlsplit(page.url).query).items()}
+    address = page.evaluate("location.href")  # page.url is what Playwright knew at its last call
+    return {key: value[0] for key, value in parse_qs(urlsplit(address).query).items()}
 
 
 def _selected(page):
@@ -35,6 +36,8 @@ def test_a_tab_and_a_run_are_opened_by_their_address_and_named_in_it(tmp_path, t
         tab.locator("body.hp-open").wait_for()
         until(lambda: _selected(tab) == "Runs" and _query(tab) == {"run": "one"}, "the run of the address is open")
         tab.locator(".hp-here[data-run='one']").wait_for()
+        tab.locator("#run-list [data-run='two']").click()
+        until(lambda: _query(tab) == {"run": "two"}, "the address follows the selection")
         tab.get_by_role("tab", name="New LoRA").click()
         until(lambda: _query(tab) == {}, "the first tab needs no address")
         tab.goto(f"{server.url}/?tab=%3Cscript%3E&run=..%2F..")
