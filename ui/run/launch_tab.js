@@ -9,6 +9,7 @@ const STATES = {
   cancelled: "Cancelled",
   lost: "Ended without a result, for example because the machine restarted",
 };
+const AGAIN_MS = 2000;
 let run = "";
 let places = null;
 let chosen = "slurm";
@@ -28,6 +29,7 @@ function result(jobName) {
   node.append(state, stop, body);
   let stamp = null;
   let wanted = "";
+  let again = 0;
   const draw = (answer) => {
     const job = current().jobs[jobName];
     const parts = [];
@@ -65,7 +67,11 @@ function result(jobName) {
     const answer = await ask("job_output", { job: jobName });
     if (wanted !== key) return;
     wanted = "";
-    if (!answer.ok) return;
+    if (!answer.ok) {
+      clearTimeout(again);
+      again = setTimeout(() => update(open), AGAIN_MS); // the job may be over, and then no newer value comes
+      return;
+    }
     stamp = key;
     draw(answer);
   };
