@@ -339,6 +339,34 @@ def test_a_run_is_searched_renamed_and_deleted(tab, server):
     assert (images / "tulip-blue").is_dir()
 
 
+def test_an_answer_that_arrives_late_does_not_stay(tab, server):
+    """What the timer asked about one run arrives when another run has been chosen."""
+    rose = write_run(server.data, "late rose", state="failed", step=40)
+    tulip = write_run(server.data, "late tulip", state="failed")
+    show(tab, server, rose)
+    name, held = tab.get_by_test_id("run-name"), []
+
+    def hold(route):
+        answer = route.fetch() if not held else None
+        if answer is None:
+            route.continue_()
+        elif "run-name" in answer.text():
+            held.append((route, answer))
+        else:
+            route.fulfill(response=answer)
+
+    tab.route("**/run/predict*", hold)
+    status = json.loads((rose / "status.json").read_text())
+    (rose / "status.json").write_text(json.dumps({**status, "step": 41}))
+    until(lambda: tab.wait_for_timeout(50) or held, "an answer is held")
+    tab.locator(f".hp-run[data-run='{tulip.name}']").click()
+    name.get_by_text("late tulip").wait_for()
+    route, answer = held[0]
+    route.fulfill(response=answer)
+    name.get_by_text("late rose").wait_for()
+    name.get_by_text("late tulip").wait_for()
+
+
 def test_a_running_run_offers_neither_delete_nor_rename(tab, server, held):
     folder = held(write_run(server.data, "alive"))
     show(tab, server, folder)

@@ -50,7 +50,7 @@ def harmless(markup: str) -> Tags:
 
 def everything(folder) -> str:
     """All parts of one run's page."""
-    parts = run_page.render(folder.name, {})
+    parts = run_page.render(folder.name, "")
     return "".join(part for part in parts[2:9] if isinstance(part, str))
 
 
@@ -62,7 +62,7 @@ def test_hostile_text_stays_text(data):  # noqa: F811
     (folder / "training.log").write_text(HOSTILE * 3)
     (folder / "sample").mkdir()
     shutil.copy(photos("coffee.png")[0], folder / "sample" / "x'><script>alert(1)<.png")
-    parts = run_page.render(folder.name, {})
+    parts = run_page.render(folder.name, "")
     markup = "".join(part for part in parts[2:9] if isinstance(part, str))
     harmless(markup)
     assert "alert(2)" in markup  # shown, as text
@@ -147,7 +147,7 @@ def test_a_broken_status_file_affects_only_its_own_run(data, content):  # noqa: 
     (broken / "incidents" / "0001").mkdir(parents=True)
     (broken / "incidents" / "0001" / "incident.json").write_text("{")
     harmless(everything(broken))
-    assert "good" in run_page.render(good.name, {})[2]
+    assert "good" in run_page.render(good.name, "")[2]
 
 
 def test_a_broken_run_file_is_reported(data):  # noqa: F811
@@ -399,7 +399,7 @@ def test_a_tick_opens_no_file_that_did_not_change(data, monkeypatch):  # noqa: F
     (folder / "training.log").write_text("one\n")
     lora_file(folder / "shown.safetensors", 3)
     sample(folder, "shown_000100_00_20260101120000_42.png")
-    first = run_page.render("shown", {})
+    first = run_page.render("shown", "")
     opened = []
     real = type(folder).read_text
     monkeypatch.setattr(
@@ -433,7 +433,7 @@ def test_time_spans(seconds, expected):
 def test_only_what_changed_is_sent_again(data):  # noqa: F811
     folder = write_run(data)
     (folder / "training.log").write_text("one\n")
-    first = run_page.render(folder.name, {})
+    first = run_page.render(folder.name, "")
     again = run_page.render(folder.name, first[1])
     assert all(isinstance(part, dict) and part.get("__type__") == "update" and len(part) == 1 for part in again[2:])
     (folder / "training.log").write_text("one\ntwo\n")
@@ -446,14 +446,14 @@ def test_only_what_changed_is_sent_again(data):  # noqa: F811
 def test_a_late_refresh_does_not_undo_a_click(data):  # noqa: F811
     write_run(data, "one")
     write_run(data, "two")
-    assert run_page.refresh("one", {})[0] == {"__type__": "update"}  # keeps the current selection
-    assert run_page.refresh("", {})[0] in ("one", "two")
+    assert run_page.refresh("one", "")[0] == {"__type__": "update"}  # keeps the current selection
+    assert run_page.refresh("", "")[0] in ("one", "two")
 
 
 def test_a_selected_run_that_is_gone_is_not_replaced_by_another_one(data):  # noqa: F811
     """A question that is still open, such as whether to delete it, would be about the other one."""
     write_run(data, "one")
-    out = run_page.refresh("<gone>", {})
+    out = run_page.refresh("<gone>", "")
     assert out[0] == {"__type__": "update"}  # keeps the selection
     head = out[2 + run_page.PARTS.index("head")]
     assert "&lt;gone&gt;" in head and "was renamed or deleted" in head
@@ -461,11 +461,11 @@ def test_a_selected_run_that_is_gone_is_not_replaced_by_another_one(data):  # no
         value for value in run_page.delete("<gone>", False, "") if isinstance(value, str) and "no run" in value
     ]
     assert "gone" in lines and (data / "outputs" / "one" / "run.toml").is_file()
-    assert run_page.render("one", {})[0] == "one"
+    assert run_page.render("one", "")[0] == "one"
 
 
 def test_without_runs_the_page_says_what_to_do(data):  # noqa: F811
-    parts = run_page.render("", {})
+    parts = run_page.render("", "")
     assert "No runs yet" in parts[2] and "No run selected" in parts[3]
 
 

@@ -278,7 +278,7 @@ def _wire_tabs(
         shown = asked if asked in TABS else "runs" if selected else ""
         draft = new_lora.load(stored)
         tab = gr.update(selected=shown) if shown else gr.skip()
-        return [*draft, *run_page.render(selected, {}), tab, gr.Timer(active=shown == "runs")]
+        return [*draft, *run_page.render(selected, ""), tab, gr.Timer(active=shown == "runs")]
 
     page.load(
         opened,
@@ -306,7 +306,7 @@ def _wire_tabs(
             return [gr.skip()] * (len(run.outputs) + 4)
         kind = "bad" if lines and "did not start" in lines[0] else "info"
         text = run_page.notice(lines, kind)
-        return [*run_page.render(name, {}), text, "", gr.update(selected="runs"), gr.Timer(active=True)]
+        return [*run_page.render(name, ""), text, "", gr.update(selected="runs"), gr.Timer(active=True)]
 
     new.try_it.click(try_it.start, None, [new.try_note, started, messages], **quiet).then(
         show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **quiet

@@ -1,10 +1,12 @@
 """The second tab: the list of runs and the selected run.
 
 A timer reads the run's folder once a second and sends only the parts that changed. `seen` holds a digest of each part that
-the browser already shows, so that images do not flicker and an open report stays open.
+the browser already shows, so that images do not flicker and an open report stays open. The browser holds it, as JSON, and
+gets it with the parts: after two answers that arrive in the wrong order, the next one puts right what is out of date.
 """
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,7 @@ class RunPage:
     """The components of the tab that `page` connects; `build` sets them all."""
 
     selected: gr.State
-    seen: gr.State
+    seen: gr.Textbox
     timer: gr.Timer
     confirmed: gr.State
     parts: dict[str, Any]
@@ -111,7 +113,8 @@ class RunPage:
 def build() -> RunPage:
     """Build the tab."""
     page = RunPage()
-    page.selected, page.seen = gr.State(""), gr.State({})
+    page.selected = gr.State("")
+    page.seen = gr.Textbox("", visible="hidden", elem_id="run-seen", label="What this page shows")
     page.timer, page.confirmed = gr.Timer(TICK_S, active=False), gr.State("")
     page.parts = {}
 
@@ -189,9 +192,9 @@ def _buttons(shown: view.View | None) -> dict[str, dict[str, Any]]:
     }
 
 
-def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list[Any]:
+def render(selected: str, seen: str, search: str = "") -> list[Any]:
     """The current parts of the tab; parts that the browser already shows are skipped."""
-    seen = dict(seen or {})
+    known = _digests(seen)
     everything = view.read_all()
     shown = next((one for one in everything if one.folder.name == selected), None)
     if shown is None and everything and not selected:  # a selected run that is gone is not replaced by another one
@@ -216,23 +219,32 @@ def render(selected: str, seen: dict[str, str] | None, search: str = "") -> list
     }
     out = []
     for name, value in parts.items():
-        out.append(_unless_seen(seen, name, value if isinstance(value, str) else repr(value), value))
+        out.append(_unless_known(known, name, value if isinstance(value, str) else repr(value), value))
     for name, change in _buttons(shown).items():
-        out.append(_unless_seen(seen, name, repr(change), gr.update(**change)))
-    return [selected, seen, *out]
+        out.append(_unless_known(known, name, repr(change), gr.update(**change)))
+    return [selected, json.dumps(known), *out]
 
 
-def refresh(selected: str, seen: dict[str, str] | None, search: str = "") -> list[Any]:
+def refresh(selected: str, seen: str, search: str = "") -> list[Any]:
     """`render` without changing the selection: the user may have selected another run in the meantime."""
     out = render(selected, seen, search)
     return [gr.skip() if out[0] == selected else out[0], *out[1:]]
 
 
-def _unless_seen(seen: dict[str, str], name: str, text: str, value: Any) -> Any:
+def _digests(seen: str) -> dict[str, str]:
+    """The digest of each part that the browser shows; none when it sends something else."""
+    try:
+        found = json.loads(seen)
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
+
+
+def _unless_known(known: dict[str, str], name: str, text: str, value: Any) -> Any:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
-    if seen.get(name) == digest:
+    if known.get(name) == digest:
         return gr.skip()
-    seen[name] = digest
+    known[name] = digest
     return value
 
 
@@ -252,12 +264,13 @@ def notice(lines: list[str], kind: str = "info") -> str:
     return f'<div class="hp-problem hp-{kind}" role="{role}"><ul>{"".join(f"<li>{esc(line)}</li>" for line in lines)}</ul></div>'
 
 
-def stop(selected: str, seen: dict[str, str] | None) -> tuple[str, Any]:
+def stop(selected: str, seen: str) -> tuple[str, Any]:
     """Stop the selected run: (notice, what the browser shows). The browser has changed the button already (STOPPING)."""
     try:
         control.stop(runs.run_folder(selected))
     except runs.RunError as error:
-        return notice(str(error).splitlines(), "bad"), {k: v for k, v in (seen or {}).items() if k != "stop"}
+        kept = {name: digest for name, digest in _digests(seen).items() if name != "stop"}
+        return notice(str(error).splitlines(), "bad"), json.dumps(kept)
     return "", gr.skip()
 
 
@@ -292,7 +305,7 @@ def _train_longer(folder: Path, total: float | None) -> None:
 
 def pick(search: str, event: gr.EventData) -> tuple[Any, ...]:
     """Select another run."""
-    return (*render(str(event.run), {}, search), "", "", *close_panels())
+    return (*render(str(event.run), "", search), "", "", *close_panels())
 
 
 def close_panels() -> list[Any]:
@@ -330,9 +343,9 @@ def delete(selected: str, images: bool, search: str) -> list[Any]:
         freed = manage.delete(selected, idle, images)
         queue.follow_delete(selected)
     except runs.RunError as error:
-        return [*render(selected, {}, search), notice([str(error)], "bad"), *close_panels()]
+        return [*render(selected, "", search), notice([str(error)], "bad"), *close_panels()]
     lines = [f"Deleted {selected}. This freed {manage.size_text(freed)}."]
-    return [*render("", {}, search), notice(lines), *close_panels()]
+    return [*render("", "", search), notice(lines), *close_panels()]
 
 
 def rename(selected: str, name: str, search: str) -> list[Any]:
@@ -341,8 +354,8 @@ def rename(selected: str, name: str, search: str) -> list[Any]:
         folder = manage.rename(selected, name, idle)
         queue.follow_rename(selected, folder.name)
     except runs.RunError as error:
-        return [*render(selected, {}, search), notice(str(error).splitlines(), "bad"), *[gr.skip()] * 5]
-    return [*render(folder.name, {}, search), notice([f"Renamed to {name.strip()!r}."]), *close_panels()]
+        return [*render(selected, "", search), notice(str(error).splitlines(), "bad"), *[gr.skip()] * 5]
+    return [*render(folder.name, "", search), notice([f"Renamed to {name.strip()!r}."]), *close_panels()]
 
 
 def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[tuple[Any, ...]]:
