@@ -139,6 +139,7 @@ HARMLESS = [  # those that start nothing and delete nothing of ours
     "list_images", "add_images", "add_folder", "set_caption", "edit_captions", "move_to_subset", "edit_image", "remove_images",
     "undo", "image_report", "fix_images", "write_captions", "import_settings", "use_template", "delete_template", "draft_script",
     "rename_run", "delete_run", "start_run", "train_longer", "publish_run", "explain_process",
+    "cancel_job", "probe_run", "write_launch_files", "end_orphan", "check_script", "stop_far_run",
 ]  # fmt: skip
 
 
@@ -169,6 +170,33 @@ def monkeypatch_data(tmp_path_factory):
         from ui.api import drafts
 
         yield drafts.new_draft()
+
+
+def test_a_run_far_away_is_stopped_by_the_api_through_its_store(client, tmp_path):
+    from test_ui_fleet import put_run
+
+    store = str(tmp_path / "store")
+    folder = put_run(tmp_path / "store")
+    with pytest.raises(AppError, match="is not in the list. Add it, then try again"):
+        call(client, "stop_far_run", store, "far-cat")
+    call(client, "add_store", store)
+
+    def read() -> list[str]:
+        return [run["slug"] for one in call(client, "list_fleet") if one["store"] == store for run in one["runs"]]
+
+    until(lambda: read() == ["far-cat"], "the store is read")
+    call(client, "stop_far_run", store, "far-cat")
+    until((folder / "requests" / "stop.json").exists, "the request is in the store")
+    call(client, "remove_store", store)
+    until(lambda: store not in [one["store"] for one in call(client, "list_fleet")], "the store is forgotten")
+
+
+def test_a_script_is_checked_and_only_an_orphan_is_ended(client):
+    found = call(client, "check_script", "accelerate launch flux_train_network.py --split_mode\n")
+    assert any(one["id"] for one in found["findings"]) and found["fixed"]
+    with pytest.raises(AppError):
+        call(client, "end_orphan", os.getpid(), 0.0)
+    assert os.getpid() not in [one["pid"] for one in call(client, "list_orphans")]
 
 
 def test_with_a_login_only_its_owner_gets_in(tmp_path):

@@ -40,6 +40,24 @@ def explain_process(pid: int) -> dict[str, Any]:
     return doctor_page.explain(pid)
 
 
+def list_orphans() -> list[dict[str, Any]]:
+    """Trainers of Hangproof that no monitor watches any more: pid, start, run, age_s, memory_bytes."""
+    return list(page_answer(doctor_page.doctor({"do": "orphans"}))["orphans"])
+
+
+def end_orphan(pid: int, start: float) -> dict[str, Any]:
+    """Kill one of `list_orphans`, by its pid and start. Its steps since the last checkpoint are lost."""
+    return page_answer(doctor_page.doctor({"do": "end", "pid": pid, "start": start}))
+
+
+def check_script(text: str, name: str = "train.sh") -> dict[str, Any]:
+    """What in a training script is known to hang or fail, and the fixed script. It is read, not run.
+
+    name: "train.sh", "train.bat" or "train.ps1", for its shell.
+    """
+    return page_answer(doctor_page.doctor({"do": "lint", "text": text, "name": name}))
+
+
 def start_demo() -> dict[str, Any]:
     """Train the demo: a tiny generated model on example images."""
     folder = try_it.create()
@@ -54,7 +72,22 @@ def start_drill(kind: str = "worker") -> dict[str, Any]:
 
 def list_fleet() -> list[dict[str, Any]]:
     """The runs on other machines, as their stores show them; a first call starts to read the stores."""
-    return list(page_answer(fleet_page.show_fleet({}))["stores"])
+    return list(page_answer(fleet_page.show_fleet({}))["stores"] or ())
+
+
+def add_store(address: str) -> dict[str, Any]:
+    """Keep the address of a store, such as s3://bucket/runs, so that `list_fleet` reads it. It holds no password."""
+    return page_answer(fleet_page.change_stores({"add": address}))
+
+
+def remove_store(address: str) -> dict[str, Any]:
+    """Forget the address of a store; nothing in the store changes."""
+    return page_answer(fleet_page.change_stores({"remove": address}))
+
+
+def stop_far_run(store: str, run: str) -> dict[str, Any]:
+    """Ask the machine that trains a run to save a checkpoint and stop, through its store; `list_fleet` shows when it has."""
+    return page_answer(fleet_page.stop_far({"store": store, "run": run}))
 
 
 ACTIONS = (
@@ -63,7 +96,13 @@ ACTIONS = (
     examine_machine,
     machine_report,
     explain_process,
+    list_orphans,
+    end_orphan,
+    check_script,
     start_demo,
     start_drill,
     list_fleet,
+    add_store,
+    remove_store,
+    stop_far_run,
 )

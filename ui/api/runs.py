@@ -95,7 +95,9 @@ def rename_run(run: str, name: str) -> dict[str, Any]:
 
 def delete_run(run: str, images: bool = False) -> dict[str, Any]:
     """Delete a run that is not running, with its LoRAs; with `images`, its data set as well. It cannot be undone."""
-    return {"freed_bytes": manage.delete(calls.folder_of(run), idle, images)}
+    freed = manage.delete(calls.folder_of(run), idle, images)
+    queue.follow_delete(run)
+    return {"freed_bytes": freed}
 
 
 def run_files(run: str) -> list[dict[str, Any]]:
@@ -191,6 +193,20 @@ def find_fault(run: str) -> dict[str, Any]:
     return page_answer(launch_tab.ladder_start({"run": run}))
 
 
+def probe_run(run: str) -> dict[str, Any]:
+    """Train a few steps on one process and on all, in the background; `job` ("probe") has the result."""
+    return page_answer(launch_tab.probe_start({"run": run}))
+
+
+def write_launch_files(run: str, kind: str, options: dict | None = None, submit: bool = False) -> dict[str, Any]:
+    """Write what a run needs elsewhere, in the background; with `submit`, also start it there, which can cost money.
+
+    kind: "slurm", "skypilot", "docker", "runpod", "vast" or "bundle"; `job` ("launch-slurm" and so on) has the result. options:
+    by flag, such as {"--time": "8:00:00"}.
+    """
+    return page_answer(launch_tab.write_files({"run": run, "kind": kind, "options": options or {}, "submit": submit}))
+
+
 def explain_run(run: str) -> dict[str, Any]:
     """What each rank of a run is doing, and which one is stuck. Starts the command; `job` has its result."""
     folder = calls.folder_of(run)
@@ -203,6 +219,11 @@ def job(run: str, name: str) -> dict[str, Any]:
     if not name.replace("-", "").isalnum():
         raise RunError("There is no such command")
     return _job(calls.folder_of(run), name)
+
+
+def cancel_job(run: str, name: str) -> dict[str, Any]:
+    """End a background command of a run, with all that it started."""
+    return page_answer(launch_tab.cancel_job({"run": run, "job": name}))
 
 
 def _job(folder: Path, name: str) -> dict[str, Any]:
@@ -298,8 +319,11 @@ ACTIONS = (
     cancel_likeness,
     rehearse_run,
     find_fault,
+    probe_run,
+    write_launch_files,
     explain_run,
     job,
+    cancel_job,
     publish_run,
     preview_card,
     list_queue,
