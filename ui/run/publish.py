@@ -4,6 +4,7 @@
 opened and not with the page, so that it costs a visit nothing. It belongs to one run: when another is selected, it closes.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import gradio as gr
 
 from launch import publish
 from launch.common import LaunchError
-from runs.files import RunError
+from runs.files import RunError, atomic_write, explained
 from ui import jobs
 from ui.html import duration, esc
 from ui.new.hub_login import linked
 from ui.run import calls
 
 JOB = "publish"
+TYPED = ".publish-form.json"  # in the run's folder: what was typed and not published yet
 LIMIT_S = 6 * 3600.0
 TICK_S = 1.0
 IDLE_S = 5.0  # while nothing is being published: another browser may start it
@@ -80,6 +82,22 @@ def progress(folder: Path) -> tuple[bool, str]:
     )
 
 
+def typed(folder: Path) -> dict[str, str]:
+    """What was typed into the form for a run, by field: it is there again after a reload, and in another browser."""
+    try:
+        found = json.loads((folder / TYPED).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {key: text for key, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
+
+
+def keep_typed(folder: Path, values: dict[str, Any]) -> None:
+    """Keep what was typed. Whether the LoRA is to be public is asked anew each time. Raises RunError: the disk does not take it."""
+    if folder.is_dir():  # the run may have been deleted by another browser
+        with explained("keep what was typed"):
+            atomic_write(folder / TYPED, json.dumps({key: text or "" for key, text in values.items()}))
+
+
 def build(selected: gr.State) -> None:
     """Build the part; `selected` has the name of the run."""
     with gr.Accordion("Publish on Hugging Face", open=False, elem_id="publish-fold") as fold:
@@ -114,11 +132,11 @@ def _form(name: str) -> None:
         return
     if not known["token"]:
         gr.HTML(f'<p class="hp-say">{esc(NO_TOKEN)}</p>', apply_default_css=False)
-    before = known["published"] or {}
+    before, old = known["published"] or {}, typed(folder)
     busy, shown = progress(folder)
     with gr.Row(elem_classes="hp-fields"):
         repo = gr.Textbox(
-            before.get("repo", folder.name),
+            old.get("repo", before.get("repo", folder.name)),
             label="Repository",
             info="A name, or OWNER/NAME for an organization",
             max_lines=1,
@@ -133,15 +151,21 @@ def _form(name: str) -> None:
         )
         licence = gr.Dropdown(
             [(label, key) for key, label in known["licences"].items()],
-            value=known["licence"] or None,
+            value=old["licence"] if old.get("licence") in known["licences"] else known["licence"] or None,
             label="Licence",
             info="Usually that of the base model",
             **_field("licence"),
         )
     with gr.Row(elem_classes="hp-fields"):
-        title = gr.Textbox(known["title"], label="Title", info="The card's heading", max_lines=1, **_field("title"))
+        title = gr.Textbox(
+            old.get("title", known["title"]),
+            label="Title",
+            info="The card's heading",
+            max_lines=1,
+            **_field("title"),
+        )
         base_model = gr.Textbox(
-            known["base_model"],
+            old.get("base_model", known["base_model"]),
             label="Base model",
             info="Its Hugging Face id, OWNER/NAME; the card links to it",
             max_lines=1,
@@ -157,7 +181,11 @@ def _form(name: str) -> None:
             **_field("samples"),
         )
     description = gr.Textbox(
-        "", label="Description", info="Shown on the card; Markdown works", lines=3, **_field("description")
+        old.get("description", ""),
+        label="Description",
+        info="Shown on the card; Markdown works",
+        lines=3,
+        **_field("description"),
     )
     with gr.Row(elem_classes="hp-fields"):
         public = gr.Checkbox(False, label="Public", info="Everyone can see it; otherwise only you", **_field("public"))
@@ -203,7 +231,19 @@ def _form(name: str) -> None:
     def on_stop() -> None:
         jobs.cancel(folder, JOB)
 
+    texts = {"repo": repo, "title": title, "base_model": base_model, "description": description, "licence": licence}
+
+    def on_typed(*values: Any) -> Any:
+        try:
+            keep_typed(folder, dict(zip(texts, values, strict=True)))
+        except RunError as error:
+            return _problem("Not kept", error)
+        return gr.skip()
+
     changed = [state, send, stop, timer]
+    gr.on(
+        [one.input for one in texts.values()], on_typed, [*texts.values()], state, trigger_mode="always_last", **QUIET
+    )
     send.click(on_send, [repo, public, replace, *options], changed, **QUIET)
     look.click(on_look, options, [card, state], **QUIET)
     stop.click(on_stop, None, None, **QUIET)
