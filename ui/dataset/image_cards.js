@@ -129,9 +129,16 @@ function cardOf(item) {
   text.placeholder = "Describe the image. If this is empty, the trigger word is used.";
   text.setAttribute("aria-label", "Caption of " + name);
   text.addEventListener("input", () => typed(item, text.value));
-  text.addEventListener("blur", flush);
+  // After the click that took the focus: what it was aimed at must not move under it.
+  text.addEventListener("blur", () => flush().then(() => setTimeout(() => redraw(item.id), 250)));
   card.append(picture, line, warnings, text);
   return { card, text, saved, warnings, pick, image, size, tags, earlier, later, picture };
+}
+/** Show what is known of one image: its caption has changed, and so may what is said about it. */
+function redraw(id) {
+  const one = cards.get(id);
+  const item = state().items.find((found) => found.id === id);
+  if (one && item) update(one, item);
 }
 function update(one, item) {
   const waits = hangproof.unsavedText("caption", item.id);
@@ -147,7 +154,8 @@ function update(one, item) {
   one.picture.draggable = one.earlier.hidden = one.later.hidden = false;
   one.picture.draggable = whole;
   one.earlier.hidden = one.later.hidden = !whole;
-  const codes = item.warnings.filter((code) => code !== "no_caption" || !text.trim());
+  const codes = item.warnings.filter((code) => code !== "no_caption");
+  if (!text.trim()) codes.push("no_caption");
   if (one.warnings.dataset.codes === codes.join()) return;
   one.warnings.dataset.codes = codes.join();
   one.warnings.replaceChildren(...codes.map((code) => warningOf(item, code)));
