@@ -22,6 +22,7 @@ from ui_page import (
     drop,
     faint_texts,
     field,
+    has_focus,
     nameless_controls,
     open_page,
     reaches,
@@ -223,7 +224,7 @@ def test_with_the_keyboard_alone(tab, server, tmp_path):
     tab.keyboard.press("Enter")
     tab.get_by_test_id("image-count").get_by_text("1 image").wait_for()
     # the focused button was removed; the focus is on the next image's button, not at the top of the page
-    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "Remove rocket.jpg"
+    has_focus(tab, "aria-label", "Remove rocket.jpg")
 
 
 @pytest.mark.parametrize(

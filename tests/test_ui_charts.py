@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ui_helpers import browsing, serving, write_incident, write_run
-from ui_page import a_tab, until
+from ui_page import a_tab, has_focus, until
 
 import runs
 from ui.run import calls, charts, metrics, readers, view
@@ -311,7 +311,7 @@ def test_the_charts_zoom_name_their_values_and_open_incidents(browser, server):
         page.get_by_role("link", name="Incident 0001: hung after step 1,000").focus()
         page.keyboard.press("Enter")
         page.get_by_text("What the report says").wait_for()
-        assert page.evaluate("document.activeElement.id") == "incident-0001"
+        has_focus(page, "id", "incident-0001")
         with (folder / "metrics.jsonl").open("a") as file:  # a line that grows is drawn again
             file.write(line(1901, 2.0, 2, 120))
         page.get_by_role("group", name="Loss, step 1 to step 1,901").wait_for()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from runs_helpers import data  # noqa: F401
 from ui_helpers import Server, browsing, photos, serving
-from ui_page import PATIENCE_S, a_tab, choose_tiny, field, open_page, state_is, until
+from ui_page import PATIENCE_S, a_tab, choose_tiny, field, has_focus, open_page, state_is, until
 from ui_page import drop as drop_on_page
 
 import runs
@@ -285,7 +285,7 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         page.keyboard.press("PageDown")  # there is no next one
         page.keyboard.press("Escape")
         view.wait_for(state="detached")
-        assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Open rocket.jpg"
+        has_focus(page, "aria-label", "Open rocket.jpg")
 
         # crop by number fields and by pointer
         page.get_by_label("Open coffee.png").click()

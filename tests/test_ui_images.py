@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from ui_helpers import photos
-from ui_page import a_tab, caption, captions, drop, field, open_page, saved, until
+from ui_page import a_tab, caption, captions, drop, field, has_focus, open_page, saved, until
 
 from ui.dataset import draft
 
@@ -181,7 +181,7 @@ def test_images_are_reordered_by_keyboard_and_by_dragging(tab, server, tmp_path)
     tab.get_by_label("Move later: 0.png").focus()
     tab.keyboard.press("Enter")
     until(lambda: names(tab) == ["1.png", "0.png", "2.png", "3.png"], "moved later")
-    assert tab.evaluate("document.activeElement.title") == "Move later: 0.png"  # press again to move on
+    has_focus(tab, "title", "Move later: 0.png")  # press again to move on
     tab.get_by_label("Move earlier: 3.png").focus()
     tab.keyboard.press("Enter")
     until(lambda: names(tab) == ["1.png", "0.png", "3.png", "2.png"], "moved earlier")
@@ -252,7 +252,7 @@ def test_the_grid_can_be_skipped_and_an_image_opened_by_keyboard(tab, server):
     skip.focus()
     assert skip.bounding_box()["x"] >= 0  # visible while it has the focus
     tab.keyboard.press("Enter")
-    assert tab.evaluate("document.activeElement.id") == "start"
+    has_focus(tab, "id", "start")
     tab.get_by_label("Open coffee.png").focus()
     tab.keyboard.press("Enter")
     dialog = tab.locator("dialog[open]")
@@ -262,8 +262,7 @@ def test_the_grid_can_be_skipped_and_an_image_opened_by_keyboard(tab, server):
     dialog.get_by_text("rocket.jpg").wait_for()
     tab.keyboard.press("Escape")
     dialog.wait_for(state="detached")
-    # The dialog's close event, which sets the focus, comes after its attribute `open` is gone.
-    tab.wait_for_function("() => document.activeElement.getAttribute('aria-label') === 'Open rocket.jpg'")
+    has_focus(tab, "aria-label", "Open rocket.jpg")
 
 
 def test_every_control_of_a_card_shows_its_focus(tab, server):

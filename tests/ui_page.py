@@ -85,6 +85,12 @@ def until(condition, what: str, seconds: float = PATIENCE_S) -> None:
         time.sleep(0.05)
 
 
+def has_focus(page, attribute: str, value: str) -> None:
+    """Wait until the element with the focus has this attribute; the page moves the focus after what it shows."""
+    shown = "([name, value]) => document.activeElement.getAttribute(name) === value"
+    page.wait_for_function(shown, arg=[attribute, value])
+
+
 def choose_tiny(page) -> None:
     """Choose the tiny base model."""
     field(page, "model").click()
