@@ -149,6 +149,15 @@ def test_a_proposed_value_never_replaces_a_typed_one(mine):
     assert all(proposals.valid(one) == {} for one in hostile)
 
 
+def test_images_that_arrive_before_the_page_asks_get_a_proposal(mine):
+    drop(mine, *photos("coffee.png"))
+    answer, known, _ = proposals.follow(mine, None, 10, 16, 1, 1, "")
+    assert answer["wanted"][0] == 96 and (96, answer["wanted"][1]) in known
+    assert proposals.follow(mine, None, 7, 16, 1, 1, "")[0] is None, "typed, and not stored yet"
+    draft.save_fields(mine, {"repeats": 10}, {}, {})
+    assert proposals.follow(mine, None, 10, 16, 1, 1, "")[0] is None, "typed, and stored"
+
+
 def test_two_drafts_are_independent(mine):
     drop(mine, *photos("coffee.png"))
     assert draft.items(draft.new_id()) == []

@@ -14,6 +14,7 @@ from runs.dataset import shown_per_epoch
 from runs.files import RunError
 from runs.proposal import Proposal, propose
 from ui.dataset import draft
+from ui.new import form
 
 FIELDS = ("repeats", "epochs", "batch_size", "gradient_accumulation", "max_train_steps")
 KEPT = 8  # pairs
@@ -59,10 +60,11 @@ def _proposal(draft_id: str | None, proposed: Any, *inputs: Any) -> tuple[Any, .
         return *NOTHING[:3], gr.update(visible=False)
     try:
         found = for_images(draft.counts(draft_id), batch_size, accumulation)
+        before = _untouched(draft_id) if proposed is None else proposed
     except RunError:
         return NOTHING
     wanted = (found.repeats, found.epochs)
-    known = [tuple(pair) for pair in proposed or () if tuple(pair) != wanted]
+    known = [tuple(pair) for pair in before if tuple(pair) != wanted]
     after = (*known[-KEPT + 1 :], wanted)
     if (repeats, epochs) == wanted:
         return *NOTHING[:2], after, gr.update(visible=False)
@@ -70,6 +72,12 @@ def _proposal(draft_id: str | None, proposed: Any, *inputs: Any) -> tuple[Any, .
         return *wanted, after, gr.update(visible=False)
     label = f"Use proposed: {found.repeats} repeat{'s' * (found.repeats != 1)} × {found.epochs} epoch{'s' * (found.epochs != 1)}"
     return *NOTHING[:2], TYPED, gr.update(visible=found.steps > 0, value=f"{label} = {found.steps:,} steps")
+
+
+def _untouched(draft_id: str) -> tuple[tuple[Any, Any], ...]:
+    """The first values of a draft in which nobody changed them: images can arrive before a new page asks for the first time."""
+    values = form.defaults()
+    return () if draft.form(draft_id).keys() & set(FIELDS[:2]) else ((values["repeats"], values["epochs"]),)
 
 
 def use(draft_id: str | None, *inputs: Any) -> tuple[Any, ...]:
