@@ -366,8 +366,13 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         weight.fill("3")
         weight.press("Enter")
         until(lambda: now().weight == 3, "the weight is stored")
-        repeats = int(field(page, "repeats").input_value())
-        page.locator("#plan", has_text=re.compile(rf"3 images, shown {5 * repeats} times an epoch")).wait_for()
+        # The proposed repeats follow the weight, a moment later.
+        until(
+            lambda: (
+                f"shown {5 * int(field(page, 'repeats').input_value())} times" in page.locator("#plan").inner_text()
+            ),
+            "the weight is in the plan",
+        )
 
         # the server is killed; what is painted then is kept in the browser, and the restarted server gets it
         server.stop(hard=True)
