@@ -377,6 +377,7 @@ def test_from_photographs_through_a_hang_to_a_lora(tab, runs_data, tmp_path):
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.long
 def test_a_run_is_monitored_stopped_and_resumed_from_its_checkpoint(tab, runs_data):
     # Slow, so that a page on a busy machine has a minute between step 2 and the end; resumed at full speed.
     with serving(runs_data, **{**PACED, "HANGPROOF_PACE_S": "2.5"}) as server:

@@ -258,6 +258,7 @@ HANGPROOF = """accelerate launch -m trainer --pretrained_model_name_or_path tiny
   --learning_rate 1e-3 --max_train_steps 30 --save_every_n_steps 10 --mixed_precision no --blocks_to_swap 4"""
 
 
+@pytest.mark.long
 def test_from_a_template_and_an_import_to_a_finished_run_of_the_edited_script(browser, data, tmp_path):
     """Two windows, a second browser, and a server that is killed while the script is edited."""
     photos = tmp_path / "photos"

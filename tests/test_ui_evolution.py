@@ -123,6 +123,7 @@ def votes(folder: Path) -> list[dict]:
     return [one for one in map(json.loads, text.splitlines()) if one["kind"] == "vote"]
 
 
+@pytest.mark.long
 def test_every_view_of_a_real_run_and_no_vote_is_lost(browser, data, trained):
     server = start(data)
     try:
