@@ -362,9 +362,13 @@ class Campaign:
         form = draft.form(self.draft())
         for key, (certain, perhaps) in self.fields.items():
             assert str(form.get(key)) in {str(certain), *perhaps}, (key, form.get(key), certain, perhaps)
-        for page in self.tabs:
-            shown = {c: t for c, t in captions_by_id(page).items() if c in found}
-            assert shown == {c: found[c].caption for c in shown}
+        for page in self.tabs:  # a tab asks again for its page when another one has stored a caption
+
+            def shows_what_is_stored(page=page) -> bool:
+                shown = {c: t for c, t in captions_by_id(page).items() if c in found}
+                return shown == {c: found[c].caption for c in shown}
+
+            until(shows_what_is_stored, "each tab shows the captions that are stored")
 
 
 def captions_by_id(page) -> dict[str, str]:
