@@ -12,6 +12,7 @@ from ui_helpers import browsing, kill_runs, serving
 from ui_page import RUN_S, state_is, until
 
 from launch import drill
+from ui.run import view
 
 
 @pytest.fixture
@@ -79,7 +80,10 @@ def test_the_other_browser_stops_a_drill_that_is_frozen(data):
             folder = start(first, server, "stopped")
             until(lambda: status(folder).get("step", 0) >= drill.FREEZE_AT, "the freeze", RUN_S)
             second.locator("#stop").click()
-            second.locator("#stop", has_text="Stopping…").wait_for()
+            second.locator(
+                "#stop", has_text="Stopping…"
+            ).wait_for()  # which the browser says before the server has heard
+            until(lambda: view.stop_requested(folder) or status(folder)["state"] in ("stopping", "stopped"), "the stop")
             server.stop(hard=True)
         with serving(data, port=server.port):
             for page in (first, second):
