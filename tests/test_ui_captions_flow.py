@@ -5,8 +5,8 @@ import json
 import pytest
 from caption_server import answering, slow
 from draft_helpers import photo
-from two_browsers import two_browsers
-from ui_helpers import browsing, kill_runs, serving
+from two_browsers import data, two_browsers  # noqa: F401
+from ui_helpers import browsing, serving
 from ui_page import (
     a_tab,
     caption,
@@ -22,14 +22,6 @@ from ui_page import (
 )
 
 IMAGES = 8
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    root = tmp_path / "data"
-    monkeypatch.setenv("HANGPROOF_DATA", str(root))
-    yield root
-    kill_runs(root)
 
 
 def continue_draft(page, server) -> None:
@@ -69,7 +61,7 @@ def was_not_reloaded(page) -> bool:
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_captions_are_written_in_two_browsers_while_the_server_is_killed(data, tmp_path):
+def test_captions_are_written_in_two_browsers_while_the_server_is_killed(data, tmp_path):  # noqa: F811
     files = [photo(tmp_path / "in" / f"{number}.png", seed=number) for number in range(IMAGES)]
     with answering() as model, browsing() as browser, two_browsers(browser) as (one, other):
         model.answer = slow(2.0)
@@ -142,7 +134,7 @@ def test_captions_are_written_in_two_browsers_while_the_server_is_killed(data, t
 
 
 @pytest.mark.long
-def test_the_cards_show_the_captions_although_requests_for_them_failed(data, tmp_path):
+def test_the_cards_show_the_captions_although_requests_for_them_failed(data, tmp_path):  # noqa: F811
     files = [photo(tmp_path / "in" / f"{number}.png", seed=number) for number in range(2)]
     failed, works = [], []
 

@@ -7,20 +7,12 @@ import pytest
 from monitor_helpers import events
 from safetensors.numpy import load_file
 from short_run_helpers import nothing_runs
-from two_browsers import open_tab, status, two_browsers
-from ui_helpers import browsing, kill_runs, serving
+from two_browsers import data, open_tab, status, two_browsers  # noqa: F401
+from ui_helpers import browsing, serving
 from ui_page import RUN_S, state_is, until
 
 from launch import drill
 from ui.run import view
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    root = tmp_path / "data"
-    monkeypatch.setenv("HANGPROOF_DATA", str(root))
-    yield root
-    kill_runs(root)
 
 
 def start(page, server, kind: str) -> Path:
@@ -46,7 +38,7 @@ def kinds(folder: Path) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_a_drill_recovers_in_two_browsers_although_the_server_is_killed_after_the_freeze(data):
+def test_a_drill_recovers_in_two_browsers_although_the_server_is_killed_after_the_freeze(data):  # noqa: F811
     with browsing() as browser, two_browsers(browser) as (first, second):
         with serving(data) as server:
             open_tab(server, "runs", second)
@@ -73,7 +65,7 @@ def test_a_drill_recovers_in_two_browsers_although_the_server_is_killed_after_th
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_the_other_browser_stops_a_drill_that_is_frozen(data):
+def test_the_other_browser_stops_a_drill_that_is_frozen(data):  # noqa: F811
     with browsing() as browser, two_browsers(browser) as (first, second):
         with serving(data) as server:
             open_tab(server, "runs", second)

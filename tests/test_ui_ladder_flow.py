@@ -6,8 +6,8 @@ import re
 import pytest
 from runs_helpers import picture
 from short_run_helpers import TINY, nothing_runs
-from two_browsers import open_run, two_browsers
-from ui_helpers import PACED, browsing, kill_runs, serving
+from two_browsers import data, open_run, two_browsers  # noqa: F401
+from ui_helpers import PACED, browsing, serving
 from ui_page import RUN_S, until
 
 import runs
@@ -17,14 +17,6 @@ IMAGES = 5
 PACE = {**PACED, "HANGPROOF_PACE_S": "1.5", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    root = tmp_path / "data"
-    monkeypatch.setenv("HANGPROOF_DATA", str(root))
-    yield root
-    kill_runs(root)
-
-
 def job_shows(page, text: str | re.Pattern[str]) -> None:
     """Wait until the ladder's part of the page shows a text, without a click: what runs is open."""
     page.get_by_test_id("fold-ladder").get_by_text(text).first.wait_for(timeout=RUN_S * 1000)
@@ -32,7 +24,7 @@ def job_shows(page, text: str | re.Pattern[str]) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_the_ladder_leaves_its_finding_in_two_browsers_although_the_server_is_killed_in_its_second_rung(data, tmp_path):
+def test_the_ladder_leaves_its_finding_in_two_browsers_although_the_server_is_killed_in_its_second_rung(data, tmp_path):  # noqa: F811
     for number in range(IMAGES):
         picture(tmp_path / "pictures" / f"photo{number}.png", (96, 64 if number % 2 else 96))
     folder = runs.create(runs.make({"name": "tiny", **TINY}), tmp_path / "pictures")
@@ -68,7 +60,7 @@ def test_the_ladder_leaves_its_finding_in_two_browsers_although_the_server_is_ki
     assert nothing_runs(data)
 
 
-def nothing_runs_but(server, data) -> bool:
+def nothing_runs_but(server, data) -> bool:  # noqa: F811
     """Whether nothing of the data folder runs beside the page's server."""
     import psutil
 

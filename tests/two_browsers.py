@@ -5,8 +5,18 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ui_helpers import Server
+import pytest
+from ui_helpers import Server, kill_runs
 from ui_page import a_tab
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A data folder of its own; what runs in it is killed at the end."""
+    root = tmp_path / "data"
+    monkeypatch.setenv("HANGPROOF_DATA", str(root))
+    yield root
+    kill_runs(root)
 
 
 @contextlib.contextmanager
