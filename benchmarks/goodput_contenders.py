@@ -75,7 +75,7 @@ print(runs.create(runs.make(json.loads(sys.argv[1])), Path(sys.argv[2])))
 
 
 def ours(work: Path, steps: int, every: int, root: Path = ROOT) -> Job:
-    """A run made as a user makes one; only its trainer is the toy, by `$ACCELERATE`. `root`: the checkout that makes and runs it."""
+    """A run made as a user makes one; only its trainer is the toy, by `$TRAINER_PYTHON`. `root`: the checkout that makes and runs it."""
     from PIL import Image
 
     photos = work / "photos"
@@ -103,7 +103,8 @@ def ours(work: Path, steps: int, every: int, root: Path = ROOT) -> Job:
     launcher = work / "accelerate"
     launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{checkout.toy_loop(root)}" "$@"\n', encoding="utf-8")
     launcher.chmod(0o755)
-    environment = {"ACCELERATE": str(launcher), "HANGPROOF_DATA": str(work)}
+    # An earlier checkout starts it by the second variable.
+    environment = {"TRAINER_PYTHON": str(launcher), "ACCELERATE": str(launcher), "HANGPROOF_DATA": str(work)}
     command = [sys.executable, "-m", "monitor", "run", str(folder)]
     return Job(command, work / "contender.log", folder, environment, root)
 
