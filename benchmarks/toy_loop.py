@@ -32,7 +32,7 @@ from pathlib import Path  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from guards import checkpoint, crash, snapshots  # noqa: E402
+from guards import checkpoint, crash, gate, snapshots  # noqa: E402
 from guards.heartbeat import REQUEST_STOP, Heartbeat  # noqa: E402
 from guards.snapshot_record import File  # noqa: E402
 from guards.step_requests import StepRequests  # noqa: E402
@@ -108,6 +108,12 @@ def save(output: Path, name: str, step: int, weights: bytes, beat: Heartbeat) ->
 
 def main(argv: list[str] | None = None) -> int:
     """Run to the end. Exit code 0; 3 when the monitor requested a stop."""
+    begun_s = _BEGUN_S
+    if gate.closed():
+        if os.environ.get("TOY_TORCH") == "1":
+            import torch  # noqa: F401 - for the time it takes
+        argv = gate.wait(sys.argv[1:] if argv is None else argv)
+        begun_s = time.monotonic()
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--output_name", required=True)
@@ -115,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--save_every_n_steps", type=int, required=True)
     parser.add_argument("--resume", type=Path)
     args, _ = parser.parse_known_args(argv)
-    log("start", 0, _BEGUN_S)
+    log("start", 0, begun_s)
     beat = Heartbeat.from_env(rank=0)
     crash.install(beat)
     if os.environ.get("TOY_TORCH") == "1":
