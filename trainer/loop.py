@@ -12,10 +12,11 @@ import time
 from collections import deque
 from pathlib import Path
 
-from guards import checkpoint, deadline, limits, world
+from guards import checkpoint, deadline, limits, snapshots, world
 from guards.deadline import Deadline
 from guards.heartbeat import REQUEST_STOP
 from guards.metrics import Metrics
+from guards.snapshot_record import File
 from trainer import flow, lora, optimizers, states
 from trainer.data_order import seed_for
 from trainer.errors import TrainError
@@ -29,9 +30,12 @@ def train(t: Training) -> str:
     args, metrics, rank_0 = t.args, Metrics.from_env(), t.main
     t.hb.reach("ready")
     step, losses = restore(t)
-    validate_if_due(t, step, metrics)
-    if rank_0:
-        samples_due(t, step, losses, usual_s=0.0)
+    if not (
+        t.args.resume and snapshots.is_restored(t.args.resume)
+    ):  # a snapshot is taken after all that follows its step
+        validate_if_due(t, step, metrics)
+        if rank_0:
+            samples_due(t, step, losses, usual_s=0.0)
     bar = tqdm(total=t.total, initial=step, smoothing=0, mininterval=0, miniters=1, disable=not rank_0, desc="steps")
     durations: deque[float] = deque(maxlen=50)
     t.hb.phase("first_step")
@@ -57,6 +61,7 @@ def train(t: Training) -> str:
                 if t.accelerator.trackers:
                     t.accelerator.log({"loss/current": loss, "lr/unet": rate}, step=step)
             boundary(t, step, losses, sorted(durations)[len(durations) // 2], metrics)
+            snapshot(t, step, losses)
             stop = stop or (t.accelerator.num_processes == 1 and t.hb.request == REQUEST_STOP)
             if stop and step < t.total:
                 stop_here(t, step, losses)
@@ -85,7 +90,7 @@ def restore(t: Training) -> tuple[int, deque]:
     )
     losses.extend(state["losses"])
     t.sampler.since_s = (folder / checkpoint.GUARD).stat().st_mtime
-    t.state = state["current_step"], folder
+    t.state = None if snapshots.is_restored(folder) else (state["current_step"], folder)
     t.log(f"resumed from step {state['current_step']}: {folder}")
     return state["current_step"], losses
 
@@ -316,17 +321,26 @@ def save_state(t: Training, folder: Path, step: int, losses: deque) -> None:
     t.hb.phase("save", note=folder.name)
     check_finite(t, step)
     with Deadline(limits.seconds("save_s"), f"writing {folder.name}"):
-        states.save(
-            folder,
-            step=step,
-            epoch=step // t.per_epoch,
-            parameters=t.parameters,
-            optimizer=t.optimizer,
-            scaler=t.accelerator.scaler,
-            belongs=t.belongs,
-            losses=list(losses),
-        )
+        states.save(folder, contents(t, step, losses), step=step, epoch=step // t.per_epoch, belongs=t.belongs)
     t.state = step, folder
+
+
+def contents(t: Training, step: int, losses: deque) -> list[File]:
+    return states.contents(
+        step=step,
+        epoch=step // t.per_epoch,
+        parameters=t.parameters,
+        optimizer=t.optimizer,
+        scaler=t.accelerator.scaler,
+        losses=list(losses),
+    )
+
+
+def snapshot(t: Training, step: int, losses: deque) -> None:
+    """Copies the state of this step into memory when that is due. Everything that follows the step is complete."""
+    if t.snapshots.due():
+        name = f"{states.step_name(t.args.output_name, step)}-state"
+        t.snapshots.take(name, step, step // t.per_epoch, contents(t, step, losses), t.belongs)
 
 
 def save_state_of(t: Training, step: int, losses: deque) -> None:

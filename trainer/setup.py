@@ -17,6 +17,7 @@ from typing import Any
 
 from guards import checkpoint, deadline, limits
 from guards import world as group
+from guards.snapshots import Snapshots
 from guards.step_requests import StepRequests
 from trainer import cache, dataset, imports, lora, models, optimizers, samples, split, states, validation
 from trainer.data_order import EpochSampler
@@ -56,6 +57,7 @@ class Training:
     epochs: int
     total: int
     requests: StepRequests  # of the user and the monitor
+    snapshots: Snapshots  # in memory, for a restart
     state: tuple[int, Path] | None = None  # the newest state that this process saved or loaded: its step and folder
 
     @property
@@ -168,6 +170,7 @@ def build(args, hb) -> Training:
         epochs=-(-total // per_epoch),
         total=total,
         requests=StepRequests.from_env(),
+        snapshots=Snapshots.from_env(),
     )
 
 

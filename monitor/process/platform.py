@@ -263,10 +263,13 @@ class Waker:
                 self._wakes.get_nowait()
 
 
-def private_base() -> Path:
-    """This user's folder among the temporary files, made when missing. OSError: it is not ours alone; says what to do."""
+def private_base(parent: Path | None = None) -> Path:
+    """This user's folder in `parent` (default: the temporary files), made when missing.
+
+    OSError: it is not ours alone; says what to do.
+    """
     user = os.getuid() if sys.platform != "win32" else os.environ.get("USERNAME", "user")
-    path = Path(tempfile.gettempdir()) / f"hangproof-{user}"
+    path = (parent or Path(tempfile.gettempdir())) / f"hangproof-{user}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
@@ -283,9 +286,9 @@ def private_base() -> Path:
     raise OSError(errno.EPERM, f"{path} {problem}; remove it, or set TMPDIR to a folder of your own")
 
 
-def private_folder(slug: str) -> Path:
+def private_folder(slug: str, parent: Path | None = None) -> Path:
     """A new folder for us alone on local disk (a run's own folder may be on a network). OSError: see `private_base`."""
-    return Path(tempfile.mkdtemp(prefix=f"{slug[:40]}-", dir=private_base()))
+    return Path(tempfile.mkdtemp(prefix=f"{slug[:40]}-", dir=private_base(parent)))
 
 
 def drop_private(path: Path) -> None:
