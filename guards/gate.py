@@ -22,6 +22,7 @@ VARIABLE = "HANGPROOF_GATE"
 STAND_IN = "HANGPROOF_GATE_STAND_IN"
 FOLDER = "HANGPROOF_HEARTBEAT"  # the attempt's private folder
 READY, PASSED = "gate-ready", "gate-passed"  # files there: it waits; it was told to go on
+EXIT_UNUSED = 75  # EX_TEMPFAIL of sysexits.h; nobody may take it for a training that is complete
 NO_CONTEXT = "PYTORCH_NVML_BASED_CUDA_CHECK"  # with it, torch looks for GPUs without touching them
 
 
@@ -33,7 +34,7 @@ def closed() -> bool:
 def wait(arguments: list[str]) -> list[str]:
     """Wait at the gate, where this process was started early; the arguments, with the state to resume from.
 
-    Does not return when the attempt is not needed: the process ends with exit code 0.
+    Does not return when the attempt is not needed: the process ends with EXIT_UNUSED.
 
     Raises:
         OSError: the log cannot be opened, or the pipe is none.
@@ -50,7 +51,7 @@ def wait(arguments: list[str]) -> list[str]:
     os.close(descriptor)
     if message is None:
         shutil.rmtree(folder, ignore_errors=True)  # nobody else knows it any more
-        os._exit(0)
+        os._exit(EXIT_UNUSED)
     os.environ.update(message["environment"])
     _log_to(message["log"])
     (folder / PASSED).touch(mode=0o600)

@@ -112,7 +112,7 @@ def test_it_ends_quietly_when_the_monitor_is_gone(waiting):
     one = waiting()
     one.until(gate.READY)
     os.close(one.writer)
-    assert one.process.wait(LIMIT_S) == 0
+    assert one.process.wait(LIMIT_S) == gate.EXIT_UNUSED
     assert not list(one.output.iterdir()) and not one.ledger.exists() and not one.private.exists()
 
 
@@ -121,7 +121,7 @@ def test_a_monitor_that_died_before_it_had_told_everything_starts_nothing(waitin
     one = waiting()
     os.write(one.writer, sent)
     os.close(one.writer)  # while it still imports
-    assert one.process.wait(LIMIT_S) == 0
+    assert one.process.wait(LIMIT_S) == gate.EXIT_UNUSED
     assert not list(one.output.iterdir()) and not one.ledger.exists()
 
 
