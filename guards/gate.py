@@ -21,7 +21,7 @@ from typing import Any
 VARIABLE = "HANGPROOF_GATE"
 STAND_IN = "HANGPROOF_GATE_STAND_IN"
 FOLDER = "HANGPROOF_HEARTBEAT"  # the attempt's private folder
-READY, PASSED = "gate-ready", "gate-passed"  # files there: it waits; it was told to go on
+READY, PASSED = "gate-ready", "gate-passed"  # files there: it waits; it goes on
 EXIT_UNUSED = 75  # EX_TEMPFAIL of sysexits.h; nobody may take it for a training that is complete
 NO_CONTEXT = "PYTORCH_NVML_BASED_CUDA_CHECK"  # with it, torch looks for GPUs without touching them
 

@@ -2,7 +2,7 @@
 
 Starting Python and importing a trainer's libraries takes seconds and is the same for each attempt. So once a run makes steps, the
 monitor starts the next attempt's script with a stand-in for the state to resume from. When the attempt that trains fails,
-the standby is told the state and goes on; when the failure changes the script, it is dropped, and a cold start follows.
+it gets the state in a message and goes on; when the failure changes the script, it is dropped, and a cold start follows.
 
 Decision: it is an `Attempt` from the beginning, with a token and a private folder of its own, so that everything that watches,
 adopts and kills attempts works for it once it is released. Until then only this file knows it. It holds the reading end of a pipe
@@ -179,7 +179,7 @@ class Standby:
     def release(self, attempt: Attempt, script: Path, resume: Path, variables: Mapping[str, str], pause: Any) -> bool:
         """Let the standby train; False when it does not answer at the gate: then it was killed.
 
-        One that still imports is told as well, and watched from now on like any attempt.
+        One that still imports gets the message as well, and is watched from now on like any attempt.
 
         Args:
             script: the script that it stands for; variables: more of its environment. pause(seconds): waits.
@@ -195,7 +195,7 @@ class Standby:
             attempt.announce(script, resume, before=_read_bytes(attempt.heartbeats / OUTPUT))
             os.write(self._writer, gate.message(str(resume), environment, str(log)))
         except OSError as error:  # it died a moment ago
-            self.folder.log(f"the standby attempt cannot be told to go on: {error.strerror or error}")
+            self.folder.log(f"the standby attempt does not take its message: {error.strerror or error}")
             waits, until_s = True, 0.0
         else:
             until_s = platform.now().mono_s + self.limits.gate_s

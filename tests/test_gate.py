@@ -78,7 +78,7 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def test_it_touches_nothing_and_uses_no_processor_time_until_it_is_told(waiting):
+def test_it_touches_nothing_and_uses_no_processor_time_until_the_gate_opens(waiting):
     one = waiting()
     one.until(gate.READY)
     time.sleep(0.2)
@@ -89,7 +89,7 @@ def test_it_touches_nothing_and_uses_no_processor_time_until_it_is_told(waiting)
     assert not list(one.private.glob("*.hb")), "it has no heartbeat"
 
 
-def test_it_resumes_from_what_it_is_told_with_the_variables_and_the_log_of_then(waiting):
+def test_it_resumes_from_the_state_in_the_message_with_the_variables_and_the_log_of_then(waiting):
     one = waiting()
     from guards.heartbeat import Heartbeat
 
@@ -117,7 +117,7 @@ def test_it_ends_quietly_when_the_monitor_is_gone(waiting):
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"resume": "/x", "env'])
-def test_a_monitor_that_died_before_it_had_told_everything_starts_nothing(waiting, sent):
+def test_a_monitor_that_died_in_the_middle_of_its_message_starts_nothing(waiting, sent):
     one = waiting()
     os.write(one.writer, sent)
     os.close(one.writer)  # while it still imports

@@ -32,6 +32,7 @@ SERVICES = {
     "phrases.py",
     "process/platform.py",
     "resume/snapshots.py",
+    "standby.py",
     "gpu/nvml.py",
     "gpu/queue.py",
     "cli/notify.py",
