@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import injector_files
+from benchmarks import injector_files, injector_snapshots
 from guards.heartbeat import Heartbeat
 
 INJECTED = "a fault is injected here"
@@ -243,6 +243,7 @@ FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     "worker_stopped": _signal_worker(signal.SIGSTOP),
     "worker_killed": _signal_worker(signal.SIGKILL),
     **injector_files.FAULTS,
+    **injector_snapshots.FAULTS,
 }
 PREPARE: dict[str, Callable[[Heartbeat], None]] = {"worker_sleeps": prepare_worker_sleeps, **injector_files.PREPARE}
 """What must be in place before the first step, because the loader's workers are forked then."""

@@ -106,23 +106,20 @@ def plan(files: list[File]) -> Plan:
     """
     tensors: list[Any] = []
     stored = [(f.name, f.kind, f.content if f.kind == "raw" else _dump(f, tensors), f.metadata) for f in files]
-    order = sorted(range(len(tensors)), key=lambda i: (-tensors[i].element_size(), str(tensors[i].dtype)))
+    by_type: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_type.setdefault(tensor.dtype, []).append(index)
     places: list[Any] = [None] * len(tensors)
     regions: list[tuple[int, int, str]] = []
-    at = start = 0
-    last = ""
-    for index in order:
-        tensor = tensors[index]
-        kind = str(tensor.dtype).removeprefix("torch.")
-        if kind != last:
-            if last:
-                regions.append((start, at - start, last))
-            at = start = -(-at // _ALIGN) * _ALIGN
-            last = kind
-        places[index] = at, kind, tuple(tensor.shape), _strides(tensor)
-        at += tensor.numel() * tensor.element_size()
-    if last:
-        regions.append((start, at - start, last))
+    at = 0
+    for dtype, indexes in by_type.items():
+        kind, start = str(dtype).removeprefix("torch."), -(-at // _ALIGN) * _ALIGN
+        at = start
+        for index in indexes:
+            tensor = tensors[index]
+            places[index] = at, kind, tuple(tensor.shape), _strides(tensor)
+            at += tensor.nbytes
+        regions.append((start, at - start, kind))
     tail = pickle.dumps((stored, places), protocol=4)
     return Plan(tensors, places, regions, tail, -(-at // _ALIGN) * _ALIGN)
 
@@ -153,7 +150,7 @@ def _dump(file: File, tensors: list[Any]) -> bytes:
             # Others (sparse, the 8-bit states of torchao) are pickled as what they consist of, most of it plain tensors.
             if type(value) not in plain or value.layout != torch.strided or value.is_quantized:
                 return NotImplemented
-            tensors.append(value.detach())
+            tensors.append(value)
             return _tensor, (len(tensors) - 1,)
 
     buffer = io.BytesIO()
@@ -194,7 +191,7 @@ def invalidate(target: mmap.mmap | memoryview) -> None:
     target[: _HEAD.size] = bytes(_HEAD.size)
 
 
-def seal(target: mmap.mmap, header: Header) -> None:
+def seal(target: mmap.mmap | bytearray, header: Header) -> None:
     """Write the header: the record counts from here on. Raises RecordError when the header is too long."""
     text = json.dumps(asdict(header)).encode()
     if _HEAD.size + len(text) > BODY:

@@ -26,7 +26,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sd_scripts_patches import ast_utils, batch_seeds, data_order, hooks, legacy_state, session, trainer_state
+from sd_scripts_patches import (
+    ast_utils,
+    batch_seeds,
+    data_order,
+    hooks,
+    legacy_state,
+    session,
+    snapshots,
+    trainer_state,
+)
 from sd_scripts_patches.patch import Patch, Target, find_function
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
@@ -357,6 +366,7 @@ def _check_state_first(original: Callable) -> Callable:
 
     def train(self: Any, args: Any) -> Any:
         if args.resume and not args.resume_from_huggingface:
+            snapshots.make_state(args.resume)
             step_is_given = args.initial_step is not None or args.initial_epoch is not None
             legacy_state.check_state(Path(args.resume), step_is_given)
         return original(self, args)

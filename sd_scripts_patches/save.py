@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guards import crash
-from sd_scripts_patches import ast_utils, session, timeouts
+from sd_scripts_patches import ast_utils, session, snapshots, timeouts
 from sd_scripts_patches.patch import Incompatible, Patch, Target, find_function, find_one
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def _write_aside(original: Callable) -> Callable:
 
     def save_state(self: Any, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
         kind = getattr(self.distributed_type, "name", str(self.distributed_type))
+        if snapshots.capturing():
+            return original(self, output_dir, *args, **kwargs)
         if output_dir is None or kind in SHARDED:
             session.log(f"accelerate writes this state ({kind}) itself, without a guard file")
             return original(self, output_dir, *args, **kwargs)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -216,18 +217,22 @@ def test_memory_that_becomes_short_is_given_back(ring, monkeypatch):
     assert list(ring.glob("slot-*")) == []
 
 
-def test_the_frequency_follows_from_the_cost(ring):
-    """A snapshot that takes as long as half a step is taken about every fifty steps; a cheap one at each."""
-    slow, quick = writer(ring), writer(ring)
-    for ours, step_s, capture_s in ((slow, 0.01, 0.005), (quick, 0.2, 0.0)):
-        for step in range(1, 7):
-            time.sleep(step_s)
+def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
+    """A snapshot may cost 1 % of the time: 5 ms of steps of 10 ms come every 50 steps; 5 ms of steps of 1 s at each."""
+    now_s = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, thread_time=lambda: 0.0, time=time.time)
+    monkeypatch.setattr(snapshots, "time", clock)
+    for step_s, every in ((0.01, 50), (1.0, 1)):
+        ours = writer(ring)
+        for step in range(1, 8):
+            now_s += step_s
             ours._since = 1000
             assert ours.due()
-            time.sleep(capture_s)
+            now_s += 0.005
             ours.take("toy-state", step, 1, raw(b"x"))
-    assert 25 <= slow.every <= 150 and quick.every == 1
-    assert not slow.due() and quick.due()
+        assert ours.every in (every, every + 1)
+        now_s += step_s
+        assert ours.due() == (every == 1)
 
 
 def test_several_processes_have_no_snapshots(ring):

@@ -112,7 +112,15 @@ def line(folder: Path, values: dict[str, Any] | None) -> str:
     eta = f", {duration(values['eta_s'])} left" if values.get("eta_s") else ""
     restarts = f", {count(values['restarts'], 'restart')}" if values["restarts"] else ""
     message = f". {m}" if (m := values["message"]) else ""
-    return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}{_store(values)}{message}"
+    return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}{_store(values)}{_snapshots(values)}{message}"
+
+
+def _snapshots(values: dict[str, Any]) -> str:
+    """The newest snapshot in memory, or why there is none."""
+    known = values.get("snapshots") or {}
+    if known.get("off"):
+        return f", snapshots in memory are off: {known['off']}"
+    return f", snapshot of step {known['step']} in memory" if known.get("step") is not None else ""
 
 
 def _store(values: dict[str, Any]) -> str:

@@ -165,7 +165,7 @@ def head(view: View | None) -> str:
     ]
     resume = "start over" if view.checkpoint is None else f"continue from the checkpoint at step {view.checkpoint:,}"
     meaning = meaning.format(start=view.start_label, resume=resume)
-    lines = [text for text in (view.problem, message, meaning, store(view)) if text]
+    lines = [text for text in (view.problem, message, meaning, store(view), snapshots(view) if running else "") if text]
     rows += [f'<p class="hp-say" data-testid="message">{esc(text)}</p>' for text in dict.fromkeys(lines)]
     if status.get("state"):
         rows.append(f'<dl class="hp-facts">{"".join(_fact(*fact) for fact in facts(view, running))}</dl>')
@@ -188,6 +188,22 @@ def store(view: View) -> str:
         error = known.get("error")
         return f"{name}: {held}{more}" + (f". {error}. Training goes on; copying is tried again." if error else ".")
     return f"{name}: {known.get('state') or held}."
+
+
+def snapshots(view: View) -> str:
+    """How far a restart would go back, or why there are no snapshots in memory; "" before the first one."""
+    known = view.status.get("snapshots")
+    if not isinstance(known, dict):
+        return ""
+    if known.get("off"):
+        return f"Snapshots in memory are off: {known['off']}. A restart resumes from the newest checkpoint."
+    step, every = known.get("step"), known.get("every")
+    if not isinstance(step, int) or not isinstance(every, int):
+        return ""
+    often = "at every step" if every <= 1 else f"every {every:,} steps"
+    return (
+        f"Snapshot in memory: step {step:,} ({size_text(known.get('bytes') or 0)}, {often}). A restart resumes from it."
+    )
 
 
 # State of the ledger: (label, colour class, explanation).
