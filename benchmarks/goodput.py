@@ -1,6 +1,7 @@
 """Goodput under faults: the same loop, the same faults at the same steps, three supervisors.
 
     python -m benchmarks goodput [--json] [--repeats 3] [--steps 240] [--contenders ours,torchrun,ft_launcher] [--no-torch]
+    python -m benchmarks goodput --contenders ours,no_standby,no_snapshots,neither
     python -m benchmarks goodput --contenders ours --against DIR      (DIR: a checkout of another commit)
 
 Decision: the loop keeps a ledger, and every figure but one is computed from it, in the same way for every contender. The
@@ -39,7 +40,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import pairs, toy_loop
-from benchmarks.goodput_contenders import AGAINST, CONTENDERS, Contender, NotMeasured, another, begin, finish
+from benchmarks.goodput_contenders import AGAINST, CONTENDERS, PARTS, Contender, NotMeasured, another, begin, finish
 from monitor.process import platform as processes
 
 STEP_S = 0.05
@@ -315,13 +316,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--against", type=Path, metavar="DIR", help="a checkout of another commit to compare with")
     parser.add_argument("--no-torch", action="store_true", help="a loop that does not import torch")
     arguments = parser.parse_args(argv)
-    names, contenders = arguments.contenders.split(","), dict(CONTENDERS)
+    names, contenders = arguments.contenders.split(","), {**CONTENDERS, **PARTS}
     if arguments.against:
         contenders[AGAINST] = another(arguments.against.resolve())
         names.insert(names.index("ours") + 1 if "ours" in names else 0, AGAINST)
     unknown = [name for name in names if name not in contenders]
     if unknown:
-        parser.error(f"no contender {unknown[0]!r}; there are: {', '.join(CONTENDERS)}")
+        parser.error(f"no contender {unknown[0]!r}; there are: {', '.join(contenders)}")
     faults = tuple(filter(None, arguments.faults.split(",")))
     measured: dict[str, list[dict]] = {name: [] for name in names}
     results: dict[str, dict] = {}

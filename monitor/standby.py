@@ -68,6 +68,7 @@ class Standby:
         self._writer = -1  # the end of the pipe that opens the gate
         self._failed_count = 0
         self._look_s = self._rest_s = -1e9
+        self._ready = False
         self._bytes = 0
         self._short = False  # memory was
 
@@ -86,7 +87,7 @@ class Standby:
         if self.attempt is not None:
             if text and text != self._text:
                 self.drop("the next attempt's script has changed")
-            elif now_s - self._look_s >= LOOK_S:
+            elif now_s - self._look_s >= LOOK_S or self._became_ready():
                 self._look_s = now_s
                 self._look_after(now_s)
         elif text and max((b.count for b in view.beats), default=0) >= self.limits.steps_count:
@@ -106,11 +107,16 @@ class Standby:
             stand_in = str(self.folder.folder / STAND_IN)
             variables = {gate.VARIABLE: str(reader), gate.STAND_IN: stand_in, gate.NO_CONTEXT: "1"}
             attempt.spawn(script, attempt.heartbeats / OUTPUT, variables, (*inherit, reader))
-            self.off, self._look_s = "", now_s
+            self.off, self._look_s, self._ready = "", now_s, False
         except OSError as error:
             self._failed(f"it cannot be started: {error.strerror or error}")
         finally:
             os.close(reader)
+
+    def _became_ready(self) -> bool:
+        """Whether it has arrived at the gate since the last call: from now on its memory stays the same."""
+        before, self._ready = self._ready, self.attempt is not None and _at_gate(self.attempt)
+        return self._ready and not before
 
     def _look_after(self, now_s: float) -> None:
         """Is it alive, and is there memory for it?"""
@@ -188,7 +194,7 @@ class Standby:
             OSError: it does not answer, and cannot be killed.
         """
         self.attempt = None
-        waits = (attempt.heartbeats / gate.READY).exists()
+        waits = _at_gate(attempt)
         log = self.folder.folder / TRAINING_LOG
         environment = {**variables, "HANGPROOF_RESUME": str(resume)}
         try:
@@ -238,9 +244,12 @@ class Standby:
         """For status.json: "state" (none, starting, ready), "pid", "memory_bytes", "reason" (why there is none)."""
         if self.attempt is None:
             return {"state": "none", "pid": None, "memory_bytes": 0, "reason": self.off}
-        ready = (self.attempt.heartbeats / gate.READY).exists()
-        state = "ready" if ready else "starting"
+        state = "ready" if self._ready else "starting"
         return {"state": state, "pid": self.attempt.pid, "memory_bytes": self._bytes, "reason": ""}
+
+
+def _at_gate(attempt: Attempt) -> bool:
+    return (attempt.heartbeats / gate.READY).exists()
 
 
 def adopted(attempt: Attempt, log_start: int, oom_kills: dict[str, int]) -> Attempt:
