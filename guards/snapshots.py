@@ -113,7 +113,7 @@ class Snapshots:
         self._durations: deque[float] = deque(maxlen=21)  # seconds of steps
         self._costs: deque[float] = deque(maxlen=5)  # seconds of snapshots
         self._last_s: float | None = None  # the end of the last boundary
-        self._begun_s = 0.0
+        self._begun_s = self._begun_cpu_s = 0.0
         self._since = 0  # steps since the last snapshot
         self._memory_s = -math.inf
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
@@ -153,6 +153,7 @@ class Snapshots:
         if self._last_s is not None:
             self._durations.append(now_s - self._last_s)
         self._last_s = self._begun_s = now_s
+        self._begun_cpu_s = time.thread_time()
         self._since += 1
         if self._failed:
             self.turn_off(self._failed)
@@ -213,14 +214,24 @@ class Snapshots:
         if plan.bytes <= INLINE and staged is None:
             self._finish(job)
             self._last_s = time.monotonic()
-            return self._count(job, self._last_s - self._begun_s)
+            return self._count(job, self._spent_s(staged))
         self._idle.clear()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="hangproof-snapshots", daemon=True)
             self._thread.start()
         self._last_s = time.monotonic()
-        job.cost_s = self._last_s - self._begun_s
+        job.cost_s = self._spent_s(staged)
         self._jobs.put(job)
+
+    def _spent_s(self, staged: Any) -> float:
+        """What the step has lost to its snapshot so far.
+
+        On a CPU its thread's own time: other programs would make the snapshot look as expensive as the step. With a GPU the
+        wall time, because a thread that waits for the GPU keeps it from getting work.
+        """
+        if staged is not None:
+            return time.monotonic() - self._begun_s
+        return time.thread_time() - self._begun_cpu_s
 
     def _no_room(self, size: int) -> str:
         """ "" when all copies of a record of `size` bytes fit; else the sentence."""
@@ -304,12 +315,16 @@ class Snapshots:
         return gpu_s if job.staged is not None else time.thread_time() - began_s
 
     def _count(self, job: _Job, cost_s: float) -> None:
-        """How often from now on: the cost of a snapshot, spread over `every` steps, is at most SHARE of their time."""
+        """How often from now on: the cost of a snapshot, spread over `every` steps, is at most SHARE of their time.
+
+        One slow snapshot must not put the next one far away, so `every` at most doubles with each.
+        """
         if not job.counts:
             return
         self._costs.append(cost_s)
         step_s = statistics.median(self._durations) if self._durations else 0.0
-        self.every = max(1, math.ceil(statistics.median(self._costs) / (SHARE * step_s))) if step_s else 1
+        wanted = math.ceil(statistics.median(self._costs) / (SHARE * step_s)) if step_s else 1
+        self.every = max(1, min(wanted, 2 * self.every))
 
     def wait(self) -> None:
         """Wait until the record under way is complete."""

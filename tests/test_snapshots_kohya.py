@@ -21,6 +21,7 @@ pytestmark = [
 ]
 SD = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
 MUSUBI = pytest.mark.skipif(bool(tiny_musubi.why_not()), reason=tiny_musubi.why_not() or "-")
+PACE_S = "0.75"  # tiny weights, but steps as long as real ones: a snapshot may cost 1 % of them
 SAVES = ["--save_state", "--save_every_n_steps", "10"]
 KILLS = [2, pytest.param(20, marks=pytest.mark.long)]
 
@@ -34,7 +35,8 @@ def ring():
 
 def variables(ring, number):
     """(--resume …, the environment) of an attempt, as the monitor chooses them."""
-    env = {snapshots.FOLDER: str(ring), "HANGPROOF_ATTEMPT": str(number)}
+    env = {snapshots.FOLDER: str(ring), "HANGPROOF_ATTEMPT": str(number), "HANGPROOF_HEARTBEAT": str(ring / "beats")}
+    env |= {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": PACE_S}
     found = next(iter(snapshots.headers(ring).items()), None)
     if found is None:
         return [], env, 0
@@ -62,7 +64,8 @@ def compare(plain, killed, kills, planned, resumed):
     assert [entry for entry in found if expected[entry[0], entry[1]] != entry[2]] == []
     assert {(e, s) for e, s, _ in found} == set(expected) and len(expected) == planned
     print(f"{kills} kills, {len(found) - planned} steps repeated, resumed from {resumed}")
-    assert len(found) - planned <= 2 * kills and resumed == sorted(resumed) and resumed[-1] > 0
+    # The kill comes when a step is counted, and before its snapshot: the worst moment.
+    assert len(found) - planned <= kills + 2 and resumed == sorted(resumed) and resumed[-1] > 0
     for name in ("tiny.safetensors", "tiny-step00000010-state/model.safetensors"):
         assert resume_helpers.tensors(killed / "made" / name) == resume_helpers.tensors(plain / "made" / name), name
 
