@@ -37,12 +37,19 @@ class Run:
         self.env |= {"HANGPROOF_LIMITS": str(data / "limits.toml"), "TOY_FAULTS_DONE": str(data / "done")}
         self.env |= {"HANGPROOF_GPUS": "", "TMPDIR": str(data / "tmp"), "HANGPROOF_SHM": str(data / "tmp")}
         (data / "tmp").mkdir()
+        # From step 4 on a step takes a second until `hurry` is called, however long a standby needs on a busy machine.
+        self.env |= {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_SLOW": f"4:1:{data / 'hurry'}"}
 
     def start(self, **more: str):
         return monitor(self.folder, **self.env, **more)
 
     def standby(self) -> dict:
         return status(self.folder)["standby"] if (self.folder / "status.json").exists() else {"state": "none"}
+
+    def finish(self, process, code: int = 0) -> None:
+        """Waits for the end of the run, whose steps are short from now on."""
+        (self.data / "hurry").touch()
+        assert finish(process)[0] == code
 
     def until_ready(self) -> int:
         """Waits for the standby; the process number of its shell."""
@@ -86,7 +93,7 @@ def test_a_crash_is_continued_by_the_standby_and_another_one_is_started(tmp_path
     os.kill(training[0], signal.SIGKILL)
     second = wait_for(lambda: (pid := run.until_ready()) != first and pid, what="the next standby")
     assert status(run.folder)["trainer_pids"] == [waiting] and second != first
-    assert finish(process)[0] == 0
+    run.finish(process)
     run.check_complete(restarts=1)
     assert EARLY in run.restarted()[0]
     assert not [e for e in events(run.folder, "killed") if "what an earlier attempt left" in e["message"]]
@@ -103,8 +110,9 @@ def test_a_standby_that_is_killed_is_replaced_a_few_times_and_the_training_never
     trainer_of(first).kill()
     second = wait_for(lambda: (pid := run.until_ready()) != first and pid, 60, "the next standby")
     trainer_of(second).kill()
-    assert finish(process)[0] == 0
-    assert "it ended by itself: without a message (2 times)" in (run.folder / "monitor.log").read_text()
+    log = run.folder / "monitor.log"
+    wait_for(lambda: "it ended by itself" in log.read_text() and "(2 times)" in log.read_text(), 60, "no more tries")
+    run.finish(process)
     run.check_complete(restarts=0)
 
 
@@ -115,7 +123,7 @@ def test_a_standby_that_does_not_go_on_is_killed_and_a_cold_start_follows(tmp_pa
     waiting = trainer_of(run.until_ready())
     waiting.suspend()
     os.kill(status(run.folder)["trainer_pids"][0], signal.SIGKILL)
-    assert finish(process)[0] == 0
+    run.finish(process)
     assert not waiting.is_running() and EARLY not in run.restarted()[0]
     run.check_complete(restarts=1)
 
@@ -132,7 +140,7 @@ def test_a_monitor_that_is_killed_leaves_no_standby_and_the_next_one_starts_its_
     wait_for(waiting_gone, 30, "the end of the standby")
     wait_for(lambda: (pid := run.standby()["pid"]) and pid != shell, 60, "the standby of the next monitor")
     assert status(run.folder)["trainer_pids"] == training, "the training goes on"
-    assert finish(process)[0] == 0
+    run.finish(process)
     run.check_complete(restarts=0)
 
 
@@ -145,7 +153,7 @@ def test_it_is_off_when_memory_is_short_and_when_it_is_turned_off(tmp_path):
         run = Run(tmp_path / name, step_s=0.01, limits=limits)
         process = run.start()
         wait_for(lambda run=run, reason=reason: reason in run.standby().get("reason", ""), what=reason)
-        assert finish(process)[0] == 0
+        run.finish(process)
         run.check_complete(restarts=0)
 
 
@@ -155,7 +163,8 @@ def test_a_stop_ends_the_standby_at_once(tmp_path):
     process = run.start()
     waiting = trainer_of(run.until_ready())
     stop(run.folder, **run.env)
-    assert finish(process)[0] == 3 and not waiting.is_running()
+    run.finish(process, code=3)
+    assert not waiting.is_running()
     assert not members(run.folder) and status(run.folder)["state"] == "stopped"
 
 
@@ -178,7 +187,8 @@ def alone(tmp_path, monkeypatch):
     text = (run.folder / "train.sh").read_text().rstrip() + f" --resume {run.folder / STAND_IN}\n"
     attempt = Attempt.prepare(folder, 1, platform.now(), {})
     standby._begin(attempt, text, (), time.monotonic())
-    wait_for(lambda: standby.summary()["state"] == "ready", 60, "a standby")
+    wait_for(standby._became_ready, 60, "a standby")
+    assert standby.summary()["state"] == "ready"
     yield standby, run.folder, text
     standby.close()
     attempt.close()
