@@ -213,9 +213,11 @@ def fault_step(row: Row, seed: int) -> int:
 def _edit(script: Path, added: str) -> None:
     """Put these lines before the script's launch of the trainer."""
     lines = script.read_text(encoding="utf-8").splitlines()
-    at = next((i for i, line in enumerate(lines) if "launch" in line and not line.startswith("#")), None)
-    if at is None:
+    starts = ('"$python" ', '"$launcher" ')  # the last of them trains; others before it encode images and captions
+    found = [i for i, line in enumerate(lines) if line.removeprefix("exec ").startswith(starts)]
+    if not found:
         raise AssertionError(f"{script} has no line that launches the trainer")
+    at = found[-1]
     script.write_text("\n".join([*lines[:at], *added.splitlines(), *lines[at:]]) + "\n", encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -231,7 +232,7 @@ def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
             now_s += 0.005
             ours.take("toy-state", step, 1, raw(b"x"))
             seen.append(ours.every)
-        assert ours.every in (wanted, wanted + 1) and all(b <= 2 * a for a, b in zip(seen, seen[1:], strict=False))
+        assert ours.every in (wanted, wanted + 1) and all(b <= 2 * a for a, b in pairwise(seen))
         now_s += step_s
         assert ours.due() == (wanted == 1)
 
