@@ -210,41 +210,29 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None) -> "ASGIApp":
     Raises:
         RunError, PresetError: a table or an argument is invalid.
     """
-    import gradio as gr
-    from fastapi import FastAPI
-
     from presets import defaults
-    from ui import page, queue_wakes
-    from ui.api.server import OnDemand, mounted
+    from ui import page
+    from ui.api.server import OnDemand, api_app
     from ui.login import Login
+    from ui.mount import mounted
     from ui.security import Guard, Hosts, Limits
     from ui.streams import Streams
 
     hosts = Hosts(args.listen, allowed_hosts(args))
     upload = defaults()["images"]["max_upload_mb"] * 1_000_000
     blocks = page.build(login=auth is not None)
-    app = gr.mount_gradio_app(
-        FastAPI(openapi_url=None),
+    app = mounted(
         blocks,
         "/",
-        app_kwargs={"openapi_url": None},
-        show_error=True,
-        max_file_size=upload,
-        ssr_mode=False,
+        upload,
         mcp_server=False,
-        pwa=False,
-        enable_monitoring=False,
-        run_history=False,
         footer_links=[],
         allowed_paths=page.allowed_paths(),
         theme=page.theme(),
         head=page.PAGE_HEAD,
     )
-    # Gradio checks which files an event names only after launch() (processing_utils.py, _check_allowed).
-    blocks.has_launched = True
-    queue_wakes.install(blocks)
     login = Login(auth, datasets_dir() / ".logins.json", args.port) if auth else None
-    api = OnDemand(Streams(app), lambda: mounted(upload, args.mcp))
+    api = OnDemand(Streams(app), lambda: api_app(upload, args.mcp))
     return Guard(api, hosts, Limits(upload), login, args.mcp)
 
 

@@ -196,7 +196,7 @@ def in_browser(data: Path, draft_id: str, number: int, rounds: int) -> dict[str,
         page.set_default_timeout(WAIT_MS)
         page.add_init_script(f"localStorage['hangproof-draft-id'] ||= '{draft_id}'")
         _open(page, url)
-        page.get_by_text(f"{number:,} images").wait_for()
+        page.get_by_test_id("image-count").get_by_text(f"{number:,} images").wait_for()
         found = _measure(page, number, rounds)
         found["rss_mb"] = round(process.memory_info().rss / 2**20, 1)
         browser.close()

@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     begun_s = _BEGUN_S
     if gate.closed():
         if os.environ.get("TOY_TORCH") == "1":
-            import torch  # noqa: F401 - for the time it takes
+            import torch  # for the time it takes
         argv = gate.wait(sys.argv[1:] if argv is None else argv)
         begun_s = time.monotonic()
     parser = argparse.ArgumentParser(allow_abbrev=False)

@@ -81,7 +81,7 @@ def measure(command: list[str], port: int, env: dict[str, str], idle_s: float = 
         seen = psutil.Process(process.pid)
         times, rss = seen.cpu_times(), seen.memory_info().rss
         config = _fetch(process, f"http://127.0.0.1:{port}/config", began)
-        idle = {"idle_percent_of_core": _idle_percent(seen, idle_s)} if idle_s else {}
+        idle = {"idle_percent_of_core": ui_runs.busy_percent(seen, idle_s, SETTLE_S)} if idle_s else {}
         return {
             "first_page_s": round(seconds, 3),
             "cpu_s": round(times.user + times.system, 3),
@@ -122,14 +122,6 @@ def _stop(process: subprocess.Popen) -> None:
         process.wait(10)
     process.kill()
     process.wait()
-
-
-def _idle_percent(process: psutil.Process, seconds: float) -> float:
-    time.sleep(SETTLE_S)
-    began, before = time.monotonic(), process.cpu_times()
-    time.sleep(seconds)
-    took, after = time.monotonic() - began, process.cpu_times()
-    return round(100 * (after.user + after.system - before.user - before.system) / took, 2)
 
 
 def _fetch(process: subprocess.Popen, address: str, began: float) -> bytes:

@@ -188,9 +188,9 @@ def _open(browser: Any, url: str, number: int) -> Any:
     return page
 
 
-def busy_percent(server: psutil.Process, seconds: float) -> float:
-    """How much of a core the server uses for so many seconds, after SETTLE_S."""
-    time.sleep(SETTLE_S)
+def busy_percent(server: psutil.Process, seconds: float, settle_s: float = SETTLE_S) -> float:
+    """How much of a core the server uses for so many seconds, after settle_s."""
+    time.sleep(settle_s)
     began, before = time.monotonic(), server.cpu_times()
     time.sleep(seconds)
     took, after = time.monotonic() - began, server.cpu_times()

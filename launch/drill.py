@@ -72,15 +72,6 @@ class Stage:
     at_s: float | None = None
 
 
-def free_name() -> str:
-    """`hang drill`, or the first of `hang drill 2`, … that no run and no data set uses."""
-    number, name = 1, NAME
-    while any((folder / runs.slug(name)).exists() for folder in (runs.outputs_dir(), runs.datasets_dir())):
-        number += 1
-        name = f"{NAME} {number}"
-    return name
-
-
 def start(kind: str = USUAL) -> Path:
     """Create the demo run, and start it with the freeze in it. Changes the environment of this process.
 
@@ -92,7 +83,7 @@ def start(kind: str = USUAL) -> Path:
     """
     if kind not in FAULTS:
         raise LaunchError(f"there is no drill {kind!r}; use {', '.join(FAULTS)}")
-    spec = runs.make({"name": free_name(), **SETTINGS})
+    spec = runs.make({"name": runs.free_name(NAME), **SETTINGS})
     with tempfile.TemporaryDirectory() as photos:
         write_examples(Path(photos))
         folder: Path = runs.create(spec, Path(photos))

@@ -27,7 +27,7 @@ from runs.command import model_files
 from runs.dataset import images_in
 from runs.files import RunError
 from runs.folders import render
-from runs.paths import datasets_dir, outputs_dir, run_folder
+from runs.paths import datasets_dir, outputs_dir
 from runs.spec import RunSpec, load, save
 
 NAME = "ladder"
@@ -335,15 +335,12 @@ def compare(found: Sequence[Rung]) -> Finding:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m launch ladder`."""
-    parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds for everything (default: {LIMIT_S:.0f})")
+    short_run.add_arguments(parser, LIMIT_S, "everything")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: nothing is wrong. 1: something is; the finding says what."""
-    short_run.end_on_sigterm()
-    if args.limit <= 0:
-        raise LaunchError("--limit must be a number of seconds")
-    answer = ladder(run_folder(args.run), args.limit, lambda line: print(line, flush=True))
+    folder = short_run.begin(args)
+    answer = ladder(folder, args.limit, lambda line: print(line, flush=True))
     report(args, f"\n{answer['finding']}\n{answer['advice']}", answer)
     return 0 if answer["ok"] else 1

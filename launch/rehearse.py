@@ -33,7 +33,7 @@ from runs.command import model_files, samples, world
 from runs.dataset import counts, images_in
 from runs.files import atomic_write
 from runs.folders import render, with_sample_interval, write_attempt
-from runs.paths import datasets_dir, outputs_dir, run_folder
+from runs.paths import datasets_dir, outputs_dir
 from runs.spec import RunSpec, load, save
 
 FILE, COUNTS, DATASET = "rehearsal.json", "images.json", "dataset"
@@ -442,16 +442,13 @@ def _bytes(folder: Path) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m launch rehearse`."""
-    parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds for all stages (default: {LIMIT_S:.0f})")
+    short_run.add_arguments(parser, LIMIT_S, "all stages")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: it passed. 1: it failed; the text says where and why."""
-    short_run.end_on_sigterm()
-    if args.limit <= 0:
-        raise LaunchError("--limit must be a number of seconds")
-    found = rehearse(run_folder(args.run), args.limit, _print)
+    folder = short_run.begin(args)
+    found = rehearse(folder, args.limit, _print)
     lines = ["", *(forecast.lines(found.forecast) if found.state == PASSED else failure_lines(found))]
     report(args, "\n".join(lines), asdict(found))
     return 0 if found.state == PASSED else 1

@@ -7,6 +7,7 @@ the run is changed.
 A data folder whose process was killed is removed by the next one, with the processes that it left behind.
 """
 
+import argparse
 import contextlib
 import os
 import re
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launch.common import LaunchError
+from launch.common import LaunchError, add_run, find
 from monitor import config
 from monitor.attempt import Attempt, AttemptView
 from monitor.detect.probe import Probe
@@ -121,6 +122,20 @@ def sweep(parent: Path) -> list[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         removed.append(folder)
     return removed
+
+
+def add_arguments(parser: argparse.ArgumentParser, limit_s: float, limited: str) -> None:
+    """The arguments of a command on one run with a time limit. limited: what the limit is for."""
+    add_run(parser)
+    parser.add_argument("--limit", type=float, default=limit_s, help=f"seconds for {limited} (default: {limit_s:.0f})")
+
+
+def begin(args: argparse.Namespace) -> Path:
+    """The folder of the run that such a command is for. Raises LaunchError, RunError; from now on SIGTERM cleans up."""
+    end_on_sigterm()
+    if args.limit <= 0:
+        raise LaunchError("--limit must be a number of seconds")
+    return find(args)
 
 
 def end_on_sigterm() -> None:

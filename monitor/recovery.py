@@ -388,10 +388,7 @@ def already_started(run: Run) -> Attempt | None:
     attempt = Attempt.adopt(run.folder, record)
     if attempt is None:
         return None
-    kind = "restarted" if run.incident is not None else "started"
-    known = {"attempt": record.number, "step": run.state.resumed_step, "metrics_bytes": run.folder.metrics_size()}
-    run.folder.event(kind, f"attempt {record.number} continues, pid {attempt.pid}", **known)
-    run.started = True
+    _report_start(run, attempt, "continues", metrics_bytes=run.folder.metrics_size())
     return attempt
 
 
@@ -461,15 +458,20 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
         run.incident.save(run.folder)
     where = "a snapshot in memory" if point.record else point.path.name if point.path else ""
     source = f"from step {point.step} ({where})" if point.path else "from the start"
-    kind = "restarted" if run.incident is not None else "started"
     waited_s = 0.0 if run.started else round(time.monotonic() - run.began_s, 3)
-    known = {"attempt": number, "step": point.step, "metrics_bytes": metrics_bytes, "waited_s": waited_s}
-    run.started = True  # what the event says beside the message is for monitor/ledger.py
     how = ", which had been started early" if standby else ""
-    run.folder.event(kind, f"attempt {number} {source}, pid {attempt.pid}{how}", **known)
+    _report_start(run, attempt, source, how, metrics_bytes=metrics_bytes, waited_s=waited_s)
+    return attempt
+
+
+def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **known: float) -> None:
+    """The event of an attempt that has started, and what begins with it. known: what the event has for monitor/ledger.py."""
+    kind, number = "restarted" if run.incident is not None else "started", attempt.record.number
+    message = f"attempt {number} {source}, pid {attempt.pid}{how}"
+    run.folder.event(kind, message, attempt=number, step=run.state.resumed_step, **known)
+    run.started = True
     if run.folder.spec.get("trackers") == trackio_feed.TRACKER:
         trackio_feed.start(run.folder)
-    return attempt
 
 
 def _release_standby(

@@ -17,6 +17,7 @@ _WHERE = {
     "run_folder": "paths",
     "list_runs": "paths",
     "slug": "paths",
+    "free_name": "paths",
     "RunSpec": "spec",
     "make": "spec",
     "load": "spec",

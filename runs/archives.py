@@ -4,6 +4,7 @@ No name in the ZIP becomes a path: each entry is written to a numbered file, and
 counted while an entry is read, because a header can lie. A bad entry costs only itself.
 """
 
+import errno
 import lzma
 import stat
 import struct
@@ -151,8 +152,8 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
         raise _Refused(f"the file is damaged ({error}); pack the ZIP again") from error
     except OSError as error:
         target.unlink(missing_ok=True)
-        if error.errno is not None:
-            raise  # of this machine's disk; bz2 raises one without a number for damaged data
+        if error.errno not in (None, errno.EINVAL):
+            raise  # of this machine's disk; damaged data has no number with bz2, and EINVAL for a place before the file's start
         raise _Refused(f"the file is damaged ({error}); pack the ZIP again") from error
     if size > most:
         target.unlink()

@@ -3,6 +3,7 @@
 Everything that a user creates is in one data folder, so that one variable moves it to another disk.
 """
 
+import itertools
 import os
 import re
 import sys
@@ -113,6 +114,27 @@ def slug(name: str) -> str:
     if text.upper() in RESERVED_NAMES:
         raise RunError(f"Windows reserves the name {text}; choose another name")
     return text
+
+
+def free_name(name: str) -> str:
+    """`name`, or the first of `name 2`, `name 3`, … that no run or data set has, in any case of its letters.
+
+    A long name is shortened, because its folder's name is: the number would be cut off otherwise.
+    """
+    taken = {entry.casefold() for parent in (outputs_dir(), datasets_dir()) for entry in entries(parent)}
+    if slug(name).casefold() not in taken:
+        return name
+    numbered = re.search(r" (\d{1,6})$", name.strip())
+    stem, number = (name.strip()[: numbered.start()], int(numbered[1])) if numbered else (name.strip(), 1)
+    for count in itertools.count(number + 1):
+        ending = f" {count}"
+        short = stem
+        while short and not slug(short + ending).endswith(f"-{count}"):
+            short = short[: len(short) * 9 // 10].rstrip()
+        candidate = (short or "run") + ending
+        if slug(candidate).casefold() not in taken:
+            return candidate
+    raise AssertionError("unreachable: the numbers do not end")
 
 
 def list_runs() -> list[Path]:

@@ -3,48 +3,37 @@
 import base64
 import io
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from loopback import Answers as Handler
+from loopback import Server, running
 from PIL import Image
 
 
-class CaptionServer(ThreadingHTTPServer):
+class CaptionServer(Server):
     """`answer(number, question)` is called for each request: text, or (status, body, headers), or None to send nothing.
 
     questions: what was asked; sizes: of the images; headers: by request.
     """
 
-    daemon_threads = True
-    request_queue_size = 64
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answers)
+        super().__init__(Answers)
         self.answer: Any = lambda number, question: f"a picture, number {number}"
         self.questions: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.sizes: list[tuple[int, int]] = []
-        self.closing = threading.Event()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-    def handle_error(self, request, client_address):
-        pass  # clients close connections here on purpose
+        return f"{super().url}/v1"
 
 
-class Answers(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Answers(Handler):
     server: CaptionServer
-
-    def log_message(self, *_):
-        pass
 
     def do_POST(self):
         question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -88,16 +77,8 @@ def drip() -> Iterator[bytes]:
 @contextmanager
 def answering() -> Iterator[CaptionServer]:
     """A running server."""
-    server = CaptionServer()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with running(CaptionServer()) as server:
         yield server
-    finally:
-        server.closing.set()
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
 
 
 def slow(seconds: float, text: str = "a slow picture"):

@@ -58,6 +58,16 @@ def photo(path: Path, seed: int = 0, size=(96, 64), **save) -> Path:
     return path
 
 
+def photo_folder(root: Path, number: int, caption: str = "number {}") -> Path:
+    """A folder of large photos with captions. They differ in what follows the image, because to draw them takes long."""
+    content = photo(root.parent / "one.jpg", 5, size=(3000, 2000), quality=92).read_bytes()
+    root.mkdir()
+    for n in range(number):
+        (root / f"{n}.jpg").write_bytes(content + f"{n}".encode())
+        (root / f"{n}.txt").write_text(caption.format(n))
+    return root
+
+
 def note(path: Path, content: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8")

@@ -9,8 +9,10 @@ import json
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from loopback import Answers as Handler
+from loopback import Server, running
 
 TOKEN = "hf_write_token_of_the_test"
 
@@ -25,13 +27,11 @@ class Repository:
     commits: list[str] = field(default_factory=list)
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(Server):
     """`repositories` by id; `objects`: LFS contents by sha256; `puts`: sha256 of each upload that was received completely."""
 
-    daemon_threads = True
-
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Answers)
+        super().__init__(Answers)
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
         self.puts: list[str] = []
@@ -40,20 +40,9 @@ class Hub(ThreadingHTTPServer):
         self.stall_put = threading.Event()  # while set, an upload is read and not answered
         self.user = "me"
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-    def handle_error(self, request, client_address):
-        pass  # clients are killed on purpose
-
-
-class Answers(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Answers(Handler):
     server: Hub
-
-    def log_message(self, *_):
-        pass
 
     def do_GET(self):
         path = self._begin()
@@ -197,13 +186,8 @@ class Answers(BaseHTTPRequestHandler):
 @contextmanager
 def serving_hub():
     """A running hub."""
-    hub = Hub()
-    thread = threading.Thread(target=hub.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield hub
-    finally:
-        hub.stall_put.clear()
-        hub.shutdown()
-        hub.server_close()
-        thread.join(5)
+    with running(Hub()) as hub:
+        try:
+            yield hub
+        finally:
+            hub.stall_put.clear()

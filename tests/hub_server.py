@@ -12,8 +12,10 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from loopback import Answers as Handler
+from loopback import Server, running
 
 COMMIT = "c0ffee" + "0" * 34
 LARGE = (".safetensors", ".bin")
@@ -32,16 +34,12 @@ def git_sha1(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(Server):
     """`files`: name -> contents of the one repository, me/model. `faults`: one for each GET of contents, in order."""
-
-    daemon_threads = True
-    request_queue_size = 64
 
     def __init__(self, files: dict[str, bytes], certificate: Path | None = None):
         """certificate: a PEM file with key and certificate, for HTTPS."""
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.scheme = "http"
+        super().__init__(Answers)
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
@@ -56,26 +54,14 @@ class Hub(ThreadingHTTPServer):
         self.redirect = ""
         self.retry_after = ""
         self.nap_s = 0.0
-        self.closing = threading.Event()
         self.lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.server_port}"
 
     def sent_of(self, name: str) -> int:
         return sum(to - start for one, start, to in self.sent if one == name)
 
-    def handle_error(self, request, client_address):
-        pass  # clients close connections here on purpose
 
-
-class Answers(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Answers(Handler):
     server: Hub
-
-    def log_message(self, *_):
-        pass
 
     def do_HEAD(self):
         self.answer(False)
@@ -215,10 +201,5 @@ class Answers(BaseHTTPRequestHandler):
 @contextmanager
 def serving(files: dict[str, bytes], certificate: Path | None = None) -> Iterator[Hub]:
     """A hub with these files."""
-    with Hub(files, certificate) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        try:
-            yield server
-        finally:
-            server.closing.set()
-            server.shutdown()
+    with running(Hub(files, certificate)) as server:
+        yield server

@@ -5,8 +5,10 @@
         second.link(False)
 
 A machine's processes are in a PID namespace: when its first process is killed the kernel kills the others, as when the power
-fails, and no process of one machine sees those of another. `leave nothing`: the namespaces, links and processes are
-removed at the end, also after an error. Needs root, `ip` and `unshare`; `missing()` says what is not there.
+fails, and no process of one machine sees those of another. The bridge has a namespace of its own, too: when an interface of this
+machine comes or goes, a browser drops all its requests (net::ERR_NETWORK_CHANGED), and with them the page of another test.
+`leave nothing`: the namespaces, links and processes are removed at the end, also after an error. Needs root, `ip` and `unshare`;
+`missing()` says what is not there.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ class Machine:
     address: str
     interface: str  # in the namespace
     outside: str  # its end on the bridge
+    switch: str  # the bridge's namespace
     clock_s: int
     started: list[subprocess.Popen] = field(default_factory=list)
 
@@ -87,7 +90,7 @@ class Machine:
 
     def link(self, up: bool) -> None:
         """Cut the machine's cable, or plug it in."""
-        _ip("link", "set", self.outside, "up" if up else "down")
+        _ip("-n", self.switch, "link", "set", self.outside, "up" if up else "down")
 
     def processes(self) -> list[int]:
         """The living processes of this machine, as numbers of this (the outer) PID namespace."""
@@ -125,19 +128,20 @@ def _zombie(pid: int) -> bool:
 def machines(number: int, clocks_s: tuple[int, ...] = ()) -> Iterator[tuple[Machine, ...]]:
     """So many machines that reach each other. clocks_s: how far their monotonic clocks are ahead, 0 for those not named."""
     mark = os.getpid()
-    bridge, network = f"{PREFIX}b{mark}", mark % 250 + 1
+    switch, network = f"{PREFIX}{mark}-switch", mark % 250 + 1
     made: list[Machine] = []
     try:
-        _ip("link", "add", bridge, "type", "bridge")
-        _ip("link", "set", bridge, "up")
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
         for i in range(number):
             name, outside = f"{PREFIX}{mark}-{i}", f"{PREFIX}{mark}o{i}"
             clock_s = clocks_s[i] if i < len(clocks_s) else 0
-            machine = Machine(name, NETWORK.format(bridge=network, number=i + 1), "eth0", outside, clock_s)
+            machine = Machine(name, NETWORK.format(bridge=network, number=i + 1), "eth0", outside, switch, clock_s)
             made.append(machine)
             _ip("netns", "add", name)
-            _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
-            _ip("link", "set", outside, "master", bridge, "up")
+            _ip("-n", switch, "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("-n", switch, "link", "set", outside, "master", "bridge", "up")
             _ip("-n", name, "addr", "add", f"{machine.address}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
             _ip("-n", name, "link", "set", "lo", "up")
@@ -145,11 +149,10 @@ def machines(number: int, clocks_s: tuple[int, ...] = ()) -> Iterator[tuple[Mach
     finally:
         for machine in made:
             machine.power_off()
-            for words in (("link", "del", machine.outside), ("netns", "del", machine.name)):
-                with contextlib.suppress(OSError):
-                    _ip(*words)
+            with contextlib.suppress(OSError):
+                _ip("netns", "del", machine.name)
         with contextlib.suppress(OSError):
-            _ip("link", "del", bridge)
+            _ip("netns", "del", switch)
 
 
 def wait_quiet(machine: Machine, timeout_s: float) -> list[int]:

@@ -228,6 +228,7 @@ def test_a_forked_child_has_a_backstop_of_its_own(tmp_path):
     assert (done.returncode, done.stdout) == (0, f"{-signal.SIGVTALRM}\n")
 
 
+@pytest.mark.long
 @needs_kernel_timer
 def test_a_deadline_that_was_met_kills_nobody_however_long_the_gil_is_held_afterwards(tmp_path):
     """Nested, extended, on threads, with errors, in a child forked inside one: nothing stays armed."""
@@ -278,6 +279,7 @@ def test_a_process_that_was_suspended_outside_its_deadlines_continues(tmp_path):
         assert process.returncode == 0
 
 
+@pytest.mark.long
 @needs_kernel_timer
 def test_after_a_suspension_a_deadline_has_a_backstop_again(tmp_path):
     """The timer fired while the process was suspended, and no deadline was open."""
@@ -299,6 +301,7 @@ def test_after_a_suspension_a_deadline_has_a_backstop_again(tmp_path):
         assert process.returncode == -signal.SIGVTALRM
 
 
+@pytest.mark.long
 @needs_kernel_timer
 def test_a_long_deadline_is_not_cut_short_by_the_timer_of_a_short_one(tmp_path):
     code = (

@@ -131,7 +131,7 @@ def test_ctrl_c_in_the_foreground_is_a_stop_with_a_checkpoint(folder):
 # ---- the machine is taken away ----
 
 
-@pytest.mark.parametrize("moment", ["crash", "restarted"])
+@pytest.mark.parametrize("moment", [pytest.param("crash", marks=pytest.mark.long), "restarted"])
 def test_a_pre_emption_while_it_restarts_ends_it_with_code_5(folder, moment):
     toy_run(folder, fault_at(AT, "os.kill(os.getpid(), 9)"), steps=300, pace=0.03, every=10)
     process = monitor(folder)
@@ -223,6 +223,7 @@ def test_resume_all_takes_a_living_training_up_and_doubles_nothing(tmp_path):
     assert (now["restarts"], now["attempt"]) == (0, 1) and now["checkpoint"]["step"] == now["step"]
 
 
+@pytest.mark.long
 def test_a_killed_monitor_is_followed_by_one_that_takes_the_living_training_over(folder):
     hang = "def fault(step):\n    if attempt == 1 and (run / 'hang').exists():\n        time.sleep(3600)\n"
     toy_run(folder, hang, steps=400, pace=0.03, every=10)

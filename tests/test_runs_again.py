@@ -42,7 +42,7 @@ def weights(lora: bytes) -> bytes:
     return lora[8 + int.from_bytes(lora[:8], "little") :]
 
 
-@pytest.mark.parametrize("backend", ["diffusers", "sd-scripts"])
+@pytest.mark.parametrize("backend", [pytest.param("diffusers", marks=pytest.mark.long), "sd-scripts"])
 @pytest.mark.timeout(1500)
 def test_a_completed_run_started_again(data, tmp_path, backend):  # noqa: F811
     env, settings = environment(backend, data)

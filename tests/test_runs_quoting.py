@@ -58,7 +58,9 @@ def launcher(tmp_path_factory) -> Path:
     return stub(tmp_path_factory.mktemp("stub"))
 
 
-@settings(max_examples=2200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=int(os.environ.get("HOSTILE_CASES", "300")), deadline=None, suppress_health_check=list(HealthCheck)
+)
 @given(
     fields=specs,
     folder=path_text,

@@ -419,7 +419,8 @@ def test_a_controller_that_restarts_loses_no_run(cluster, tmp_path):
 def test_a_run_survives_eight_disturbances_at_random_moments(seed, cluster, tmp_path):
     """A requeue or a kill -9 of the step at any moment of a start, its first second included; or a warning while it trains."""
     moments = random.Random(seed)
-    folder = toy_run(tmp_path / "toy", steps=600, pace=0.05, every=20)
+    steps = 1200  # more than eight starts of up to 8 s can train
+    folder = toy_run(tmp_path / "toy", steps=steps, pace=0.05, every=20)
     job, kills = submit(cluster, folder), 0
     for number in range(8):
         wait_for(lambda number=number: cluster.job(job).get("Restarts") == str(number), 120, f"start {number + 1}")
@@ -436,5 +437,5 @@ def test_a_run_survives_eight_disturbances_at_random_moments(seed, cluster, tmp_
             words = ("scontrol", "requeue") if what == "requeue" else ("scancel", "--signal=TERM", "--batch")
             cluster.ask(*words, job)
         print(f"{number + 1}: {what} at step {step_of(folder) if (folder / 'status.json').exists() else 0}")
-    completed(cluster, folder, job, starts=9, steps=600, timeout_s=300)
+    completed(cluster, folder, job, starts=9, steps=steps, timeout_s=300)
     assert repeated(folder) <= 20 * kills

@@ -534,7 +534,13 @@ PATIENT = Limits(call_s=60, tries=40, first_wait_s=0.01, longest_wait_s=0.05)
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param("slow", marks=pytest.mark.long), "fails half its requests", "full", "loses its last write"]
+    "fault",
+    [
+        pytest.param("slow", marks=pytest.mark.long),
+        pytest.param("fails half its requests", marks=pytest.mark.long),
+        "full",
+        "loses its last write",
+    ],
 )
 def test_a_run_survives_on_every_store(server, fault, run, other):
     place = server.place(PATIENT).under(run.name)

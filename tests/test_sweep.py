@@ -149,6 +149,7 @@ def test_a_damaged_sweep_is_none(base, text):
         sweep.find("x")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_sweep_of_real_trainings_is_one_entry_and_encodes_the_images_once(base):
     """Through the command line and the queue, on the built-in trainer."""

@@ -193,6 +193,7 @@ def test_a_disk_without_space_is_an_error_with_the_file_and_leaves_valid_states(
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["tiny-step00000002.safetensors"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="gloo under torchrun is not set up for Windows here")
 def test_two_processes_train_one_lora_together_and_a_stop_loses_nothing_of_it(work, tmp_path):
     """10 images per epoch: five steps of two. Stopped after the third and resumed; only rank 0 writes; both have heartbeats."""

@@ -12,6 +12,10 @@ from monitor.process.locks import LOCK, Lock
 
 AUTH = ("--auth", "me:a-long-secret")
 VIEWS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+TABS = {
+    "Other machines": "[data-testid=store-address]",
+    "Doctor": "[data-testid=copy-report]",
+}  # a tab, and what it ends with
 RUNS = {"training now": "running", "a failure": "failed", "all done": "completed", "taken off": "stopped"}
 
 # The control that has the focus, and whether one sees it: an outline or a shadow that it has only with the focus, on itself,
@@ -63,7 +67,12 @@ def server(tmp_path_factory):
             locks.append(Lock(folder / LOCK))
             assert locks[-1].acquire()
         if state == "failed":
-            write_incident(folder, report="# Hang\n\n`text`", explanation="why", detect_s=2.0)
+            write_incident(
+                folder,
+                report="# Hang\n\n`text`\n\n```\n" + "a long line " * 40 + "\n```",
+                explanation="why",
+                detect_s=2.0,
+            )
     with serving(data, *AUTH) as running:
         yield running
     for lock in locks:
@@ -126,6 +135,11 @@ def test_axe_finds_nothing_serious(browser, server, width, scheme):
             row.click()
             page.locator(f".hp-here[data-run='{row.get_attribute('data-run')}']").wait_for()
             assert faults(page) == [], row.get_attribute("data-run")
+        for address, ready in (("fleet", TABS["Other machines"]), ("doctor", TABS["Doctor"])):
+            page.goto(f"{server.url}/?tab={address}")
+            page.locator(ready).first.wait_for()
+            assert faults(page) == [], address
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, address
 
 
 def walk(page, most: int = 400) -> list[dict]:
@@ -169,6 +183,12 @@ def test_the_keyboard_reaches_every_action_with_a_visible_focus(browser, server)
             stops = walk(page)
             assert [one["name"] for one in stops if not one["seen"]] == [], row.get_attribute("data-run")
             assert not set(page.evaluate(ACTIONS)) - {one["kind"] for one in stops}, row.get_attribute("data-run")
+        for name, ready in TABS.items():
+            page.get_by_role("tab", name=name).click()
+            page.locator(ready).first.wait_for()
+            stops = walk(page)
+            assert [one["name"] for one in stops if not one["seen"]] == [], name
+            assert not set(page.evaluate(ACTIONS)) - {one["kind"] for one in stops}, name
 
 
 def test_radios_follow_the_arrow_keys(browser, server):

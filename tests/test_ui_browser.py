@@ -190,7 +190,8 @@ def test_with_the_keyboard_alone(tab, server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "width, scheme", [(400, "light"), (1280, "dark"), pytest.param(1280, "light", marks=pytest.mark.long)]
+    "width, scheme",
+    [(400, "light"), *(pytest.param(1280, scheme, marks=pytest.mark.long) for scheme in ("dark", "light"))],
 )
 def test_every_part_is_readable_and_named_in_a_narrow_window_and_in_dark_mode(browser, tmp_path, width, scheme):
     data = tmp_path / "data"

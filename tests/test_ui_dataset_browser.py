@@ -3,11 +3,10 @@
 import re
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from draft_helpers import photo
+from draft_helpers import photo, photo_folder
 from ui_helpers import browsing, free_port, serving
 from ui_page import PATIENCE_S, a_tab, caption, captions, open_page, saved, until
 
@@ -30,16 +29,6 @@ def again(server):
     return serving(server.data, port=server.port)
 
 
-def folder_of_photos(root: Path, number: int = NUMBER) -> Path:
-    """A folder of large photos with captions. They differ in what follows the image, because to draw them takes long."""
-    content = photo(root.parent / "one.jpg", 5, size=(3000, 2000), quality=92).read_bytes()
-    root.mkdir()
-    for n in range(number):
-        (root / f"{n}.jpg").write_bytes(content + f"{n}".encode())
-        (root / f"{n}.txt").write_text(f"photo {n}, old tag, sky")
-    return root
-
-
 def count_of(page) -> int:
     found = re.match(r"([\d,]+) image", page.get_by_test_id("image-count").inner_text())
     return int(found[1].replace(",", "")) if found else 0
@@ -51,7 +40,7 @@ def shows(page, text: str) -> None:
 
 @pytest.mark.long
 def test_a_killed_server_loses_nothing_of_a_folder_import_and_of_a_bulk_edit(server, tmp_path, monkeypatch):
-    root = folder_of_photos(tmp_path / "photos")
+    root = photo_folder(tmp_path / "photos", NUMBER, "photo {}, old tag, sky")
     monkeypatch.setenv("HANGPROOF_DATA", str(server.data))
     with browsing() as browser, a_tab(browser) as tab:
         open_page(tab, server)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from draft_helpers import captions, note, photo, upload
+from draft_helpers import captions, note, photo, photo_folder, upload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs_helpers import data  # noqa: F401
@@ -78,7 +78,7 @@ def test_a_folder_on_the_server_is_imported_with_its_captions_and_stays_as_it_is
 
 
 def test_an_import_that_is_killed_continues_where_it_stopped_and_adds_nothing_twice(mine, tmp_path):
-    root = variants(tmp_path / "many", 60)
+    root = photo_folder(tmp_path / "many", 60)
     imports.start_folder(mine, str(root))
     until = time.monotonic() + 60
     while not draft.items(mine) and time.monotonic() < until:
@@ -93,16 +93,6 @@ def test_an_import_that_is_killed_continues_where_it_stopped_and_adds_nothing_tw
     assert not list(draft.folder(mine).glob("imports/*.json"))
 
 
-def variants(root: Path, number: int) -> Path:
-    """A folder of large photos with captions. They differ in what follows the image, because to draw them takes long."""
-    content = photo(root.parent / "one.jpg", 5, size=(3000, 2000), quality=92).read_bytes()
-    root.mkdir()
-    for n in range(number):
-        (root / f"{n}.jpg").write_bytes(content + f"{n}".encode())
-        (root / f"{n}.txt").write_text(f"number {n}")
-    return root
-
-
 def kill_job(draft_id: str) -> None:
     """SIGKILL to the process of the imports and all that it started, as a machine that goes down does."""
     path = draft.folder(draft_id) / jobs.FOLDER / f"{imports.JOB}.json"
@@ -114,7 +104,7 @@ def kill_job(draft_id: str) -> None:
 
 
 def test_a_cancelled_import_keeps_what_it_added_and_does_not_continue(mine, tmp_path):
-    root = variants(tmp_path / "many", 80)
+    root = photo_folder(tmp_path / "many", 80)
     imports.start_folder(mine, str(root)), imports.start_folder(mine, str(root))
     until = time.monotonic() + 60
     while not draft.items(mine) and time.monotonic() < until:

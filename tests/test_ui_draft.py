@@ -174,6 +174,16 @@ def test_a_full_disk_is_reported_and_keeps_the_captions(tmp_path, monkeypatch):
         )
 
 
+def test_a_png_whose_pixels_cannot_be_decoded_is_refused(mine, tmp_path):
+    path = tmp_path / "bad.png"
+    Image.new("RGB", (24, 16), "red").save(path)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"IDAT") + 4] = 0  # the first byte of the compressed pixels
+    path.write_bytes(content)
+    _, messages = draft.add(mine, [(path, "bad.png")])
+    assert "bad.png: the image is damaged" in str(messages) and not draft.items(mine)
+
+
 def test_a_damaged_draft_is_reported(mine):
     drop(mine, *photos("coffee.png"))
     for path in draft.folder(mine).glob("draft.sqlite*"):
@@ -206,12 +216,12 @@ def test_a_runs_settings_images_and_captions_are_copied_to_a_draft(data, mine, t
     assert {p: p.read_bytes() for p in (data / "datasets" / "my-lora").iterdir()} == before
     back = form.values_of_spec(runs.load(folder), 3)
     assert {**back, "flags": back["flags"].strip()} == {**typed, "alpha": "1.0"}
-    assert form.free_name("my lora") == "my lora 2"
+    assert runs.free_name("my lora") == "my lora 2"
     with pytest.raises(runs.RunError, match="A run named 'my lora' already exists"):
         form.create(back, other)
     again, _ = form.create({**back, "name": "my lora 2"}, other)
     assert runs.load(again).changed(name="my lora") == runs.load(folder)
-    assert form.free_name("my lora") == "my lora 3"
+    assert runs.free_name("my lora") == "my lora 3"
 
 
 @pytest.mark.parametrize(

@@ -177,13 +177,13 @@ def test_a_free_name_is_found_for_every_name(data):  # noqa: F811
     ):
         used = set()
         for _ in range(4):
-            free = form.free_name(name)
+            free = runs.free_name(name)
             assert runs.slug(free).casefold() not in used
             used.add(runs.slug(free).casefold())
             (data / "outputs" / runs.slug(free)).mkdir(parents=True)
-    assert form.free_name("my lora") == "my lora 9"  # 2 to 8 are taken by the names above
+    assert runs.free_name("my lora") == "my lora 9"  # 2 to 8 are taken by the names above
     (data / "datasets" / "Alone").mkdir(parents=True)
-    assert form.free_name("alone") == "alone 2"
+    assert runs.free_name("alone") == "alone 2"
 
 
 # Start ----------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ui_page import PATIENCE_S, a_tab, caption, captions, choose_tiny, drop, fie
 
 from ui.dataset import draft
 
-SHORT_KILLS, FULL_KILLS = 3, 20
+SHORT_KILLS, FULL_KILLS = 1, 20
 
 
 @pytest.fixture
@@ -98,6 +98,7 @@ def test_texts_outlive_a_closed_tab_and_fields_a_restarted_server(tab, data):
         assert (stored["name"], stored["trigger"], stored["epochs"]) == ("kept", "tok", 3)
 
 
+@pytest.mark.long
 def test_fields_typed_while_the_server_is_dead_are_stored_by_the_page_that_stayed_open(tab, data):
     with serving(data) as server:
         open_page(tab, server)

@@ -49,7 +49,7 @@ def test_a_lora_is_published_and_a_killed_server_does_not_interrupt_it(hub, fold
     assert not [path for path in data.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_without_a_login_it_says_where_to_log_in(folder, monkeypatch, tmp_path, dark):  # noqa: F811
     with serving_hub() as running:
         for name, value in {"HF_ENDPOINT": running.url, "HF_HOME": str(tmp_path / "none")}.items():

@@ -367,6 +367,7 @@ def test_new_lora_from_this_run_works_for_every_trainer_and_its_message_is_in_vi
 # A real run ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_real_run_shows_its_figures_and_loras_stops_at_once_and_is_deleted(tab, tmp_path, monkeypatch):
     data = tmp_path / "data"

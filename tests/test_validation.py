@@ -265,5 +265,7 @@ def test_sd_scripts_measures_at_fixed_noise_and_the_metrics_have_it(tmp_path):
     assert len(set(still.values())) == 1 and len(set(moving.values())) == 3
 
 
-def test_metrics_without_a_run_write_nothing():
+def test_metrics_without_a_run_write_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     Metrics(None).validation(1, 1, 0.5, 4)
+    assert not list(tmp_path.iterdir())

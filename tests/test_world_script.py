@@ -105,6 +105,7 @@ def test_one_gpu_goes_on_with_the_noise_of_several(backend, seeds):
     assert alone.environment == {"A": "1", **seeds}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="gloo under torchrun is not set up for Windows here")
 def test_the_script_trains_with_two_processes_as_it_is(data, tmp_path):  # noqa: F811
     """The real launcher and trainer, with the tiny model, as a person starts it; no GPU is visible."""

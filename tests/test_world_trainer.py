@@ -93,7 +93,7 @@ def test_a_group_that_accelerate_does_not_form_is_refused_by_every_rank(work, tm
 @pytest.mark.parametrize(
     "ranks",
     [
-        pytest.param("1", id="rank 1"),
+        pytest.param("1", id="rank 1", marks=pytest.mark.long),
         pytest.param("0", id="rank 0", marks=pytest.mark.long),
         pytest.param("01", id="both", marks=pytest.mark.long),
     ],

@@ -4,8 +4,7 @@ const size = (bytes) => (bytes >= 9.5e8 ? `${(bytes / 1e9).toFixed(1)} GB` : `${
 const title = (name) => (/^(built-in |[a-z]+( |$))/.test(name) ? name[0].toUpperCase() + name.slice(1) : name);
 const age = (s) => (s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${Math.floor(s / 3600)} h`);
 async function ask(what, data) {
-  const answer = await server.doctor({ do: what, ...data }).catch(() => null);
-  return answer && typeof answer.ok === "boolean" ? answer : { ok: false, error: "The server does not answer. Try again." };
+  return reply(server.doctor({ do: what, ...data }));
 }
 function part(title, about, testid) {
   const node = make("section", "hp-section hp-doctor-part");
@@ -16,11 +15,18 @@ function part(title, about, testid) {
   node.append(head, body);
   return { node, body };
 }
-function alerts() {
-  const node = make("p", "hp-job-note");
-  node.setAttribute("role", "alert");
-  return node;
+// A form with one button, its problem, and what came of it.
+function formOf(part, cls, label, ...fields) {
+  const form = make("form", cls);
+  const go = make("button", "hp-button hp-primary", label);
+  go.type = "submit";
+  const note = alerts();
+  const result = live("div", "hp-doctor-result", "status");
+  form.append(...fields, go);
+  part.body.append(form, note, result);
+  return { form, go, note, result };
 }
+const alerts = () => live("p", "hp-job-note", "alert");
 async function copy(text, node, label) {
   let done = true;
   try {
@@ -37,10 +43,7 @@ async function copy(text, node, label) {
   setTimeout(() => (node.textContent = label), 2000);
 }
 function printed(label, text) {
-  const log = make("div", "hp-text");
-  log.tabIndex = 0;
-  log.setAttribute("role", "region");
-  log.setAttribute("aria-label", label);
+  const log = region("hp-text", label);
   log.append(make("pre", "", text));
   return log;
 }
@@ -53,8 +56,7 @@ function labelled(label, field, hint) {
 
 // This machine ---------------------------------------------------------------------------------------------------------
 const machine = part("This machine", "Python, PyTorch, GPU, disks, memory and the trainers", "doctor-machine");
-const state = make("p", "hp-job-state");
-state.setAttribute("role", "status");
+const state = live("p", "hp-job-state", "status");
 const machine_note = alerts();
 const table = make("ul", "hp-findings-list");
 let shown = { state: "none", findings: [], text: "" };
@@ -110,8 +112,7 @@ function follow() {
 // Left-over trainers -----------------------------------------------------------------------------------------------------
 const left = part("Left-over trainers", "Trainers of Hangproof that no monitor watches any more", "doctor-orphans");
 const left_list = make("ul", "hp-findings-list");
-const left_note = make("p", "hp-job-state");
-left_note.setAttribute("role", "status");
+const left_note = live("p", "hp-job-state", "status");
 const left_again = button("Look again", "hp-quiet", () => drawOrphans());
 left.body.append(left_note, left_list, left_again);
 async function drawOrphans(said) {
@@ -148,14 +149,8 @@ const pid = make("input");
 pid.type = "text";
 pid.inputMode = "numeric";
 pid.maxLength = 20;
-const why_form = make("form", "hp-doctor-form");
-const why_go = make("button", "hp-button hp-primary", "Explain");
-why_go.type = "submit";
-const why_note = alerts();
-const why_result = make("div", "hp-doctor-result");
-why_result.setAttribute("role", "status");
-why_form.append(labelled("Process number (pid), as nvidia-smi, top or ps shows it", pid), why_go);
-why.body.append(why_form, why_note, why_result);
+const process = labelled("Process number (pid), as nvidia-smi, top or ps shows it", pid);
+const { form: why_form, go: why_go, note: why_note, result: why_result } = formOf(why, "hp-doctor-form", "Explain", process);
 why_form.addEventListener("submit", async (event) => {
   event.preventDefault();
   why_go.disabled = true;
@@ -184,14 +179,10 @@ for (const [value, label] of [["train.sh", "bash (Linux, macOS)"], ["train.bat",
   option.value = value;
   kind.append(option);
 }
-const lint_form = make("form", "hp-doctor-form hp-doctor-wide");
-const lint_go = make("button", "hp-button hp-primary", "Check the script");
-lint_go.type = "submit";
-const lint_note = alerts();
-const lint_result = make("div", "hp-doctor-result");
-lint_result.setAttribute("role", "status");
-lint_form.append(labelled("Script", text, "It is read, not run. Nothing is stored."), labelled("Shell", kind), lint_go);
-lint.body.append(lint_form, lint_note, lint_result);
+const script = labelled("Script", text, "It is read, not run. Nothing is stored.");
+const { form: lint_form, go: lint_go, note: lint_note, result: lint_result } = formOf(
+  lint, "hp-doctor-form hp-doctor-wide", "Check the script", script, labelled("Shell", kind),
+);
 lint_form.addEventListener("submit", async (event) => {
   event.preventDefault();
   lint_go.disabled = true;

@@ -184,12 +184,4 @@ ACTIONS = {
 
 def build() -> "gr.HTML":
     """The component. Its script asks for what it shows while its tab is open."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="doctor",
-        js_on_load=scripts.loader("doctor_page"),
-        server_functions=[doctor],
-        apply_default_css=False,
-    )
+    return scripts.component("doctor_page", "doctor", doctor)

@@ -27,7 +27,8 @@ def _parser() -> "MarkdownIt":
 @lru_cache(maxsize=128)
 def markdown(text: str) -> str:
     """A report's Markdown as HTML; HTML inside it stays text. Cached, because a timer renders it every second."""
-    return str(_parser().render(text))
+    # A long line scrolls: the keyboard must reach it.
+    return str(_parser().render(text)).replace("<pre>", '<pre tabindex="0">')
 
 
 def duration(seconds: float | None) -> str:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,16 @@ def cancel(folder: Path, name: str) -> None:
         values = json.loads((folder / FOLDER / f"{name}.json").read_text(encoding="utf-8"))
         if values["state"] == "running":
             platform.send(int(values["pid"]), values["start"], signal.SIGTERM)
+
+
+def exit_code(work: Callable[[], object]) -> int:
+    """Do the work of a job's process: 0, or 1 after a RunError, which is then on standard error."""
+    try:
+        work()
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 def _size(path: Path) -> int:

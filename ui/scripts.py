@@ -7,11 +7,16 @@ contain a digest of their content, so a browser keeps them until they change.
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+
+if TYPE_CHECKING:
+    import gradio as gr
 
 HERE = Path(__file__).parent
 PREFIX = "/scripts/"
@@ -31,6 +36,7 @@ PARTS = {
         "dataset/image_bulk",
         "dataset/image_imports",
         "dataset/images",
+        "dataset/panel",
         "dataset/doctor",
         "dataset/captioning",
     ),
@@ -71,7 +77,7 @@ def _read(name: str) -> str:
 @cache
 def source() -> str:
     """The scripts as one module: a function for each part, which gets what Gradio passes to a component's script."""
-    found = [_read("dom.js")]
+    found = [_read("dom.js"), _read("stream_end.js")]
     for name, files in PARTS.items():
         body = "".join(_read(f"{file}.js") for file in files)
         found.append(f"export function {name}({{ element, props, server, trigger, watch }}) {{\n{body}}}\n")
@@ -102,12 +108,34 @@ def links() -> str:
     return f'<link rel="stylesheet" href="{sheet}"><link rel="modulepreload" href="{script}">'
 
 
+@cache
+def again() -> str:
+    """The script that loads the page again when one of its files does not arrive, as an element of the page's head."""
+    return f"<script>{_read('again.js')}</script>"
+
+
 def loader(name: str, *events: str) -> str:
     """The js_on_load of a component that runs a part. Gradio reads there which events of its own the script triggers."""
     listed = f"/* {json.dumps(events)} */" if events else ""
     return (
         f'{listed}import(new URL("{next(iter(_files()))}", document.baseURI))'
-        f".then((page) => page.{name}({{ element, props, server, trigger, watch }}));"
+        f".then((page) => page.{name}({{ element, props, server, trigger, watch }}), "
+        '() => dispatchEvent(new Event("vite:preloadError")));'  # again.js
+    )
+
+
+def component(
+    part: str, elem_id: str, *calls: Callable[[dict[str, Any]], dict[str, Any]], events: tuple[str, ...] = ()
+) -> "gr.HTML":
+    """A component that a part of the script draws; the script can call `calls` on the server and trigger `events`."""
+    import gradio as gr
+
+    return gr.HTML(
+        html_template="",
+        elem_id=elem_id,
+        js_on_load=loader(part, *events),
+        server_functions=list(calls),
+        apply_default_css=False,
     )
 
 

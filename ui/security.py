@@ -374,11 +374,13 @@ class _Outgoing:
 
     async def _send_page(self, first: Message) -> None:
         nonce = secrets.token_urlsafe(16)
-        # Gradio writes its data as JSON without "<", so each "<script" begins an element.
-        html = b"".join(self.parts).replace(b"<script", f'<script nonce="{nonce}"'.encode())
+        html = b"".join(self.parts)
         # Gradio adds what its `head` names only after it has started; the style sheet would then come after the first paint.
         if self.path == "/":
             html = html.replace(b"</head>", f"{scripts.links()}</head>".encode(), 1)
+            html = html.replace(b"<script", f"{scripts.again()}<script".encode(), 1)
+        # Gradio writes its data as JSON without "<", so each "<script" begins an element.
+        html = html.replace(b"<script", f'<script nonce="{nonce}"'.encode())
         headers = MutableHeaders(raw=first["headers"])
         headers["content-security-policy"] = PAGE_POLICY.format(nonce=nonce)
         if html:  # the answer to HEAD has none, but the length of the page

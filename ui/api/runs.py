@@ -14,7 +14,6 @@ from ui.run import actions, calls, charts, compare, control, evolution, launch_t
 
 TITLE = "Runs"
 MOST_LINES = 2000
-LONGEST_TEXT = 2000
 
 
 def list_runs() -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from presets import PresetError
 from runs.files import RunError
 from runs.paths import datasets_dir, outputs_dir
+from ui.mount import mounted
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -130,32 +131,10 @@ def _without_files(value: Any) -> Any:
     return [_without_files(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def mounted(max_upload: int, mcp: bool) -> ASGIApp:
+def api_app(max_upload: int, mcp: bool) -> ASGIApp:
     """The API as an ASGI application, below PATH."""
-    import gradio as gr
-    from fastapi import FastAPI
-
-    from ui import queue_wakes
-
-    blocks = build()
-    app = gr.mount_gradio_app(
-        FastAPI(openapi_url=None),
-        blocks,
-        PATH,
-        app_kwargs={"openapi_url": None},
-        show_error=True,
-        max_file_size=max_upload,
-        ssr_mode=False,
-        mcp_server=mcp,
-        pwa=False,
-        enable_monitoring=False,
-        run_history=False,
-        footer_links=["api"],
-        allowed_paths=[str(outputs_dir()), str(datasets_dir())],
-    )
-    blocks.has_launched = True
-    queue_wakes.install(blocks)
-    return app
+    folders = [str(outputs_dir()), str(datasets_dir())]
+    return mounted(build(), PATH, max_upload, mcp_server=mcp, footer_links=["api"], allowed_paths=folders)
 
 
 def check_mcp() -> None:

@@ -95,12 +95,12 @@ def _card(draft_id: str, item: draft.Item, names: Mapping[str, str]) -> dict[str
         "warnings": item.warnings,
         "near": {other: names.get(other, "") for other in _near(item)},
         **image_edit.fields_of(item),
-        "thumb": _thumb(draft_id, item),
+        "thumb": thumb_url(draft_id, item),
     }
 
 
-def _thumb(draft_id: str, item: draft.Item) -> str:
-    """URL of an image's thumbnail; "" where its file is gone, which must not make the whole page unusable."""
+def thumb_url(draft_id: str, item: draft.Item) -> str:
+    """URL of an image's thumbnail; "" where its file is gone or damaged, which must not make the whole page unusable."""
     try:
         return file_url(draft.thumb(draft_id, item))
     except RunError:
@@ -121,6 +121,11 @@ def texts_of(data: object, key: str) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise RunError(OUT_OF_DATE)
     return values
+
+
+def chosen_of(data: Mapping[str, Any]) -> list[str] | None:
+    """The images that a call is for: those of `ids`, or None for all. Raises RunError: `ids` is no list of texts."""
+    return None if data.get("ids") is None else texts_of(data, "ids")
 
 
 def number_of(data: Mapping[str, Any], key: str, otherwise: int = 0) -> int:

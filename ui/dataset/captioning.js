@@ -18,24 +18,19 @@
     cancelled: "Cancelled.",
     lost: "Interrupted, for example because the machine restarted.",
   };
-  const panel = make("section", "hp-captions");
-  panel.id = "caption-writer";
-  panel.hidden = true;
-  panel.setAttribute("aria-label", "Write captions");
-  const head = make("div", "hp-check-head");
-  const title = make("h3", "", "Write captions");
-  title.tabIndex = -1;
-  head.append(title, button("Close", "hp-quiet", () => toggle(false)));
+  const { panel, head, title, summary, meter, problem, close, opener, succeeded } = toolPanel({
+    id: "caption-writer",
+    cls: "hp-captions",
+    title: "Write captions",
+    label: "Write captions",
+    testid: "write-captions",
+    meter: "Captions written",
+    toggle,
+  });
+  head.append(title, close);
   const form = make("form", "hp-captions-form");
   form.noValidate = true;
-  const summary = make("p", "hp-check-status");
-  summary.setAttribute("role", "status");
-  const meter = make("progress");
-  meter.setAttribute("aria-label", "Captions written");
   const line = make("p", "hp-hint");
-  const problem = make("p", "hp-check-problem hp-bad");
-  problem.setAttribute("role", "alert");
-  problem.hidden = true;
   const failures = make("details", "hp-fold");
   const cancel = button("Cancel", "hp-quiet", () => call("captions_cancel", {}));
   const resume = button("Continue", "", () => call("captions_resume", {}));
@@ -44,12 +39,6 @@
   row.append(resume, cancel);
   job.append(summary, meter, line, row, failures);
   panel.append(head, job, form, problem);
-  tools.after(panel);
-  const opener = button("Write captions", "hp-quiet", () => toggle(panel.hidden));
-  opener.setAttribute("aria-expanded", "false");
-  opener.setAttribute("aria-controls", "caption-writer");
-  opener.dataset.testid = "write-captions";
-  tools.append(opener);
 
   let known = null; // what the form needs
   let status = null;
@@ -67,7 +56,7 @@
     only = ids || null;
     await flush();
     const answer = await ask("captions_form", {});
-    if (fail(answer)) {
+    if (succeeded(answer)) {
       known = answer;
       drawForm();
       take(answer.status);
@@ -75,14 +64,9 @@
     title.focus();
   }
   hangproof.writeCaptions = (ids) => toggle(true, ids);
-  function fail(answer) {
-    problem.textContent = answer?.ok === true ? "" : answer?.error || "The server does not answer. Try again.";
-    problem.hidden = !problem.textContent;
-    return answer?.ok === true;
-  }
   async function call(name, data) {
     const answer = await ask(name, data);
-    if (fail(answer)) take(answer.status);
+    if (succeeded(answer)) take(answer.status);
     return answer?.ok === true;
   }
 
@@ -91,7 +75,8 @@
   function take(found) {
     const before = status;
     status = found;
-    const fresh = done >= 0 && found.done !== done;
+    // The first time too: a job can end between the moment when the cards were drawn and this one.
+    const fresh = done < 0 ? found.done > 0 : found.done !== done;
     done = found.done;
     drawJob();
     clearTimeout(timer);

@@ -14,8 +14,8 @@ from captions.options import checked
 from runs.dataset import one_line
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import caption_work, draft, draft_store
-from ui.dataset.images import OUT_OF_DATE
+from ui.dataset import calls, caption_work, draft, draft_store
+from ui.dataset.answers import OUT_OF_DATE, chosen_of
 
 JOB = "captions"
 LIMIT_S = 14 * 24 * 3600.0
@@ -120,18 +120,8 @@ def status(draft_id: str) -> dict[str, Any]:
 # Calls of the script. Each takes a dict from the browser and checks every value -------------------------------------------
 
 
-def _respond(action: Callable[[str], dict[str, Any]], data: object) -> dict[str, Any]:
-    try:
-        draft_id = data.get("draft") if isinstance(data, dict) else None
-        if not draft.is_id(draft_id):
-            raise RunError(OUT_OF_DATE)
-        return {"ok": True, **action(draft_id)}
-    except RunError as error:
-        return {"ok": False, "error": str(error)}
-
-
-def _then(action: Callable[[str], None]) -> Callable[[str], dict[str, Any]]:
-    def call(draft_id: str) -> dict[str, Any]:
+def _then(action: Callable[[str], None]) -> calls.Action:
+    def call(draft_id: str, _data: dict[str, Any]) -> dict[str, Any]:
         action(draft_id)
         return {"status": status(draft_id)}
 
@@ -141,7 +131,7 @@ def _then(action: Callable[[str], None]) -> Callable[[str], dict[str, Any]]:
 def captions_form(data: dict[str, Any]) -> dict[str, Any]:
     """What the form needs: the models, the options used last, and how many images each choice means."""
 
-    def action(draft_id: str) -> dict[str, Any]:
+    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
         found = caption_work.stored(draft_id)
         entries = draft_store.read(draft_id)["images"].values()
         authors = [entry["caption_by"] if entry["caption"].strip() else "" for entry in entries]
@@ -160,7 +150,7 @@ def captions_form(data: dict[str, Any]) -> dict[str, Any]:
             "status": status(draft_id),
         }
 
-    return _respond(action, data)
+    return calls.answer(action, data)
 
 
 def _model(row: models.Captioner) -> dict[str, Any]:
@@ -178,32 +168,30 @@ def _model(row: models.Captioner) -> dict[str, Any]:
 
 def captions_status(data: dict[str, Any]) -> dict[str, Any]:
     """How far the job is."""
-    return _respond(lambda draft_id: {"status": status(draft_id)}, data)
+    return calls.answer(lambda draft_id, data: {"status": status(draft_id)}, data)
 
 
 def captions_start(data: dict[str, Any]) -> dict[str, Any]:
     """Start the job with `options` for `which` images, of the selected `ids` or of all; `overwrite` as in `start`."""
 
-    def action(draft_id: str) -> dict[str, Any]:
-        options, only = data.get("options"), data.get("ids")
+    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
+        options = data.get("options")
         if not isinstance(options, dict):
             raise RunError(OUT_OF_DATE)
-        if only is not None and (not isinstance(only, list) or not all(isinstance(one, str) for one in only)):
-            raise RunError(OUT_OF_DATE)
-        number = start(draft_id, options, str(data.get("which")), only, data.get("overwrite") is True)
+        number = start(draft_id, options, str(data.get("which")), chosen_of(data), data.get("overwrite") is True)
         return {"number": number, "status": status(draft_id)}
 
-    return _respond(action, data)
+    return calls.answer(action, data)
 
 
 def captions_resume(data: dict[str, Any]) -> dict[str, Any]:
     """Continue the last job."""
-    return _respond(_then(resume), data)
+    return calls.answer(_then(resume), data)
 
 
 def captions_cancel(data: dict[str, Any]) -> dict[str, Any]:
     """End the job."""
-    return _respond(_then(cancel), data)
+    return calls.answer(_then(cancel), data)
 
 
 CALLS = [captions_form, captions_status, captions_start, captions_resume, captions_cancel]

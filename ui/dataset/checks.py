@@ -21,7 +21,6 @@ BRIGHT_LOW, BRIGHT_MEAN = 200, 225  # 5 of 100 pixels and the mean of a picture 
 MOST_CONTRAST = 600.0  # variance of the brightness of both; stars at night and lines on paper have more
 ENLARGED = 1.1  # an image that is enlarged more than this to be trained
 LEAST_KEPT = 0.85  # share of a picture that its bucket keeps
-STYLE_SHARE = 0.9  # of the captions that have the same style, below which styles are mixed
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,23 @@
 // "Check images" in step 2: the findings with their fixes, and the buckets (ui/dataset/doctor.py). Part of the images' script,
 // after images.js. A check runs on the server's machine; this only shows how far it is. Every text is set with textContent.
 {
-  const panel = make("section", "hp-check");
-  panel.id = "image-check";
-  panel.hidden = true;
-  panel.setAttribute("aria-label", "Check of the images");
-  const head = make("div", "hp-check-head");
-  const title = make("h3", "", "Check images");
-  title.tabIndex = -1;
-  const summary = make("p", "hp-check-status");
-  summary.setAttribute("role", "status");
-  const meter = make("progress");
-  meter.setAttribute("aria-label", "Images checked");
+  const { panel, head, title, summary, meter, problem, close, opener, succeeded } = toolPanel({
+    id: "image-check",
+    cls: "hp-check",
+    title: "Check images",
+    label: "Check of the images",
+    testid: "check-images",
+    meter: "Images checked",
+    toggle,
+  });
   const again = button("Check again", "hp-quiet", () => run());
   const cancel = button("Cancel", "hp-quiet", () => ask("doctor_cancel", {}).then(() => refresh()));
-  const close = button("Close", "hp-quiet", () => toggle(false));
   const takeBack = button("Undo", "hp-link", () => step("undo").then(() => refresh()));
-  const problem = make("p", "hp-check-problem hp-bad");
-  problem.setAttribute("role", "alert");
   const list = make("div", "hp-check-list");
   const buckets = make("details", "hp-fold hp-buckets");
   buckets.dataset.testid = "buckets";
   head.append(title, again, cancel, close);
   panel.append(head, summary, meter, problem, list, buckets);
-  tools.after(panel);
-  const opener = button("Check images", "hp-quiet", () => toggle(panel.hidden));
-  opener.setAttribute("aria-expanded", "false");
-  opener.setAttribute("aria-controls", "image-check");
-  opener.dataset.testid = "check-images";
-  tools.append(opener);
 
   const open = new Set(); // kinds whose images are shown
   let report = null;
@@ -53,13 +42,8 @@
     message = "";
     await flush();
     const answer = await ask("doctor_start", {});
-    fail(answer);
+    succeeded(answer);
     await refresh();
-  }
-  function fail(answer) {
-    problem.textContent = answer?.ok === true ? "" : answer?.error || "The server does not answer. Try again.";
-    problem.hidden = !problem.textContent;
-    return answer?.ok === true;
   }
   async function refresh() {
     clearTimeout(timer);
@@ -71,7 +55,7 @@
       report = answer;
       draw();
       if (ended) await reload();
-    } else if (answer) fail(answer);
+    } else if (answer) succeeded(answer);
     timer = setTimeout(poll, busy() ? 700 : 1500);
   }
   // An edit of the cards changes the findings; a job, how far it is.
@@ -92,7 +76,7 @@
     problem.hidden = true;
     await flush();
     const answer = await ask("doctor_fix", { kind, ids });
-    if (fail(answer)) {
+    if (succeeded(answer)) {
       message = answer.message;
       hangproof.tellOthers();
       await reload();
@@ -156,7 +140,7 @@
     const first = pictures.querySelectorAll("figure").length;
     if (next) next.disabled = true;
     const answer = await ask("doctor_images", { ...of, first });
-    if (answer?.ok !== true) return fail(answer);
+    if (answer?.ok !== true) return succeeded(answer);
     next?.remove();
     pictures.append(...answer.images.map(make_card));
     const left = answer.count - first - answer.images.length;
@@ -207,7 +191,7 @@
   }
   async function write(kind) {
     const answer = await ask("doctor_images", { kind, all: true });
-    if (!fail(answer)) return;
+    if (!succeeded(answer)) return;
     hangproof.writeCaptions(answer.ids);
   }
 

@@ -17,12 +17,12 @@ from runs.dataset import one_line
 from runs.files import RunError
 from runs.pictures import turned_crop
 from ui import jobs
-from ui.dataset import bucket_preview, checks, convert, draft, draft_store, measure
+from ui.dataset import bucket_preview, calls, checks, convert, draft, draft_store, measure
+from ui.dataset.answers import OUT_OF_DATE, chosen_of, thumb_url
 from ui.dataset.bucket_preview import Bucket, Plan
 from ui.dataset.checks import KINDS, Findings
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_items import Item
-from ui.dataset.images import OUT_OF_DATE, file_url
 
 JOB = "checks"
 LIMIT_S = 6 * 3600.0
@@ -227,37 +227,18 @@ def _apply(draft_id: str, ids: list[str], change: Change, text: str) -> int:
 # Calls of the script. Each takes a dict from the browser and checks every value -------------------------------------------
 
 
-def _respond(action: Callable[[str], dict[str, Any]], data: object) -> dict[str, Any]:
-    try:
-        draft_id = data.get("draft") if isinstance(data, dict) else None
-        if not draft.is_id(draft_id):
-            raise RunError(OUT_OF_DATE)
-        return {"ok": True, **action(draft_id)}
-    except RunError as error:
-        return {"ok": False, "error": str(error)}
-
-
-def _then(action: Callable[[str], None]) -> Callable[[str], dict[str, Any]]:
-    def call(draft_id: str) -> dict[str, Any]:
+def _then(action: Callable[[str], None]) -> calls.Action:
+    def call(draft_id: str, _data: dict[str, Any]) -> dict[str, Any]:
         action(draft_id)
         return {}
 
     return call
 
 
-def _ids(data: dict[str, Any]) -> list[str] | None:
-    ids = data.get("ids")
-    if ids is None:
-        return None
-    if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
-        raise RunError(OUT_OF_DATE)
-    return ids
-
-
 def doctor_report(data: dict[str, Any]) -> dict[str, Any]:
     """The findings by kind with their numbers, the buckets, and how far the check is; only the latter with `light`."""
 
-    def action(draft_id: str) -> dict[str, Any]:
+    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
         if data.get("light") is True:
             return {"job": progress(draft_id)}
         report = examine(draft_id)
@@ -272,7 +253,7 @@ def doctor_report(data: dict[str, Any]) -> dict[str, Any]:
             "history": draft.history(draft_id),
         }
 
-    return _respond(action, data)
+    return calls.answer(action, data)
 
 
 def _heading(kind: str, number: int) -> dict[str, Any]:
@@ -307,7 +288,7 @@ def _bucket(number: int, bucket: Bucket, plan: Plan | None) -> dict[str, Any]:
 def doctor_images(data: dict[str, Any]) -> dict[str, Any]:
     """Some images of a finding (`kind`) or a bucket (`bucket`), from `first` on."""
 
-    def action(draft_id: str) -> dict[str, Any]:
+    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
         report, first = examine(draft_id), data.get("first")
         first = first if isinstance(first, int) and first >= 0 else 0
         buckets, number = _buckets(report), data.get("bucket")
@@ -320,7 +301,7 @@ def doctor_images(data: dict[str, Any]) -> dict[str, Any]:
             shown = [_shown(draft_id, report, one.id, one.detail, one.other) for one in some[first : first + PAGE]]
         return {"images": shown, "ids": list(ids) if data.get("all") is True else [], "count": len(ids)}
 
-    return _respond(action, data)
+    return calls.answer(action, data)
 
 
 def _shown(draft_id: str, report: Report, key: str, detail: str = "", other: str = "") -> dict[str, Any]:
@@ -331,37 +312,29 @@ def _shown(draft_id: str, report: Report, key: str, detail: str = "", other: str
         "id": key,
         "file": f"{item.folder}/{item.file}" if item.folder else item.file,
         "detail": detail,
-        "thumb": _thumb(draft_id, item),
+        "thumb": thumb_url(draft_id, item),
         "size": list(item.trained_size),
         "bucket": list(slot.bucket) if slot else [],
         "kept": round(slot.kept, 4) if slot else 1,
         "part": [round(one, 4) for one in slot.part] if slot else [0, 0, 1, 1],
         "other": report.items[other].file if other in report.items else "",
-        "other_thumb": _thumb(draft_id, report.items[other]) if other in report.items else "",
+        "other_thumb": thumb_url(draft_id, report.items[other]) if other in report.items else "",
     }
-
-
-def _thumb(draft_id: str, item: Item) -> str:
-    """The address of a thumbnail; "" when there is none and none can be made, as of a damaged file."""
-    try:
-        return file_url(draft.thumb(draft_id, item))
-    except RunError:
-        return ""
 
 
 def doctor_start(data: dict[str, Any]) -> dict[str, Any]:
     """Start the check."""
-    return _respond(_then(start), data)
+    return calls.answer(_then(start), data)
 
 
 def doctor_cancel(data: dict[str, Any]) -> dict[str, Any]:
     """End the check."""
-    return _respond(_then(cancel), data)
+    return calls.answer(_then(cancel), data)
 
 
 def doctor_fix(data: dict[str, Any]) -> dict[str, Any]:
     """Fix the findings of a `kind`: all, or those of `ids`."""
-    return _respond(lambda draft_id: {"message": fix(draft_id, str(data.get("kind")), _ids(data))}, data)
+    return calls.answer(lambda draft_id, data: {"message": fix(draft_id, str(data.get("kind")), chosen_of(data))}, data)
 
 
 CALLS = [doctor_report, doctor_images, doctor_start, doctor_cancel, doctor_fix]
@@ -369,14 +342,13 @@ CALLS = [doctor_report, doctor_images, doctor_start, doctor_cancel, doctor_fix]
 
 def main(argv: list[str]) -> int:
     """The process of a long conversion: `DRAFT KIND` converts the images with this finding."""
-    try:
+
+    def work() -> None:
         ids = [one.id for one in examine(argv[0]).findings.get(argv[1], [])]
         convert.convert(argv[0], ids, lambda line: print(line, flush=True))
         measure.run(draft.folder(argv[0]), draft_store.read(argv[0])["images"], lambda line: None)
-    except RunError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+
+    return jobs.exit_code(work)
 
 
 if __name__ == "__main__":

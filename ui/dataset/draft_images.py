@@ -97,6 +97,8 @@ def measured(task: Task) -> Entry:
     try:
         _store(task)
         with opened(copy, name) as image:
+            if image.format == "PNG":
+                image.load()  # `getexif` of a PNG decodes it as well, and damage is reported once only
             upright = _upright(image)
             shape = image.size
             small = _thumbnail(image, THUMB_SIDE)

@@ -73,8 +73,7 @@ const rows = {
   shuffle: [labelled("Tags to keep in place at the start", keepTags)],
 };
 let seed = 1;
-const effect = make("div", "hp-effect");
-effect.setAttribute("role", "status");
+const effect = live("div", "hp-effect", "status");
 const apply = button("Change captions", "", applyEdit);
 const editRow = make("div", "hp-bulk-row");
 const first = make("div", "hp-bulk-row");

@@ -5,7 +5,7 @@ from typing import Any
 
 from runs.files import RunError
 from ui.dataset import bulk, image_edit, imports, selection, subsets
-from ui.dataset.answers import OUT_OF_DATE, opened, respond, text_of, texts_of
+from ui.dataset.answers import OUT_OF_DATE, chosen_of, opened, respond, text_of, texts_of
 from ui.dataset.selection import query_of
 
 Values = dict[str, Any]
@@ -22,11 +22,6 @@ def image_action(data: dict[str, Any]) -> Values:
         return {"ok": True, **READS[name](text_of(data, "draft"), data)}
     except RunError as error:
         return {"ok": False, "error": str(error)}
-
-
-def _chosen(data: Values) -> list[str] | None:
-    """The images that an edit is for: those of `ids`, or all."""
-    return None if data.get("ids") is None else texts_of(data, "ids")
 
 
 def _fields(data: Values) -> Values:
@@ -55,7 +50,7 @@ def _import_folder(draft_id: str, data: Values) -> Values:
 # Name: what it does and returns, from the draft and the browser's values.
 READS: dict[str, Callable[[str, Values], Values]] = {
     "open": lambda draft_id, data: opened(draft_id, text_of(data, "id")),
-    "preview": lambda draft_id, data: bulk.preview(draft_id, _chosen(data), _fields(data)),
+    "preview": lambda draft_id, data: bulk.preview(draft_id, chosen_of(data), _fields(data)),
     "ids": _ids,
     "tags": lambda draft_id, data: selection.tags(draft_id, query_of(data)),
     "subsets": lambda draft_id, data: {"subsets": subsets.overview(draft_id)},
@@ -64,7 +59,7 @@ READS: dict[str, Callable[[str, Values], Values]] = {
 }
 CHANGES: dict[str, Callable[[str, Values], Values]] = {
     "edit_one": image_edit.edit,
-    "edit": lambda draft_id, data: {"changed": bulk.apply(draft_id, _chosen(data), _fields(data))},
+    "edit": lambda draft_id, data: {"changed": bulk.apply(draft_id, chosen_of(data), _fields(data))},
     "move": lambda draft_id, data: {
         "changed": subsets.move(draft_id, texts_of(data, "ids"), text_of(data, "name"), _repeats(data))
     },

@@ -44,8 +44,7 @@ function makeEditor() {
   caption.rows = 5;
   caption.placeholder = "Describe the image. If this is empty, the trigger word is used.";
   const captionNote = make("p", "hp-hint");
-  const saved = make("span", "hp-saved");
-  saved.setAttribute("role", "status");
+  const saved = live("span", "hp-saved", "status");
   const length = make("span");
   captionNote.append(length, saved);
   caption.addEventListener("input", () => {
@@ -81,8 +80,7 @@ function makeEditor() {
   const remove = button("Remove image", "hp-quiet hp-danger", removeShown);
   const last = make("div", "hp-toolbar hp-editor-last");
   last.append(...travel, remove);
-  const message = make("p", "hp-editor-message");
-  message.setAttribute("role", "alert");
+  const message = live("p", "hp-editor-message", "alert");
   const side = make("div", "hp-editor-side");
   side.append(
     head,

@@ -41,8 +41,7 @@ function toggleImport(open) {
 const importBox = make("div", "hp-importing");
 importBox.hidden = true;
 importBox.dataset.testid = "importing";
-const importText = make("p");
-importText.setAttribute("role", "status");
+const importText = live("p", "", "status");
 const importBar = make("progress");
 importBar.setAttribute("aria-label", "Import");
 const importCancel = button("Cancel the import", "hp-quiet", async () => {

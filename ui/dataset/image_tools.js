@@ -115,8 +115,7 @@ const selectPage = button("Select this page", "hp-quiet", () => select(state().i
 const selectAll = button("Select all", "hp-quiet", () => selectFound(false));
 const invertSelection = button("Invert selection", "hp-quiet", () => selectFound(true));
 const selection = make("span", "hp-selection");
-const chosenCount = make("span", "");
-chosenCount.setAttribute("role", "status");
+const chosenCount = live("span", "", "status");
 selection.append(
   chosenCount,
   button("Remove selected", "hp-quiet", () => removeImages([...selected])),

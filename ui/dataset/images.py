@@ -188,27 +188,21 @@ def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ())
     Args:
         more: calls of the other parts of its script.
     """
-    import gradio as gr
-
-    return gr.HTML(
-        value=None,
-        html_template="",
-        js_on_load=scripts.loader("images", "insert"),
-        server_functions=[
-            list_images,
-            save_caption,
-            remove_images,
-            clear_images,
-            fix_image,
-            move_image,
-            undo,
-            redo,
-            add_images,
-            recent_drafts,
-            explain_failed_upload,
-            image_action,
-            *more,
-        ],
-        elem_id="images",
-        apply_default_css=False,
+    return scripts.component(
+        "images",
+        "images",
+        list_images,
+        save_caption,
+        remove_images,
+        clear_images,
+        fix_image,
+        move_image,
+        undo,
+        redo,
+        add_images,
+        recent_drafts,
+        explain_failed_upload,
+        image_action,
+        *more,
+        events=("insert",),
     )

@@ -210,14 +210,13 @@ def run(folder: Path, entries: dict[str, dict[str, Any]], on_line: Any = print) 
 
 def main(argv: list[str]) -> int:
     """The process of one check: `DRAFT`."""
+    from ui import jobs
     from ui.dataset import draft, draft_store
 
-    try:
+    def work() -> None:
         run(draft.folder(argv[0]), draft_store.read(argv[0])["images"], lambda line: print(line, flush=True))
-    except RunError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+
+    return jobs.exit_code(work)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ const search = make("input", "hp-search");
 search.type = "search";
 search.placeholder = "Search names and descriptions";
 search.setAttribute("aria-label", "Search options");
-const count = make("span", "hp-flag-count");
-count.setAttribute("role", "status");
+const count = live("span", "hp-flag-count", "status");
 const top = make("div", "hp-flag-top");
 top.append(search, count);
 const list = make("div", "hp-flag-list");
@@ -60,8 +59,7 @@ function control(flag, current) {
 }
 function editor(flag) {
   const line = make("div", "hp-flag-edit");
-  const problems = make("div", "hp-flag-errors");
-  problems.setAttribute("role", "alert");
+  const problems = live("div", "hp-flag-errors", "alert");
   const value = control(flag, typed().get(flag.name));
   let timer = null;
   const showErrors = (errors) => {

@@ -131,13 +131,4 @@ def _text(value: object) -> str:
 
 def flags_view() -> "gr.HTML":
     """The component, empty until its value is a `listing`."""
-    import gradio as gr
-
-    return gr.HTML(
-        value=None,
-        html_template="",
-        js_on_load=scripts.loader("flags"),
-        server_functions=[check_flag],
-        elem_id="all-flags",
-        apply_default_css=False,
-    )
+    return scripts.component("flags", "all-flags", check_flag)

@@ -5,9 +5,7 @@ and help texts are in ui/new/form_fields.py; defaults come from presets/defaults
 """
 
 import glob
-import itertools
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,6 @@ import runs
 from runs import weights
 from runs.dataset import shown_per_epoch
 from runs.files import Fault
-from runs.paths import entries
 from ui.dataset import draft, image_edit
 from ui.html import esc
 from ui.new.form_fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES
@@ -231,27 +228,6 @@ def _as_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
-
-
-def free_name(name: str) -> str:
-    """`name`, or the first of `name 2`, `name 3`, … that no run or data set has, in any case of its letters.
-
-    A long name is shortened, because its folder's name is: the number would be cut off otherwise.
-    """
-    taken = {entry.casefold() for parent in (runs.outputs_dir(), runs.datasets_dir()) for entry in entries(parent)}
-    if runs.slug(name).casefold() not in taken:
-        return name
-    numbered = re.search(r" (\d{1,6})$", name.strip())
-    stem, number = (name.strip()[: numbered.start()], int(numbered[1])) if numbered else (name.strip(), 1)
-    for count in itertools.count(number + 1):
-        ending = f" {count}"
-        short = stem
-        while short and not runs.slug(short + ending).endswith(f"-{count}"):
-            short = short[: len(short) * 9 // 10].rstrip()
-        candidate = (short or "run") + ending
-        if runs.slug(candidate).casefold() not in taken:
-            return candidate
-    raise AssertionError("unreachable: the numbers do not end")
 
 
 def start_faults(spec: "runs.RunSpec", ask: bool = False, named: bool = True) -> list[Fault]:

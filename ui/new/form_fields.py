@@ -15,6 +15,8 @@ class Field:
     choices: tuple[Any, ...] = ()
 
 
+PRECISIONS = (("bf16",) * 2, ("fp16",) * 2, ("float32", "no"))
+TRACKERS = (("none", ""), ("TensorBoard", "tensorboard"), ("wandb", "wandb"), ("trackio", "trackio"))
 LENGTH = (
     Field("repeats", "Repeats", "integer", "How often each image is used per epoch"),
     Field("epochs", "Epochs", "integer", "Passes over all images"),
@@ -39,20 +41,8 @@ MORE = (
     Field("validate_every_n_steps", "Validate every N steps", "text", "Leave empty to validate with each sample"),
     Field("seed", "Seed", "integer", "The same seed gives the same run"),
     Field("workers", "Data loader workers", "integer", "Processes that load images"),
-    Field(
-        "mixed_precision",
-        "Precision",
-        "choice",
-        "bf16 suits most GPUs",
-        (("bf16",) * 2, ("fp16",) * 2, ("float32", "no")),
-    ),
-    Field(
-        "trackers",
-        "Also log to",
-        "choice",
-        "A tracker that records the loss",
-        (("none", ""), ("TensorBoard", "tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")),
-    ),
+    Field("mixed_precision", "Precision", "choice", "bf16 suits most GPUs", PRECISIONS),
+    Field("trackers", "Also log to", "choice", "A tracker that records the loss", TRACKERS),
 )
 SAMPLES = (
     Field("prompts", "Sample prompts, one per line", "lines", "Leave empty to use the trigger word"),

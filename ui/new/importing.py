@@ -4,7 +4,7 @@ The component's script (setup.js) asks these functions and shows what would chan
 The form's fields then change as if they were typed, so they are stored like every other edit.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import runs
 from runs.files import RunError
 from runs.machine import this_machine, tier_for
 from ui import scripts
-from ui.dataset import draft
+from ui.dataset import calls, draft
 from ui.dataset.images import OUT_OF_DATE
 from ui.new import form, templates
 
@@ -131,49 +131,39 @@ def _names(folder: Path) -> list[Path]:
 # Calls of the script. Each takes a dict from the browser and checks every value ---------------------------------------------
 
 
-def _answer(action: Callable[[dict[str, Any], str], dict[str, Any]], data: object) -> dict[str, Any]:
-    try:
-        if not isinstance(data, dict) or not draft.is_id(draft_id := data.get("draft")):
-            raise RunError(OUT_OF_DATE)
-        return {"ok": True, **action(data, draft_id)}
-    except (RunError, presets.PresetError) as error:
-        return {"ok": False, "error": str(error)}
-
-
 def setup(data: dict[str, Any]) -> dict[str, Any]:
     """All calls of the fold: `do` is list, preview, save, rename, delete, restore or read."""
-    action = ACTIONS.get(data.get("do", "")) if isinstance(data, dict) and isinstance(data.get("do"), str) else None
-    return _answer(action, data) if action else {"ok": False, "error": OUT_OF_DATE}
+    return calls.answer_of(ACTIONS, data)
 
 
-def _list(_data: dict[str, Any], _draft_id: str) -> dict[str, Any]:
+def _list(_draft_id: str, _data: dict[str, Any]) -> dict[str, Any]:
     return {"templates": templates.listing()}
 
 
-def _preview(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+def _preview(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     now = current(draft_id)
     values = templates.values_of(data.get("key"), now)
     return {"values": values, "changes": changes(values, now)}
 
 
-def _save(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+def _save(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     version = data.get("replace")
     return templates.save(data.get("name"), current(draft_id), version if isinstance(version, str) else None)
 
 
-def _rename(data: dict[str, Any], _draft_id: str) -> dict[str, Any]:
+def _rename(_draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     return templates.rename(data.get("key"), data.get("name"))
 
 
-def _delete(data: dict[str, Any], _draft_id: str) -> dict[str, Any]:
+def _delete(_draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     return {"template": templates.delete(data.get("key"))}
 
 
-def _restore(data: dict[str, Any], _draft_id: str) -> dict[str, Any]:
+def _restore(_draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     return templates.restore(data.get("template"))
 
 
-def _read(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+def _read(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     given = data.get("files")
     files = (
         [(one.get("name"), one.get("text")) for one in given if isinstance(one, dict)]
@@ -184,7 +174,7 @@ def _read(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
     return read_files(draft_id, texts)
 
 
-ACTIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
+ACTIONS: dict[str, calls.Action] = {
     "list": _list,
     "preview": _preview,
     "save": _save,
@@ -199,12 +189,4 @@ USE = "(values) => hangproof.use(values)"
 
 def build() -> "gr.HTML":
     """The fold. Its event `use` sets fields; its value is what they become."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="setup",
-        js_on_load=scripts.loader("setup", "use"),
-        server_functions=[setup],
-        apply_default_css=False,
-    )
+    return scripts.component("setup", "setup", setup, events=("use",))

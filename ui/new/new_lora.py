@@ -7,7 +7,6 @@ loses nothing that was typed.
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import gradio as gr
@@ -64,39 +63,38 @@ START = """async (draft, stored, ...values) => {
 }"""
 
 
-@dataclass
 class NewLora:
     """The components of the tab that `page` connects; `build` sets them all."""
 
     loaded: gr.State
-    fields: dict[str, Any] = field(default_factory=dict)
-    images: gr.HTML = field(init=False)
-    stored: gr.HTML = field(init=False)
-    plan: gr.HTML = field(init=False)
-    script: gr.Code = field(init=False)
-    setup: gr.HTML = field(init=False)
-    script_tools: gr.HTML = field(init=False)
-    try_note: gr.HTML = field(init=False)
-    try_it: gr.Button = field(init=False)
-    chosen: gr.State = field(init=False)
-    of_model: gr.HTML = field(init=False)
-    model_note: gr.HTML = field(init=False)
-    choice_notes: gr.HTML = field(init=False)
-    models_fold: gr.Accordion = field(init=False)
-    models: gr.HTML = field(init=False)
-    checks: trainer_checks.TrainerChecks = field(init=False)
-    hub: hub_login.HubLogin = field(init=False)
-    proposed: gr.State = field(init=False)
-    proposal: gr.HTML = field(init=False)
-    propose: gr.Button = field(init=False)
-    fetch: gr.Button = field(init=False)
-    fetched: gr.HTML = field(init=False)
-    fetching: gr.Timer = field(init=False)
-    flag_fold: gr.Accordion = field(init=False)
-    flag_table: gr.HTML = field(init=False)
-    errors: gr.HTML = field(init=False)
-    problem: gr.HTML = field(init=False)
-    start: gr.Button = field(init=False)
+    fields: dict[str, Any]
+    images: gr.HTML
+    stored: gr.HTML
+    plan: gr.HTML
+    script: gr.Code
+    setup: gr.HTML
+    script_tools: gr.HTML
+    try_note: gr.HTML
+    try_it: gr.Button
+    chosen: gr.State
+    of_model: gr.HTML
+    model_note: gr.HTML
+    choice_notes: gr.HTML
+    models_fold: gr.Accordion
+    models: gr.HTML
+    checks: trainer_checks.TrainerChecks
+    hub: hub_login.HubLogin
+    proposed: gr.State
+    proposal: gr.HTML
+    propose: gr.Button
+    fetch: gr.Button
+    fetched: gr.HTML
+    fetching: gr.Timer
+    flag_fold: gr.Accordion
+    flag_table: gr.HTML
+    errors: gr.HTML
+    problem: gr.HTML
+    start: gr.Button
 
     @property
     def refresh_outputs(self) -> list[Any]:
@@ -120,7 +118,8 @@ def step(number: int, title: str, hint: str) -> None:
 
 def build() -> NewLora:
     """Build the tab."""
-    tab = NewLora(loaded=gr.State(False))
+    tab = NewLora()
+    tab.loaded = gr.State(False)
     tab.fields = dict.fromkeys(form.KEYS)
     threading.Thread(target=this_machine, daemon=True).start()  # the driver answers before the first page asks
     with gr.Row(elem_classes="hp-try"):
@@ -156,7 +155,7 @@ def build() -> NewLora:
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
         tab.images = images.images_view([*doctor.CALLS, *captioning.CALLS])
-        tab.stored = gr.HTML(value=None, html_template="", elem_id="stored", container=False)
+        tab.stored = _unseen("stored")
     with gr.Column(elem_classes="hp-step"):
         step(
             3,
@@ -165,7 +164,7 @@ def build() -> NewLora:
         )
         tab.plan = gr.HTML(elem_id="plan", apply_default_css=False)
         tab.proposed = gr.State(None)
-        tab.proposal = gr.HTML(value=None, html_template="", elem_id="proposal", container=False)
+        tab.proposal = _unseen("proposal")
         tab.propose = gr.Button(visible=False, elem_id="propose", size="sm")
         with gr.Accordion("The script", open=False, elem_id="script-fold"):
             tab.script = gr.Code(
@@ -173,17 +172,16 @@ def build() -> NewLora:
             )
         tab.script_tools = script_editor.build()
         tab.problem = gr.HTML(elem_id="problem", apply_default_css=False)
-        tab.errors = gr.HTML(
-            value=None,
-            html_template="",
-            js_on_load=scripts.loader("field_errors"),
-            elem_id="field-errors",
-            container=False,
-        )
+        tab.errors = _unseen("field-errors", js_on_load=scripts.loader("field_errors"))
         sweep.build()
         rehearsal.build()
         tab.start = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
     return tab
+
+
+def _unseen(elem_id: str, **script: str) -> gr.HTML:
+    """A component that shows nothing: its value is for a script."""
+    return gr.HTML(html_template="", elem_id=elem_id, **script)
 
 
 def _head(tab: NewLora) -> None:
@@ -219,14 +217,8 @@ def _head(tab: NewLora) -> None:
             elem_id="backend",
         )
     tab.chosen = gr.State({})
-    tab.of_model = gr.HTML(value=None, html_template="", elem_id="of-model", container=False)
-    tab.choice_notes = gr.HTML(
-        value=None,
-        html_template="",
-        js_on_load=scripts.loader("choice_notes"),
-        elem_id="choice-notes",
-        container=False,
-    )
+    tab.of_model = _unseen("of-model")
+    tab.choice_notes = _unseen("choice-notes", js_on_load=scripts.loader("choice_notes"))
     tab.fields["control_dir"] = _component(form_fields.CONTROL, visible=False)
     tab.model_note = gr.HTML(elem_id="model-note", apply_default_css=False)
     tab.fetch = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")

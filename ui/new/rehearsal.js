@@ -13,11 +13,9 @@ go.dataset.testid = "rehearse";
 const stop = button("Cancel", "hp-quiet", () => act("cancel"));
 stop.hidden = true;
 row.append(go, stop, make("span", "hp-hint", "Tries this run on the real model: load, two steps, a sample, a checkpoint and a resume."));
-const state = make("p", "hp-job-state");
-state.setAttribute("role", "status");
+const state = live("p", "hp-job-state", "status");
 state.dataset.testid = "rehearsal-state";
-const note = make("p", "hp-job-note");
-note.setAttribute("role", "alert");
+const note = live("p", "hp-job-note", "alert");
 const list = make("ol", "hp-stages");
 const result = make("div", "hp-rehearsal-result");
 box.append(row, note, state, list, result);
@@ -26,10 +24,10 @@ element.replaceChildren(box);
 async function ask(what) {
   const id = window.hangproof?.draft?.();
   if (!id) return;
-  const got = await server.rehearsal({ draft: id, do: what }).catch(() => null);
-  note.textContent = got ? (got.ok ? "" : got.error) : "The server does not answer. Try again.";
+  const got = await reply(server.rehearsal({ draft: id, do: what }));
+  note.textContent = got.ok ? "" : got.error;
   note.hidden = !note.textContent;
-  if (got && got.ok) {
+  if (got.ok) {
     answer = got;
     draw();
   }
@@ -93,10 +91,7 @@ function draw() {
     parts.push(bad);
     if (answer.problem.log) {
       const fold = make("details", "hp-fold");
-      const log = make("div", "hp-log");
-      log.tabIndex = 0;
-      log.setAttribute("role", "region");
-      log.setAttribute("aria-label", "End of the log");
+      const log = region("hp-log", "End of the log");
       log.append(make("pre", "", answer.problem.log));
       fold.append(make("summary", "", "End of the log"), log);
       parts.push(fold);

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import runs
 from runs.files import Fault, RunError, atomic_write
 from ui import jobs, scripts
-from ui.dataset import draft
+from ui.dataset import calls, draft
 from ui.dataset.images import OUT_OF_DATE
-from ui.new import form, script_editor
+from ui.new import form, importing, script_editor
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -30,13 +30,6 @@ def _folder(draft_id: object) -> Path:
     if not draft.is_id(draft_id):
         raise RunError(OUT_OF_DATE)
     return draft.folder(draft_id) / FOLDER
-
-
-def _values(draft_id: str) -> dict[str, Any]:
-    """The fields of the form as they are stored."""
-    from runs.machine import this_machine, tier_for
-
-    return form.restored({"tier": tier_for(this_machine()), **draft.form(draft_id)})
 
 
 def _as_run(spec: "runs.RunSpec", draft_id: str) -> "runs.RunSpec":
@@ -72,7 +65,7 @@ def _prepare(folder: Path, draft_id: str) -> None:
     from runs.machine import this_machine
     from runs.spec import save
 
-    values, counts = _values(draft_id), draft.counts(draft_id)
+    values, counts = importing.current(draft_id), draft.counts(draft_id)
     reviewed = form.review(values, counts, this_machine(values["backend"]))
     wrong = [fault for fault in (*reviewed.missing, *reviewed.faults) if fault.field != "name"]
     if wrong or reviewed.spec is None:
@@ -125,7 +118,7 @@ def state(draft_id: str) -> dict[str, Any]:
         return shown
     spec = None
     with contextlib.suppress(RunError):  # the edited script is refused now: what was rehearsed is out of date
-        parsed = form.parse({**_values(draft_id), "name": "my-lora"})[0]
+        parsed = form.parse({**importing.current(draft_id), "name": "my-lora"})[0]
         spec = _as_run(parsed, draft_id) if parsed is not None else None
     shown["stale"] = spec is None or rehearse.digest(spec) != found.digest
     if found.state == rehearse.PASSED and spec is not None:
@@ -168,28 +161,17 @@ def keep(draft_id: str, folder: Path) -> None:
 
 def rehearsal(data: dict[str, Any]) -> dict[str, Any]:
     """{"draft": id, "do": start, cancel or show}: the state after it, or why not."""
-    given = data if isinstance(data, dict) else {}
-    try:
-        draft_id = given.get("draft")
-        if not draft.is_id(draft_id):
-            raise RunError(OUT_OF_DATE)
-        if given.get("do") == "start":
+
+    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
+        if data.get("do") == "start":
             start(draft_id)
-        elif given.get("do") == "cancel":
+        elif data.get("do") == "cancel":
             cancel(draft_id)
-        return {"ok": True, **state(draft_id)}
-    except RunError as error:
-        return {"ok": False, "error": str(error)}
+        return state(draft_id)
+
+    return calls.answer(action, data)
 
 
 def build() -> "gr.HTML":
     """The button and what it shows."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="rehearsal",
-        js_on_load=scripts.loader("rehearsal"),
-        server_functions=[rehearsal],
-        apply_default_css=False,
-    )
+    return scripts.component("rehearsal", "rehearsal", rehearsal)

@@ -13,14 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import presets
 import runs
 from runs import adopt_script, custom_script
 from runs.files import Fault, RunError, atomic_write, explained
 from runs.machine import this_machine
 from runs.manage import size_text
 from ui import scripts
-from ui.dataset import draft
+from ui.dataset import calls, draft
 from ui.dataset.images import OUT_OF_DATE, file_url
 from ui.new import export, form, importing
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 FILE = "script.json"
 STALE = "The settings changed after you edited the script. Choose below the script which of both is used"
-OTHER_WINDOW = "Another window saved a different script meanwhile. Choose which one to keep"
 NO_SCRIPT = "There is no script yet: correct the errors in the form first"
 _lock = threading.Lock()
 Stored = dict[str, str]  # version, script, generated
@@ -64,15 +62,16 @@ def save(draft_id: str, text: str, version: str, generated: str) -> dict[str, An
         if known is not None and known["version"] != version and known["script"] != text:
             return {"conflict": {"version": known["version"], "script": known["script"]}}
         base = custom_script.follow(known["generated"], known["generated"], generated) if known else generated
-        new = {"version": secrets.token_hex(8), "script": text, "generated": base}
-        _write(draft_id, new)
-        return {"version": new["version"]}
+        return {"version": _write(draft_id, text, base)}
 
 
-def _write(draft_id: str, value: Stored) -> None:
+def _write(draft_id: str, script: str, generated: str) -> str:
+    """Store an edited script; returns its version."""
+    value = {"version": secrets.token_hex(8), "script": script, "generated": generated}
     with explained("store the script"):
         draft.folder(draft_id).mkdir(parents=True, exist_ok=True)
         atomic_write(draft.folder(draft_id) / FILE, json.dumps(value))
+    return value["version"]
 
 
 def discard(draft_id: str) -> Stored | None:
@@ -88,7 +87,7 @@ def copy_from_run(draft_id: str, spec: "runs.RunSpec") -> None:
     """Take over a run's script with its settings: the edited one, or none."""
     discard(draft_id)
     if spec.edited:
-        _write(draft_id, {"version": secrets.token_hex(8), **spec.edited.model_dump()})
+        _write(draft_id, spec.edited.script, spec.edited.generated)
 
 
 def for_run(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
@@ -171,14 +170,14 @@ def _text(data: Mapping[str, Any], key: str = "text") -> str:
     return found
 
 
-def _start(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+def _start(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     """The text to edit, and what is wrong with it."""
     known, now = stored(draft_id), _generated(draft_id)
     text = custom_script.follow(known["script"], known["generated"], now) if known else now
     return {"script": text, "version": known["version"] if known else "", "findings": findings(text, now)}
 
 
-def _save(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+def _save(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     now, text = _generated(draft_id), _text(data)
     answer = save(draft_id, text, _text(data, "version"), now)
     if "conflict" in answer:
@@ -192,47 +191,53 @@ def _changed(draft_id: str, now: str) -> dict[str, Any]:
     return {"changed": changed_settings(known["generated"], now) if known else []}
 
 
-def _fix(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+def _fix(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     return {"script": custom_script.fix(_text(data), _text(data, "fix"), _generated(draft_id))}
 
 
-def _discard(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+def _discard(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     known = discard(draft_id)
     return {"script": _generated(draft_id), "before": known["script"] if known else ""}
 
 
-def _keep(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+def _keep(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     """Keep the edited script although the settings changed."""
-    now = _generated(draft_id)
-    with _lock:
-        known = stored(draft_id)
-        if known is None:
-            raise RunError(OUT_OF_DATE)
-        text = custom_script.follow(known["script"], known["generated"], now)
-        new = {"version": secrets.token_hex(8), "script": text, "generated": now}
-        _write(draft_id, new)
-    return {"version": new["version"], "script": text, "findings": findings(text, now), "changed": []}
+    return _follow(draft_id, lambda *scripts: (custom_script.follow(*scripts), {}))
 
 
-def _merge(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+def _merge(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     """Apply the changed settings to the edited script."""
+
+    def change(*scripts: str) -> tuple[str, dict[str, Any]]:
+        text, left = custom_script.merged(*scripts)
+        return text, {"left": left}
+
+    return _follow(draft_id, change)
+
+
+def _follow(draft_id: str, change: Callable[[str, str, str], tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Store the edited script for the changed settings.
+
+    Args:
+        change: gets the edited script, the generated one that it was edited from, and the one that is generated now; returns the
+            new edited script and what else the answer has.
+    """
     now = _generated(draft_id)
     with _lock:
         known = stored(draft_id)
         if known is None:
             raise RunError(OUT_OF_DATE)
-        text, left = custom_script.merged(known["script"], known["generated"], now)
-        new = {"version": secrets.token_hex(8), "script": text, "generated": now}
-        _write(draft_id, new)
-    return {"version": new["version"], "script": text, "left": left, "findings": findings(text, now), "changed": []}
+        text, more = change(known["script"], known["generated"], now)
+        version = _write(draft_id, text, now)
+    return {"version": version, "script": text, **more, "findings": findings(text, now), "changed": []}
 
 
-def _export(data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+def _export(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     export.start(draft_id)
-    return _export_status(data, draft_id)
+    return _export_status(draft_id, data)
 
 
-def _export_status(_data: dict[str, Any], draft_id: str) -> dict[str, Any]:
+def _export_status(draft_id: str, _data: dict[str, Any]) -> dict[str, Any]:
     answer = export.status(draft_id)
     if "file" not in answer:
         return answer
@@ -240,7 +245,7 @@ def _export_status(_data: dict[str, Any], draft_id: str) -> dict[str, Any]:
     return {**answer, "name": path.name, "url": file_url(path), "size": size_text(answer["bytes"])}
 
 
-ACTIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
+ACTIONS: dict[str, calls.Action] = {
     "start": _start,
     "save": _save,
     "fix": _fix,
@@ -254,15 +259,7 @@ ACTIONS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
 
 def script_tools(data: dict[str, Any]) -> dict[str, Any]:
     """All calls of the script's tools: `do` is a name in ACTIONS. {"ok": False, "error"} says what is wrong."""
-    try:
-        if not isinstance(data, dict) or not draft.is_id(draft_id := data.get("draft")):
-            raise RunError(OUT_OF_DATE)
-        action = ACTIONS.get(data["do"]) if isinstance(data.get("do"), str) else None
-        if action is None:
-            raise RunError(OUT_OF_DATE)
-        return {"ok": True, **action(data, draft_id)}
-    except (RunError, presets.PresetError) as error:
-        return {"ok": False, "error": str(error)}
+    return calls.answer_of(ACTIONS, data)
 
 
 # The text and the state that the script asks for with its event `show`.
@@ -272,18 +269,4 @@ TYPED = "(text) => hangproof.typed(text)"
 
 def build() -> "gr.HTML":
     """The tools below the script: edit, findings, the choice after a change of the settings, export."""
-    import gradio as gr
-
-    return gr.HTML(
-        value=None,
-        html_template="",
-        elem_id="script-tools",
-        js_on_load=scripts.loader("script_editor", "show"),
-        server_functions=[script_tools],
-        apply_default_css=False,
-    )
-
-
-def file_of(draft_id: str) -> Path:
-    """The file of a draft's edited script (may not exist)."""
-    return draft.folder(draft_id) / FILE
+    return scripts.component("script_editor", "script-tools", script_tools, events=("show",))

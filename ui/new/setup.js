@@ -22,8 +22,7 @@ const labelled = (text, node) => {
 const fold = make("details", "hp-fold hp-setup");
 const head = make("summary", "", "Templates and import");
 head.append(make("span", "", "Settings that you saved, or those of FluxGym, kohya_ss, sd-scripts, musubi-tuner and ai-toolkit"));
-const note = make("p", "hp-job-note");
-note.setAttribute("role", "alert");
+const note = live("p", "hp-job-note", "alert");
 const preview = make("section", "hp-setup-preview");
 preview.setAttribute("aria-label", "What changes");
 preview.tabIndex = -1;
@@ -84,9 +83,9 @@ async function ask(what, data) {
   if (!id) return null;
   const until = Date.now() + SAVE_MS; // the server compares with the fields as they are stored
   while (hangproof.unsaved("field").length && Date.now() < until) await new Promise((done) => setTimeout(done, 100));
-  const got = await server.setup({ draft: id, do: what, ...data }).catch(() => null);
-  if (got && got.ok) return got;
-  say(got ? got.error : "The server does not answer. Try again.");
+  const got = await reply(server.setup({ draft: id, do: what, ...data }));
+  if (got.ok) return got;
+  say(got.error);
   return null;
 }
 async function refresh() {

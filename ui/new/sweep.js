@@ -1,17 +1,11 @@
 // The fold "Sweep" of step 3 (ui/new/sweep.py). Its fields are built when it is opened. Texts are set with textContent.
-const node = make("details", "hp-fold hp-sweep");
-node.dataset.testid = "sweep";
-const heading = make("summary");
-heading.append(make("strong", "", "Sweep"), make("span", "", "Several runs that differ in rank, learning rate or epochs, one after another"));
-const body = make("div", "hp-fold-body");
-node.append(heading, body);
+const { node, body } = folding("Sweep", "Several runs that differ in rank, learning rate or epochs, one after another", "sweep", "hp-sweep");
 element.replaceChildren(node);
 const inputs = {};
 let other = null;
 let timer = 0;
 let asked = 0;
-const said = make("p", "hp-action-note");
-said.setAttribute("role", "status");
+const said = live("p", "hp-action-note", "status");
 said.dataset.testid = "sweep-plan";
 const names = make("ul", "hp-sweep-names");
 const go = button("Queue these runs", "", start);
@@ -25,8 +19,7 @@ function values() {
   return found;
 }
 async function ask(what, more) {
-  const answer = await server.sweep_call({ draft: window.hangproof?.draft?.(), do: what, ...more }).catch(() => null);
-  return answer && typeof answer.ok === "boolean" ? answer : { ok: false, error: "The server does not answer. Try again." };
+  return reply(server.sweep_call({ draft: window.hangproof?.draft?.(), do: what, ...more }));
 }
 function say(text, bad) {
   said.textContent = text;

@@ -12,7 +12,7 @@ from runs.sweep import MOST, SHORT, Sweep
 from ui import scripts
 from ui.dataset import draft
 from ui.dataset.images import OUT_OF_DATE
-from ui.new import form, script_editor
+from ui.new import form, importing, script_editor
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -21,13 +21,6 @@ FIELDS = ("rank", "learning_rate", "epochs")
 OTHERS = tuple(field for field in SHORT if field not in FIELDS)
 LABELS = {"rank": "Rank", "learning_rate": "Learning rate", "epochs": "Epochs"}
 LONGEST = 200  # characters of one field
-
-
-def _values(draft_id: str) -> dict[str, Any]:
-    """The fields of the form as they are stored."""
-    from runs.machine import this_machine, tier_for
-
-    return form.restored({"tier": tier_for(this_machine()), **draft.form(draft_id)})
 
 
 def _specs(draft_id: str, texts: dict[str, str]) -> tuple[list["runs.RunSpec"], dict[str, list[float]]]:
@@ -39,7 +32,7 @@ def _specs(draft_id: str, texts: dict[str, str]) -> tuple[list["runs.RunSpec"], 
         raise RunError(
             "The script was edited by hand, and a sweep writes a script for each run. Discard the edit first"
         )
-    base, faults = form.parse(_values(draft_id))
+    base, faults = form.parse(importing.current(draft_id))
     if base is None:
         raise RunError([Fault("", form.shown(fault)) for fault in faults] or OUT_OF_DATE)
     return sweep.combinations(base, values), values
@@ -67,7 +60,7 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
     for spec in specs:
         if fault := runs.folders.name_fault(spec):
             raise RunError([fault])
-    stored = _values(draft_id)
+    stored = importing.current(draft_id)
     first, _ = form.create(stored, draft_id, lambda _spec: specs[0])
     data = runs.datasets_dir() / first.name
     made = sweep.create(str(stored["name"]).strip(), specs, values, data, [first])
@@ -106,12 +99,4 @@ def sweep_call(data: dict[str, Any]) -> dict[str, Any]:
 
 def build() -> "gr.HTML":
     """The fold. Its fields are built when it is opened."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="sweep",
-        js_on_load=scripts.loader("sweep"),
-        server_functions=[sweep_call],
-        apply_default_css=False,
-    )
+    return scripts.component("sweep", "sweep", sweep_call)

@@ -33,20 +33,13 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def free_name() -> str:
-    """`first-try`, or the first of `first-try 2`, … that no run and no data set uses."""
-    number, name = 1, NAME
-    while any((folder / runs.slug(name)).exists() for folder in (runs.outputs_dir(), runs.datasets_dir())):
-        number += 1
-        name = f"{NAME} {number}"
-    return name
-
-
 def create() -> Path:
     """Create the example run; returns its folder. Raises RunError, PresetError."""
     from runs.examples import TRIGGER, write_examples
 
-    spec = runs.make({"name": free_name(), "trigger": TRIGGER, "prompts": [f"{TRIGGER}, a shiny red ball"], **SETTINGS})
+    spec = runs.make(
+        {"name": runs.free_name(NAME), "trigger": TRIGGER, "prompts": [f"{TRIGGER}, a shiny red ball"], **SETTINGS}
+    )
     with tempfile.TemporaryDirectory() as photos:
         write_examples(Path(photos))
         return runs.create(spec, Path(photos))

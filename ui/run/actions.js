@@ -13,8 +13,7 @@ let pausing = "";
 const current = () => props.value || { run: "", do: [], waiting: [], answer: null, position: 0 };
 
 const row = make("div", "hp-more-actions");
-const note = make("p", "hp-action-note");
-note.setAttribute("role", "status");
+const note = live("p", "hp-action-note", "status");
 note.dataset.testid = "action-note";
 const buttons = {};
 for (const [name, [label, title]] of Object.entries(ACTIONS)) {
@@ -33,10 +32,10 @@ function say(text, bad) {
 async function act(name) {
   const run = current().run;
   buttons[name].disabled = true;
-  const answer = await server.run_action({ run, do: name }).catch(() => null);
+  const answer = await reply(server.run_action({ run, do: name }));
   buttons[name].disabled = false;
   if (current().run !== run) return;
-  if (!answer || !answer.ok) return say(answer ? answer.error : "The server does not answer. Try again.", true);
+  if (!answer.ok) return say(answer.error, true);
   if (answer.id) {
     asked = { run, id: answer.id };
     say(`${ACTIONS[name][0]}: requested. It is done when the current step is complete.`);

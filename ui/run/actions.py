@@ -114,12 +114,4 @@ def run_action(data: dict[str, Any]) -> dict[str, Any]:
 
 def build() -> "gr.HTML":
     """The buttons; the value is that of `value`."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="run-actions",
-        js_on_load=scripts.loader("run_actions"),
-        server_functions=[run_action],
-        apply_default_css=False,
-    )
+    return scripts.component("run_actions", "run-actions", run_action)

@@ -201,12 +201,4 @@ def table_of(metrics: Metrics, x: np.ndarray, begin: float, end: float) -> list[
 
 def build() -> "gr.HTML":
     """The component; its value is that of `value`."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="run-charts",
-        js_on_load=scripts.loader("charts"),
-        server_functions=[chart_data],
-        apply_default_css=False,
-    )
+    return scripts.component("charts", "run-charts", chart_data)

@@ -7,26 +7,19 @@ let chosen = [];
 let asked = 0;
 
 const section = make("section", "hp-section");
-const fold = make("details", "hp-fold");
-fold.dataset.testid = "fold-compare";
-const heading = make("summary");
-heading.append(make("strong", "", "Compare runs"), make("span", "", "Settings, losses, samples, time and cost side by side"));
-const body = make("div", "hp-fold-body");
-fold.append(heading, body);
+const { node: fold, body } = folding("Compare runs", "Settings, losses, samples, time and cost side by side", "fold-compare");
 section.append(fold);
 const search = make("input", "hp-compared-search");
 search.type = "search";
 search.placeholder = "Search runs by name or state";
 search.setAttribute("aria-label", "Search runs to compare");
 const choices = make("fieldset", "hp-compared-choices");
-const status = make("p", "hp-log-status");
-status.setAttribute("role", "status");
+const status = live("p", "hp-log-status", "status");
 const result = make("div", "hp-compared");
 body.append(search, choices, status, result);
 
 async function ask(name, data) {
-  const answer = await server[name]({ run, ...data }).catch(() => null);
-  return answer && typeof answer.ok === "boolean" ? answer : { ok: false, error: "The server does not answer. Try again." };
+  return reply(server[name]({ run, ...data }));
 }
 function drawChoices() {
   const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -55,10 +48,7 @@ function drawChoices() {
   );
 }
 function tableOf(caption, rows, names) {
-  const scroll = make("div", "hp-table-scroll");
-  scroll.tabIndex = 0;
-  scroll.setAttribute("role", "region");
-  scroll.setAttribute("aria-label", caption);
+  const scroll = region("hp-table-scroll", caption);
   const table = make("table");
   table.append(make("caption", "hp-visually-hidden", caption));
   const head = make("tr");
@@ -88,8 +78,7 @@ function draw(answer) {
   const parts = [make("h4", "", "Result"), tableOf("Result of each run", answer.facts, names)];
   const lines = answer.lines.map((line, n) => ({ ...line, low: [], high: [], smooth: 0.9, cls: `hp-line-${n}` })).filter((line) => line.x.length > 1);
   if (lines.length) {
-    const readout = make("p", "hp-chart-readout");
-    readout.setAttribute("role", "status");
+    const readout = live("p", "hp-chart-readout", "status");
     const chart = plot({
       label: "Loss of the runs",
       lines,

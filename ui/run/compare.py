@@ -161,12 +161,4 @@ def samples(views: list["view.View"]) -> list[dict[str, Any]]:
 
 def build() -> "gr.HTML":
     """The component; its value is that of `value`."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="run-compare",
-        js_on_load=scripts.loader("compare"),
-        server_functions=[compare_list, compare_runs],
-        apply_default_css=False,
-    )
+    return scripts.component("compare", "run-compare", compare_list, compare_runs)

@@ -369,21 +369,15 @@ def evolution_likeness(data: dict[str, Any]) -> dict[str, Any]:
 
 def build() -> "gr.HTML":
     """The component; its value is that of `value`."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="run-samples",
-        js_on_load=scripts.loader("run_samples"),
-        server_functions=[
-            evolution_next,
-            evolution_vote,
-            evolution_result,
-            evolution_reset,
-            evolution_pick,
-            evolution_likeness,
-        ],
-        apply_default_css=False,
+    return scripts.component(
+        "run_samples",
+        "run-samples",
+        evolution_next,
+        evolution_vote,
+        evolution_result,
+        evolution_reset,
+        evolution_pick,
+        evolution_likeness,
     )
 
 

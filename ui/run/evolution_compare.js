@@ -13,8 +13,7 @@ const PLAY_MS = 400;
 let playing = 0;
 const play = button("Play", "hp-quiet", () => (playing ? pause() : begin()));
 const stepsPicture = make("img", "hp-ev-large");
-const stepsCaption = make("p", "hp-steps-caption");
-stepsCaption.setAttribute("role", "status");
+const stepsCaption = live("p", "hp-steps-caption", "status");
 const stepsBar = make("div", "hp-steps-bar");
 stepsBar.append(play, stepsRange);
 steps.append(stepsPrompt.box, stepsBar, stepsCaption, stepsPicture);
@@ -104,8 +103,7 @@ divider.setAttribute("aria-label", "Divider: share of the picture that shows A")
 const line = make("i", "hp-ab-line");
 stage.append(imageB, imageA, line, divider);
 const compareText = make("div", "hp-compare-text");
-const compareNote = make("p", "hp-none");
-compareNote.setAttribute("role", "status");
+const compareNote = live("p", "hp-none", "status");
 compare.append(compareBar, compareNote, stage, compareText);
 let other = null; // the API's answer for the run of B, when it is another one
 let runsKnown = [];

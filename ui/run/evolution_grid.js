@@ -2,10 +2,7 @@
 let columns = []; // keys of the drawn columns
 let prompts = []; // numbers of the drawn rows
 const cells = new Map(); // "row column" -> button
-const grid = make("div", "hp-ev-grid");
-grid.tabIndex = 0;
-grid.setAttribute("role", "region");
-grid.setAttribute("aria-label", "Samples by prompt and step");
+const grid = region("hp-ev-grid", "Samples by prompt and step");
 const gridTable = make("table");
 const gridHead = make("tr");
 const gridBody = make("tbody");

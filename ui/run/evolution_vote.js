@@ -7,8 +7,7 @@ const voteAbout = make(
 );
 const votePrompt = make("h4");
 const voteSides = make("div", "hp-vote-sides");
-const voteNote = make("p", "hp-none");
-voteNote.setAttribute("role", "status");
+const voteNote = live("p", "hp-none", "status");
 const voteBar = make("div", "hp-vote-bar");
 const voteResult = make("div", "hp-vote-result");
 let pair = null;
@@ -142,17 +141,12 @@ async function startOver() {
 }
 
 // Likeness ---------------------------------------------------------------------------------------------------------------
-const alike = make("details", "hp-fold hp-alike");
-const alikeHead = make("summary");
-alikeHead.append(make("strong", "", "Likeness"), make("span", "", "How alike the samples and your images are"));
+const { node: alike, body: alikeBody } = folding("Likeness", "How alike the samples and your images are", "", "hp-alike");
 const alikeText = make("p", "hp-say");
-const alikeState = make("p", "hp-job-state");
-alikeState.setAttribute("role", "status");
+const alikeState = live("p", "hp-job-state", "status");
 const alikeGo = button("Compute likeness", "hp-primary", () => likenessCall({}));
 const alikeStop = button("Cancel", "hp-quiet", () => likenessCall({ cancel: true }));
-const alikeBody = make("div", "hp-fold-body");
 alikeBody.append(alikeText, alikeState, alikeGo, alikeStop);
-alike.append(alikeHead, alikeBody);
 let alikeProblem = "";
 async function likenessCall(more) {
   alikeGo.disabled = true;

@@ -23,8 +23,7 @@ label.append(make("span", "", "Address of a store"), input);
 const add = make("button", "hp-button", "Add store");
 add.type = "submit";
 const again = button("Refresh", "", () => show(true));
-const problem = make("p", "hp-job-note");
-problem.setAttribute("role", "alert");
+const problem = live("p", "hp-job-note", "alert");
 problem.hidden = true;
 adding.append(label, add, again);
 const list = make("div", "hp-fleet");
@@ -84,8 +83,8 @@ function runCard(run, store) {
     const stop = button(asked ? "Stop requested" : "Stop", "", async () => {
       stop.disabled = true;
       stop.textContent = "Requesting…";
-      const answer = await server.stop_far({ store, run: run.slug }).catch(() => null);
-      if (!answer?.ok) tell(answer?.error || "The server does not answer. Try again.");
+      const answer = await reply(server.stop_far({ store, run: run.slug }));
+      if (!answer.ok) tell(answer.error);
       show(false);
     });
     stop.disabled = Boolean(asked);
@@ -116,8 +115,7 @@ function storePart(store, added) {
   head.append(row);
   node.append(head);
   if (store.error) {
-    const box = make("div", "hp-problem hp-bad");
-    box.setAttribute("role", "status");
+    const box = live("div", "hp-problem hp-bad", "status");
     box.append(make("p", "", store.error));
     node.append(box);
   }
@@ -153,9 +151,9 @@ async function show(refresh) {
 adding.addEventListener("submit", async (event) => {
   event.preventDefault();
   tell("");
-  const answer = await server.change_stores({ add: input.value }).catch(() => null);
-  if (answer?.ok) input.value = "";
-  else tell(answer?.error || "The server does not answer. Try again.");
+  const answer = await reply(server.change_stores({ add: input.value }));
+  if (answer.ok) input.value = "";
+  else tell(answer.error);
   show(false);
 });
 const seen = () => element.isConnected && element.checkVisibility() && document.visibilityState === "visible";

@@ -219,12 +219,4 @@ def stop_far(data: dict[str, Any]) -> dict[str, Any]:
 
 def build() -> "gr.HTML":
     """The component. Its script asks for what it shows while its tab is open."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="fleet",
-        js_on_load=scripts.loader("fleet_page"),
-        server_functions=[show_fleet, change_stores, stop_far],
-        apply_default_css=False,
-    )
+    return scripts.component("fleet_page", "fleet", show_fleet, change_stores, stop_far)

@@ -16,25 +16,13 @@ const current = () => props.value || { run: "", alive: false, jobs: {} };
 const span = (s) => (s < 60 ? `${s} s` : `${Math.floor(s / 60)} min ${s % 60} s`);
 
 async function ask(name, data) {
-  const answer = await server[name]({ run: current().run, ...data }).catch(() => null);
-  return answer && typeof answer.ok === "boolean" ? answer : { ok: false, error: "The server does not answer. Try again." };
+  return reply(server[name]({ run: current().run, ...data }));
 }
 
-// One fold -------------------------------------------------------------------------------------------------------------
-function fold(title, about, testid) {
-  const node = make("details", "hp-fold");
-  node.dataset.testid = testid;
-  const heading = make("summary");
-  heading.append(make("strong", "", title), make("span", "", about));
-  const body = make("div", "hp-fold-body");
-  node.append(heading, body);
-  return { node, body };
-}
 // What a job did: its state, its verdict, its files, what it printed.
 function result(jobName) {
   const node = make("div", "hp-job");
-  const state = make("p", "hp-job-state");
-  state.setAttribute("role", "status");
+  const state = live("p", "hp-job-state", "status");
   const stop = button("Cancel", "hp-quiet", () => ask("cancel_job", { job: jobName }));
   const body = make("div");
   node.append(state, stop, body);
@@ -45,18 +33,14 @@ function result(jobName) {
     const parts = [];
     if (answer.verdict) parts.push(make("p", `hp-verdict hp-${answer.verdict.good ? "done" : "bad"}`, answer.verdict.text));
     if (answer.error && job && job.state !== "running" && job.state !== "done") {
-      const box = make("div", "hp-problem hp-bad");
-      box.setAttribute("role", "alert");
+      const box = live("div", "hp-problem hp-bad", "alert");
       box.append(...answer.error.split("\n").slice(-12).map((line) => make("p", "", line)));
       parts.push(box);
     }
     parts.push(...answer.files.map(file));
     const printed = [answer.text, job && job.state === "running" ? answer.error : ""].filter(Boolean).join("\n");
     if (printed) {
-      const log = make("div", "hp-log");
-      log.tabIndex = 0;
-      log.setAttribute("role", "region");
-      log.setAttribute("aria-label", "Output");
+      const log = region("hp-log", "Output");
       log.append(make("pre", "", printed));
       parts.push(log);
     }
@@ -97,18 +81,14 @@ function file({ name, size, text, url }) {
   head.append(make("strong", "", name), make("span", "", size < 1e6 ? `${Math.max(1, Math.round(size / 1e3))} kB` : `${(size / 1e6).toFixed(1)} MB`), link);
   node.append(head);
   if (text !== null) {
-    const log = make("div", "hp-text");
-    log.tabIndex = 0;
-    log.setAttribute("role", "region");
-    log.setAttribute("aria-label", name);
+    const log = region("hp-text", name);
     log.append(make("pre", "", text));
     node.append(log);
   }
   return node;
 }
 function starter(text, call, data) {
-  const note = make("p", "hp-job-note hp-bad");
-  note.setAttribute("role", "alert");
+  const note = live("p", "hp-job-note hp-bad", "alert");
   note.hidden = true;
   const go = button(text, "hp-primary", async () => {
     go.disabled = true;
@@ -123,17 +103,14 @@ function starter(text, call, data) {
   return { go, note };
 }
 
-// The three parts ----------------------------------------------------------------------------------------------------------
+// The parts ----------------------------------------------------------------------------------------------------------------
 const section = make("section", "hp-section");
 section.append(make("h3", "", "Checks and other machines"));
 
-const ranks = fold("What is it doing?", "Each rank's check points and stacks, and which one is stuck", "fold-ranks");
+const ranks = folding("What is it doing?", "Each rank's check points and stacks, and which one is stuck", "fold-ranks");
 const ask_ranks = starter("Look at the stacks", "diagnose", () => ({}));
 const ranks_result = result("diagnose");
-const report = make("div", "hp-text");
-report.tabIndex = 0;
-report.setAttribute("role", "region");
-report.setAttribute("aria-label", "Rank report");
+const report = region("hp-text", "Rank report");
 report.dataset.testid = "rank-report";
 report.hidden = true;
 report.append(make("pre"));
@@ -145,30 +122,22 @@ setInterval(async () => {
   if (answer.lines) report.firstChild.textContent = answer.lines.join("\n");
 }, 2000);
 
-const probe = fold("Test the start", "A few steps on one process and on all, before a night is risked", "fold-probe");
-const ask_probe = starter("Probe", "probe_start", () => ({}));
-ask_probe.go.dataset.testid = "probe";
-const probe_result = result("probe");
-probe.body.append(ask_probe.go, ask_probe.note, probe_result.node);
-
-const rehearse = fold("Rehearse", "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes", "fold-rehearse");
-const ask_rehearse = starter("Rehearse", "rehearse_start", () => ({}));
-ask_rehearse.go.dataset.testid = "rehearse-run";
-const rehearse_result = result("rehearse");
-rehearse.body.append(ask_rehearse.go, ask_rehearse.note, rehearse_result.node);
-
-const ladder = fold("Find out what is wrong", "Trains with 2 images, with 100, and with all; names an image that fails", "fold-ladder");
-const ask_ladder = starter("Find out what is wrong", "ladder_start", () => ({}));
-ask_ladder.go.dataset.testid = "ladder";
-const ladder_result = result("ladder");
-ladder.body.append(ask_ladder.go, ask_ladder.note, ladder_result.node);
+// Checks that may wait for the GPU, in this order: the job, the title, what it is for, its button, and the names in tests.
 const checks = [
-  { name: "probe", node: probe.node, go: ask_probe.go, result: probe_result },
-  { name: "rehearse", node: rehearse.node, go: ask_rehearse.go, result: rehearse_result },
-  { name: "ladder", node: ladder.node, go: ask_ladder.go, result: ladder_result },
-];
+  ["rehearse", "Rehearse", "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes", "Rehearse", "rehearse-run"],
+  ["probe", "Test the start", "A few steps on one process and on all, before a night is risked", "Probe", "probe"],
+  ["ladder", "Find out what is wrong", "Trains with 2 images, with 100, and with all; names an image that fails", "Find out what is wrong", "ladder"],
+].map(([name, title, about, label, testid]) => {
+  const { node, body } = folding(title, about, `fold-${name}`);
+  const { go, note } = starter(label, `${name}_start`, () => ({}));
+  go.dataset.testid = testid;
+  const shown = result(name);
+  body.append(go, note, shown.node);
+  return { name, node, go, result: shown };
+});
+const checkFolds = checks.map((one) => one.node);
 
-const elsewhere = fold("Run it elsewhere", "Slurm, a cloud, a rented pod, or one file", "fold-elsewhere");
+const elsewhere = folding("Run it elsewhere", "Slurm, a cloud, a rented pod, or one file", "fold-elsewhere");
 const hint = make("p", "hp-hint");
 const choices = make("fieldset", "hp-places");
 const form = make("div", "hp-place");
@@ -267,9 +236,9 @@ function update() {
     places = null;
     form.replaceChildren();
     choices.replaceChildren();
-    for (const one of [ranks, probe, rehearse, ladder, elsewhere]) {
-      one.node.open = false;
-      delete one.node.dataset.shown;
+    for (const one of [ranks.node, ...checkFolds, elsewhere.node]) {
+      one.open = false;
+      delete one.dataset.shown;
     }
     for (const name of Object.keys(results)) delete results[name];
   }
@@ -289,12 +258,12 @@ function update() {
     }
   }
 }
-for (const one of [ranks, probe, rehearse, ladder]) one.node.addEventListener("toggle", update);
+for (const one of [ranks.node, ...checkFolds]) one.addEventListener("toggle", update);
 elsewhere.node.addEventListener("toggle", () => {
   openPlaces();
   update();
 });
-section.append(ranks.node, rehearse.node, probe.node, ladder.node, elsewhere.node);
+section.append(ranks.node, ...checkFolds, elsewhere.node);
 element.replaceChildren(section);
 watch("value", update);
 update();

@@ -206,44 +206,34 @@ def arguments(place: Place, given: object) -> list[str]:
     return words
 
 
-def probe_start(data: dict[str, Any]) -> dict[str, Any]:
-    """Start the probe: a few steps on one process, and on all."""
+def _start(data: dict[str, Any], package: str, command: str, limit_s: float) -> dict[str, Any]:
+    """Start `python -m PACKAGE COMMAND RUN --json` as the job COMMAND."""
 
     def action(folder: Path, _data: dict[str, Any]) -> dict[str, Any]:
-        jobs.start(folder, "probe", ["launch", "probe", str(folder), "--json"], limit_s=10 * MINUTES)
+        jobs.start(folder, command, [package, command, str(folder), "--json"], limit_s=limit_s)
         return {}
 
     return calls.answer(action, data)
+
+
+def probe_start(data: dict[str, Any]) -> dict[str, Any]:
+    """Start the probe: a few steps on one process, and on all."""
+    return _start(data, "launch", "probe", 10 * MINUTES)
 
 
 def diagnose(data: dict[str, Any]) -> dict[str, Any]:
     """Ask the monitor's command what each rank is doing now. Changes nothing of the run."""
-
-    def action(folder: Path, _data: dict[str, Any]) -> dict[str, Any]:
-        jobs.start(folder, "diagnose", ["monitor", "diagnose", str(folder), "--json"], limit_s=2 * MINUTES)
-        return {}
-
-    return calls.answer(action, data)
+    return _start(data, "monitor", "diagnose", 2 * MINUTES)
 
 
 def rehearse_start(data: dict[str, Any]) -> dict[str, Any]:
     """Start the rehearsal: two steps, a sample, a checkpoint and a resume on the real model."""
-
-    def action(folder: Path, _data: dict[str, Any]) -> dict[str, Any]:
-        jobs.start(folder, "rehearse", ["launch", "rehearse", str(folder), "--json"], limit_s=40 * MINUTES)
-        return {}
-
-    return calls.answer(action, data)
+    return _start(data, "launch", "rehearse", 40 * MINUTES)
 
 
 def ladder_start(data: dict[str, Any]) -> dict[str, Any]:
     """Start the ladder: a few steps with 2 images, with 100, and with all."""
-
-    def action(folder: Path, _data: dict[str, Any]) -> dict[str, Any]:
-        jobs.start(folder, "ladder", ["launch", "ladder", str(folder), "--json"], limit_s=20 * MINUTES)
-        return {}
-
-    return calls.answer(action, data)
+    return _start(data, "launch", "ladder", 20 * MINUTES)
 
 
 def rank_lines(data: dict[str, Any]) -> dict[str, Any]:
@@ -363,22 +353,16 @@ def _strings(values: Any, depth: int = 0) -> list[str]:
 
 def build() -> "gr.HTML":
     """The component; its value is that of `value`."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="run-elsewhere",
-        js_on_load=scripts.loader("launch_tab"),
-        server_functions=[
-            open_places,
-            write_files,
-            probe_start,
-            rehearse_start,
-            ladder_start,
-            rank_lines,
-            diagnose,
-            cancel_job,
-            job_output,
-        ],
-        apply_default_css=False,
+    return scripts.component(
+        "launch_tab",
+        "run-elsewhere",
+        open_places,
+        write_files,
+        probe_start,
+        rehearse_start,
+        ladder_start,
+        rank_lines,
+        diagnose,
+        cancel_job,
+        job_output,
     )

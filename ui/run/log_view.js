@@ -42,15 +42,11 @@ const follow_button = button("Follow", "hp-quiet", () => (follow && mode === "ta
 const download = make("a", "hp-button", "Download");
 download.download = "training.log";
 bar.append(query, pattern_label, level, jump, follow_button, download);
-const status = make("p", "hp-log-status");
-status.setAttribute("role", "status");
+const status = live("p", "hp-log-status", "status");
 const more = button("Search earlier lines", "hp-quiet", () => searchOn());
 more.hidden = true;
-const pane = make("div", "hp-log");
+const pane = region("hp-log", "Training log");
 pane.dataset.testid = "log";
-pane.tabIndex = 0;
-pane.setAttribute("role", "region");
-pane.setAttribute("aria-label", "Training log");
 const text = make("pre");
 pane.append(text);
 const empty = make("p", "hp-none", "The log is empty.");
@@ -124,8 +120,7 @@ function showLines(lines) {
 
 // Modes --------------------------------------------------------------------------------------------------------------------
 async function ask(name, data) {
-  const answer = await server[name]({ run: current().run, ...data }).catch(() => null);
-  return answer && typeof answer.ok === "boolean" ? answer : { ok: false, error: "The server does not answer. Try again." };
+  return reply(server[name]({ run: current().run, ...data }));
 }
 function setFollow(on) {
   follow = on;

@@ -256,12 +256,4 @@ def end_of_attempt(file: BinaryIO, size: int, attempt: int) -> int:
 
 def build() -> "gr.HTML":
     """The component; its value is that of `value`."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="run-log",
-        js_on_load=scripts.loader("log_view"),
-        server_functions=[log_tail, log_search, log_around],
-        apply_default_css=False,
-    )
+    return scripts.component("log_view", "run-log", log_tail, log_search, log_around)

@@ -90,8 +90,12 @@ def build(selected: gr.State) -> None:
     selected.change(lambda: gr.update(open=False), None, fold, **QUIET)
 
 
-def _form(name: str) -> None:
+def _field(name: str) -> dict[str, Any]:
     # interactive=True: Gradio finds out by the page's first config which fields can be edited, and these are not in it.
+    return {"elem_id": f"publish-{name}", "interactive": True}
+
+
+def _form(name: str) -> None:
     try:
         folder = calls.folder_of(name)
         known = publish.choices(folder)
@@ -111,41 +115,30 @@ def _form(name: str) -> None:
             label="Repository",
             info="A name, or OWNER/NAME for an organization",
             max_lines=1,
-            elem_id="publish-repo",
-            interactive=True,
+            **_field("repo"),
         )
         lora = gr.Dropdown(
             [(f"{one['name']} ({one['at']}, {one['bytes'] / 1e6:.1f} MB)", one["name"]) for one in known["loras"]],
             value=known["loras"][0]["name"],
             label="LoRA",
             info="The file that is published",
-            elem_id="publish-lora",
-            interactive=True,
+            **_field("lora"),
         )
         licence = gr.Dropdown(
             [(label, key) for key, label in known["licences"].items()],
             value=known["licence"] or None,
             label="Licence",
             info="Usually that of the base model",
-            elem_id="publish-licence",
-            interactive=True,
+            **_field("licence"),
         )
     with gr.Row(elem_classes="hp-fields"):
-        title = gr.Textbox(
-            known["title"],
-            label="Title",
-            info="The card's heading",
-            max_lines=1,
-            elem_id="publish-title",
-            interactive=True,
-        )
+        title = gr.Textbox(known["title"], label="Title", info="The card's heading", max_lines=1, **_field("title"))
         base_model = gr.Textbox(
             known["base_model"],
             label="Base model",
             info="Its Hugging Face id, OWNER/NAME; the card links to it",
             max_lines=1,
-            elem_id="publish-base",
-            interactive=True,
+            **_field("base"),
         )
         samples = gr.Slider(
             0,
@@ -154,31 +147,18 @@ def _form(name: str) -> None:
             step=1,
             label="Sample images",
             info="Shown on the card",
-            elem_id="publish-samples",
-            interactive=True,
+            **_field("samples"),
         )
     description = gr.Textbox(
-        "",
-        label="Description",
-        info="Shown on the card; Markdown works",
-        lines=3,
-        elem_id="publish-description",
-        interactive=True,
+        "", label="Description", info="Shown on the card; Markdown works", lines=3, **_field("description")
     )
     with gr.Row(elem_classes="hp-fields"):
-        public = gr.Checkbox(
-            False,
-            label="Public",
-            info="Everyone can see it; otherwise only you",
-            elem_id="publish-public",
-            interactive=True,
-        )
+        public = gr.Checkbox(False, label="Public", info="Everyone can see it; otherwise only you", **_field("public"))
         replace = gr.Checkbox(
             False,
             label="Replace a card that was written by hand",
             info="If the repository has one",
-            elem_id="publish-replace",
-            interactive=True,
+            **_field("replace"),
         )
     with gr.Row(elem_classes="hp-actions"):
         send = gr.Button("Publish", variant="primary", interactive=not busy, elem_id="publish", scale=0, min_width=140)

@@ -5,8 +5,7 @@ panel.setAttribute("aria-label", "Queue");
 panel.dataset.testid = "queue";
 const heading = make("h3", "", "Queue");
 const list = make("ol");
-const said = make("p", "hp-action-note");
-said.setAttribute("role", "status");
+const said = live("p", "hp-action-note", "status");
 const sweeps = make("ul", "hp-sweeps");
 sweeps.setAttribute("aria-label", "Sweeps");
 panel.append(heading, list, said, sweeps);
@@ -24,10 +23,10 @@ function about(entry) {
   return parts.join(" · ");
 }
 async function change(what, run, to) {
-  const answer = await server.queue_action({ do: what, run, to }).catch(() => null);
-  said.classList.toggle("hp-bad", !answer || !answer.ok);
-  said.textContent = !answer ? "The server does not answer. Try again." : answer.ok ? "" : answer.error;
-  if (!answer || !answer.ok) return;
+  const answer = await reply(server.queue_action({ do: what, run, to }));
+  said.classList.toggle("hp-bad", !answer.ok);
+  said.textContent = answer.ok ? "" : answer.error;
+  if (!answer.ok) return;
   const name = (entries.find((one) => one.run === run) || { name: run }).name;
   const at = answer.entries.findIndex((one) => one.run === run) + 1;
   if (what === "move") said.textContent = `${name}: position ${at} of ${answer.entries.length}`;
@@ -57,9 +56,9 @@ const LOSSES = [["final_loss", "Final loss"], ["best_loss", "Best loss"], ["val_
 const dialog = make("dialog", "hp-compare");
 document.body.append(dialog);
 async function compare(one) {
-  const answer = await server.queue_action({ do: "table", run: one.name }).catch(() => null);
-  if (!answer || !answer.ok) {
-    said.textContent = answer ? answer.error : "The server does not answer. Try again.";
+  const answer = await reply(server.queue_action({ do: "table", run: one.name }));
+  if (!answer.ok) {
+    said.textContent = answer.error;
     said.classList.add("hp-bad");
     return;
   }
@@ -93,10 +92,7 @@ async function compare(one) {
     line.append(last);
     table.append(line);
   }
-  const scroll = make("div", "hp-compare-table");
-  scroll.tabIndex = 0;
-  scroll.setAttribute("role", "region");
-  scroll.setAttribute("aria-label", `Runs of ${one.name}`);
+  const scroll = region("hp-compare-table", `Runs of ${one.name}`);
   scroll.append(table);
   dialog.setAttribute("aria-label", `Runs of ${one.name}`);
   const about = make("p", "hp-compare-about", "Losses are means of up to 50 steps: the last ones, and those with the lowest mean.");

@@ -193,12 +193,4 @@ def _address(lora: str | None) -> str:
 
 def build() -> "gr.HTML":
     """The queue; the value is that of `value`."""
-    import gradio as gr
-
-    return gr.HTML(
-        html_template="",
-        elem_id="run-queue",
-        js_on_load=scripts.loader("run_queue"),
-        server_functions=[queue_action],
-        apply_default_css=False,
-    )
+    return scripts.component("run_queue", "run-queue", queue_action)

@@ -6,7 +6,6 @@ the browser already shows, so that images do not flicker and an open report stay
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,6 @@ OPENED = """() => {
 }"""
 
 
-@dataclass
 class RunPage:
     """The components of the tab that `page` connects; `build` sets them all."""
 
@@ -79,24 +77,24 @@ class RunPage:
     seen: gr.State
     timer: gr.Timer
     confirmed: gr.State
-    parts: dict[str, Any] = field(default_factory=dict)
-    search: gr.Textbox = field(init=False)
-    stop: gr.Button = field(init=False)
-    go: gr.Button = field(init=False)
-    total: gr.Number = field(init=False)
-    copy: gr.Button = field(init=False)
-    rename: gr.Button = field(init=False)
-    delete: gr.Button = field(init=False)
-    notice: gr.HTML = field(init=False)
-    rename_panel: gr.Column = field(init=False)
-    new_name: gr.Textbox = field(init=False)
-    rename_ok: gr.Button = field(init=False)
-    rename_no: gr.Button = field(init=False)
-    delete_panel: gr.Column = field(init=False)
-    delete_text: gr.HTML = field(init=False)
-    with_images: gr.Checkbox = field(init=False)
-    delete_ok: gr.Button = field(init=False)
-    delete_no: gr.Button = field(init=False)
+    parts: dict[str, Any]
+    search: gr.Textbox
+    stop: gr.Button
+    go: gr.Button
+    total: gr.Number
+    copy: gr.Button
+    rename: gr.Button
+    delete: gr.Button
+    notice: gr.HTML
+    rename_panel: gr.Column
+    new_name: gr.Textbox
+    rename_ok: gr.Button
+    rename_no: gr.Button
+    delete_panel: gr.Column
+    delete_text: gr.HTML
+    with_images: gr.Checkbox
+    delete_ok: gr.Button
+    delete_no: gr.Button
 
     @property
     def outputs(self) -> list[Any]:
@@ -112,9 +110,10 @@ class RunPage:
 
 def build() -> RunPage:
     """Build the tab."""
-    page = RunPage(
-        selected=gr.State(""), seen=gr.State({}), timer=gr.Timer(TICK_S, active=False), confirmed=gr.State("")
-    )
+    page = RunPage()
+    page.selected, page.seen = gr.State(""), gr.State({})
+    page.timer, page.confirmed = gr.Timer(TICK_S, active=False), gr.State("")
+    page.parts = {}
 
     def part(name: str) -> gr.HTML:
         code = scripts.loader(SCRIPTS[name]) if name in SCRIPTS else None
@@ -365,7 +364,7 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
             return
         yield notice(["Copying the images…"], "busy"), "", gr.skip(), gr.skip(), *nothing, gr.skip()
         values = form.values_of_spec(spec, len(runs.images_in(runs.datasets_dir() / spec.slug)))
-        values["name"] = form.free_name(spec.name)
+        values["name"] = runs.free_name(spec.name)
         # The draft is touched last, and once: an error above leaves it as it is.
         messages = draft.copy_dataset(draft_id, spec.slug, values)
         script_editor.copy_from_run(draft_id, spec)

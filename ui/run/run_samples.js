@@ -51,8 +51,7 @@ function rowsOf(found) {
     .filter((row) => row.items.length);
 }
 async function ask(name, more = {}) {
-  const answer = await server[name]({ run: current().run, ...more }).catch(() => null);
-  return answer && typeof answer.ok === "boolean" ? answer : { ok: false, error: "The server does not answer. Try again." };
+  return reply(server[name]({ run: current().run, ...more }));
 }
 function choice(label, testid) {
   const box = make("label", "hp-ev-choice");
@@ -76,8 +75,7 @@ function setOptions(select, options, otherwise) {
 const dialog = make("dialog", "hp-lightbox");
 dialog.setAttribute("aria-label", "Sample");
 const picture = make("img");
-const caption = make("p", "hp-lightbox-caption");
-caption.setAttribute("role", "status");
+const caption = live("p", "hp-lightbox-caption", "status");
 const before = button("‹", "hp-lightbox-move", () => move(0, -1));
 before.setAttribute("aria-label", "Earlier sample");
 const after = button("›", "hp-lightbox-move", () => move(0, 1));
