@@ -359,8 +359,8 @@ def restore(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.envi
     """Make the state `folder`, which `--resume` names, from the record that the monitor has chosen; nothing for another state.
 
     Raises:
-        RecordError: the record cannot be used. It is removed, so the next attempt resumes from another one or from the disk.
-        OSError: there is no room for the state.
+        RecordError: the record cannot be used, or its state has no room. It is removed, so the next attempt resumes from another
+            one or from the disk.
     """
     if not is_restored(folder, environ):
         return
@@ -369,14 +369,17 @@ def restore(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.envi
         header, contents = record.files(chosen)
         if header.name != folder.name:
             raise RecordError(f"{chosen}: it holds {header.name}, not {folder.name}")
+        extra = {"belongs": header.belongs} if header.belongs is not None else {}
+        try:
+            with checkpoint.writing(folder, header.step, header.epoch, **extra) as temporary:
+                record.write_folder(temporary, contents)
+        except (OSError, RuntimeError):  # RuntimeError: torch's. Without its words, which say that a disk is full
+            raise RecordError(f"{folder} cannot be written") from None
     except RecordError as error:
         Path(chosen).unlink(missing_ok=True)
         raise RecordError(
             f"the snapshot in memory cannot be used, so the next attempt resumes elsewhere: {error}"
         ) from error
-    extra = {"belongs": header.belongs} if header.belongs is not None else {}
-    with checkpoint.writing(folder, header.step, header.epoch, **extra) as temporary:
-        record.write_folder(temporary, contents)
     os.utime(folder / checkpoint.GUARD, (header.wall_s, header.wall_s))
 
 

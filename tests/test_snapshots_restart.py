@@ -12,7 +12,7 @@ import pytest
 from benchmarks import goodput
 from benchmarks.goodput_contenders import CONTENDERS
 from guards import checkpoint, snapshots
-from guards.snapshot_record import File
+from guards.snapshot_record import File, RecordError
 from guards.snapshots import Snapshots
 from monitor import recovery
 from monitor.process import platform
@@ -71,6 +71,25 @@ def test_a_record_of_another_run_or_of_other_settings_or_of_before_a_reboot_is_r
 def test_after_a_fault_that_may_have_damaged_memory_a_record_from_before_it_is_taken(run):
     record, refused = newest(ring_of(run, 6, 7), run, before_step=7)
     assert record.step == 6 and len(refused) == 1
+
+
+def test_a_record_whose_state_has_no_room_beside_it_is_refused(run, monkeypatch):
+    ring = ring_of(run, 6)
+    monkeypatch.setattr(ours.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    record, (refused,) = newest(ring, run)
+    assert record is None and "is full" in refused
+    monkeypatch.undo()
+    assert newest(ring, run)[0].step == 6
+    monkeypatch.setattr("guards.checkpoint.writing", full_disk)
+    path = next(iter(snapshots.headers(Path(ring))))
+    state = Path(ring) / "a-step00000006-state"
+    with pytest.raises(RecordError, match="the next attempt resumes elsewhere") as raised:
+        snapshots.restore(state, {snapshots.RECORD: str(path)})
+    assert not path.exists() and "No space" not in str(raised.value)
+
+
+def full_disk(*_args, **_more):
+    raise OSError(28, "No space left on device")
 
 
 def test_the_other_record_is_taken_when_the_newest_is_damaged(run):

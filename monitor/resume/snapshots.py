@@ -28,6 +28,7 @@ LIMIT = snapshots.LIMIT
 OWNER = "run"  # the file in a folder of snapshots that names its run
 STATE = "monitor.json"
 PAUSE_EVERY = 64  # pieces of a record that is checked
+ROOM = 1 << 20  # bytes that a state needs beside those of its record: headers of its files
 FAILED_COUNT = 2  # failures in a row without a new step, from which on only the disk is trusted
 
 
@@ -109,6 +110,8 @@ def newest(
             reason = "it was written before the machine was started"
         elif before_step is not None and header.step >= before_step:
             reason = "the failure may have damaged the memory that it holds"
+        elif shutil.disk_usage(folder).free < header.bytes + ROOM:
+            reason = f"{place()} is full, and the state that is made from it has no room there"
         reason = reason or snapshot_record.verify(path, _pauses(pause).__next__)
         if not reason:
             return Record(path, Path(folder) / header.name, header.step), refused
