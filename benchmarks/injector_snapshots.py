@@ -8,12 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from guards import snapshot_record, snapshots
+from benchmarks import injector_files
+from guards import checkpoint, snapshot_record, snapshots
 from guards.heartbeat import Heartbeat
 
 
 def _records() -> list[Path]:
-    return list(snapshots.headers(Path(os.environ[snapshots.FOLDER])))
+    found = list(snapshots.headers(Path(os.environ[snapshots.FOLDER])))
+    if not found:
+        raise AssertionError("this fault needs a snapshot, and there is none yet")
+    return found
 
 
 def _die() -> None:
@@ -31,13 +35,25 @@ def record_torn(_: Heartbeat) -> None:
 
 def record_damaged(_: Heartbeat) -> None:
     """A bit of the body of both records is another one."""
+    _damage()
+    _die()
+
+
+def all_states_bad(_: Heartbeat) -> None:
+    """The same, and the weights of all checkpoints are cut."""
+    _damage()
+    for state in checkpoint.states(Path(os.environ["HANGPROOF_RUN"])):
+        injector_files.cut(state)
+    _die()
+
+
+def _damage() -> None:
     for path in _records():
         with open(path, "r+b") as file:
             file.seek(snapshot_record.BODY + 10)
             byte = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte[0] ^ 1]))
-    _die()
 
 
 def record_of_another_run(_: Heartbeat) -> None:
@@ -62,6 +78,7 @@ def records_gone(_: Heartbeat) -> None:
 FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     "record_torn": record_torn,
     "record_damaged": record_damaged,
+    "all_states_bad": all_states_bad,
     "record_of_another_run": record_of_another_run,
     "records_gone": records_gone,
 }
