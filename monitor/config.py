@@ -113,6 +113,7 @@ class Nodes:
 class Standby:
     tries_count: int
     steps_count: int
+    start_s: float
     gate_s: float
     reserve_bytes: int
 

@@ -296,7 +296,7 @@ def close_incident(run: Run, view: AttemptView, first_new: int) -> None:
     incident.close(run.folder, f"the run recovered: step {first_new} is new", view.moment.utc)
     run.state.save(run.folder)
     repeated = count(incident.steps_repeated, "step")
-    message = f"step {first_new} is new: recovered in {incident.recover_s:.1f} s, {repeated} repeated"
+    message = f"step {first_new} is new: recovered in {incident.recover_s:.1f} s, {repeated} trained twice"
     run.folder.event("progress", message, incident=incident.number)
 
 
@@ -454,7 +454,8 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     state.best_before, state.resumed_step, state.current = state.best_step, point.step, attempt.record
     state.save(run.folder)
     if run.incident is not None:
-        run.incident.resumed_from = point.step
+        run.incident.resumed_from, run.incident.from_memory = point.step, point.record is not None
+        run.incident.standby = standby is not None
         run.incident.save(run.folder)
     where = "a snapshot in memory" if point.record else point.path.name if point.path else ""
     source = f"from step {point.step} ({where})" if point.path else "from the start"

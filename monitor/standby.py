@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +22,13 @@ from typing import Any
 from guards import gate, memory
 from monitor import config
 from monitor.attempt import Attempt, AttemptView
-from monitor.process import platform
+from monitor.process import platform, tree
 from monitor.process.tree import KillResult
 from monitor.resume.script import STAND_IN
 from monitor.run_folder import TRAINING_LOG, RunFolder
 
 LOOK_S = 5.0  # between two looks at its processes and at the free memory
+IDLE_CORES = 0.005  # with less of a processor than this, an import does not go on
 REST_S = 60.0  # before the next try, once memory was short
 AT_MOST_BYTES = 4 << 30  # what the imports of a trainer need; a training holds its model and data beside them
 OUTPUT = "output"  # what it prints before it is released; then it goes into training.log
@@ -69,6 +71,8 @@ class Standby:
         self._failed_count = 0
         self._look_s = self._rest_s = -1e9
         self._ready = False
+        self._begun_s = 0.0
+        self._looks: deque[tuple[float, float]] = deque(maxlen=2)  # (when, seconds of processor time) of the last two
         self._bytes = 0
         self._short = False  # memory was
 
@@ -94,7 +98,6 @@ class Standby:
             self._begin(trains, text, inherit, now_s)
 
     def _begin(self, trains: Attempt, text: str, inherit: tuple[int, ...], now_s: float) -> None:
-        self._rest_s = now_s + LOOK_S
         used = sum(platform.private_bytes(pid) for pid in trains.tree.members)
         if self._is_short(min(used, AT_MOST_BYTES) + self.limits.reserve_bytes, now_s):
             return
@@ -107,7 +110,9 @@ class Standby:
             stand_in = str(self.folder.folder / STAND_IN)
             variables = {gate.VARIABLE: str(reader), gate.STAND_IN: stand_in, gate.NO_CONTEXT: "1"}
             attempt.spawn(script, attempt.heartbeats / OUTPUT, variables, (*inherit, reader))
-            self.off, self._look_s, self._ready = "", now_s, False
+            self.off, self._look_s, self._begun_s, self._ready = "", now_s, now_s, False
+            self._looks.clear()
+            self._looks.append((now_s, 0.0))
         except OSError as error:
             self._failed(f"it cannot be started: {error.strerror or error}")
         finally:
@@ -123,9 +128,14 @@ class Standby:
         attempt = self.attempt
         assert attempt is not None
         members = attempt.tree.refresh()
+        for pid in members:
+            platform.kill_first(pid, True)  # short of memory, the kernel kills it and not the training
         self._bytes = sum(platform.private_bytes(pid) for pid in members)
+        self._looks.append((now_s, sum(process.cpu_s for process in members.values())))
         if not members:
             self._failed(f"it ended by itself: {self._last_line() or 'without a message'}")
+        elif not self._ready and now_s - self._begun_s >= self.limits.start_s:
+            self._failed(f"its imports took more than {self.limits.start_s:g} s")
         elif self._is_short(self.limits.reserve_bytes // 2, now_s):
             self.drop(self.off)
 
@@ -144,8 +154,21 @@ class Standby:
     def _failed(self, reason: str) -> None:
         """It could not be started, or died: tried again, a few times in a row."""
         self._failed_count += 1
+        self._rest_s = platform.now().mono_s + LOOK_S
         self._for_ever = self._failed_count >= self.limits.tries_count
         self.drop(f"{reason} ({self._failed_count} times)" if self._for_ever else reason)
+
+    @property
+    def imports(self) -> bool:
+        """Whether it is on its way to the gate, which takes processor time from the training beside it."""
+        return self.attempt is not None and not self._ready
+
+    def _stands_still(self, members: Mapping[int, platform.ProcessInfo]) -> bool:
+        """Whether its imports have used next to no processor time in the last 5 to 10 s: it hangs, and never arrives."""
+        since_s, cpu_s = self._looks[0]
+        elapsed_s = platform.now().mono_s - since_s
+        used_s = sum(process.cpu_s for process in members.values()) - cpu_s
+        return elapsed_s >= LOOK_S and used_s < IDLE_CORES * elapsed_s
 
     def _last_line(self) -> str:
         with contextlib.suppress(OSError):
@@ -153,6 +176,18 @@ class Standby:
             lines = (self.attempt.heartbeats / OUTPUT).read_text("utf-8", "replace").strip().splitlines()
             return lines[-1][:300] if lines else ""
         return ""
+
+    def kill_orphans(self, trains: Attempt) -> None:
+        """Kill what a killed monitor left of its standby. One at the gate ends by itself, but not one that hangs on the way.
+
+        trains: the attempt that has been adopted. OSError: the processes of this machine cannot be read.
+        """
+        variable = f"{gate.VARIABLE}=".encode()
+        left = {p.pid: p for p in tree.with_environment(tree.RUN, str(self.folder.folder))}
+        left = {pid: p for pid, p in left.items() if pid not in trains.tree.members}
+        left = {pid: p for pid, p in left.items() if variable in platform.environ_of(pid)}
+        if left:
+            tree.kill(tree.Tree("", members=left), 0.0, self.end.kill_wait_s)
 
     # ---- a failure ----
 
@@ -173,8 +208,10 @@ class Standby:
             reason = "the training starts over" if resume is None else "another attempt came between"
         elif self._text.replace(str(self.folder.folder / STAND_IN), str(resume)).rstrip() != _read(script).rstrip():
             reason = "the failure changes the script"
-        elif not attempt.tree.refresh():
+        elif not (members := attempt.tree.refresh()):
             reason = f"it ended by itself: {self._last_line() or 'without a message'}"
+        elif not _at_gate(attempt) and self._stands_still(members):
+            reason = "it hangs in its imports"
         else:
             return attempt
         result = self.drop(reason)
@@ -185,7 +222,8 @@ class Standby:
     def release(self, attempt: Attempt, script: Path, resume: Path, variables: Mapping[str, str], pause: Any) -> bool:
         """Let the standby train; False when it does not answer at the gate: then it was killed.
 
-        One that still imports gets the message as well, and is watched from now on like any attempt.
+        One that still imports gets the message as well, and is watched from now on like any attempt: it is ahead of a
+        cold start by all that it has imported already.
 
         Args:
             script: the script that it stands for; variables: more of its environment. pause(seconds): waits.
@@ -199,6 +237,8 @@ class Standby:
         environment = {**variables, "HANGPROOF_RESUME": str(resume)}
         try:
             attempt.announce(script, resume, before=_read_bytes(attempt.heartbeats / OUTPUT))
+            for pid in attempt.tree.members:
+                platform.kill_first(pid, False)
             os.write(self._writer, gate.message(str(resume), environment, str(log)))
         except OSError as error:  # it died a moment ago
             self.folder.log(f"the standby attempt does not take its message: {error.strerror or error}")

@@ -425,6 +425,7 @@ class Supervisor:
                 run.nodes.resume(attempt.record.group)
             run.queue.ask(state.queued_at_s)  # the training's shell holds the GPU; later this monitor does
             if living:
+                run.standby.kill_orphans(attempt)
                 run.store.admitted = run.store.used  # it held the lease when this training began
                 message = f"adopted the running training (attempt {attempt.record.number}, pid {attempt.pid})"
                 self.folder.event("started", message)
@@ -625,6 +626,7 @@ class Supervisor:
         if self.attempt is not None:
             text = self.run.prewarm.text(self.run.state.changes)
             self.run.standby.tick(view, self.attempt, text, self.run.queue.handles())
+            self.watch.disturbed = self.run.standby.imports
         if (store := self.run.store).holds and verdict.phase == "step":
             save_s = self.watch.learned().get("save", {}).get("median", 0.0)
             self.extra_saves.tick(view.step, "checkpoint" in store.view.pending, self.watch.step_s(), save_s)

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,10 +16,13 @@ from benchmarks import machines
 from guards import gate
 from monitor import config
 from monitor.attempt import Attempt
+from monitor.cli.commands import line
+from monitor.detect.durations import Durations
 from monitor.process import platform
 from monitor.resume.script import STAND_IN
 from monitor.run_folder import RunFolder
 from monitor.standby import Standby, never
+from runs.manage import size_text
 
 pytestmark = pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")
 STEPS, EVERY = 90, 10
@@ -144,6 +148,109 @@ def test_a_monitor_that_is_killed_leaves_no_standby_and_the_next_one_starts_its_
     run.check_complete(restarts=0)
 
 
+def slow_imports(run: Run, command: str) -> None:
+    """Whoever starts at the gate runs this shell command before Python."""
+    launcher = run.data / "accelerate"
+    first, rest = launcher.read_text().split("\n", 1)
+    launcher.write_text(f'{first}\n[ -z "$HANGPROOF_GATE" ] || {command}\n{rest}')
+
+
+def until_starting(run: Run) -> int:
+    return wait_for(lambda: run.standby()["state"] == "starting" and run.standby()["pid"], what="a standby that starts")
+
+
+@pytest.mark.long
+def test_a_crash_while_the_standby_imports_is_continued_by_it(tmp_path):
+    run = Run(tmp_path)
+    slow_imports(run, "timeout 5 sh -c 'while :; do :; done'")
+    process = run.start()
+    shell = until_starting(run)
+    os.kill(status(run.folder)["trainer_pids"][0], signal.SIGKILL)
+    wait_for(lambda: run.restarted(), what="the restart")
+    assert EARLY in run.restarted()[0] and status(run.folder)["pid"] == shell
+    run.finish(process)
+    run.check_complete(restarts=1)
+
+
+@pytest.mark.long
+def test_a_standby_that_hangs_in_its_imports_is_not_waited_for(tmp_path):
+    run = Run(tmp_path)
+    slow_imports(run, "sleep 1000")
+    process = run.start()
+    shell = psutil.Process(until_starting(run))
+    time.sleep(7)  # longer than it takes to see that it uses no processor time
+    os.kill(status(run.folder)["trainer_pids"][0], signal.SIGKILL)
+    wait_for(lambda: run.restarted(), what="the restart")
+    assert EARLY not in run.restarted()[0] and not shell.is_running()
+    assert "it hangs in its imports" in (run.folder / "monitor.log").read_text()
+    run.finish(process)
+    run.check_complete(restarts=1)
+
+
+@pytest.mark.long
+def test_a_standby_that_never_arrives_is_given_up(tmp_path):
+    run = Run(tmp_path, limits="[standby]\nstart_s = 1\ntries_count = 1\n")
+    slow_imports(run, "sleep 1000")
+    process = run.start()
+    wait_for(lambda: "its imports took more than 1 s" in run.standby().get("reason", ""), 60, "the end of the standby")
+    run.finish(process)
+    run.check_complete(restarts=0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", ["the monitor", "monitor and training"])
+def test_a_monitor_that_is_killed_while_the_standby_starts_leaves_nothing(tmp_path, killed):
+    run = Run(tmp_path)
+    slow_imports(run, "sleep 1000")  # it never sees the end of the pipe
+    process = run.start()
+    orphan = psutil.Process(until_starting(run))
+    training = status(run.folder)["trainer_pids"]
+    psutil.Process(status(run.folder)["monitor_pid"]).kill()
+    if killed != "the monitor":
+        os.kill(training[0], signal.SIGKILL)
+    wait_for(lambda: not orphan.is_running() or orphan.status() == "zombie", 60, "the end of the orphan")
+    wait_for(lambda: (pid := run.standby()["pid"]) and pid != orphan.pid, 60, "the standby of the next monitor")
+    assert (status(run.folder)["trainer_pids"] == training) == (killed == "the monitor")
+    run.finish(process)
+    run.check_complete(restarts=0 if killed == "the monitor" else 1)
+
+
+@pytest.mark.long
+def test_while_it_waits_it_uses_no_processor_time_and_is_the_first_that_short_memory_kills(tmp_path):
+    run = Run(tmp_path)
+    process = run.start(TOY_TORCH="1")
+    shell = run.until_ready()
+    pids = [shell, *(child.pid for child in psutil.Process(shell).children(recursive=True))]
+    found = status(run.folder)
+    assert found["standby"]["memory_bytes"] > 20e6, "torch is in it"
+    text = line(run.folder, {**found, "alive": True})
+    assert f"next attempt ready ({size_text(found['standby']['memory_bytes'])})" in text
+    assert [score(pid) for pid in pids] == [1000] * len(pids) and score(found["trainer_pids"][0]) == score(os.getpid())
+
+    before, began_s = used_s(pids), time.monotonic()
+    assert before > 0.1, "its imports are counted"
+    time.sleep(20)
+    share = (used_s(pids) - before) / (time.monotonic() - began_s)
+    print(f"the waiting standby uses {share:.4%} of a core and {found['standby']['memory_bytes'] / 1e6:.0f} MB")
+    assert share <= 0.001
+
+    os.kill(found["trainer_pids"][0], signal.SIGKILL)
+    wait_for(lambda: run.restarted(), what="the restart")
+    assert [score(pid) for pid in pids] == [score(os.getpid())] * len(pids)
+    run.finish(process)
+    run.check_complete(restarts=1)
+
+
+def score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+def used_s(pids: list[int]) -> float:
+    """Processor time of all their threads."""
+    files = (file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+
 @pytest.mark.long
 def test_it_is_off_when_memory_is_short_and_when_it_is_turned_off(tmp_path):
     for name, limits, reason in (
@@ -226,6 +333,30 @@ def test_it_is_dropped_while_it_waits_when_memory_becomes_short(alone, monkeypat
     monkeypatch.setattr("guards.memory.available_bytes", lambda: 1 << 20)
     standby._look_after(time.monotonic())
     assert standby.summary()["state"] == "none" and "memory is short" in standby.summary()["reason"]
+
+
+def test_steps_beside_its_imports_do_not_make_the_limit_of_a_step_longer():
+    known, limits = Durations(), config.load()
+    known.add([1.0] * 30)
+    usual_s = known.budget(limits.phases["step"], limits.watch)
+    known.add([9.0], disturbed=True)
+    assert known.budget(limits.phases["step"], limits.watch) == usual_s
+    known.add([9.0])
+    assert known.budget(limits.phases["step"], limits.watch) == 5 * 9.0
+
+
+def test_a_run_whose_standby_failed_is_not_tried_again_at_once(alone, monkeypatch):
+    standby, _, _ = alone
+    begun: list[float] = []
+    monkeypatch.setattr(standby, "_begin", lambda *_: begun.append(time.monotonic()))
+    monkeypatch.setattr("monitor.standby.LOOK_S", 0.5)
+    attempt, view = standby.attempt, SimpleNamespace(moment=platform.now(), beats=[SimpleNamespace(count=9)])
+    failed_s = time.monotonic()
+    standby._failed("it was killed")
+    while not begun:
+        view.moment = platform.now()
+        standby.tick(view, attempt, "text", ())
+    assert begun[0] - failed_s >= 0.5
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,14 @@ def boot_id() -> str:
     return ""
 
 
+def kill_first(pid: int, first: bool) -> None:
+    """Whether the kernel, short of memory, kills this process and its future children before all others. Linux only."""
+    with contextlib.suppress(OSError):
+        own = _read("/proc/self/oom_score_adj") if LINUX else b""
+        if LINUX:  # whoever raised its score may lower it again, without any privilege: proc(5)
+            Path(f"/proc/{pid}/oom_score_adj").write_bytes(b"1000" if first else own)
+
+
 def become_subreaper() -> None:
     """Make the kernel reparent the training's orphans to us, so that they can be seen and reaped. Linux only."""
     if LINUX:
