@@ -25,7 +25,7 @@ import pickle
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,18 @@ def plan(files: list[File]) -> Plan:
     return Plan(tensors, places, regions, tail, -(-at // _ALIGN) * _ALIGN)
 
 
+def _load(content: bytes, tensors: list[Any]) -> Any:
+    """What `_dump` has pickled, with these tensors in it. Raises the errors of unpickling."""
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if (module, name) == (__name__, _tensor.__name__):
+                return tensors.__getitem__
+            return super().find_class(module, name)
+
+    return Unpickler(io.BytesIO(content)).load()
+
+
 def _strides(tensor: Any) -> tuple[int, ...] | None:
     """The strides that torch.save would keep: those of a dense tensor that is not contiguous (channels last)."""
     if tensor.is_contiguous():
@@ -198,6 +210,30 @@ def seal(target: mmap.mmap | bytearray, header: Header) -> None:
         raise RecordError(f"the header of a snapshot has {len(text)} bytes, more than fit")
     target[_HEAD.size : _HEAD.size + len(text)] = text
     target[: _HEAD.size] = _HEAD.pack(_MAGIC, len(text), zlib.crc32(text))
+
+
+def store(path: str | os.PathLike[str], header: Header, content: Plan) -> Header:
+    """Write a complete record; returns its header with sizes, checksum and `finite`. Raises OSError: there is no room."""
+    size = BODY + content.bytes
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        mapped = mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+    if content.tensors:
+        import torch
+
+        flat = torch.frombuffer(mapped, dtype=torch.uint8, offset=BODY)
+        with torch.no_grad():
+            for target, source in zip(views(flat, content.places), content.tensors, strict=True):
+                target.copy_(source)
+    with memoryview(mapped) as whole, whole[BODY:] as body:
+        body[content.tail_at :] = content.tail
+        good, value = finite(body, content.regions), checksum(body)
+    header = replace(header, bytes=content.bytes, tail=len(content.tail), checksum=value, finite=good)
+    seal(mapped, header)
+    return header
 
 
 def read_header(path: str | os.PathLike[str]) -> Header | None:
@@ -293,15 +329,9 @@ def files(path: str | os.PathLike[str]) -> tuple[Header, list[File]]:
         raise RecordError(f"{path}: its table cannot be read: {error}") from error
     found = _tensors(mapped, places) if places else []
 
-    class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            if (module, name) == (__name__, _tensor.__name__):
-                return found.__getitem__
-            return super().find_class(module, name)
-
     try:
         return header, [
-            File(name, kind, content if kind == "raw" else Unpickler(io.BytesIO(content)).load(), metadata)
+            File(name, kind, content if kind == "raw" else _load(content, found), metadata)
             for name, kind, content, metadata in stored
         ]
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError, ValueError) as error:

@@ -27,7 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ OFF = "off"  # the file that says why there are no snapshots
 SHARE = 0.01  # of the training's time
 RESERVE = 1 << 30  # bytes of memory, and of /dev/shm, that stay free; half of what is free where that is less
 LOW = 256 << 20  # bytes of memory; with less left than that, the snapshots give theirs back
-COPIES = 3  # two records, and the state that a restart makes from one
+COPIES = 3  # two records, and the state that a restart makes from one, or later the copy that a save writes
 INLINE = 1 << 20  # bytes; a smaller record is completed in the step: a thread would cost more
 MEMORY_POLL_S = 10.0  # between two looks at the free memory
 THREAD_NICE = 5
@@ -192,23 +192,7 @@ class Snapshots:
         assert slot.mapped is not None
         record.invalidate(slot.mapped)
         staged = self._copy(slot, plan)
-        run, spec, boot, attempt = self._identity
-        header = Header(
-            run,
-            spec,
-            boot,
-            attempt,
-            step,
-            epoch,
-            name,
-            plan.bytes,
-            len(plan.tail),
-            0,
-            False,
-            self.every,
-            time.time(),
-            belongs,
-        )
+        header = self.header(step, epoch, name, belongs)
         job = _Job(slot, plan, header, 0.0, not fresh, staged)
         self._since = 0
         if plan.bytes <= INLINE and staged is None:
@@ -240,15 +224,34 @@ class Snapshots:
         need = COPIES * size - held
         if COPIES * size > self.limit_bytes:
             return f"they need {COPIES * size / 1e6:.0f} MB, and snapshots_bytes allows {self.limit_bytes / 1e6:.0f} MB"
+        return self._first_full(need, 0, f"a state has {size / 1e6:.0f} MB and needs {COPIES} times that")
+
+    def _first_full(self, shared: int, private: int, what: str) -> str:
+        """ "" where so many bytes fit, in shared memory and of the process's own; else `what` and the place that is too full."""
+        assert self.folder is not None
         found = os.statvfs(self.folder)
-        places = [(f"{self.folder.parent.parent} has", found.f_bavail * found.f_frsize)]
+        places = [(f"{self.folder.parent.parent} has", found.f_bavail * found.f_frsize, shared)]
         left = memory.available_bytes()
         if left is not None:
-            places.append(("the machine or its container has", left))
-        for where, free in places:
+            places.append(("the machine or its container has", left, shared + private))
+        for where, free, need in places:
             if need > free - min(RESERVE, free // 2):
-                return f"a state has {size / 1e6:.0f} MB and needs {COPIES} times that, and {where} {free / 1e6:.0f} MB free"
+                return f"{what}, and {where} {free / 1e6:.0f} MB free"
         return ""
+
+    def no_room_beside(self, size: int) -> str:
+        """ "" when one more record of `size` bytes fits for a while, and a file of it in the process's memory; else the sentence."""
+        assert self.folder is not None
+        return self._first_full(size, size, f"a copy of the state has {size / 1e6:.0f} MB")
+
+    def header(self, step: int, epoch: int, name: str, belongs: dict[str, Any] | None) -> Header:
+        """The header of a record that is not written yet."""
+        run, spec, boot, attempt = self._identity
+        return Header(run, spec, boot, attempt, step, epoch, name, 0, 0, 0, False, self.every, time.time(), belongs)
+
+    def is_ours(self, header: Header) -> bool:
+        """Whether a record is of this run, with these settings, since the machine was started."""
+        return (header.run, header.spec, header.boot) == self._identity[:3]
 
     def _copy(self, slot: _Slot, plan: Plan) -> Any:
         """Copy the tensors; from a GPU they are only on their way when this returns (`_Job.staged`, else None)."""
@@ -308,7 +311,7 @@ class Snapshots:
             body[plan.tail_at :] = plan.tail
             good = record.finite(body, plan.regions)
             value = record.checksum(body)
-        header = Header(**{**vars(job.header), "checksum": value, "finite": good})
+        header = replace(job.header, bytes=plan.bytes, tail=len(plan.tail), checksum=value, finite=good)
         record.seal(slot.mapped, header)
         slot.header = header
         self._drop_states(header.step)

@@ -280,6 +280,7 @@ class TrainingLoop:
             return
         if main:
             self.save_state(self.step, "stop requested")
+            snapshots.wait_for_saves()
         elif several:
             self.beat.phase("save", note="waiting for rank 0")
         if several:  # the launcher kills all ranks when the first one exits
@@ -297,7 +298,8 @@ def _follow_training(original: Callable) -> Callable:
         session.heartbeat().reach("folders")
         loop = TrainingLoop(args)
         loop.attach(self)
-        original(self, args)
+        with snapshots.completing():
+            original(self, args)
         loop.record_validation()
         session.heartbeat().phase("end")
 

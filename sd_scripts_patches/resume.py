@@ -135,6 +135,7 @@ class Run:
         owner = data_order.innermost_batch_sampler(loader.batch_sampler)
         owner.sampler = data_order.ObservedSampler(owner.sampler, self._on_order, self._on_position)
         state = self.resume_from
+        snapshots.complete_saves(args.output_dir, state.step if state is not None else global_step)
         if state is None:
             return epoch_to_start, global_step
         if state.workers != loader.num_workers and state.known:

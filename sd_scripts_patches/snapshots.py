@@ -13,17 +13,20 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from guards import checkpoint, snapshot_record
 from guards.snapshot_record import File, RecordError
 from guards.snapshots import Snapshots, restore
+from guards.state_saves import StateSaves
 from sd_scripts_patches import session
 from sd_scripts_patches.trainer_state import ResumeError
 
 FOLDER = "capture"  # in the folder of the snapshots
 _capturing: int | None = None  # the thread whose saves are kept
+saves: StateSaves | None = None  # of this training; None: they are written as ever
 
 
 def capturing() -> bool:
@@ -51,6 +54,8 @@ class MemorySnapshots:
         """Everything that belongs to a batch is complete; a snapshot is of whole steps."""
         from sd_scripts_patches import resume, save
 
+        if saves is not None:
+            saves.check()
         loop, run = self.loop, resume.run
         if not self.memory.active or not loop.step or loop.step == self.step or loop.losses or run.loader is None:
             return
@@ -138,5 +143,61 @@ def _quiet() -> Iterator[None]:
 
 
 def attach(loop: Any) -> None:
-    """Take the snapshots of this training, after whatever else follows a batch."""
-    session.on_batch_end.append(MemorySnapshots(loop).take_if_due)
+    """Take the snapshots of this training, after whatever else follows a batch, and write its states in a thread."""
+    global saves
+    ours = MemorySnapshots(loop)
+    session.on_batch_end.append(ours.take_if_due)
+    if not getattr(loop.args, "save_state_to_huggingface", False):  # which reads each state as soon as it is saved
+        saves = StateSaves.from_env(ours.memory, loop.beat)
+
+
+def completing() -> contextlib.AbstractContextManager[Any]:
+    """Around the training: at its end, and after an error in it, what it has saved is complete."""
+    return saves if saves is not None else contextlib.nullcontext()
+
+
+def begin_saves(step: int) -> None:
+    """The saves that follow are of `step`: those of earlier steps are complete when this returns."""
+    if saves is not None:
+        saves.begin(step)
+
+
+def write_later(accelerator: Any, folder: Path, step: int, epoch: int) -> bool:
+    """Have the state `folder` written in a thread, as `accelerator.save_state` would; False where that is not possible."""
+    if saves is None or saves.snapshots.folder is None or not saves.snapshots.active:
+        return False
+    files = capture(accelerator, saves.snapshots.folder / FOLDER)
+    saves.save(folder.name, step, epoch, files, lambda files: write_state(folder, step, epoch, files))
+    return True
+
+
+def complete_saves(output: str, step: int) -> None:
+    """Write the states that a killed process was saving. `step`: from which this one goes on."""
+    if saves is not None:
+        saves.redo(step, lambda h, files: write_state(Path(output, h.name), h.step, h.epoch, files))
+
+
+def write_state(folder: Path, step: int, epoch: int, files: list[File]) -> None:
+    """Write a state as accelerate's save_state does, byte for byte. Raises OSError; RuntimeError where torch finds no room."""
+    import torch
+
+    with checkpoint.writing(folder, step, epoch) as temporary:
+        for file in files:
+            if file.kind == "torch":  # to a path, as accelerate: torch puts the file's name into the file
+                torch.save(file.content, temporary / file.name)
+            else:
+                snapshot_record.write_folder(temporary, [file])
+
+
+def wait_for_saves() -> None:
+    """Everything that was to be saved is complete when this returns. Raises the error of a save that failed."""
+    if saves is not None:
+        saves.wait()
+
+
+def after_saves(what: str, function: Callable[[], object]) -> None:
+    """Call `function` after the saves so far; at once where none is under way."""
+    if saves is not None:
+        saves.then(what, function)
+    else:
+        function()

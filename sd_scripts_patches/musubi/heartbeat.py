@@ -117,7 +117,8 @@ def _follow_training(original: Callable) -> Callable:
         session.heartbeat().reach("folders")
         _loop = TrainingLoop(args)
         _loop.attach(self)
-        original(self, args)
+        with snapshots.completing():
+            original(self, args)
         session.heartbeat().phase("end")
 
     return train
