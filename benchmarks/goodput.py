@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import secrets
@@ -47,7 +48,13 @@ STEP_S = 0.05
 EVERY = 20
 FAULTS = ("step_sleeps@47", "sigkill@88", "sigstop@131", "raises@167", "gil_held@212")
 DETECTION_LIMIT_S = 3.0
-RATIO_LIMIT = 1.0
+RATIOS = {  # ours / theirs: (the least, the most)
+    "crash_to_step_p95_of_torchrun": (0.0, 0.35),
+    "hang_to_step_p95_of_ft_launcher": (0.0, 0.5),
+    "goodput_of_ft_launcher": (1.5, math.inf),
+    "goodput_of_torchrun": (1.0, math.inf),
+}
+REPEATED_LIMIT = 1.0  # steps trained twice, for each fault
 WHAT = (
     "One training loop under the same faults, three supervisors in turn. Seconds. p50 and p95 are nearest ranks over all faults "
     "of all runs, n says how many."
@@ -204,7 +211,7 @@ def summarize(contender: Contender, runs: list[dict]) -> dict:
 
 
 def compare(results: dict[str, dict]) -> dict[str, float | None]:
-    """Ratios of ours to the others: hang → next new step (below 1: ours is faster) and goodput (above 1: ours is better)."""
+    """Ratios of ours to the others: failure → next new step (below 1: ours is faster) and goodput (above 1: ours is better)."""
 
     def ratio(key: str, rank: str | None, other: str) -> float | None:
         ours, theirs = (results.get(name, {}).get(key) for name in ("ours", other))
@@ -215,6 +222,9 @@ def compare(results: dict[str, dict]) -> dict[str, float | None]:
     found = {
         "hang_to_step_p50_of_ft_launcher": ratio("hang_to_step_s", "p50", "ft_launcher"),
         "hang_to_step_p95_of_ft_launcher": ratio("hang_to_step_s", "p95", "ft_launcher"),
+        "crash_to_step_p50_of_torchrun": ratio("crash_to_step_s", "p50", "torchrun"),
+        "crash_to_step_p95_of_torchrun": ratio("crash_to_step_s", "p95", "torchrun"),
+        "crash_to_step_p95_of_ft_launcher": ratio("crash_to_step_s", "p95", "ft_launcher"),
         "goodput_of_ft_launcher": ratio("goodput", None, "ft_launcher"),
         "goodput_of_torchrun": ratio("goodput", None, "torchrun"),
     }
@@ -259,13 +269,16 @@ def judge(
     for name, ratio in (paired or {}).items():
         if pairs.worse(ratio, higher_is_better=name == "goodput"):
             wrong.append(f"{name} is worse than the other checkout's in every pair: {pairs.text(ratio)}")
-    for name, value in comparison.items():
-        if value is None:
-            continue
-        if name.startswith("hang") and value > RATIO_LIMIT:
-            wrong.append(f"{name} is {value}, the limit is {RATIO_LIMIT:g}")
-        if name.startswith("goodput") and value <= 1.0:
-            wrong.append(f"{name} is {value}: ours is not better")
+    faults = sum(run["faults"] for run in ours.get("each_run", []))
+    repeated = sum(run["repeated"] for run in ours.get("each_run", []))
+    if repeated > REPEATED_LIMIT * faults:
+        wrong.append(
+            f"{repeated} steps were trained twice after {faults} faults, the limit is {REPEATED_LIMIT:g} for each"
+        )
+    for name, (least, most) in RATIOS.items():
+        value = comparison.get(name)
+        if value is not None and not least <= value <= most:
+            wrong.append(f"{name} is {value}, the limit is {least or most:g}")
     return wrong
 
 
@@ -354,8 +367,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.json:
         limits = {
             "detection_p95_s": DETECTION_LIMIT_S,
-            "hang_to_step_of_ft_launcher": RATIO_LIMIT,
-            "goodput": "ours is better",
+            "repeated_for_each_fault": REPEATED_LIMIT,
+            **{name: least or most for name, (least, most) in RATIOS.items()},
         }
         output: dict[str, object] = {
             "what": WHAT,
