@@ -9,6 +9,7 @@ NAMES = {
     "chaos": "the monitor under errors of its own calls and SIGKILL: no run is lost",
     "dataset": "how quick step 2 stays with 10,000 images, and how fast photos are taken in",
     "faults": "every fault a run can meet, injected on purpose, and its required outcome",
+    "loading": "how long the weights of a real-size FLUX take to load, page cache warm and cold",
     "goodput": "a run under faults: ours, torchrun, nvidia-resiliency-ext",
     "overhead": "what the guards cost: a heartbeat, and all patches in the real loop",
     "preemption": "everything of a run is killed at random moments; an empty machine continues from the store",
