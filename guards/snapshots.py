@@ -2,8 +2,15 @@
 
 Decision: a ring of two records (snapshot_record.py) in a folder that the monitor makes under /dev/shm. They survive the process,
 however it dies, and a restart goes on from the newest. The tensors are copied between two steps, when nothing changes them;
-checksum and search for NaN follow in a thread, and the record counts from then on. From a GPU the copy goes through pinned
-memory in the order of the GPU's own work, so the processor does not wait for it.
+checksum and search for NaN follow in a thread, and the record counts from then on.
+
+From a GPU the copy goes through pinned memory on the stream on which the training computes, between the kernels of two steps. So
+the processor does not wait for it; the next step's kernels, which change or free these tensors, run after it on the same stream,
+which needs no other stream to be synchronized and no `record_stream`; and an event behind it tells the thread that the pinned
+memory is filled. The GPU computes nothing meanwhile, which counts as cost. A state with tensors on several GPUs has no snapshots:
+one event says nothing of another GPU's stream. **Not tested, for lack of a GPU**: that this order holds in a real training, that the
+copies are asynchronous there, what they cost, and pinned memory that cannot be had. The tests cover the copy in the machine's
+memory, and the thread's part with a stand-in for the event.
 
 A snapshot may cost 1 % of the training's time: what it adds to a step, and on a CPU what its thread uses there. So it is taken
 every N steps, with the smallest N that keeps this. Where it does not fit into memory it is off, and the monitor shows why.
@@ -186,7 +193,7 @@ class Snapshots:
         size = record.BODY + plan.bytes
         if slot.mapped is None or len(slot.mapped) < size:
             size += size // 8  # an optimizer's scalars and the list of losses grow
-            if problem := self._no_room(size):
+            if problem := self._no_room(size, any(tensor.is_cuda for tensor in plan.tensors)):
                 return self.turn_off(problem)
         fresh = slot.reserve(size)
         assert slot.mapped is not None
@@ -217,14 +224,14 @@ class Snapshots:
             return time.monotonic() - self._begun_s
         return time.thread_time() - self._begun_cpu_s
 
-    def _no_room(self, size: int) -> str:
-        """ "" when all copies of a record of `size` bytes fit; else the sentence."""
-        assert self.folder is not None
+    def _no_room(self, size: int, gpu: bool = False) -> str:
+        """ "" when all copies of a record of `size` bytes fit; else the sentence. gpu: one more is in pinned memory."""
         held = sum(len(s.mapped) for s in self._slots if s.mapped is not None)
         need = COPIES * size - held
         if COPIES * size > self.limit_bytes:
             return f"they need {COPIES * size / 1e6:.0f} MB, and snapshots_bytes allows {self.limit_bytes / 1e6:.0f} MB"
-        return self._first_full(need, 0, f"a state has {size / 1e6:.0f} MB and needs {COPIES} times that")
+        pinned = 2 * size if gpu and self._pinned is None else 0  # torch rounds up to a power of two
+        return self._first_full(need, pinned, f"a state has {size / 1e6:.0f} MB and needs {COPIES} times that")
 
     def _first_full(self, shared: int, private: int, what: str) -> str:
         """ "" where so many bytes fit, in shared memory and of the process's own; else `what` and the place that is too full."""
@@ -260,17 +267,21 @@ class Snapshots:
         import torch
 
         staged = None
-        if any(tensor.is_cuda for tensor in plan.tensors):
+        devices = {tensor.device for tensor in plan.tensors if tensor.is_cuda}
+        if len(devices) > 1:
+            raise RecordError(f"its tensors are on {len(devices)} GPUs")
+        if devices:
             if self._pinned is None or self._pinned.numel() < plan.tail_at:
-                self._pinned = None
-                self._pinned = torch.empty(plan.tail_at + plan.tail_at // 8, dtype=torch.uint8, pin_memory=True)
-                slot.shape = None
+                slot.shape, self._pinned = None, None
+                self._pinned = _pinned(plan.tail_at + plan.tail_at // 8)
             staged = self._pinned, *(torch.cuda.Event(enable_timing=True) for _ in range(2))
         if slot.shape != plan.places or staged is not None:
             slot.tensors = None
             flat = staged[0] if staged else torch.frombuffer(slot.mapped, dtype=torch.uint8, offset=record.BODY)
             slot.tensors, slot.shape = record.views(flat, plan.places), plan.places
-        with torch.no_grad():
+        # The events are on the current stream of the tensors' GPU, as the copies.
+        where = torch.cuda.device(devices.pop()) if devices else contextlib.nullcontext()
+        with torch.no_grad(), where:
             if staged:
                 staged[1].record()
             copy = getattr(torch, "_foreach_copy_", None)
@@ -307,7 +318,7 @@ class Snapshots:
                 pinned, first, last = job.staged
                 last.synchronize()
                 gpu_s = first.elapsed_time(last) / 1e3
-                body[: plan.tail_at] = memoryview(pinned.numpy())[: plan.tail_at]
+                _copy_bytes(pinned.numpy(), body, plan.tail_at)
             body[plan.tail_at :] = plan.tail
             good = record.finite(body, plan.regions)
             value = record.checksum(body)
@@ -356,6 +367,25 @@ class Snapshots:
         assert self.folder is not None
         for path in self.folder.glob("*-state"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _pinned(size: int) -> Any:
+    """Pinned memory of at least `size` bytes, as a tensor. Raises RecordError where the machine has none to give."""
+    import torch
+
+    try:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:  # of CUDA; an error of the training itself comes again at its next operation
+        raise RecordError(f"no pinned memory of {size / 1e6:.0f} MB: {error}") from error
+
+
+def _copy_bytes(source: Any, target: memoryview, size: int) -> None:
+    """Copy `size` bytes of a numpy array. numpy releases the GIL, which the training needs to give the GPU work."""
+    import numpy
+
+    to = numpy.frombuffer(target, dtype=numpy.uint8)
+    for begin, end in record.chunks(size):
+        numpy.copyto(to[begin:end], source[begin:end])
 
 
 def restore(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> None:

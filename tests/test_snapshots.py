@@ -119,6 +119,28 @@ def test_the_record_keeps_the_values_of_its_step(ring):
     assert torch.equal(values["a"], torch.zeros(1 << 20)) and values["n"] == [1.5]
 
 
+def test_what_a_gpu_has_copied_into_pinned_memory_becomes_the_record(ring):
+    """The thread's part of it: it waits for the event, then copies. A stand-in fills the memory when it is waited for."""
+    ours, waited = writer(ring), []
+    files = [File("a.pt", "torch", {"a": torch.arange(700_000), "b": torch.ones(3)})]
+    plan = record.plan(files)
+    slot, pinned = ours._slots[0], torch.zeros(plan.tail_at + 100, dtype=torch.uint8)
+    slot.reserve(record.BODY + plan.bytes)
+
+    def synchronize():
+        waited.append(True)
+        for target, source in zip(record.views(pinned, plan.places), plan.tensors, strict=True):
+            target.copy_(source)
+
+    event = SimpleNamespace(synchronize=synchronize, elapsed_time=lambda other: 7.0)
+    job = snapshots._Job(
+        slot, plan, ours.header(4, 1, "toy-step00000004-state", None), 0.0, True, (pinned, event, event)
+    )
+    assert ours._finish(job) == 0.007 and waited == [True]
+    found = torch.load(restored(ring) / "a.pt")
+    assert torch.equal(found["a"], torch.arange(700_000)) and torch.equal(found["b"], torch.ones(3))
+
+
 def test_the_ring_keeps_the_two_newest(ring):
     ours = writer(ring)
     for step in (1, 2, 3, 4):
