@@ -8,6 +8,8 @@ of steps with snapshots and without take turns, so that other programs affect bo
 own step, what its thread uses, how often one is taken, and the steps with and without: median, p99, and processor time of the
 process (all threads). On a busy machine the p99 of wall times says how busy it is; `judged_by` then names the processor time.
 
+Then saves of that state to the disk: how long the training waits for one, with the thread (guards/state_saves.py) and without.
+
 Exit code 1 where a limit is exceeded: 1 % of the time, 1.02 for the p99 step.
 """
 
@@ -27,11 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.goodput import machine
+from guards.heartbeat import Heartbeat
 from guards.snapshot_record import File
 from guards.snapshots import Snapshots
+from guards.state_saves import StateSaves
 
 WIDTH, RANK, PAIRS = 3072, 16, 88
 SHARE_LIMIT, P99_LIMIT = 0.01, 1.02
+SAVES = 9
 WARM_UP = 4  # steps of the first blocks that are not counted: allocations
 NOISE = 0.01  # a p99 of steps without snapshots this far above their median says that the machine is busy
 
@@ -85,6 +90,29 @@ class Loop:
         ]
 
 
+def pauses(loop: Loop, ring: Path) -> dict[str, dict[str, float]]:
+    """Milliseconds that the training waits for a save of its state, wall and own processor time: the medians of SAVES saves."""
+    from trainer import states
+
+    found = {}
+    for name, memory in (("with", Snapshots(ring, "benchmark")), ("without", Snapshots(None))):
+        wall, cpu = [], []
+        with tempfile.TemporaryDirectory() as folder, StateSaves(memory, Heartbeat(None)) as saves:
+            path = Path(folder) / "a-state"
+
+            def write(files: list[File], path: Path = path) -> None:
+                states.save(path, files, step=1, epoch=0, belongs={})
+
+            for _ in range(SAVES):
+                files, began, began_cpu = loop.files(), time.perf_counter(), time.thread_time()
+                saves.save(path.name, 1, 0, files, write)
+                wall.append(time.perf_counter() - began)
+                cpu.append(time.thread_time() - began_cpu)
+                saves.wait()
+        found[name] = {"wall": ms(statistics.median(wall)), "processor": ms(statistics.median(cpu))}
+    return found
+
+
 def percentile(values: list[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
@@ -118,6 +146,7 @@ def measure(blocks: int, steps: int, step_s: float) -> dict[str, Any]:
             raise OSError(ours.off)
         size = sum(path.stat().st_size for path in ring.glob("slot-*")) // 2
         every, costs = ours.every, list(ours._costs)
+        waits = pauses(loop, ring)
     finally:
         shutil.rmtree(ring, ignore_errors=True)
     middle = statistics.median(wall[False])
@@ -137,6 +166,7 @@ def measure(blocks: int, steps: int, step_s: float) -> dict[str, Any]:
         "in_its_step_ms": {"p50": ms(statistics.median(inside)), "p99": ms(percentile(inside, 0.99))},
         "with_its_thread_ms": ms(statistics.median(costs)),
         "share_of_time": round(share, 5),
+        "save_ms": waits,
         "step_s": {name: {"p50": round(a, 4), "p99": round(b, 4)} for name, (a, b) in walls.items()},
         "step_cpu_s": {
             name: round(statistics.mean(cpu[on]), 4) for name, on in (("with", True), ("without", False))
@@ -193,7 +223,12 @@ def main(argv: list[str]) -> int:
         f"{inside['p50']} ms in its step, {found['with_its_thread_ms']} ms with its thread, {found['share_of_time']:.2%} of the time\n"
         f"processor time of a step: {found['share_of_cpu']['mean']:+.2%} ({found['share_of_cpu']['low']:+.2%} to "
         f"{found['share_of_cpu']['high']:+.2%}); p99 step × {found['p99_ratio']} (wall), × "
-        f"{found['p99_ratio_by_processor_time']} (processor time); judged by {found['judged_by']}"
+        f"{found['p99_ratio_by_processor_time']} (processor time); judged by {found['judged_by']}\n"
+        "the training waits for a save "
+        + ", ".join(
+            f"{v['wall']:.0f} ms ({v['processor']:.0f} ms processor time) {k} a thread"
+            for k, v in found["save_ms"].items()
+        )
     )
     print("\n".join(wrong), file=sys.stderr)
     if args.json:
