@@ -124,7 +124,7 @@ class Peak:
 
 
 def load(way: str, folder: Path) -> dict[str, float]:
-    """Load in one way: {"open_s", "use_s", "seconds", "own_bytes"}; `use_s` is the copy of each weight."""
+    """Load in one way: {"open_s", "use_s", "seconds", "cpu_s", "own_bytes"}; `use_s` is the copy of each weight."""
     import torch
 
     from guards import quantized
@@ -136,7 +136,7 @@ def load(way: str, folder: Path) -> dict[str, float]:
     files = sorted(part.glob("*.safetensors"))
     buffer = torch.empty(256 << 20, dtype=torch.uint8)  # the largest weight has 226 MB
     buffer.zero_()
-    began = time.monotonic()
+    began, began_cpu_s = time.monotonic(), time.process_time()
     with Peak() as peak:
         if way.startswith("trainer"):
             model = models.load_transformer(
@@ -159,7 +159,7 @@ def load(way: str, folder: Path) -> dict[str, float]:
             for at in range(0, len(flat), len(buffer)):
                 piece = flat[at : at + len(buffer)]
                 buffer[: len(piece)].copy_(piece)
-        ended = time.monotonic()
+        ended, cpu_s = time.monotonic(), time.process_time() - began_cpu_s
     for thread in threading.enumerate():
         if thread.name == "hangproof-float8":
             thread.join()
@@ -167,6 +167,7 @@ def load(way: str, folder: Path) -> dict[str, float]:
         "open_s": opened - began,
         "use_s": ended - opened,
         "seconds": ended - began,
+        "cpu_s": cpu_s,
         "own_bytes": float(peak.most - peak.before),
     }
 
@@ -223,9 +224,7 @@ def main(argv: list[str] | None = None) -> int:
             for cold in (True, False):
                 rows.append(measure(folder, way, cold, arguments.repeats))
                 row = rows[-1]
-                text = (
-                    f"{way:<24} {row['cache']}  {row['seconds']:7.1f} s   own memory {row['own_bytes'] / 1e9:5.1f} GB"
-                )
+                text = f"{way:<24} {row['cache']}  {row['seconds']:7.1f} s   {row['cpu_s']:5.1f} s of processor time   own memory {row['own_bytes'] / 1e9:5.1f} GB"
                 print(text, file=out, flush=True)
     if arguments.json:
         print(json.dumps({"bytes": size, **blocks, "rows": rows}))
