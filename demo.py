@@ -1,6 +1,8 @@
 """Trains a tiny LoRA, injects a hang, and shows the recovery.
 
-    ./start.sh demo [--json]
+    ./start.sh demo [--json] [--compare]
+
+`--compare` trains a second time without the standby attempt and without snapshots in memory, and prints both side by side.
 
 The demo uses the same parts as any run, so that it proves them: `python -m runs new` creates the run, `python -m monitor run`
 supervises it, and the built-in trainer trains it on a tiny random FLUX model. Only the hang is artificial; it comes from the
@@ -17,6 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,10 +28,11 @@ from runs.examples import TRIGGER, write_examples
 from runs.paths import ROOT, datasets_dir, outputs_dir
 
 NAME = "demo"
-STEPS = 40
-HANG_AT = 22
+STEPS = 100
+HANG_AT = 72  # a run that is under way: the standby attempt needs a few seconds to import what it needs
 SAVE_EVERY = 5
 PACE_S = 0.1
+WITHOUT = "standby = false\n[restart]\nsnapshots_bytes = 0\n"
 
 LOAD_LORA = """
 import sys, torch
@@ -96,14 +100,18 @@ def new_run(photos: Path) -> Path:
     return Path(json.loads(made.stdout.splitlines()[-1])["folder"])
 
 
-def supervise(folder: Path) -> int:
-    """Run the monitor in the foreground with the hang configured. Its output goes to standard error. Returns its exit code."""
+def supervise(folder: Path, limits: Path | None = None) -> int:
+    """Run the monitor in the foreground with the hang configured. Its output goes to standard error. Returns its exit code.
+
+    limits: a file that replaces some of the monitor's limits.
+    """
     environment = {
         **os.environ,
         "HANGPROOF_INJECT": "benchmarks.injector:fire",
         "HANGPROOF_FAULT": "step_sleeps",
         "HANGPROOF_FAULT_STEP": str(HANG_AT),
         "HANGPROOF_PACE_S": str(PACE_S),
+        **({"HANGPROOF_LIMITS": str(limits)} if limits else {}),
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "monitor", "run", str(folder)], cwd=ROOT, env=environment, stdout=sys.stderr
@@ -139,6 +147,7 @@ def summary(folder: Path, wall_s: float, model: Path) -> dict[str, Any]:
         "restarts": status["restarts"],
         "detect_s": first.get("detect_s"),
         "recover_s": first.get("recover_s"),
+        "steps_repeated": first.get("steps_repeated"),
         "wall_s": round(wall_s, 1),
         "lora": str(lora) if lora.exists() else None,
         "loads_in_diffusers": lora.exists() and loads_in_diffusers(lora, model),
@@ -166,7 +175,35 @@ def main(argv: list[str] | None = None) -> int:
     """Run the demo. With --json, the last line of standard output is the summary as one JSON object."""
     parser = argparse.ArgumentParser(prog="./start.sh demo", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    parser.add_argument("--compare", action="store_true", help="train again without standby attempt and snapshots")
     arguments = parser.parse_args(argv)
+    good, result = one_run()
+    if arguments.compare:
+        with tempfile.TemporaryDirectory() as folder:
+            limits = Path(folder) / "limits.toml"
+            limits.write_text(WITHOUT, encoding="utf-8")
+            good_without, without = one_run(limits)
+        good, result = good and good_without, {**result, "without": without}
+        for line in side_by_side(result, without):
+            say(line)
+    if arguments.json:
+        print(json.dumps(result), flush=True)
+    return 0 if good else 1
+
+
+def side_by_side(result: dict[str, Any], without: dict[str, Any]) -> list[str]:
+    """Both runs of --compare as a table."""
+    lines = [f"{'':<42}{'recovered in':>14}{'steps repeated':>16}"]
+    for name, one in (("with standby attempt and snapshots", result), ("without both", without)):
+        recover_s = "-" if one["recover_s"] is None else f"{one['recover_s']:.1f} s"
+        lines.append(
+            f"{name:<42}{recover_s:>14}{one['steps_repeated'] if one['steps_repeated'] is not None else '-':>16}"
+        )
+    return lines
+
+
+def one_run(limits: Path | None = None) -> tuple[bool, dict[str, Any]]:
+    """One run with its hang; whether all of it went well, and its result."""
     from runs.paths import models_dir
 
     started = time.monotonic()
@@ -177,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         shutil.rmtree(photos, ignore_errors=True)
     say(f"Training {STEPS} steps in {folder}. A hang will be injected at step {HANG_AT}.")
-    supervise(folder)
+    supervise(folder, limits)
     result = summary(folder, time.monotonic() - started, models_dir() / "tiny-flux")
     good = (
         result["state"] == "completed"
@@ -192,9 +229,7 @@ def main(argv: list[str] | None = None) -> int:
         say(f"Report: {folder / 'incidents' / '0001' / 'report.md'}")
     if not good:
         say(f"demo: failed; read {folder / 'monitor.log'} and {folder / 'training.log'}")
-    if arguments.json:
-        print(json.dumps(result), flush=True)
-    return 0 if good else 1
+    return good, result
 
 
 if __name__ == "__main__":

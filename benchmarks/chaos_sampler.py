@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from guards import gate
+
 SAMPLE_S = 0.05
 RESCAN_S = 1.0  # a process without a token is looked at again after this long: its number may be used anew
 MARK = b"TOY_RUN="
@@ -115,7 +117,7 @@ class Sampler:
                     continue
                 known = self._ours[pid] = (start, token, False)
             words = [] if known[2] else _command(pid)
-            if _is_trainer(words):
+            if _is_trainer(words) and not _waits(pid):
                 known = self._ours[pid] = (known[0], known[1], True)
             if known[2]:
                 found.setdefault(known[1], {})[pid] = known[0]
@@ -140,6 +142,17 @@ def _token(pid: int) -> str | None:
             if entry.startswith(MARK):
                 return entry[len(MARK) :].decode()
     return None
+
+
+def _waits(pid: int) -> bool:
+    """Whether it is a standby attempt that has not passed the gate: it has imported a trainer and is none yet."""
+    found: dict[bytes, bytes] = {}
+    with contextlib.suppress(OSError):
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        found = {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
+    if gate.VARIABLE.encode() not in found:
+        return False
+    return not Path(os.fsdecode(found[gate.FOLDER.encode()]), gate.PASSED).exists()
 
 
 def _command(pid: int) -> list[bytes]:

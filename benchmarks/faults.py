@@ -1,12 +1,13 @@
 """The fault matrix: inject a fault into a real run of the built-in trainer and compare the outcome with the table.
 
     python -m benchmarks faults --list [--json]
-    python -m benchmarks faults --run NAME [--json] [--seed N] [--keep DIR]
+    python -m benchmarks faults --run NAME [--without-recovery] [--json] [--seed N] [--keep DIR]
 
 Decision: the table (`faults.toml`) holds the required outcomes, in terms of the monitor's own files; no code here knows a
 fault by name. Each row runs the real monitor, launcher and trainer on a tiny model at 50 ms a step. The same seed injects
-at the same step. `--run all` runs every row. Exit code 0: each outcome is as required, or the row cannot run on this machine
-(the reason is printed); 1: an outcome differs, with what was expected and observed; 2: unknown fault.
+at the same step. `--run all` runs every row. `--without-recovery`: with snapshots in memory and the standby attempt turned off;
+the outcomes are the same. Exit code 0: each outcome is as required, or the row cannot run on this machine (the reason is printed);
+1: an outcome differs, with what was expected and observed; 2: unknown fault.
 
 Afterwards no process and no file of it is left, Ctrl-C included; `--keep DIR` keeps the run's folder and the monitors' output.
 """
@@ -24,15 +25,19 @@ from typing import Any
 
 import tomllib
 
+from benchmarks import injector_writer
 from benchmarks.faults_actions import ACTIONS
 from benchmarks.faults_reference import NAME, sha256
 from benchmarks.faults_report import describe, expected
 from benchmarks.faults_scenario import Mismatch, Row, Scenario, is_root, prepare
 from benchmarks.injector import INJECTED
+from monitor.resume import snapshots
 
 DETECT_S = 10.0
 SLACK_S = 5.0
 LORA = f"{NAME}.safetensors"
+WITHOUT = {"standby": {"tries_count": 0}, "restart": {"snapshots_bytes": 0}}  # limits that turn both off
+MEMORY, EARLY = "a snapshot in memory", "which had been started early"  # in the events of attempts
 
 
 def table() -> dict[str, Row]:
@@ -41,10 +46,21 @@ def table() -> dict[str, Row]:
     return {name: {"name": name, **row} for name, row in rows.items()}
 
 
+def without_recovery(row: Row) -> Row:
+    """The row in a run that has neither snapshots in memory nor a standby attempt."""
+    limits = dict(row.get("limits", {}))
+    for section, values in WITHOUT.items():
+        limits[section] = {**limits.get(section, {}), **values}
+    return {**row, "limits": limits, "expect": {**row["expect"], **row.get("without", {})}, "recovery": False}
+
+
 def missing(row: Row) -> str:
     """Why the row cannot run on this machine; "" when it can."""
     for need in row.get("needs", []):
-        if need == "linux":
+        if need == "recovery":
+            if not row.get("recovery", True):
+                return "it is about snapshots in memory or the standby attempt, and they are turned off"
+        elif need == "linux":
             if not sys.platform.startswith("linux"):
                 return "Linux only"
         elif need == "root":
@@ -80,9 +96,43 @@ def compare(scenario: Scenario) -> list[str]:
         f"{mark} was never called, so nothing was tested" for mark in want.get("used", []) if not scenario.used(mark)
     ]
     wrong += _incidents(scenario, want) + _checkpoints(scenario, want) + _lora(scenario, want)
+    wrong += _restarted(scenario, want) + _writers(scenario)
     if want["state"] != "unkillable" and (left := _left(scenario)):
         wrong.append(f"left running: {left}")
     return wrong
+
+
+def _restarted(scenario: Scenario, want: Row) -> list[str]:
+    """How attempts began: from memory or the disk, early or cold."""
+    texts = [event["message"] for kind in ("started", "restarted") for event in scenario.events(kind)]
+    again = [text for text in texts if " from step " in text or " from the start" in text][1:]
+    off = not scenario.row.get("recovery", True)
+    wrong = []
+    for word, wanted in ((MEMORY, want.get("memory")), (EARLY, want.get("early"))):
+        wanted = False if off else wanted
+        if wanted is not None and any((word in text) != wanted for text in again):
+            wrong.append(f"restarted: {again}, expected {'all' if wanted else 'none'} with {word!r}")
+    return wrong
+
+
+def _writers(scenario: Scenario) -> list[str]:
+    """No two processes of a run trained at the same time, and nothing of the run is left in memory."""
+    wrong = [f"two writers: {text}" for text in injector_writer.doubled(scenario.writers)]
+    attempts = [step["attempt"] for step in scenario.steps()]
+    if attempts != sorted(attempts):
+        wrong.append("two writers: in metrics.jsonl a step of an earlier attempt follows one of a later attempt")
+    place = Path(scenario.environment.get(snapshots.PLACE, snapshots.place()))
+    owners = [path for path in place.glob(f"*/*/{snapshots.OWNER}") if _read(path) == str(scenario.folder)]
+    if owners and scenario.status().get("state") in ("completed", "failed"):
+        wrong.append(f"snapshots are left in memory: {owners[0].parent}")
+    return wrong
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:  # another run's, which has just ended
+        return ""
 
 
 def _left(scenario: Scenario) -> dict[int, str]:
@@ -220,6 +270,9 @@ def main(argv: list[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--list", action="store_true", help="the faults and the required outcomes")
     what.add_argument("--run", metavar="NAME", action="append", help="a fault of the list, or all")
+    parser.add_argument(
+        "--without-recovery", action="store_true", help="turn snapshots in memory and the standby attempt off"
+    )
     parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -228,6 +281,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a SIGTERM cleans up too
     rows = table()
+    if arguments.without_recovery:
+        rows = {name: without_recovery(row) for name, row in rows.items()}
     if arguments.list:
         for name, row in rows.items():
             print(f"{name:<28} {row['fault']}" + (f" (skipped here: {missing(row)})" if missing(row) else ""))

@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks import faults_recovery
 from benchmarks.faults_cleanup import unfreeze
 from benchmarks.faults_reference import NAME, sha256
 from benchmarks.faults_scenario import Mismatch, Scenario
@@ -65,6 +66,16 @@ def clock_back(scenario: Scenario) -> None:
     """In the middle of the run the wall clock jumps an hour back."""
     monitor = scenario.monitor()
     scenario.until_step(14)
+    _move_clock(scenario, wall=-3600.0)
+    scenario.go()
+    scenario.finish(monitor)
+    _check_clock(scenario, -3600.0)
+
+
+def clock_jump(scenario: Scenario) -> None:
+    """While a standby waits, the wall clock jumps an hour back."""
+    monitor = scenario.monitor()
+    faults_recovery.until_ready(scenario)
     _move_clock(scenario, wall=-3600.0)
     scenario.go()
     scenario.finish(monitor)
@@ -420,6 +431,7 @@ ACTIONS: dict[str, Callable[[Scenario], None]] = {
         watch,
         clock_forward,
         clock_back,
+        clock_jump,
         suspend,
         full_pipe,
         py_spy_missing,
@@ -440,4 +452,4 @@ ACTIONS: dict[str, Callable[[Scenario], None]] = {
         stop_in_backoff,
         two_runs,
     )
-}
+} | faults_recovery.ACTIONS

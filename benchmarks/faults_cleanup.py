@@ -76,7 +76,7 @@ def main(token: str, root: str, *folders: str) -> None:
         return
     frozen = Path(root) / "frozen"
     kill_all(token, frozen if frozen.is_dir() else None)
-    for mount in (frozen, Path(root) / "disk"):
+    for mount in (frozen, Path(root) / "disk", Path(root) / "shm"):
         if mount.is_mount():
             unmount(mount)
     for folder in folders:

@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkout
+from benchmarks import checkout, injector_writer
 from benchmarks import faults_reference as ref
 from benchmarks.faults_cleanup import DONE, SCENARIO, kill_all, living, run, unmount
 from benchmarks.faults_cleanup import start as start_cleanup
+from guards import gate
+from monitor.process import platform
 from runs.paths import ROOT
 
 PACE_S = 0.05
@@ -64,6 +66,8 @@ class Scenario:
         self.token = token
         self.codes: list[int] = []
         self.monitors: list[subprocess.Popen[bytes]] = []
+        self.writers = root / "writers"  # what injector_writer.py keeps
+        self.writers.mkdir()
         self.folder = self.new_run(self.data)
         self.environment = self.prepare_environment()
 
@@ -90,6 +94,7 @@ class Scenario:
             SCENARIO: self.token,
             "TMPDIR": str(self.scratch),
             "HANGPROOF_INJECT": "benchmarks.injector:fire",
+            injector_writer.VARIABLE: str(self.writers),
             "HANGPROOF_PACE_S": str(PACE_S),
             **{name: self._filled(str(value)) for name, value in self.row.get("env", {}).items()},
         }
@@ -107,6 +112,8 @@ class Scenario:
             path.write_text(checkout.limits_toml(dict(_sections(self.row["limits"]))), encoding="utf-8")
             more["HANGPROOF_LIMITS"] = str(path)
         environment = ref.environment(self.data, **more)
+        if "shm" in self.row:
+            environment["HANGPROOF_SHM"] = str(self.root / "shm")
         if "shim" in self.row:
             environment["PYTHONPATH"] = f"{SHIMS / self.row['shim']}{os.pathsep}{environment['PYTHONPATH']}"
         return environment
@@ -201,8 +208,22 @@ class Scenario:
         return (self.root / f"{stand_in}-used").exists()
 
     def trainers(self) -> list[int]:
-        """Living training processes, without the launcher: `python -m trainer` and what it forked."""
+        """Living training processes, without the launcher: `python -m trainer` and what it forked. Not those at the gate."""
+        return [pid for pid in self._trainers() if not _waits(pid)]
+
+    def standbys(self) -> list[int]:
+        """Processes like those that wait at the gate, or are on their way to it."""
+        return [pid for pid in self._trainers() if _waits(pid)]
+
+    def _trainers(self) -> list[int]:
         return [pid for pid, line in self.ours().items() if " trainer " in f"{line} " and "launch" not in line]
+
+
+def _waits(pid: int) -> bool:
+    """Whether this process was started early and has not been released."""
+    found = dict(word.partition(b"=")[::2] for word in platform.environ_of(pid).split(b"\0"))
+    folder = Path(os.fsdecode(found.get(gate.FOLDER.encode(), b"")))
+    return gate.VARIABLE.encode() in found and not (folder / gate.PASSED).exists()
 
 
 def fault_step(row: Row, seed: int) -> int:
@@ -213,9 +234,11 @@ def fault_step(row: Row, seed: int) -> int:
 def _edit(script: Path, added: str) -> None:
     """Put these lines before the script's launch of the trainer."""
     lines = script.read_text(encoding="utf-8").splitlines()
-    at = next((i for i, line in enumerate(lines) if "launch" in line and not line.startswith("#")), None)
-    if at is None:
+    starts = ('"$python" ', '"$launcher" ')  # the last of them trains; others before it encode images and captions
+    found = [i for i, line in enumerate(lines) if line.removeprefix("exec ").startswith(starts)]
+    if not found:
         raise AssertionError(f"{script} has no line that launches the trainer")
+    at = found[-1]
     script.write_text("\n".join([*lines[:at], *added.splitlines(), *lines[at:]]) + "\n", encoding="utf-8")
 
 
@@ -263,6 +286,8 @@ def prepare(row: Row, seed: int, keep: Path | None = None, kind: type[Scenario] 
         for folder in folders:
             after.callback(shutil.rmtree, folder, True)
         disk, frozen = None, root / "frozen" if row.get("frozen") else None
+        if "shm" in row:
+            _mounted(root / "shm", ["-t", "tmpfs", "-o", f"size={row['shm']}", "tmpfs"], after)
         if "tmpfs" in row:
             disk = _mounted(root / "disk", ["-t", "tmpfs", "-o", f"size={row['tmpfs']}", "tmpfs"], after)
             if keep is not None:

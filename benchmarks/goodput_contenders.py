@@ -74,8 +74,11 @@ print(runs.create(runs.make(json.loads(sys.argv[1])), Path(sys.argv[2])))
 """
 
 
-def ours(work: Path, steps: int, every: int, root: Path = ROOT) -> Job:
-    """A run made as a user makes one; only its trainer is the toy, by `$ACCELERATE`. `root`: the checkout that makes and runs it."""
+def ours(work: Path, steps: int, every: int, root: Path = ROOT, limits: str = "") -> Job:
+    """A run made as a user makes one; only its trainer is the toy, by `$TRAINER_PYTHON`.
+
+    root: the checkout that makes and runs it. limits: the text of a limits file; "" for none.
+    """
     from PIL import Image
 
     photos = work / "photos"
@@ -103,7 +106,11 @@ def ours(work: Path, steps: int, every: int, root: Path = ROOT) -> Job:
     launcher = work / "accelerate"
     launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{checkout.toy_loop(root)}" "$@"\n', encoding="utf-8")
     launcher.chmod(0o755)
-    environment = {"ACCELERATE": str(launcher), "HANGPROOF_DATA": str(work)}
+    # An earlier checkout starts it by the second variable.
+    environment = {"TRAINER_PYTHON": str(launcher), "ACCELERATE": str(launcher), "HANGPROOF_DATA": str(work)}
+    if limits:
+        (work / "limits.toml").write_text(limits, encoding="utf-8")
+        environment["HANGPROOF_LIMITS"] = str(work / "limits.toml")
     command = [sys.executable, "-m", "monitor", "run", str(folder)]
     return Job(command, work / "contender.log", folder, environment, root)
 
@@ -210,6 +217,20 @@ CONTENDERS = {
         ),
     )
 }
+
+
+NO_STANDBY, NO_SNAPSHOTS = "standby = false\n", "[restart]\nsnapshots_bytes = 0\n"
+PARTS = {
+    name: Contender(
+        name, f"without {what}", functools.partial(ours, limits=limits), _ours_noticed, lambda: "this checkout"
+    )
+    for name, what, limits in (
+        ("no_standby", "the standby attempt", NO_STANDBY),
+        ("no_snapshots", "snapshots in memory", NO_SNAPSHOTS),
+        ("neither", "the standby attempt and snapshots in memory", NO_STANDBY + NO_SNAPSHOTS),
+    )
+}
+"""Ours with a part of it turned off: what that part is worth."""
 
 
 def another(root: Path) -> Contender:

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import injector_files
+from benchmarks import injector_files, injector_snapshots, injector_writer
 from guards.heartbeat import Heartbeat
 
 INJECTED = "a fault is injected here"
@@ -81,6 +81,12 @@ def lock_deadlock(_: Heartbeat) -> None:
 def raises(_: Heartbeat) -> None:
     """An ordinary exception in the training loop."""
     raise RuntimeError("injected: the step failed")
+
+
+def shared_memory(_: Heartbeat) -> None:
+    """What torch raises when the loader's workers find /dev/shm full: the run goes on without workers, at once."""
+    if loader_workers():
+        raise RuntimeError("unable to write to file </torch_1_2_3>: No space left on device (28)")
 
 
 def exit_zero(_: Heartbeat) -> None:
@@ -224,6 +230,7 @@ FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     "busy_loop": busy_loop,
     "lock_deadlock": lock_deadlock,
     "raises": raises,
+    "shared_memory": shared_memory,
     "exit_zero": exit_zero,
     "exit_hangs": exit_hangs,
     "slow": slow,
@@ -243,6 +250,7 @@ FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     "worker_stopped": _signal_worker(signal.SIGSTOP),
     "worker_killed": _signal_worker(signal.SIGKILL),
     **injector_files.FAULTS,
+    **injector_snapshots.FAULTS,
 }
 PREPARE: dict[str, Callable[[Heartbeat], None]] = {"worker_sleeps": prepare_worker_sleeps, **injector_files.PREPARE}
 """What must be in place before the first step, because the loader's workers are forked then."""
@@ -267,6 +275,7 @@ def pace_s(step: int) -> float:
 
 def fire(phase: str, step: int, heartbeat: Heartbeat) -> None:
     """Called at each beat: pace the steps, and inject the fault when its moment has come."""
+    injector_writer.claim()
     if phase == "step" and step != _last_step[1]:
         wait_s = _last_step[0] + pace_s(step) - time.monotonic()
         if wait_s > 0:

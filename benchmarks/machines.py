@@ -49,7 +49,7 @@ class Training:
 
 
 def toy(steps: int, every: int, step_s: float = 0.05) -> Training:
-    """The toy loop in place of the trainer, by `$ACCELERATE`."""
+    """The toy loop in place of the trainer, by `$TRAINER_PYTHON`."""
 
     def create(data: Path, fields: dict[str, Any]) -> Path:
         import runs
@@ -71,7 +71,7 @@ def toy(steps: int, every: int, step_s: float = 0.05) -> Training:
         launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{toy_loop.__file__}" "$@"\n', encoding="utf-8")
         launcher.chmod(0o755)
         more = {"TOY_LEDGER": str(data / "ledger.jsonl"), "TOY_STEP_S": str(step_s)}
-        return ref.environment(data, ACCELERATE=str(launcher), **more)
+        return ref.environment(data, TRAINER_PYTHON=str(launcher), **more)
 
     def trained(data: Path) -> list[int]:
         return [line["step"] for line in lines(data / "ledger.jsonl") if line["what"] == "step"]

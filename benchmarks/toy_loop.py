@@ -3,7 +3,7 @@
     python -m benchmarks.toy_loop --output_dir DIR --output_name NAME --max_train_steps N --save_every_n_steps K [--resume STATE]
 
 Decision: one file for every contender of `python -m benchmarks goodput`, so that only the supervisor differs. It accepts the
-trainer's flags, so our monitor starts it in place of the trainer through `$ACCELERATE`; other launchers start it by path.
+trainer's flags, so our monitor starts it in place of the trainer through `$TRAINER_PYTHON`; other launchers start it by path.
 Without `--resume` it resumes from the newest state that verifies, as a script under torchrun must do by itself.
 
 Each step hashes the one before, so a run that lost, repeated wrongly or skipped a step ends with a different file. Events are
@@ -32,8 +32,9 @@ from pathlib import Path  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from guards import checkpoint, crash  # noqa: E402
+from guards import checkpoint, crash, gate, snapshots  # noqa: E402
 from guards.heartbeat import REQUEST_STOP, Heartbeat  # noqa: E402
+from guards.snapshot_record import File  # noqa: E402
 from guards.step_requests import StepRequests  # noqa: E402
 
 WEIGHTS = 1 << 16  # bytes
@@ -92,16 +93,27 @@ def client() -> Callable[[], None]:
     return monitor.send_heartbeat
 
 
+def files_of(weights: bytes) -> list[File]:
+    """The files of a state."""
+    return [File("model.safetensors", "raw", to_file(weights)), File("weights.bin", "raw", weights)]
+
+
 def save(output: Path, name: str, step: int, weights: bytes, beat: Heartbeat) -> None:
     beat.phase("save")
     with checkpoint.writing(output / f"{name}-step{step:08d}-state", step, 0) as folder:
-        (folder / "model.safetensors").write_bytes(to_file(weights))
-        (folder / "weights.bin").write_bytes(weights)
+        for file in files_of(weights):
+            (folder / file.name).write_bytes(file.content)
     beat.phase("step")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run to the end. Exit code 0; 3 when the monitor requested a stop."""
+    begun_s = _BEGUN_S
+    if gate.closed():
+        if os.environ.get("TOY_TORCH") == "1":
+            import torch  # for the time it takes
+        argv = gate.wait(sys.argv[1:] if argv is None else argv)
+        begun_s = time.monotonic()
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--output_name", required=True)
@@ -109,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--save_every_n_steps", type=int, required=True)
     parser.add_argument("--resume", type=Path)
     args, _ = parser.parse_known_args(argv)
-    log("start", 0, _BEGUN_S)
+    log("start", 0, begun_s)
     beat = Heartbeat.from_env(rank=0)
     crash.install(beat)
     if os.environ.get("TOY_TORCH") == "1":
@@ -117,6 +129,8 @@ def main(argv: list[str] | None = None) -> int:
     notify = client()
     beat.phase("load")
     checkpoint.sweep(args.output_dir)
+    if args.resume:
+        snapshots.restore(args.resume)
     state = args.resume or checkpoint.newest_valid(args.output_dir, args.output_name)
     step, weights = 0, b""
     if state is not None:
@@ -128,6 +142,7 @@ def main(argv: list[str] | None = None) -> int:
     step_s = float(os.environ.get("TOY_STEP_S", "0.05"))
     beat.phase("first_step")
     requests = StepRequests.from_env()
+    memory = snapshots.Snapshots.from_env()
     from benchmarks.injector import FAULTS
 
     while step < args.max_train_steps:
@@ -142,6 +157,8 @@ def main(argv: list[str] | None = None) -> int:
         if "state" in requests.pending(step):
             save(args.output_dir, args.output_name, step, weights, beat)
             requests.done("state", step, "a checkpoint")
+        if memory.due():
+            memory.take(f"{args.output_name}-step{step:08d}-state", step, 0, files_of(weights))
         fault = due(step)
         if fault:
             log(fault, step)

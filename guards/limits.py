@@ -134,6 +134,7 @@ TABLE: dict[str, Limit] = {
     # Constants of the built-in trainer.
     "sample_least_s": _constant(120.0, "the least budget of a sample image", 0.0, ("phases.sample.ceiling_s",)),
     "save_s": _constant(900.0, "a state or a LoRA to be written", _EXPIRE_S, ("phases.save.ceiling_s",)),
+    "snapshot_s": _constant(60.0, "a snapshot in memory to be completed", 0.0, ("phases.step.ceiling_s",)),
     "end_workers_s": _constant(20.0, "the loader's workers to exit after training", 0.0, ("phases.end.floor_s",)),
 }
 """Name of the limit to the limit. The order is the order of the help text."""

@@ -127,12 +127,16 @@ def _read(path: Path) -> dict:
 def _end(folder: Path, kind: str, step: int, message: str, **more: object) -> None:
     """Write the event, then remove the file: a request without an answer is tried again, never lost."""
     path = path_of(folder, kind)
-    known = {"request": kind, "id": str(_read(path).get("id", "")), "step": step, **more}
     try:
-        append_line(folder / EVENTS, {"t": utc_now(), "kind": EVENT, "message": message, **known, **_clock()})
+        append_event(folder, EVENT, message, request=kind, id=str(_read(path).get("id", "")), step=step, **more)
         path.unlink()
     except OSError:
         pass  # a full disk, or removed by somebody else: the training goes on
+
+
+def append_event(folder: Path, kind: str, message: str, **more: object) -> None:
+    """Append an event to events.jsonl of a run, as the monitor does. Raises OSError."""
+    append_line(folder / EVENTS, {"t": utc_now(), "kind": kind, "message": message, **more, **_clock()})
 
 
 def _clock() -> dict:

@@ -96,7 +96,8 @@ README = """Trains the LoRA {slug} with Hangproof: run `bash train.sh` (Linux, m
 It needs Python 3.11 to 3.14 with the packages of requirements.txt{trainer}; a base model that is missing is downloaded.
 The LoRA is then outputs/{slug}/{slug}.safetensors. The settings are in outputs/{slug}/run.toml, the images in datasets/{slug}.
 """
-LAUNCHER = """if [ -z "${ACCELERATE:-}" ] && [ -x "${python%/*}/accelerate" ]; then
+LAUNCHER = """export TRAINER_PYTHON=${TRAINER_PYTHON:-$python}
+if [ -z "${ACCELERATE:-}" ] && [ -x "${python%/*}/accelerate" ]; then
   export ACCELERATE=${python%/*}/accelerate
 fi
 """

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from guards import heartbeat
+from guards import heartbeat, snapshots
 from guards.heartbeat import Beat
 from monitor.nodes.leader import Nodes, Part, keep_beats, kept_beats
 from monitor.process import platform
@@ -23,8 +23,9 @@ from monitor.process.tree import NODE_RUN, RUN, TOKEN, KillResult, Tree, kill
 from monitor.run_folder import RunFolder
 from monitor.state import AttemptRecord
 
+SNAPSHOTS = (snapshots.FOLDER, snapshots.SPEC, snapshots.LIMIT, snapshots.RECORD)
 _WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
-_OURS = (TOKEN, RUN, NODE_RUN, "HANGPROOF_ATTEMPT", "HANGPROOF_HEARTBEAT", "HANGPROOF_RESUME")
+_OURS = (TOKEN, RUN, NODE_RUN, "HANGPROOF_ATTEMPT", "HANGPROOF_HEARTBEAT", "HANGPROOF_RESUME", *SNAPSHOTS)
 _SECRET = ("HANGPROOF_NODE_TOKEN",)  # the trainer's code, which is not ours, does not get it
 LIST_S = 1.0  # how often the folder of heartbeats is listed; reading known records costs less
 ACTIVE_CORES = 0.05  # processor cores that the script's processes use when they are at work
@@ -154,19 +155,26 @@ class Attempt:
         Raises:
             OSError: it cannot be started; nothing runs then.
         """
-        env = {k: v for k, v in os.environ.items() if k not in (*_OURS, *_SECRET)} | dict(variables or {})
+        known = {"HANGPROOF_RESUME": str(resume)} if resume is not None else {}
+        self.announce(script, resume)
+        self.spawn(script, self.folder.folder / self.folder.training_log, {**(variables or {}), **known}, inherit)
+
+    def announce(self, script: Path, resume: Path | None, before: bytes = b"") -> None:
+        """Begin this attempt's part of training.log; `before`: what it has printed until now. OSError: it cannot be written."""
+        header = f"=== {platform.now().utc} attempt {self.record.number}: {script.name}, from {resume or 'the start'}\n"
+        with open(self.folder.folder / self.folder.training_log, "ab") as log:
+            log.write(header.encode() + before)
+
+    def spawn(self, script: Path, output: Path, variables: Mapping[str, str], inherit: tuple[int, ...]) -> None:
+        """Start the script under the shell that records its end; it prints to the end of `output`. OSError: as `start`."""
+        env = {k: v for k, v in os.environ.items() if k not in (*_OURS, *_SECRET)} | dict(variables)
         env |= {RUN: str(self.folder.folder), TOKEN: self.record.token, "HANGPROOF_ATTEMPT": str(self.record.number)}
         env |= {"HANGPROOF_HEARTBEAT": str(self.heartbeats), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-        if resume is not None:
-            env["HANGPROOF_RESUME"] = str(resume)
         command = ["cmd", "/c", str(script)]
         if not platform.WINDOWS:
             files = [str(self.heartbeats / name) for name in ("exit", "pid")]
             command = ["bash", "-c", _WRAPPER, "hangproof", str(script), *files]
-        header = f"=== {platform.now().utc} attempt {self.record.number}: {script.name}, from {resume or 'the start'}\n"
-        with open(self.folder.folder / self.folder.training_log, "ab") as log:
-            log.write(header.encode())
-            log.flush()
+        with open(output, "ab") as log:
             self._popen = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

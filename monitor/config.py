@@ -76,6 +76,7 @@ class Restart:
     backoff_last_s: float
     refund_s: float
     disk_wait_s: float
+    snapshots_bytes: int
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,15 @@ class Nodes:
 
 
 @dataclass(frozen=True)
+class Standby:
+    tries_count: int
+    steps_count: int
+    start_s: float
+    gate_s: float
+    reserve_bytes: int
+
+
+@dataclass(frozen=True)
 class Config:
     phases: dict[str, Phase]
     watch: Watching
@@ -117,13 +127,15 @@ class Config:
     check: Check
     store: Store
     nodes: Nodes
+    standby: Standby
 
 
 def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> Config:
     """`config.toml`, replaced by the values of `override` (default: `$HANGPROOF_LIMITS`), raised to the guards' minimums.
 
     environ: the variables of the training process (default: this process's); they can change the guards' limits.
-    A file with `allow_below_guards = true` at its top is not raised (tests of short limits need this).
+    A file with `allow_below_guards = true` at its top is not raised (tests of short limits need this); `standby = false` there
+    means no standby attempt.
 
     Raises:
         ConfigError: the file is missing, is not TOML, or has an unknown key or a wrong value.
@@ -135,6 +147,8 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot read it: {error}. Fix the file or unset HANGPROOF_LIMITS.") from error
     below = changes.pop("allow_below_guards", False) is True
+    if isinstance(on := changes.get("standby"), bool):
+        changes["standby"] = {} if on else {"tries_count": 0}
     for key, value in _flat(changes):
         if key not in values:
             raise ConfigError(f"{path}: unknown key {key}. Use a key of {_DEFAULTS}.")
@@ -160,6 +174,7 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
         check=Check(**section("check")),
         store=Store(**section("store")),
         nodes=Nodes(**section("nodes")),
+        standby=Standby(**section("standby")),
     )
 
 

@@ -35,9 +35,10 @@ from monitor.phrases import PHASES, count
 from monitor.process import platform, tree
 from monitor.process.platform import ProcessInfo
 from monitor.process.tree import KillResult, Tree
-from monitor.resume import checkpoints, policy, script
+from monitor.resume import checkpoints, policy, script, snapshots
 from monitor.resume.checkpoints import ResumePoint, Verifier
 from monitor.run_folder import MonitorError, RunFolder
+from monitor.standby import Standby, adopted
 from monitor.state import Failure, RunState, State, spec_hash
 from monitor.store import StoreAgent
 
@@ -68,6 +69,7 @@ class Run:
     queue: GpuQueue
     verifier: Verifier
     prewarm: script.Prewarm
+    standby: Standby
     pause: Callable[[float], None]  # waits, keeps the status fresh, raises Interrupted
     report: Callable[[State, str], None]  # shows a state while a long step of it is under way
     store: StoreAgent
@@ -294,7 +296,7 @@ def close_incident(run: Run, view: AttemptView, first_new: int) -> None:
     incident.close(run.folder, f"the run recovered: step {first_new} is new", view.moment.utc)
     run.state.save(run.folder)
     repeated = count(incident.steps_repeated, "step")
-    message = f"step {first_new} is new: recovered in {incident.recover_s:.1f} s, {repeated} repeated"
+    message = f"step {first_new} is new: recovered in {incident.recover_s:.1f} s, {repeated} trained twice"
     run.folder.event("progress", message, incident=incident.number)
 
 
@@ -392,7 +394,7 @@ def already_started(run: Run) -> Attempt | None:
 
 def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     """Start the next attempt from the newest checkpoint that verifies."""
-    state, now, folders = run.state, platform.now(), run.state_folders()
+    state, folders = run.state, run.state_folders()
     survivors = kill_leftovers(run)
     if survivors:
         return survivors
@@ -413,7 +415,7 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
         if problems:
             return GiveUp("; ".join(problems))
 
-    point = checkpoints.choose(folders, run.verifier, run.pause)
+    point = _choose(run, folders)
     _report_bad(run, point)
     if point.unsure and (point.path is None or run.tries + 1 < VERIFY_TRIES_COUNT):
         path, reason = point.unsure[0]
@@ -437,19 +439,13 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
             return GiveUp(f"attempt {number} cannot be started: {error}")
         if text:
             return _wait_for_nodes(run, run.nodes, text)
-    # Recorded before it starts: a monitor that is killed in between leaves a training that the next one can find.
-    attempt = Attempt.prepare(run.folder, number, now, collect.oom_kills())
-    if run.nodes is not None:
-        attempt.record = replace(attempt.record, group=run.nodes.record())
-    state.current = attempt.record
-    state.save(run.folder)
     metrics_bytes = run.folder.metrics_size()
     try:
-        variables = run.nodes.environment() if run.nodes else None
-        attempt.start(rendered.script, point.path, run.queue.handles(), variables)
+        variables = run.nodes.environment() if run.nodes else snapshot_variables(run, point)
+        standby = _release_standby(run, number, rendered, point, variables)
+        attempt = standby or _start_cold(run, number, rendered, point, variables)
     except OSError as error:
         state.current = None
-        attempt.close()
         return _try_again(run, f"attempt {number} cannot be started: {error.strerror or error}")
     if run.nodes is not None:
         run.nodes.run()
@@ -458,22 +454,86 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     state.best_before, state.resumed_step, state.current = state.best_step, point.step, attempt.record
     state.save(run.folder)
     if run.incident is not None:
-        run.incident.resumed_from = point.step
+        run.incident.resumed_from, run.incident.from_memory = point.step, point.record is not None
+        run.incident.standby = standby is not None
         run.incident.save(run.folder)
-    source = f"from step {point.step} ({point.path.name})" if point.path else "from the start"
+    where = "a snapshot in memory" if point.record else point.path.name if point.path else ""
+    source = f"from step {point.step} ({where})" if point.path else "from the start"
     waited_s = 0.0 if run.started else round(time.monotonic() - run.began_s, 3)
-    _report_start(run, attempt, source, metrics_bytes=metrics_bytes, waited_s=waited_s)
+    how = ", which had been started early" if standby else ""
+    _report_start(run, attempt, source, how, metrics_bytes=metrics_bytes, waited_s=waited_s)
     return attempt
 
 
-def _report_start(run: Run, attempt: Attempt, source: str, **known: float) -> None:
+def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **known: float) -> None:
     """The event of an attempt that has started, and what begins with it. known: what the event has for monitor/ledger.py."""
     kind, number = "restarted" if run.incident is not None else "started", attempt.record.number
-    message = f"attempt {number} {source}, pid {attempt.pid}"
+    message = f"attempt {number} {source}, pid {attempt.pid}{how}"
     run.folder.event(kind, message, attempt=number, step=run.state.resumed_step, **known)
     run.started = True
     if run.folder.spec.get("trackers") == trackio_feed.TRACKER:
         trackio_feed.start(run.folder)
+
+
+def _release_standby(
+    run: Run, number: int, rendered: script.Rendered, point: ResumePoint, variables: dict[str, str]
+) -> Attempt | None:
+    """Let the standby attempt train; None without one that fits, and then it is gone. OSError: it cannot be killed."""
+    found = run.standby.take(number, rendered.script, point.path)
+    if found is None or point.path is None:
+        return None
+    run.state.current = adopted(found, run.folder.log_size(), collect.oom_kills()).record
+    run.state.save(run.folder)
+    return found if run.standby.release(found, rendered.script, point.path, variables, time.sleep) else None
+
+
+def _start_cold(
+    run: Run, number: int, rendered: script.Rendered, point: ResumePoint, variables: dict[str, str]
+) -> Attempt:
+    """Start the script. OSError: it cannot be started, and nothing runs."""
+    # Recorded before it starts: a monitor that is killed in between leaves a training that the next one can find.
+    attempt = Attempt.prepare(run.folder, number, platform.now(), collect.oom_kills())
+    if run.nodes is not None:
+        attempt.record = replace(attempt.record, group=run.nodes.record())
+    run.state.current = attempt.record
+    run.state.save(run.folder)
+    try:
+        attempt.start(rendered.script, point.path, run.queue.handles(), variables)
+    except OSError:
+        attempt.close()
+        raise
+    return attempt
+
+
+def _choose(run: Run, folders: list[Path]) -> ResumePoint:
+    """The newest state that can be resumed from: a snapshot in memory, or a checkpoint on the disk."""
+    state, failures = run.state, sum(run.state.history.failures.values())
+    if run.folder.foreign or run.nodes is not None or not run.config.restart.snapshots_bytes:
+        return checkpoints.choose(folders, run.verifier, run.pause)
+    state.snapshots, state.snapshots_off = snapshots.folder_of(run.folder.folder, state.snapshots)
+    doubtful = run.incident is not None and run.incident.cause.damages_memory
+    record = None
+    if failures < snapshots.FAILED_COUNT:
+        before_step = run.incident.evidence.step if run.incident is not None and doubtful else None
+        spec = spec_hash(run.folder.folder)
+        record, refused = snapshots.newest(
+            state.snapshots, run.folder.folder, spec, before_step=before_step, pause=run.pause
+        )
+        for text in refused:
+            run.folder.log(text)
+    on_disk = max(checkpoints.states(folders).values(), default=-1)
+    if record is not None and record.step > on_disk:
+        return ResumePoint(record.state, record.step, record=record.path)
+    point = checkpoints.choose(folders, run.verifier, run.pause)
+    if record is not None and record.step > point.step:
+        return replace(point, path=record.state, step=record.step, record=record.path)
+    return point
+
+
+def snapshot_variables(run: Run, point: ResumePoint) -> dict[str, str]:
+    """The variables that an attempt needs for its snapshots in memory."""
+    limit = run.config.restart.snapshots_bytes
+    return snapshots.environment(run.state.snapshots, spec_hash(run.folder.folder), limit, point.record)
 
 
 def gpu_missing(run: Run) -> GiveUp | None:
@@ -554,8 +614,10 @@ def kill_leftovers(run: Run) -> Survivors | None:
         OSError: the processes of this machine cannot be read; then nothing may be started.
     """
     left = {p.pid: p for p in tree.with_environment(tree.RUN, str(run.folder.folder))}
-    adopted = Attempt.adopt(run.folder, run.state.current) if run.state.current else None
-    left |= adopted.tree.members if adopted else {}
+    recorded = Attempt.adopt(run.folder, run.state.current) if run.state.current else None
+    left |= recorded.tree.members if recorded else {}
+    waiting = run.standby.pids()
+    left = {pid: process for pid, process in left.items() if pid not in waiting}
     if not left:
         return None
     names = ", ".join(f"{p.name} ({p.pid})" for p in left.values())
@@ -587,6 +649,7 @@ def _start_over(run: Run, point: ResumePoint) -> ResumePoint:
             aside = checkpoint.set_aside(state, "saved before a change of the run that is incompatible with it")
             message = f"{state.name} is incompatible with the changed run; kept as {aside.name}"
             run.folder.event("checkpoint_bad", message)
+    snapshots.clear(run.state.snapshots)
     run.state.best_step = 0
     if run.incident is not None:
         run.incident.changed.append("the training starts over: its checkpoints are incompatible with this change")

@@ -104,6 +104,8 @@ class RunState:
     shutdown: Shutdown | None = None
     queued_at_s: float | None = None  # when the run queued for its GPU (seconds since boot)
     spec_hash: str = ""
+    snapshots: str = ""  # the folder of the snapshots in memory, "" for none
+    snapshots_off: str = ""  # why there is none
 
     @classmethod
     def load(cls, folder: RunFolder) -> RunState:

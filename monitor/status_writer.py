@@ -22,6 +22,7 @@ from monitor.phrases import NODE_PIDS
 from monitor.process import platform
 from monitor.process.platform import Moment
 from monitor.recovery import Run
+from monitor.resume import snapshots
 from monitor.run_folder import STATUS, read_json
 from monitor.state import State
 
@@ -121,7 +122,9 @@ class StatusWriter:
             "reason": saved.reason,
             "changes": [c["sentence"] for c in saved.changes],
             **({"nodes": self.run.nodes.status()} if self.run.nodes is not None else {}),  # the other machines
+            "standby": self.run.standby.summary(),  # the next attempt, started early
             "store": self.run.store.summary(),  # None without a store
+            "snapshots": snapshots.summary(saved.snapshots, saved.snapshots_off),  # None where there are none
         }
         return folder.write_status(values)
 

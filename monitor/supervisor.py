@@ -38,9 +38,10 @@ from monitor.process import platform, tree
 from monitor.process.locks import LOCK, Lock
 from monitor.process.platform import ProcessInfo
 from monitor.recovery import EXIT_BUDGET, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STOPPED, Run
-from monitor.resume import checkpoints, policy, script
+from monitor.resume import checkpoints, policy, script, snapshots
 from monitor.run_folder import SCRIPT, MonitorError, RunFolder, print_line
 from monitor.spend import Spend
+from monitor.standby import Standby
 from monitor.state import (
     FINAL,
     RunState,
@@ -148,6 +149,7 @@ class Supervisor:
             queue=GpuQueue(folder.name, folder.spec),
             verifier=verifier,
             prewarm=script.Prewarm(folder, verifier, self.config.check.render_s),
+            standby=Standby(folder, self.config.standby, self.config.end),
             pause=self.pause,
             report=self.report,
             store=StoreAgent(folder, self.config.store),
@@ -302,6 +304,7 @@ class Supervisor:
 
     def finish(self, state: State, code: int, reason: str) -> Step:
         """Reach a final state; what the store lacks is copied first."""
+        self.run.standby.close()
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
         self.code, self.run.state.reason = code, reason
@@ -343,6 +346,7 @@ class Supervisor:
         """Begin to stop: a checkpoint first when there is something to save."""
         end, now_s = self.config.end, time.monotonic()
         self.run.state.shutdown = shutdown
+        self.run.standby.close()
         if self.attempt is None:
             return self.left()
         if self.at.state is State.RECOVERING:  # nothing is left to save: kill what is left
@@ -421,6 +425,7 @@ class Supervisor:
                 run.nodes.resume(attempt.record.group)
             run.queue.ask(state.queued_at_s)  # the training's shell holds the GPU; later this monitor does
             if living:
+                run.standby.kill_orphans(attempt)
                 run.store.admitted = run.store.used  # it held the lease when this training began
                 message = f"adopted the running training (attempt {attempt.record.number}, pid {attempt.pid})"
                 self.folder.event("started", message)
@@ -618,6 +623,10 @@ class Supervisor:
             self.calm_since_s, self.slow_reason = view.moment.mono_s, ""
             self.drop_probe()
         self.run.prewarm.tick(view.moment.mono_s, self.run.state_folders(), self.run.state.changes)
+        if self.attempt is not None:
+            text = self.run.prewarm.text(self.run.state.changes)
+            self.run.standby.tick(view, self.attempt, text, self.run.queue.handles())
+            self.watch.disturbed = self.run.standby.imports
         if (store := self.run.store).holds and verdict.phase == "step":
             save_s = self.watch.learned().get("save", {}).get("median", 0.0)
             self.extra_saves.tick(view.step, "checkpoint" in store.view.pending, self.watch.step_s(), save_s)
@@ -785,11 +794,14 @@ class Supervisor:
             self.close_nodes()
             with contextlib.ExitStack() as stack:
                 final = self.at.state in FINAL and self.at.state is not State.UNKILLABLE
-                for release in (run.queue.release, run.gpus.close, run.prewarm.close,
+                for release in (run.queue.release, run.gpus.close, run.prewarm.close, run.standby.close,
                                 run.verifier.cancel, self.drop_probe):  # fmt: skip
                     stack.callback(release)
                 if final and self.attempt is not None:
                     stack.callback(self.attempt.close)
+                if final:
+                    stack.callback(snapshots.drop, state.snapshots)
+                    state.snapshots = ""
                 if final:
                     state.current = state.failure = state.shutdown = None
                     for kind in step_requests.waiting(self.folder.folder):

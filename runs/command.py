@@ -30,6 +30,19 @@ STANDALONE = {"PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
 With accelerate 1.6, the version that kohya's trainers pin, `--main_process_port 0` alone starts the ranks with MASTER_PORT=0,
 to which they connect until the timeout of the group ends (torch/distributed/run.py reads PET_… as defaults of its flags).
 """
+LAUNCHED = {
+    "ACCELERATE_USE_CPU": "False",
+    "ACCELERATE_DYNAMO_BACKEND": "NO",
+    "ACCELERATE_DYNAMO_MODE": "default",
+    "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
+    "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
+    "OMP_NUM_THREADS": "1",  # the GPU does the work; on a CPU, threads that wait for each other slow a busy machine down
+}
+"""What `accelerate launch` would set for one process, beside the precision (utils/launch.py, prepare_simple_launcher_cmd_env,
+of 1.6 and 1.15). A script of one process sets it itself and starts the trainer directly: the launcher imports torch, seconds
+at each start, only to start a child, and orphans that child on SIGTERM.
+"""
 NODE, MAIN_ADDRESS, MAIN_PORT = (Variable(f"HANGPROOF_{name}") for name in ("NODE", "MAIN_ADDRESS", "MAIN_PORT"))
 NODE_VARIABLES = {
     NODE: "the number of this machine, 0 for the first",
@@ -223,11 +236,28 @@ def arguments(spec: "RunSpec", folder: Path, resume: Path | None = None, platfor
     return [word for line in words(flags(spec, folder, resume, platform)) for word in line]
 
 
-def launch(spec: "RunSpec") -> list[list[str]]:
-    """The launcher's arguments before those of the trainer: `launch`, its options, and the module to run.
+def direct(spec: "RunSpec") -> bool:
+    """Whether the script starts the trainer itself: for one process, unless a person edited a script that uses the launcher."""
+    edited = spec.edited.generated if spec.edited else ""
+    return world(spec) == 1 and not any(start in edited for start in ('"$launcher" launch', '"%launcher%" launch'))
 
-    They set every option that accelerate would otherwise read from its configuration file, so that none is needed.
+
+def module(spec: "RunSpec") -> list[str]:
+    """The words that start the trainer's module, after the interpreter or the launcher's options."""
+    checkout = CHECKOUTS.get(spec.backend)
+    if checkout is None:
+        return ["-m", "trainer"]
+    return ["-m", "sd_scripts_patches", str(checkout.script(presets.trainer_of(spec.model, spec.backend)["script"]))]
+
+
+def launch(spec: "RunSpec") -> list[list[str]]:
+    """The words of the script's command before the trainer's flags: where `direct`, the module to run, after the interpreter;
+    else `launch`, its options and the module, after the launcher.
+
+    The options set all that accelerate would otherwise read from its configuration file, so that none is needed.
     """
+    if direct(spec):
+        return [module(spec)]
     lines = [
         ["launch"],
         ["--mixed_precision", spec.mixed_precision],
@@ -248,17 +278,14 @@ def launch(spec: "RunSpec") -> list[list[str]]:
         ]
     elif spec.gpus > 1:
         lines.append(["--main_process_port", "0"])  # 0 selects a free port, so that two runs do not collide
-    checkout = CHECKOUTS.get(spec.backend)
-    if checkout is None:
-        return [*lines, ["-m", "trainer"]]
-    script = presets.trainer_of(spec.model, spec.backend)["script"]
-    return [*lines, ["-m", "sd_scripts_patches", str(checkout.script(script))]]
+    return [*lines, module(spec)]
 
 
 def environment(spec: "RunSpec", platform: str = sys.platform) -> dict[str, str]:
     """Variables that the script sets: UTF-8 and unbuffered output, the platform's thread limits, the spec's variables.
 
-    With several processes also their number: each compares it with the group that it finds itself in (guards/world.py).
+    Without the launcher also what that would set. With several processes also their number: each compares it with the group
+    that it finds itself in (guards/world.py).
     """
     several = {"HANGPROOF_WORLD": str(world(spec))} if world(spec) > 1 else {}
     if several and spec.nodes == 1:
@@ -268,6 +295,7 @@ def environment(spec: "RunSpec", platform: str = sys.platform) -> dict[str, str]
         "PYTHONUNBUFFERED": "1",
         "PYTHONUTF8": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **({"ACCELERATE_MIXED_PRECISION": spec.mixed_precision} | LAUNCHED if direct(spec) else {}),
         **loader(spec, platform)["env"],
         **dict(sorted(spec.environment.items())),
     }

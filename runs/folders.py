@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import presets
 from runs import dataset, masks, weights
-from runs.command import dataset_toml, launcher, sample_prompts, samples, world
+from runs.command import dataset_toml, direct, launcher, sample_prompts, samples, world
 from runs.files import Fault, RunError, atomic_write, building, explained
 from runs.paths import CHECKOUTS, datasets_dir, entries, outputs_dir
 from runs.scripts import INSTALL, script, script_name
@@ -265,7 +265,9 @@ def _control_fault(spec: "RunSpec", data: Path) -> Fault | None:
 
 
 def _launcher_found(spec: "RunSpec", platform: str) -> bool:
-    chosen = os.environ.get("ACCELERATE")
+    """Whether the program that the script starts is there; an environment counts when it has accelerate."""
+    names = ("TRAINER_PYTHON", "ACCELERATE") if direct(spec) else ("ACCELERATE",)
+    chosen = next(filter(None, map(os.environ.get, names)), "")
     if chosen:
         return shutil.which(chosen) is not None
     return launcher(spec, platform).is_file() or shutil.which("accelerate") is not None

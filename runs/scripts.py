@@ -1,8 +1,9 @@
 """`train.sh` and `train.bat`: plain scripts that a person can read, change and run, with one flag per line.
 
-A script trains with or without the monitor. runs/command.py determines the values, runs/quoting.py quotes them. Where caches
-are made by commands of their own, these run first with the interpreter beside the launcher: the first that fails ends the
-script with its exit code, and the next start runs all of them again, which keep what is finished.
+A script trains with or without the monitor. runs/command.py determines the values, runs/quoting.py quotes them. One process
+is started directly, several by `accelerate launch`. Where caches are made by commands of their own, these run first with the
+same interpreter: the first that fails ends the script with its exit code, and the next start runs all of them again, which
+keep what is finished.
 """
 
 import sys
@@ -11,7 +12,18 @@ from typing import TYPE_CHECKING
 
 import presets
 from runs import custom_script
-from runs.command import NODE_VARIABLES, caching, environment, flags, launch, launcher, trainer_python, words, world
+from runs.command import (
+    NODE_VARIABLES,
+    caching,
+    direct,
+    environment,
+    flags,
+    launch,
+    launcher,
+    trainer_python,
+    words,
+    world,
+)
 from runs.files import RunError
 from runs.paths import CHECKOUTS, ROOT
 from runs.quoting import quote, quote_cmd
@@ -86,19 +98,39 @@ def _missing(spec: "RunSpec", path: Path, text: str = MISSING) -> str:
 Before = list[tuple[str, list[list[str]]]]  # the caching commands: what each does, its words by flag
 
 
-def _bash_caching(spec: "RunSpec", before: Before, platform: str) -> str:
-    """The caching commands, after the line that finds their interpreter; "" where there are none."""
-    if not before:
-        return ""
+def _bash_python(spec: "RunSpec", platform: str) -> str:
+    """The lines that find the interpreter: $TRAINER_PYTHON, the one beside the launcher, the environment's, that on the PATH."""
     python = trainer_python(spec, platform)
-    lines = f"""
+    beside = '[ -n "${ACCELERATE:-}" ]; then python=$(dirname -- "$(command -v -- "$ACCELERATE")")/python; fi'
+    if not direct(spec):
+        beside = '[ -x "${launcher%/*}/python" ]; then python=${launcher%/*}/python; fi'
+    return f"""
 python=${{TRAINER_PYTHON:-}}
-if [ -z "$python" ] && [ -x "${{launcher%/*}}/python" ]; then python=${{launcher%/*}}/python; fi
+if [ -z "$python" ] && {beside}
 if [ -z "$python" ] && [ -x {quote(str(python))} ]; then python={quote(str(python))}; fi
 if [ -z "$python" ]; then
   python=$(command -v python3) || {{ echo {quote(_missing(spec, python, NO_PYTHON))} >&2; exit 127; }}
 fi
 """
+
+
+def _bash_launcher(spec: "RunSpec", platform: str) -> str:
+    """The lines that find the launcher: $ACCELERATE, the environment's, that on the PATH."""
+    program = launcher(spec, platform)
+    return f"""
+launcher=${{ACCELERATE:-}}
+if [ -z "$launcher" ] && [ -x {quote(str(program))} ]; then launcher={quote(str(program))}; fi
+if [ -z "$launcher" ]; then
+  launcher=$(command -v accelerate) || {{ echo {quote(_missing(spec, program))} >&2; exit 127; }}
+fi
+"""
+
+
+def _bash_caching(before: Before) -> str:
+    """The caching commands; "" where there are none."""
+    if not before:
+        return ""
+    lines = ""
     for what, words_of in before:
         command = " \\\n  ".join(" ".join(map(quote, line)) for line in words_of)
         lines += f'\n# {what}\n"$python" {command}\n'
@@ -106,7 +138,9 @@ fi
 
 
 def _bash(spec: "RunSpec", before: Before, lines: list[list[str]], platform: str, folder: Path) -> str:
-    program = launcher(spec, platform)
+    programs = "" if direct(spec) else _bash_launcher(spec, platform)
+    programs += _bash_python(spec, platform) if direct(spec) or before else ""
+    program = "$python" if direct(spec) else "$launcher"
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment(spec, platform).items())
     command = " \\\n  ".join(" ".join(map(quote, line)) for line in lines)
     together = f"# {_together(spec)}\n" if _together(spec) else ""
@@ -121,14 +155,8 @@ def _bash(spec: "RunSpec", before: Before, lines: list[list[str]], platform: str
 {together}set -eu
 cd {quote(str(ROOT))}
 export PYTHONPATH={quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"
-{exports}{_bash_nodes(spec)}
-launcher=${{ACCELERATE:-}}
-if [ -z "$launcher" ] && [ -x {quote(str(program))} ]; then launcher={quote(str(program))}; fi
-if [ -z "$launcher" ]; then
-  launcher=$(command -v accelerate) || {{ echo {quote(_missing(spec, program))} >&2; exit 127; }}
-fi
-{aside}{_bash_caching(spec, before, platform)}
-{start}"$launcher" {command}
+{exports}{_bash_nodes(spec)}{programs}{aside}{_bash_caching(before)}
+{start}"{program}" {command}
 """
 
 
@@ -207,18 +235,37 @@ exit /b %ERRORLEVEL%
 """
 
 
-def _batch_caching(spec: "RunSpec", before: Before, platform: str) -> str:
-    """As _bash_caching, for cmd."""
-    if not before:
-        return ""
+def _batch_python(spec: "RunSpec", platform: str) -> str:
+    """As _bash_python, for cmd."""
     python = _in_quotes(str(trainer_python(spec, platform)))
-    lines = f"""
+    beside = 'if not defined python if defined ACCELERATE for %%L in ("%ACCELERATE%") do set "python=%%~dpLpython.exe"'
+    if not direct(spec):
+        beside = 'if not defined python for %%L in ("%launcher%") do if exist "%%~dpLpython.exe" set "python=%%~dpLpython.exe"'
+    return f"""
 set "python=%TRAINER_PYTHON%"
-if not defined python for %%L in ("%launcher%") do if exist "%%~dpLpython.exe" set "python=%%~dpLpython.exe"
+{beside}
 if not defined python if exist "{python}" set "python={python}"
 if not defined python for %%P in (python.exe) do set "python=%%~$PATH:P"
 if not defined python (echo {quote_cmd(_missing(spec, trainer_python(spec, platform), NO_PYTHON))} 1>&2 & exit /b 127)
 """
+
+
+def _batch_launcher(spec: "RunSpec", platform: str) -> str:
+    """As _bash_launcher, for cmd."""
+    program = _in_quotes(str(launcher(spec, platform)))
+    return f"""
+set "launcher=%ACCELERATE%"
+if not defined launcher if exist "{program}" set "launcher={program}"
+if not defined launcher for %%P in (accelerate.exe) do set "launcher=%%~$PATH:P"
+if not defined launcher (echo {quote_cmd(_missing(spec, launcher(spec, platform)))} 1>&2 & exit /b 127)
+"""
+
+
+def _batch_caching(before: Before) -> str:
+    """As _bash_caching, for cmd."""
+    if not before:
+        return ""
+    lines = ""
     for what, words_of in before:
         command = " ^\n  ".join(" ".join(map(quote_cmd, line)) for line in words_of)
         lines += f'\nrem {what}\n"%python%" {command}\nif not "%ERRORLEVEL%"=="0" exit /b %ERRORLEVEL%\n'
@@ -226,7 +273,9 @@ if not defined python (echo {quote_cmd(_missing(spec, trainer_python(spec, platf
 
 
 def _batch(spec: "RunSpec", before: Before, lines: list[list[str]], platform: str, folder: Path) -> str:
-    program, root = _in_quotes(str(launcher(spec, platform))), _in_quotes(str(ROOT))
+    root, program = _in_quotes(str(ROOT)), "%python%" if direct(spec) else "%launcher%"
+    programs = "" if direct(spec) else _batch_launcher(spec, platform)
+    programs += _batch_python(spec, platform) if direct(spec) or before else ""
     exports = "".join(f'set "{name}={_in_quotes(value)}"\n' for name, value in environment(spec, platform).items())
     command = " ^\n  ".join(" ".join(map(quote_cmd, line)) for line in lines)
     together = f"rem {_together(spec)}\n" if _together(spec) else ""
@@ -244,12 +293,7 @@ rem Run it with the monitor, which restarts it after a hang: python -m monitor r
 setlocal DisableDelayedExpansion
 cd /d "{root}" || exit /b 1
 if defined PYTHONPATH (set "PYTHONPATH={root};%PYTHONPATH%") else (set "PYTHONPATH={root}")
-{exports}
-set "launcher=%ACCELERATE%"
-if not defined launcher if exist "{program}" set "launcher={program}"
-if not defined launcher for %%P in (accelerate.exe) do set "launcher=%%~$PATH:P"
-if not defined launcher (echo {quote_cmd(_missing(spec, launcher(spec, platform)))} 1>&2 & exit /b 127)
-{_batch_caching(spec, before, platform)}
-{make_local}"%launcher%" {command}
+{exports}{programs}{_batch_caching(before)}
+{make_local}"{program}" {command}
 {after}"""
     return text.replace("\n", "\r\n")

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
-from guards import socket_folder
+from guards import gate, socket_folder
 from sd_scripts_patches import (
     audit,
     canary,
@@ -29,6 +30,7 @@ from sd_scripts_patches import (
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches.patch import Incompatible
 
+CACHES = re.compile(r"_cache_(latents|text_encoder_outputs)\.py$")  # musubi-tuner's, which run before the training
 USAGE = """usage: python -m sd_scripts_patches [--hangproof_…] SCRIPT ARGS     run a script of sd-scripts or musubi-tuner with the guards
        python -m sd_scripts_patches [--hangproof_…] -m MODULE ARGS   run a module with the guards
        python -m sd_scripts_patches check DIR [--json]               check which patches are compatible with a checkout
@@ -82,8 +84,8 @@ def main(arguments: list[str]) -> int:
         for line in spared:
             session.log(f"not guarded, and not used by this run: {line}")
         assert checkout is not None
-        if other := versions.on_start(checkout):
-            session.log(other)
+    if gate.closed() and CACHES.search(Path(arguments[0]).name):
+        return 0  # a standby: the attempt that trains has finished the caches
     try:
         moved = socket_folder.choose()
     except socket_folder.TooLong as error:
@@ -91,8 +93,19 @@ def main(arguments: list[str]) -> int:
         return 1
     if moved:
         session.log(moved)
-    session.start()
     outcome, note = "failed", ""
+
+    def begin() -> None:
+        """What touches the run's folder: the record of this process and the commit that it trains with."""
+        sys.argv[1:] = gate.wait(sys.argv[1:])
+        session.start()
+        if checkout is not None and (other := versions.on_start(checkout)):
+            session.log(other)
+
+    if gate.closed():
+        runner.before_main = begin  # after the script's imports
+    else:
+        begin()
     try:
         for patch in patches:
             if patch.prepare is not None:

@@ -23,7 +23,7 @@ from typing import Any
 from guards import crash, turns
 from guards.heartbeat import REQUEST_STOP
 from guards.step_requests import KINDS
-from sd_scripts_patches import batch_seeds, hooks, session, timeouts
+from sd_scripts_patches import batch_seeds, hooks, session, snapshots, timeouts
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches.patch import Patch, Target
 from sd_scripts_patches.step_requests import Requests
@@ -166,6 +166,7 @@ class TrainingLoop:
         begin_points(trainer, POINTS)
         session.on_batch_end.append(self.record_validation)
         session.on_batch_end.append(self.honor_requests)
+        snapshots.attach(self)
 
     def wrap_process_batch(self, original: Callable) -> Callable:
         """A forward pass: one micro-batch of a step, or one batch of validation."""
@@ -279,6 +280,7 @@ class TrainingLoop:
             return
         if main:
             self.save_state(self.step, "stop requested")
+            snapshots.wait_for_saves()
         elif several:
             self.beat.phase("save", note="waiting for rank 0")
         if several:  # the launcher kills all ranks when the first one exits
@@ -296,7 +298,8 @@ def _follow_training(original: Callable) -> Callable:
         session.heartbeat().reach("folders")
         loop = TrainingLoop(args)
         loop.attach(self)
-        original(self, args)
+        with snapshots.completing():
+            original(self, args)
         loop.record_validation()
         session.heartbeat().phase("end")
 

@@ -23,6 +23,7 @@ NAMES = (
     "resume",
     "save",
     "split_mode",
+    "float8",
     "validation",
     "exit",
     "world",

@@ -26,7 +26,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sd_scripts_patches import ast_utils, batch_seeds, data_order, hooks, legacy_state, session, trainer_state
+from sd_scripts_patches import (
+    ast_utils,
+    batch_seeds,
+    data_order,
+    hooks,
+    legacy_state,
+    session,
+    snapshots,
+    trainer_state,
+)
 from sd_scripts_patches.patch import Patch, Target, find_function
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
@@ -126,6 +135,7 @@ class Run:
         owner = data_order.innermost_batch_sampler(loader.batch_sampler)
         owner.sampler = data_order.ObservedSampler(owner.sampler, self._on_order, self._on_position)
         state = self.resume_from
+        snapshots.complete_saves(args.output_dir, state.step if state is not None else global_step)
         if state is None:
             return epoch_to_start, global_step
         if state.workers != loader.num_workers and state.known:
@@ -357,6 +367,7 @@ def _check_state_first(original: Callable) -> Callable:
 
     def train(self: Any, args: Any) -> Any:
         if args.resume and not args.resume_from_huggingface:
+            snapshots.make_state(args.resume)
             step_is_given = args.initial_step is not None or args.initial_epoch is not None
             legacy_state.check_state(Path(args.resume), step_is_given)
         return original(self, args)

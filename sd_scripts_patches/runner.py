@@ -17,6 +17,7 @@ import multiprocessing.spawn
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,8 @@ from typing import Any
 from sd_scripts_patches import hooks
 from sd_scripts_patches.patch import Incompatible
 
+before_main: Callable[[], None] | None = None
+"""Called once, when the script has imported its modules and defined everything, right before its main part."""
 MAIN_VARIABLE = "HANGPROOF_MAIN"
 _HOOK = "__hangproof_definitions_are_complete__"
 
@@ -41,6 +44,7 @@ def run_module(name: str, arguments: list[str], checkout: Path | None = None) ->
     sys.argv = [name, *arguments]
     _set_import_path(os.getcwd())
     _add_source(checkout)
+    _begin()
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
@@ -52,11 +56,26 @@ def execute(script: Path, run_name: str) -> dict[str, Any]:
         tree = _insert_hook(tree, name)
     module = ModuleType(run_name)
     module.__dict__.update(__file__=str(script), __builtins__=__builtins__, __cached__=None, __spec__=None)
-    module.__dict__[_HOOK] = lambda: hooks.apply_to(module, name)
+
+    def complete() -> None:
+        hooks.apply_to(module, name)
+        if run_name == "__main__":
+            _begin()
+
+    module.__dict__[_HOOK] = complete
     if run_name == "__main__":
         sys.modules["__main__"] = module
+        if not hooks.applies_to(name):
+            _begin()  # no call of `complete` is in it
     exec(compile(tree, str(script), "exec", dont_inherit=True), module.__dict__)
     return module.__dict__
+
+
+def _begin() -> None:
+    global before_main
+    begin, before_main = before_main, None
+    if begin is not None:
+        begin()
 
 
 def patch_spawned_workers() -> None:

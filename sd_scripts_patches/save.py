@@ -3,7 +3,8 @@
 accelerate writes a state file by file into its final folder, and sd-scripts writes a LoRA in place: a kill in between
 leaves something that looks like a checkpoint. Here each state is written to a temporary folder beside its final name,
 synced, hashed and renamed (guards.checkpoint), and each LoRA likewise as a file. What a killed process left incomplete is
-removed when the next one starts. sd-scripts deletes old states after the save has returned, by its own count; each is
+removed when the next one starts. Where snapshots in memory are on, a state is written in a thread (guards/state_saves.py), and what
+is saved or deleted after it waits for it. sd-scripts deletes old states after the save has returned, by its own count; each is
 deleted only while another one on the disk verifies, and a deletion that fails does not end the run. Weights that contain
 NaN are refused: they would replace, one by one, every state that can still be resumed.
 
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guards import crash
-from sd_scripts_patches import ast_utils, session, timeouts
+from sd_scripts_patches import ast_utils, session, snapshots, timeouts
 from sd_scripts_patches.patch import Incompatible, Patch, Target, find_function, find_one
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def save_weights(network: Any, file: str, dtype: Any, metadata: dict[str, str] |
     """`network.save_weights(file, …)`, atomically. Replaces that call in `train()`."""
     from guards import checkpoint
 
+    snapshots.begin_saves(_step_and_epoch(Path(file))[0])
+    snapshots.wait_for_saves()  # a state that was saved before this LoRA is complete before it
     refuse_nan(_trained(network), file)
     with checkpoint.writing_file(file) as temporary:
         network.save_weights(str(temporary), dtype, metadata)
@@ -89,14 +92,21 @@ def _write_aside(original: Callable) -> Callable:
 
     def save_state(self: Any, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
         kind = getattr(self.distributed_type, "name", str(self.distributed_type))
+        if snapshots.capturing():
+            return original(self, output_dir, *args, **kwargs)
         if output_dir is None or kind in SHARDED:
             session.log(f"accelerate writes this state ({kind}) itself, without a guard file")
             return original(self, output_dir, *args, **kwargs)
         from guards import checkpoint
 
+        step, epoch = _step_and_epoch(Path(output_dir))
+        snapshots.begin_saves(step)
         for model in self._models:
             refuse_nan(_trained(model), str(output_dir))
-        step, epoch = _step_and_epoch(Path(output_dir))
+        usual = not args and not kwargs and _NUMBERS.search(Path(output_dir).name)  # else the LoRA of the end follows
+        if usual and snapshots.write_later(self, Path(output_dir), step, epoch):
+            return output_dir
+        snapshots.wait_for_saves()
         with checkpoint.writing(output_dir, step, epoch) as temporary:
             original(self, str(temporary), *args, **kwargs)
         return output_dir
@@ -112,14 +122,19 @@ class SafeDeletion:
 
     @staticmethod
     def rmtree(path: str | os.PathLike) -> None:
-        """Delete an old state, unless it is the last valid one."""
-        from guards import checkpoint
+        """Delete an old state when the newer one is complete, unless it is the last valid one."""
+        snapshots.after_saves(f"{path}, which is deleted", lambda: retire(path))
 
-        try:
-            if not checkpoint.retire(path):
-                session.log(f"{path} is kept: no other state verifies, so it is the last valid one")
-        except OSError as error:
-            session.log(f"{path} was not deleted ({error}); delete it by hand")
+
+def retire(path: str | os.PathLike[str]) -> None:
+    """Delete an old state, unless it is the last valid one. A failure does not end the run."""
+    from guards import checkpoint
+
+    try:
+        if not checkpoint.retire(path):
+            session.log(f"{path} is kept: no other state verifies, so it is the last valid one")
+    except OSError as error:
+        session.log(f"{path} was not deleted ({error}); delete it by hand")
 
 
 def _sweep_first(original: Callable) -> Callable:

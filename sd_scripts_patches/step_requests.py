@@ -14,12 +14,12 @@ import argparse
 import contextlib
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint
 from guards.step_requests import KINDS, StepRequests
-from sd_scripts_patches import session, trainer_state
+from sd_scripts_patches import save, snapshots, trainer_state
 
 _STEP = re.compile(r"-step(\d{8})-state")
 
@@ -69,7 +69,8 @@ class Requests:
             if not saved:
                 self.save_state(step)
                 saved = True
-            self.reader.done(kind, step, "a checkpoint and its LoRA" if kind == "save" else KINDS[kind])
+            what = "a checkpoint and its LoRA" if kind == "save" else KINDS[kind]
+            snapshots.after_saves("the answer to a request", partial(self.reader.done, kind, step, what))
         if saved:
             self._drop_old(step)
 
@@ -100,8 +101,4 @@ class Requests:
         for path in sorted(Path(self.args.output_dir).glob("*-state")):
             match = _STEP.fullmatch(path.name.removeprefix(str(self.args.output_name)))
             if match and int(match[1]) % every and int(match[1]) < step - keep:
-                try:
-                    if not checkpoint.retire(path):
-                        session.log(f"{path} is kept: no other state verifies, so it is the last valid one")
-                except OSError as error:
-                    session.log(f"{path} was not deleted ({error}); delete it by hand")
+                save.SafeDeletion.rmtree(path)

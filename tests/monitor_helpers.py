@@ -113,7 +113,8 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     scratch = folder.parent / "tmp"
     scratch.mkdir(exist_ok=True)
     env = {k: v for k, v in os.environ.items() if not k.startswith("HANGPROOF_")}
-    return env | {"TMPDIR": str(scratch), "HANGPROOF_DATA": str(folder.parent), "HANGPROOF_GPUS": ""} | more
+    own = {"TMPDIR": str(scratch), "HANGPROOF_SHM": str(scratch), "HANGPROOF_DATA": str(folder.parent)}
+    return env | own | {"HANGPROOF_GPUS": ""} | more
 
 
 def monitor(folder: Path, *words: str, **env: str) -> subprocess.Popen:

@@ -62,11 +62,11 @@ def encode(text: str) -> bytes:
 
 
 def run_script(script: str | Path, launcher: Path | None, **env: str) -> subprocess.CompletedProcess:
-    """Run a script with bash and `launcher` as $ACCELERATE."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("ACCELERATE", "PYTHONPATH")} | env
+    """Run a script with bash and `launcher` in place of the interpreter ($TRAINER_PYTHON) and of accelerate ($ACCELERATE)."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("ACCELERATE", "TRAINER_PYTHON", "PYTHONPATH")} | env
     timeout_s = float(environment.pop("TIMEOUT_S", "300"))
     if launcher:
-        environment["ACCELERATE"] = str(launcher)
+        environment |= {"TRAINER_PYTHON": str(launcher), "ACCELERATE": str(launcher)} | env
     return subprocess.run(["bash", str(script)], capture_output=True, timeout=timeout_s, env=environment, check=False)
 
 

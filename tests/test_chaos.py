@@ -8,12 +8,15 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
+from monitor_helpers import wait_for
 
 from benchmarks import chaos, chaos_run
 from benchmarks.chaos_run import Fault, Outcome, Trial
-from benchmarks.chaos_sampler import Sampler, Seen
+from benchmarks.chaos_sampler import SAMPLE_S, Sampler, Seen
+from guards import gate
 from runs.paths import ROOT
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="chaos needs /proc, so Linux")
@@ -84,6 +87,28 @@ def test_a_training_without_a_sign_of_its_monitor_is_unwatched(tmp_path):
     assert seen.unwatched_s == 11.0
     seen.note({}, locks, 60.0)
     assert seen.unwatched_s == 11.0, "without a training there is nothing to watch"
+
+
+def test_a_process_that_waits_at_the_gate_is_no_trainer_until_it_has_passed(tmp_path):
+    loop = tmp_path / "toy_loop.py"
+    loop.write_text("import time\ntime.sleep(60)\n")
+    own = {"TOY_RUN": tmp_path.name, gate.FOLDER: str(tmp_path)}
+    processes = [
+        subprocess.Popen([sys.executable, str(loop)], env={**os.environ, **own, **more})
+        for more in ({}, {gate.VARIABLE: "7"})
+    ]
+    try:
+        with Sampler() as sampler:
+            seen = sampler.add(tmp_path.name, tmp_path)
+            wait_for(lambda: seen.trainers() == [processes[0].pid], what="the first trainer")
+            time.sleep(10 * SAMPLE_S)
+            assert seen.at_once == 1
+            (tmp_path / gate.PASSED).touch()
+            wait_for(lambda: seen.at_once == 2, what="the second trainer")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_each_place_gets_its_trials_and_the_errors_take_turns():

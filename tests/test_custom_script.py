@@ -260,7 +260,7 @@ def test_bash_starts_exactly_the_flags_that_lint_reads(tmp_path):
     stand_in.chmod(0o755)
     script = tmp_path / "train.sh"
     script.write_text(text)
-    env = {"PATH": "/usr/bin:/bin", "ACCELERATE": str(stand_in)}
+    env = {"PATH": "/usr/bin:/bin", "TRAINER_PYTHON": str(stand_in)}
     subprocess.run(["bash", str(script)], check=True, timeout=60, env=env)
     words = out.read_text().splitlines()
     assert words[words.index("--resume") + 1].endswith("cat-step000050-state") and words.count("--learning_rate") == 1

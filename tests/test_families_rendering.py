@@ -253,7 +253,7 @@ sys.exit(int(os.environ.get(name.removesuffix(".py").upper(), "0")))
 def test_a_failing_caching_command_ends_the_script_with_its_exit_code(tmp_path, data):  # noqa: F811
     programs = tmp_path / "its bin"
     programs.mkdir()
-    for name in ("accelerate", "python"):
+    for name in ("accelerate", "python"):  # the launcher is not used for one process
         (programs / name).write_text(STUB.format(python=sys.executable))
         (programs / name).chmod(0o755)
     script = tmp_path / "train.sh"
@@ -266,10 +266,10 @@ def test_a_failing_caching_command_ends_the_script_with_its_exit_code(tmp_path, 
         log = tmp_path / "calls"
         log.unlink(missing_ok=True)
         env = {"CALLS": str(log), **{f"ZIMAGE_{key.upper()}": code for key, code in codes.items()}}
-        done = run_script(script, programs / "accelerate", **env)
+        done = run_script(script, programs / "python", **env)
         return done.returncode, [json.loads(line) for line in log.read_text().splitlines()]
 
-    complete = [["python", f"{latents}.py"], ["python", f"{captions}.py"], ["accelerate", f"{training}.py"]]
+    complete = [["python", f"{latents}.py"], ["python", f"{captions}.py"], ["python", f"{training}.py"]]
     assert calls() == (0, complete)
     assert calls(cache_latents="75") == (75, complete[:1])
     assert calls(cache_text_encoder_outputs="1") == (1, complete[:2])

@@ -14,13 +14,14 @@ from types import SimpleNamespace
 import pytest
 from patches_helpers import ahead, asks
 
-from benchmarks import faults, faults_reference, faults_report, injector, injector_files
+from benchmarks import faults, faults_reference, faults_report, injector, injector_files, injector_writer
 from benchmarks.faults_actions import ACTIONS
 from benchmarks.faults_reference import Reference, sha256
 from benchmarks.faults_scenario import FINAL, SHIMS, fault_step
 from guards import checkpoint
 from guards.heartbeat import PHASES
 from monitor.process import platform
+from monitor.resume import snapshots
 from runs.paths import ROOT
 
 ROWS = faults.table()
@@ -79,6 +80,21 @@ REQUIRED = {
     "three SIGTERMs": "three_sigterms",
     "SIGKILL monitor, its keeper alive": "sigkill_below_keeper",
     "SIGKILL monitor in a recovery": "sigkill_in_recovery",
+    "torn record": "record_torn",
+    "a record's bit": "record_damaged",
+    "wrong run's record": "record_of_another_run",
+    "no records": "records_gone",
+    "records and checkpoints bad": "all_states_bad",
+    "/dev/shm of 64 MB": "shm_small",
+    "/dev/shm full": "shm_full",
+    "/dev/shm fills": "shm_fills",
+    "standby killed": "standby_killed",
+    "standby hung at the gate": "standby_hung",
+    "monitor killed while the standby starts": "standby_and_monitor_killed",
+    "memory short": "memory_short",
+    "two runs on one machine": "two_runs_one_machine",
+    "clock jump with a standby": "clock_jump",
+    "a mitigation while the standby waits": "mitigation",
 }
 # Each kind of fault once: stuck (in C, in a worker, with a tree below), healthy but odd, files, the monitor, the machine. The
 # command line's test runs a crash.
@@ -88,12 +104,15 @@ QUICK = (
     "setsid_grandchild",
     "suspend",
     "two_stage_script",
-    "truncated_checkpoint",
     "corrupt_npz",
+    "all_states_bad",
+    "mitigation",
     "sigkill_monitor",
     "sigkill_below_keeper",
     "sigterm_machine",
 )
+QUICK_OFF = ("truncated_checkpoint", "sigkill")  # with snapshots in memory and the standby attempt turned off
+PLAYED = {name: ROWS[name] for name in QUICK} | {f"{n}-off": faults.without_recovery(ROWS[n]) for n in QUICK_OFF}
 SLACK_S = 120.0  # the benchmark measures how fast; here a loaded machine may be slow
 
 
@@ -105,7 +124,7 @@ def command(*words: str, **env: str) -> subprocess.CompletedProcess:
 
 
 def test_every_required_fault_is_in_the_table():
-    assert len(REQUIRED) >= 54
+    assert len(REQUIRED) >= 69
     assert set(REQUIRED.values()) <= set(ROWS)
 
 
@@ -125,7 +144,9 @@ def test_a_row_names_only_what_exists(name):
         "env",
         "cold",
         "needs",
+        "shm",
         "expect",
+        "without",
         "patience_s",
         "tmpfs",
         "frozen",
@@ -216,10 +237,14 @@ def as_required(folder, **changed):
         "left": {},
         "steps": range(1, 6),
         "sha": sha256(folder / "fault.safetensors"),
+        "attempts": {},
+        "began": [],
+        "recovery": True,
+        "want": {},
         **changed,
     }
     return SimpleNamespace(
-        row={"name": "x", "expect": want, "inject": {}},
+        row={"name": "x", "expect": want | facts["want"], "inject": {}, "recovery": facts["recovery"]},
         slack_s=0.5,
         folder=folder,
         codes=facts["codes"],
@@ -227,10 +252,16 @@ def as_required(folder, **changed):
         status=lambda: {"state": facts["state"], "restarts": facts["restarts"]},
         incidents=lambda: facts["incidents"],
         reports=lambda: facts["reports"],
-        events=lambda kind=None: [],
-        steps=lambda: [{"step": step} for step in facts["steps"]],
+        events=lambda kind=None: [{"message": text} for text in facts["began"]] if kind == "restarted" else [],
+        steps=lambda: [{"step": step, "attempt": 1 + facts["attempts"].get(step, 0)} for step in facts["steps"]],
+        writers=folder / "writers",
+        environment={snapshots.PLACE: str(folder / "shm")},
         ours=lambda: facts["left"],
     )
+
+
+START, DISK = "attempt 1 from the start, pid 7", "attempt 2 from step 20 (x-state), pid 8"
+SNAPSHOT = "attempt 2 from step 23 (a snapshot in memory), pid 8"
 
 
 @pytest.mark.parametrize(
@@ -247,11 +278,55 @@ def as_required(folder, **changed):
         ({"steps": [1, 2, 3, 5]}, "steps trained: 4 of 5"),
         ({"injected": ""}, "the fault was never injected"),
         ({"sha": "another"}, "differs from that of the undisturbed run"),
+        ({"attempts": {2: 1}}, "two writers"),
+        ({"began": [START, DISK], "want": {"memory": False}}, ""),
+        ({"began": [START, DISK], "want": {"memory": True}}, "expected all with 'a snapshot in memory'"),
+        ({"began": [START, SNAPSHOT], "want": {"memory": False}}, "expected none with 'a snapshot in memory'"),
+        ({"began": [START, SNAPSHOT], "recovery": False}, "expected none with 'a snapshot in memory'"),
+        ({"began": [START, DISK], "want": {"early": True}}, "expected all with 'which had been started early'"),
     ],
 )
 def test_a_difference_is_reported_with_what_was_expected_and_seen(tmp_path, changed, problem):
     wrong = faults.compare(as_required(tmp_path, **changed))
     assert bool(wrong) == bool(problem) and (not problem or any(problem in text for text in wrong)), wrong
+
+
+def test_without_recovery_a_row_turns_both_off_and_keeps_its_own_limits():
+    row = faults.without_recovery(ROWS["stop_in_backoff"])
+    assert row["limits"] == {"restart": {"backoff_first_s": 60, "snapshots_bytes": 0}, "standby": {"tries_count": 0}}
+    assert "limits" in ROWS["stop_in_backoff"] and "snapshots_bytes" not in ROWS["stop_in_backoff"]["limits"]["restart"]
+    bad = faults.without_recovery(ROWS["truncated_checkpoint"])
+    assert bad["expect"]["set_aside"] == ["truncated"] and "set_aside" not in ROWS["truncated_checkpoint"]["expect"]
+    assert "turned off" in faults.missing(faults.without_recovery(ROWS["record_torn"]))
+
+
+HELD = "from benchmarks import injector_writer as w; w.claim(); print('held', flush=True); input()"
+
+
+def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path):
+    """What each row of the matrix is checked for; forked workers and the next attempt are no second writer."""
+    env = {**os.environ, injector_writer.VARIABLE: str(tmp_path), "HANGPROOF_RUN": "/a", "HANGPROOF_ATTEMPT": "1"}
+    code, pipes = [sys.executable, "-c", HELD], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT}
+
+    def started_with(**more: str) -> subprocess.Popen:
+        popen = subprocess.Popen(code, env={**env, **more}, **pipes)
+        assert popen.stdout.readline() == b"held\n"
+        return popen
+
+    def end(popen: subprocess.Popen) -> None:
+        popen.kill()
+        popen.communicate()
+
+    first, other = started_with(), started_with(HANGPROOF_RUN="/b")
+    assert injector_writer.doubled(tmp_path) == []
+    end(first)
+    next_one = started_with(HANGPROOF_ATTEMPT="2")
+    assert injector_writer.doubled(tmp_path) == []
+    second = started_with(HANGPROOF_ATTEMPT="3")
+    (report,) = injector_writer.doubled(tmp_path)
+    assert f"process {second.pid} (attempt 3) trains while process {next_one.pid} (attempt 2) trains /a" in report
+    for popen in (other, next_one, second):
+        end(popen)
 
 
 def test_slow_steps_last_until_the_action_has_done_its_part(tmp_path, monkeypatch):
@@ -300,6 +375,17 @@ def test_an_undisturbed_run_that_was_not_used_for_a_month_is_deleted(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["used"]
 
 
+def test_a_report_of_the_writers_and_what_is_left_in_memory_is_wrong(tmp_path):
+    scenario = as_required(tmp_path)
+    left = tmp_path / "shm" / "hangproof-0" / "x"
+    for folder in (scenario.writers, left):
+        folder.mkdir(parents=True)
+    (scenario.writers / "doubled-7.txt").write_text("process 7 trains while another one trains")
+    (left / snapshots.OWNER).write_text(str(tmp_path))
+    wrong = faults.compare(scenario)
+    assert wrong == ["two writers: process 7 trains while another one trains", f"snapshots are left in memory: {left}"]
+
+
 def test_another_cause_or_a_late_detection_is_wrong(tmp_path):
     scenario = as_required(tmp_path)
     scenario.incidents()[0].update(cause="killed", detect_s=9.0)
@@ -331,7 +417,7 @@ def test_the_injector_damages_a_checkpoint_as_documented(tmp_path, damage, deep,
 
 @pytest.fixture(scope="module")
 def started(request):
-    jobs = {name: partial(faults.run, ROWS[name], slack_s=SLACK_S) for name in QUICK}
+    jobs = {name: partial(faults.run, row, slack_s=SLACK_S) for name, row in PLAYED.items()}
     with ahead(request, "result", jobs) as futures:
         yield futures
 
@@ -342,7 +428,7 @@ def result(request, started):
     return started[request.param].result()
 
 
-@asks("result", *QUICK)
+@asks("result", *PLAYED)
 def test_a_fault_ends_as_the_table_requires(result):
     if result["skipped"]:
         pytest.skip(result["skipped"])

@@ -50,9 +50,11 @@ def test_an_undetected_hang_has_no_figures():
     assert "≤" in goodput.table({"torchrun": made})
 
 
-def figures(hang_to_step=(2.0, 3.0), goodput_of=0.5, detection=1.4, **changed):
+def figures(hang_to_step=(1.5, 1.9), goodput_of=0.65, detection=1.4, crash_to_step=0.5, repeated=10, **changed):
     """One contender's figures as `summarize` makes them."""
     p50, p95 = hang_to_step
+    changed = {"each_run": [{"faults": 5, "repeated": repeated}, {"faults": 5, "repeated": 0}] * 3, **changed}
+    changed["crash_to_step_s"] = {"p50": crash_to_step, "p95": crash_to_step, "n": 6}
     made = {"runs": 3, "right_result": 3, "hangs": 9, "unseen": 0, "goodput": goodput_of}
     made |= {"detection_s": {"p50": detection, "p95": detection, "n": 9}}
     return made | {"hang_to_step_s": {"p50": p50, "p95": p95, "n": 9}, **changed}
@@ -66,15 +68,17 @@ BLIND = {"detection_s": None, "hang_to_step_s": None, "unseen": 9}
     [
         ({}, {}, []),
         ({"detection": 3.1}, {}, ["detection p95 is 3.1 s, the limit is 3"]),
-        ({"hang_to_step": (2.0, 4.4)}, {}, ["hang_to_step_p95_of_ft_launcher is 1.1, the limit is 1"]),
-        ({"goodput_of": 0.4}, {}, ["goodput_of_ft_launcher is 1.0: ours is not better"]),
+        ({"hang_to_step": (2.0, 2.2)}, {}, ["hang_to_step_p95_of_ft_launcher is 0.55, the limit is 0.5"]),
+        ({"crash_to_step": 0.8}, {}, ["crash_to_step_p95_of_torchrun is 0.4, the limit is 0.35"]),
+        ({"repeated": 11}, {}, ["33 steps were trained twice after 30 faults, the limit is 1 for each"]),
+        ({"goodput_of": 0.56}, {}, ["goodput_of_ft_launcher is 1.4, the limit is 1.5"]),
         ({"right_result": 2}, {}, ["ours: 2 of 3 runs ended with the right file"]),
         ({"unseen": 1}, {}, ["ours detected 8 of 9 hangs"]),
         ({}, {"ft_launcher": {"not_measured": "no wheel"}}, []),
     ],
 )
 def test_the_verdict_names_each_limit_that_is_exceeded(ours, others, exceeded):
-    results = {"ours": figures(**ours), "torchrun": figures(goodput_of=0.1, **BLIND)}
+    results = {"ours": figures(**ours), "torchrun": figures(goodput_of=0.1, crash_to_step=2.0, **BLIND)}
     results |= {"ft_launcher": figures((3.0, 4.0), 0.4, 2.2), **others}
     comparison = goodput.compare(results)
     assert goodput.judge(results, comparison) == exceeded

@@ -107,6 +107,7 @@ CRASHES = {
         "nan_loss",
     ),
     "NaN latents": ("RuntimeError: NaN detected in latents: /d/cat.png", "nan_encoded"),
+    "a kernel that failed": ("RuntimeError: CUDA error: an illegal memory access was encountered", "cuda_error"),
     "a lost GPU": ("RuntimeError: CUDA error: unspecified launch failure", "gpu_lost"),
     "CUDA after a suspend": (
         "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env "

@@ -231,11 +231,11 @@ def test_a_lora_that_the_script_copies_slowly_at_its_end_is_waited_for(tmp_path,
                     'sleep 7\nexec /bin/cp "$@"\n')  # fmt: skip
     for path in (program, slow):
         path.chmod(0o755)
-    monkeypatch.setenv("ACCELERATE", str(program))
+    monkeypatch.setenv("TRAINER_PYTHON", str(program))
     monkeypatch.setattr("runs.flags.check_extra", lambda spec: None)
     spec = {"name": "Slow copy", "trigger": "t", "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 1}
     folder = runs.create(runs.make({**spec, "save_dir": str(tmp_path / "local")}), tmp_path / "photos")
-    env = {"HANGPROOF_DATA": str(tmp_path), "ACCELERATE": str(program)}
+    env = {"HANGPROOF_DATA": str(tmp_path), "TRAINER_PYTHON": str(program)}
     env["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     code, _, err = finish(monitor(folder, **env))
     assert code == 0, err[-2000:]

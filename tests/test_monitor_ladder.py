@@ -1,4 +1,4 @@
-"""Restarts that change something: the real specs and scripts of `runs`, a toy trainer behind `$ACCELERATE`."""
+"""Restarts that change something: the real specs and scripts of `runs`, a toy trainer behind `$TRAINER_PYTHON`."""
 
 import json
 import os
@@ -97,12 +97,12 @@ def run(tmp_path, monkeypatch):
             "backend": "diffusers",
             "max_train_steps": 40,
         }
-        monkeypatch.setenv("ACCELERATE", str(program))
+        monkeypatch.setenv("TRAINER_PYTHON", str(program))
         # The toy takes sd-scripts' flags too; which backend has which needs its checkout.
         monkeypatch.setattr("runs.flags.check_extra", lambda spec: None)
         folder = runs.create(runs.make({**values, **spec}), tmp_path / "photos")
         (tmp_path / "limits.toml").write_text(limits)
-        env = {"HANGPROOF_DATA": str(tmp_path), "ACCELERATE": str(program), "TOY_FAULT": fault}
+        env = {"HANGPROOF_DATA": str(tmp_path), "TRAINER_PYTHON": str(program), "TOY_FAULT": fault}
         env["HANGPROOF_LIMITS"] = str(tmp_path / "limits.toml")
         return folder, finish(monitor(folder, **env))[0]
 
@@ -197,7 +197,7 @@ def test_an_unchanged_restart_uses_the_script_that_was_rendered_ahead(run):
 
 def test_a_run_that_lacks_something_is_refused_at_once_by_name(run, tmp_path):
     folder, _ = run("")
-    env = {"HANGPROOF_DATA": str(tmp_path), "ACCELERATE": str(tmp_path / "nothing-here")}
+    env = {"HANGPROOF_DATA": str(tmp_path), "TRAINER_PYTHON": str(tmp_path / "nothing-here")}
     for name in ("status.json", "monitor.json"):
         (folder / name).unlink()
     code, _, err = finish(monitor(folder, "start", **env))

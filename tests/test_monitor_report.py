@@ -42,7 +42,7 @@ def test_a_hang_is_reported_with_its_place_time_limit_and_evidence():
         "- The monitor restarted the run from its checkpoint of step 8.\n- Step 11 is new: the run has recovered.\n"
         in text
     )
-    assert ("2 steps were repeated. The run completed its first new step 5.0 s after the last progress.") in text
+    assert "5.0 s from the last progress to the first new step. 2 steps were trained twice." in text
     assert "There was no other evidence, so the monitor waited twice the limit." in text_of(hang(**SLEEPS))
     headings = ["What happened", "Likely cause", "What was done", "Cost", "Details"]
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == headings
@@ -86,8 +86,10 @@ def test_what_was_done_and_what_it_cost_agree():
     bad = text_of(hang(**SLEEPS), resumed_from=0, bad_checkpoints=["toy-step00000008-state.bad (truncated)"])
     assert "- Checkpoint set aside as damaged: toy-step00000008-state.bad (truncated).\n" in bad
     assert "from step 0, because no usable checkpoint was left." in bad
-    assert "No steps were lost." in text_of(hang(**SLEEPS), steps_repeated=0)
-    assert "1 step was repeated." in text_of(hang(**SLEEPS), steps_repeated=1)
+    assert "No step was trained twice." in text_of(hang(**SLEEPS), steps_repeated=0)
+    early = text_of(hang(**SLEEPS), from_memory=True, standby=True)
+    assert "from its snapshot in memory of step 8, in an attempt that had been started early." in early
+    assert "1 step was trained twice." in text_of(hang(**SLEEPS), steps_repeated=1)
     open_yet = dict(resumed_from=None, steps_repeated=None, recover_s=None, outcome="the run is being restarted")
     text = text_of(hang(**SLEEPS), **open_yet)
     assert "- The run is being restarted.\n" in text and "None" not in text
@@ -229,6 +231,15 @@ def test_an_incident_is_read_back_as_it_was_written(tmp_path):
     values = json.loads((found.folder / "incident.json").read_text())
     assert set(KEYS) <= set(values) and values["evidence"]["stalled_s"] == 2.3
     assert opened(tmp_path).number == "0002"
+
+
+def test_an_open_incident_of_a_version_that_knew_no_snapshots_is_continued(tmp_path):
+    path = opened(tmp_path).folder
+    values = json.loads((path / "incident.json").read_text())
+    del values["from_memory"], values["standby"]
+    (path / "incident.json").write_text(json.dumps(values))
+    again = Incident.load(path)
+    assert again is not None and not again.from_memory and again.attempt == values["attempt"]
 
 
 def test_after_a_reboot_the_time_of_the_last_progress_comes_from_the_wall_clock(tmp_path, monkeypatch):

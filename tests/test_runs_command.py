@@ -158,8 +158,11 @@ def test_a_platform_has_only_settings_that_do_not_hang_there(platform, workers):
     assert words["max_data_loader_n_workers"] == [str(kept)]
     assert ("persistent_data_loader_workers" in words) == (kept > 0)
     text = runs.script(spec(workers=workers), Path("/out"), platform=platform)
-    assert ("OMP_NUM_THREADS" in text) == (platform == "darwin")
-    assert "--num_cpu_threads_per_process 1" in text
+    assert ("MKL_NUM_THREADS" in text) == (platform == "darwin")
+    assert "OMP_NUM_THREADS=1" in text, "one thread, as accelerate's launcher sets it"
+    several = runs.script(spec(workers=workers, gpus=2), Path("/out"), platform=platform)
+    assert ("OMP_NUM_THREADS" in several) == (platform == "darwin")
+    assert "--num_cpu_threads_per_process 1" in several
 
 
 def test_extra_flags_win_and_false_takes_a_flag_away():

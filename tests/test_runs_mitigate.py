@@ -278,7 +278,7 @@ def test_a_copy_that_is_killed_leaves_nothing_truncated_and_the_next_one_complet
     (programs / "cp").write_text(SLOW_COPY.format(python=sys.executable))
     (programs / "cp").chmod(0o755)
     path = f"{programs}:{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "STALL": stall, "STALLED": str(stalled), "ACCELERATE": str(launcher)}
+    env = {**os.environ, "PATH": path, "STALL": stall, "STALLED": str(stalled), "TRAINER_PYTHON": str(launcher)}
     process = subprocess.Popen(["bash", str(script)], env=env, start_new_session=True)
     try:
         end = time.monotonic() + 60

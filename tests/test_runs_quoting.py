@@ -1,8 +1,10 @@
 """A script that is rendered from anything yields exactly the intended argument list."""
 
+import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -127,10 +129,15 @@ def data_root_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
 
 
-def test_the_launcher_is_the_named_one_else_the_environments_else_the_one_on_path(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("gpus", "name", "variable"), [(1, "python3", "TRAINER_PYTHON"), (2, "accelerate", "ACCELERATE")]
+)
+def test_what_is_started_is_what_is_named_else_the_environments_else_what_is_on_path(
+    tmp_path, monkeypatch, gpus, name, variable
+):
     def says(folder: Path, word: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
-        program = folder / "accelerate"
+        program = folder / ("python" if folder.parent.name == "venv" and gpus == 1 else name)
         program.write_text(f"#!/bin/sh\necho {word}\n")
         program.chmod(0o755)
         return program
@@ -139,14 +146,53 @@ def test_the_launcher_is_the_named_one_else_the_environments_else_the_one_on_pat
     says(tmp_path / "path", "path")
     monkeypatch.setenv("SD_SCRIPTS_VENV", str(tmp_path / "venv"))
     script = tmp_path / "train.sh"
-    script.write_text(runs.script(spec(backend="sd-scripts"), tmp_path, platform="linux"))
+    script.write_text(runs.script(spec(backend="sd-scripts", gpus=gpus), tmp_path, platform="linux"))
     path = {"PATH": f"{tmp_path / 'path'}:/usr/bin:/bin"}
-    assert run_script(script, named, **path).stdout == b"named\n"
+    assert run_script(script, None, **path, **{variable: str(named)}).stdout == b"named\n"
     assert run_script(script, None, **path).stdout == b"environment\n"
     own.unlink()
     assert run_script(script, None, **path).stdout == b"path\n"
-    without = run_script(script, None, PATH="/usr/bin:/bin")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for tool in ("bash", "dirname"):
+        (bare / tool).symlink_to(shutil.which(tool))
+    without = run_script(script, None, PATH=str(bare))
     assert without.returncode == 127 and b"./start.sh sd-scripts" in without.stderr
+
+
+def test_one_process_gets_the_interpreter_beside_a_named_launcher(tmp_path, data_root_of_its_own):
+    (tmp_path / "other").mkdir()
+    for name in ("accelerate", "python"):
+        (tmp_path / "other" / name).write_text(f"#!/bin/sh\necho {name}\n")
+        (tmp_path / "other" / name).chmod(0o755)
+    script = tmp_path / "train.sh"
+    script.write_text(runs.script(spec(), tmp_path, platform="linux"))
+    assert run_script(script, None, ACCELERATE=str(tmp_path / "other" / "accelerate")).stdout == b"python\n"
+    (tmp_path / "other" / "python").unlink()
+    done = run_script(script, None, ACCELERATE=str(tmp_path / "other" / "accelerate"))
+    assert done.returncode == 127 and b"other/python" in done.stderr, "another environment is not used silently"
+
+
+PROBE = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def test_one_process_has_the_environment_that_accelerate_gives_it(tmp_path, data_root_of_its_own):
+    """Everything that the real `accelerate launch` adds for the options of one process, the script exports."""
+    (tmp_path / "probe.py").write_text(PROBE)
+    made = spec(mixed_precision="fp16")
+    options = ["--mixed_precision", "fp16", "--num_processes", "1", "--num_machines", "1", "--dynamo_backend", "no"]
+    options += ["--num_cpu_threads_per_process", "1", str(tmp_path / "probe.py")]
+    launched = python("-m", "accelerate.commands.accelerate_cli", "launch", *options)
+    assert launched.returncode == 0, launched.stderr
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/probe.py"\n')
+    program.chmod(0o755)
+    script = tmp_path / "train.sh"
+    script.write_text(runs.script(made, tmp_path, platform="linux"))
+    own = json.loads(run_script(script, program).stdout)
+    given = json.loads(launched.stdout.splitlines()[-1])
+    added = {name: value for name, value in given.items() if os.environ.get(name) != value and name != "PYTHONPATH"}
+    assert added["ACCELERATE_MIXED_PRECISION"] == "fp16" and {n: own.get(n) for n in added} == added
 
 
 def cmd_words(line: str) -> list[str]:
@@ -219,13 +265,13 @@ def test_the_batch_script_is_whole(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     made = spec(prompts=["100% & more"], sample_every_n_steps=5, extra={"training_comment": 'say "50%" & ^go'})
     lines = runs.script(made, Path("C:/out dir"), platform="win32").split("\r\n")
-    start = next(i for i, line in enumerate(lines) if line.startswith('"%launcher%"'))
+    start = next(i for i, line in enumerate(lines) if line.startswith('"%python%"'))
     command = []
     for line in lines[start:]:
         command.append(line.removesuffix("^"))
         if not line.endswith("^"):
             break
-    words = cmd_words(" ".join(command).replace('"%launcher%"', "x"))[1:]
+    words = cmd_words(" ".join(command).replace('"%python%"', "x"))[1:]
     assert words == [w for line in launch(made) for w in line] + runs.arguments(
         made, Path("C:/out dir"), platform="win32"
     )

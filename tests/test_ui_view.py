@@ -175,6 +175,47 @@ def test_an_incident_shows_the_change_and_its_cost(data):  # noqa: F811
         assert text in markup, text
 
 
+@pytest.mark.parametrize(
+    ("known", "text"),
+    [
+        (
+            {"state": "ready", "pid": 7, "memory_bytes": 153_000_000, "reason": ""},
+            "Standby attempt: ready (153.0 MB of",
+        ),
+        ({"state": "starting", "pid": 7, "memory_bytes": 0, "reason": ""}, "Standby attempt: starting."),
+        (
+            {"state": "none", "pid": None, "memory_bytes": 0, "reason": "memory is short: 1.0 GB free"},
+            "No standby attempt: memory is short: 1.0 GB free.",
+        ),
+    ],
+)
+def test_the_page_shows_the_standby_attempt_or_why_there_is_none(data, known, text):  # noqa: F811
+    assert text in head_of_running(data, standby=known)
+
+
+def test_the_page_shows_the_snapshots_or_why_they_are_off(data):  # noqa: F811
+    on = {"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}
+    assert "step 1,200 (98.0 MB, every 3 steps)" in head_of_running(data, snapshots=on)
+    off = {"step": None, "bytes": 0, "every": 0, "off": "/dev/shm is full"}
+    assert "Snapshots in memory are off: /dev/shm is full." in head_of_running(data, snapshots=off)
+
+
+def head_of_running(data, **status) -> str:  # noqa: F811
+    shown = {"state": "running", "alive": True, "step": 40, "planned_steps": 100, **status}
+    return cards.head(view.View(data / "outputs" / "r", "r", shown))
+
+
+def test_what_all_failures_cost_is_said_in_one_line(data):  # noqa: F811
+    folder = write_run(data)
+    assert "Cost:" not in cards.incidents(view.read(folder), view.incidents(folder))
+    write_incident(folder, "0001", steps_repeated=1, recover_s=2.5, resumed_from=40, from_memory=True)
+    write_incident(folder, "0002", steps_repeated=0, recover_s=71)
+    write_incident(folder, "0003")
+    markup = cards.incidents(view.read(folder), view.incidents(folder))
+    assert "Cost: 1 min 14 s until the next new step, 1 step trained twice" in markup
+    assert "step 40, in memory" in markup and "Steps trained twice" in markup
+
+
 def test_the_latest_incident_comes_first(data):  # noqa: F811
     folder = write_run(data)
     write_incident(folder, "0002", step=7)

@@ -40,3 +40,18 @@ def heavy() -> None:
         import transformers
 
     transformers.utils.logging.disable_progress_bar()  # "Loading weights 36/36" is noise in a log
+
+
+def everything() -> None:
+    """Imports what a run needs from its start to its first step, for a process that waits at the gate (guards/gate.py)."""
+    heavy()
+    with hidden(*HIDDEN):
+        import diffusers.models.autoencoders.autoencoder_kl
+        import diffusers.pipelines.flux.pipeline_flux  # noqa: F401
+        import torch.utils.data  # noqa: F401
+        import transformers.optimization  # noqa: F401
+    import tqdm.auto  # noqa: F401
+    from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast  # noqa: F401
+
+    import trainer.loop
+    import trainer.setup  # noqa: F401

@@ -12,10 +12,10 @@ import time
 from collections import deque
 from pathlib import Path
 
-from guards import checkpoint, deadline, limits, world
-from guards.deadline import Deadline
+from guards import checkpoint, deadline, limits, snapshots, world
 from guards.heartbeat import REQUEST_STOP
 from guards.metrics import Metrics
+from guards.snapshot_record import File, Header
 from trainer import flow, lora, optimizers, states
 from trainer.data_order import seed_for
 from trainer.errors import TrainError
@@ -23,15 +23,24 @@ from trainer.setup import Training
 
 
 def train(t: Training) -> str:
-    """Runs to the end (`"done"`) or to a requested stop (`"stopped"`). Raises: TrainError."""
+    """Runs to the end (`"done"`) or to a requested stop (`"stopped"`). Raises: TrainError, OSError (a save failed)."""
+    with t.saves:
+        return run(t)
+
+
+def run(t: Training) -> str:
     from tqdm.auto import tqdm
 
     args, metrics, rank_0 = t.args, Metrics.from_env(), t.main
     t.hb.reach("ready")
     step, losses = restore(t)
-    validate_if_due(t, step, metrics)
-    if rank_0:
-        samples_due(t, step, losses, usual_s=0.0)
+    t.saves.redo(step, lambda header, files: complete_save(t, header, files))
+    if not (
+        t.args.resume and snapshots.is_restored(t.args.resume)
+    ):  # a snapshot is taken after all that follows its step
+        validate_if_due(t, step, metrics)
+        if rank_0:
+            samples_due(t, step, losses, usual_s=0.0)
     bar = tqdm(total=t.total, initial=step, smoothing=0, mininterval=0, miniters=1, disable=not rank_0, desc="steps")
     durations: deque[float] = deque(maxlen=50)
     t.hb.phase("first_step")
@@ -56,7 +65,9 @@ def train(t: Training) -> str:
                 bar.update(1)
                 if t.accelerator.trackers:
                     t.accelerator.log({"loss/current": loss, "lr/unet": rate}, step=step)
+            t.saves.check()
             boundary(t, step, losses, sorted(durations)[len(durations) // 2], metrics)
+            snapshot(t, step, losses)
             stop = stop or (t.accelerator.num_processes == 1 and t.hb.request == REQUEST_STOP)
             if stop and step < t.total:
                 stop_here(t, step, losses)
@@ -65,6 +76,7 @@ def train(t: Training) -> str:
     bar.close()
     t.hb.reach("finished")
     finish(t, step, losses)
+    t.saves.wait()
     end(t, batches)
     return "done"
 
@@ -85,7 +97,7 @@ def restore(t: Training) -> tuple[int, deque]:
     )
     losses.extend(state["losses"])
     t.sampler.since_s = (folder / checkpoint.GUARD).stat().st_mtime
-    t.state = state["current_step"], folder
+    t.state = None if snapshots.is_restored(folder) else (state["current_step"], folder)
     t.log(f"resumed from step {state['current_step']}: {folder}")
     return state["current_step"], losses
 
@@ -164,11 +176,11 @@ def boundary(t: Training, step: int, losses: deque, usual_s: float, metrics: Met
         output = Path(args.output_dir)
         save_lora(t, output / f"{name}.safetensors", step)
         every = args.save_every_n_steps if kind == "step" else None
-        states.drop_old(output, args.output_name, kind, last_gone, False, t.log, every)
+        drop_old(t, kind, last_gone, state=False, every=every)
         if args.save_state:
             t.log(f"saving state at {label}")
             save_state(t, output / f"{name}-state", step, losses)
-            states.drop_old(output, args.output_name, kind, last_state_gone, True, t.log)
+            drop_old(t, kind, last_state_gone, state=True)
     validated = validate_if_due(t, step, metrics)
     for kind in requested:
         if kind != "sample":
@@ -207,8 +219,15 @@ def save_requested(t: Training, kind: str, step: int, losses: deque, saved: bool
         save_state_of(t, step, losses)
     keep = first(args.save_last_n_steps_state, args.save_last_n_steps)
     if keep is not None:
-        states.drop_old(output, args.output_name, "step", step - keep - 1, True, t.log)
-    t.requests.done(kind, step, "a checkpoint and its LoRA" if kind == "save" else "a checkpoint")
+        drop_old(t, "step", step - keep - 1, state=True)
+    what = "a checkpoint and its LoRA" if kind == "save" else "a checkpoint"
+    t.saves.then("the answer to a request", lambda: t.requests.done(kind, step, what))
+
+
+def drop_old(t: Training, kind: str, last_gone: int, state: bool, every: int | None = None) -> None:
+    """`states.drop_old`, once the newer ones are on the disk."""
+    output, slug = Path(t.args.output_dir), t.args.output_name
+    t.saves.then("old files", lambda: states.drop_old(output, slug, kind, last_gone, state, t.log, every))
 
 
 def saves_due(args, step: int, epoch: int | None, epochs: int) -> list[tuple[str, str, str, int, int]]:
@@ -252,6 +271,7 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested
     def honor_stop_request() -> None:
         if t.hb.request == REQUEST_STOP and step and (t.state is None or t.state[0] != step):
             save_state_of(t, step, losses)
+            t.saves.wait()
             t.hb.phase("sample", note="stop requested; the state is saved, the sample images are finished first")
 
     due = [done for done in moments(t, step) if t.sampler.due(step, done)]
@@ -276,6 +296,7 @@ def stop_here(t: Training, step: int, losses: deque) -> None:
     if t.main:
         if t.state is None or t.state[0] != step:
             save_state_of(t, step, losses)
+        t.saves.wait()
         assert t.state is not None  # save_state sets it
         t.log(f"stopped on request at step {step}; its state is {t.state[1]}")
     with world.barrier(limits.seconds("save_s"), "the state of a requested stop"):
@@ -295,8 +316,14 @@ def check_finite(t: Training, step: int) -> None:
 
 def save_lora(t: Training, path: Path, step: int) -> None:
     t.hb.phase("save", note=path.name)
+    t.saves.begin(step)
     check_finite(t, step)
     t.log(f"\nsaving checkpoint: {path}")
+    files = [File(path.name, "safetensors", dict(t.parameters))]
+    t.saves.save(path.name, step, step // t.per_epoch, files, lambda files: write_lora(t, path, step, files))
+
+
+def write_lora(t: Training, path: Path, step: int, files: list[File]) -> None:
     about = lora.describe(
         t.args,
         guided=t.transformer.config.guidance_embeds,
@@ -308,25 +335,52 @@ def save_lora(t: Training, path: Path, step: int) -> None:
         steps=t.total,
     )
     scale = t.args.network_alpha / t.args.network_dim
-    with Deadline(limits.seconds("save_s"), f"writing {path.name}"):
-        checkpoint.atomic_write(path, lora.to_file(t.parameters, scale, t.args.save_precision, about))
+    checkpoint.atomic_write(path, lora.to_file(files[0].content, scale, t.args.save_precision, about))
 
 
 def save_state(t: Training, folder: Path, step: int, losses: deque) -> None:
     t.hb.phase("save", note=folder.name)
+    t.saves.begin(step)
     check_finite(t, step)
-    with Deadline(limits.seconds("save_s"), f"writing {folder.name}"):
-        states.save(
-            folder,
-            step=step,
-            epoch=step // t.per_epoch,
-            parameters=t.parameters,
-            optimizer=t.optimizer,
-            scaler=t.accelerator.scaler,
-            belongs=t.belongs,
-            losses=list(losses),
-        )
+    files = contents(t, step, losses)
+    t.saves.save(folder.name, step, step // t.per_epoch, files, lambda files: write_state(t, folder, step, files))
     t.state = step, folder
+
+
+def write_state(t: Training, folder: Path, step: int, files: list[File]) -> None:
+    states.save(folder, files, step=step, epoch=step // t.per_epoch, belongs=t.belongs)
+
+
+def complete_save(t: Training, header: Header, files: list[File]) -> None:
+    """Writes what a killed process was saving, and deletes the old ones that it replaces."""
+    step, path = header.step, Path(t.args.output_dir) / header.name
+    state = header.name.endswith("-state")
+    (write_state if state else write_lora)(t, path, step, files)
+    every = t.args.save_every_n_steps
+    for _, name, kind, last_gone, last_state_gone in saves_due(t.args, step, ended(t, step), t.epochs):
+        if header.name == f"{name}-state":
+            states.drop_old(path.parent, t.args.output_name, kind, last_state_gone, True, t.log)
+        elif header.name == f"{name}.safetensors":
+            gone_every = every if kind == "step" else None
+            states.drop_old(path.parent, t.args.output_name, kind, last_gone, False, t.log, gone_every)
+
+
+def contents(t: Training, step: int, losses: deque) -> list[File]:
+    return states.contents(
+        step=step,
+        epoch=step // t.per_epoch,
+        parameters=t.parameters,
+        optimizer=t.optimizer,
+        scaler=t.accelerator.scaler,
+        losses=list(losses),
+    )
+
+
+def snapshot(t: Training, step: int, losses: deque) -> None:
+    """Copies the state of this step into memory when that is due. Everything that follows the step is complete."""
+    if t.snapshots.due():
+        name = f"{states.step_name(t.args.output_name, step)}-state"
+        t.snapshots.take(name, step, step // t.per_epoch, contents(t, step, losses), t.belongs)
 
 
 def save_state_of(t: Training, step: int, losses: deque) -> None:

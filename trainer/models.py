@@ -2,7 +2,7 @@
 
 The transformer is read tensor by tensor from its safetensors files instead of with `from_pretrained`: each tensor is
 progress for the heartbeat, and with --fp8_base a weight becomes float8 when it is read, so that 24 GB of bf16 are never in
-memory. Missing files are reported before anything is read.
+memory; later starts read the float8 weights from a copy. Missing files are reported before anything is read.
 """
 
 import json
@@ -184,8 +184,37 @@ def read_json(file: Path) -> dict:
 def load_transformer(folder: Path, dtype, device, fp8: bool, tick: Tick):
     """The FLUX transformer with frozen weights of `dtype`; with `fp8`, the blocks' Linears are float8.
 
+    float8 is cast once: a copy of the weights stays beside the model (guards/quantized.py). On a CPU, weights that have the right
+    type are the file itself, mapped: no second copy of them is in memory, and the next attempt finds them there.
+
     Raises: TrainError for missing or unknown tensors, a wrong shape, or a damaged file.
     """
+    from guards.quantized import Copy
+
+    part = folder / "transformer"
+    files = weight_files(part, "diffusion_pytorch_model")
+    if not fp8:
+        return read_transformer(folder, files, dtype, device, False, tick)
+    copy = Copy(part, files, f"{dtype} on {device.type}")
+    if copy.path.exists():
+        try:
+            return read_transformer(folder, [copy.path], dtype, device, True, tick)
+        except TrainError as problem:
+            print(f"the copy of the weights in float8 cannot be used and is made again: {problem}", flush=True)
+            copy.path.unlink()
+    try:
+        model = read_transformer(
+            folder, files, dtype, device, True, tick, copy if os.environ.get("RANK", "0") == "0" else None
+        )
+    except BaseException:
+        copy.give_up()
+        raise
+    copy.finish()
+    return model
+
+
+def read_transformer(folder: Path, files: list[Path], dtype, device, fp8: bool, tick: Tick, copy=None):
+    """The transformer from these files; each tensor is added to `copy`. Raises: as `load_transformer`."""
     import torch
     from accelerate import init_empty_weights
     from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
@@ -198,7 +227,9 @@ def load_transformer(folder: Path, dtype, device, fp8: bool, tick: Tick):
     wanted = dict(model.named_parameters()) | dict(model.named_buffers())
     owners = dict(model.named_modules())
     unknown, done = [], 0
-    for file in weight_files(folder / "transformer", "diffusion_pytorch_model"):
+    if copy is not None:
+        copy.begin(len(wanted))
+    for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict)
@@ -214,7 +245,9 @@ def load_transformer(folder: Path, dtype, device, fp8: bool, tick: Tick):
                     where, _, leaf = name.rpartition(".")
                     small = fp8 and leaf == "weight" and is_block_linear(where, owners[where])
                     # moved first, so that the GPU casts: a CPU needs half a minute
-                    tensor = tensor.to(device).to(torch.float8_e4m3fn if small else dtype, copy=True)
+                    tensor = tensor.to(device).to(torch.float8_e4m3fn if small else dtype)
+                    if copy is not None:
+                        copy.add(name, tensor)
                     if small:
                         Fp8Linear.convert(owners[where])
                     setattr(owners[where], leaf, torch.nn.Parameter(tensor, requires_grad=False))

@@ -17,6 +17,8 @@ from typing import Any
 
 from guards import checkpoint, deadline, limits
 from guards import world as group
+from guards.snapshots import Snapshots
+from guards.state_saves import StateSaves
 from guards.step_requests import StepRequests
 from trainer import cache, dataset, imports, lora, models, optimizers, samples, split, states, validation
 from trainer.data_order import EpochSampler
@@ -56,6 +58,8 @@ class Training:
     epochs: int
     total: int
     requests: StepRequests  # of the user and the monitor
+    snapshots: Snapshots  # in memory, for a restart
+    saves: StateSaves
     state: tuple[int, Path] | None = None  # the newest state that this process saved or loaded: its step and folder
 
     @property
@@ -147,6 +151,7 @@ def build(args, hb) -> Training:
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "world": world,
     }
+    memory = Snapshots.from_env()
     return Training(
         args=args,
         hb=hb,
@@ -168,6 +173,8 @@ def build(args, hb) -> Training:
         epochs=-(-total // per_epoch),
         total=total,
         requests=StepRequests.from_env(),
+        snapshots=memory,
+        saves=StateSaves.from_env(memory, hb),
     )
 
 

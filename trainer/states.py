@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from guards import checkpoint
+from guards import checkpoint, snapshots
+from guards.snapshot_record import File, RecordError
 from trainer import lora
 from trainer.errors import TrainError
 
@@ -28,20 +29,32 @@ def epoch_name(slug: str, epoch: int) -> str:
     return f"{slug}-{epoch:06d}"
 
 
-def save(
-    folder: Path, *, step: int, epoch: int, parameters: dict, optimizer, scaler, belongs: dict, losses: list
-) -> None:
-    """Writes the state folder. An older state with this name is replaced when the new one is complete."""
+def contents(*, step: int, epoch: int, parameters: dict, optimizer, scaler, losses: list) -> list[File]:
+    """The files of a state. Their tensors are the training's own, which the next step changes."""
     import torch
 
+    state = {"current_epoch": epoch, "current_step": step, "losses": losses}
+    files = [
+        File(
+            "model.safetensors", "safetensors", {name: p.detach().to(torch.float32) for name, p in parameters.items()}
+        ),
+        File("optimizer.bin", "torch", optimizer.state_dict()),
+        File("train_state.json", "raw", json.dumps(state).encode()),
+    ]
+    return files + ([File("scaler.pt", "torch", scaler.state_dict())] if scaler is not None else [])
+
+
+def save(folder: Path, files: list[File], *, step: int, epoch: int, belongs: dict) -> None:
+    """Writes the state folder. An older state with this name is replaced when the new one is complete."""
     with checkpoint.writing(folder, step, epoch, belongs=belongs) as temporary:
-        weights = {name: p.detach().to("cpu", torch.float32) for name, p in parameters.items()}
-        (temporary / "model.safetensors").write_bytes(lora.serialize(weights, "F32", {}))
-        write(temporary / "optimizer.bin", optimizer.state_dict())
-        if scaler is not None:
-            write(temporary / "scaler.pt", scaler.state_dict())
-        state = {"current_epoch": epoch, "current_step": step, "losses": losses}
-        (temporary / "train_state.json").write_text(json.dumps(state), encoding="utf-8")
+        for file in files:
+            path = temporary / file.name
+            if file.kind == "torch":
+                write(path, file.content)
+            elif file.kind == "safetensors":
+                path.write_bytes(lora.serialize({name: t.cpu() for name, t in file.content.items()}, "F32", {}))
+            else:
+                path.write_bytes(file.content)
 
 
 def write(path: Path, content: dict) -> None:
@@ -54,7 +67,14 @@ def write(path: Path, content: dict) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raises a TrainError when the state is invalid. Called before a model is loaded, which takes minutes."""
+    """Raises a TrainError when the state is invalid. Called before a model is loaded, which takes minutes.
+
+    A state from a snapshot in memory is made here.
+    """
+    try:
+        snapshots.restore(folder)
+    except RecordError as problem:
+        raise TrainError(f"--resume {folder}: {problem}") from problem
     if not folder.is_dir():
         raise TrainError(f"--resume {folder}: the folder does not exist; correct the path")
     wrong = checkpoint.problems(folder)

@@ -23,6 +23,7 @@ from monitor.process.tree import Tree
 from monitor.resume.script import start_problems
 from monitor.run_folder import LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, read_json
 from monitor.state import FINAL, RunState, is_abandoned, nothing_left, read_status
+from runs.manage import size_text
 
 START_S = 20.0
 APART_S = 2.0  # between the two samples of `diagnose`
@@ -112,7 +113,28 @@ def line(folder: Path, values: dict[str, Any] | None) -> str:
     eta = f", {duration(values['eta_s'])} left" if values.get("eta_s") else ""
     restarts = f", {count(values['restarts'], 'restart')}" if values["restarts"] else ""
     message = f". {m}" if (m := values["message"]) else ""
-    return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}{_store(values)}{message}"
+    return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}{_store(values)}{_snapshots(values)}{_standby(values)}{message}"
+
+
+def _snapshots(values: dict[str, Any]) -> str:
+    """The newest snapshot in memory, or why there is none."""
+    known = values.get("snapshots") or {}
+    if known.get("off"):
+        return f", snapshots in memory are off: {known['off']}"
+    if known.get("step") is None:
+        return ""
+    often = "at every step" if known.get("every", 1) <= 1 else f"every {known['every']:,} steps"
+    return f", snapshot of step {known['step']} in memory ({size_text(known['bytes'])}, {often})"
+
+
+def _standby(values: dict[str, Any]) -> str:
+    """The next attempt, which is started early, or why there is none; "" before the first one."""
+    known = values.get("standby") or {}
+    if known.get("state") == "ready":
+        return f", next attempt ready ({size_text(known['memory_bytes'])})"
+    if known.get("state") == "starting":
+        return ", next attempt starting"
+    return f", no standby attempt: {known['reason']}" if known.get("reason") else ""
 
 
 def _store(values: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ One estimator holds one kind of duration, by name:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 
@@ -23,6 +24,7 @@ OF_HIGHEST = 5  # T covers this many times the longest of the recent ones
 OF_MEDIAN = 25  # healthy runs have steps of 20 medians
 OF_LONGEST = 1.5  # T covers this many times the longest that ever completed
 OF_PRIOR = 2  # a new attempt may be slower than the last: T is this many times what the last one had
+OF_DISTURBED = 2  # a duration beside the imports of the standby attempt counts as this many medians at most
 OF_CEILING = 3  # work longer than the ceiling is slow: the ceiling rises to this many times the longest
 
 
@@ -36,9 +38,10 @@ class Durations:
         self.seen = 0
         self.longest = self._prior.get("longest", 0.0)
 
-    def add(self, values: Iterable[float]) -> None:
-        """Add completed durations, oldest first."""
-        for value in values:
+    def add(self, values: Iterable[float], disturbed: bool = False) -> None:
+        """Add completed durations, oldest first. disturbed: another process made them longer than they are."""
+        limit = OF_DISTURBED * self.median if disturbed and self.median else math.inf
+        for value in (min(value, limit) for value in values):
             self._recent.append(value)
             self.seen += 1
             if self.seen > WARM_UP:

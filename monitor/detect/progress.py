@@ -109,6 +109,7 @@ class Watch:
     known: dict[str, dict[str, float]] = field(default_factory=dict)
     durations: dict[str, Durations] = field(default_factory=dict)
     ranks: dict[int, _Rank] = field(default_factory=dict)
+    disturbed: bool = False  # the standby attempt imports: long steps are not the training's own
     _last: Observation | None = None
     _clock_s: float = 0.0  # the awake clock
     _log_moved_s: float = 0.0  # monotonic time of the log's last growth
@@ -212,7 +213,7 @@ class Watch:
         if new and old and (waited or old.phase in _BETWEEN_STEPS):
             new.remove(max(new))  # it may include the save or the sample, its own or that of the rank it waited for
         if new:
-            self._of("step").add(new)
+            self._of("step").add(new, self.disturbed)
 
     def _progress(self, rank: _Rank, old: Beat, beat: Beat) -> bool:
         """Has the rank made progress since its beat `old`? Learns the durations of what it completed."""

@@ -44,6 +44,7 @@ class Cause:
     restart: bool = True
     at_once: bool = False  # use the ladder from the first failure on, not from the second
     advice: str = ""
+    damages_memory: bool = False  # snapshots in memory that were written since then are not trusted
 
 
 def match(evidence: Evidence) -> Cause:

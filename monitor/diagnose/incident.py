@@ -45,6 +45,8 @@ class Incident:
     detect_s: float
     recover_s: float | None = None
     resumed_from: int | None = None
+    from_memory: bool = False  # from a snapshot in memory; else from a checkpoint on the disk
+    standby: bool = False  # in an attempt that had been started early
     steps_repeated: int | None = None
     changed: list[str] = field(default_factory=list)
     ended_at: str | None = None
@@ -72,7 +74,8 @@ class Incident:
         """The incident in folder `path`, None when its incident.json is missing or damaged."""
         values = read_json(path / "incident.json") or {}
         try:
-            known = {f.name: values[f.name] for f in fields(cls) if f.name not in ("folder", "evidence", "cause")}
+            own = [f.name for f in fields(cls) if f.name not in ("folder", "evidence", "cause")]
+            known = {name: values[name] for name in own if name in values}
             # "--- process 7\nstack\n--- process 8\n…" -> ["", "7", "stack", "8", …]
             parts = re.split(rf"^{_PROCESS}(\d+)\n", _text(path / "stacks.txt"), flags=re.M)
             stacks = {int(pid): stack.strip() for pid, stack in zip(parts[1::2], parts[2::2], strict=True)}
@@ -196,7 +199,9 @@ def _what_was_done(incident: Incident) -> list[str]:
     lines += [f"Checkpoint set aside as damaged: {bad}." for bad in incident.bad_checkpoints]
     lines += [f"Changed: {sentence}." for sentence in incident.changed]
     if incident.resumed_from:
-        lines.append(f"The monitor restarted the run from its checkpoint of step {incident.resumed_from}.")
+        source = "snapshot in memory" if incident.from_memory else "checkpoint"
+        early = ", in an attempt that had been started early" if incident.standby else ""
+        lines.append(f"The monitor restarted the run from its {source} of step {incident.resumed_from}{early}.")
     elif incident.resumed_from is not None:
         none = "no usable checkpoint was left" if incident.bad_checkpoints else "there was no checkpoint yet"
         lines.append(f"The monitor restarted the run from step 0, because {none}.")
@@ -210,8 +215,8 @@ def _cost(incident: Incident) -> str:
     if recover_s is None:
         return "No new step has been completed since then."
     were = "was" if repeated == 1 else "were"
-    lost = f"{count(repeated, 'step')} {were} repeated." if repeated else "No steps were lost."
-    return f"{lost} The run completed its first new step {duration(recover_s)} after the last progress."
+    twice = f"{count(repeated, 'step')} {were} trained twice." if repeated else "No step was trained twice."
+    return f"{duration(recover_s)} from the last progress to the first new step. {twice}"
 
 
 def _details(e: Evidence) -> list[str]:

@@ -212,6 +212,14 @@ def boot_id() -> str:
     return ""
 
 
+def kill_first(pid: int, first: bool) -> None:
+    """Whether the kernel, short of memory, kills this process and its future children before all others. Linux only."""
+    with contextlib.suppress(OSError):
+        own = _read("/proc/self/oom_score_adj") if LINUX else b""
+        if LINUX:  # whoever raised its score may lower it again, without any privilege: proc(5)
+            Path(f"/proc/{pid}/oom_score_adj").write_bytes(b"1000" if first else own)
+
+
 def become_subreaper() -> None:
     """Make the kernel reparent the training's orphans to us, so that they can be seen and reaped. Linux only."""
     if LINUX:
@@ -263,10 +271,13 @@ class Waker:
                 self._wakes.get_nowait()
 
 
-def private_base() -> Path:
-    """This user's folder among the temporary files, made when missing. OSError: it is not ours alone; says what to do."""
+def private_base(parent: Path | None = None) -> Path:
+    """This user's folder in `parent` (default: the temporary files), made when missing.
+
+    OSError: it is not ours alone; says what to do.
+    """
     user = os.getuid() if sys.platform != "win32" else os.environ.get("USERNAME", "user")
-    path = Path(tempfile.gettempdir()) / f"hangproof-{user}"
+    path = (parent or Path(tempfile.gettempdir())) / f"hangproof-{user}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
@@ -283,9 +294,9 @@ def private_base() -> Path:
     raise OSError(errno.EPERM, f"{path} {problem}; remove it, or set TMPDIR to a folder of your own")
 
 
-def private_folder(slug: str) -> Path:
+def private_folder(slug: str, parent: Path | None = None) -> Path:
     """A new folder for us alone on local disk (a run's own folder may be on a network). OSError: see `private_base`."""
-    return Path(tempfile.mkdtemp(prefix=f"{slug[:40]}-", dir=private_base()))
+    return Path(tempfile.mkdtemp(prefix=f"{slug[:40]}-", dir=private_base(parent)))
 
 
 def drop_private(path: Path) -> None:

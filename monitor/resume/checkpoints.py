@@ -38,6 +38,7 @@ class ResumePoint:
     step: int = 0
     bad: tuple[tuple[Path, str], ...] = ()
     unsure: tuple[tuple[Path, str], ...] = ()
+    record: Path | None = None  # the snapshot in memory that the starting process makes `path` from
 
 
 class Verifier:

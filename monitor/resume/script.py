@@ -135,14 +135,17 @@ class Prewarm:
             return
         self._next_s = now_s + EVERY_S
         state = newest(folders)
-        if state is None:
-            return
         if not self.folder.foreign and not platform.WINDOWS and self._fresh(changes) is None:
             arguments = ["--text", "--resume", str(self.folder.folder / STAND_IN), *_changed(changes)]
             self._rendering = self._depends_on(changes), _job(self.folder, arguments, self.timeout_s)
-        elif not self.verifier.known(state):
+        elif state is not None and not self.verifier.known(state):
             self.verifier.begin(state)
             self._verifying = True
+
+    def text(self, changes: list[Change]) -> str:
+        """The prepared script with the stand-in; "" when it is missing or stale."""
+        found = self._fresh(changes)
+        return str(found["text"]) if found else ""
 
     def script(
         self, number: int, resume: Path | None, changes: list[Change], changes_at_save: list[str]
@@ -150,10 +153,12 @@ class Prewarm:
         """The script of attempt `number` from the prepared text; None when that is missing or stale."""
         found = self._fresh(changes)
         same = changes_at_save == [c["name"] for c in changes]
-        if found is None or resume is None or resume.parent != self.folder.folder or not same:
+        if found is None or resume is None or not same:
             return None
         path = self.folder.folder / f"train.attempt-{number}.sh"
-        if not self.folder.replace(path.name, found["text"].replace(STAND_IN, resume.name).rstrip("\n")):
+        # A path with characters that the shell's quoting changes is not found in the text; then nothing is replaced.
+        text = found["text"].replace(str(self.folder.folder / STAND_IN), str(resume))
+        if STAND_IN in text or not self.folder.replace(path.name, text.rstrip("\n")):
             return None
         path.chmod(0o755)
         return Rendered(path, found["save_dir"])

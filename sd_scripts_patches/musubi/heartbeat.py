@@ -14,7 +14,7 @@ from typing import Any
 
 from guards import crash
 from guards.heartbeat import REQUEST_STOP
-from sd_scripts_patches import ast_utils, batch_seeds, hooks, session
+from sd_scripts_patches import ast_utils, batch_seeds, hooks, session, snapshots
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import heartbeat as common
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP, BASE, CACHE_LATENTS, CACHE_TEXT, LOOP, TRAIN_UTILS
@@ -61,6 +61,7 @@ class TrainingLoop(common.TrainingLoop):
         trainer._run_training_loop, trainer.get_lr_scheduler = run_training_loop, get_lr_scheduler
         trainer.sample_images = sample_images
         session.on_batch_end.append(self.honor_requests)
+        snapshots.attach(self)
 
     def wrap_process_batch(self, original: Callable) -> Callable:
         """A forward pass: one micro-batch of a step."""
@@ -116,7 +117,8 @@ def _follow_training(original: Callable) -> Callable:
         session.heartbeat().reach("folders")
         _loop = TrainingLoop(args)
         _loop.attach(self)
-        original(self, args)
+        with snapshots.completing():
+            original(self, args)
         session.heartbeat().phase("end")
 
     return train

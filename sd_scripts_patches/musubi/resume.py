@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sd_scripts_patches import ast_utils, legacy_state, resume, trainer_state
+from sd_scripts_patches import ast_utils, legacy_state, resume, snapshots, trainer_state
 from sd_scripts_patches.musubi import BASE, DATASET, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Patch, Target, find_function
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
@@ -154,6 +154,7 @@ def _check_state_first(original: Callable) -> Callable:
 
     def train(self: Any, args: Any) -> Any:
         if args.resume and not args.resume_from_huggingface:
+            snapshots.make_state(args.resume)
             legacy_state.check_state(Path(args.resume), step_is_given=True)
         return original(self, args)
 

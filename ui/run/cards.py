@@ -170,7 +170,8 @@ def head(view: View | None, selected: str = "") -> str:
     ]
     resume = "start over" if view.checkpoint is None else f"continue from the checkpoint at step {view.checkpoint:,}"
     meaning = meaning.format(start=view.start_label, resume=resume)
-    lines = [text for text in (view.problem, message, meaning, store(view)) if text]
+    ready = (snapshots(view), standby(view)) if running else ()
+    lines = [text for text in (view.problem, message, meaning, store(view), *ready) if text]
     rows += [f'<p class="hp-say" data-testid="message">{esc(text)}</p>' for text in dict.fromkeys(lines)]
     if status.get("state"):
         rows.append(f'<dl class="hp-facts">{"".join(_fact(*fact) for fact in facts(view, running))}</dl>')
@@ -193,6 +194,36 @@ def store(view: View) -> str:
         error = known.get("error")
         return f"{name}: {held}{more}" + (f". {error}. Training goes on; copying is tried again." if error else ".")
     return f"{name}: {known.get('state') or held}."
+
+
+def snapshots(view: View) -> str:
+    """How far a restart would go back, or why there are no snapshots in memory; "" before the first one."""
+    known = view.status.get("snapshots")
+    if not isinstance(known, dict):
+        return ""
+    if known.get("off"):
+        return f"Snapshots in memory are off: {known['off']}. A restart resumes from the newest checkpoint."
+    step, every = known.get("step"), known.get("every")
+    if not isinstance(step, int) or not isinstance(every, int):
+        return ""
+    often = "at every step" if every <= 1 else f"every {every:,} steps"
+    return (
+        f"Snapshot in memory: step {step:,} ({size_text(known.get('bytes') or 0)}, {often}). A restart resumes from it."
+    )
+
+
+def standby(view: View) -> str:
+    """Whether the next attempt has been started early, or why not; "" before the first one."""
+    known = view.status.get("standby")
+    if not isinstance(known, dict):
+        return ""
+    size = size_text(known["memory_bytes"]) if isinstance(known.get("memory_bytes"), int) else "0 kB"
+    if known.get("state") == "ready":
+        return f"Standby attempt: ready ({size} of memory). A restart does not wait for Python and its libraries."
+    if known.get("state") == "starting":
+        return "Standby attempt: starting."
+    reason = known.get("reason")
+    return f"No standby attempt: {reason}. A restart starts Python and its libraries again." if reason else ""
 
 
 # State of the ledger: (label, colour class, explanation).
@@ -338,7 +369,16 @@ def incidents(view: View | None, found: list[Incident]) -> str:
     """All hangs and crashes of the run."""
     if view is None or not found:
         return ""
-    return _section("Hangs and crashes", "".join(incident(one) for one in found))
+    return _section("Hangs and crashes", "".join(incident(one) for one in found), cost_of_all(found))
+
+
+def cost_of_all(found: list[Incident]) -> str:
+    """What all failures together have cost, as a phrase; "" before the first recovery."""
+    spans = [one.fields["recover_s"] for one in found if isinstance(one.fields.get("recover_s"), int | float)]
+    if not spans:
+        return ""
+    steps = sum(n for one in found if isinstance(n := one.fields.get("steps_repeated"), int))
+    return f"Cost: {_short(sum(spans))} until the next new step, {count(steps, 'step')} trained twice"
 
 
 def incident(one: Incident) -> str:
@@ -378,9 +418,10 @@ def costs(fields: dict[str, Any]) -> list[tuple[str, str]]:
     else:
         out.append(("Recovery", "Not recovered"))
     if fields.get("resumed_from") is not None:
-        out.append(("Resumed from", f"step {fields['resumed_from']}"))
+        source = ", in memory" if fields.get("from_memory") is True else ""
+        out.append(("Resumed from", f"step {fields['resumed_from']}{source}"))
     if isinstance(fields.get("steps_repeated"), int):
-        out.append(("Steps repeated", f"{fields['steps_repeated']}"))
+        out.append(("Steps trained twice", f"{fields['steps_repeated']}"))
     return out
 
 

@@ -1,0 +1,236 @@
+"""The cost of snapshots in memory in a training step of one second, with a LoRA of rank 16 of FLUX's size.
+
+    python -m benchmarks snapshots [--blocks 6] [--steps 20] [--step-s 1.0] [--json]
+
+The loop trains: 88 pairs of LoRA matrices of FLUX's width (3,072; 104 MB with AdamW's moments), whose forward and backward pass
+and optimizer step are real; matrix products of a frozen part fill the step up to `--step-s` of computation on all cores. Blocks
+of steps with snapshots and without take turns, so that other programs affect both equally. Reported: what a snapshot adds to its
+own step, what its thread uses, how often one is taken, and the steps with and without: median, p99, and processor time of the
+process (all threads). On a busy machine the p99 of wall times says how busy it is; `judged_by` then names the processor time.
+
+Then saves of that state to the disk: how long the training waits for one, with the thread (guards/state_saves.py) and without.
+
+Exit code 1 where a limit is exceeded: 1 % of the time, 1.02 for the p99 step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.goodput import machine
+from guards.heartbeat import Heartbeat
+from guards.snapshot_record import File
+from guards.snapshots import Snapshots
+from guards.state_saves import StateSaves
+
+WIDTH, RANK, PAIRS = 3072, 16, 88
+SHARE_LIMIT, P99_LIMIT = 0.01, 1.02
+SAVES = 9
+WARM_UP = 4  # steps of the first blocks that are not counted: allocations
+NOISE = 0.01  # a p99 of steps without snapshots this far above their median says that the machine is busy
+
+
+class Loop:
+    """The training: its state, and one step."""
+
+    def __init__(self, step_s: float) -> None:
+        import torch
+
+        torch.manual_seed(0)
+        self.torch = torch
+        self.lora = torch.nn.ParameterList(
+            torch.nn.Parameter(torch.randn(shape) * 0.01)
+            for _ in range(PAIRS)
+            for shape in ((RANK, WIDTH), (WIDTH, RANK))
+        )
+        self.optimizer = torch.optim.AdamW(self.lora.parameters(), lr=1e-4)
+        self.input, self.frozen = torch.randn(64, WIDTH), torch.randn(1024, 1024)
+        self.products = 0
+        self.step()
+        self.step()
+        began = time.perf_counter()
+        self.step()
+        own_s = time.perf_counter() - began
+        self.products = 20
+        began = time.perf_counter()
+        self.step()
+        each_s = max(1e-4, (time.perf_counter() - began - own_s) / self.products)
+        self.products = max(1, round((step_s - own_s) / each_s))
+
+    def step(self) -> float:
+        torch = self.torch
+        with torch.no_grad():
+            for _ in range(self.products):
+                torch.mm(self.frozen, self.frozen)
+        loss = torch.zeros(())
+        for down, up in zip(self.lora[::2], self.lora[1::2], strict=True):
+            loss = loss + (self.input @ down.T @ up.T).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def files(self) -> list[File]:
+        weights = {f"lora.{number}": tensor.detach() for number, tensor in enumerate(self.lora)}
+        return [
+            File("model.safetensors", "safetensors", weights),
+            File("optimizer.bin", "torch", self.optimizer.state_dict()),
+            File("train_state.json", "raw", b'{"current_step": 1}'),
+        ]
+
+
+def pauses(loop: Loop, ring: Path) -> dict[str, dict[str, float]]:
+    """Milliseconds that the training waits for a save of its state, wall and own processor time: the medians of SAVES saves."""
+    from trainer import states
+
+    found = {}
+    for name, memory in (("with", Snapshots(ring, "benchmark")), ("without", Snapshots(None))):
+        wall, cpu = [], []
+        with tempfile.TemporaryDirectory() as folder, StateSaves(memory, Heartbeat(None)) as saves:
+            path = Path(folder) / "a-state"
+
+            def write(files: list[File], path: Path = path) -> None:
+                states.save(path, files, step=1, epoch=0, belongs={})
+
+            for _ in range(SAVES):
+                files, began, began_cpu = loop.files(), time.perf_counter(), time.thread_time()
+                saves.save(path.name, 1, 0, files, write)
+                wall.append(time.perf_counter() - began)
+                cpu.append(time.thread_time() - began_cpu)
+                saves.wait()
+        found[name] = {"wall": ms(statistics.median(wall)), "processor": ms(statistics.median(cpu))}
+    return found
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def measure(blocks: int, steps: int, step_s: float) -> dict[str, Any]:
+    """The figures. Raises OSError where there is no file system in memory."""
+    loop, ring = Loop(step_s), Path(tempfile.mkdtemp(prefix="hangproof-benchmark-", dir="/dev/shm"))
+    wall: dict[bool, list[float]] = {True: [], False: []}
+    cpu: dict[bool, list[float]] = {True: [], False: []}
+    inside: list[float] = []
+    try:
+        ours, taken, number = Snapshots(ring, "benchmark", "", 1), 0, 0
+        for block in range(2 * blocks):
+            on = block % 2 == 0
+            ours._last_s = None  # the pause between two blocks is no step
+            for index in range(steps):
+                began, began_cpu = time.perf_counter(), time.process_time()
+                loop.step()
+                number += 1
+                if on and ours.due():
+                    before = time.thread_time()
+                    ours.take(f"a-step{number:08d}-state", number, 1, loop.files())
+                    if block:
+                        inside.append(time.thread_time() - before)
+                        taken += 1
+                if block > 1 or index >= WARM_UP:
+                    wall[on].append(time.perf_counter() - began)
+                    cpu[on].append(time.process_time() - began_cpu)
+            ours.wait()
+        if ours.off:
+            raise OSError(ours.off)
+        size = sum(path.stat().st_size for path in ring.glob("slot-*")) // 2
+        every, costs = ours.every, list(ours._costs)
+        waits = pauses(loop, ring)
+    finally:
+        shutil.rmtree(ring, ignore_errors=True)
+    middle = statistics.median(wall[False])
+    busy = percentile(wall[False], 0.99) / middle - 1 > NOISE
+    walls = {
+        name: [statistics.median(wall[on]), percentile(wall[on], 0.99)]
+        for name, on in (("with", True), ("without", False))
+    }
+    p99 = walls["with"][1] / walls["without"][1]
+    share = statistics.median(costs) / every / middle
+    # A step with a snapshot, in the processor time of the thread that trains: what remains of the p99 on an idle machine.
+    p99_cpu = 1 + percentile(inside, 0.99) / middle if inside else math.nan
+    return {
+        "state_mb": round(size / 1e6, 1),
+        "every_steps": every,
+        "snapshots": taken,
+        "in_its_step_ms": {"p50": ms(statistics.median(inside)), "p99": ms(percentile(inside, 0.99))},
+        "with_its_thread_ms": ms(statistics.median(costs)),
+        "share_of_time": round(share, 5),
+        "save_ms": waits,
+        "step_s": {name: {"p50": round(a, 4), "p99": round(b, 4)} for name, (a, b) in walls.items()},
+        "step_cpu_s": {
+            name: round(statistics.mean(cpu[on]), 4) for name, on in (("with", True), ("without", False))
+        },
+        "share_of_cpu": bootstrap(cpu),
+        "p99_ratio": round(p99, 4),
+        "p99_ratio_by_processor_time": round(p99_cpu, 4),
+        "judged_by": "processor time" if busy else "wall time",
+    }  # fmt: skip
+
+
+def ms(seconds: float) -> float:
+    return round(seconds * 1e3, 2)
+
+
+def bootstrap(cpu: dict[bool, list[float]]) -> dict[str, float]:
+    """What snapshots add to the processor time of a step, as a share, with its 95 % interval."""
+    draw = random.Random(0)
+
+    def share() -> float:
+        mean = {on: statistics.mean(draw.choices(values, k=len(values))) for on, values in cpu.items()}
+        return mean[True] / mean[False] - 1
+
+    found = sorted(share() for _ in range(2000))
+    middle = statistics.mean(cpu[True]) / statistics.mean(cpu[False]) - 1
+    return {"mean": round(middle, 4), "low": round(found[50], 4), "high": round(found[1949], 4)}
+
+
+def judge(found: dict[str, Any]) -> list[str]:
+    """The limits that are exceeded, one sentence each."""
+    ratio = found["p99_ratio" if found["judged_by"] == "wall time" else "p99_ratio_by_processor_time"]
+    wrong = []
+    if found["share_of_time"] > SHARE_LIMIT:
+        wrong.append(f"snapshots take {found['share_of_time']:.2%} of the time, the limit is {SHARE_LIMIT:.0%}")
+    if ratio > P99_LIMIT:
+        wrong.append(f"the p99 step ({found['judged_by']}) is {ratio:.3f} times as long, the limit is {P99_LIMIT}")
+    return wrong
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 within the limits, 1 else."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks snapshots", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--step-s", type=float, default=1.0)
+    parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
+    args = parser.parse_args(argv)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    found = measure(args.blocks, args.steps, args.step_s)
+    wrong = judge(found)
+    inside, steps = found["in_its_step_ms"], found["step_s"]
+    print(
+        f"state {found['state_mb']} MB, a snapshot every {found['every_steps']} steps of {steps['without']['p50']:.2f} s: "
+        f"{inside['p50']} ms in its step, {found['with_its_thread_ms']} ms with its thread, {found['share_of_time']:.2%} of the time\n"
+        f"processor time of a step: {found['share_of_cpu']['mean']:+.2%} ({found['share_of_cpu']['low']:+.2%} to "
+        f"{found['share_of_cpu']['high']:+.2%}); p99 step × {found['p99_ratio']} (wall), × "
+        f"{found['p99_ratio_by_processor_time']} (processor time); judged by {found['judged_by']}\n"
+        "the training waits for a save "
+        + ", ".join(
+            f"{v['wall']:.0f} ms ({v['processor']:.0f} ms processor time) {k} a thread"
+            for k, v in found["save_ms"].items()
+        )
+    )
+    print("\n".join(wrong), file=sys.stderr)
+    if args.json:
+        print(json.dumps({"machine": machine(), **found, "exceeded": wrong, "ok": not wrong}))
+    return 1 if wrong else 0

@@ -1,0 +1,372 @@
+"""A snapshot record: one file in shared memory that holds the files of a state, and how to make that state from it.
+
+Decision: a record is what the trainer's own save would write, so a restart from it is the tested `--resume` from a folder. The
+tensors lie in it as plain bytes, those of one type together; everything else is pickled with numbers in place of tensors.
+Nothing is serialized twice, and copying the tensors is one call. The header is written last: a process that dies at any moment
+leaves a record that is complete or one that is none. A record is never trusted across a reboot or another run: the header names
+its run and its settings.
+
+    0      magic, length and CRC-32 of the header's JSON, the JSON
+    4096   tensors, one region for each type
+    tail   pickle: files and the table of tensors
+
+The record's folder is the user's alone (mode 0700), so its pickle is code of the user. Standard library only; torch and numpy
+where a state holds tensors.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import mmap
+import os
+import pickle
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+BODY = 4096  # where the body begins
+CHUNK = 1 << 20  # bytes that are checksummed and checked at once: they stay in the processor's cache
+_MAGIC = b"HPSNAP01"
+_HEAD = struct.Struct("<8sII")
+_ALIGN = 64
+# Bits of a number without its sign, as an integer of its size; from the second value on it is NaN or infinity.
+_FINITE = {
+    "float64": ("uint64", 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000),
+    "float32": ("uint32", 0x7FFFFFFF, 0x7F800000),
+    "bfloat16": ("uint16", 0x7FFF, 0x7F80),
+    "float16": ("uint16", 0x7FFF, 0x7C00),
+}
+
+
+class RecordError(RuntimeError):
+    """A record that cannot be written or used; the message says why."""
+
+
+class Unsupported(RecordError):
+    """A state that a record cannot hold; the message names what is in it."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a complete record says of itself. `finite` is False when a tensor in it holds NaN or infinity."""
+
+    run: str
+    spec: str
+    boot: str
+    attempt: int
+    step: int
+    epoch: int
+    name: str  # of the state's folder
+    bytes: int  # of the body
+    tail: int  # bytes of its last part, the pickle
+    checksum: int  # CRC-32 of the body
+    finite: bool
+    every: int  # steps between two snapshots when it was written
+    wall_s: float  # the wall clock, which file times are compared with
+    belongs: dict[str, Any] | None = None  # for the guard file of the state
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a state. `kind` is how it is written: raw (bytes), torch (torch.save), safetensors (a dict of tensors)."""
+
+    name: str
+    kind: str
+    content: Any
+    metadata: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a state lies in a record's body."""
+
+    tensors: list[Any]
+    places: list[
+        tuple[int, str, tuple[int, ...], tuple[int, ...] | None]
+    ]  # offset, type, shape, strides unless contiguous
+    regions: list[tuple[int, int, str]]  # offset, bytes, type
+    tail: bytes
+    tail_at: int  # offset in the body
+
+    @property
+    def bytes(self) -> int:
+        return self.tail_at + len(self.tail)
+
+
+def plan(files: list[File]) -> Plan:
+    """Where everything of `files` goes. What is no tensor is copied here, so it may change afterwards.
+
+    Raises:
+        Unsupported: a file holds something that cannot be in a record.
+    """
+    tensors: list[Any] = []
+    stored = [(f.name, f.kind, f.content if f.kind == "raw" else _dump(f, tensors), f.metadata) for f in files]
+    by_type: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_type.setdefault(tensor.dtype, []).append(index)
+    places: list[Any] = [None] * len(tensors)
+    regions: list[tuple[int, int, str]] = []
+    at = 0
+    for dtype, indexes in by_type.items():
+        kind, start = str(dtype).removeprefix("torch."), -(-at // _ALIGN) * _ALIGN
+        at = start
+        for index in indexes:
+            tensor = tensors[index]
+            places[index] = at, kind, tuple(tensor.shape), _strides(tensor)
+            at += tensor.nbytes
+        regions.append((start, at - start, kind))
+    tail = pickle.dumps((stored, places), protocol=4)
+    return Plan(tensors, places, regions, tail, -(-at // _ALIGN) * _ALIGN)
+
+
+def _load(content: bytes, tensors: list[Any]) -> Any:
+    """What `_dump` has pickled, with these tensors in it. Raises the errors of unpickling."""
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if (module, name) == (__name__, _tensor.__name__):
+                return tensors.__getitem__
+            return super().find_class(module, name)
+
+    return Unpickler(io.BytesIO(content)).load()
+
+
+def _strides(tensor: Any) -> tuple[int, ...] | None:
+    """The strides that torch.save would keep: those of a dense tensor that is not contiguous (channels last)."""
+    if tensor.is_contiguous():
+        return None
+    import torch
+
+    strides = tuple(torch.empty_like(tensor, device="meta").stride())
+    return strides if strides == tuple(tensor.stride()) else None
+
+
+def _tensor(index: int) -> Any:
+    """Stands for a tensor in a pickle. `_Unpickler` puts the tensor there."""
+    raise RecordError(f"tensor {index} of a snapshot was read without the snapshot")
+
+
+def _dump(file: File, tensors: list[Any]) -> bytes:
+    """The content of a file, pickled, its tensors replaced by their numbers and appended to `tensors`."""
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, value: Any) -> Any:
+            # Others (sparse, the 8-bit states of torchao) are pickled as what they consist of, most of it plain tensors.
+            if type(value) not in plain or value.layout != torch.strided or value.is_quantized:
+                return NotImplemented
+            tensors.append(value)
+            return _tensor, (len(tensors) - 1,)
+
+    buffer = io.BytesIO()
+    try:
+        Pickler(buffer, protocol=4).dump(file.content)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise Unsupported(f"{file.name} cannot be kept in memory: {error}") from error
+    return buffer.getvalue()
+
+
+def views(flat: Any, places: list[Any]) -> list[Any]:
+    """Tensors over the bytes of a body (a uint8 tensor) at these places."""
+    import torch
+
+    found, typed = [], {}
+    for at, kind, shape, strides in places:
+        dtype = getattr(torch, kind)
+        if not math.prod(shape):
+            found.append(torch.empty(shape, dtype=dtype))
+            continue
+        size = dtype.itemsize
+        if kind not in typed:  # a region begins at a multiple of its type's size
+            typed[kind] = flat[: flat.numel() // size * size].view(dtype)
+        found.append(typed[kind].as_strided(shape, strides or _contiguous(shape), at // size))
+    return found
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for side in reversed(shape):
+        strides.append(step)
+        step *= side
+    return tuple(reversed(strides))
+
+
+def invalidate(target: mmap.mmap | memoryview) -> None:
+    """From now on this is no record."""
+    target[: _HEAD.size] = bytes(_HEAD.size)
+
+
+def seal(target: mmap.mmap | bytearray, header: Header) -> None:
+    """Write the header: the record counts from here on. Raises RecordError when the header is too long."""
+    text = json.dumps(asdict(header)).encode()
+    if _HEAD.size + len(text) > BODY:
+        raise RecordError(f"the header of a snapshot has {len(text)} bytes, more than fit")
+    target[_HEAD.size : _HEAD.size + len(text)] = text
+    target[: _HEAD.size] = _HEAD.pack(_MAGIC, len(text), zlib.crc32(text))
+
+
+def store(path: str | os.PathLike[str], header: Header, content: Plan) -> Header:
+    """Write a complete record; returns its header with sizes, checksum and `finite`. Raises OSError: there is no room."""
+    size = BODY + content.bytes
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        mapped = mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+    if content.tensors:
+        import torch
+
+        flat = torch.frombuffer(mapped, dtype=torch.uint8, offset=BODY)
+        with torch.no_grad():
+            for target, source in zip(views(flat, content.places), content.tensors, strict=True):
+                target.copy_(source)
+    with memoryview(mapped) as whole, whole[BODY:] as body:
+        body[content.tail_at :] = content.tail
+        good, value = finite(body, content.regions), checksum(body)
+    header = replace(header, bytes=content.bytes, tail=len(content.tail), checksum=value, finite=good)
+    seal(mapped, header)
+    return header
+
+
+def read_header(path: str | os.PathLike[str]) -> Header | None:
+    """The header of a complete record; None for anything else. Never raises."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return _parse(file.read(BODY))
+    except OSError:
+        return None
+
+
+def _parse(data: bytes) -> Header | None:
+    if len(data) < _HEAD.size:
+        return None
+    magic, length, checksum = _HEAD.unpack_from(data)
+    text = data[_HEAD.size : _HEAD.size + length]
+    if magic != _MAGIC or len(text) != length or zlib.crc32(text) != checksum:
+        return None
+    try:
+        return Header(**json.loads(text))
+    except (ValueError, TypeError):  # of another version
+        return None
+
+
+def chunks(bytes_: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of the pieces of a body of that many bytes."""
+    for begin in range(0, bytes_, CHUNK):
+        yield begin, min(begin + CHUNK, bytes_)
+
+
+def checksum(body: memoryview, pause: Callable[[], None] = lambda: None) -> int:
+    """CRC-32 of a body; `pause` is called between two pieces."""
+    value = 0
+    for begin, end in chunks(len(body)):
+        value = zlib.crc32(body[begin:end], value)
+        pause()
+    return value
+
+
+def finite(body: memoryview, regions: list[tuple[int, int, str]]) -> bool:
+    """Whether no float of these regions is NaN or infinity. Types without a rule (8 bits) are not looked at."""
+    known = [region for region in regions if region[2] in _FINITE]
+    return all(_finite(body[at : at + size], *_FINITE[kind]) for at, size, kind in known)
+
+
+def _finite(data: memoryview, kind: str, mask: int, least: int) -> bool:
+    import numpy
+
+    numbers = numpy.frombuffer(data, dtype=kind)
+    each = CHUNK // numbers.itemsize
+    scratch = numpy.empty(min(each, len(numbers)), dtype=kind)
+    mask_, least_ = numbers.dtype.type(mask), numbers.dtype.type(least)
+    for begin in range(0, len(numbers), each):
+        piece = numbers[begin : begin + each]
+        if numpy.bitwise_and(piece, mask_, out=scratch[: len(piece)]).max() >= least_:
+            return False
+    return True
+
+
+def verify(path: str | os.PathLike[str], pause: Callable[[], None] = lambda: None) -> str:
+    """ "" for a complete record whose checksum is right and whose numbers are finite; else what is wrong with it."""
+    header = read_header(path)
+    if header is None:
+        return "it is not complete"
+    if not header.finite:
+        return "it holds NaN or infinity"
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            if len(mapped) < BODY + header.bytes:
+                return "it is truncated"
+            with memoryview(mapped) as whole, whole[BODY : BODY + header.bytes] as body:
+                found = checksum(body, pause)
+    except (OSError, ValueError) as error:
+        return f"it cannot be read: {error}"
+    if found != header.checksum or read_header(path) != header:
+        return "its content has changed since it was written (wrong checksum)"
+    return ""
+
+
+def files(path: str | os.PathLike[str]) -> tuple[Header, list[File]]:
+    """The header and the files of a record. Tensors are views of the record. Raises RecordError when it cannot be used."""
+    if wrong := verify(path):
+        raise RecordError(f"{path}: {wrong}")
+    header = read_header(path)
+    if header is None:
+        raise RecordError(f"{path}: it is not complete")
+    with open(path, "r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    end = BODY + header.bytes
+    try:
+        stored, places = pickle.loads(mapped[end - header.tail : end])
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, ValueError) as error:
+        raise RecordError(f"{path}: its table cannot be read: {error}") from error
+    found = _tensors(mapped, places) if places else []
+
+    try:
+        return header, [
+            File(name, kind, content if kind == "raw" else _load(content, found), metadata)
+            for name, kind, content, metadata in stored
+        ]
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError, ValueError) as error:
+        raise RecordError(f"{path}: a file in it cannot be read: {error}") from error
+
+
+def _tensors(mapped: mmap.mmap, places: list[Any]) -> list[Any]:
+    """The tensors of a record, each with a storage of its own: torch.save writes whole storages."""
+    import torch
+
+    found = []
+    for at, kind, shape, strides in places:
+        dtype, count = getattr(torch, kind), math.prod(shape)
+        if not count:
+            found.append(torch.empty(shape, dtype=dtype))
+            continue
+        flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=BODY + at)
+        found.append(flat.as_strided(shape, strides or _contiguous(shape)))
+    return found
+
+
+def write_folder(folder: Path, contents: list[File]) -> None:
+    """Write the files of a state into `folder`, as the trainer's own save would. Raises OSError."""
+    for file in contents:
+        path = folder / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if file.kind == "raw":
+            path.write_bytes(file.content)
+        elif file.kind == "safetensors":
+            from safetensors.torch import save_file
+
+            tensors = {name: tensor.contiguous() for name, tensor in file.content.items()}
+            save_file(tensors, path, metadata=file.metadata)
+        else:
+            import torch
+
+            with open(path, "wb") as target:
+                torch.save(file.content, target)

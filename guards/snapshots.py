@@ -1,0 +1,448 @@
+"""Snapshots in memory: after nearly every step, what the next step needs is copied into shared memory.
+
+Decision: a ring of two records (snapshot_record.py) in a folder that the monitor makes under /dev/shm. They survive the process,
+however it dies, and a restart goes on from the newest. The tensors are copied between two steps, when nothing changes them;
+checksum and search for NaN follow in a thread, and the record counts from then on.
+
+From a GPU the copy goes through pinned memory on the stream on which the training computes, between the kernels of two steps. So
+the processor does not wait for it; the next step's kernels, which change or free these tensors, run after it on the same stream,
+which needs no other stream to be synchronized and no `record_stream`; and an event behind it tells the thread that the pinned
+memory is filled. The GPU computes nothing meanwhile, which counts as cost. A state with tensors on several GPUs has no snapshots:
+one event says nothing of another GPU's stream. **Not tested, for lack of a GPU**: that this order holds in a real training, that the
+copies are asynchronous there, what they cost, and pinned memory that cannot be had. The tests cover the copy in the machine's
+memory, and the thread's part with a stand-in for the event.
+
+A snapshot may cost 1 % of the training's time: what it adds to a step, and on a CPU what its thread uses there. So it is taken
+every N steps, with the smallest N that keeps this. Where it does not fit into memory it is off, and the monitor shows why.
+
+    HANGPROOF_SNAPSHOTS        the folder; unset: no snapshots
+    HANGPROOF_SNAPSHOTS_SPEC   the checksum of the run's settings: a record of other settings is not used
+    HANGPROOF_SNAPSHOTS_BYTES  the most memory that they may take, 0 for none
+    HANGPROOF_RECORD           the record to resume from: `restore` makes the folder of `--resume` from it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import queue
+import shutil
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from guards import checkpoint, limits, memory
+from guards import snapshot_record as record
+from guards.snapshot_record import File, Header, Plan, RecordError
+
+FOLDER = "HANGPROOF_SNAPSHOTS"
+SPEC = "HANGPROOF_SNAPSHOTS_SPEC"
+RECORD = "HANGPROOF_RECORD"
+LIMIT = "HANGPROOF_SNAPSHOTS_BYTES"
+SLOTS = ("slot-0", "slot-1")
+OFF = "off"  # the file that says why there are no snapshots
+
+SHARE = 0.01  # of the training's time
+RESERVE = 1 << 30  # bytes of memory, and of /dev/shm, that stay free; half of what is free where that is less
+LOW = 256 << 20  # bytes of memory; with less left than that, the snapshots give theirs back
+COPIES = 3  # two records, and the state that a restart makes from one, or later the copy that a save writes
+INLINE = 1 << 20  # bytes; a smaller record is completed in the step: a thread would cost more
+MEMORY_POLL_S = 10.0  # between two looks at the free memory
+THREAD_NICE = 5
+
+
+@dataclass
+class _Slot:
+    """One record's file, mapped."""
+
+    path: Path
+    header: Header | None = None
+    mapped: mmap.mmap | None = None
+    shape: Any = None  # the places that `tensors` are for
+    tensors: Any = None
+
+    def reserve(self, size: int) -> bool:
+        """Map at least `size` bytes that exist; False when they were mapped before. OSError: there is no room for them."""
+        if self.mapped is not None and len(self.mapped) >= size:
+            return False
+        self.close()
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(descriptor, bytes(64), 0)
+            # Without this, a full file system is a bus error at the first write to a page.
+            os.posix_fallocate(descriptor, 0, size)
+            self.mapped = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        return True
+
+    def close(self) -> None:
+        self.header = self.mapped = self.shape = self.tensors = None
+
+
+@dataclass
+class _Job:
+    """A record whose tensors are copied, or on their way from the GPU."""
+
+    slot: _Slot
+    plan: Plan
+    header: Header
+    cost_s: float  # in the step
+    counts: bool  # its cost says something about the next one's
+    staged: Any = None  # (pinned tensor, first event, last event)
+
+
+class Snapshots:
+    """The writer, one for each training process. Without a folder, and where `off` says why, nothing is done."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        run: str = "",
+        spec: str = "",
+        attempt: int = 1,
+        limit_bytes: float = math.inf,
+        off: str = "",
+    ) -> None:
+        self.folder = folder
+        self.off = off
+        self.limit_bytes = limit_bytes
+        self.every = 1
+        self._identity = run, spec, boot_id(), attempt
+        self._slots = [_Slot(folder / name, record.read_header(folder / name)) for name in SLOTS] if folder else []
+        self._durations: deque[float] = deque(maxlen=21)  # seconds of steps
+        self._costs: deque[float] = deque(maxlen=5)  # seconds of snapshots
+        self._last_s: float | None = None  # the end of the last boundary
+        self._begun_s = self._begun_cpu_s = 0.0
+        self._since = 0  # steps since the last snapshot
+        self._memory_s = -math.inf
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread: threading.Thread | None = None
+        self._failed = ""  # of the thread
+        self._pinned: Any = None
+        if folder is not None and off:
+            self.turn_off(off)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Snapshots:
+        """Those of the attempt that the monitor has started."""
+        folder = environ.get(FOLDER, "")
+        if not folder or not os.path.isdir(folder) or environ.get("RANK", "0") != "0":
+            return cls(None)
+        several = int(environ.get("WORLD_SIZE", "1")) > 1
+        return cls(
+            Path(folder),
+            environ.get("HANGPROOF_RUN", ""),
+            environ.get(SPEC, ""),
+            int(environ.get("HANGPROOF_ATTEMPT", "1")),
+            float(environ.get(LIMIT, math.inf)),
+            off="the run trains with several processes, and a snapshot would hold the state of one" if several else "",
+        )
+
+    @property
+    def active(self) -> bool:
+        return self.folder is not None and not self.off
+
+    def due(self) -> bool:
+        """Whether a snapshot is to be taken now. Called once at each step boundary; `take` follows when it is True."""
+        if not self.active:
+            return False
+        now_s = time.monotonic()
+        if self._last_s is not None:
+            self._durations.append(now_s - self._last_s)
+        self._last_s = self._begun_s = now_s
+        self._begun_cpu_s = time.thread_time()
+        self._since += 1
+        if self._failed:
+            self.turn_off(self._failed)
+            return False
+        if now_s - self._memory_s >= MEMORY_POLL_S:
+            self._memory_s = now_s
+            left = memory.available_bytes()
+            if left is not None and left < LOW:
+                self.turn_off(f"the machine has {left / 1e6:.0f} MB of memory left")
+                return False
+        return self._since >= self.every and self._idle.is_set()
+
+    def take(self, name: str, step: int, epoch: int, files: list[File], belongs: dict[str, Any] | None = None) -> None:
+        """Copy the state of `step` (completed, as is `epoch`) into the older record. `name`: of the state's folder.
+
+        Never raises for what a snapshot lacks: then the snapshots are off.
+        """
+        try:
+            self._take(name, step, epoch, files, belongs)
+        except (OSError, RecordError, MemoryError) as error:
+            self.turn_off(f"the state of step {step} has no room in memory: {error}")
+
+    def _take(self, name: str, step: int, epoch: int, files: list[File], belongs: dict[str, Any] | None) -> None:
+        plan = record.plan(files)
+        for slot in self._slots:  # of an attempt that got further than the state from which this one goes on
+            if slot.header is not None and slot.header.step >= step:
+                self._forget(slot)
+        slot = min(self._slots, key=lambda s: s.header.step if s.header else -1)
+        slot.header = None
+        size = record.BODY + plan.bytes
+        if slot.mapped is None or len(slot.mapped) < size:
+            size += size // 8  # an optimizer's scalars and the list of losses grow
+            if problem := self._no_room(size, any(tensor.is_cuda for tensor in plan.tensors)):
+                return self.turn_off(problem)
+        fresh = slot.reserve(size)
+        assert slot.mapped is not None
+        record.invalidate(slot.mapped)
+        staged = self._copy(slot, plan)
+        header = self.header(step, epoch, name, belongs)
+        job = _Job(slot, plan, header, 0.0, not fresh, staged)
+        self._since = 0
+        if plan.bytes <= INLINE and staged is None:
+            self._finish(job)
+            self._last_s = time.monotonic()
+            return self._count(job, self._spent_s(staged))
+        self._idle.clear()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="hangproof-snapshots", daemon=True)
+            self._thread.start()
+        self._last_s = time.monotonic()
+        job.cost_s = self._spent_s(staged)
+        self._jobs.put(job)
+
+    def _spent_s(self, staged: Any) -> float:
+        """What the step has lost to its snapshot so far.
+
+        On a CPU its thread's own time: other programs would make the snapshot look as expensive as the step. With a GPU the
+        wall time, because a thread that waits for the GPU keeps it from getting work.
+        """
+        if staged is not None:
+            return time.monotonic() - self._begun_s
+        return time.thread_time() - self._begun_cpu_s
+
+    def _no_room(self, size: int, gpu: bool = False) -> str:
+        """ "" when all copies of a record of `size` bytes fit; else the sentence. gpu: one more is in pinned memory."""
+        held = sum(len(s.mapped) for s in self._slots if s.mapped is not None)
+        need = COPIES * size - held
+        if COPIES * size > self.limit_bytes:
+            return f"they need {COPIES * size / 1e6:.0f} MB, and snapshots_bytes allows {self.limit_bytes / 1e6:.0f} MB"
+        pinned = 2 * size if gpu and self._pinned is None else 0  # torch rounds up to a power of two
+        return self._first_full(need, pinned, f"a state has {size / 1e6:.0f} MB and needs {COPIES} times that")
+
+    def _first_full(self, shared: int, private: int, what: str) -> str:
+        """ "" where so many bytes fit, in shared memory and of the process's own; else `what` and the place that is too full."""
+        assert self.folder is not None
+        found = os.statvfs(self.folder)
+        places = [(f"{self.folder.parent.parent} has", found.f_bavail * found.f_frsize, shared)]
+        left = memory.available_bytes()
+        if left is not None:
+            places.append(("the machine or its container has", left, shared + private))
+        for where, free, need in places:
+            if need > free - min(RESERVE, free // 2):
+                return f"{what}, and {where} {free / 1e6:.0f} MB free"
+        return ""
+
+    def no_room_beside(self, size: int) -> str:
+        """ "" when one more record of `size` bytes fits for a while, and a file of it in the process's memory; else the sentence."""
+        assert self.folder is not None
+        return self._first_full(size, size, f"a copy of the state has {size / 1e6:.0f} MB")
+
+    def header(self, step: int, epoch: int, name: str, belongs: dict[str, Any] | None) -> Header:
+        """The header of a record that is not written yet."""
+        run, spec, boot, attempt = self._identity
+        return Header(run, spec, boot, attempt, step, epoch, name, 0, 0, 0, False, self.every, time.time(), belongs)
+
+    def is_ours(self, header: Header) -> bool:
+        """Whether a record is of this run, with these settings, since the machine was started."""
+        return (header.run, header.spec, header.boot) == self._identity[:3]
+
+    def _copy(self, slot: _Slot, plan: Plan) -> Any:
+        """Copy the tensors; from a GPU they are only on their way when this returns (`_Job.staged`, else None)."""
+        if not plan.tensors:
+            return None
+        import torch
+
+        staged = None
+        devices = {tensor.device for tensor in plan.tensors if tensor.is_cuda}
+        if len(devices) > 1:
+            raise RecordError(f"its tensors are on {len(devices)} GPUs")
+        if devices:
+            if self._pinned is None or self._pinned.numel() < plan.tail_at:
+                slot.shape, self._pinned = None, None
+                self._pinned = _pinned(plan.tail_at + plan.tail_at // 8)
+            staged = self._pinned, *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if slot.shape != plan.places or staged is not None:
+            slot.tensors = None
+            flat = staged[0] if staged else torch.frombuffer(slot.mapped, dtype=torch.uint8, offset=record.BODY)
+            slot.tensors, slot.shape = record.views(flat, plan.places), plan.places
+        # The events are on the current stream of the tensors' GPU, as the copies.
+        where = torch.cuda.device(devices.pop()) if devices else contextlib.nullcontext()
+        with torch.no_grad(), where:
+            if staged:
+                staged[1].record()
+            copy = getattr(torch, "_foreach_copy_", None)
+            if copy is not None:
+                copy(slot.tensors, plan.tensors, non_blocking=staged is not None)
+            else:
+                for target, source in zip(slot.tensors, plan.tensors, strict=True):
+                    target.copy_(source, non_blocking=staged is not None)
+            if staged:
+                staged[2].record()
+        return staged
+
+    def _work(self) -> None:
+        """The thread: completes one record after the other."""
+        with contextlib.suppress(OSError):  # a thread has a priority of its own on Linux: training comes first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICE)
+        while True:
+            job = self._jobs.get()
+            try:
+                thread_s = self._finish(job)
+                self._count(job, job.cost_s + thread_s)
+            except (OSError, RuntimeError, ValueError, MemoryError) as error:  # RuntimeError: CUDA's
+                self._failed = f"the snapshot of step {job.header.step} failed: {error}"
+            del job
+            self._idle.set()
+
+    def _finish(self, job: _Job) -> float:
+        """Complete a record whose tensors are copied. Returns what that costs the training, in seconds."""
+        began_s, gpu_s = time.thread_time(), 0.0
+        slot, plan = job.slot, job.plan
+        assert slot.mapped is not None
+        with memoryview(slot.mapped) as whole, whole[record.BODY : record.BODY + plan.bytes] as body:
+            if job.staged is not None:
+                pinned, first, last = job.staged
+                last.synchronize()
+                gpu_s = first.elapsed_time(last) / 1e3
+                _copy_bytes(pinned.numpy(), body, plan.tail_at)
+            body[plan.tail_at :] = plan.tail
+            good = record.finite(body, plan.regions)
+            value = record.checksum(body)
+        header = replace(job.header, bytes=plan.bytes, tail=len(plan.tail), checksum=value, finite=good)
+        record.seal(slot.mapped, header)
+        slot.header = header
+        self._drop_states(header.step)
+        return gpu_s if job.staged is not None else time.thread_time() - began_s
+
+    def _count(self, job: _Job, cost_s: float) -> None:
+        """How often from now on: the cost of a snapshot, spread over `every` steps, is at most SHARE of their time.
+
+        One slow snapshot must not put the next one far away, so `every` at most doubles with each.
+        """
+        if not job.counts:
+            return
+        self._costs.append(cost_s)
+        step_s = statistics.median(self._durations) if self._durations else 0.0
+        wanted = math.ceil(statistics.median(self._costs) / (SHARE * step_s)) if step_s else 1
+        self.every = max(1, min(wanted, 2 * self.every))
+
+    def wait(self) -> None:
+        """Wait until the record under way is complete."""
+        self._idle.wait(limits.seconds("snapshot_s"))
+
+    def turn_off(self, reason: str) -> None:
+        """No more snapshots: give the memory back, and say why."""
+        self.off = reason
+        self.wait()
+        self._pinned = None
+        for slot in self._slots:
+            self._forget(slot)
+        print(f"hangproof: snapshots in memory are off: {reason}", flush=True)
+        if self.folder is not None:
+            with contextlib.suppress(OSError):  # no room even for that: the log says it
+                checkpoint.atomic_write(self.folder / OFF, reason)
+
+    def _forget(self, slot: _Slot) -> None:
+        if slot.mapped is not None:
+            record.invalidate(slot.mapped)
+        slot.close()
+        slot.path.unlink(missing_ok=True)
+
+    def _drop_states(self, step: int) -> None:
+        """Remove the states that a restart has made: there is a newer record."""
+        assert self.folder is not None
+        for path in self.folder.glob("*-state"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _pinned(size: int) -> Any:
+    """Pinned memory of at least `size` bytes, as a tensor. Raises RecordError where the machine has none to give."""
+    import torch
+
+    try:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:  # of CUDA; an error of the training itself comes again at its next operation
+        raise RecordError(f"no pinned memory of {size / 1e6:.0f} MB: {error}") from error
+
+
+def _copy_bytes(source: Any, target: memoryview, size: int) -> None:
+    """Copy `size` bytes of a numpy array. numpy releases the GIL, which the training needs to give the GPU work."""
+    import numpy
+
+    to = numpy.frombuffer(target, dtype=numpy.uint8)
+    for begin, end in record.chunks(size):
+        numpy.copyto(to[begin:end], source[begin:end])
+
+
+def restore(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> None:
+    """Make the state `folder`, which `--resume` names, from the record that the monitor has chosen; nothing for another state.
+
+    Raises:
+        RecordError: the record cannot be used, or its state has no room. It is removed, so the next attempt resumes from another
+            one or from the disk.
+    """
+    if not is_restored(folder, environ):
+        return
+    folder, chosen = Path(folder), environ[RECORD]
+    try:
+        header, contents = record.files(chosen)
+        if header.name != folder.name:
+            raise RecordError(f"{chosen}: it holds {header.name}, not {folder.name}")
+        extra = {"belongs": header.belongs} if header.belongs is not None else {}
+        try:
+            with checkpoint.writing(folder, header.step, header.epoch, **extra) as temporary:
+                record.write_folder(temporary, contents)
+        except (OSError, RuntimeError):  # RuntimeError: torch's. Without its words, which say that a disk is full
+            raise RecordError(f"{folder} cannot be written") from None
+    except RecordError as error:
+        Path(chosen).unlink(missing_ok=True)
+        raise RecordError(
+            f"the snapshot in memory cannot be used, so the next attempt resumes elsewhere: {error}"
+        ) from error
+    os.utime(folder / checkpoint.GUARD, (header.wall_s, header.wall_s))
+
+
+def is_restored(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a state comes from a record: all that belongs to its step was done, and it is gone when the run ends."""
+    chosen = environ.get(RECORD, "")
+    return bool(chosen) and Path(folder).parent == Path(chosen).parent
+
+
+def headers(folder: Path) -> dict[Path, Header]:
+    """The complete records in a folder of snapshots, newest first. Their content is not checked."""
+    found = {folder / name: header for name in SLOTS if (header := record.read_header(folder / name)) is not None}
+    return dict(sorted(found.items(), key=lambda item: -item[1].step))
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """For people: {"step", "bytes", "every", "off"} of a folder of snapshots; `step` None before the first one."""
+    try:
+        off = (folder / OFF).read_text(encoding="utf-8")
+    except OSError:
+        off = ""
+    newest = next(iter(headers(folder).values()), None)
+    if newest is None or off:
+        return {"step": None, "bytes": 0, "every": 0, "off": off}
+    return {"step": newest.step, "bytes": newest.bytes, "every": newest.every, "off": ""}
+
+
+def boot_id() -> str:
+    """The id of this boot of the machine; "" where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,236 @@
+"""Saves without a pause: the training copies what a save needs into shared memory, and a thread writes it to the disk.
+
+Decision: one thread does the saves in the order in which the training asked for them (LoRA, old LoRAs, state, old states), each
+exactly as without the thread. So at any moment, and after any kill, the disk holds what it would hold then. The copy is a record
+of its own beside the ring of snapshots.py, whose records are replaced long before a slow disk has one. A process that is killed
+meanwhile leaves it, and the next one, which goes on from a later step, writes it (`redo`): no save is lost.
+
+This is done where snapshots in memory are on and the copy fits; elsewhere the training writes the state itself, and waits.
+Saves of one step are under way at a time: the next step that saves waits for them, which a message says once. A save that fails raises
+its error in the training, at the next boundary. Whoever ends the training waits first: `with saves: train()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from guards import limits, snapshot_record
+from guards.deadline import Deadline
+from guards.heartbeat import Heartbeat
+from guards.snapshot_record import File, Header, RecordError
+from guards.snapshots import THREAD_NICE, Snapshots
+from guards.step_requests import append_event
+
+EVENT = "slow_save"  # the kind of its line in events.jsonl
+TICK_S = 1.0  # between two beats while the training waits
+PATIENCE_S = 2.0  # a shorter wait says nothing about the disk: the training may have been stopped right after a save
+NAME = "save-"  # begins the names of the copies
+
+
+class StateSaves:
+    """The saves of one training process. `snapshots`: those of the same training."""
+
+    def __init__(self, snapshots: Snapshots, beat: Heartbeat, run: str = "") -> None:
+        self.snapshots = snapshots
+        self.beat = beat
+        self.run = run
+        self._step = -1  # whose saves are under way
+        self._what = ""  # the file or folder being written
+        self._messages: set[str] = set()
+        self._jobs: queue.Queue[tuple[str, Callable[[], object]]] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._written: list[Path] = []  # copies that are on the disk
+        self._error: BaseException | None = None
+
+    @classmethod
+    def from_env(cls, snapshots: Snapshots, beat: Heartbeat) -> StateSaves:
+        """Those of the run in `$HANGPROOF_RUN`."""
+        return cls(snapshots, beat, os.environ.get("HANGPROOF_RUN", ""))
+
+    @property
+    def busy(self) -> bool:
+        return self._jobs.unfinished_tasks > 0
+
+    def begin(self, step: int) -> None:
+        """The saves that follow are of `step`: wait for those of an earlier one. Raises the error of a save that failed."""
+        if self.busy and step != self._step:
+            what, of = self._what, self._step
+            if not self._wait(PATIENCE_S):
+                self._report_once(
+                    "slow",
+                    f"{what}, of step {of}, is still being written when step {step} saves: the disk is slower than the training, "
+                    "which waits for it; save less often, or use a faster disk",
+                )
+                self._wait()
+        self._step = step
+        self.check()
+
+    def save(
+        self,
+        name: str,
+        step: int,
+        epoch: int,
+        files: list[File],
+        write: Callable[[list[File]], object],
+        belongs: dict[str, Any] | None = None,
+    ) -> None:
+        """Call `write` with the files as they are now: in the thread with a copy, or at once where there is no room for one.
+
+        name: of the file or folder that it writes, which `redo` gets with step, epoch and belongs. Raises the errors of `write`
+        when it is called at once.
+        """
+        copy = self._copy(self.snapshots.header(step, epoch, name, belongs), files)
+        if copy is not None:
+            self._put(name, partial(self._write_copy, copy, write))
+            return
+        self.wait()
+        with Deadline(limits.seconds("save_s"), f"writing {name}"):
+            write(files)
+
+    def redo(self, step: int, write: Callable[[Header, list[File]], object]) -> None:
+        """Write what an earlier process could not complete, in the thread. `step`: from which this process goes on.
+
+        Later saves are forgotten: this process comes to their steps again.
+        """
+        for path in self._copies():
+            header = snapshot_record.read_header(path)
+            wrong = snapshot_record.verify(path)
+            if header is None or not self.snapshots.is_ours(header) or header.step > step:
+                path.unlink(missing_ok=True)
+            elif wrong:
+                print(
+                    f"hangproof: {header.name} was being saved when the training ended, and is lost: {wrong}",
+                    flush=True,
+                )
+                path.unlink(missing_ok=True)
+            else:
+                print(f"hangproof: {header.name} was being saved when the training ended; it is completed", flush=True)
+                self._step = header.step
+                self._put(header.name, partial(self._write_copy, path, partial(write, header)))
+
+    def then(self, what: str, function: Callable[[], object]) -> None:
+        """Call `function` after the saves so far: in the thread while they are under way, else at once."""
+        if self.busy:
+            self._put(what, function)
+        else:
+            self.check()
+            function()
+
+    def check(self) -> None:
+        """Raise the error of a save that failed. Nothing is saved after it."""
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """Wait until everything is on the disk. Raises the error of a save that failed."""
+        self._wait()
+        self.check()
+
+    def __enter__(self) -> StateSaves:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """The training has ended: what it had asked to save is completed, after an error, too."""
+        self._wait()
+        if error is None:
+            self.check()
+        elif self._error is not None and self._error is not error:
+            print(f"hangproof: {self._what} was not saved: {self._error}", flush=True)
+
+    def _copies(self) -> list[Path]:
+        """The copies that are not written yet, oldest first."""
+        folder = self.snapshots.folder
+        return sorted(folder.glob(NAME + "*"), key=_number) if folder is not None else []
+
+    def _copy(self, header: Header, files: list[File]) -> Path | None:
+        """The record that holds a copy of the files; None where that is not possible."""
+        if not self.snapshots.active or self.snapshots.folder is None:
+            return None
+        number = max(map(_number, self._copies()), default=0) + 1
+        path = self.snapshots.folder / f"{NAME}{number}"
+        try:
+            plan = snapshot_record.plan(files)
+            problem = self.snapshots.no_room_beside(snapshot_record.BODY + plan.bytes)
+            if not problem and snapshot_record.store(path, header, plan).finite:
+                return path
+        except (OSError, RecordError, MemoryError) as error:
+            problem = f"{header.name} has no room in memory: {error}"
+        path.unlink(missing_ok=True)
+        if problem:
+            self._report_once("room", f"saves wait for the disk: {problem}")
+        return None  # numbers that are not finite are for `write` to judge, as ever
+
+    def _put(self, what: str, function: Callable[[], object]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="hangproof-saves", daemon=True)
+            self._thread.start()
+        if not self.busy:
+            self._what = what
+        self._jobs.put((what, function))
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError):  # a thread has a priority of its own on Linux: training comes first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICE)
+        while True:
+            what, function = self._jobs.get()
+            if self._error is None:  # what follows a save that failed would delete the states before it
+                self._what = what
+                try:
+                    with Deadline(limits.seconds("save_s"), f"writing {what}"):
+                        function()
+                except Exception as error:  # noqa: BLE001 - the training raises it
+                    self._error = error
+            del function
+            self._end_job()
+
+    def _end_job(self) -> None:
+        """The copies go when all that belongs to their step is done: until then, a kill makes the next process do it again."""
+        if self._jobs.unfinished_tasks == 1 and self._error is None:
+            while self._written:
+                self._written.pop().unlink(missing_ok=True)
+        self._jobs.task_done()
+
+    def _write_copy(self, path: Path, write: Callable[[list[File]], object]) -> None:
+        write(snapshot_record.files(path)[1])
+        self._written.append(path)
+
+    def _wait(self, limit_s: float = math.inf) -> bool:
+        """Wait for the thread, in phase "save"; False: `limit_s` has passed before.
+
+        Each write has a limit of its own, which ends the process, so until then this reports progress.
+        """
+        if not self.busy:
+            return True
+        before, began_s, waited_s = self.beat.current_phase, time.monotonic(), 0.0
+        self.beat.phase("save", note=f"waiting for {self._what}, which is still being written")
+        with self._jobs.all_tasks_done:
+            while self.busy and waited_s < limit_s:
+                self._jobs.all_tasks_done.wait(TICK_S)
+                waited_s = time.monotonic() - began_s
+                self.beat.item(int(waited_s))
+        self.beat.phase(before)
+        return not self.busy
+
+    def _report_once(self, reason: str, message: str) -> None:
+        """Say it in the log and on the run's page, once for each reason."""
+        if reason in self._messages:
+            return
+        self._messages.add(reason)
+        print(f"hangproof: {message}", flush=True)
+        if self.run:
+            with contextlib.suppress(OSError):  # a full disk: the log has it
+                append_event(Path(self.run), EVENT, message)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix(NAME)) if path.name.removeprefix(NAME).isdecimal() else 0

@@ -1,0 +1,144 @@
+"""The run's snapshots in memory, seen from the monitor: their folder under /dev/shm, and the record to resume from.
+
+The monitor makes the folder before the first attempt, notes it in the RunState, and removes it when the run has ended. Folders
+of runs that are gone are removed when the next run makes its own. After a reboot there is none, and the disk decides.
+
+A record is judged like a checkpoint, and here without torch: complete, of this run and its settings, checksum right, numbers
+finite (which the trainer has looked at). A fault that may have damaged memory makes the records since then suspect, and after
+repeated failures without a new step only the disk is trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guards import snapshot_record, snapshots
+from monitor.process import platform
+from monitor.process.locks import LOCK, is_held
+from monitor.run_folder import read_json
+
+PLACE = "HANGPROOF_SHM"  # another file system in memory than /dev/shm
+LIMIT = snapshots.LIMIT
+OWNER = "run"  # the file in a folder of snapshots that names its run
+STATE = "monitor.json"
+PAUSE_EVERY = 64  # pieces of a record that is checked
+ROOM = 1 << 20  # bytes that a state needs beside those of its record: headers of its files
+FAILED_COUNT = 2  # failures in a row without a new step, from which on only the disk is trusted
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record to resume from. `state` is the folder that the starting process makes from it."""
+
+    path: Path
+    state: Path
+    step: int
+
+
+def place() -> Path:
+    """The file system in memory that holds the folders of all runs."""
+    return Path(os.environ.get(PLACE) or "/dev/shm")
+
+
+def folder_of(run: Path, known: str) -> tuple[str, str]:
+    """(the folder for the snapshots of `run`, "") or ("", why there is none). known: the one that is noted already."""
+    if known and Path(known).is_dir():
+        return known, ""
+    if not place().is_dir():
+        return "", f"this system has no file system in memory ({place()}); a restart resumes from the disk"
+    try:
+        sweep()
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", run.name)
+        folder = platform.private_folder(name, place())
+        (folder / OWNER).write_text(str(run), encoding="utf-8")
+    except OSError as error:
+        return "", f"no folder for them can be made: {error.strerror or error}"
+    return str(folder), ""
+
+
+def drop(folder: str) -> None:
+    """Remove the snapshots of a run that has ended."""
+    if folder:
+        platform.drop_private(Path(folder))
+
+
+def sweep() -> None:
+    """Remove the folders of runs that are gone: deleted, or with another folder, or none, in their monitor.json. OSError."""
+    for folder in platform.private_base(place()).iterdir():
+        try:
+            run = Path((folder / OWNER).read_text(encoding="utf-8"))
+        except OSError:
+            continue  # it is being made
+        if is_held(run / LOCK):
+            continue
+        known = read_json(run / STATE) or {}
+        if known.get("snapshots") != str(folder):
+            drop(str(folder))
+
+
+def environment(folder: str, spec_hash: str, limit_bytes: int, record: Path | None) -> dict[str, str]:
+    """The variables of an attempt; {} without a folder."""
+    if not folder:
+        return {}
+    variables = {snapshots.FOLDER: folder, snapshots.SPEC: spec_hash, LIMIT: str(limit_bytes)}
+    return variables | ({snapshots.RECORD: str(record)} if record is not None else {})
+
+
+def newest(
+    folder: str, run: Path, spec_hash: str, *, before_step: int | None = None, pause: Callable[[float], None]
+) -> tuple[Record | None, list[str]]:
+    """(the newest record that can be resumed from, why newer ones cannot). `pause` may raise.
+
+    before_step: only records of earlier steps.
+    """
+    refused: list[str] = []
+    if not folder:
+        return None, refused
+    for path, header in snapshots.headers(Path(folder)).items():
+        reason = ""
+        if header.run != str(run):
+            reason = f"it belongs to {header.run}"
+        elif header.spec != spec_hash:
+            reason = "run.toml has changed since"
+        elif header.boot != snapshots.boot_id():
+            reason = "it was written before the machine was started"
+        elif before_step is not None and header.step >= before_step:
+            reason = "the failure may have damaged the memory that it holds"
+        elif shutil.disk_usage(folder).free < header.bytes + ROOM:
+            reason = f"{place()} is full, and the state that is made from it has no room there"
+        reason = reason or snapshot_record.verify(path, _pauses(pause).__next__)
+        if not reason:
+            return Record(path, Path(folder) / header.name, header.step), refused
+        refused.append(f"the snapshot of step {header.step} is not used: {reason}")
+    return None, refused
+
+
+def _pauses(pause: Callable[[float], None]) -> Iterator[None]:
+    """Calls `pause` now and then while a record is checked."""
+    while True:
+        for _ in range(PAUSE_EVERY):
+            yield
+        pause(0.0)
+
+
+def summary(folder: str, off: str) -> dict[str, Any] | None:
+    """For status.json: {"step", "bytes", "every", "off"}; None for a run without snapshots. off: why there is no folder."""
+    if not folder:
+        return {"step": None, "bytes": 0, "every": 0, "off": off} if off else None
+    return snapshots.status(Path(folder))
+
+
+def clear(folder: str) -> None:
+    """Forget all records: the run starts over."""
+    if folder:
+        for path in Path(folder).glob("*"):
+            if path.name in snapshots.SLOTS:
+                path.unlink(missing_ok=True)
+            elif path.name.endswith("-state"):
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,203 @@
+"""Snapshots in memory of kohya's trainers (guards/snapshots.py): after a step, what accelerate's save_state would write.
+
+Decision: save_state itself is called, so a record holds what a checkpoint holds, and `--resume` reads it. In this thread
+`torch.save` and safetensors' `save_file`, as accelerate calls them, keep what they are given in place of writing it; small
+files that hooks write go to a folder in memory and are read from there. What another version of accelerate writes by other
+means is read in the same way: slower, so less often, and as complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from guards import checkpoint, snapshot_record
+from guards.snapshot_record import File, RecordError
+from guards.snapshots import Snapshots, restore
+from guards.state_saves import StateSaves
+from sd_scripts_patches import session
+from sd_scripts_patches.trainer_state import ResumeError
+
+FOLDER = "capture"  # in the folder of the snapshots
+_capturing: int | None = None  # the thread whose saves are kept
+saves: StateSaves | None = None  # of this training; None: they are written as ever
+
+
+def capturing() -> bool:
+    """Is this thread's save_state called for a snapshot?"""
+    return _capturing == threading.get_ident()
+
+
+def make_state(resume: str) -> None:
+    """Make the state that `--resume` names when it is a snapshot in memory. Raises ResumeError."""
+    try:
+        restore(resume)
+    except RecordError as error:
+        raise ResumeError(f"--resume {resume}: {error}") from error
+
+
+class MemorySnapshots:
+    """Those of one training. `loop` is its heartbeat.TrainingLoop."""
+
+    def __init__(self, loop: Any) -> None:
+        self.loop = loop
+        self.memory = Snapshots.from_env()
+        self.step = 0  # of the last boundary
+
+    def take_if_due(self) -> None:
+        """Everything that belongs to a batch is complete; a snapshot is of whole steps."""
+        from sd_scripts_patches import resume, save
+
+        if saves is not None:
+            saves.check()
+        loop, run = self.loop, resume.run
+        if not self.memory.active or not loop.step or loop.step == self.step or loop.losses or run.loader is None:
+            return
+        self.step = loop.step
+        kind = getattr(loop.accelerator.distributed_type, "name", str(loop.accelerator.distributed_type))
+        if kind in save.SHARDED:
+            return self.memory.turn_off(f"a state of {kind} is in the memory of several processes")
+        if self.memory.due():
+            assert self.memory.folder is not None
+            files = capture(loop.accelerator, self.memory.folder / FOLDER)
+            name = f"{loop.args.output_name or 'at'}-step{loop.step:08d}-state"
+            self.memory.take(name, loop.step, run.epochs_done, files)
+
+
+def capture(accelerator: Any, folder: Path) -> list[File]:
+    """The files that `accelerator.save_state` would write; their tensors are the training's own."""
+    files: list[File] = []
+    try:
+        folder.mkdir(exist_ok=True)
+        with _keeping(files, folder), _quiet():
+            accelerator.save_state(str(folder))
+        files += [
+            File(path.relative_to(folder).as_posix(), "raw", path.read_bytes())
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        ]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return files
+
+
+@contextlib.contextmanager
+def _keeping(files: list[File], folder: Path) -> Iterator[None]:
+    """What this thread saves below `folder` is appended to `files`."""
+    global _capturing
+    import torch
+    from accelerate.utils import other
+
+    original, original_safe = torch.save, getattr(other, "safe_save_file", None)
+
+    def name_of(target: Any) -> str | None:
+        if not capturing() or not isinstance(target, (str, os.PathLike)) or not Path(target).is_relative_to(folder):
+            return None
+        return Path(target).relative_to(folder).as_posix()
+
+    def save(content: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        name = name_of(f)
+        if name is None:
+            return original(content, f, *args, **kwargs)
+        files.append(File(name, "torch", content))
+
+    def save_file(tensors: Any, filename: Any, metadata: dict[str, str] | None = None) -> Any:
+        name = name_of(filename)
+        if name is None and original_safe is not None:
+            return original_safe(tensors, filename, metadata)
+        files.append(File(str(name), "safetensors", dict(tensors), metadata))
+
+    _capturing = threading.get_ident()
+    torch.save = save
+    if original_safe is not None:
+        other.safe_save_file = save_file
+    try:
+        yield
+    finally:
+        _capturing, torch.save = None, original
+        if original_safe is not None:
+            other.safe_save_file = original_safe
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """accelerate and kohya's hooks log each file that they save; after each step that would fill the log."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO or not capturing()
+
+    handlers = list(logging.getLogger().handlers)
+    for handler in handlers:
+        handler.addFilter(keep)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(keep)
+
+
+def attach(loop: Any) -> None:
+    """Take the snapshots of this training, after whatever else follows a batch, and write its states in a thread."""
+    global saves
+    ours = MemorySnapshots(loop)
+    session.on_batch_end.append(ours.take_if_due)
+    if not getattr(loop.args, "save_state_to_huggingface", False):  # which reads each state as soon as it is saved
+        saves = StateSaves.from_env(ours.memory, loop.beat)
+
+
+def completing() -> contextlib.AbstractContextManager[Any]:
+    """Around the training: at its end, and after an error in it, what it has saved is complete."""
+    return saves if saves is not None else contextlib.nullcontext()
+
+
+def begin_saves(step: int) -> None:
+    """The saves that follow are of `step`: those of earlier steps are complete when this returns."""
+    if saves is not None:
+        saves.begin(step)
+
+
+def write_later(accelerator: Any, folder: Path, step: int, epoch: int) -> bool:
+    """Have the state `folder` written in a thread, as `accelerator.save_state` would; False where that is not possible."""
+    if saves is None or saves.snapshots.folder is None or not saves.snapshots.active:
+        return False
+    files = capture(accelerator, saves.snapshots.folder / FOLDER)
+    saves.save(folder.name, step, epoch, files, lambda files: write_state(folder, step, epoch, files))
+    return True
+
+
+def complete_saves(output: str, step: int) -> None:
+    """Write the states that a killed process was saving. `step`: from which this one goes on."""
+    if saves is not None:
+        saves.redo(step, lambda h, files: write_state(Path(output, h.name), h.step, h.epoch, files))
+
+
+def write_state(folder: Path, step: int, epoch: int, files: list[File]) -> None:
+    """Write a state as accelerate's save_state does, byte for byte. Raises OSError; RuntimeError where torch finds no room."""
+    import torch
+
+    with checkpoint.writing(folder, step, epoch) as temporary:
+        for file in files:
+            if file.kind == "torch":  # to a path, as accelerate: torch puts the file's name into the file
+                torch.save(file.content, temporary / file.name)
+            else:
+                snapshot_record.write_folder(temporary, [file])
+
+
+def wait_for_saves() -> None:
+    """Everything that was to be saved is complete when this returns. Raises the error of a save that failed."""
+    if saves is not None:
+        saves.wait()
+
+
+def after_saves(what: str, function: Callable[[], object]) -> None:
+    """Call `function` after the saves so far; at once where none is under way."""
+    if saves is not None:
+        saves.then(what, function)
+    else:
+        function()

@@ -1,0 +1,42 @@
+"""A disk on which every fsync takes long, fails, or is the last thing that a process does: a fault injector for trainers.
+
+`HANGPROOF_INJECT=slow_disk:fire`, and `TEST_DISK` says what happens, from the training's first step on: `FSYNC_S`, or
+`FSYNC_S WHAT@N`, where WHAT happens at the Nth fsync: `kill` (SIGKILL), `term` (SIGTERM), `full` (ENOSPC from there on), `broken` (EIO).
+TEST_TRACE: a file that gets one line for each fsync and each step: `fsync BEGIN END THREAD` or `step NUMBER TIME`, monotonic seconds.
+"""
+
+import errno
+import os
+import signal
+import threading
+import time
+
+REAL = os.fsync
+ERRORS = {"full": errno.ENOSPC, "broken": errno.EIO}
+_count = 0
+
+
+def trace(*words: object) -> None:
+    with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as file:
+        file.write(" ".join(map(str, words)) + "\n")
+
+
+def fsync(descriptor: int) -> None:
+    global _count
+    _count += 1
+    takes_s, _, what = os.environ["TEST_DISK"].partition(" ")
+    what, _, number = what.partition("@")
+    if what and _count >= int(number) and what in ERRORS:
+        raise OSError(ERRORS[what], os.strerror(ERRORS[what]), f"/proc/self/fd/{descriptor}")
+    began = time.monotonic()
+    time.sleep(float(takes_s))
+    if what and _count == int(number):
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM}[what])
+    REAL(descriptor)
+    trace("fsync", began, time.monotonic(), threading.current_thread().name)
+
+
+def fire(phase: str, step: int, heartbeat) -> None:
+    if phase == "step" and step >= 1 and heartbeat._done == 0:
+        os.fsync = fsync
+        trace("step", step, time.monotonic())

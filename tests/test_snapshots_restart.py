@@ -1,0 +1,175 @@
+"""The monitor restarts from the newest record that it may believe, and from the disk when there is none."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import goodput
+from benchmarks.goodput_contenders import CONTENDERS
+from guards import checkpoint, snapshots
+from guards.snapshot_record import File, RecordError
+from guards.snapshots import Snapshots
+from monitor import recovery
+from monitor.process import platform
+from monitor.resume import snapshots as ours
+from monitor.resume.checkpoints import Verifier
+from monitor.resume.policy import History
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A run's folder; the folders of snapshots are in a place of the test's own."""
+    place = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm"))
+    monkeypatch.setenv(ours.PLACE, str(place))
+    folder = tmp_path / "outputs" / "my run"
+    folder.mkdir(parents=True)
+    (folder / "run.toml").write_text("name = 'a'")
+    yield folder
+    shutil.rmtree(place)
+
+
+def ring_of(run, *steps, spec="spec", of=None):
+    ring, why = ours.folder_of(run, "")
+    assert not why
+    writer = Snapshots(Path(ring), str(of or run), spec)
+    for step in steps:
+        writer.due()
+        writer.take(f"a-step{step:08d}-state", step, 1, [File("weights.bin", "raw", b"%d" % step)])
+    return ring
+
+
+def newest(ring, run, **more):
+    return ours.newest(ring, run, "spec", pause=lambda seconds: None, **more)
+
+
+def test_the_newest_record_is_taken_and_becomes_the_state_to_resume_from(run):
+    ring = ring_of(run, 4, 5)
+    record, refused = newest(ring, run)
+    assert (record.step, refused) == (5, [])
+    variables = ours.environment(ring, "spec", 1000, record.path)
+    snapshots.restore(record.state, variables)
+    assert (record.state / "weights.bin").read_bytes() == b"5" and checkpoint.problems(record.state) == []
+    assert Snapshots.from_env(variables).limit_bytes == 1000
+
+
+def test_a_record_of_another_run_or_of_other_settings_or_of_before_a_reboot_is_refused(run, monkeypatch):
+    for kind, reason in (({"of": "/other"}, "it belongs to /other"), ({"spec": "older"}, "run.toml has changed since")):
+        assert newest(ring_of(run, 3, **kind), run) == (None, [f"the snapshot of step 3 is not used: {reason}"])
+    ring = ring_of(run, 3)
+    monkeypatch.setattr(snapshots, "boot_id", lambda: "another")
+    record, (refused,) = newest(ring, run)
+    assert record is None and "before the machine was started" in refused
+
+
+def test_after_a_fault_that_may_have_damaged_memory_a_record_from_before_it_is_taken(run):
+    record, refused = newest(ring_of(run, 6, 7), run, before_step=7)
+    assert record.step == 6 and len(refused) == 1
+
+
+def test_a_record_whose_state_has_no_room_beside_it_is_refused(run, monkeypatch):
+    ring = ring_of(run, 6)
+    monkeypatch.setattr(ours.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    record, (refused,) = newest(ring, run)
+    assert record is None and "is full" in refused
+    monkeypatch.undo()
+    assert newest(ring, run)[0].step == 6
+    monkeypatch.setattr("guards.checkpoint.writing", full_disk)
+    path = next(iter(snapshots.headers(Path(ring))))
+    state = Path(ring) / "a-step00000006-state"
+    with pytest.raises(RecordError, match="the next attempt resumes elsewhere") as raised:
+        snapshots.restore(state, {snapshots.RECORD: str(path)})
+    assert not path.exists() and "No space" not in str(raised.value)
+
+
+def full_disk(*_args, **_more):
+    raise OSError(28, "No space left on device")
+
+
+def test_the_other_record_is_taken_when_the_newest_is_damaged(run):
+    ring = ring_of(run, 6, 7)
+    with open(next(iter(snapshots.headers(Path(ring)))), "r+b") as file:
+        file.seek(4096)
+        file.write(b"?")
+    record, refused = newest(ring, run)
+    assert record.step == 6 and "wrong checksum" in refused[0]
+
+
+def choose(run, ring, failures=1, damages=False, fault_step=7, limit=1 << 30, **more):
+    state = SimpleNamespace(history=History(failures={"x": failures}), snapshots=ring, snapshots_off="")
+    incident = SimpleNamespace(cause=SimpleNamespace(damages_memory=damages), evidence=SimpleNamespace(step=fault_step))
+    lines: list[str] = []
+    folder = SimpleNamespace(folder=run, foreign=False, log=lines.append)
+    config = SimpleNamespace(restart=SimpleNamespace(snapshots_bytes=limit))
+    made = SimpleNamespace(
+        folder=folder, state=state, incident=incident, config=config, nodes=None, pause=lambda seconds: None,
+        verifier=Verifier(60.0), **more,
+    )  # fmt: skip
+    return recovery._choose(made, [run])
+
+
+def state_on_disk(run, step):
+    with checkpoint.writing(run / f"a-step{step:08d}-state", step, 0) as folder:
+        (folder / "weights.bin").write_bytes(b"disk")
+
+
+def test_memory_or_disk_the_newer_one_counts(run, monkeypatch):
+    ring = ring_of(run, 6, 7)
+    monkeypatch.setattr(recovery, "spec_hash", lambda folder: "spec")
+    state_on_disk(run, 5)
+    point = choose(run, ring)
+    assert (point.step, point.path.parent, point.record.parent) == (7, Path(ring), Path(ring))
+    assert choose(run, ring, damages=True).step == 6
+    for disk in (
+        choose(run, ring, failures=2),
+        choose(run, ring, damages=True, failures=2),
+        choose(run, ring, limit=0),
+    ):
+        assert (disk.step, disk.path.parent, disk.record) == (5, run, None)
+    state_on_disk(run, 8)
+    assert (choose(run, ring).step, choose(run, ring).record) == (8, None)
+
+
+def test_a_run_that_ends_or_is_gone_leaves_nothing_in_memory(run):
+    ring = Path(ring_of(run, 1))
+    assert ours.folder_of(run, str(ring)) == (str(ring), "")
+    other = run.with_name("gone")
+    ours.sweep()  # no monitor watches this run, and its monitor.json names no folder
+    assert not ring.exists()
+    ring = Path(ring_of(run, 1))
+    (run / "monitor.json").write_text(f'{{"snapshots": "{ring}"}}')
+    lost = Path(ring_of(other, 1))
+    ours.sweep()
+    assert ring.exists() and not lost.exists()
+    ours.drop(str(ring))
+    assert not ring.exists() and list(platform.private_base(ours.place()).iterdir()) == []
+
+
+def test_without_a_file_system_in_memory_the_reason_is_in_the_status(run, monkeypatch):
+    monkeypatch.setenv(ours.PLACE, "/nowhere")
+    folder, why = ours.folder_of(run, "")
+    assert folder == "" and "no file system in memory" in why
+    assert ours.summary("", why)["off"] == why and ours.summary("", "") is None
+
+
+@pytest.mark.parametrize(
+    ("faults", "most"),
+    [
+        pytest.param(("sigkill@13", "raises@27"), 2, id="two failures"),
+        pytest.param(("record_torn@13", "sigkill@25"), 14, id="torn"),
+        pytest.param(("record_damaged@13",), 13, id="damaged", marks=pytest.mark.long),
+        pytest.param(("record_of_another_run@13",), 13, id="of another run", marks=pytest.mark.long),
+        pytest.param(("records_gone@13",), 13, id="gone", marks=pytest.mark.long),
+    ],
+)
+def test_a_run_under_real_supervision_repeats_at_most_one_step_for_each_failure(faults, most):
+    """The faults of the second group leave no usable record: the disk's checkpoint, or the start, is used instead."""
+    done = goodput.one_run(CONTENDERS["ours"], 40, faults, 30.0, torch=False)
+    assert done["finished"] and done["right"] and done["faults"] == len(faults)
+    assert done["repeated"] <= most and (most > 2) == (done["repeated"] > 2)

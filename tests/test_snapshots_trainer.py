@@ -1,0 +1,107 @@
+"""The built-in trainer goes on from a snapshot in memory as if nothing had happened: the same losses, the same LoRA."""
+
+import json
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from trainer_helpers import environment, flags, fork, good, make_config, make_images, sha
+
+from guards import snapshots
+from trainer import tiny_flux
+
+COMMON = {
+    "max_train_steps": 24,
+    "save_every_n_steps": 12,
+    "lr_scheduler": "cosine",
+    "lr_warmup_steps": 4,
+    "network_dropout": 0.1,
+    "save_state": True,
+}
+OPTIMIZERS = {
+    "adamw": {"optimizer_type": "adamw"},
+    "adamw8bit": {"optimizer_type": "adamw8bit", "optimizer_args": ["min_8bit_size=16"]},
+}
+pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("snapshots")
+    model = tiny_flux.ensure(folder / "models" / "tiny-flux")
+    return {
+        "folder": folder,
+        "model": model,
+        "config": make_config(folder / "dataset.toml", make_images(folder / "images")),
+    }
+
+
+@pytest.fixture
+def ring():
+    folder = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def attempt(work, name, number, ring=None, fault="", **changed):
+    """One attempt, as the monitor starts it: from the newest record in memory, where there is one."""
+    output, more, resume = work["folder"] / name, {}, None
+    output.mkdir(exist_ok=True)
+    found = next(iter(snapshots.headers(ring).items()), None) if ring else None
+    if ring:
+        more |= {snapshots.FOLDER: str(ring)}
+    if found:
+        resume, more[snapshots.RECORD] = ring / found[1].name, str(found[0])
+    if fault:
+        beats = work["folder"] / f"beats-{name}"
+        more |= {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault, "HANGPROOF_HEARTBEAT": str(beats)}
+    more |= {"HANGPROOF_RUN": str(output), "HANGPROOF_ATTEMPT": str(number)}
+    done = fork(flags(work["model"], work["config"], output, resume=resume, **COMMON | changed), **more)
+    return done, found[1].step if found else 0
+
+
+def losses(folder):
+    """(attempt, step, loss) of every step that was trained."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["attempt"], line["step"], line["loss"]) for line in lines if line["kind"] == "step"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_kills_at_random_change_no_digit(work, ring, optimizer):
+    changed, plain, killed = OPTIMIZERS[optimizer], f"plain-{optimizer}", f"killed-{optimizer}"
+    good(attempt(work, plain, 1, **changed)[0])
+    seed = random.randrange(10**6)
+    draw = random.Random(seed)
+    print(f"moments drawn with seed {seed}")
+    kills = [f"kill@{at + draw.randrange(3)}+{draw.random() * 0.05:.4f}" for at in (4, 9, 15)]
+    kills.append(f"save@12+{1 + draw.randrange(5)}")
+    resumed = []
+    for number, fault in enumerate(sorted(kills, key=lambda text: int(text[5:].split("+")[0])), 1):
+        done, step = attempt(work, killed, number, ring, fault, **changed)
+        assert done.returncode == -9, done.stderr[-2000:]
+        resumed.append(step)
+    done, last = attempt(work, killed, 9, ring, **changed)
+    good(done)
+    expected = {step: loss for _, step, loss in losses(work["folder"] / plain)}
+    trained = losses(work["folder"] / killed)
+    assert [entry for entry in trained if expected[entry[1]] != entry[2]] == []
+    assert {step for _, step, _ in trained} == set(expected)
+    assert resumed == sorted(resumed) and last > max(1, resumed[1]), "attempts went on from later records"
+    for name in ("tiny.safetensors", "tiny-state/model.safetensors", "tiny-state/optimizer.bin"):
+        assert sha(work["folder"] / killed / name) == sha(work["folder"] / plain / name), name
+    assert snapshots.status(ring)["off"] == "" and snapshots.status(ring)["step"] >= last
+
+
+def test_a_record_that_is_bad_ends_the_attempt_with_the_reason_and_is_gone(work, ring):
+    done, _ = attempt(work, "bad", 1, ring, "kill@3+0.5")
+    assert done.returncode == -9
+    path = next(iter(snapshots.headers(ring)))
+    with open(path, "r+b") as file:
+        file.seek(9000)
+        file.write(b"damage")
+    done, _ = attempt(work, "bad", 2, ring)
+    assert done.returncode == 1 and "wrong checksum" in done.stderr
+    assert path not in snapshots.headers(ring)
+    assert "TEST_FAULT" not in environment()

@@ -1,0 +1,118 @@
+"""The three real trainers at the gate: a killed training goes on in the standby attempt, and its losses are the undisturbed ones."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_musubi
+import tiny_sd_scripts
+from monitor_helpers import events, members, status, wait_for
+from runs_helpers import PROJECT, pictures, spec
+
+import runs
+from benchmarks import machines
+from monitor.process import platform
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")]
+STEPS, EVERY = 24, 6
+LIMIT_S = 900
+PACE = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_GPUS": ""}
+SLOW_S = 20  # of a step from the fourth on, until the standby waits, however long that takes on a busy machine
+MUSUBI_MODEL = """
+[models.toy-z]
+name = "Toy Z"
+family = "z-image"
+[models.toy-z.files]
+dit = "{weights}"
+vae = "{weights}"
+text_encoder = "{weights}"
+"""
+FIELDS = {"max_train_steps": STEPS, "save_every_n_steps": EVERY, "sample_every_n_steps": 0, "resolution": 64}
+
+
+def built_in(data: Path, name: str) -> tuple[Path, dict[str, str]]:
+    tiny = machines.tiny(STEPS, EVERY)
+    folder = tiny.create(data, {"name": name})
+    return folder, tiny.environment(data)
+
+
+def sd_scripts(data: Path, name: str) -> tuple[Path, dict[str, str]]:
+    tiny_sd_scripts.need()
+    work = tiny_sd_scripts.workdir()
+    (data / "in").mkdir(exist_ok=True, parents=True)
+    names = (("pretrained_model_name_or_path", "flux"), ("clip_l", "clip_l"), ("t5xxl", "t5xxl"), ("ae", "ae"))
+    paths = {flag: str(work / f"{file}.safetensors") for flag, file in names}
+    extra = {**paths, "tokenizer_cache_dir": str(work / "tokenizers"), "t5xxl_max_token_length": 32}
+    wanted = spec(name=name, backend="sd-scripts", tier="16G", extra=extra, **FIELDS)
+    return runs.create(wanted, pictures(data / "in", 2)), tiny_sd_scripts.environment(work)
+
+
+def musubi(data: Path, name: str) -> tuple[Path, dict[str, str]]:
+    if tiny_musubi.why_not():
+        pytest.skip(tiny_musubi.why_not())
+    work = tiny_musubi.workdir()
+    data.mkdir(exist_ok=True, parents=True)
+    (data / "models.toml").write_text(MUSUBI_MODEL.format(weights=(work / "dit.safetensors").as_posix()))
+    fields = {**FIELDS, "name": name, "trigger": "ohwx", "model": "toy-z", "tier": "20G", "repeats": 1, "rank": 4}
+    fields |= {"save_every_n_epochs": 0, "workers": 0, "extra": {"optimizer_type": "AdamW"}}
+    return runs.create(runs.make(fields), work / "images"), tiny_musubi.environment(work)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+def trained(folder: Path, env: dict[str, str], data: Path, killed: bool) -> None:
+    limits = data / "limits.toml"
+    limits.write_text("" if killed else "standby = false\n")
+    hurry = data / "hurry"
+    if not killed:
+        hurry.touch()
+    env = {
+        **env,
+        **PACE,
+        "HANGPROOF_SLOW": f"4:{SLOW_S}:{hurry}",
+        "HANGPROOF_DATA": str(data),
+        "HANGPROOF_LIMITS": str(limits),
+    }
+    with open(data / f"{folder.name}.log", "wb") as log:
+        command = [sys.executable, "-m", "monitor", "run", str(folder)]
+        process = subprocess.Popen(command, env=env, cwd=PROJECT, stdout=log, stderr=log)
+        try:
+            if killed:
+                ready = lambda: (folder / "status.json").exists() and status(folder)["standby"]["state"] == "ready"  # noqa: E731
+                wait_for(ready, LIMIT_S, "a standby")
+                found = status(folder)
+                print(f"{folder.name}: the standby waits with {found['standby']['memory_bytes'] / 1e6:.0f} MB")
+                assert found["step"] < STEPS - 2
+                os.kill(found["trainer_pids"][0], signal.SIGKILL)
+                hurry.touch()
+            code = process.wait(LIMIT_S)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(60)
+    assert code == 0, (data / f"{folder.name}.log").read_text(errors="replace")[-4000:]
+    assert not members(folder)
+
+
+@pytest.mark.parametrize("trainer", [built_in, sd_scripts, musubi])
+def test_the_losses_are_the_undisturbed_ones(tmp_path, monkeypatch, trainer):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    if trainer is musubi:
+        monkeypatch.setenv("MUSUBI_DIR", str(tiny_musubi.checkout()))
+    folders = {}
+    for name, killed in (("killed", True), ("calm", False)):
+        folders[name], env = trainer(tmp_path, name)
+        trained(folders[name], env, tmp_path, killed)
+    assert losses(folders["killed"]) == losses(folders["calm"]) and len(losses(folders["calm"])) == STEPS
+    (restarted,) = events(folders["killed"], "restarted")
+    assert "which had been started early" in restarted["message"]
+    (incident,) = sorted(folders["killed"].glob("incidents/*/incident.json"))
+    recover_s = json.loads(incident.read_text())["recover_s"]
+    print(f"{trainer.__name__}: recovered in {recover_s:.1f} s")

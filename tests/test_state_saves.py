@@ -1,0 +1,244 @@
+"""Saves without a pause: steps go on while a thread writes, and what is on the disk is what it would be without the thread."""
+
+import errno
+import json
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from trainer_helpers import flags, fork, good, make_config, make_images, sha
+
+from guards import checkpoint, memory, snapshots, state_saves
+from guards.heartbeat import Heartbeat
+from guards.snapshot_record import File
+from guards.snapshots import Snapshots
+from guards.state_saves import StateSaves
+from trainer import tiny_flux
+
+pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
+
+
+@pytest.fixture
+def ring():
+    folder = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def saves(ring, tmp_path):
+    return StateSaves(Snapshots(ring, "/runs/a", "spec"), Heartbeat(None), str(tmp_path))
+
+
+def tensor_file(value):
+    import torch
+
+    return File("a.pt", "torch", {"a": torch.full((4,), float(value)), "n": [value]})
+
+
+def values(files):
+    return files[0].content["a"].tolist(), files[0].content["n"]
+
+
+def test_the_thread_writes_what_the_tensors_were_when_the_save_was_due(saves):
+    file, go, seen = tensor_file(1), threading.Event(), []
+    saves.begin(1)
+    saves.save(
+        "a", 1, 0, [file], lambda files: (go.wait(10), seen.append((values(files), threading.current_thread().name)))
+    )
+    saves.then("old", lambda: seen.append("old files are gone"))
+    file.content["a"].fill_(7)
+    file.content["n"][0] = 7
+    assert saves.busy and seen == []
+    go.set()
+    saves.wait()
+    assert seen == [(([1.0] * 4, [1]), "hangproof-saves"), "old files are gone"] and not saves.busy
+    saves.then("nothing is under way", lambda: seen.append(threading.current_thread()))
+    assert seen[-1] is threading.main_thread()
+
+
+def test_the_next_step_that_saves_waits_and_says_so_once(saves, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(state_saves, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(state_saves, "TICK_S", 0.05)
+    done = []
+
+    def slow(files):
+        time.sleep(0.5)
+        done.append(files[0].content["n"])
+
+    for step in (1, 2, 3):
+        saves.begin(step)
+        assert len(done) == step - 1, "one step's saves at a time"
+        saves.save(f"state-{step}", step, 0, [tensor_file(step)], slow)
+        saves.begin(step)  # the same step has more to save: no wait
+    with saves:
+        pass
+    assert done == [[1], [2], [3]]
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events] == ["slow_save"] and "state-1, of step 1" in events[0]["message"]
+    assert capfd.readouterr().out.count("is still being written") == 1
+
+
+def test_a_short_wait_is_not_called_a_slow_disk(saves, tmp_path):
+    saves.save("a", 1, 0, [tensor_file(1)], lambda files: time.sleep(0.3))
+    saves.begin(2)
+    assert not saves.busy and not (tmp_path / "events.jsonl").exists()
+
+
+def test_an_error_stops_the_training_and_what_would_have_followed(saves):
+    def full(files):
+        raise OSError(errno.ENOSPC, "No space left on device", "/x/state")
+
+    later = []
+    with pytest.raises(OSError, match=r"No space left on device: '/x/state'"), saves:
+        saves.save("a", 1, 0, [tensor_file(1)], full)
+        saves.then("old", lambda: later.append(1))
+        saves._wait()
+        saves.check()
+    with pytest.raises(OSError, match="No space left"):
+        saves.begin(2)
+    assert later == []
+
+
+def test_what_a_killed_process_was_saving_is_written_by_the_next_one_that_goes_on_from_there(ring, capfd):
+    """Killed in the save of step 6; others were of a step that comes again, of other settings, and damaged."""
+    killed = [StateSaves(Snapshots(ring, "/runs/a", spec), Heartbeat(None)) for spec in ("spec", "other")]
+    for number, (step, ours) in enumerate([(6, 0), (6, 0), (6, 0), (9, 0), (6, 1)], 1):
+        header = killed[ours].snapshots.header(step, 2, f"state-{number}", {"seed": 1})
+        assert killed[ours]._copy(header, [tensor_file(number)]) == ring / f"save-{number}"
+    with open(ring / "save-3", "r+b") as file:
+        file.seek(4100)
+        file.write(b"damage")
+    saves, seen = StateSaves(Snapshots(ring, "/runs/a", "spec", 2), Heartbeat(None)), []
+    with saves:
+        saves.redo(7, lambda h, files: seen.append((h.step, h.epoch, h.name, h.belongs, values(files))))
+    assert seen == [(6, 2, f"state-{n}", {"seed": 1}, ([float(n)] * 4, [n])) for n in (1, 2)]
+    assert list(ring.iterdir()) == [] and "state-3 was being saved" in capfd.readouterr().out
+
+
+def test_after_an_error_in_the_training_the_save_is_completed(saves, capfd):
+    done = []
+    with pytest.raises(ValueError, match="of the training"), saves:
+        saves.save("a", 1, 0, [tensor_file(1)], lambda files: (time.sleep(0.2), done.append(1)))
+        raise ValueError("of the training")
+    assert done == [1]
+
+
+@pytest.mark.parametrize("why", ["short of memory", "snapshots are off", "no folder"])
+def test_without_room_for_a_copy_the_training_writes_itself(ring, monkeypatch, capfd, why):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 40 if why == "short of memory" else 1 << 40)
+    ours = Snapshots(None if why == "no folder" else ring, off="too small" if why == "snapshots are off" else "")
+    saves, seen = StateSaves(ours, Heartbeat(None)), []
+    for step in (1, 2):
+        saves.begin(step)
+        saves.save("a", step, 0, [tensor_file(step)], lambda files: seen.append(threading.current_thread()))
+    assert seen == [threading.main_thread()] * 2
+    assert capfd.readouterr().out.count("saves wait for the disk: a copy of the state has") == (
+        why == "short of memory"
+    )
+
+
+# The built-in trainer, on a disk whose every fsync takes long.
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saves")
+    model = tiny_flux.ensure(folder / "models" / "tiny-flux")
+    config = make_config(folder / "dataset.toml", make_images(folder / "images"))
+    return {"folder": folder, "model": model, "config": config}
+
+
+def train(work, name, disk="0", ring=None, number=1, **changed):
+    """One attempt, as the monitor starts it; with `ring`, from the newest record in it, else from the newest state."""
+    output, more = work["folder"] / name, {}
+    output.mkdir(exist_ok=True)
+    resume = checkpoint.newest_valid(output)
+    if ring:
+        more[snapshots.FOLDER] = str(ring)
+        if found := next(iter(snapshots.headers(ring).items()), None):
+            resume, more[snapshots.RECORD] = ring / found[1].name, str(found[0])
+    more |= {"HANGPROOF_INJECT": "slow_disk:fire", "TEST_DISK": disk, "TEST_TRACE": str(output / "trace")}
+    more |= {
+        "HANGPROOF_HEARTBEAT": str(output / "beats"),
+        "HANGPROOF_RUN": str(output),
+        "HANGPROOF_ATTEMPT": str(number),
+    }
+    settings = {"max_train_steps": 18, "save_every_n_steps": 6, "save_state": True, "save_last_n_steps": 6, **changed}
+    return fork(flags(work["model"], work["config"], output, resume=resume, **settings), **more)
+
+
+def files_of(output):
+    found = (path for path in output.rglob("*") if path.is_file() and "beats" not in path.parts)
+    return {
+        str(path.relative_to(output)): sha(path)
+        for path in found
+        if path.name.startswith("tiny") or "-state" in str(path.parent)
+    }
+
+
+def lines(output, kind):
+    return [line.split()[1:] for line in (output / "trace").read_text().splitlines() if line.startswith(kind)]
+
+
+def test_steps_go_on_while_a_slow_disk_writes_and_every_file_is_the_same(work, ring):
+    good(train(work, "plain"))
+    good(train(work, "slow", "0.08", ring))
+    plain, slow = work["folder"] / "plain", work["folder"] / "slow"
+    assert files_of(slow) == files_of(plain) and len(files_of(plain)) > 8
+    assert sorted(path.name for path in slow.glob("tiny*")) == sorted(path.name for path in plain.glob("tiny*"))
+    threads = {thread for *_, thread in lines(slow, "fsync")}
+    assert "hangproof-saves" in threads and {thread for *_, thread in lines(plain, "fsync")} == {"MainThread"}
+    spans = [(float(begin), float(end)) for begin, end, thread in lines(slow, "fsync") if thread == "hangproof-saves"]
+    inside = [step for step, at in lines(slow, "step") if any(begin < float(at) < end for begin, end in spans)]
+    assert len(inside) >= 5, "steps were completed while the disk was busy"
+    assert all(a[1] <= b[0] for a, b in zip(sorted(spans), sorted(spans)[1:], strict=False)), "one write at a time"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("full", "the disk is full"),
+        pytest.param("broken", "the disk cannot be read or written", marks=pytest.mark.long),
+    ],
+)
+def test_a_disk_that_fails_is_reported_as_without_the_thread(work, ring, fault, reason):
+    done = train(work, fault, f"0.05 {fault}@12", ring)
+    assert done.returncode == 1 and reason in done.stderr and "Saved states are intact" in done.stderr
+    good(train(work, fault, ring=ring, number=2))
+    assert files_of(work["folder"] / fault) == files_of(reference(work))
+
+
+def test_sigterm_during_a_save_completes_it_and_stops_with_a_state(work, ring):
+    done = train(work, "term", "0.1 term@4", ring)
+    assert done.returncode == 3, done.stderr[-2000:]
+    newest = checkpoint.newest_valid(work["folder"] / "term")
+    assert checkpoint.guard_of(newest)["step"] >= 6 and list((work["folder"] / "term").glob(".*")) == []
+    good(train(work, "term", number=2))
+    losses = [json.loads(line) for line in (work["folder"] / "term/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in losses if line["kind"] == "step"] == list(range(1, 19)), "no step was repeated"
+    assert sha(work["folder"] / "term/tiny.safetensors") == sha(reference(work) / "tiny.safetensors")
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_kills_in_the_middle_of_a_save_leave_a_state_or_a_record(work, ring, kills):
+    output = work["folder"] / f"kills-{kills}"
+    settings = {"max_train_steps": 3 * kills + 6, "save_every_n_steps": 2}
+    for number in range(1, kills + 1):
+        done = train(work, output.name, f"0.01 kill@{number % 9 + 1}", ring, number, **settings)
+        assert done.returncode == -9, done.stderr[-2000:]
+        assert snapshots.headers(ring) or checkpoint.newest_valid(output)
+        for state in checkpoint.states(output):
+            assert checkpoint.problems(state, deep=True) == []
+    good(train(work, output.name, ring=ring, number=kills + 1, **settings))
+    good(train(work, f"whole-{kills}", **settings))
+    assert files_of(output) == files_of(work["folder"] / f"whole-{kills}")
+
+
+def reference(work):
+    if not (work["folder"] / "plain").exists():
+        good(train(work, "plain"))
+    return work["folder"] / "plain"
