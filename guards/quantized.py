@@ -26,7 +26,7 @@ SUFFIX = ".safetensors"
 RESERVE = 8 << 30  # bytes of the disk that stay free: caches, samples and checkpoints come there too
 END = 1 << 16  # bytes at each end of a file that are part of its hash
 ENTRY = 400  # bytes that the header of the copy has for each tensor
-OLD_S = 3600.0  # an unfinished copy that nobody has written to for this long belongs to a process that is gone
+LEFT_AGE_S = 3600.0  # an unfinished copy that nobody has written to for this long belongs to a process that is gone
 TYPES = {
     "torch.float8_e4m3fn": "F8_E4M3",
     "torch.float8_e5m2": "F8_E5M2",
@@ -142,7 +142,7 @@ class Copy:
         """Remove what processes that were killed have left."""
         for left in self.path.parent.glob("*.tmp"):
             with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > OLD_S:
+                if time.time() - left.stat().st_mtime > LEFT_AGE_S:
                     left.unlink()
 
 

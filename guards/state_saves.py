@@ -32,8 +32,8 @@ from guards.snapshots import THREAD_NICE, Snapshots
 from guards.step_requests import append_event
 
 EVENT = "slow_save"  # the kind of its line in events.jsonl
-TICK_S = 1.0  # between two beats while the training waits
-PATIENCE_S = 2.0  # a shorter wait says nothing about the disk: the training may have been stopped right after a save
+BEAT_POLL_S = 1.0  # between two beats while the training waits
+SLOW_AGE_S = 2.0  # a shorter wait says nothing about the disk: the training may have been stopped right after a save
 NAME = "save-"  # begins the names of the copies
 
 
@@ -65,7 +65,7 @@ class StateSaves:
         """The saves that follow are of `step`: wait for those of an earlier one. Raises the error of a save that failed."""
         if self.busy and step != self._step:
             what, of = self._what, self._step
-            if not self._wait(PATIENCE_S):
+            if not self._wait(SLOW_AGE_S):
                 self._report_once(
                     "slow",
                     f"{what}, of step {of}, is still being written when step {step} saves: the disk is slower than the training, "
@@ -215,7 +215,7 @@ class StateSaves:
         self.beat.phase("save", note=f"waiting for {self._what}, which is still being written")
         with self._jobs.all_tasks_done:
             while self.busy and waited_s < limit_s:
-                self._jobs.all_tasks_done.wait(TICK_S)
+                self._jobs.all_tasks_done.wait(BEAT_POLL_S)
                 waited_s = time.monotonic() - began_s
                 self.beat.item(int(waited_s))
         self.beat.phase(before)

@@ -43,6 +43,7 @@ class State(enum.StrEnum):
     UNKILLABLE = "unkillable"
 
 
+WATCHED = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW)  # a training is under way
 FINAL = frozenset({State.COMPLETED, State.FAILED, State.STOPPED, State.PAUSED, State.PREEMPTED, State.UNKILLABLE})
 
 

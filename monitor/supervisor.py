@@ -44,6 +44,7 @@ from monitor.spend import Spend
 from monitor.standby import Standby
 from monitor.state import (
     FINAL,
+    WATCHED,
     RunState,
     Shutdown,
     State,
@@ -64,7 +65,6 @@ LAST_MESSAGE_S = 10.0  # for the notification that the run has ended
 PERSIST_S = 10.0  # for the final state to be written to a disk that refuses
 NO_STEP_SAVE_S = 2.0  # a stop before the first step: there is nothing to save
 ERROR_PAUSE_S = 0.25
-WATCHED = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW)
 
 
 def supervise(

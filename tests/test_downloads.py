@@ -248,6 +248,7 @@ def test_too_little_space_for_all_files_is_noticed_before_the_first_byte(hub, tm
 
 
 def test_a_disk_that_fills_keeps_the_received_bytes_and_says_so(hub, tmp_path):
+    hub.faults = [Fault("trickle", 37 * 4096 - 96)]  # the rest comes slowly, so that the disk fills before it
     with small_disk(tmp_path, "700k") as disk:
         target, filler = disk / NAME, disk / "filler"
 

@@ -20,8 +20,8 @@ SETUP_ONLY = {
     "trainer/tiny_flux.py",
 }
 """They run before any training starts, or start trainings of their own."""
-INTERVALS = ("POLL_S", "PAUSE_S")
-"""How often something is checked or tried. Nothing is killed or given up by them."""
+INTERVALS = ("POLL_S", "PAUSE_S", "AGE_S")
+"""How often something is checked or tried, and from what age on it is reported or deleted. Nothing is killed or given up by them."""
 
 
 def value_of(config, dotted: str) -> float:

@@ -166,7 +166,8 @@ def test_a_server_that_does_not_answer_ends_with_the_reason(hub, folder, monkeyp
     with pytest.raises(LaunchError, match="cannot be reached or does not answer"):
         _publish(folder)
     assert publish.published(folder) is None
-    assert [method for method, _ in hub.requests].count("PUT") == 2, "the hub's library repeats nothing by itself"
+    # One for each try at most: on a busy machine a request before it may be the one that takes too long.
+    assert [method for method, _ in hub.requests].count("PUT") <= 2, "the hub's library repeats nothing by itself"
 
 
 def test_a_part_of_a_large_file_is_sent_again_without_the_other_parts(hub, tmp_path):

@@ -55,12 +55,11 @@ def train(backend: str, out: Path, processes: int, *more: str, fault: str = "", 
         line = tiny.arguments(work, out / "made", *more, **changed)
     variables = tiny.environment(work, **settings)
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(TESTS)])
-    start = [str(tiny.python()), "-m", "accelerate.commands.accelerate_cli"]
     rest = ["-m", "sd_scripts_patches", str(tiny.checkout() / script), *line]
     words = launcher(processes, backend, nodes=nodes, model=model)
     port = free_port()
     with ThreadPoolExecutor(nodes) as pool:
-        ranks = [[*start, *at_node(words, node, port), *rest] for node in range(nodes)]
+        ranks = [[str(tiny.python()), *at_node(words, node, port), *rest] for node in range(nodes)]
         first, *_ = pool.map(lambda line: run(line, variables, tiny.checkout()), ranks)
     return first
 

@@ -29,7 +29,7 @@ def together(work, out, processes: int, fault: str = "", env=(), **changed):
     watched = {"HANGPROOF_RUN": str(out / "run"), "HANGPROOF_HEARTBEAT": str(out / "beats"), **exported(processes)}
     if fault:
         watched |= {"HANGPROOF_INJECT": "world_faults:inject", "WORLD_FAULT": fault}
-    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", *launcher(processes), "-m", "trainer", *argv]
+    command = [sys.executable, *launcher(processes), "-m", "trainer", *argv]
     return run(command, environment(**{**watched, **dict(env)}), ROOT)
 
 

@@ -17,10 +17,12 @@ from runs.quoting import Variable
 
 
 def launcher(processes: int, backend: str = "diffusers", **fields: object) -> list[str]:
-    """The launcher's words in the script of a run with so many GPUs, without the module that it starts."""
+    """What stands between Python and `-m MODULE` where a script starts so many processes; nothing for one, which starts directly."""
     made = spec(gpus=processes, backend=backend, mixed_precision="no", **fields)
+    if made.gpus * made.nodes == 1:
+        return []
     words = [word for line in runs.launch(made) for word in line]
-    return words[: words.index("-m")]
+    return ["-m", "accelerate.commands.accelerate_cli", *words[: words.index("-m")]]
 
 
 def at_node(words: list[str], node: int, port: int) -> list[str]:

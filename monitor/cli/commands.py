@@ -22,7 +22,7 @@ from monitor.process.subjob import ROOT, helper_environment
 from monitor.process.tree import Tree
 from monitor.resume.script import start_problems
 from monitor.run_folder import LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, read_json
-from monitor.state import FINAL, RunState, is_abandoned, nothing_left, read_status
+from monitor.state import FINAL, WATCHED, RunState, is_abandoned, nothing_left, read_status
 from runs.manage import size_text
 
 START_S = 20.0
@@ -113,7 +113,8 @@ def line(folder: Path, values: dict[str, Any] | None) -> str:
     eta = f", {duration(values['eta_s'])} left" if values.get("eta_s") else ""
     restarts = f", {count(values['restarts'], 'restart')}" if values["restarts"] else ""
     message = f". {m}" if (m := values["message"]) else ""
-    return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}{_store(values)}{_snapshots(values)}{_standby(values)}{message}"
+    ready = f"{_snapshots(values)}{_standby(values)}" if values["state"] in WATCHED else ""
+    return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}{_store(values)}{ready}{message}"
 
 
 def _snapshots(values: dict[str, Any]) -> str:
