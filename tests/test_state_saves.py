@@ -62,7 +62,7 @@ def test_the_thread_writes_what_the_tensors_were_when_the_save_was_due(saves):
 
 def test_the_next_step_that_saves_waits_and_says_so_once(saves, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(state_saves, "SLOW_AGE_S", 0.1)
-    monkeypatch.setattr(state_saves, "TICK_S", 0.05)
+    monkeypatch.setattr(state_saves, "BEAT_POLL_S", 0.05)
     done = []
 
     def slow(files):
