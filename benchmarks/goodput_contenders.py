@@ -8,6 +8,7 @@ for this loop. torchrun has nothing to tune: it only sees processes end.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -178,12 +179,13 @@ def nvrx_python() -> Path:
         print(f"goodput: installing {NVRX} into {folder} …", file=sys.stderr, flush=True)
         _run([sys.executable, "-m", "venv", "--clear", str(folder)])
         _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", NVRX, *NVRX_NEEDS])
-        import torch
-
-        site = next(folder.glob("lib/python*/site-packages"))
-        (site / "project.pth").write_text(f"{Path(torch.__file__).parent.parent}\n", encoding="utf-8")
-        _run([str(python), "-c", "import nvidia_resiliency_ext.fault_tolerance.launcher"])
         (folder / ".complete").touch()
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    site = next(folder.glob("lib/python*/site-packages"))
+    # At each use: the folder outlives the environment of the checkout that made it.
+    (site / "project.pth").write_text(f"{Path(torch.origin).parent.parent}\n", encoding="utf-8")
+    _run([str(python), "-c", "import nvidia_resiliency_ext.fault_tolerance.launcher"])
     return python
 
 
