@@ -273,13 +273,16 @@ def checksum(body: memoryview, pause: Callable[[], None] = lambda: None) -> int:
     return value
 
 
-def finite(body: memoryview, regions: list[tuple[int, int, str]]) -> bool:
-    """Whether no float of these regions is NaN or infinity. Types without a rule (8 bits) are not looked at."""
+def finite(body: memoryview, regions: list[tuple[int, int, str]], pause: Callable[[], None] = lambda: None) -> bool:
+    """Whether no float of these regions is NaN or infinity. Types without a rule (8 bits) are not looked at.
+
+    pause: called between two pieces.
+    """
     known = [region for region in regions if region[2] in _FINITE]
-    return all(_finite(body[at : at + size], *_FINITE[kind]) for at, size, kind in known)
+    return all(_finite(body[at : at + size], *_FINITE[kind], pause) for at, size, kind in known)
 
 
-def _finite(data: memoryview, kind: str, mask: int, least: int) -> bool:
+def _finite(data: memoryview, kind: str, mask: int, least: int, pause: Callable[[], None]) -> bool:
     import numpy
 
     numbers = numpy.frombuffer(data, dtype=kind)
@@ -290,6 +293,7 @@ def _finite(data: memoryview, kind: str, mask: int, least: int) -> bool:
         piece = numbers[begin : begin + each]
         if numpy.bitwise_and(piece, mask_, out=scratch[: len(piece)]).max() >= least_:
             return False
+        pause()
     return True
 
 
