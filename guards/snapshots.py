@@ -13,8 +13,8 @@ copies are asynchronous there, what they cost, and pinned memory that cannot be 
 memory, and the thread's part with a stand-in for the event.
 
 A snapshot may cost 1 % of the training's time: what it adds to a step, and on a CPU what its thread uses there. So it is taken
-every N steps, with the smallest N that keeps this; and on a CPU the thread spreads its work over these steps, so that no single one
-is much longer. Where it does not fit into memory it is off, and the monitor shows why.
+every N steps, with the smallest N that keeps this; and on a CPU the thread spreads the check of a large state over the next steps, so
+that no single one is much longer. Where it does not fit into memory it is off, and the monitor shows why.
 
     HANGPROOF_SNAPSHOTS        the folder; unset: no snapshots
     HANGPROOF_SNAPSHOTS_SPEC   the checksum of the run's settings: a record of other settings is not used
@@ -57,7 +57,10 @@ COPIES = 3  # two records, and the state that a restart makes from one, or later
 INLINE = 1 << 20  # bytes; a smaller record is completed in the step: a thread would cost more
 MEMORY_POLL_S = 10.0  # between two looks at the free memory
 THREAD_NICE = 5
-BURST_S = 0.005  # what the thread computes between two pauses: after each, the caches are the training's
+BURST_S = 0.015  # of the thread's work without a pause: 1.5 % of a step of one second; most states need less in all
+SPREAD_STEPS = (
+    2  # after so many steps, the thread does the rest at once: until then a restart has only the record before
+)
 
 
 @dataclass
@@ -128,7 +131,8 @@ class Snapshots:
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
-        self._hurry = threading.Event()  # somebody waits for the thread
+        self._hurry = threading.Event()  # the thread makes no more pauses
+        self._behind = 0  # steps since the record under way was copied
         self._thread: threading.Thread | None = None
         self._failed = ""  # of the thread
         self._pinned: Any = None
@@ -165,6 +169,9 @@ class Snapshots:
         self._last_s = self._begun_s = now_s
         self._begun_cpu_s = time.thread_time()
         self._since += 1
+        self._behind += 1
+        if self._behind >= SPREAD_STEPS:
+            self._hurry.set()
         if self._failed:
             self.turn_off(self._failed)
             return False
@@ -210,6 +217,8 @@ class Snapshots:
             self._last_s = time.monotonic()
             return self._count(job, self._spent_s(staged))
         self._idle.clear()
+        self._hurry.clear()
+        self._behind = 0
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="hangproof-snapshots", daemon=True)
             self._thread.start()
@@ -312,7 +321,7 @@ class Snapshots:
             self._idle.set()
 
     def _paced(self) -> Callable[[], None]:
-        """A pause between two pieces of the thread's work: it takes SHARE of one core, unless somebody waits for it."""
+        """A pause between two pieces of the thread's work: after each BURST_S, as long as makes it SHARE of one core."""
         burst_s = time.thread_time()
 
         def pause() -> None:
@@ -363,7 +372,6 @@ class Snapshots:
         """Wait until the record under way is complete."""
         self._hurry.set()
         self._idle.wait(limits.seconds("snapshot_s"))
-        self._hurry.clear()
 
     def turn_off(self, reason: str) -> None:
         """No more snapshots: give the memory back, and say why."""

@@ -296,6 +296,7 @@ def test_a_driver_that_fails_changes_nothing_but_the_report(folder):
     assert "version mismatch" in report(folder)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not LINUX, reason="/proc/PID/schedstat")
 def test_the_monitor_costs_under_40_mb_and_half_a_percent_of_a_core_at_20_steps_a_second(folder):
     toy_run(folder, steps=2000, pace=0.05, every=100)

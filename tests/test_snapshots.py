@@ -259,15 +259,20 @@ def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
         assert ours.due() == (wanted == 1)
 
 
-def test_the_thread_spreads_its_work_until_somebody_waits(ring, monkeypatch):
+@pytest.mark.parametrize("ends", ["somebody waits", "two steps later"])
+def test_the_thread_spreads_its_work_for_a_while(ring, monkeypatch, ends):
     monkeypatch.setattr(snapshots, "BURST_S", 0.0)
     monkeypatch.setattr(snapshots, "SHARE", 1e-7)  # of one core: the thread would need days
     ours, value = writer(ring), torch.ones(1 << 21)
     assert ours.due()
     ours.take("toy-state", 1, 1, [File("a.bin", "torch", {"a": value})])
     time.sleep(0.3)
-    assert not ours._idle.is_set() and not snapshots.headers(ring), "a record counts once it is checked"
-    ours.wait()
+    assert not ours.due() and not snapshots.headers(ring), "a record counts once it is checked"
+    if ends == "somebody waits":
+        ours.wait()
+    else:
+        ours.due()
+        assert ours._idle.wait(60)
     assert [header.step for header in snapshots.headers(ring).values()] == [1]
 
 

@@ -11,7 +11,8 @@ import presets
 from monitor.process.locks import LOCK, Lock
 
 AUTH = ("--auth", "me:a-long-secret")
-VIEWS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+OTHERS = [(1280, "dark"), (390, "light")]  # both widths and both schemes are in the others, which the suite runs
+VIEWS = [(1280, "light"), (390, "dark"), *(pytest.param(*view, marks=pytest.mark.long) for view in OTHERS)]
 TABS = {
     "Other machines": "[data-testid=store-address]",
     "Doctor": "[data-testid=copy-report]",

@@ -106,6 +106,7 @@ def test_images_are_checked_fixed_and_the_fixes_undone(data, tmp_path):
         page.errors.clear()  # of the time without a server
 
 
+@pytest.mark.long
 def test_captions_are_written_while_the_server_is_killed(data, tmp_path):
     files = pictures(tmp_path / "in", 6)
     with answering() as model, browsing() as browser, a_tab(browser) as page:

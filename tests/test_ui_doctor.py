@@ -112,6 +112,7 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
         process.wait(60)
 
 
+@pytest.mark.long
 def test_a_failed_rehearsal_is_asked_about_and_survives_the_server(browser, tmp_path):
     from ui_page import a_tab
 

@@ -14,6 +14,7 @@ def _open(page, url):
     page.get_by_role("button", name="Publish on Hugging Face").click(timeout=WAIT_MS)
 
 
+@pytest.mark.long
 def test_a_lora_is_published_and_a_killed_server_does_not_interrupt_it(hub, folder):  # noqa: F811
     hub.stall_put.set()
     data = folder.parent.parent
