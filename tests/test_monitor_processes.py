@@ -55,6 +55,30 @@ def test_a_process_is_known_by_number_and_start(child):
     assert platform.process_info(child.pid) is None
 
 
+FIRST_THREAD_ENDS = """
+import ctypes, threading, time
+threading.Thread(target=lambda: time.sleep(60)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@linux
+def test_a_process_lives_until_its_last_thread_has_ended():
+    """The kernel shows it as a zombie as soon as its first thread has; what it has open is still locked."""
+    process = subprocess.Popen([sys.executable, "-c", FIRST_THREAD_ENDS])
+    try:
+        stat = f"/proc/{process.pid}/stat"
+        wait_for(
+            lambda: platform._read(stat).rpartition(b")")[2].split()[0] == b"Z", what="the end of the first thread"
+        )
+        found = platform.process_info(process.pid)
+        assert not found.dead and platform.alive(process.pid, found.start)
+    finally:
+        process.kill()
+    wait_for(lambda: platform.process_info(process.pid).dead, what="the end of the process")
+    process.wait()
+
+
 @linux
 def test_processes_that_exit_during_a_scan_are_left_out():
     code = "for i in $(seq 400); do /bin/true; done"

@@ -63,8 +63,11 @@ def process_info(pid: int) -> ProcessInfo | None:
     if len(fields) < 20:
         return None  # it exited during the read
     name, cpu_s = head.partition(b"(")[2].decode("utf-8", "replace"), (int(fields[11]) + int(fields[12])) / _ticks()
-    # proc(5): state is field 3, ppid 4, majflt 12, utime and stime 14 and 15, starttime 22
-    return ProcessInfo(pid, int(fields[19]), int(fields[1]), fields[0].decode(), name, cpu_s, int(fields[9]))
+    # proc(5): state is field 3, ppid 4, majflt 12, utime and stime 14 and 15, num_threads 20, starttime 22
+    state = fields[0].decode()
+    if state == "Z" and int(fields[17]) > 1:
+        state = "D"  # only its first thread has ended: the others still hold its files, and one may be in the middle of a write
+    return ProcessInfo(pid, int(fields[19]), int(fields[1]), state, name, cpu_s, int(fields[9]))
 
 
 @functools.cache
