@@ -57,10 +57,8 @@ COPIES = 3  # two records, and the state that a restart makes from one, or later
 INLINE = 1 << 20  # bytes; a smaller record is completed in the step: a thread would cost more
 MEMORY_POLL_S = 10.0  # between two looks at the free memory
 THREAD_NICE = 5
-BURST_S = 0.015  # of the thread's work without a pause: 1.5 % of a step of one second; most states need less in all
-SPREAD_STEPS = (
-    2  # after so many steps, the thread does the rest at once: until then a restart has only the record before
-)
+BEFORE_PAUSE_S = 0.015  # of the thread's work: 1.5 % of a step of one second; most states need less in all
+SPREAD_STEPS = 2  # then the thread does the rest at once: until it has, a restart has only the record before
 
 
 @dataclass
@@ -321,13 +319,13 @@ class Snapshots:
             self._idle.set()
 
     def _paced(self) -> Callable[[], None]:
-        """A pause between two pieces of the thread's work: after each BURST_S, as long as makes it SHARE of one core."""
+        """A pause between two pieces of the thread's work: after each BEFORE_PAUSE_S, as long as makes it SHARE of one core."""
         burst_s = time.thread_time()
 
         def pause() -> None:
             nonlocal burst_s
             used_s = time.thread_time() - burst_s
-            if used_s >= BURST_S:
+            if used_s >= BEFORE_PAUSE_S:
                 self._hurry.wait(used_s / SHARE)
                 burst_s = time.thread_time()
 

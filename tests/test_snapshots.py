@@ -261,7 +261,7 @@ def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
 
 @pytest.mark.parametrize("ends", ["somebody waits", "two steps later"])
 def test_the_thread_spreads_its_work_for_a_while(ring, monkeypatch, ends):
-    monkeypatch.setattr(snapshots, "BURST_S", 0.0)
+    monkeypatch.setattr(snapshots, "BEFORE_PAUSE_S", 0.0)
     monkeypatch.setattr(snapshots, "SHARE", 1e-7)  # of one core: the thread would need days
     ours, value = writer(ring), torch.ones(1 << 21)
     assert ours.due()
