@@ -211,14 +211,14 @@ def test_the_log_follows_searches_and_jumps(tmp_path):
         second = (
             HEADER.format(20, 2)
             + "\x1b[31mRuntimeError: a red one\x1b[0m\n"
-            + "".join(f"more {n}\n" for n in range(400))
+            + "".join(f"more {n}\n" for n in range(4000))
         )
         path.write_text(first + second)
         write_incident(folder, "0001", attempt=1, title="It hung")
         with a_tab(browser) as page:
             page.goto(f"{server.url}/?run={folder.name}")
             log = page.get_by_role("region", name="Training log")
-            log.get_by_text("more 399").wait_for()
+            log.get_by_text("more 3999").wait_for()
             log.scroll_into_view_if_needed()  # it is read only while it is in view
             follow = page.get_by_role("button", name="Follow")
             assert follow.get_attribute("aria-pressed") == "true"

@@ -131,6 +131,7 @@ function pause() {
 }
 function showTail() {
   mode = "tail";
+  stamp = null; // whatever is shown is not the end
   search = { number: search.number + 1, next: null, found: [] };
   query.value = "";
   level.value = "";
