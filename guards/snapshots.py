@@ -57,8 +57,8 @@ COPIES = 3  # two records, and the state that a restart makes from one, or later
 INLINE = 1 << 20  # bytes; a smaller record is completed in the step: a thread would cost more
 MEMORY_POLL_S = 10.0  # between two looks at the free memory
 THREAD_NICE = 5
-BEFORE_PAUSE_S = 0.015  # of the thread's work: 1.5 % of a step of one second; most states need less in all
-SPREAD_STEPS = 2  # then the thread does the rest at once: until it has, a restart has only the record before
+BEFORE_PAUSE_S = 0.01  # of the thread's work: 1 % of a step of one second; most states need less in all
+SPREAD_STEPS = 3  # then the thread does the rest at once: until it has, a restart has only the record before
 
 
 @dataclass
