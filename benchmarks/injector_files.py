@@ -13,11 +13,12 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from guards import checkpoint
+from guards import checkpoint, state_saves
 from guards.heartbeat import Heartbeat
 
 WEIGHTS = "model.safetensors"
@@ -131,7 +132,9 @@ class _SaveKiller:
             self.count()
 
     def count(self) -> None:
-        if self.heartbeat.current_phase == "save" and self.heartbeat._step >= self.from_step:
+        # With snapshots in memory, a thread writes to the disk while the training is in another phase.
+        saves = self.heartbeat.current_phase == "save" or threading.current_thread().name == state_saves.THREAD
+        if saves and self.heartbeat._step >= self.from_step:
             self.done += 1
             if self.done == self.target:
                 _die()

@@ -34,6 +34,7 @@ from guards.step_requests import append_event
 EVENT = "slow_save"  # the kind of its line in events.jsonl
 BEAT_POLL_S = 1.0  # between two beats while the training waits
 SLOW_AGE_S = 2.0  # a shorter wait says nothing about the disk: the training may have been stopped right after a save
+THREAD = "hangproof-saves"  # the name of the thread
 NAME = "save-"  # begins the names of the copies
 
 
@@ -172,7 +173,7 @@ class StateSaves:
 
     def _put(self, what: str, function: Callable[[], object]) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="hangproof-saves", daemon=True)
+            self._thread = threading.Thread(target=self._work, name=THREAD, daemon=True)
             self._thread.start()
         if not self.busy:
             self._what = what
