@@ -7,7 +7,7 @@ and optimizer step are real; matrix products of a frozen part fill the step up t
 of steps with snapshots and without take turns, so that other programs affect both equally. Reported: what a snapshot adds to its
 own step, what its thread uses, how often one is taken, and the steps with and without: median, p99, and processor time of the
 process (all threads). On a busy machine the p99 of wall times says how busy it is. `judged_by` then names the work: what snapshots
-compute in a step, in it and beside it in their thread, on top of the median step. No step is longer by more than that.
+compute in a step, in it and beside it in their thread, on top of the median step.
 
 Then saves of that state to the disk: how long the training waits for one, with the thread (guards/state_saves.py) and without.
 

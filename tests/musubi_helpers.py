@@ -8,6 +8,16 @@ import patches_helpers as helpers
 import resume_helpers
 import tiny_musubi as tiny
 
+MODELS_TOML = """
+[models.toy-z]
+name = "Toy Z"
+family = "z-image"
+[models.toy-z.files]
+dit = "{weights}"
+vae = "{weights}"
+text_encoder = "{weights}"
+"""
+"""models.toml of a tiny model, for runs that the project makes."""
 SORTED = """
 import glob, types
 module.glob = types.SimpleNamespace(glob=lambda pattern: sorted(glob.glob(pattern)))

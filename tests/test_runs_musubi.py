@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import musubi_helpers
 import psutil
 import pytest
 import tiny_musubi as tiny
@@ -15,15 +16,6 @@ from runs_helpers import PROJECT, run_script
 import runs
 
 pytestmark = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not())
-MODEL = """
-[models.toy-z]
-name = "Toy Z"
-family = "z-image"
-[models.toy-z.files]
-dit = "{weights}"
-vae = "{weights}"
-text_encoder = "{weights}"
-"""
 # Each cache file takes a while, so that a kill hits the command in the middle of its work.
 SLOW = """
 import time
@@ -45,7 +37,7 @@ def work(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("HANGPROOF_DATA", str(root))
     monkeypatch.setenv("MUSUBI_DIR", str(tiny.checkout()))
     made = tiny.workdir()
-    (root / "models.toml").write_text(MODEL.format(weights=(made / "dit.safetensors").as_posix()))
+    (root / "models.toml").write_text(musubi_helpers.MODELS_TOML.format(weights=(made / "dit.safetensors").as_posix()))
     return made
 
 

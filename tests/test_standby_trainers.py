@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import musubi_helpers
 import pytest
 import tiny_musubi
 import tiny_sd_scripts
@@ -27,15 +28,6 @@ SLOW_S = 20  # from the fifth step on, until the standby waits, however long tha
 SLOW_FROM = 5  # after the checkpoint of step 3; the monitor does not know yet how long a step takes
 WITHOUT_BOTH = "standby = false\n[restart]\nsnapshots_bytes = 0\n"
 SHARE = 0.35  # of the seconds without both
-MUSUBI_MODEL = """
-[models.toy-z]
-name = "Toy Z"
-family = "z-image"
-[models.toy-z.files]
-dit = "{weights}"
-vae = "{weights}"
-text_encoder = "{weights}"
-"""
 FIELDS = {"max_train_steps": STEPS, "save_every_n_steps": EVERY, "sample_every_n_steps": 0, "resolution": 64}
 
 
@@ -61,7 +53,7 @@ def musubi(data: Path, name: str) -> tuple[Path, dict[str, str]]:
         pytest.skip(tiny_musubi.why_not())
     work = tiny_musubi.workdir()
     data.mkdir(exist_ok=True, parents=True)
-    (data / "models.toml").write_text(MUSUBI_MODEL.format(weights=(work / "dit.safetensors").as_posix()))
+    (data / "models.toml").write_text(musubi_helpers.MODELS_TOML.format(weights=(work / "dit.safetensors").as_posix()))
     fields = {**FIELDS, "name": name, "trigger": "ohwx", "model": "toy-z", "tier": "20G", "repeats": 1, "rank": 4}
     fields |= {"save_every_n_epochs": 0, "workers": 0, "extra": {"optimizer_type": "AdamW"}}
     return runs.create(runs.make(fields), work / "images"), tiny_musubi.environment(work)
