@@ -311,16 +311,19 @@ class Snapshots:
         while True:
             job = self._jobs.get()
             try:
-                thread_s = self._finish(job, self._paced() if job.staged is None else _at_once)
+                thread_s = self._finish(job, self._paced(job.cost_s) if job.staged is None else _at_once)
                 self._count(job, job.cost_s + thread_s)
             except (OSError, RuntimeError, ValueError, MemoryError) as error:  # RuntimeError: CUDA's
                 self._failed = f"the snapshot of step {job.header.step} failed: {error}"
             del job
             self._idle.set()
 
-    def _paced(self) -> Callable[[], None]:
-        """A pause between two pieces of the thread's work: after each BEFORE_PAUSE_S, as long as makes it SHARE of one core."""
-        burst_s = time.thread_time()
+    def _paced(self, before_s: float) -> Callable[[], None]:
+        """A pause between two pieces of the thread's work: after each BEFORE_PAUSE_S, as long as makes it SHARE of one core.
+
+        before_s: seconds that the copy took: they count, so the step that made a large copy has little of the thread's work.
+        """
+        burst_s = time.thread_time() - before_s
 
         def pause() -> None:
             nonlocal burst_s

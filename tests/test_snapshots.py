@@ -277,6 +277,16 @@ def test_the_thread_spreads_its_work_for_a_while(ring, monkeypatch, ends):
     assert [header.step for header in snapshots.headers(ring).values()] == [1]
 
 
+def test_the_thread_counts_the_copy_as_work_of_the_same_step(ring):
+    """A copy of 20 ms is what one step may bear: the thread goes on in the next. A copy of nothing leaves it the step."""
+    ours, waits = writer(ring), []
+    ours._hurry = SimpleNamespace(wait=waits.append)
+    ours._paced(0.0)()
+    assert not waits
+    ours._paced(0.02)()
+    assert waits == [pytest.approx(0.02 / snapshots.SHARE, rel=0.1)]
+
+
 def test_several_processes_have_no_snapshots(ring):
     several = Snapshots.from_env({snapshots.FOLDER: str(ring), "RANK": "0", "WORLD_SIZE": "2"})
     assert not several.active and "several processes" in snapshots.status(ring)["off"]
