@@ -51,6 +51,9 @@ fi
     echo "Hangproof: mypy found wrong types, see above; run .venv/bin/mypy again after fixing them" >&2
     exit 1
 }
+# The tests start some thousand processes: without this, each compiles the project's modules again where this variable is set.
+unset PYTHONDONTWRITEBYTECODE
+
 run() {
     .venv/bin/python -m pytest -m "not long" "$@"
 }

@@ -57,7 +57,7 @@ COPIES = 3  # two records, and the state that a restart makes from one, or later
 INLINE = 1 << 20  # bytes; a smaller record is completed in the step: a thread would cost more
 MEMORY_POLL_S = 10.0  # between two looks at the free memory
 THREAD_NICE = 5
-BEFORE_PAUSE_S = 0.01  # of the thread's work: 1 % of a step of one second; most states need less in all
+BEFORE_PAUSE_S = 0.0125  # of work for one step: 1.25 % of one second; most states need less in all
 SPREAD_STEPS = 3  # then the thread does the rest at once: until it has, a restart has only the record before
 
 
@@ -129,7 +129,8 @@ class Snapshots:
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
-        self._hurry = threading.Event()  # the thread makes no more pauses
+        self._boundary = threading.Event()  # ends a pause of the thread
+        self._hurry = False  # the thread makes no more pauses
         self._behind = 0  # steps since the record under way was copied
         self._thread: threading.Thread | None = None
         self._failed = ""  # of the thread
@@ -168,8 +169,8 @@ class Snapshots:
         self._begun_cpu_s = time.thread_time()
         self._since += 1
         self._behind += 1
-        if self._behind >= SPREAD_STEPS:
-            self._hurry.set()
+        self._hurry = self._hurry or self._behind >= SPREAD_STEPS
+        self._boundary.set()
         if self._failed:
             self.turn_off(self._failed)
             return False
@@ -215,8 +216,7 @@ class Snapshots:
             self._last_s = time.monotonic()
             return self._count(job, self._spent_s(staged))
         self._idle.clear()
-        self._hurry.clear()
-        self._behind = 0
+        self._hurry, self._behind = False, 0
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="hangproof-snapshots", daemon=True)
             self._thread.start()
@@ -319,9 +319,10 @@ class Snapshots:
             self._idle.set()
 
     def _paced(self, before_s: float) -> Callable[[], None]:
-        """A pause between two pieces of the thread's work: after each BEFORE_PAUSE_S, as long as makes it SHARE of one core.
+        """A pause between two pieces of the thread's work: after each BEFORE_PAUSE_S until the next step boundary.
 
-        before_s: seconds that the copy took: they count, so the step that made a large copy has little of the thread's work.
+        Steps may be long, so a pause ends also when the work before it is SHARE of one core.
+        before_s: seconds that the copy took: they count, so the step after a large copy has little of the thread's work.
         """
         burst_s = time.thread_time() - before_s
 
@@ -329,7 +330,9 @@ class Snapshots:
             nonlocal burst_s
             used_s = time.thread_time() - burst_s
             if used_s >= BEFORE_PAUSE_S:
-                self._hurry.wait(used_s / SHARE)
+                self._boundary.clear()
+                if not self._hurry:  # looked at after `clear`: it is set before `_boundary`
+                    self._boundary.wait(used_s / SHARE)
                 burst_s = time.thread_time()
 
         return pause
@@ -371,7 +374,8 @@ class Snapshots:
 
     def wait(self) -> None:
         """Wait until the record under way is complete."""
-        self._hurry.set()
+        self._hurry = True
+        self._boundary.set()
         self._idle.wait(limits.seconds("snapshot_s"))
 
     def turn_off(self, reason: str) -> None:

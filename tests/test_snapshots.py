@@ -280,7 +280,7 @@ def test_the_thread_spreads_its_work_for_a_while(ring, monkeypatch, ends):
 def test_the_thread_counts_the_copy_as_work_of_the_same_step(ring):
     """A copy of 20 ms is what one step may bear: the thread goes on in the next. A copy of nothing leaves it the step."""
     ours, waits = writer(ring), []
-    ours._hurry = SimpleNamespace(wait=waits.append)
+    ours._boundary = SimpleNamespace(wait=waits.append, clear=lambda: None)
     ours._paced(0.0)()
     assert not waits
     ours._paced(0.02)()

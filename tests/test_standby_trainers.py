@@ -1,12 +1,14 @@
 """The three real trainers at the gate: a killed training goes on in the standby attempt, with the losses of the undisturbed one,
 and sooner than a run without standby attempt and snapshots."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import musubi_helpers
@@ -64,37 +66,37 @@ def losses(folder: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
-def trained(folder: Path, env: dict[str, str], data: Path, killed: bool) -> None:
-    limits = data / "limits.toml"
-    limits.write_text("" if killed else "standby = false\n")
-    hurry = data / "hurry"
-    if not killed:
-        hurry.touch()
-    env = {
-        **env,
-        **PACE,
-        "HANGPROOF_SLOW": f"{SLOW_FROM}:{SLOW_S}:{hurry}",
-        "HANGPROOF_DATA": str(data),
-        "HANGPROOF_LIMITS": str(limits),
-    }
-    with open(data / f"{folder.name}.log", "wb") as log:
+@contextlib.contextmanager
+def monitored(folder: Path, env: dict[str, str], data: Path, limits: str) -> Iterator[Path]:
+    """The run under a monitor. Yields the file that ends its slow steps; on leaving, waits for the run's end, which is success."""
+    (data / "limits.toml").write_text(limits)
+    hurry = data / f"{folder.name}.hurry"
+    slow = {"HANGPROOF_SLOW": f"{SLOW_FROM}:{SLOW_S}:{hurry}", "HANGPROOF_LIMITS": str(data / "limits.toml")}
+    text = data / f"{folder.name}.log"
+    with open(text, "wb") as log:
         command = [sys.executable, "-m", "monitor", "run", str(folder)]
+        env = {**env, **PACE, **slow, "HANGPROOF_DATA": str(data)}
         process = subprocess.Popen(command, env=env, cwd=PROJECT, stdout=log, stderr=log)
         try:
-            if killed:
-                ready = lambda: (folder / "status.json").exists() and status(folder)["standby"]["state"] == "ready"  # noqa: E731
-                wait_for(ready, LIMIT_S, "a standby")
-                found = status(folder)
-                print(f"{folder.name}: the standby waits with {found['standby']['memory_bytes'] / 1e6:.0f} MB")
-                assert found["step"] < STEPS - 2
-                os.kill(found["trainer_pids"][0], signal.SIGKILL)
-                hurry.touch()
+            yield hurry
             code = process.wait(LIMIT_S)
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait(60)
-    assert code == 0, (data / f"{folder.name}.log").read_text(errors="replace")[-4000:]
+    assert code == 0, text.read_text(errors="replace")[-4000:]
+
+
+def trained(folder: Path, env: dict[str, str], data: Path, killed: bool) -> None:
+    with monitored(folder, env, data, "" if killed else "standby = false\n") as hurry:
+        if killed:
+            ready = lambda: (folder / "status.json").exists() and status(folder)["standby"]["state"] == "ready"  # noqa: E731
+            wait_for(ready, LIMIT_S, "a standby")
+            found = status(folder)
+            print(f"{folder.name}: the standby waits with {found['standby']['memory_bytes'] / 1e6:.0f} MB")
+            assert found["step"] < STEPS - 2
+            os.kill(found["trainer_pids"][0], signal.SIGKILL)
+        hurry.touch()
     assert not members(folder)
 
 
@@ -122,29 +124,17 @@ def step_rows(folder: Path) -> list[dict]:
 
 def to_new_step_s(folder: Path, env: dict[str, str], data: Path, limits: str) -> float:
     """Seconds from a SIGKILL of the training to the end of the first step that is new."""
-    (data / "limits.toml").write_text(limits)
-    hurry = data / f"{folder.name}.hurry"
-    slow = {"HANGPROOF_SLOW": f"{SLOW_FROM}:{SLOW_S}:{hurry}", "HANGPROOF_LIMITS": str(data / "limits.toml")}
 
     def steady() -> bool:
         found = status(folder) if (folder / "status.json").exists() else {}
         ready = limits == WITHOUT_BOTH or found.get("standby", {}).get("state") == "ready"
         return ready and found.get("step", 0) >= SLOW_FROM - 1
 
-    with open(data / f"{folder.name}.log", "wb") as log:
-        command = [sys.executable, "-m", "monitor", "run", str(folder)]
-        env = {**env, **PACE, **slow, "HANGPROOF_DATA": str(data)}
-        process = subprocess.Popen(command, env=env, cwd=PROJECT, stdout=log, stderr=log)
-        try:
-            wait_for(steady, LIMIT_S, "a steady training")
-            killed_s = time.monotonic()
-            os.kill(status(folder)["trainer_pids"][0], signal.SIGKILL)
-            hurry.touch()
-            assert process.wait(LIMIT_S) == 0, (data / f"{folder.name}.log").read_text(errors="replace")[-4000:]
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait(60)
+    with monitored(folder, env, data, limits) as hurry:
+        wait_for(steady, LIMIT_S, "a steady training")
+        killed_s = time.monotonic()
+        os.kill(status(folder)["trainer_pids"][0], signal.SIGKILL)
+        hurry.touch()
     rows = step_rows(folder)
     best = max(row["step"] for row in rows if row["attempt"] == 1)
     found_s = min(row["mono_s"] for row in rows if row["attempt"] == 2 and row["step"] > best) - killed_s
