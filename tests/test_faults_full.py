@@ -1,4 +1,4 @@
-"""Every row of the fault matrix, two at a time: `pytest -m long tests/test_faults_full.py`, half an hour on two free cores.
+"""Every row of the fault matrix, two at a time: `pytest -m long tests/test_faults_full.py`, 22 minutes on two free cores.
 
 Each row is played twice: with snapshots in memory and the standby attempt, and with both turned off (`-k off`, `-k "not off"`).
 Rows that are about them are played once.
