@@ -341,6 +341,11 @@ class Campaign:
                 f"{image}: {number} was shown as saved; {disk[image]!r} is on disk"
             )
 
+    def missing(self) -> list[str]:
+        """The images that certainly reached a page and are not in the draft."""
+        files = {item.file for item in draft.items(self.draft())}
+        return [file for file, certain in self.dropped.items() if certain and file not in files]
+
     def check_everything(self, server: Server) -> None:
         for page in self.tabs:
             if page.url.startswith("chrome-error:"):  # reloaded while the server was dead: the user opens it again
@@ -350,10 +355,11 @@ class Campaign:
             except AssertionError as error:
                 kept = page.evaluate(f"window.hangproof ? ({KEPT})() : document.body.innerText")
                 raise AssertionError(f"still kept in the browser: {page.url} {kept}") from error
+        # A page that was just reloaded looks for its kept files a moment later.
+        with contextlib.suppress(AssertionError):
+            until(lambda: not self.missing(), "every image that was dropped is in the draft")
+        assert not self.missing(), f"lost images: {self.missing()}"
         found = {item.id: item for item in draft.items(self.draft())}
-        files = {item.file for item in found.values()}
-        lost = [file for file, certain in self.dropped.items() if certain and file not in files]
-        assert not lost, f"lost images: {lost}"
         for image, (certain, perhaps) in self.captions.items():
             allowed = {f"text number {n}" for n in (certain, *perhaps) if n is not None} | (
                 {""} if certain is None else set()
