@@ -39,9 +39,7 @@ from guards.state_saves import StateSaves
 WIDTH, RANK, PAIRS = 3072, 16, 88
 SHARE_LIMIT, P99_LIMIT = 0.01, 1.02
 SAVES = 9
-WARM_UP = (
-    15  # steps of the first blocks that are not counted: both records are allocated in them, and it is found how often
-)
+WARM_UP = 15  # steps of the first blocks that are not counted: records are allocated, and how often is found
 STOLEN = 0.05  # of a step
 NOISE = 0.01  # a p99 of steps without snapshots this far above their median says that the machine is busy
 
@@ -65,9 +63,7 @@ class Loop:
         self.step()
         own_s = self.seconds()
         self.products = 20
-        for _ in range(
-            2
-        ):  # the second time with about as many as there will be: a processor's speed depends on its load
+        for _ in range(2):  # the second time with about as many as there will be: the speed depends on the load
             self.products = max(1, round(self.products * (step_s - own_s) / max(1e-4, self.seconds() - own_s)))
 
     def seconds(self) -> float:
@@ -180,7 +176,7 @@ def measure(blocks: int, steps: int, step_s: float) -> dict[str, Any]:
             ours.wait()
         if ours.off:
             raise OSError(ours.off)
-        if len(wall[True]) < steps or len(wall[False]) < steps:
+        if 2 * min(len(wall[True]), len(wall[False])) < left_out:
             raise OSError(f"the machine's host took a processor away in {left_out} steps: too few are left to judge")
         size = sum(path.stat().st_size for path in ring.glob("slot-*")) // 2
         every, costs = ours.every, list(ours._costs)
