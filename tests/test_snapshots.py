@@ -259,7 +259,7 @@ def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
         assert ours.due() == (wanted == 1)
 
 
-@pytest.mark.parametrize("ends", ["somebody waits", "some steps later"])
+@pytest.mark.parametrize("ends", ["somebody waits", "some steps later", "a step for each piece"])
 def test_the_thread_spreads_its_work_for_a_while(ring, monkeypatch, ends):
     monkeypatch.setattr(snapshots, "BEFORE_PAUSE_S", 0.0)
     monkeypatch.setattr(snapshots, "SHARE", 1e-7)  # of one core: the thread would need days
@@ -270,6 +270,12 @@ def test_the_thread_spreads_its_work_for_a_while(ring, monkeypatch, ends):
     assert not ours.due() and not snapshots.headers(ring), "a record counts once it is checked"
     if ends == "somebody waits":
         ours.wait()
+    elif ends == "a step for each piece":
+        monkeypatch.setattr(snapshots, "SPREAD_STEPS", 10**9)  # nothing else ends its pauses
+        for _ in range(1000):
+            ours.due()
+            if ours._idle.wait(0.05):
+                break
     else:
         for _ in range(snapshots.SPREAD_STEPS - 1):
             ours.due()
@@ -278,7 +284,7 @@ def test_the_thread_spreads_its_work_for_a_while(ring, monkeypatch, ends):
 
 
 def test_the_thread_counts_the_copy_as_work_of_the_same_step(ring):
-    """A copy of 20 ms is what one step may bear: the thread goes on in the next. A copy of nothing leaves it the step."""
+    """A copy of 20 ms is more than the work of one step, so the thread pauses first; after a copy that took no time it does not."""
     ours, waits = writer(ring), []
     ours._boundary = SimpleNamespace(wait=waits.append, clear=lambda: None)
     ours._paced(0.0)()
