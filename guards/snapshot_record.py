@@ -8,7 +8,7 @@ its run and its settings.
 
     0      magic, length and CRC-32 of the header's JSON, the JSON
     4096   tensors, one region for each type
-    tail   pickle: files and the table of tensors
+    tail   pickle: files, and the pickled table of tensors
 
 The record's folder is the user's alone (mode 0700), so its pickle is code of the user. Standard library only; torch and numpy
 where a state holds tensors.
@@ -16,6 +16,7 @@ where a state holds tensors.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import json
 import math
@@ -31,7 +32,7 @@ from typing import Any
 
 BODY = 4096  # where the body begins
 CHUNK = 1 << 20  # bytes that are checksummed and checked at once: they stay in the processor's cache
-_MAGIC = b"HPSNAP01"
+_MAGIC = b"HPSNAP02"
 _HEAD = struct.Struct("<8sII")
 _ALIGN = 64
 # Bits of a number without its sign, as an integer of its size; from the second value on it is NaN or infinity.
@@ -82,30 +83,48 @@ class File:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a state lies in a record's body."""
+class Layout:
+    """Where the tensors of a state lie in a record's body."""
 
-    tensors: list[Any]
+    forms: tuple[list[Any], list[Any]]  # the types and the shapes of the tensors, on which the rest depends
     places: list[
         tuple[int, str, tuple[int, ...], tuple[int, ...] | None]
     ]  # offset, type, shape, strides unless contiguous
     regions: list[tuple[int, int, str]]  # offset, bytes, type
+    table: bytes  # the places, pickled
+    end: int  # where the tail begins
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a state lies in a record's body."""
+
+    tensors: list[Any]
+    layout: Layout
     tail: bytes
-    tail_at: int  # offset in the body
 
     @property
     def bytes(self) -> int:
-        return self.tail_at + len(self.tail)
+        return self.layout.end + len(self.tail)
 
 
-def plan(files: list[File]) -> Plan:
+def plan(files: list[File], before: Layout | None = None) -> Plan:
     """Where everything of `files` goes. What is no tensor is copied here, so it may change afterwards.
+
+    before: the layout of the last state. It is used again when all tensors have the same form, which nearly always holds and
+    saves milliseconds: a LoRA of all blocks of FLUX has 4,000 tensors with its optimizer.
 
     Raises:
         Unsupported: a file holds something that cannot be in a record.
     """
     tensors: list[Any] = []
     stored = [(f.name, f.kind, f.content if f.kind == "raw" else _dump(f, tensors), f.metadata) for f in files]
+    forms = [tensor.dtype for tensor in tensors], [tensor.shape for tensor in tensors]
+    layout = before if before is not None and before.forms == forms else _lay_out(tensors, forms)
+    return Plan(tensors, layout, pickle.dumps((stored, layout.table), protocol=4))
+
+
+def _lay_out(tensors: list[Any], forms: tuple[list[Any], list[Any]]) -> Layout:
     by_type: dict[Any, list[int]] = {}
     for index, tensor in enumerate(tensors):
         by_type.setdefault(tensor.dtype, []).append(index)
@@ -120,8 +139,7 @@ def plan(files: list[File]) -> Plan:
             places[index] = at, kind, tuple(tensor.shape), _strides(tensor)
             at += tensor.nbytes
         regions.append((start, at - start, kind))
-    tail = pickle.dumps((stored, places), protocol=4)
-    return Plan(tensors, places, regions, tail, -(-at // _ALIGN) * _ALIGN)
+    return Layout(forms, places, regions, pickle.dumps(places, protocol=4), -(-at // _ALIGN) * _ALIGN)
 
 
 def _load(content: bytes, tensors: list[Any]) -> Any:
@@ -155,19 +173,18 @@ def _dump(file: File, tensors: list[Any]) -> bytes:
     """The content of a file, pickled, its tensors replaced by their numbers and appended to `tensors`."""
     import torch
 
-    plain = (torch.Tensor, torch.nn.Parameter)
-
-    class Pickler(pickle.Pickler):
-        def reducer_override(self, value: Any) -> Any:
-            # Others (sparse, the 8-bit states of torchao) are pickled as what they consist of, most of it plain tensors.
-            if type(value) not in plain or value.layout != torch.strided or value.is_quantized:
-                return NotImplemented
-            tensors.append(value)
-            return _tensor, (len(tensors) - 1,)
+    def number(value: Any) -> Any:
+        if value.layout is not torch.strided or value.is_quantized:
+            return value.__reduce_ex__(4)
+        tensors.append(value)
+        return _tensor, (len(tensors) - 1,)
 
     buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, protocol=4)
+    # Others (sparse, the 8-bit states of torchao) are pickled as what they consist of, most of it plain tensors.
+    pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: number, torch.nn.Parameter: number}
     try:
-        Pickler(buffer, protocol=4).dump(file.content)
+        pickler.dump(file.content)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise Unsupported(f"{file.name} cannot be kept in memory: {error}") from error
     return buffer.getvalue()
@@ -226,11 +243,11 @@ def store(path: str | os.PathLike[str], header: Header, content: Plan) -> Header
 
         flat = torch.frombuffer(mapped, dtype=torch.uint8, offset=BODY)
         with torch.no_grad():
-            for target, source in zip(views(flat, content.places), content.tensors, strict=True):
+            for target, source in zip(views(flat, content.layout.places), content.tensors, strict=True):
                 target.copy_(source)
     with memoryview(mapped) as whole, whole[BODY:] as body:
-        body[content.tail_at :] = content.tail
-        good, value = finite(body, content.regions), checksum(body)
+        body[content.layout.end :] = content.tail
+        good, value = finite(body, content.layout.regions), checksum(body)
     header = replace(header, bytes=content.bytes, tail=len(content.tail), checksum=value, finite=good)
     seal(mapped, header)
     return header
@@ -328,7 +345,8 @@ def files(path: str | os.PathLike[str]) -> tuple[Header, list[File]]:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     end = BODY + header.bytes
     try:
-        stored, places = pickle.loads(mapped[end - header.tail : end])
+        stored, table = pickle.loads(mapped[end - header.tail : end])
+        places = pickle.loads(table)
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, ValueError) as error:
         raise RecordError(f"{path}: its table cannot be read: {error}") from error
     found = _tensors(mapped, places) if places else []

@@ -35,7 +35,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,27 @@ SPREAD_STEPS = 3  # then the thread does the rest at once: until it has, a resta
 
 
 @dataclass
+class _Views:
+    """The tensors of a state as they lie in some memory."""
+
+    layout: record.Layout | None = None
+    tensors: Any = None
+
+    def over(self, flat: Any, layout: record.Layout) -> Any:
+        """Those of a layout. flat: the memory, always the same, as a tensor of bytes."""
+        if self.layout is not layout:
+            self.tensors, self.layout = record.views(flat, layout.places), layout
+        return self.tensors
+
+
+@dataclass
 class _Slot:
     """One record's file, mapped."""
 
     path: Path
     header: Header | None = None
     mapped: mmap.mmap | None = None
-    shape: Any = None  # the places that `tensors` are for
-    tensors: Any = None
+    views: _Views = field(default_factory=_Views)
 
     def reserve(self, size: int) -> bool:
         """Map at least `size` bytes that exist; False when they were mapped before. OSError: there is no room for them."""
@@ -87,7 +100,8 @@ class _Slot:
         return True
 
     def close(self) -> None:
-        self.header = self.mapped = self.shape = self.tensors = None
+        self.header = self.mapped = None
+        self.views = _Views()
 
 
 @dataclass
@@ -134,7 +148,9 @@ class Snapshots:
         self._behind = 0  # steps since the record under way was copied
         self._thread: threading.Thread | None = None
         self._failed = ""  # of the thread
+        self._layout: record.Layout | None = None  # of the last state
         self._pinned: Any = None
+        self._pinned_views = _Views()
         if folder is not None and off:
             self.turn_off(off)
 
@@ -193,7 +209,8 @@ class Snapshots:
             self.turn_off(f"the state of step {step} has no room in memory: {error}")
 
     def _take(self, name: str, step: int, epoch: int, files: list[File], belongs: dict[str, Any] | None) -> None:
-        plan = record.plan(files)
+        plan = record.plan(files, self._layout)
+        self._layout = plan.layout
         for slot in self._slots:  # of an attempt that got further than the state from which this one goes on
             if slot.header is not None and slot.header.step >= step:
                 self._forget(slot)
@@ -276,19 +293,19 @@ class Snapshots:
             return None
         import torch
 
-        staged = None
+        staged, layout = None, plan.layout
         devices = {tensor.device for tensor in plan.tensors if tensor.is_cuda}
         if len(devices) > 1:
             raise RecordError(f"its tensors are on {len(devices)} GPUs")
         if devices:
-            if self._pinned is None or self._pinned.numel() < plan.tail_at:
-                slot.shape, self._pinned = None, None
-                self._pinned = _pinned(plan.tail_at + plan.tail_at // 8)
+            if self._pinned is None or self._pinned.numel() < layout.end:
+                self._pinned, self._pinned_views = None, _Views()
+                self._pinned = _pinned(layout.end + layout.end // 8)
             staged = self._pinned, *(torch.cuda.Event(enable_timing=True) for _ in range(2))
-        if slot.shape != plan.places or staged is not None:
-            slot.tensors = None
-            flat = staged[0] if staged else torch.frombuffer(slot.mapped, dtype=torch.uint8, offset=record.BODY)
-            slot.tensors, slot.shape = record.views(flat, plan.places), plan.places
+            targets = self._pinned_views.over(self._pinned, layout)
+        else:
+            flat = torch.frombuffer(slot.mapped, dtype=torch.uint8, offset=record.BODY)
+            targets = slot.views.over(flat, layout)
         # The events are on the current stream of the tensors' GPU, as the copies.
         where = torch.cuda.device(devices.pop()) if devices else contextlib.nullcontext()
         with torch.no_grad(), where:
@@ -296,9 +313,9 @@ class Snapshots:
                 staged[1].record()
             copy = getattr(torch, "_foreach_copy_", None)
             if copy is not None:
-                copy(slot.tensors, plan.tensors, non_blocking=staged is not None)
+                copy(targets, plan.tensors, non_blocking=staged is not None)
             else:
-                for target, source in zip(slot.tensors, plan.tensors, strict=True):
+                for target, source in zip(targets, plan.tensors, strict=True):
                     target.copy_(source, non_blocking=staged is not None)
             if staged:
                 staged[2].record()
@@ -350,9 +367,9 @@ class Snapshots:
                 pinned, first, last = job.staged
                 last.synchronize()
                 gpu_s = first.elapsed_time(last) / 1e3
-                _copy_bytes(pinned.numpy(), body, plan.tail_at)
-            body[plan.tail_at :] = plan.tail
-            good = record.finite(body, plan.regions, pause)
+                _copy_bytes(pinned.numpy(), body, plan.layout.end)
+            body[plan.layout.end :] = plan.tail
+            good = record.finite(body, plan.layout.regions, pause)
             value = record.checksum(body, pause)
         header = replace(job.header, bytes=plan.bytes, tail=len(plan.tail), checksum=value, finite=good)
         record.seal(slot.mapped, header)
@@ -382,7 +399,7 @@ class Snapshots:
         """No more snapshots: give the memory back, and say why."""
         self.off = reason
         self.wait()
-        self._pinned = None
+        self._pinned, self._pinned_views = None, _Views()
         for slot in self._slots:
             self._forget(slot)
         print(f"hangproof: snapshots in memory are off: {reason}", flush=True)

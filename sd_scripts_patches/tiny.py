@@ -253,9 +253,9 @@ def python_of(venv: Path) -> Path:
     return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def site() -> str:
-    """Return the text of sitecustomize."""
-    return SITE % {"width": json.dumps(WIDTH)} + FINDER
+def site(width: dict[str, Any] = WIDTH) -> str:
+    """Return the text of sitecustomize. width: the sizes of the models."""
+    return SITE % {"width": json.dumps(width)} + FINDER
 
 
 def caching(work: Path, folder: Path) -> tuple[dict[str, list[str]], dict[str, str]]:

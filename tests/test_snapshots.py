@@ -124,12 +124,12 @@ def test_what_a_gpu_has_copied_into_pinned_memory_becomes_the_record(ring):
     ours, waited = writer(ring), []
     files = [File("a.pt", "torch", {"a": torch.arange(700_000), "b": torch.ones(3)})]
     plan = record.plan(files)
-    slot, pinned = ours._slots[0], torch.zeros(plan.tail_at + 100, dtype=torch.uint8)
+    slot, pinned = ours._slots[0], torch.zeros(plan.layout.end + 100, dtype=torch.uint8)
     slot.reserve(record.BODY + plan.bytes)
 
     def synchronize():
         waited.append(True)
-        for target, source in zip(record.views(pinned, plan.places), plan.tensors, strict=True):
+        for target, source in zip(record.views(pinned, plan.layout.places), plan.tensors, strict=True):
             target.copy_(source)
 
     event = SimpleNamespace(synchronize=synchronize, elapsed_time=lambda other: 7.0)

@@ -30,14 +30,10 @@ def epoch_name(slug: str, epoch: int) -> str:
 
 
 def contents(*, step: int, epoch: int, parameters: dict, optimizer, scaler, losses: list) -> list[File]:
-    """The files of a state. Their tensors are the training's own, which the next step changes."""
-    import torch
-
+    """The files of a state. Their tensors are the training's own (the parameters are float32), which the next step changes."""
     state = {"current_epoch": epoch, "current_step": step, "losses": losses}
     files = [
-        File(
-            "model.safetensors", "safetensors", {name: p.detach().to(torch.float32) for name, p in parameters.items()}
-        ),
+        File("model.safetensors", "safetensors", dict(parameters)),
         File("optimizer.bin", "torch", optimizer.state_dict()),
         File("train_state.json", "raw", json.dumps(state).encode()),
     ]
@@ -52,7 +48,7 @@ def save(folder: Path, files: list[File], *, step: int, epoch: int, belongs: dic
             if file.kind == "torch":
                 write(path, file.content)
             elif file.kind == "safetensors":
-                path.write_bytes(lora.serialize({name: t.cpu() for name, t in file.content.items()}, "F32", {}))
+                path.write_bytes(lora.serialize({name: t.detach().cpu() for name, t in file.content.items()}, "F32", {}))
             else:
                 path.write_bytes(file.content)
 

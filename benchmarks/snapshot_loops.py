@@ -1,0 +1,107 @@
+"""The trainings in whose loops snapshots are measured: a FLUX with all its blocks and matrices, narrow, so that a LoRA of rank 16 on all
+of them has 100 MB with AdamW's moments, and a step of one second fits a CPU.
+
+A training is a function `start(tokens, steps, *more)`: the command line, environment and folder of a training with captions of so many
+tokens, and the further flags `more`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from runs.paths import ROOT
+from sd_scripts_patches import tiny
+
+BLOCKS = (19, 38)  # double and single blocks of FLUX.1-dev
+RANK = 16
+IMAGES = 10
+Start = Callable[..., tuple[list[str], dict[str, str], Path]]
+
+DATASET = """\
+[general]
+caption_extension = ".txt"
+[[datasets]]
+resolution = 64
+batch_size = 1
+[[datasets.subsets]]
+image_dir = '{images}'
+num_repeats = 100
+"""
+MAKE_MODEL = """
+import sys
+from pathlib import Path
+from trainer import tiny_flux
+tiny_flux.TRANSFORMER |= {
+    "num_layers": %d, "num_single_layers": %d,
+    "num_attention_heads": 2, "attention_head_dim": 148, "axes_dims_rope": (20, 64, 64),
+}
+tiny_flux.ensure(Path(sys.argv[1]))
+""" % BLOCKS  # fmt: skip
+
+
+def cores() -> dict[str, str]:
+    """The environment of a training on all cores and no GPU."""
+    return {"OMP_NUM_THREADS": str(os.cpu_count() or 1), "CUDA_VISIBLE_DEVICES": ""}
+
+
+def built_in(work: Path) -> Start:
+    """The built-in trainer."""
+    subprocess.run([sys.executable, "-c", MAKE_MODEL, str(work / "model")], cwd=ROOT, check=True, timeout=600)
+    tiny.write_images(work / "images", IMAGES)
+    (work / "dataset.toml").write_text(DATASET.format(images=work / "images" / "1_thing"), encoding="utf-8")
+
+    def start(tokens: int, steps: int, *more: str) -> tuple[list[str], dict[str, str], Path]:
+        flags = {
+            "pretrained_model_name_or_path": work / "model",
+            "dataset_config": work / "dataset.toml",
+            "output_dir": work / "output",
+            "network_dim": RANK,
+            "optimizer_type": "adamw",
+            "learning_rate": 1e-4,
+            "t5xxl_max_token_length": tokens,
+            "max_data_loader_n_workers": 0,
+            "max_train_steps": steps,
+        }
+        line = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "trainer", "--network_train_unet_only", *line, *more]
+        return command, {**os.environ, "PYTHONPATH": str(ROOT), **cores()}, ROOT
+
+    return start
+
+
+def sd_scripts(work: Path) -> Start:
+    """kohya's sd-scripts with the patches."""
+    from tests.tiny_sd_scripts import checkout, installation
+
+    ours = installation()
+    ours.write_site(work)
+    width = tiny.WIDTH | {"hidden": 416, "heads": 4, "axes": [16, 44, 44]}
+    (work / "site" / "sitecustomize.py").write_text(tiny.site(width), encoding="utf-8")
+    size = {"TINY_BLOCKS": ",".join(map(str, BLOCKS))} | cores()
+    subprocess.run(
+        ours.maker(work, IMAGES), env=ours.environment(work, **size), cwd=checkout(), capture_output=True, check=True, timeout=600
+    )  # fmt: skip
+    (work / "images" / "1_thing").rename(work / "images" / "100_thing")  # sd-scripts repeats each image so often
+
+    def start(tokens: int, steps: int, *more: str) -> tuple[list[str], dict[str, str], Path]:
+        changed = {
+            "network_dim": str(RANK),
+            "learning_rate": "1e-4",
+            "t5xxl_max_token_length": str(tokens),
+            "max_train_steps": str(steps),
+        }
+        command = ours.command(*tiny.arguments(work, work / "output", *more, **changed))
+        return command, ours.environment(work, **size), checkout()
+
+    return start
+
+
+def why_not_sd_scripts() -> str:
+    """Why sd-scripts cannot be measured here; "" where it can."""
+    from tests.tiny_sd_scripts import why_not
+
+    return why_not()

@@ -1,0 +1,107 @@
+"""Measures snapshots in memory and saves inside a training: `HANGPROOF_INJECT=benchmarks.snapshot_meter:fire`.
+
+Decision: the loop is the trainer's own, and what it calls at a step boundary is measured. A measured step begins and ends where the
+trainer asks whether a snapshot is due, so it holds one snapshot or none, and what the thread does meanwhile. Blocks of steps with
+snapshots and without take turns in one process, so that other programs affect both equally.
+
+    METER_RECORD   the file that gets one line of JSON for each measured step, and for each save
+    METER_BLOCK    steps of a block; 0: snapshots are as they are, and only saves are measured
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from guards.heartbeat import Heartbeat
+from guards.snapshots import Snapshots
+from guards.state_saves import StateSaves
+
+_due, _take, _save = Snapshots.due, Snapshots.take, StateSaves.save
+_meter: Meter | None = None
+
+
+def fire(phase: str, step: int, heartbeat: Heartbeat) -> None:
+    """Begin to measure when the training starts."""
+    global _meter
+    if _meter is None:
+        _meter = Meter()
+
+
+class Meter:
+    """The measured step, and what it records."""
+
+    def __init__(self) -> None:
+        self.block = int(os.environ["METER_BLOCK"])
+        self.file = open(os.environ["METER_RECORD"], "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+        atexit.register(self.file.close)
+        self.row: dict[str, Any] = {}
+        self.before: tuple[float, ...] = ()
+        self.number = 0
+        self.asked_s = 0.0
+        StateSaves.save = lambda saves, name, step, *rest, **more: self.save(saves, name, step, *rest, **more)  # type: ignore[method-assign]
+        if self.block:
+            Snapshots.due = lambda snapshots: self.due(snapshots)  # type: ignore[method-assign]
+            Snapshots.take = lambda snapshots, *rest, **more: self.take(snapshots, *rest, **more)  # type: ignore[method-assign]
+
+    def due(self, snapshots: Snapshots) -> bool:
+        """A step boundary: the measured step ends, the next one begins."""
+        number, self.number = self.number, self.number + 1
+        starts, on = number % self.block == 0, number // self.block % 2 == 0
+        if starts:
+            snapshots.wait()  # what the thread still does belongs to the step that ends
+        self.end(snapshots)
+        if starts:
+            snapshots._last_s = None  # the pause between two blocks is no step
+        self.row = {"block": number // self.block, "on": on, "taken": False}
+        self.before = readings(snapshots)
+        self.asked_s = time.thread_time()
+        due = on and _due(snapshots)
+        self.row["inside_s"] = time.thread_time() - self.asked_s
+        return due
+
+    def take(self, snapshots: Snapshots, *rest: Any, **more: Any) -> None:
+        _take(snapshots, *rest, **more)
+        self.row |= {"inside_s": time.thread_time() - self.asked_s, "taken": True}
+
+    def end(self, snapshots: Snapshots) -> None:
+        """Write the line of the step that ends; of the first one nothing is known."""
+        if self.before:
+            spent = dict(zip(READINGS, (b - a for a, b in zip(self.before, readings(snapshots), strict=True)), strict=True))
+            size = sum(len(s.mapped) for s in snapshots._slots if s.mapped is not None)
+            self.write(self.row | spent | {"every": snapshots.every, "off": snapshots.off, "mapped": size})
+
+    def save(self, saves: StateSaves, name: str, step: int, *rest: Any, **more: Any) -> None:
+        began, began_cpu = time.perf_counter(), time.thread_time()
+        _save(saves, name, step, *rest, **more)
+        self.write({"save": step, "wall_s": time.perf_counter() - began, "cpu_s": time.thread_time() - began_cpu})
+
+    def write(self, row: dict[str, Any]) -> None:
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+
+
+READINGS = ("wall_s", "cpu_s", "stolen_s", "thread_s")
+
+
+def readings(snapshots: Snapshots) -> tuple[float, ...]:
+    """Seconds so far: of the clock, of this process on all cores, taken by the host, and of the snapshots' thread."""
+    return time.perf_counter(), time.process_time(), stolen_s(), thread_s(snapshots)
+
+
+def stolen_s() -> float:
+    """Seconds that the host of this virtual machine has kept from a processor on average (man 5 proc_stat)."""
+    ticks = int(Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)[8])
+    return ticks / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
+
+
+def thread_s(snapshots: Snapshots) -> float:
+    """Seconds of processor time that their thread has used."""
+    thread = snapshots._thread
+    if thread is None or thread.ident is None:
+        return 0.0
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
