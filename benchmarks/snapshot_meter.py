@@ -71,7 +71,9 @@ class Meter:
     def end(self, snapshots: Snapshots) -> None:
         """Write the line of the step that ends; of the first one nothing is known."""
         if self.before:
-            spent = dict(zip(READINGS, (b - a for a, b in zip(self.before, readings(snapshots), strict=True)), strict=True))
+            spent = dict(
+                zip(READINGS, (b - a for a, b in zip(self.before, readings(snapshots), strict=True)), strict=True)
+            )
             size = sum(len(s.mapped) for s in snapshots._slots if s.mapped is not None)
             self.write(self.row | spent | {"every": snapshots.every, "off": snapshots.off, "mapped": size})
 

@@ -36,7 +36,9 @@ from benchmarks.goodput import machine
 from guards import snapshots
 
 SHARE_LIMIT, P99_LIMIT = 0.01, 1.02
-WARM_UP = 15  # steps of the first block of each kind that are not counted: records are allocated, and how often is found
+WARM_UP = (
+    15  # steps of the first block of each kind that are not counted: records are allocated, and how often is found
+)
 STOLEN = 0.05  # of a step
 NOISE = 0.01  # a p99 of steps without snapshots this far above their median says that the machine is busy
 PROBES = (64, 192)  # tokens of the trainings that find how long a step takes
@@ -64,7 +66,9 @@ class Training:
             command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=3600, check=False
         )
         if done.returncode:
-            raise RuntimeError(f"the training ended with code {done.returncode}:\n{done.stdout[-3000:].decode(errors='replace')}")
+            raise RuntimeError(
+                f"the training ended with code {done.returncode}:\n{done.stdout[-3000:].decode(errors='replace')}"
+            )
         return [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
 
     def tokens(self, step_s: float) -> int:
@@ -111,7 +115,11 @@ def measure(trainer: str, blocks: int, steps: int, step_s: float) -> dict[str, A
             tokens = training.tokens(step_s)
             rows = training.rows(tokens, 2 * blocks * steps + 1, steps)
             bytes_ = snapshots.status(ring)["bytes"]
-            found = {"state_mb": round(bytes_ / 1e6, 1), "tokens": tokens, **figures([row for row in rows if "on" in row])}
+            found = {
+                "state_mb": round(bytes_ / 1e6, 1),
+                "tokens": tokens,
+                **figures([row for row in rows if "on" in row]),
+            }
             return found | ({"save_ms": training.saves(tokens)} if trainer == "built-in" else {})
     finally:
         shutil.rmtree(ring, ignore_errors=True)
@@ -169,9 +177,13 @@ def judge(trainer: str, found: dict[str, Any]) -> list[str]:
     ratio = found["p99_ratio" if found["judged_by"] == "p99" else "p99_ratio_by_work"]
     wrong = []
     if found["share_of_time"] > SHARE_LIMIT:
-        wrong.append(f"{trainer}: snapshots take {found['share_of_time']:.2%} of the time, the limit is {SHARE_LIMIT:.0%}")
+        wrong.append(
+            f"{trainer}: snapshots take {found['share_of_time']:.2%} of the time, the limit is {SHARE_LIMIT:.0%}"
+        )
     if ratio > P99_LIMIT:
-        wrong.append(f"{trainer}: the p99 step ({found['judged_by']}) is {ratio:.3f} times as long, the limit is {P99_LIMIT}")
+        wrong.append(
+            f"{trainer}: the p99 step ({found['judged_by']}) is {ratio:.3f} times as long, the limit is {P99_LIMIT}"
+        )
     return wrong
 
 
@@ -184,7 +196,10 @@ def describe(trainer: str, found: dict[str, Any]) -> str:
         f"processor time of a step: {share['mean']:+.2%} ({share['low']:+.2%} to {share['high']:+.2%}); p99 step × {found['p99_ratio']}, "
         f"× {found['p99_ratio_by_work']} by work; judged by {found['judged_by']}",
     ]
-    waits = [f"{v['wall']:.0f} ms ({v['processor']:.0f} ms processor time) {k} a thread" for k, v in found.get("save_ms", {}).items()]
+    waits = [
+        f"{v['wall']:.0f} ms ({v['processor']:.0f} ms processor time) {k} a thread"
+        for k, v in found.get("save_ms", {}).items()
+    ]
     return "\n  ".join(lines + (["the training waits for a save " + ", ".join(waits)] if waits else []))
 
 
@@ -198,7 +213,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
     args = parser.parse_args(argv)
     if args.blocks < 2 or args.steps <= WARM_UP:
-        parser.error(f"--blocks: at least 2; --steps: more than {WARM_UP}, because the first ones of two blocks are the warm-up")
+        parser.error(
+            f"--blocks: at least 2; --steps: more than {WARM_UP}, because the first ones of two blocks are the warm-up"
+        )
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     found: dict[str, Any] = {}
     wrong = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.machinery
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from sd_scripts_patches.patch import Incompatible, Target, definitions
 SOURCE_FOLDERS = ("library", "networks", "src", "musubi_tuner")
 """Where a checkout keeps its modules, beside the scripts in its own folder."""
 MAX_HOPS = 20
+_parsing = threading.Lock()  # ast.parse in two threads at once fails in Python 3.11 (CPython's issue 106905)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def find_source(module: str, checkout: Path | None) -> Path | None:
 def parse_uncached(path: Path) -> ast.Module:
     """Return the syntax tree of a file, for a caller that changes it. Raises Incompatible for a file that cannot be read."""
     try:
-        with warnings.catch_warnings():
+        with _parsing, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in the checkout's strings are not this check's concern
             return ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from sd_scripts_patches.trainer_state import ResumeError
 
 FOLDER = "capture"  # in the folder of the snapshots
 _capturing: int | None = None  # the thread whose saves are kept
+_owners: weakref.WeakKeyDictionary[Any, dict[str, tuple[dict[str, Any], str]]] = weakref.WeakKeyDictionary()
 saves: StateSaves | None = None  # of this training; None: they are written as ever
 
 
@@ -75,7 +77,7 @@ def capture(accelerator: Any, folder: Path) -> list[File]:
     files: list[File] = []
     try:
         folder.mkdir(exist_ok=True)
-        with _keeping(files, folder), _quiet():
+        with _keeping(files, folder), _collecting(accelerator), _quiet():
             accelerator.save_state(str(folder))
         files += [
             File(path.relative_to(folder).as_posix(), "raw", path.read_bytes())
@@ -123,6 +125,68 @@ def _keeping(files: list[File], folder: Path) -> Iterator[None]:
         _capturing, torch.save = None, original
         if original_safe is not None:
             other.safe_save_file = original_safe
+
+
+@contextlib.contextmanager
+def _collecting(accelerator: Any) -> Iterator[None]:
+    """Inside, accelerate gets the weights of its models without milliseconds of walking through their modules.
+
+    kohya's hook drops the weights of all models but the network. Those of a frozen model are collected only where it does not.
+    """
+    collect = accelerator.get_state_dict
+    left_out: dict[int, tuple[Any, Any]] = {}  # id of an empty state → its model, and it
+
+    def get_state_dict(model: Any, *args: Any, **kwargs: Any) -> Any:
+        first = next(model.parameters(), None)
+        if first is None or first.requires_grad:
+            return _weights(model, lambda: collect(model, *args, **kwargs))
+        state: dict[str, Any] = {}
+        left_out[id(state)] = model, state
+        return state
+
+    def fill(models: Any, weights: list[Any], folder: str) -> None:
+        for index, state in enumerate(weights):
+            if id(state) in left_out:
+                weights[index] = collect(left_out[id(state)][0], unwrap=False)
+
+    hook = accelerator.register_save_state_pre_hook(fill)  # after all others
+    accelerator.get_state_dict = get_state_dict
+    try:
+        yield
+    finally:
+        del accelerator.get_state_dict
+        hook.remove()
+
+
+def _weights(model: Any, collect: Callable[[], Any]) -> Any:
+    """What `collect` returns, the state of the model. From the second time on, its tensors are taken from where they were then."""
+    found = _owners.get(model)
+    if found:
+        return {name: owner[key].detach() for name, (owner, key) in found.items()}
+    state = collect()
+    if found is None:
+        _owners[model] = _owners_of(model, state)
+    return state
+
+
+def _owners_of(model: Any, state: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
+    """Name → the dict of a module that holds this tensor, and its key there; {} where the state is not just these tensors.
+
+    accelerate would save each of them as it is: contiguous, and none shares its memory with another one.
+    """
+    found = {
+        f"{prefix}.{key}" if prefix else key: (tensors, key)
+        for prefix, module in model.named_modules()
+        for tensors in (module._parameters, module._buffers)
+        for key, tensor in tensors.items()
+        if tensor is not None and key not in module._non_persistent_buffers_set
+    }
+    same = list(found) == list(state) and all(
+        state[name].data_ptr() == owner[key].data_ptr() and state[name].is_contiguous()
+        for name, (owner, key) in found.items()
+    )
+    apart = same and len({tensor.untyped_storage().data_ptr() for tensor in state.values()}) == len(state)
+    return found if apart else {}
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ class TrainerState:
 
 def write(folder: Path, state: TrainerState) -> None:
     """Write the file into a state folder that is still incomplete (the caller syncs it and adds the guard file)."""
-    text = json.dumps({"version": VERSION, **asdict(state)})
+    text = json.dumps({"version": VERSION, **vars(state)})
     (folder / FILE).write_text(text, encoding="utf-8")
 
 

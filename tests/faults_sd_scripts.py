@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -120,6 +121,6 @@ class SdScripts(Scenario):
                 if words not in report:
                     wrong.append(f"report.md does not contain {words!r}:\n{report[:1500]}")
             back = incident["resumed_from"]
-            if back and f"checkpoint of step {back}" not in report:
+            if back and not re.search(rf"(checkpoint|snapshot in memory) of step {back}\b", report):
                 wrong.append(f"report.md does not name the restart from step {back}:\n{report[:1500]}")
         return wrong

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_musubi
 import tiny_sd_scripts
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
@@ -420,13 +421,19 @@ def test_every_command_in_the_documents_of_a_checkout_starts_the_same_after_the_
 
 def test_the_flags_called_paths_take_one_value_in_every_script_of_a_checkout():
     tiny_sd_scripts.need(run=False)
+    if tiny_musubi.why_not():
+        pytest.skip(tiny_musubi.why_not())
     table = _table("lint.toml")
     listed = {*table["path_flags"], *table["name_flags"]}
     seen = set()
-    for script in table["scripts"]:
-        path = tiny_sd_scripts.checkout() / script
-        if path.is_file() and "def setup_parser" in path.read_text(encoding="utf-8"):
-            flags = schema.sd_scripts(tiny_sd_scripts.checkout(), script)
+    ours, musubi = tiny_sd_scripts.checkout(), tiny_musubi.checkout()
+    rows = [(schema.sd_scripts, ours, ours / script, "def setup_parser", script) for script in table["scripts"]]
+    for script in table["guarded_scripts"]:
+        path = musubi / "src/musubi_tuner" / script
+        rows.append((schema.musubi, musubi, path, "def main", f"src/musubi_tuner/{script}"))
+    for read, checkout, path, needs, script in rows:
+        if path.is_file() and needs in path.read_text(encoding="utf-8"):
+            flags = read(checkout, script)
             seen |= listed & set(flags)
             assert not {
                 flag for flag in listed & set(flags) if flags[flag]["nargs"] or flags[flag]["type"] == "bool"

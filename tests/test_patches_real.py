@@ -131,10 +131,14 @@ def test_the_run_reaches_every_check_point_in_the_order_of_the_trainer(runs):
 
 def test_every_step_has_its_line_of_metrics(runs):
     out, _ = runs[True]
-    lines = [json.loads(line) for line in (out / "run/metrics.jsonl").read_text().splitlines()]
+    found = [json.loads(line) for line in (out / "run/metrics.jsonl").read_text().splitlines()]
     recorded = [loss for epoch, _, loss in tiny.losses(out / "losses") if epoch >= 0]
+    lines = [line for line in found if line["kind"] == "step"]
     assert [line["step"] for line in lines] == list(range(1, 31))
-    assert {line["attempt"] for line in lines} == {2} and {line["kind"] for line in lines} == {"step"}
+    assert [(line["kind"], line["step"]) for line in found if line not in lines] == [
+        ("validation", n) for n in (9, 18, 27, 30)
+    ]
+    assert {line["attempt"] for line in found} == {2}
     assert all(any(abs(line["loss"] - loss) < 1e-9 for loss in recorded) for line in lines)
     assert lines[0]["lr"] == 1e-3 and lines[-1]["lr"] < 1e-4  # a cosine
     assert [line["epoch"] for line in lines] == sorted(line["epoch"] for line in lines)

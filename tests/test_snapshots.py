@@ -141,6 +141,23 @@ def test_what_a_gpu_has_copied_into_pinned_memory_becomes_the_record(ring):
     assert torch.equal(found["a"], torch.arange(700_000)) and torch.equal(found["b"], torch.ones(3))
 
 
+def test_a_layout_is_used_again_until_a_tensor_has_another_form(ring):
+    def files(value, dtype=torch.float32, shape=(300, 3)):
+        return [
+            File("a.pt", "torch", {"a": torch.full(shape, value, dtype=dtype), "b": torch.ones(5) * value, "n": value})
+        ]
+
+    first = record.plan(files(1.0)).layout
+    assert record.plan(files(2.0), first).layout is first
+    others = {"dtype": torch.bfloat16}, {"shape": (3, 300)}, {"shape": (301, 3)}
+    assert all(record.plan(files(2.0, **other), first).layout is not first for other in others)
+    ours = writer(ring)
+    for step, other in enumerate([{}, {}, *others, {}], 1):
+        take(ours, step, files(float(step), **other))
+        found = torch.load(restored(ring) / "a.pt")
+        assert same(found, files(float(step), **other)[0].content), step
+
+
 def test_the_ring_keeps_the_two_newest(ring):
     ours = writer(ring)
     for step in (1, 2, 3, 4):

@@ -36,15 +36,13 @@ def weights(tmp_path) -> tuple[Path, dict[str, str], str]:
 
 
 def launched(folder: Path) -> list[bytes]:
-    """The arguments of the run's launcher, [] while it is not running."""
+    """The arguments of the run's training process, which the script starts directly; [] while it is not running."""
     for process in psutil.process_iter():
         try:
-            if (
-                process.environ().get("HANGPROOF_RUN") == str(folder)
-                and "accelerate" in Path(process.cmdline()[1]).name
-            ):
-                return [word.encode("utf-8", "surrogateescape") for word in process.cmdline()[2:]]
-        except (psutil.Error, IndexError):
+            words = process.cmdline()
+            if process.environ().get("HANGPROOF_RUN") == str(folder) and words[1:3] == ["-m", "sd_scripts_patches"]:
+                return [word.encode("utf-8", "surrogateescape") for word in words[1:]]
+        except psutil.Error:
             continue
     return []
 
@@ -59,16 +57,16 @@ def starts_and_completes(page, server, tier: str, tmp_path: Path) -> None:
     page.get_by_test_id("run-name").get_by_text(name).or_(
         page.locator("#problem .hp-bad, #run-notice .hp-bad")
     ).first.wait_for()
-    assert page.locator(".hp-bad").all_inner_texts() == []
+    assert page.locator(".hp-bad:visible").all_inner_texts() == []
     script = (folder / "train.sh").read_bytes()
-    until(lambda: launched(folder), "the launcher runs")
+    until(lambda: launched(folder), "the training runs")
     running = launched(folder)
     state_is(page, "completed")
     assert step_of(page) == STEPS
     assert (folder / "train.sh").read_bytes() == script  # the script is unchanged …
     assert running == arguments_of(
         run_script(folder / "train.sh", stub(tmp_path))
-    )  # … and the launcher got its arguments
+    )  # … and the training got its arguments
     assert not list(folder.glob("train.attempt-*")) and not (folder / "incidents").exists()
     text = script.decode()
     assert all(mark in text for mark in MARKS[tier]) and ("--split_mode" in text) == (tier == "12G")

@@ -48,7 +48,9 @@ def save(folder: Path, files: list[File], *, step: int, epoch: int, belongs: dic
             if file.kind == "torch":
                 write(path, file.content)
             elif file.kind == "safetensors":
-                path.write_bytes(lora.serialize({name: t.detach().cpu() for name, t in file.content.items()}, "F32", {}))
+                path.write_bytes(
+                    lora.serialize({name: t.detach().cpu() for name, t in file.content.items()}, "F32", {})
+                )
             else:
                 path.write_bytes(file.content)
 

@@ -1,0 +1,86 @@
+"""`benchmarks snapshots`: what it concludes from measured steps, and the meter inside a real training."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import trainer_helpers as helpers
+
+from benchmarks import snapshots
+from guards.snapshots import FOLDER
+
+
+def rows(blocks=4, steps=20, every=4, **changed):
+    """Steps of one second with and without snapshots; those with one compute 10 ms for it, the next one 5 ms in the thread."""
+    found = []
+    for number in range(blocks * steps):
+        block = number // steps
+        on, place = block % 2 == 0, number % every
+        row = {
+            "block": block, "on": on, "taken": on and place == 0, "inside_s": 0.01 if on and place == 0 else 0.0,
+            "thread_s": 0.005 if on and place == 1 else 0.0, "wall_s": 1.0, "cpu_s": 2.0, "stolen_s": 0.0, "every": every, "off": "",
+        }  # fmt: skip
+        found.append(row | {key: value(number, row) for key, value in changed.items()})
+    return found
+
+
+def test_the_figures_are_those_of_the_steps():
+    found = snapshots.figures(rows())
+    assert found["steps"] == {"with": 25, "without": 25, "left_out": 0} and found["every_steps"] == 4
+    assert found["in_its_step_ms"] == {"p50": 10.0, "p99": 10.0}
+    assert found["share_of_time"] == pytest.approx(0.015 * 6 / 25, abs=1e-3)
+    assert found["p99_ratio"] == 1.0 and found["p99_ratio_by_work"] == pytest.approx(1.01)
+    assert found["judged_by"] == "p99" and snapshots.judge("built-in", found) == []
+
+
+def test_steps_of_which_the_host_took_a_part_are_left_out():
+    slow = snapshots.figures(
+        rows(stolen_s=lambda n, row: 0.2 * (n % 7 == 3), wall_s=lambda n, row: 1.0 + 0.2 * (n % 7 == 3))
+    )
+    assert slow["steps"]["left_out"] > 0 and slow["step_s"]["with"]["p99"] == slow["step_s"]["without"]["p99"] == 1.0
+    with pytest.raises(RuntimeError, match="too few are left"):
+        snapshots.figures(rows(stolen_s=lambda n, row: 0.2 * (n % 4 != 0)))
+
+
+def test_a_busy_machine_is_judged_by_work_and_a_limit_is_named():
+    noisy = snapshots.figures(
+        rows(wall_s=lambda n, row: 1.0 + 0.1 * (n % 10 == 9), inside_s=lambda n, row: 0.03 * row["taken"])
+    )
+    assert noisy["judged_by"] == "work" and noisy["p99_ratio_by_work"] == pytest.approx(1.03)
+    (p99,) = [line for line in snapshots.judge("sd-scripts", noisy) if "p99" in line]
+    assert p99 == "sd-scripts: the p99 step (work) is 1.030 times as long, the limit is 1.02"
+    quiet = snapshots.figures(rows(wall_s=lambda n, row: 1.0 + 0.05 * row["taken"]))
+    assert quiet["judged_by"] == "p99" and quiet["p99_ratio"] == 1.05
+
+
+def test_snapshots_that_are_off_say_nothing():
+    with pytest.raises(RuntimeError, match="off: no room"):
+        snapshots.figures(rows(off=lambda n, row: "no room"))
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
+def test_the_meter_measures_each_step_of_a_training(tmp_path):
+    from trainer.tiny_flux import ensure
+
+    ring, record = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm")), tmp_path / "record"
+    config = helpers.make_config(tmp_path / "data.toml", helpers.make_images(tmp_path / "images"))
+    try:
+        done = helpers.fork(
+            helpers.flags(
+                ensure(tmp_path / "model"), config, tmp_path / "out", max_train_steps=9, save_every_n_steps=4, save_state=True
+            ),
+            **{FOLDER: str(ring), "METER_RECORD": str(record), "METER_BLOCK": "2"},
+            HANGPROOF_INJECT="benchmarks.snapshot_meter:fire",
+            HANGPROOF_HEARTBEAT=str(tmp_path / "beat"),
+        )  # fmt: skip
+    finally:
+        shutil.rmtree(ring, ignore_errors=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in record.read_text().splitlines()]
+    steps = [row for row in found if "on" in row]
+    assert [(row["block"], row["on"]) for row in steps] == [(n // 2, n // 2 % 2 == 0) for n in range(8)]
+    assert any(row["taken"] for row in steps) and not any(row["taken"] for row in steps if not row["on"])
+    assert all(row["inside_s"] > 0 for row in steps if row["taken"]) and all(row["wall_s"] > 0 for row in steps)
+    assert {row["save"] for row in found if "save" in row} == {4, 8, 9}

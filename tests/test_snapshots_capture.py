@@ -1,0 +1,90 @@
+"""What a snapshot of kohya's trainers holds is what accelerate's save_state writes, each time, whatever the models are."""
+
+import pytest
+import torch
+
+from guards.snapshot_record import write_folder
+from sd_scripts_patches import snapshots
+
+accelerate = pytest.importorskip("accelerate")
+
+
+class Network(torch.nn.Module):
+    """A LoRA-like module: nested, with a buffer that is saved and one that is not."""
+
+    def __init__(self, shared=False):
+        super().__init__()
+        self.first = torch.nn.Sequential(torch.nn.Linear(4, 2, bias=False), torch.nn.Linear(2, 4, bias=False))
+        self.second = torch.nn.Linear(4, 4)
+        self.register_buffer("alpha", torch.tensor(1.0))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+        if shared:
+            self.third = torch.nn.Linear(4, 4)
+            self.third.weight = self.second.weight
+
+
+class Split(Network):
+    """As sd-scripts' LoRA of a fused matrix: its state has other tensors than its modules."""
+
+    def state_dict(self, *args, **kwargs):
+        state = super().state_dict(*args, **kwargs)
+        name = next(name for name in state if name.endswith("second.weight"))
+        state[f"{name}.half"] = state.pop(name)[:2].clone()
+        return state
+
+
+def prepared(network, drop):
+    """(accelerator, optimizer) of a network beside a frozen model. drop: with kohya's hook."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    frozen = torch.nn.Linear(4, 4).requires_grad_(False)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.1)
+    frozen, network, optimizer = accelerator.prepare(frozen, network, optimizer)
+    if drop:
+
+        def hook(models, weights, folder):
+            for index in reversed([i for i, model in enumerate(models) if not isinstance(model, Network)]):
+                weights.pop(index)
+
+        accelerator.register_save_state_pre_hook(hook)
+    return accelerator, optimizer
+
+
+def train(network, optimizer):
+    loss = network.second(network.first(torch.randn(3, 4))).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("drop", [True, False])
+@pytest.mark.parametrize("kind", [Network, lambda: Network(shared=True), Split], ids=["plain", "shared", "split"])
+def test_every_capture_holds_what_save_state_writes(tmp_path, kind, drop):
+    network = kind()
+    accelerator, optimizer = prepared(network, drop)
+    for number in range(3):
+        train(network, optimizer)
+        if number == 2:  # one parameter is another object from now on
+            network.first[0].weight = torch.nn.Parameter(network.first[0].weight.detach() + 1)
+        written, captured = tmp_path / f"written-{number}", tmp_path / f"captured-{number}"
+        accelerator.save_state(str(written))
+        files = snapshots.capture(accelerator, tmp_path / "capture")
+        captured.mkdir()
+        write_folder(captured, files)
+        names = sorted(path.name for path in written.iterdir())
+        assert names == sorted(path.name for path in captured.iterdir())
+        assert len([name for name in names if name.endswith(".safetensors")]) == (1 if drop else 2)
+        for name in (name for name in names if name.endswith(".safetensors")):
+            assert (written / name).read_bytes() == (captured / name).read_bytes(), (number, name)
+
+
+def test_the_weights_of_a_plain_network_are_collected_once(tmp_path, monkeypatch):
+    """What the captures above would not show: that milliseconds are saved."""
+    network = Network()
+    accelerator, _ = prepared(network, drop=True)
+    calls = []
+    monkeypatch.setattr(
+        Network, "state_dict", lambda self, **more: calls.append(1) or torch.nn.Module.state_dict(self, **more)
+    )
+    for _ in range(3):
+        snapshots.capture(accelerator, tmp_path / "capture")
+    assert len(calls) == 1
