@@ -1,5 +1,5 @@
-"""The trainings in whose loops snapshots are measured: a FLUX with all its blocks and matrices, narrow, so that a LoRA of rank 16 on all
-of them has 100 MB with AdamW's moments, and a step of one second fits a CPU.
+"""The trainings in whose loops snapshots are measured: FLUX with few of its blocks and random weights, whose LoRA of rank 16 on all
+matrices has 100 MB with AdamW's moments. Few pixels and short captions keep a step on a CPU at one second.
 
 A training is a function `start(tokens, steps, *more)`: the command line, environment and folder of a training with captions of so many
 tokens, and the further flags `more`.
@@ -7,6 +7,7 @@ tokens, and the further flags `more`.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from pathlib import Path
 from runs.paths import ROOT
 from sd_scripts_patches import tiny
 
-BLOCKS = (19, 38)  # double and single blocks of FLUX.1-dev
 RANK = 16
 IMAGES = 10
 Start = Callable[..., tuple[list[str], dict[str, str], Path]]
@@ -25,22 +25,29 @@ DATASET = """\
 [general]
 caption_extension = ".txt"
 [[datasets]]
-resolution = 64
+resolution = 32
 batch_size = 1
 [[datasets.subsets]]
 image_dir = '{images}'
 num_repeats = 100
 """
+FULL_WIDTH = {  # of FLUX.1-dev, which has 19 double and 38 single blocks
+    "num_layers": 1,
+    "num_single_layers": 6,
+    "num_attention_heads": 24,
+    "attention_head_dim": 128,
+    "axes_dims_rope": (16, 56, 56),
+}
+# Half of the width: sd-scripts takes four seconds for a step at the full one, on two cores.
+HALF_WIDTH = {"hidden": 1536, "heads": 12, "axes": [16, 56, 56], "mlp": 4.0}
+HALF_WIDTH_BLOCKS = {"TINY_BLOCKS": "2,14"}
 MAKE_MODEL = """
-import sys
+import json, sys
 from pathlib import Path
 from trainer import tiny_flux
-tiny_flux.TRANSFORMER |= {
-    "num_layers": %d, "num_single_layers": %d,
-    "num_attention_heads": 2, "attention_head_dim": 148, "axes_dims_rope": (20, 64, 64),
-}
+tiny_flux.TRANSFORMER |= json.loads(sys.argv[2])
 tiny_flux.ensure(Path(sys.argv[1]))
-""" % BLOCKS  # fmt: skip
+"""
 
 
 def cores() -> dict[str, str]:
@@ -50,7 +57,8 @@ def cores() -> dict[str, str]:
 
 def built_in(work: Path) -> Start:
     """The built-in trainer."""
-    subprocess.run([sys.executable, "-c", MAKE_MODEL, str(work / "model")], cwd=ROOT, check=True, timeout=600)
+    command = [sys.executable, "-c", MAKE_MODEL, str(work / "model"), json.dumps(FULL_WIDTH)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
     tiny.write_images(work / "images", IMAGES)
     (work / "dataset.toml").write_text(DATASET.format(images=work / "images" / "1_thing"), encoding="utf-8")
 
@@ -79,9 +87,8 @@ def sd_scripts(work: Path) -> Start:
 
     ours = installation()
     ours.write_site(work)
-    width = tiny.WIDTH | {"hidden": 416, "heads": 4, "axes": [16, 44, 44]}
-    (work / "site" / "sitecustomize.py").write_text(tiny.site(width), encoding="utf-8")
-    size = {"TINY_BLOCKS": ",".join(map(str, BLOCKS))} | cores()
+    (work / "site" / "sitecustomize.py").write_text(tiny.site(tiny.WIDTH | HALF_WIDTH), encoding="utf-8")
+    size = HALF_WIDTH_BLOCKS | cores()
     subprocess.run(
         ours.maker(work, IMAGES), env=ours.environment(work, **size), cwd=checkout(), capture_output=True, check=True, timeout=600
     )  # fmt: skip
@@ -89,6 +96,7 @@ def sd_scripts(work: Path) -> Start:
 
     def start(tokens: int, steps: int, *more: str) -> tuple[list[str], dict[str, str], Path]:
         changed = {
+            "resolution": "32,32",
             "network_dim": str(RANK),
             "learning_rate": "1e-4",
             "t5xxl_max_token_length": str(tokens),

@@ -45,16 +45,14 @@ class Meter:
         self.asked_s = 0.0
         StateSaves.save = lambda saves, name, step, *rest, **more: self.save(saves, name, step, *rest, **more)  # type: ignore[method-assign]
         if self.block:
-            Snapshots.due = lambda snapshots: self.due(snapshots)  # type: ignore[method-assign]
+            Snapshots.due = lambda snapshots: self.due(snapshots)  # type: ignore[method-assign, assignment]
             Snapshots.take = lambda snapshots, *rest, **more: self.take(snapshots, *rest, **more)  # type: ignore[method-assign]
 
     def due(self, snapshots: Snapshots) -> bool:
         """A step boundary: the measured step ends, the next one begins."""
         number, self.number = self.number, self.number + 1
         starts, on = number % self.block == 0, number // self.block % 2 == 0
-        if starts:
-            snapshots.wait()  # what the thread still does belongs to the step that ends
-        self.end(snapshots)
+        self.end(snapshots, starts)
         if starts:
             snapshots._last_s = None  # the pause between two blocks is no step
         self.row = {"block": number // self.block, "on": on, "taken": False}
@@ -68,12 +66,17 @@ class Meter:
         _take(snapshots, *rest, **more)
         self.row |= {"inside_s": time.thread_time() - self.asked_s, "taken": True}
 
-    def end(self, snapshots: Snapshots) -> None:
-        """Write the line of the step that ends; of the first one nothing is known."""
+    def end(self, snapshots: Snapshots, last: bool) -> None:
+        """Write the line of the step that ends; of the first one nothing is known. last: of its block.
+
+        What the thread would do in the steps after a block it does between the blocks (`rest_s`), faster than it would there.
+        """
+        after = readings(snapshots)
+        if last:
+            snapshots.wait()
         if self.before:
-            spent = dict(
-                zip(READINGS, (b - a for a, b in zip(self.before, readings(snapshots), strict=True)), strict=True)
-            )
+            spent = dict(zip(READINGS, (b - a for a, b in zip(self.before, after, strict=True)), strict=True))
+            spent["rest_s"] = thread_s(snapshots) - after[-1]
             size = sum(len(s.mapped) for s in snapshots._slots if s.mapped is not None)
             self.write(self.row | spent | {"every": snapshots.every, "off": snapshots.off, "mapped": size})
 

@@ -36,7 +36,7 @@ from sd_scripts_patches.trainers import ROOT, TRAINERS, Trainer
 SCRIPT, SOURCE = "flux_train_network.py", ""
 IMPORTS = ("flux_train_network", "networks.lora_flux")
 LOSSES, ITEMS = "library.train_util:LossRecorder", "library.train_util:BaseDataset"
-WIDTH = {"hidden": 64, "heads": 2, "axes": [8, 12, 12], "clip": 32, "t5": 64, "vocabulary": 1000}
+WIDTH = {"hidden": 64, "heads": 2, "axes": [8, 12, 12], "clip": 32, "t5": 64, "vocabulary": 1000, "mlp": 2.0}
 
 FINDER = """
 def inject(path):
@@ -85,7 +85,7 @@ def shrink_transformer(module):
     double, single = (int(n) for n in os.environ["TINY_BLOCKS"].split(","))
     for config in module.configs.values():
         config.params = dataclasses.replace(
-            config.params, hidden_size=WIDTH["hidden"], num_heads=WIDTH["heads"], axes_dim=WIDTH["axes"], mlp_ratio=2.0,
+            config.params, hidden_size=WIDTH["hidden"], num_heads=WIDTH["heads"], axes_dim=WIDTH["axes"], mlp_ratio=WIDTH["mlp"],
             vec_in_dim=WIDTH["clip"], context_in_dim=WIDTH["t5"], depth=double, depth_single_blocks=single)
         config.ae_params = dataclasses.replace(config.ae_params, ch=32, ch_mult=[1] * 4, num_res_blocks=1)
     pause_s = float(os.environ.get("TINY_STEP_S", "0"))
