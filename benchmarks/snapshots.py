@@ -41,7 +41,7 @@ WARM_UP = (
 )
 STOLEN = 0.05  # of a step
 NOISE = 0.01  # a p99 of steps without snapshots this far above their median says that the machine is busy
-PROBES = (16, 96)  # tokens of the trainings that find how long a step takes
+PROBES = (8, 96)  # tokens of the trainings that find how long a step takes
 PROBE_STEPS = 5
 SAVES, SAVE_EVERY = 9, 3
 Row = dict[str, Any]

@@ -68,7 +68,7 @@ class _Views:
     layout: record.Layout | None = None
     tensors: Any = None
 
-    def over(self, flat: Any, layout: record.Layout) -> Any:
+    def of(self, flat: Any, layout: record.Layout) -> Any:
         """Those of a layout. flat: the memory, always the same, as a tensor of bytes."""
         if self.layout is not layout:
             self.tensors, self.layout = record.views(flat, layout.places), layout
@@ -302,10 +302,10 @@ class Snapshots:
                 self._pinned, self._pinned_views = None, _Views()
                 self._pinned = _pinned(layout.end + layout.end // 8)
             staged = self._pinned, *(torch.cuda.Event(enable_timing=True) for _ in range(2))
-            targets = self._pinned_views.over(self._pinned, layout)
+            targets = self._pinned_views.of(self._pinned, layout)
         else:
             flat = torch.frombuffer(slot.mapped, dtype=torch.uint8, offset=record.BODY)
-            targets = slot.views.over(flat, layout)
+            targets = slot.views.of(flat, layout)
         # The events are on the current stream of the tensors' GPU, as the copies.
         where = torch.cuda.device(devices.pop()) if devices else contextlib.nullcontext()
         with torch.no_grad(), where:
