@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -14,6 +16,7 @@ import pytest
 from guards import limits, npz
 from sd_scripts_patches import dataloader, heartbeat, hygiene, images, sampling, session, timeouts, trackers
 from sd_scripts_patches import exit as exit_patch
+from sd_scripts_patches.tiny import ROOT
 
 
 class Tracker:
@@ -378,3 +381,23 @@ def test_a_flag_wins_over_the_environment_and_reaches_children(monkeypatch):
     with pytest.raises(timeouts.UsageError, match="HANGPROOF_SKIP_IMAGES='many': expected a whole number"):
         timeouts.take_flags(["--hangproof_skip_images=many"])
     monkeypatch.delenv("HANGPROOF_SKIP_IMAGES")
+
+
+THREADS = """
+import gc, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from sd_scripts_patches import locate
+gc.callbacks.append(lambda *about: sum(range(500)))  # Python code while a tree is built, as Hypothesis has it: threads change there
+gc.set_threshold(50)
+sys.setswitchinterval(1e-6)
+files = 2 * sorted(Path("sd_scripts_patches").glob("*.py"))
+with ThreadPoolExecutor(4) as pool:
+    print(len(list(pool.map(locate.parse_uncached, files))) == len(files))
+"""
+
+
+def test_files_are_parsed_by_several_threads_at_once():
+    """Python 3.11 raises SystemError when two threads build syntax trees at the same time."""
+    done = subprocess.run([sys.executable, "-c", THREADS], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\n", done.stderr[-2000:]
