@@ -77,8 +77,7 @@ class Meter:
         if self.before:
             spent = dict(zip(READINGS, (b - a for a, b in zip(self.before, after, strict=True)), strict=True))
             spent["rest_s"] = thread_s(snapshots) - after[-1]
-            size = sum(len(s.mapped) for s in snapshots._slots if s.mapped is not None)
-            self.write(self.row | spent | {"every": snapshots.every, "off": snapshots.off, "mapped": size})
+            self.write(self.row | spent | {"every": snapshots.every, "off": snapshots.off})
 
     def save(self, saves: StateSaves, name: str, step: int, *rest: Any, **more: Any) -> None:
         began, began_cpu = time.perf_counter(), time.thread_time()

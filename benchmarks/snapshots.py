@@ -6,9 +6,9 @@ The frozen model has few of FLUX's blocks: the LoRA has 100 MB with AdamW's mome
 length of captions with which a step takes `--step-s` of computation on all cores. In the training that is measured, blocks of steps
 with snapshots and without take turns, so that other programs affect both equally (snapshot_meter.py); a step in which the host of a
 virtual machine took more than 5 % of the processors away (`steal` in /proc/stat) is left out, in both. Reported: what a snapshot adds
-to its own step, what its thread uses, how often one is taken, and the steps with and without: median, p99, and processor time of the
-process (all threads). On a busy machine the p99 of wall times says how busy it is. `judged_by` then names the work: how much longer a
-step is by what snapshots compute, in it and beside it in their thread.
+to its own step (processor time of the thread that trains), what its own thread uses, how often one is taken, and the steps with and
+without: median, p99, and processor time of the process (all threads). On a busy machine the p99 of wall times says how busy it is.
+`judged_by` then names the work: how much longer a step is by what snapshots compute, in it and beside it in their thread.
 
 Then saves of checkpoint and LoRA by the built-in trainer: how long the training waits for one, with the thread
 (guards/state_saves.py) and without.
