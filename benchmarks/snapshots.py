@@ -36,9 +36,8 @@ from benchmarks.goodput import machine
 from guards import snapshots
 
 SHARE_LIMIT, P99_LIMIT = 0.01, 1.02
-WARM_UP = (
-    15  # steps of the first block of each kind that are not counted: records are allocated, and how often is found
-)
+# Steps of the first block of each kind that are not counted: records are allocated, and how often is found.
+WARM_UP = 15
 STOLEN = 0.05  # of a step
 NOISE = 0.01  # a p99 of steps without snapshots this far above their median says that the machine is busy
 PROBES = (8, 96)  # tokens of the trainings that find how long a step takes
@@ -78,7 +77,7 @@ class Training:
             rows = self.rows(tokens, 2 * PROBE_STEPS + 1, PROBE_STEPS)
             took.append(statistics.median(row["wall_s"] for row in rows if not row.get("on", True)))
         each_s = max(1e-4, (took[1] - took[0]) / (PROBES[1] - PROBES[0]))
-        return max(8, PROBES[0] + round((step_s - took[0]) / each_s))
+        return max(PROBES[0], PROBES[0] + round((step_s - took[0]) / each_s))
 
     def saves(self, tokens: int) -> dict[str, dict[str, float]]:
         """Milliseconds that the training waits for a checkpoint with its LoRA, wall and own processor time: medians."""
@@ -106,7 +105,7 @@ def ms(seconds: float) -> float:
 
 
 def measure(trainer: str, blocks: int, steps: int, step_s: float) -> dict[str, Any]:
-    """The figures of one trainer. Raises RuntimeError: a training failed, or too much was stolen from this machine."""
+    """The figures of one trainer. Raises RuntimeError: a training failed, or too much was stolen from this machine; OSError: no /dev/shm."""
     ring = Path(tempfile.mkdtemp(prefix="hangproof-benchmark-", dir="/dev/shm"))
     try:
         with tempfile.TemporaryDirectory(prefix="snapshots-") as folder:

@@ -112,7 +112,8 @@ def plan(files: list[File], before: Layout | None = None) -> Plan:
     """Where everything of `files` goes. What is no tensor is copied here, so it may change afterwards.
 
     before: the layout of the last state. It is used again when all tensors have the same form, which nearly always holds and
-    saves milliseconds: a LoRA of all blocks of FLUX has 4,000 tensors with its optimizer.
+    saves milliseconds: a LoRA of all blocks of FLUX has 4,000 tensors with its optimizer. One whose strides alone have changed keeps
+    its values and gets the earlier strides.
 
     Raises:
         Unsupported: a file holds something that cannot be in a record.

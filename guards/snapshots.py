@@ -69,7 +69,7 @@ class _Views:
     tensors: Any = None
 
     def of(self, flat: Any, layout: record.Layout) -> Any:
-        """Those of a layout. flat: the memory, always the same, as a tensor of bytes."""
+        """Those of this layout; made again only for another one. flat: the memory, always the same, as a tensor of bytes."""
         if self.layout is not layout:
             self.tensors, self.layout = record.views(flat, layout.places), layout
         return self.tensors

@@ -30,7 +30,9 @@ def test_the_figures_are_those_of_the_steps():
     found = snapshots.figures(rows())
     assert found["steps"] == {"with": 25, "without": 25, "left_out": 0} and found["every_steps"] == 4
     assert found["in_its_step_ms"] == {"p50": 10.0, "p99": 10.0}
-    assert found["share_of_time"] == pytest.approx(0.015 * 6 / 25, abs=1e-3)
+    assert found["share_of_time"] == pytest.approx(0.015 * 6 / 25, abs=1e-5)
+    rest = snapshots.figures(rows(rest_s=lambda n, row: 0.02 * (n == 59)))
+    assert rest["share_of_time"] == pytest.approx((0.015 * 6 + 0.02) / 25, abs=1e-5)
     assert found["p99_ratio"] == 1.0 and found["p99_ratio_by_work"] == pytest.approx(1 / 0.99, abs=1e-4)
     assert found["judged_by"] == "p99" and snapshots.judge("built-in", found) == []
 
