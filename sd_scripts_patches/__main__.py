@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from guards import gate, socket_folder
+from guards import amx, gate, socket_folder
 from sd_scripts_patches import (
     audit,
     canary,
@@ -86,6 +86,8 @@ def main(arguments: list[str]) -> int:
         assert checkout is not None
     if gate.closed() and CACHES.search(Path(arguments[0]).name):
         return 0  # a standby: the attempt that trains has finished the caches
+    if limited := amx.avoid():
+        session.log(limited)
     try:
         moved = socket_folder.choose()
     except socket_folder.TooLong as error:

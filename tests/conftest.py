@@ -7,6 +7,10 @@ from hypothesis import HealthCheck, settings
 from ui_helpers import browsing, serving
 from ui_page import a_tab
 
+from guards import amx
+
+amx.avoid()  # for what computes in the tests' own processes, and for trainers without the guards
+
 # The same examples every time, and no limit on how long one takes (200 ms by default, which a busy machine exceeds).
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")

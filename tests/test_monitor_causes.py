@@ -164,6 +164,8 @@ FOUND = {
     "a killer behind a launcher": (crash(log("", "died with <Signals.SIGKILL: 9>."), exit_code=1), "killed"),
     "a segfault": (crash(signal=11, stacks={7: "Fatal Python error: Segmentation fault\n\n" + frames("x.py:f")}), "crashed_in_c"),
     "a segfault behind a launcher": (crash(log("", "died with <Signals.SIGSEGV: 11>."), exit_code=1), "crashed_in_c"),
+    "an illegal instruction": (crash(signal=4), "illegal_instruction"),
+    "an illegal instruction behind a launcher": (crash(log("", "died with <Signals.SIGILL: 4>."), exit_code=1), "illegal_instruction"),
     "a driver that was changed": (
         crash(log("Failed to initialize NVML: Driver/library version mismatch"), phase="import"), "driver_mismatch"),
     "a driver that is too old": (

@@ -1,0 +1,42 @@
+"""Keeps torch from AMX instructions on a virtual machine that announces them and does not describe them.
+
+Such a machine has the flag `amx_tile` and no CPUID leaf 0x1D, which says how large the tiles are. oneDNN, the library that computes
+for torch on the processor, then configures no tile, and the first bfloat16 product ends the process with SIGILL
+(github.com/uxlfoundation/oneDNN/issues/5689; seen with torch 2.13.0). Linux shows both; on Windows Python cannot see the leaf.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+LIMIT = "ONEDNN_MAX_CPU_ISA"
+BELOW_AMX = "AVX512_CORE_BF16"
+TILES = 0x1D  # the number of the leaf
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def is_broken(cpuinfo: str) -> bool:
+    """Whether a processor, described as in /proc/cpuinfo, announces AMX and has no leaf for its tiles."""
+    level = re.search(r"^cpuid level\s*: (\d+)", cpuinfo, re.MULTILINE)
+    return (
+        level is not None
+        and int(level[1]) < TILES
+        and re.search(r"^flags\s*:.*\bamx_tile\b", cpuinfo, re.MULTILINE) is not None
+    )
+
+
+def avoid() -> str:
+    """Limit oneDNN in this process and its children to what works; call it before torch computes. A line for the log, "" when nothing changed.
+
+    A limit that the user has set stays.
+    """
+    try:
+        described = CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    if LIMIT in os.environ or not is_broken(described):
+        return ""
+    os.environ[LIMIT] = BELOW_AMX
+    return f"this virtual machine announces AMX but does not support it: {LIMIT}={BELOW_AMX}"
