@@ -31,16 +31,17 @@ from pathlib import Path
 from typing import Any
 
 BODY = 4096  # where the body begins
-CHUNK = 1 << 20  # bytes that are checksummed and checked at once: they stay in the processor's cache
+CHUNK = 1 << 19  # bytes of a piece: between its checksum and its search for NaN it stays in the processor's cache
 _MAGIC = b"HPSNAP02"
 _HEAD = struct.Struct("<8sII")
 _ALIGN = 64
-# Bits of a number without its sign, as an integer of its size; from the second value on it is NaN or infinity.
-_FINITE = {
-    "float64": ("uint64", 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000),
-    "float32": ("uint32", 0x7FFFFFFF, 0x7F800000),
-    "bfloat16": ("uint16", 0x7FFF, 0x7F80),
-    "float16": ("uint16", 0x7FFF, 0x7C00),
+# Bits of a float, and infinity in them. Read as a signed integer, a float without sign is NaN or infinity from there on; read as an
+# unsigned one, a float with sign is that from there on with the sign's bit. So two maxima find both, without a copy.
+_FLOATS = {
+    "float64": (64, 0x7FF0000000000000),
+    "float32": (32, 0x7F800000),
+    "bfloat16": (16, 0x7F80),
+    "float16": (16, 0x7C00),
 }
 
 
@@ -248,7 +249,7 @@ def store(path: str | os.PathLike[str], header: Header, content: Plan) -> Header
                 target.copy_(source)
     with memoryview(mapped) as whole, whole[BODY:] as body:
         body[content.layout.end :] = content.tail
-        good, value = finite(body, content.layout.regions), checksum(body)
+        good, value = check(body, content.layout.regions)
     header = replace(header, bytes=content.bytes, tail=len(content.tail), checksum=value, finite=good)
     seal(mapped, header)
     return header
@@ -282,37 +283,28 @@ def chunks(bytes_: int) -> Iterator[tuple[int, int]]:
         yield begin, min(begin + CHUNK, bytes_)
 
 
-def checksum(body: memoryview, pause: Callable[[], None] = lambda: None) -> int:
-    """CRC-32 of a body; `pause` is called between two pieces."""
-    value = 0
-    for begin, end in chunks(len(body)):
-        value = zlib.crc32(body[begin:end], value)
-        pause()
-    return value
-
-
-def finite(body: memoryview, regions: list[tuple[int, int, str]], pause: Callable[[], None] = lambda: None) -> bool:
-    """Whether no float of these regions is NaN or infinity. Types without a rule (8 bits) are not looked at.
+def check(
+    body: memoryview, regions: list[tuple[int, int, str]], pause: Callable[[], None] = lambda: None
+) -> tuple[bool, int]:
+    """(whether no float of these regions is NaN or infinity, CRC-32 of the body). Types without a rule (8 bits) are not looked at.
 
     pause: called between two pieces.
     """
-    known = [region for region in regions if region[2] in _FINITE]
-    return all(_finite(body[at : at + size], *_FINITE[kind], pause) for at, size, kind in known)
+    good, value = True, 0
+    for begin, end in chunks(len(body)):
+        value = zlib.crc32(body[begin:end], value)
+        parts = ((max(at, begin), min(at + size, end), kind) for at, size, kind in regions if kind in _FLOATS)
+        good = good and all(_finite(body[first:last], kind) for first, last, kind in parts if first < last)
+        pause()
+    return good, value
 
 
-def _finite(data: memoryview, kind: str, mask: int, least: int, pause: Callable[[], None]) -> bool:
+def _finite(data: memoryview, kind: str) -> bool:
     import numpy
 
-    numbers = numpy.frombuffer(data, dtype=kind)
-    each = CHUNK // numbers.itemsize
-    scratch = numpy.empty(min(each, len(numbers)), dtype=kind)
-    mask_, least_ = numbers.dtype.type(mask), numbers.dtype.type(least)
-    for begin in range(0, len(numbers), each):
-        piece = numbers[begin : begin + each]
-        if numpy.bitwise_and(piece, mask_, out=scratch[: len(piece)]).max() >= least_:
-            return False
-        pause()
-    return True
+    bits, infinity = _FLOATS[kind]
+    signed, unsigned = (int(numpy.frombuffer(data, dtype=f"{kind}{bits // 8}").max()) for kind in "iu")
+    return signed < infinity and unsigned < (infinity | 1 << (bits - 1))
 
 
 def verify(path: str | os.PathLike[str], pause: Callable[[], None] = lambda: None) -> str:
@@ -327,7 +319,7 @@ def verify(path: str | os.PathLike[str], pause: Callable[[], None] = lambda: Non
             if len(mapped) < BODY + header.bytes:
                 return "it is truncated"
             with memoryview(mapped) as whole, whole[BODY : BODY + header.bytes] as body:
-                found = checksum(body, pause)
+                _, found = check(body, [], pause)
     except (OSError, ValueError) as error:
         return f"it cannot be read: {error}"
     if found != header.checksum or read_header(path) != header:

@@ -57,8 +57,7 @@ COPIES = 3  # two records, and the state that a restart makes from one, or later
 INLINE = 1 << 20  # bytes; a smaller record is completed in the step: a thread would cost more
 MEMORY_POLL_S = 10.0  # between two looks at the free memory
 THREAD_NICE = 5
-BEFORE_PAUSE_S = 0.0125  # of work for one step: 1.25 % of one second; most states need less in all
-SPREAD_STEPS = 3  # then the thread does the rest at once: until it has, a restart has only the record before
+BEFORE_PAUSE_S = 0.005  # of work that the thread does in any step; more where the step is longer
 
 
 @dataclass
@@ -145,7 +144,6 @@ class Snapshots:
         self._idle.set()
         self._boundary = threading.Event()  # ends a pause of the thread
         self._hurry = False  # the thread makes no more pauses
-        self._behind = 0  # steps since the record under way was copied
         self._thread: threading.Thread | None = None
         self._failed = ""  # of the thread
         self._layout: record.Layout | None = None  # of the last state
@@ -184,8 +182,7 @@ class Snapshots:
         self._last_s = self._begun_s = now_s
         self._begun_cpu_s = time.thread_time()
         self._since += 1
-        self._behind += 1
-        self._hurry = self._hurry or self._behind >= SPREAD_STEPS
+        self._hurry = self._hurry or self._since >= self.every
         self._boundary.set()
         if self._failed:
             self.turn_off(self._failed)
@@ -233,7 +230,7 @@ class Snapshots:
             self._last_s = time.monotonic()
             return self._count(job, self._spent_s(staged))
         self._idle.clear()
-        self._hurry, self._behind = False, 0
+        self._hurry = False
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="hangproof-snapshots", daemon=True)
             self._thread.start()
@@ -336,17 +333,19 @@ class Snapshots:
             self._idle.set()
 
     def _paced(self, before_s: float) -> Callable[[], None]:
-        """A pause between two pieces of the thread's work: after each BEFORE_PAUSE_S until the next step boundary.
+        """A pause between two pieces of the thread's work, until the next step boundary: each step gets SHARE of its time as work.
 
-        Steps may be long, so a pause ends also when the work before it is SHARE of one core.
+        `every` is chosen so that this is enough until the next snapshot; what is left then is done at once. A pause ends also when
+        the work before it is SHARE of one core, because a step may be long.
         before_s: seconds that the copy took: they count, so the step after a large copy has little of the thread's work.
         """
+        most_s = max(BEFORE_PAUSE_S, SHARE * self._step_s())
         burst_s = time.thread_time() - before_s
 
         def pause() -> None:
             nonlocal burst_s
             used_s = time.thread_time() - burst_s
-            if used_s >= BEFORE_PAUSE_S:
+            if used_s >= most_s:
                 self._boundary.clear()
                 if not self._hurry:  # looked at after `clear`: it is set before `_boundary`
                     self._boundary.wait(used_s / SHARE)
@@ -369,8 +368,7 @@ class Snapshots:
                 gpu_s = first.elapsed_time(last) / 1e3
                 _copy_bytes(pinned.numpy(), body, plan.layout.end)
             body[plan.layout.end :] = plan.tail
-            good = record.finite(body, plan.layout.regions, pause)
-            value = record.checksum(body, pause)
+            good, value = record.check(body, plan.layout.regions, pause)
         header = replace(job.header, bytes=plan.bytes, tail=len(plan.tail), checksum=value, finite=good)
         record.seal(slot.mapped, header)
         slot.header = header
@@ -385,9 +383,13 @@ class Snapshots:
         if not job.counts:
             return
         self._costs.append(cost_s)
-        step_s = statistics.median(self._durations) if self._durations else 0.0
+        step_s = self._step_s()
         wanted = math.ceil(statistics.median(self._costs) / (SHARE * step_s)) if step_s else 1
         self.every = max(1, min(wanted, 2 * self.every))
+
+    def _step_s(self) -> float:
+        """Seconds of a step; 0 before the second one."""
+        return statistics.median(self._durations) if self._durations else 0.0
 
     def wait(self) -> None:
         """Wait until the record under way is complete."""

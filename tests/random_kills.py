@@ -12,7 +12,7 @@ import threading
 from benchmarks import injector
 from guards import snapshot_record
 
-REAL_FSYNC, REAL_CHECKSUM = os.fsync, snapshot_record.checksum
+REAL_FSYNC, REAL_CHECK = os.fsync, snapshot_record.check
 _armed = False
 _left = 0
 
@@ -30,16 +30,16 @@ def arm(what: str, when: str = "0") -> None:
     if what == "time":
         threading.Timer(float(when), die).start()
     elif what == "snapshot":
-        _left, snapshot_record.checksum = int(when), checksum
+        _left, snapshot_record.check = int(when), check
     elif what == "save":
         _left, os.fsync = int(when), fsync
 
 
-def checksum(body: memoryview, *pause) -> int:
+def check(body: memoryview, *more) -> tuple[bool, int]:
     """Called when a record's tensors are copied, and its header is not written."""
     if threading.current_thread().name == "hangproof-saves" or len(body) < 4096:
-        return REAL_CHECKSUM(body, *pause)
-    return count(REAL_CHECKSUM, body, *pause)
+        return REAL_CHECK(body, *more)
+    return count(REAL_CHECK, body, *more)
 
 
 def fsync(descriptor: int) -> None:

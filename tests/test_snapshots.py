@@ -276,38 +276,41 @@ def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
         assert ours.due() == (wanted == 1)
 
 
-@pytest.mark.parametrize("ends", ["somebody waits", "some steps later", "a step for each piece"])
-def test_the_thread_spreads_its_work_for_a_while(ring, monkeypatch, ends):
+@pytest.mark.parametrize("ends", ["somebody waits", "the next snapshot is due", "a step for each piece"])
+def test_the_thread_spreads_its_work_until_the_next_snapshot(ring, monkeypatch, ends):
     monkeypatch.setattr(snapshots, "BEFORE_PAUSE_S", 0.0)
     monkeypatch.setattr(snapshots, "SHARE", 1e-7)  # of one core: the thread would need days
     ours, value = writer(ring), torch.ones(1 << 21)
     assert ours.due()
+    ours.every = 10**9 if ends == "a step for each piece" else 4
     ours.take("toy-state", 1, 1, [File("a.bin", "torch", {"a": value})])
     time.sleep(0.3)
     assert not ours.due() and not snapshots.headers(ring), "a record counts once it is checked"
     if ends == "somebody waits":
         ours.wait()
     elif ends == "a step for each piece":
-        monkeypatch.setattr(snapshots, "SPREAD_STEPS", 10**9)  # nothing else ends its pauses
         for _ in range(1000):
             ours.due()
             if ours._idle.wait(0.05):
                 break
     else:
-        for _ in range(snapshots.SPREAD_STEPS - 1):
-            ours.due()
-        assert ours._idle.wait(60)
+        for _ in range(2):
+            assert not ours.due() and not ours._idle.wait(0.2)
+        assert not ours.due() and ours._idle.wait(60)
     assert [header.step for header in snapshots.headers(ring).values()] == [1]
 
 
 def test_the_thread_counts_the_copy_as_work_of_the_same_step(ring):
-    """A copy of 20 ms is more than the work of one step, so the thread pauses first; after a copy that took no time it does not."""
+    """A copy of 20 ms is more than the work of a short step, so the thread pauses first; not in a long one, nor after no copy."""
     ours, waits = writer(ring), []
     ours._boundary = SimpleNamespace(wait=waits.append, clear=lambda: None)
     ours._paced(0.0)()
     assert not waits
     ours._paced(0.02)()
     assert waits == [pytest.approx(0.02 / snapshots.SHARE, rel=0.1)]
+    ours._durations.append(10.0)
+    ours._paced(0.02)()
+    assert len(waits) == 1
 
 
 def test_several_processes_have_no_snapshots(ring):
