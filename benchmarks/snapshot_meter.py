@@ -4,6 +4,9 @@ Decision: the loop is the trainer's own, and what it calls at a step boundary is
 trainer asks whether a snapshot is due, so it holds one snapshot or none, and what the thread does meanwhile. Blocks of steps with
 snapshots and without take turns in one process, so that other programs affect both equally.
 
+In every third block the work of snapshots is done several times, and may take so many times as much of a step. Other programs make
+a step longer by more than a snapshot does; with so much work one sees by how much a second of it makes a step longer.
+
     METER_RECORD   the file that gets one line of JSON for each measured step, and for each save
     METER_BLOCK    steps of a block; 0: snapshots are as they are, and only saves are measured
 """
@@ -14,14 +17,19 @@ import atexit
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from guards import snapshot_record, snapshots
 from guards.heartbeat import Heartbeat
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
 
+KINDS = (1, 0, 8)  # how often the blocks do the work of snapshots, in turn; 0: no snapshots
+
 _due, _take, _save = Snapshots.due, Snapshots.take, StateSaves.save
+_copy, _check, _share = Snapshots._copy, snapshot_record.check, snapshots.SHARE
 _meter: Meter | None = None
 
 
@@ -48,36 +56,38 @@ class Meter:
             Snapshots.due = lambda snapshots: self.due(snapshots)  # type: ignore[method-assign, assignment]
             Snapshots.take = lambda snapshots, *rest, **more: self.take(snapshots, *rest, **more)  # type: ignore[method-assign]
 
-    def due(self, snapshots: Snapshots) -> bool:
+    def due(self, ours: Snapshots) -> bool:
         """A step boundary: the measured step ends, the next one begins."""
         number, self.number = self.number, self.number + 1
-        starts, on = number % self.block == 0, number // self.block % 2 == 0
-        self.end(snapshots, starts)
+        starts, times = number % self.block == 0, KINDS[number // self.block % len(KINDS)]
+        self.end(ours, starts)
         if starts:
-            snapshots._last_s = None  # the pause between two blocks is no step
-        self.row = {"block": number // self.block, "on": on, "taken": False}
-        self.before = readings(snapshots)
+            ours._last_s = None  # the pause between two blocks is no step
+            ours._costs.clear()
+            work(max(1, times))
+        self.row = {"block": number // self.block, "times": times, "taken": False}
+        self.before = readings(ours)
         self.asked_s = time.thread_time()
-        due = on and _due(snapshots)
+        due = bool(times) and _due(ours)
         self.row["inside_s"] = time.thread_time() - self.asked_s
         return due
 
-    def take(self, snapshots: Snapshots, *rest: Any, **more: Any) -> None:
-        _take(snapshots, *rest, **more)
+    def take(self, ours: Snapshots, *rest: Any, **more: Any) -> None:
+        _take(ours, *rest, **more)
         self.row |= {"inside_s": time.thread_time() - self.asked_s, "taken": True}
 
-    def end(self, snapshots: Snapshots, last: bool) -> None:
+    def end(self, ours: Snapshots, last: bool) -> None:
         """Write the line of the step that ends; of the first one nothing is known. last: of its block.
 
         What the thread would do in the steps after a block it does between the blocks (`rest_s`), faster than it would there.
         """
-        after = readings(snapshots)
+        after = readings(ours)
         if last:
-            snapshots.wait()
+            ours.wait()
         if self.before:
             spent = dict(zip(READINGS, (b - a for a, b in zip(self.before, after, strict=True)), strict=True))
-            spent["rest_s"] = thread_s(snapshots) - after[-1]
-            self.write(self.row | spent | {"every": snapshots.every, "off": snapshots.off})
+            spent["rest_s"] = thread_s(ours) - after[-1]
+            self.write(self.row | spent | {"every": ours.every, "off": ours.off})
 
     def save(self, saves: StateSaves, name: str, step: int, *rest: Any, **more: Any) -> None:
         began, began_cpu = time.perf_counter(), time.thread_time()
@@ -89,12 +99,23 @@ class Meter:
         self.file.flush()
 
 
+def work(times: int) -> None:
+    """From now on snapshots copy and check so many times, each time all of it, and may take so many times as much of the time."""
+
+    def repeated(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *rest: [function(*rest) for _ in range(times)][-1]
+
+    Snapshots._copy = repeated(_copy) if times > 1 else _copy  # type: ignore[method-assign]
+    snapshot_record.check = repeated(_check) if times > 1 else _check
+    snapshots.SHARE = _share * times
+
+
 READINGS = ("wall_s", "cpu_s", "stolen_s", "thread_s")
 
 
-def readings(snapshots: Snapshots) -> tuple[float, ...]:
+def readings(ours: Snapshots) -> tuple[float, ...]:
     """Seconds so far: of the clock, of this process on all cores, taken by the host, and of the snapshots' thread."""
-    return time.perf_counter(), time.process_time(), stolen_s(), thread_s(snapshots)
+    return time.perf_counter(), time.process_time(), stolen_s(), thread_s(ours)
 
 
 def stolen_s() -> float:
@@ -103,9 +124,9 @@ def stolen_s() -> float:
     return ticks / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
 
 
-def thread_s(snapshots: Snapshots) -> float:
+def thread_s(ours: Snapshots) -> float:
     """Seconds of processor time that their thread has used."""
-    thread = snapshots._thread
+    thread = ours._thread
     if thread is None or thread.ident is None:
         return 0.0
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))

@@ -4,11 +4,14 @@
 
 The frozen model has few of FLUX's blocks: the LoRA has 100 MB with AdamW's moments (snapshot_loops.py). Two short trainings find the
 length of captions with which a step takes `--step-s` of computation on all cores. In the training that is measured, blocks of steps
-with snapshots and without take turns, so that other programs affect both equally (snapshot_meter.py); a step in which the host of a
-virtual machine took more than 5 % of the processors away (`steal` in /proc/stat) is left out, in both. Reported: what a snapshot adds
-to its own step (processor time of the thread that trains), what its own thread uses, how often one is taken, and the steps with and
-without: median, p99, and processor time of the process (all threads). On a busy machine the p99 of wall times says how busy it is.
-`judged_by` then names the work: how much longer a step is by what snapshots compute, in it and beside it in their thread.
+with snapshots, without, and with eight times their work take turns, so that other programs affect all equally (snapshot_meter.py);
+a step in which the host of a virtual machine took more than 5 % of the processors away (`steal` in /proc/stat) is left out, in all.
+Reported: what a snapshot adds to its own step (processor time of the thread that trains), what its own thread uses, how often one
+is taken, and the steps with and without: median, p99, and processor time of the process (all threads).
+
+On a busy machine the p99 of wall times says how busy it is. `judged_by` then names the work: how much longer a step is by what
+snapshots compute, in it and beside it in their thread. `slower` says what that is worth: by how many seconds of the clock a second
+of this work makes a step longer, with its 95 % interval, from the blocks with eight times the work. Above 1, it is counted.
 
 Then saves of checkpoint and LoRA by the built-in trainer: how long the training waits for one, with the thread
 (guards/state_saves.py) and without.
@@ -28,11 +31,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import snapshot_loops
 from benchmarks.goodput import machine
+from benchmarks.snapshot_meter import KINDS
 from guards import snapshots
 
 SHARE_LIMIT, P99_LIMIT = 0.01, 1.02
@@ -75,7 +80,7 @@ class Training:
         took = []
         for tokens in PROBES:
             rows = self.rows(tokens, 2 * PROBE_STEPS + 1, PROBE_STEPS)
-            took.append(statistics.median(row["wall_s"] for row in rows if not row.get("on", True)))
+            took.append(statistics.median(row["wall_s"] for row in rows if not row.get("times", 1)))
         each_s = max(1e-4, (took[1] - took[0]) / (PROBES[1] - PROBES[0]))
         return max(PROBES[0], PROBES[0] + round((step_s - took[0]) / each_s))
 
@@ -112,12 +117,12 @@ def measure(trainer: str, blocks: int, steps: int, step_s: float) -> dict[str, A
             work = Path(folder)
             training = Training(TRAINERS[trainer](work), work, ring)
             tokens = training.tokens(step_s)
-            rows = training.rows(tokens, 2 * blocks * steps + 1, steps)
+            rows = training.rows(tokens, len(KINDS) * blocks * steps + 1, steps)
             bytes_ = snapshots.status(ring)["bytes"]
             found = {
                 "state_mb": round(bytes_ / 1e6, 1),
                 "tokens": tokens,
-                **figures([row for row in rows if "on" in row]),
+                **figures([row for row in rows if "times" in row]),
             }
             return found | ({"save_ms": training.saves(tokens)} if trainer == "built-in" else {})
     finally:
@@ -131,14 +136,18 @@ def figures(rows: list[Row]) -> dict[str, Any]:
     places: dict[int, int] = {}
     for row in rows:
         row["place"] = places[row["block"]] = places.get(row["block"], -1) + 1
-    warm = [row for row in rows if row["block"] > 1 or row["place"] >= WARM_UP]
+    warm = [row for row in rows if row["block"] >= len(KINDS) or row["place"] >= WARM_UP]
     kept = [row for row in warm if row["stolen_s"] <= STOLEN * row["wall_s"]]
-    ours, plain = ([row for row in kept if row["on"] is on] for on in (True, False))
+    ours, plain, more = ([row for row in kept if row["times"] == times] for times in KINDS)
+    busy = [row for row in more if spent_s(row) >= SHARE_LIMIT * row["wall_s"]]
     left_out, taken = len(warm) - len(kept), [row for row in ours if row["taken"]]
-    if not taken or 2 * min(len(ours), len(plain)) < left_out:
+    if not taken or not busy or len(KINDS) * min(len(ours), len(plain), len(more)) < left_out:
         raise RuntimeError(f"the machine's host took a processor away in {left_out} steps: too few are left to judge")
-    work = [row["inside_s"] + row["thread_s"] for row in ours]
-    longer = [row["wall_s"] / (row["wall_s"] - spent) for row, spent in zip(ours, work, strict=True)]
+    work = [spent_s(row) for row in ours]
+    slower = seconds_per_second(busy, plain)
+    longer = [
+        1 + spent / (row["wall_s"] - spent) * max(1.0, slower["found"]) for row, spent in zip(ours, work, strict=True)
+    ]
     total = sum(work) + sum(row["rest_s"] for row in ours)
     inside = [row["inside_s"] for row in taken]
     walls = {name: [row["wall_s"] for row in those] for name, those in (("with", ours), ("without", plain))}
@@ -148,29 +157,43 @@ def figures(rows: list[Row]) -> dict[str, Any]:
     return {
         "every_steps": statistics.median(row["every"] for row in ours),
         "snapshots": len(taken),
-        "steps": {"with": len(ours), "without": len(plain), "left_out": left_out},
+        "steps": {"with": len(ours), "without": len(plain), "more": len(more), "left_out": left_out},
         "in_its_step_ms": {"p50": ms(statistics.median(inside)), "p99": ms(percentile(inside, 0.99))},
         "with_its_thread_ms": ms(total / len(taken)),
         "share_of_time": round(total / len(ours) / middle, 5),
         "step_s": {name: {"p50": round(statistics.median(wall), 4), "p99": round(p99[name], 4)} for name, wall in walls.items()},
         "step_cpu_s": {name: round(statistics.mean(values), 4) for name, values in cpu.items()},
-        "share_of_cpu": bootstrap(cpu["with"], cpu["without"]),
+        "share_of_cpu": bootstrap(cpu["with"], cpu["without"], lambda ours, plain: statistics.mean(ours) / statistics.mean(plain) - 1),
+        "slower": slower,
         "p99_ratio": round(p99["with"] / p99["without"], 4),
         "p99_ratio_by_work": round(percentile(longer, 0.99), 4),
         "judged_by": "work" if p99["without"] / middle - 1 > NOISE else "p99",
     }  # fmt: skip
 
 
-def bootstrap(ours: list[float], plain: list[float]) -> dict[str, float]:
-    """What snapshots add to the processor time of a step, as a share, with its 95 % interval."""
+def spent_s(row: Row) -> float:
+    """Seconds of processor time that snapshots used in a step."""
+    return float(row["inside_s"] + row["thread_s"])
+
+
+def seconds_per_second(busy: list[Row], plain: list[Row]) -> dict[str, float]:
+    """By how many seconds a second of the work of snapshots makes a step longer. Of medians: a few steps take twice as long as others.
+
+    busy: steps with much of that work. plain: steps with none.
+    """
+
+    def found(busy: list[Row], plain: list[Row]) -> float:
+        longer_s = statistics.median(row["wall_s"] for row in busy) - statistics.median(row["wall_s"] for row in plain)
+        return longer_s / statistics.median(map(spent_s, busy))
+
+    return bootstrap(busy, plain, found)
+
+
+def bootstrap(ours: list[Any], plain: list[Any], figure: Callable[[list[Any], list[Any]], float]) -> dict[str, float]:
+    """A figure of two samples, with its 95 % interval."""
     draw = random.Random(0)
-
-    def mean(values: list[float]) -> float:
-        return statistics.mean(draw.choices(values, k=len(values)))
-
-    found = sorted(mean(ours) / mean(plain) - 1 for _ in range(2000))
-    middle = statistics.mean(ours) / statistics.mean(plain) - 1
-    return {"mean": round(middle, 4), "low": round(found[50], 4), "high": round(found[1949], 4)}
+    found = sorted(figure(draw.choices(ours, k=len(ours)), draw.choices(plain, k=len(plain))) for _ in range(2000))
+    return {"found": round(figure(ours, plain), 4), "low": round(found[50], 4), "high": round(found[1949], 4)}
 
 
 def judge(trainer: str, found: dict[str, Any]) -> list[str]:
@@ -190,11 +213,12 @@ def judge(trainer: str, found: dict[str, Any]) -> list[str]:
 
 def describe(trainer: str, found: dict[str, Any]) -> str:
     """The figures for people."""
-    inside, steps, share = found["in_its_step_ms"], found["step_s"], found["share_of_cpu"]
+    inside, steps, share, slower = found["in_its_step_ms"], found["step_s"], found["share_of_cpu"], found["slower"]
     lines = [
         f"{trainer}: state {found['state_mb']} MB, a snapshot every {found['every_steps']:g} steps of {steps['without']['p50']:.2f} s: "
         f"{inside['p50']} ms in its step, {found['with_its_thread_ms']} ms with its thread, {found['share_of_time']:.2%} of the time",
-        f"processor time of a step: {share['mean']:+.2%} ({share['low']:+.2%} to {share['high']:+.2%}); p99 step × {found['p99_ratio']}, "
+        f"processor time of a step: {share['found']:+.2%} ({share['low']:+.2%} to {share['high']:+.2%}); a second of this work makes a step "
+        f"{slower['found']:.2f} s longer ({slower['low']:.2f} to {slower['high']:.2f}); p99 step × {found['p99_ratio']}, "
         f"× {found['p99_ratio_by_work']} by work; judged by {found['judged_by']}",
     ]
     waits = [
@@ -215,7 +239,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.blocks < 2 or args.steps <= WARM_UP:
         parser.error(
-            f"--blocks: at least 2; --steps: more than {WARM_UP}, because the first ones of two blocks are the warm-up"
+            f"--blocks: at least 2; --steps: more than {WARM_UP}, because the first ones of three blocks are the warm-up"
         )
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     found: dict[str, Any] = {}

@@ -12,15 +12,15 @@ from benchmarks import snapshots
 from guards.snapshots import FOLDER
 
 
-def rows(blocks=4, steps=20, every=4, **changed):
-    """Steps of one second with and without snapshots; those with one compute 10 ms for it, the next one 5 ms in the thread."""
+def rows(blocks=6, steps=20, every=4, **changed):
+    """Steps of one second; a snapshot computes 10 ms in its step and 5 ms in its thread in the next one, in the third kind 80 and 40."""
     found = []
     for number in range(blocks * steps):
-        block = number // steps
-        on, place = block % 2 == 0, number % every
+        block, place = number // steps, number % every
+        times = (1, 0, 8)[block % 3]
         row = {
-            "block": block, "on": on, "taken": on and place == 0, "inside_s": 0.01 if on and place == 0 else 0.0,
-            "thread_s": 0.005 if on and place == 1 else 0.0, "wall_s": 1.0, "cpu_s": 2.0, "stolen_s": 0.0, "rest_s": 0.0, "every": every, "off": "",
+            "block": block, "times": times, "taken": times > 0 and place == 0, "inside_s": 0.01 * times * (place == 0),
+            "thread_s": 0.005 * times * (place == 1), "wall_s": 1.0, "cpu_s": 2.0, "stolen_s": 0.0, "rest_s": 0.0, "every": every, "off": "",
         }  # fmt: skip
         found.append(row | {key: value(number, row) for key, value in changed.items()})
     return found
@@ -28,13 +28,26 @@ def rows(blocks=4, steps=20, every=4, **changed):
 
 def test_the_figures_are_those_of_the_steps():
     found = snapshots.figures(rows())
-    assert found["steps"] == {"with": 25, "without": 25, "left_out": 0} and found["every_steps"] == 4
+    assert found["steps"] == {"with": 25, "without": 25, "more": 25, "left_out": 0} and found["every_steps"] == 4
     assert found["in_its_step_ms"] == {"p50": 10.0, "p99": 10.0}
     assert found["share_of_time"] == pytest.approx(0.015 * 6 / 25, abs=1e-5)
-    rest = snapshots.figures(rows(rest_s=lambda n, row: 0.02 * (n == 59)))
+    rest = snapshots.figures(rows(rest_s=lambda n, row: 0.02 * (n == 79)))
     assert rest["share_of_time"] == pytest.approx((0.015 * 6 + 0.02) / 25, abs=1e-5)
     assert found["p99_ratio"] == 1.0 and found["p99_ratio_by_work"] == pytest.approx(1 / 0.99, abs=1e-4)
     assert found["judged_by"] == "p99" and snapshots.judge("built-in", found) == []
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 1.5])
+def test_work_that_makes_a_step_longer_than_itself_counts_for_more(slower):
+    """Each step with snapshots computes 10 ms, with eight times as many 80; the clock sees `slower` of that, and much else."""
+    spread = {"inside_s": lambda n, row: 0.0, "thread_s": lambda n, row: 0.01 * row["times"]}
+    noise = 0.3, 0.0, 0.1, 0.02, 0.0, 0.0, 0.2
+    found = snapshots.figures(
+        rows(30, wall_s=lambda n, row: 1.0 + noise[n % 7] + slower * 0.01 * row["times"], **spread)
+    )
+    assert found["slower"]["found"] == pytest.approx(slower, abs=0.01) and found["judged_by"] == "work"
+    assert found["slower"]["low"] <= slower <= found["slower"]["high"]
+    assert found["p99_ratio_by_work"] == pytest.approx(1 + 0.01 * max(1.0, slower), abs=5e-4)
 
 
 def test_steps_of_which_the_host_took_a_part_are_left_out():
@@ -71,7 +84,7 @@ def test_the_meter_measures_each_step_of_a_training(tmp_path):
     try:
         done = helpers.fork(
             helpers.flags(
-                ensure(tmp_path / "model"), config, tmp_path / "out", max_train_steps=9, save_every_n_steps=4, save_state=True
+                ensure(tmp_path / "model"), config, tmp_path / "out", max_train_steps=13, save_every_n_steps=4, save_state=True
             ),
             **{FOLDER: str(ring), "METER_RECORD": str(record), "METER_BLOCK": "2"},
             HANGPROOF_INJECT="benchmarks.snapshot_meter:fire",
@@ -81,8 +94,8 @@ def test_the_meter_measures_each_step_of_a_training(tmp_path):
         shutil.rmtree(ring, ignore_errors=True)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in record.read_text().splitlines()]
-    steps = [row for row in found if "on" in row]
-    assert [(row["block"], row["on"]) for row in steps] == [(n // 2, n // 2 % 2 == 0) for n in range(8)]
-    assert any(row["taken"] for row in steps) and not any(row["taken"] for row in steps if not row["on"])
+    steps = [row for row in found if "times" in row]
+    assert [(row["block"], row["times"]) for row in steps] == [(n // 2, (1, 0, 8)[n // 2 % 3]) for n in range(12)]
+    assert any(row["taken"] for row in steps) and not any(row["taken"] for row in steps if not row["times"])
     assert all(row["inside_s"] > 0 for row in steps if row["taken"]) and all(row["wall_s"] > 0 for row in steps)
-    assert {row["save"] for row in found if "save" in row} == {4, 8, 9}
+    assert {row["save"] for row in found if "save" in row} == {4, 8, 12, 13}
