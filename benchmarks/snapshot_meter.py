@@ -53,8 +53,8 @@ class Meter:
         self.asked_s = 0.0
         StateSaves.save = lambda saves, name, step, *rest, **more: self.save(saves, name, step, *rest, **more)  # type: ignore[method-assign]
         if self.block:
-            Snapshots.due = lambda snapshots: self.due(snapshots)  # type: ignore[method-assign, assignment]
-            Snapshots.take = lambda snapshots, *rest, **more: self.take(snapshots, *rest, **more)  # type: ignore[method-assign]
+            Snapshots.due = lambda ours: self.due(ours)  # type: ignore[method-assign, assignment]
+            Snapshots.take = lambda ours, *rest, **more: self.take(ours, *rest, **more)  # type: ignore[method-assign]
 
     def due(self, ours: Snapshots) -> bool:
         """A step boundary: the measured step ends, the next one begins."""
@@ -63,7 +63,7 @@ class Meter:
         self.end(ours, starts)
         if starts:
             ours._last_s = None  # the pause between two blocks is no step
-            ours._costs.clear()
+            ours._costs.clear()  # the next kind of block has others
             work(max(1, times))
         self.row = {"block": number // self.block, "times": times, "taken": False}
         self.before = readings(ours)

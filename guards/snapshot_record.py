@@ -303,7 +303,7 @@ def _finite(data: memoryview, kind: str) -> bool:
     import numpy
 
     bits, infinity = _FLOATS[kind]
-    signed, unsigned = (int(numpy.frombuffer(data, dtype=f"{kind}{bits // 8}").max()) for kind in "iu")
+    signed, unsigned = (int(numpy.frombuffer(data, dtype=f"{sign}{bits // 8}").max()) for sign in "iu")
     return signed < infinity and unsigned < (infinity | 1 << (bits - 1))
 
 

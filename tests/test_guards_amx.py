@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from guards import amx
+from runs.paths import ROOT
 
 DESCRIBED = "processor\t: 0\ncpuid level\t: {level}\nflags\t\t: fpu avx512_bf16 {flags} serialize\n"
 BROKEN = DESCRIBED.format(level=28, flags="amx_bf16 amx_tile amx_int8")
@@ -29,7 +30,8 @@ def test_which_processors_are_limited(level, flags, broken):
 
 def test_a_limit_of_the_user_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(amx, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.delenv(amx.LIMIT, raising=False)
+    monkeypatch.setenv(amx.LIMIT, "")  # put back after the test, whatever happens to it
+    monkeypatch.delenv(amx.LIMIT)
     assert amx.avoid() == "" and amx.LIMIT not in os.environ  # no such file: not Linux
     amx.CPUINFO.write_text(BROKEN, encoding="utf-8")
     assert amx.LIMIT in amx.avoid() and os.environ[amx.LIMIT] == amx.BELOW_AMX
@@ -37,10 +39,25 @@ def test_a_limit_of_the_user_stays(tmp_path, monkeypatch):
     assert amx.avoid() == "" and os.environ[amx.LIMIT] == "AVX2"
 
 
+@pytest.mark.parametrize(
+    "command", [("trainer", "--help"), ("sd_scripts_patches", "-m", "platform")], ids=lambda c: c[0]
+)
+def test_the_trainers_start_with_the_limit(tmp_path, command):
+    (tmp_path / "cpuinfo").write_text(BROKEN, encoding="utf-8")
+    redirected = f"import pathlib, guards.amx; guards.amx.CPUINFO = pathlib.Path({str(tmp_path / 'cpuinfo')!r})\n"
+    (tmp_path / "sitecustomize.py").write_text(redirected, encoding="utf-8")
+    environment = {key: value for key, value in os.environ.items() if key != amx.LIMIT}
+    environment |= {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )  # fmt: skip
+    assert f"{amx.LIMIT}={amx.BELOW_AMX}" in done.stdout + done.stderr
+
+
 def test_this_machine_computes_bfloat16_products():
     environment = {key: value for key, value in os.environ.items() if key != amx.LIMIT}
     done = subprocess.run(
-        [sys.executable, "-c", PRODUCT], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", PRODUCT], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) == 16 * 16 * 64
