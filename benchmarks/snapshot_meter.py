@@ -17,11 +17,10 @@ import atexit
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guards import snapshot_record, snapshots
+from guards import snapshot_record, snapshots, tensor_copies
 from guards.heartbeat import Heartbeat
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
@@ -29,7 +28,7 @@ from guards.state_saves import StateSaves
 KINDS = (1, 0, 8)  # how often the blocks do the work of snapshots, in turn; 0: no snapshots
 
 _due, _take, _save = Snapshots.due, Snapshots.take, StateSaves.save
-_copy, _check, _share = Snapshots._copy, snapshot_record.check, snapshots.SHARE
+_copy, _check, _share = tensor_copies.copy, snapshot_record.check, snapshots.SHARE
 _meter: Meter | None = None
 
 
@@ -67,14 +66,14 @@ class Meter:
             work(max(1, times))
         self.row = {"block": number // self.block, "times": times, "taken": False}
         self.before = readings(ours)
-        self.asked_s = time.thread_time()
+        self.asked_s = time.perf_counter()
         due = bool(times) and _due(ours)
-        self.row["inside_s"] = time.thread_time() - self.asked_s
+        self.row["inside_s"] = time.perf_counter() - self.asked_s
         return due
 
     def take(self, ours: Snapshots, *rest: Any, **more: Any) -> None:
         _take(ours, *rest, **more)
-        self.row |= {"inside_s": time.thread_time() - self.asked_s, "taken": True}
+        self.row |= {"inside_s": time.perf_counter() - self.asked_s, "taken": True}
 
     def end(self, ours: Snapshots, last: bool) -> None:
         """Write the line of the step that ends; of the first one nothing is known. last: of its block.
@@ -102,11 +101,14 @@ class Meter:
 def work(times: int) -> None:
     """From now on snapshots copy and check so many times, each time all of it, and may take so many times as much of the time."""
 
-    def repeated(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *rest: [function(*rest) for _ in range(times)][-1]
+    def copies(*rest: Any) -> float:
+        return sum(_copy(*rest) for _ in range(times))
 
-    Snapshots._copy = repeated(_copy) if times > 1 else _copy  # type: ignore[method-assign]
-    snapshot_record.check = repeated(_check) if times > 1 else _check
+    def checks(*rest: Any) -> tuple[bool, int]:
+        return [_check(*rest) for _ in range(times)][-1]
+
+    tensor_copies.copy = copies if times > 1 else _copy
+    snapshot_record.check = checks if times > 1 else _check
     snapshots.SHARE = _share * times
 
 

@@ -6,8 +6,8 @@ The frozen model has few of FLUX's blocks: the LoRA has 100 MB with AdamW's mome
 length of captions with which a step takes `--step-s` of computation on all cores. In the training that is measured, blocks of steps
 with snapshots, without, and with eight times their work take turns, so that other programs affect all equally (snapshot_meter.py);
 a step in which the host of a virtual machine took more than 5 % of the processors away (`steal` in /proc/stat) is left out, in all.
-Reported: what a snapshot adds to its own step (processor time of the thread that trains), what its own thread uses, how often one
-is taken, and the steps with and without: median, p99, and processor time of the process (all threads).
+Reported: what a snapshot adds to its own step (by the clock: the training waits for it), what its own thread uses (processor time),
+how often one is taken, and the steps with and without: median, p99, and processor time of the process (all threads).
 
 On a busy machine the p99 of wall times says how busy it is. `judged_by` then names the work: how much longer a step is by what
 snapshots compute, in it and beside it in their thread. `slower` says what that is worth: by how many seconds of the clock a second
@@ -172,7 +172,7 @@ def figures(rows: list[Row]) -> dict[str, Any]:
 
 
 def spent_s(row: Row) -> float:
-    """Seconds of processor time that snapshots used in a step."""
+    """Seconds that snapshots used in a step: between it and the one before, and beside it in their thread."""
     return float(row["inside_s"] + row["thread_s"])
 
 

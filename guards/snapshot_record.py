@@ -30,6 +30,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from guards import tensor_copies
+
 BODY = 4096  # where the body begins
 CHUNK = 1 << 19  # bytes of a piece: between its checksum and its search for NaN it stays in the processor's cache
 _MAGIC = b"HPSNAP02"
@@ -244,9 +246,7 @@ def store(path: str | os.PathLike[str], header: Header, content: Plan) -> Header
         import torch
 
         flat = torch.frombuffer(mapped, dtype=torch.uint8, offset=BODY)
-        with torch.no_grad():
-            for target, source in zip(views(flat, content.layout.places), content.tensors, strict=True):
-                target.copy_(source)
+        tensor_copies.copy(views(flat, content.layout.places), content.tensors, content.layout.end)
     with memoryview(mapped) as whole, whole[BODY:] as body:
         body[content.layout.end :] = content.tail
         good, value = check(body, content.layout.regions)

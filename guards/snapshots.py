@@ -39,7 +39,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, limits, memory
+from guards import checkpoint, limits, memory, tensor_copies
 from guards import snapshot_record as record
 from guards.snapshot_record import File, Header, Plan, RecordError
 
@@ -221,21 +221,21 @@ class Snapshots:
         fresh = slot.reserve(size)
         assert slot.mapped is not None
         record.invalidate(slot.mapped)
-        staged = self._copy(slot, plan)
+        staged, others_s = self._copy(slot, plan)
         header = self.header(step, epoch, name, belongs)
         job = _Job(slot, plan, header, 0.0, not fresh, staged)
         self._since = 0
         if plan.bytes <= INLINE and staged is None:
             self._finish(job, _at_once)
             self._last_s = time.monotonic()
-            return self._count(job, self._spent_s(staged))
+            return self._count(job, self._spent_s(staged) + others_s)
         self._idle.clear()
         self._hurry = False
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="hangproof-snapshots", daemon=True)
             self._thread.start()
         self._last_s = time.monotonic()
-        job.cost_s = self._spent_s(staged)
+        job.cost_s = self._spent_s(staged) + others_s
         self._jobs.put(job)
 
     def _spent_s(self, staged: Any) -> float:
@@ -284,39 +284,38 @@ class Snapshots:
         """Whether a record is of this run, with these settings, since the machine was started."""
         return (header.run, header.spec, header.boot) == self._identity[:3]
 
-    def _copy(self, slot: _Slot, plan: Plan) -> Any:
-        """Copy the tensors; from a GPU they are only on their way when this returns (`_Job.staged`, else None)."""
+    def _copy(self, slot: _Slot, plan: Plan) -> tuple[Any, float]:
+        """Copy the tensors; from a GPU they are only on their way when this returns.
+
+        Returns (`_Job.staged`, None without a GPU; seconds that other threads needed while this one waited for them).
+        """
         if not plan.tensors:
-            return None
+            return None, 0.0
+        gpus = {tensor.device for tensor in plan.tensors if tensor.is_cuda}
+        if len(gpus) > 1:
+            raise RecordError(f"its tensors are on {len(gpus)} GPUs")
+        if gpus:
+            return self._copy_from_gpu(plan, gpus.pop()), 0.0
         import torch
 
-        staged, layout = None, plan.layout
-        devices = {tensor.device for tensor in plan.tensors if tensor.is_cuda}
-        if len(devices) > 1:
-            raise RecordError(f"its tensors are on {len(devices)} GPUs")
-        if devices:
-            if self._pinned is None or self._pinned.numel() < layout.end:
-                self._pinned, self._pinned_views = None, _Views()
-                self._pinned = _pinned(layout.end + layout.end // 8)
-            staged = self._pinned, *(torch.cuda.Event(enable_timing=True) for _ in range(2))
-            targets = self._pinned_views.of(self._pinned, layout)
-        else:
-            flat = torch.frombuffer(slot.mapped, dtype=torch.uint8, offset=record.BODY)
-            targets = slot.views.of(flat, layout)
+        flat = torch.frombuffer(slot.mapped, dtype=torch.uint8, offset=record.BODY)
+        return None, tensor_copies.copy(slot.views.of(flat, plan.layout), plan.tensors, plan.layout.end)
+
+    def _copy_from_gpu(self, plan: Plan, device: Any) -> Any:
+        import torch
+
+        layout = plan.layout
+        if self._pinned is None or self._pinned.numel() < layout.end:
+            self._pinned, self._pinned_views = None, _Views()
+            self._pinned = _pinned(layout.end + layout.end // 8)
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # The events are on the current stream of the tensors' GPU, as the copies.
-        where = torch.cuda.device(devices.pop()) if devices else contextlib.nullcontext()
-        with torch.no_grad(), where:
-            if staged:
-                staged[1].record()
-            copy = getattr(torch, "_foreach_copy_", None)
-            if copy is not None:
-                copy(targets, plan.tensors, non_blocking=staged is not None)
-            else:
-                for target, source in zip(targets, plan.tensors, strict=True):
-                    target.copy_(source, non_blocking=staged is not None)
-            if staged:
-                staged[2].record()
-        return staged
+        with torch.cuda.device(device):
+            first.record()
+            targets = self._pinned_views.of(self._pinned, layout)
+            tensor_copies.in_this_thread(targets, plan.tensors, non_blocking=True)
+            last.record()
+        return self._pinned, first, last
 
     def _work(self) -> None:
         """The thread: completes one record after the other."""
