@@ -246,7 +246,7 @@ def store(path: str | os.PathLike[str], header: Header, content: Plan) -> Header
         import torch
 
         flat = torch.frombuffer(mapped, dtype=torch.uint8, offset=BODY)
-        tensor_copies.copy(views(flat, content.layout.places), content.tensors, content.layout.end)
+        tensor_copies.copy(tensor_copies.Target.of(views(flat, content.layout.places)), content.tensors)
     with memoryview(mapped) as whole, whole[BODY:] as body:
         body[content.layout.end :] = content.tail
         good, value = check(body, content.layout.regions)

@@ -65,13 +65,13 @@ class _Views:
     """The tensors of a state as they lie in some memory."""
 
     layout: record.Layout | None = None
-    tensors: Any = None
+    target: Any = None
 
-    def of(self, flat: Any, layout: record.Layout) -> Any:
+    def of(self, flat: Any, layout: record.Layout) -> tensor_copies.Target:
         """Those of this layout; made again only for another one. flat: the memory, always the same, as a tensor of bytes."""
         if self.layout is not layout:
-            self.tensors, self.layout = record.views(flat, layout.places), layout
-        return self.tensors
+            self.target, self.layout = tensor_copies.Target.of(record.views(flat, layout.places)), layout
+        return self.target
 
 
 @dataclass
@@ -221,21 +221,21 @@ class Snapshots:
         fresh = slot.reserve(size)
         assert slot.mapped is not None
         record.invalidate(slot.mapped)
-        staged, others_s = self._copy(slot, plan)
+        staged = self._copy(slot, plan)
         header = self.header(step, epoch, name, belongs)
         job = _Job(slot, plan, header, 0.0, not fresh, staged)
         self._since = 0
         if plan.bytes <= INLINE and staged is None:
             self._finish(job, _at_once)
             self._last_s = time.monotonic()
-            return self._count(job, self._spent_s(staged) + others_s)
+            return self._count(job, self._spent_s(staged))
         self._idle.clear()
         self._hurry = False
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="hangproof-snapshots", daemon=True)
             self._thread.start()
         self._last_s = time.monotonic()
-        job.cost_s = self._spent_s(staged) + others_s
+        job.cost_s = self._spent_s(staged)
         self._jobs.put(job)
 
     def _spent_s(self, staged: Any) -> float:
@@ -284,36 +284,39 @@ class Snapshots:
         """Whether a record is of this run, with these settings, since the machine was started."""
         return (header.run, header.spec, header.boot) == self._identity[:3]
 
-    def _copy(self, slot: _Slot, plan: Plan) -> tuple[Any, float]:
-        """Copy the tensors; from a GPU they are only on their way when this returns.
-
-        Returns (`_Job.staged`, None without a GPU; seconds that other threads needed while this one waited for them).
-        """
+    def _copy(self, slot: _Slot, plan: Plan) -> Any:
+        """Copy the tensors; from a GPU they are only on their way when this returns (`_Job.staged`, else None)."""
         if not plan.tensors:
-            return None, 0.0
+            return None
         gpus = {tensor.device for tensor in plan.tensors if tensor.is_cuda}
         if len(gpus) > 1:
             raise RecordError(f"its tensors are on {len(gpus)} GPUs")
         if gpus:
-            return self._copy_from_gpu(plan, gpus.pop()), 0.0
+            return self._copy_from_gpu(plan, gpus.pop())
         import torch
 
         flat = torch.frombuffer(slot.mapped, dtype=torch.uint8, offset=record.BODY)
-        return None, tensor_copies.copy(slot.views.of(flat, plan.layout), plan.tensors, plan.layout.end)
+        tensor_copies.copy(slot.views.of(flat, plan.layout), plan.tensors)
+        return None
 
-    def _copy_from_gpu(self, plan: Plan, device: Any) -> Any:
+    def _copy_from_gpu(self, plan: Plan, gpu: Any) -> Any:
         import torch
 
         layout = plan.layout
         if self._pinned is None or self._pinned.numel() < layout.end:
             self._pinned, self._pinned_views = None, _Views()
             self._pinned = _pinned(layout.end + layout.end // 8)
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        targets = self._pinned_views.of(self._pinned, layout).tensors
         # The events are on the current stream of the tensors' GPU, as the copies.
-        with torch.cuda.device(device):
+        with torch.no_grad(), torch.cuda.device(gpu):
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
-            targets = self._pinned_views.of(self._pinned, layout)
-            tensor_copies.in_this_thread(targets, plan.tensors, non_blocking=True)
+            copy = getattr(torch, "_foreach_copy_", None)  # since torch 2.1
+            if copy is not None:
+                copy(targets, plan.tensors, non_blocking=True)
+            else:
+                for target, source in zip(targets, plan.tensors, strict=True):
+                    target.copy_(source, non_blocking=True)
             last.record()
         return self._pinned, first, last
 
