@@ -1,5 +1,5 @@
 """The trainings in whose loops snapshots are measured: FLUX with few of its blocks and random weights, whose LoRA of rank 16 on all
-matrices has 100 MB with AdamW's moments. Few pixels and short captions keep a step on a CPU at one second.
+matrices has 100 MB with AdamW's moments. Few pixels and short captions bring a step on a CPU near to one second.
 
 A training is a function `start(tokens, steps, *more)`: the command line, environment and folder of a training with captions of so many
 tokens, and the further flags `more`.
@@ -31,16 +31,17 @@ batch_size = 1
 image_dir = '{images}'
 num_repeats = 100
 """
-# A third of the width of FLUX.1-dev, which has 19 double and 38 single blocks: at the full one a step takes four seconds on two cores.
-BUILT_IN = {
-    "num_layers": 3,
-    "num_single_layers": 18,
-    "num_attention_heads": 8,
+# The width of FLUX.1-dev, which has 19 double and 38 single blocks.
+FULL_WIDTH = {
+    "num_layers": 1,
+    "num_single_layers": 6,
+    "num_attention_heads": 24,
     "attention_head_dim": 128,
     "axes_dims_rope": (16, 56, 56),
 }
-SD_SCRIPTS = {"hidden": 1024, "heads": 8, "axes": [16, 56, 56], "mlp": 4.0}
-SD_SCRIPTS_BLOCKS = {"TINY_BLOCKS": "3,21"}
+# Half of it: sd-scripts takes six seconds for a step at the full one, on two cores.
+HALF_WIDTH = {"hidden": 1536, "heads": 12, "axes": [16, 56, 56], "mlp": 4.0}
+HALF_WIDTH_BLOCKS = {"TINY_BLOCKS": "2,14"}
 MAKE_MODEL = """
 import json, sys
 from pathlib import Path
@@ -57,7 +58,7 @@ def cores() -> dict[str, str]:
 
 def built_in(work: Path) -> Start:
     """The built-in trainer."""
-    command = [sys.executable, "-c", MAKE_MODEL, str(work / "model"), json.dumps(BUILT_IN)]
+    command = [sys.executable, "-c", MAKE_MODEL, str(work / "model"), json.dumps(FULL_WIDTH)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=600)
     tiny.write_images(work / "images", IMAGES)
     (work / "dataset.toml").write_text(DATASET.format(images=work / "images" / "1_thing"), encoding="utf-8")
@@ -87,8 +88,8 @@ def sd_scripts(work: Path) -> Start:
 
     ours = installation()
     ours.write_site(work)
-    (work / "site" / "sitecustomize.py").write_text(tiny.site(tiny.WIDTH | SD_SCRIPTS), encoding="utf-8")
-    size = SD_SCRIPTS_BLOCKS | cores()
+    (work / "site" / "sitecustomize.py").write_text(tiny.site(tiny.WIDTH | HALF_WIDTH), encoding="utf-8")
+    size = HALF_WIDTH_BLOCKS | cores()
     subprocess.run(
         ours.maker(work, IMAGES), env=ours.environment(work, **size), cwd=checkout(), capture_output=True, check=True, timeout=600
     )  # fmt: skip

@@ -3,14 +3,14 @@
     python -m benchmarks snapshots [--trainer built-in | sd-scripts] [--blocks 6] [--steps 20] [--step-s 1.0] [--json]
 
 The frozen model has few of FLUX's blocks: the LoRA has 100 MB with AdamW's moments (snapshot_loops.py). Two short trainings find the
-length of captions with which a step takes `--step-s` of computation on all cores. In the training that is measured, blocks of steps
+length of captions with which a step takes `--step-s` of computation on all cores, or more where no length is short enough. In the training that is measured, blocks of steps
 with snapshots, without, and with eight times their work take turns, so that other programs affect all equally (snapshot_meter.py);
 a step in which the host of a virtual machine took more than 5 % of the processors away (`steal` in /proc/stat) is left out, in all.
 Reported: what a snapshot adds to its own step (by the clock: the training waits for it), what its own thread uses (processor time),
 how often one is taken, and the steps with and without: median, p99, and processor time of the process (all threads).
 
-On a busy machine the p99 of wall times says how busy it is. `judged_by` then names the work: how much longer a step is by what
-snapshots compute, in it and beside it in their thread. `slower` says what that is worth: by how many seconds of the clock a second
+On a busy machine the p99 of wall times says how busy it is. `judged_by` then names the work: how much longer a step of `--step-s` is
+by what snapshots compute, in it and beside it in their thread. `slower` says what that is worth: by how many seconds of the clock a second
 of this work makes a step longer, with its 95 % interval, from the blocks with eight times the work. Above 1, it is counted.
 
 Then saves of checkpoint and LoRA by the built-in trainer: how long the training waits for one, with the thread
@@ -122,15 +122,18 @@ def measure(trainer: str, blocks: int, steps: int, step_s: float) -> dict[str, A
             found = {
                 "state_mb": round(bytes_ / 1e6, 1),
                 "tokens": tokens,
-                **figures([row for row in rows if "times" in row]),
+                **figures([row for row in rows if "times" in row], step_s),
             }
             return found | ({"save_ms": training.saves(tokens)} if trainer == "built-in" else {})
     finally:
         shutil.rmtree(ring, ignore_errors=True)
 
 
-def figures(rows: list[Row]) -> dict[str, Any]:
-    """The figures of measured steps (the meter's lines). Raises RuntimeError when they say nothing."""
+def figures(rows: list[Row], step_s: float = 1.0) -> dict[str, Any]:
+    """The figures of measured steps (the meter's lines). Raises RuntimeError when they say nothing.
+
+    step_s: the length that a step was to have.
+    """
     if rows[-1]["off"]:
         raise RuntimeError(f"snapshots were off: {rows[-1]['off']}")
     places: dict[int, int] = {}
@@ -145,9 +148,7 @@ def figures(rows: list[Row]) -> dict[str, Any]:
         raise RuntimeError(f"the machine's host took a processor away in {left_out} steps: too few are left to judge")
     work = [spent_s(row) for row in ours]
     slower = seconds_per_second(busy, plain)
-    longer = [
-        1 + spent / (row["wall_s"] - spent) * max(1.0, slower["found"]) for row, spent in zip(ours, work, strict=True)
-    ]
+    longer = [longer_by_work(row, step_s, max(1.0, slower["found"])) for row in ours]
     total = sum(work) + sum(row["rest_s"] for row in ours)
     inside = [row["inside_s"] for row in taken]
     walls = {name: [row["wall_s"] for row in those] for name, those in (("with", ours), ("without", plain))}
@@ -174,6 +175,16 @@ def figures(rows: list[Row]) -> dict[str, Any]:
 def spent_s(row: Row) -> float:
     """Seconds that snapshots used in a step: between it and the one before, and beside it in their thread."""
     return float(row["inside_s"] + row["thread_s"])
+
+
+def longer_by_work(row: Row, step_s: float, slower: float) -> float:
+    """How many times as long a step is by the work of snapshots in it. slower: seconds of the clock for each second of this work.
+
+    The training waits for the copy as long in a short step as in a long one. So of a step that is longer than it was to be, the copy
+    counts as a part of `step_s`. The thread gets a share of each step.
+    """
+    without_s = row["wall_s"] - spent_s(row)
+    return float(1 + slower * (row["inside_s"] / min(step_s, without_s) + row["thread_s"] / without_s))
 
 
 def seconds_per_second(busy: list[Row], plain: list[Row]) -> dict[str, float]:

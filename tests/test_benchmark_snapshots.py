@@ -50,6 +50,14 @@ def test_work_that_makes_a_step_longer_than_itself_counts_for_more(slower):
     assert found["p99_ratio_by_work"] == pytest.approx(1 + 0.01 * max(1.0, slower), abs=5e-4)
 
 
+def test_of_a_step_longer_than_asked_for_the_copy_counts_as_a_part_of_the_shorter_one():
+    """15 ms of copy are 1.5 % of a second in a step of two as well; 4 ms of its thread are a part of the step that it was."""
+    row = {"wall_s": 2.0, "inside_s": 0.015, "thread_s": 0.004}
+    assert snapshots.longer_by_work(row, 1.0, 1.0) == pytest.approx(1 + 0.015 + 0.004 / 1.981)
+    assert snapshots.longer_by_work(row | {"wall_s": 0.5}, 1.0, 1.0) == pytest.approx(1 + 0.019 / 0.481)
+    assert snapshots.longer_by_work(row, 1.0, 2.0) == pytest.approx(1 + 2 * (0.015 + 0.004 / 1.981))
+
+
 def test_steps_of_which_the_host_took_a_part_are_left_out():
     slow = snapshots.figures(
         rows(stolen_s=lambda n, row: 0.2 * (n % 7 == 3), wall_s=lambda n, row: 1.0 + 0.2 * (n % 7 == 3))
