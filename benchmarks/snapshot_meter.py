@@ -49,7 +49,7 @@ class Meter:
         self.row: dict[str, Any] = {}
         self.before: tuple[float, ...] = ()
         self.number = 0
-        self.asked_s = 0.0
+        self.asked: tuple[float, float] = (0.0, 0.0)
         StateSaves.save = lambda saves, name, step, *rest, **more: self.save(saves, name, step, *rest, **more)  # type: ignore[method-assign]
         if self.block:
             Snapshots.due = lambda ours: self.due(ours)  # type: ignore[method-assign, assignment]
@@ -66,14 +66,18 @@ class Meter:
             work(max(1, times))
         self.row = {"block": number // self.block, "times": times, "taken": False}
         self.before = readings(ours)
-        self.asked_s = time.perf_counter()
+        self.asked = time.thread_time(), time.perf_counter()
         due = bool(times) and _due(ours)
-        self.row["inside_s"] = time.perf_counter() - self.asked_s
+        self.row |= self.inside()
         return due
 
     def take(self, ours: Snapshots, *rest: Any, **more: Any) -> None:
         _take(ours, *rest, **more)
-        self.row |= {"inside_s": time.perf_counter() - self.asked_s, "taken": True}
+        self.row |= self.inside() | {"taken": True}
+
+    def inside(self) -> dict[str, float]:
+        """Seconds since the trainer has asked: processor time of this thread, which takes part in the copy to its end, and of the clock."""
+        return {"inside_s": time.thread_time() - self.asked[0], "clock_s": time.perf_counter() - self.asked[1]}
 
     def end(self, ours: Snapshots, last: bool) -> None:
         """Write the line of the step that ends; of the first one nothing is known. last: of its block.

@@ -6,7 +6,7 @@ The frozen model has few of FLUX's blocks: the LoRA has 100 MB with AdamW's mome
 length of captions with which a step takes `--step-s` of computation on all cores, or more where no length is short enough. In the training that is measured, blocks of steps
 with snapshots, without, and with eight times their work take turns, so that other programs affect all equally (snapshot_meter.py);
 a step in which the host of a virtual machine took more than 5 % of the processors away (`steal` in /proc/stat) is left out, in all.
-Reported: what a snapshot adds to its own step (by the clock: the training waits for it), what its own thread uses (processor time),
+Reported: what a snapshot adds to its own step (processor time of the thread that trains, and by the clock), what its own thread uses,
 how often one is taken, and the steps with and without: median, p99, and processor time of the process (all threads).
 
 On a busy machine the p99 of wall times says how busy it is. `judged_by` then names the work: how much longer a step of `--step-s` is
@@ -150,7 +150,7 @@ def figures(rows: list[Row], step_s: float = 1.0) -> dict[str, Any]:
     slower = seconds_per_second(busy, plain)
     longer = [longer_by_work(row, step_s, max(1.0, slower["found"])) for row in ours]
     total = sum(work) + sum(row["rest_s"] for row in ours)
-    inside = [row["inside_s"] for row in taken]
+    inside, clock = ([row[name] for row in taken] for name in ("inside_s", "clock_s"))
     walls = {name: [row["wall_s"] for row in those] for name, those in (("with", ours), ("without", plain))}
     middle = statistics.median(walls["without"])
     p99 = {name: percentile(wall, 0.99) for name, wall in walls.items()}
@@ -159,7 +159,7 @@ def figures(rows: list[Row], step_s: float = 1.0) -> dict[str, Any]:
         "every_steps": statistics.median(row["every"] for row in ours),
         "snapshots": len(taken),
         "steps": {"with": len(ours), "without": len(plain), "more": len(more), "left_out": left_out},
-        "in_its_step_ms": {"p50": ms(statistics.median(inside)), "p99": ms(percentile(inside, 0.99))},
+        "in_its_step_ms": {"p50": ms(statistics.median(inside)), "p99": ms(percentile(inside, 0.99)), "clock": ms(statistics.median(clock))},
         "with_its_thread_ms": ms(total / len(taken)),
         "share_of_time": round(total / len(ours) / middle, 5),
         "step_s": {name: {"p50": round(statistics.median(wall), 4), "p99": round(p99[name], 4)} for name, wall in walls.items()},
@@ -173,7 +173,7 @@ def figures(rows: list[Row], step_s: float = 1.0) -> dict[str, Any]:
 
 
 def spent_s(row: Row) -> float:
-    """Seconds that snapshots used in a step: between it and the one before, and beside it in their thread."""
+    """Seconds of processor time that snapshots used in a step: of the thread that trains, and of their own."""
     return float(row["inside_s"] + row["thread_s"])
 
 
@@ -227,7 +227,7 @@ def describe(trainer: str, found: dict[str, Any]) -> str:
     inside, steps, share, slower = found["in_its_step_ms"], found["step_s"], found["share_of_cpu"], found["slower"]
     lines = [
         f"{trainer}: state {found['state_mb']} MB, a snapshot every {found['every_steps']:g} steps of {steps['without']['p50']:.2f} s: "
-        f"{inside['p50']} ms in its step, {found['with_its_thread_ms']} ms with its thread, {found['share_of_time']:.2%} of the time",
+        f"{inside['p50']} ms in its step ({inside['clock']} by the clock), {found['with_its_thread_ms']} ms with its thread, {found['share_of_time']:.2%} of the time",
         f"processor time of a step: {share['found']:+.2%} ({share['low']:+.2%} to {share['high']:+.2%}); a second of this work makes a step "
         f"{slower['found']:.2f} s longer ({slower['low']:.2f} to {slower['high']:.2f}); p99 step × {found['p99_ratio']}, "
         f"× {found['p99_ratio_by_work']} by work; judged by {found['judged_by']}",

@@ -19,7 +19,7 @@ def rows(blocks=6, steps=20, every=4, **changed):
         block, place = number // steps, number % every
         times = (1, 0, 8)[block % 3]
         row = {
-            "block": block, "times": times, "taken": times > 0 and place == 0, "inside_s": 0.01 * times * (place == 0),
+            "block": block, "times": times, "taken": times > 0 and place == 0, "inside_s": 0.01 * times * (place == 0), "clock_s": 0.012 * times * (place == 0),
             "thread_s": 0.005 * times * (place == 1), "wall_s": 1.0, "cpu_s": 2.0, "stolen_s": 0.0, "rest_s": 0.0, "every": every, "off": "",
         }  # fmt: skip
         found.append(row | {key: value(number, row) for key, value in changed.items()})
@@ -29,7 +29,7 @@ def rows(blocks=6, steps=20, every=4, **changed):
 def test_the_figures_are_those_of_the_steps():
     found = snapshots.figures(rows())
     assert found["steps"] == {"with": 25, "without": 25, "more": 25, "left_out": 0} and found["every_steps"] == 4
-    assert found["in_its_step_ms"] == {"p50": 10.0, "p99": 10.0}
+    assert found["in_its_step_ms"] == {"p50": 10.0, "p99": 10.0, "clock": 12.0}
     assert found["share_of_time"] == pytest.approx(0.015 * 6 / 25, abs=1e-5)
     rest = snapshots.figures(rows(rest_s=lambda n, row: 0.02 * (n == 79)))
     assert rest["share_of_time"] == pytest.approx((0.015 * 6 + 0.02) / 25, abs=1e-5)
