@@ -337,8 +337,8 @@ class Snapshots:
     def _paced(self, before_s: float) -> Callable[[], None]:
         """A pause between two pieces of the thread's work, until the next step boundary: each step gets SHARE of its time as work.
 
-        `every` is chosen so that this is enough until the next snapshot; what is left then is done at once. A pause ends also when
-        the work before it is SHARE of one core, because a step may be long.
+        `every` is chosen so that this is enough until the next snapshot; what is left then is done at once. A pause ends also in a
+        step that is twice as long as the work before it allows, because a step may be very long.
         before_s: seconds that the copy took: they count, so the step after a large copy has little of the thread's work.
         """
         most_s = max(BEFORE_PAUSE_S, SHARE * self._step_s())
@@ -350,7 +350,7 @@ class Snapshots:
             if used_s >= most_s:
                 self._boundary.clear()
                 if not self._hurry:  # looked at after `clear`: it is set before `_boundary`
-                    self._boundary.wait(used_s / SHARE)
+                    self._boundary.wait(2 * used_s / SHARE)
                 burst_s = time.thread_time()
 
         return pause
