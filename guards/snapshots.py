@@ -57,6 +57,7 @@ COPIES = 3  # two records, and the state that a restart makes from one, or later
 INLINE = 1 << 20  # bytes; a smaller record is completed in the step: a thread would cost more
 MEMORY_POLL_S = 10.0  # between two looks at the free memory
 THREAD_NICE = 5
+LONG_STEP = 2  # times the length that the work in it allows: the thread goes on before the step ends
 BEFORE_PAUSE_S = 0.005  # of work that the thread does in any step; more where the step is longer
 
 
@@ -338,7 +339,7 @@ class Snapshots:
         """A pause between two pieces of the thread's work, until the next step boundary: each step gets SHARE of its time as work.
 
         `every` is chosen so that this is enough until the next snapshot; what is left then is done at once. A pause ends also in a
-        step that is twice as long as the work before it allows, because a step may be very long.
+        very long step (LONG_STEP).
         before_s: seconds that the copy took: they count, so the step after a large copy has little of the thread's work.
         """
         most_s = max(BEFORE_PAUSE_S, SHARE * self._step_s())
@@ -350,7 +351,7 @@ class Snapshots:
             if used_s >= most_s:
                 self._boundary.clear()
                 if not self._hurry:  # looked at after `clear`: it is set before `_boundary`
-                    self._boundary.wait(2 * used_s / SHARE)
+                    self._boundary.wait(LONG_STEP * used_s / SHARE)
                 burst_s = time.thread_time()
 
         return pause

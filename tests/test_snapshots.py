@@ -307,7 +307,7 @@ def test_the_thread_counts_the_copy_as_work_of_the_same_step(ring):
     ours._paced(0.0)()
     assert not waits
     ours._paced(0.02)()
-    assert waits == [pytest.approx(2 * 0.02 / snapshots.SHARE, rel=0.1)]
+    assert waits == [pytest.approx(snapshots.LONG_STEP * 0.02 / snapshots.SHARE, rel=0.1)]
     ours._durations.append(10.0)
     ours._paced(0.02)()
     assert len(waits) == 1
