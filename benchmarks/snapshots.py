@@ -3,9 +3,10 @@
     python -m benchmarks snapshots [--trainer built-in | sd-scripts] [--blocks 6] [--steps 20] [--step-s 1.0] [--json]
 
 The frozen model has few of FLUX's blocks: the LoRA has 100 MB with AdamW's moments (snapshot_loops.py). Two short trainings find the
-length of captions with which a step takes `--step-s` of computation on all cores, or more where no length is short enough. In the training that is measured, blocks of steps
-with snapshots, without, and with eight times their work take turns, so that other programs affect all equally (snapshot_meter.py);
-a step in which the host of a virtual machine took more than 5 % of the processors away (`steal` in /proc/stat) is left out, in all.
+length of captions with which a step takes `--step-s` of computation on all cores, or more where no length is short enough. In the
+training that is measured, blocks of steps with snapshots, without, and with eight times their work take turns, so that other programs
+affect all equally (snapshot_meter.py); a step in which the host of a virtual machine took more than 5 % of the processors away
+(`steal` in /proc/stat) is left out, in all.
 Reported: what a snapshot adds to its own step (processor time of the thread that trains, and by the clock), what its own thread uses,
 how often one is taken, and the steps with and without: median, p99, and processor time of the process (all threads).
 

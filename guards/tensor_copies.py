@@ -1,7 +1,7 @@
 """Copies many tensors of the machine's memory into one block of it, with several threads.
 
-Decision: one core alone mostly waits for the memory, and `memmove` writes without reading first what it overwrites, as torch does. So
-100 MB take less than half of torch's time. The thread that calls takes part: it keeps its core, and the others find free ones.
+Decision: for 100 MB in tensors of a LoRA's size, torch's copy takes 35 ms, `memmove` 20 with one thread and about 13 with two (two
+cores of a virtual machine). The thread that calls takes part: it keeps its core, and the others find free ones.
 """
 
 from __future__ import annotations
