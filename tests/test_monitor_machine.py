@@ -23,7 +23,7 @@ from monitor_helpers import (
 from monitor_helpers import finish as end_of
 from test_monitor_nvml import FAKE
 
-from guards import checkpoint
+from guards import checkpoint, tensor_copies
 from monitor.recovery import EXIT_BUDGET, EXIT_DONE, EXIT_PREEMPTED
 from monitor.spend import REFRESH_S, Spend
 
@@ -100,6 +100,16 @@ def test_a_run_that_reaches_its_spend_limit_stops_with_a_checkpoint_and_goes_on_
     (tmp_path / "sitecustomize.py").write_text(text.replace('"spend_limit": 0.25', '"spend_limit": 50.0'))
     code, _, err = supervise(folder, **env)
     assert code == EXIT_DONE and weight(folder) == undisturbed(120), err
+
+
+@pytest.mark.parametrize(("gpus", "fast"), [("", True), ("0", False)])
+def test_an_attempt_copies_fast_where_the_training_waits_for_it(tmp_path, gpus, fast):
+    folder = toy_run(
+        tmp_path / "toy", f"import os; print('copies', os.environ.get({tensor_copies.TUNABLES!r}))\n", steps=3
+    )
+    assert supervise(folder, HANGPROOF_GPUS=gpus)[0] == EXIT_DONE
+    given = tensor_copies.environment().get(tensor_copies.TUNABLES) if fast else None
+    assert f"copies {given}" in (folder / "training.log").read_text(encoding="utf-8").splitlines()
 
 
 GPU_TOY = "hb.describe('cuda:0', 'nccl')\n"

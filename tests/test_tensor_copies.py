@@ -1,7 +1,11 @@
 """guards/tensor_copies.py: the copy is the state, however many threads make it."""
 
 import ctypes
+import platform
+import re
+import subprocess
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -112,3 +116,31 @@ def test_tensors_of_another_number_or_shape_are_an_error():
         tensor_copies.copy(Target.of([torch.empty(3)]), [torch.ones(3), torch.ones(3)])
     with pytest.raises(RuntimeError, match="size"):
         tensor_copies.copy(Target.of([torch.empty(3)]), [torch.ones(4)])
+
+
+LOADER = Path("/lib64/ld-linux-x86-64.so.2")
+
+
+@pytest.mark.skipif(not LOADER.exists(), reason=f"no glibc on x86-64: {LOADER} is missing")
+@pytest.mark.parametrize("known", ["", "glibc.malloc.tcache_count=3"])
+def test_glibc_knows_the_variable_for_fast_copies(known):
+    """The loader lists the values with which a process starts."""
+    given = {tensor_copies.TUNABLES: known} if known else {}
+    wanted = tensor_copies.environment(given)
+    listed = subprocess.run(
+        [LOADER, "--list-tunables"], env=given | wanted, capture_output=True, text=True, timeout=30, check=False
+    ).stdout
+    values = dict(re.findall(r"^(\S+): (\S+)", listed, re.MULTILINE))
+    if tensor_copies.PAST_CACHES not in values:
+        pytest.skip(f"this glibc does not list its tunables: {platform.libc_ver()}")
+    assert int(values[tensor_copies.PAST_CACHES], 0) == tensor_copies.PAST_CACHES_BYTES
+    assert not known or int(values["glibc.malloc.tcache_count"], 0) == 3
+
+
+def test_the_variable_is_not_set_where_a_user_has_or_where_it_means_nothing(monkeypatch):
+    assert tensor_copies.environment({tensor_copies.TUNABLES: f"{tensor_copies.PAST_CACHES}=99999"}) == {}
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert tensor_copies.environment({}) == {}
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert tensor_copies.environment({}) == {}
