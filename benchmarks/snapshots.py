@@ -10,8 +10,8 @@ affect all equally (snapshot_meter.py); a step in which the host of a virtual ma
 Reported: what a snapshot adds to its own step (processor time of the thread that trains, and by the clock), what its own thread uses,
 how often one is taken, and the steps with and without: median, p99, and processor time of the process (all threads).
 
-On a busy machine the p99 of wall times says how busy it is. `judged_by` then names the work: how much longer a step of `--step-s` is
-by what snapshots compute, in it and beside it in their thread. `slower` says what that is worth: by how many seconds of the clock a second
+On a busy machine the p99 of wall times says how busy it is, which its 95 % interval shows. `judged_by` then names the work: how much
+longer a step of `--step-s` is by its snapshot (by the clock) and by what is computed beside it in the thread. `slower` says what that is worth: by how many seconds of the clock a second
 of this work makes a step longer, with its 95 % interval, from the blocks with eight times the work. Above 1, it is counted.
 
 Then saves of checkpoint and LoRA by the built-in trainer: how long the training waits for one, with the thread
@@ -167,25 +167,25 @@ def figures(rows: list[Row], step_s: float = 1.0) -> dict[str, Any]:
         "step_cpu_s": {name: round(statistics.mean(values), 4) for name, values in cpu.items()},
         "share_of_cpu": bootstrap(cpu["with"], cpu["without"], lambda ours, plain: statistics.mean(ours) / statistics.mean(plain) - 1),
         "slower": slower,
-        "p99_ratio": round(p99["with"] / p99["without"], 4),
+        "p99_ratio": bootstrap(walls["with"], walls["without"], lambda ours, plain: percentile(ours, 0.99) / percentile(plain, 0.99)),
         "p99_ratio_by_work": round(percentile(longer, 0.99), 4),
         "judged_by": "work" if p99["without"] / middle - 1 > NOISE else "p99",
     }  # fmt: skip
 
 
 def spent_s(row: Row) -> float:
-    """Seconds of processor time that snapshots used in a step: of the thread that trains, and of their own."""
-    return float(row["inside_s"] + row["thread_s"])
+    """Seconds that snapshots took in a step: of the thread that trains by the clock, and processor time of their own."""
+    return float(row["clock_s"] + row["thread_s"])
 
 
 def longer_by_work(row: Row, step_s: float, slower: float) -> float:
-    """How many times as long a step is by the work of snapshots in it. slower: seconds of the clock for each second of this work.
+    """How many times as long a step is by the snapshots in it. slower: seconds of the clock for each second of their work.
 
-    The training waits for the copy as long in a short step as in a long one. So of a step that is longer than it was to be, the copy
-    counts as a part of `step_s`. The thread gets a share of each step.
+    The training waits for the copy, by the clock, as long in a short step as in a long one. So of a step that is longer than it was
+    to be, the copy counts as a part of `step_s`. The thread, which the training does not wait for, gets a share of each step.
     """
     without_s = row["wall_s"] - spent_s(row)
-    return float(1 + slower * (row["inside_s"] / min(step_s, without_s) + row["thread_s"] / without_s))
+    return float(1 + slower * (row["clock_s"] / min(step_s, without_s) + row["thread_s"] / without_s))
 
 
 def seconds_per_second(busy: list[Row], plain: list[Row]) -> dict[str, float]:
@@ -210,7 +210,7 @@ def bootstrap(ours: list[Any], plain: list[Any], figure: Callable[[list[Any], li
 
 def judge(trainer: str, found: dict[str, Any]) -> list[str]:
     """The limits that are exceeded, one sentence each."""
-    ratio = found["p99_ratio" if found["judged_by"] == "p99" else "p99_ratio_by_work"]
+    ratio = found["p99_ratio"]["found"] if found["judged_by"] == "p99" else found["p99_ratio_by_work"]
     wrong = []
     if found["share_of_time"] > SHARE_LIMIT:
         wrong.append(
@@ -225,12 +225,14 @@ def judge(trainer: str, found: dict[str, Any]) -> list[str]:
 
 def describe(trainer: str, found: dict[str, Any]) -> str:
     """The figures for people."""
-    inside, steps, share, slower = found["in_its_step_ms"], found["step_s"], found["share_of_cpu"], found["slower"]
+    inside, steps, share, slower, p99 = (
+        found[name] for name in ("in_its_step_ms", "step_s", "share_of_cpu", "slower", "p99_ratio")
+    )
     lines = [
         f"{trainer}: state {found['state_mb']} MB, a snapshot every {found['every_steps']:g} steps of {steps['without']['p50']:.2f} s: "
         f"{inside['p50']} ms in its step ({inside['clock']} by the clock), {found['with_its_thread_ms']} ms with its thread, {found['share_of_time']:.2%} of the time",
         f"processor time of a step: {share['found']:+.2%} ({share['low']:+.2%} to {share['high']:+.2%}); a second of this work makes a step "
-        f"{slower['found']:.2f} s longer ({slower['low']:.2f} to {slower['high']:.2f}); p99 step × {found['p99_ratio']}, "
+        f"{slower['found']:.2f} s longer ({slower['low']:.2f} to {slower['high']:.2f}); p99 step × {p99['found']} ({p99['low']} to {p99['high']}), "
         f"× {found['p99_ratio_by_work']} by work; judged by {found['judged_by']}",
     ]
     waits = [
