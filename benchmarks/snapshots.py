@@ -11,8 +11,9 @@ Reported: what a snapshot adds to its own step (processor time of the thread tha
 how often one is taken, and the steps with and without: median, p99, and processor time of the process (all threads).
 
 On a busy machine the p99 of wall times says how busy it is, which its 95 % interval shows. `judged_by` then names the work: how much
-longer a step of `--step-s` is by its snapshot (by the clock) and by what is computed beside it in the thread. `slower` says what that is worth: by how many seconds of the clock a second
-of this work makes a step longer, with its 95 % interval, from the blocks with eight times the work. Above 1, it is counted.
+longer a step of `--step-s` is by its snapshot, by the clock, and by what the thread computes beside it. `slower` says what that is
+worth: by how many seconds of the clock a second of this work makes a step longer, with its 95 % interval, from the blocks with eight
+times the work. Above 1, it is counted.
 
 Then saves of checkpoint and LoRA by the built-in trainer: how long the training waits for one, with the thread
 (guards/state_saves.py) and without.

@@ -1,9 +1,8 @@
 """Copies many tensors of the machine's memory into one block of it, with several threads.
 
 Decision: for 100 MB in tensors of a LoRA's size, torch's copy takes 35 ms, `memmove` 20 with one thread and about 11 with two (two
-cores of a virtual machine). The thread that calls takes part: it keeps its core, and the others find free ones. With the variable of
-`environment` it is 6: glibc writes past the caches then, and does not first read what it overwrites. glibc looks at it
-when a process starts.
+cores of a virtual machine). The thread that calls takes part: it keeps its core, and the others find free ones. In a process that was
+started with `environment` it is 6: glibc writes past the caches then, and does not first read what it overwrites.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ class Target:
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What makes the copy faster in a process that is started with it; {} without glibc on x86-64. A user's own value stays.
 
-    Worth it where the training waits for the copy, so not with a GPU: a numpy array that is copied and then read comes from memory
-    instead of a cache, which takes about 50 µs for 256 KB.
+    It has a price: a numpy array that is copied and then read comes from memory instead of a cache, which takes 50 µs longer for
+    256 KB. So it is for a training that waits for the copy, which one on a GPU does not.
     """
     known = environ.get(TUNABLES, "")
     if platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc" or PAST_CACHES in known:

@@ -13,7 +13,7 @@ from guards.snapshots import FOLDER
 
 
 def rows(blocks=6, steps=20, every=4, **changed):
-    """Steps of one second; a snapshot computes 10 ms in its step and 5 ms in its thread in the next one, in the third kind 80 and 40."""
+    """Steps of one second; a snapshot computes 10 ms in its step, 12 by the clock, and 5 in its thread in the next one; the third kind 8 times that."""
     found = []
     for number in range(blocks * steps):
         block, place = number // steps, number % every
