@@ -2,7 +2,8 @@
 
 Decision: for 100 MB in tensors of a LoRA's size, torch's copy takes 35 ms, `memmove` 20 with one thread and about 11 with two (two
 cores of a virtual machine). The thread that calls takes part: it keeps its core, and the others find free ones. In a process that was
-started with `environment` it is 6: glibc writes past the caches then, and does not first read what it overwrites.
+started with `environment` it is 6: glibc then uses non-temporal stores, which bypass the caches and do not read first what they
+overwrite.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ MOST_THREADS = 4  # more hardly get more from the memory
 SEVERAL = 1 << 20  # bytes; fewer are copied before a second thread begins
 PIECE = 16  # tensors that a thread copies before it asks for more
 TUNABLES = "GLIBC_TUNABLES"  # gnu.org/software/libc/manual/html_node/Tunables.html
-PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold"
-PAST_CACHES_BYTES = 32 << 10  # a matrix of a LoRA of rank 4 on FLUX has 48 KB
+NON_TEMPORAL = "glibc.cpu.x86_non_temporal_threshold"
+NON_TEMPORAL_BYTES = 32 << 10  # a matrix of a LoRA of rank 4 on FLUX has 48 KB
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     256 KB. So it is for a training that waits for the copy, which one on a GPU does not.
     """
     known = environ.get(TUNABLES, "")
-    if platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc" or PAST_CACHES in known:
+    if platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc" or NON_TEMPORAL in known:
         return {}
-    return {TUNABLES: ":".join(filter(None, [known, f"{PAST_CACHES}={PAST_CACHES_BYTES}"]))}
+    return {TUNABLES: ":".join(filter(None, [known, f"{NON_TEMPORAL}={NON_TEMPORAL_BYTES}"]))}
 
 
 def copy(target: Target, sources: list[Any]) -> None:

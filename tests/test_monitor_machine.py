@@ -24,6 +24,7 @@ from monitor_helpers import finish as end_of
 from test_monitor_nvml import FAKE
 
 from guards import checkpoint, tensor_copies
+from monitor.gpu import nvml
 from monitor.recovery import EXIT_BUDGET, EXIT_DONE, EXIT_PREEMPTED
 from monitor.spend import REFRESH_S, Spend
 
@@ -104,11 +105,13 @@ def test_a_run_that_reaches_its_spend_limit_stops_with_a_checkpoint_and_goes_on_
 
 @pytest.mark.parametrize(("gpus", "fast"), [("", True), ("0", False)])
 def test_an_attempt_copies_fast_where_the_training_waits_for_it(tmp_path, gpus, fast):
+    if fast and nvml.present():
+        pytest.skip("this machine has an NVIDIA driver")
     folder = toy_run(
         tmp_path / "toy", f"import os; print('copies', os.environ.get({tensor_copies.TUNABLES!r}))\n", steps=3
     )
     assert supervise(folder, HANGPROOF_GPUS=gpus)[0] == EXIT_DONE
-    given = tensor_copies.environment().get(tensor_copies.TUNABLES) if fast else None
+    given = (os.environ | (tensor_copies.environment() if fast else {})).get(tensor_copies.TUNABLES)
     assert f"copies {given}" in (folder / "training.log").read_text(encoding="utf-8").splitlines()
 
 

@@ -131,14 +131,14 @@ def test_glibc_knows_the_variable_for_fast_copies(known):
         [LOADER, "--list-tunables"], env=given | wanted, capture_output=True, text=True, timeout=30, check=False
     ).stdout
     values = dict(re.findall(r"^(\S+): (\S+)", listed, re.MULTILINE))
-    if tensor_copies.PAST_CACHES not in values:
+    if tensor_copies.NON_TEMPORAL not in values:
         pytest.skip(f"this glibc does not list its tunables: {platform.libc_ver()}")
-    assert int(values[tensor_copies.PAST_CACHES], 0) == tensor_copies.PAST_CACHES_BYTES
+    assert int(values[tensor_copies.NON_TEMPORAL], 0) == tensor_copies.NON_TEMPORAL_BYTES
     assert not known or int(values["glibc.malloc.tcache_count"], 0) == 3
 
 
 def test_the_variable_is_not_set_where_a_user_has_or_where_it_means_nothing(monkeypatch):
-    assert tensor_copies.environment({tensor_copies.TUNABLES: f"{tensor_copies.PAST_CACHES}=99999"}) == {}
+    assert tensor_copies.environment({tensor_copies.TUNABLES: f"{tensor_copies.NON_TEMPORAL}=99999"}) == {}
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     assert tensor_copies.environment({}) == {}
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
