@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -132,9 +133,10 @@ class Copy:
             say(f"{self.path.parent} cannot be written: {error.strerror}")
             self.give_up()
             return
-        recipe_of = self.path.name.rpartition("-")[0]
-        for old in self.path.parent.glob(f"{recipe_of}-*{SUFFIX}"):
-            if old != self.path:
+        # Of the same model only: those of `flux-fp8` begin with `flux-` too.
+        own = re.compile(rf"{re.escape(self.path.name.rpartition('-')[0])}-[0-9a-f]{{16}}{re.escape(SUFFIX)}")
+        for old in self.path.parent.iterdir():
+            if own.fullmatch(old.name) and old != self.path:
                 with contextlib.suppress(OSError):  # another process reads it, on Windows
                     old.unlink()
 

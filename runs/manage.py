@@ -27,7 +27,8 @@ from runs.paths import datasets_dir, outputs_dir, run_folder, slug
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
-TRASH = ".trash-"  # then 8 random characters, "images-" when the images go too, and the run's folder name
+TRASH = ".trash-"  # then 8 random characters, KEEPS or TAKES, and the run's folder name
+KEEPS, TAKES = "-", "+"  # its images. No folder name of a run has a "+", so no name of a run reads as an order
 RENAMING = ".rename-"  # then 8 random characters
 NOTE = ".rename.json"
 BUSY = threading.Lock()
@@ -119,7 +120,7 @@ def delete(name: str | Path, idle: Idle, images: bool = False) -> int:
     if images:
         _no_link(data)
     freed = _size(folder) + (_size(data) if images else 0)
-    trash = outputs_dir() / f"{TRASH}{secrets.token_hex(4)}-{'images-' if images else ''}{folder.name}"
+    trash = outputs_dir() / f"{TRASH}{secrets.token_hex(4)}{TAKES if images else KEEPS}{folder.name}"
     with explained(f"delete {folder.name}"):
         with _stopped(folder, idle):
             os.rename(folder, trash)
@@ -139,11 +140,9 @@ def empty_trash() -> None:
 
 def _remove_trash(trash: Path) -> None:
     """Remove a folder of the trash and, where its name says so, the data set of its run. OSError: something is left."""
-    _, _, rest = trash.name.removeprefix(TRASH).partition("-")
-    images = rest.startswith("images-")
-    data = datasets_dir() / rest.removeprefix("images-")
-    used_again = (outputs_dir() / data.name).exists()
-    if trash.parent == outputs_dir() and images and data.is_dir() and not data.is_symlink() and not used_again:
+    order = re.fullmatch(rf"{re.escape(TRASH)}[0-9a-f]{{8}}{re.escape(TAKES)}(.+)", trash.name)
+    data = datasets_dir() / order[1] if order and trash.parent == outputs_dir() else None
+    if data and data.is_dir() and not data.is_symlink() and not (outputs_dir() / data.name).exists():
         gone = datasets_dir() / trash.name
         os.rename(data, gone)
         fsync_folder(datasets_dir())

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -43,7 +43,7 @@ SHORT = {
     "seed": "seed",
 }
 ALIASES = {"lr": "learning_rate", "network_dim": "rank", "network_alpha": "alpha", "max_train_epochs": "epochs"}
-CACHES = (".hangproof-cache", "cache")  # of the built-in trainer in the data set; of musubi-tuner in the run's folder
+CACHE = ".hangproof-cache"  # of the built-in trainer, beside the images; no folder of images is hidden
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def create(
         for spec in specs[len(made) :]:
             own = datasets_dir() / spec.slug
             with building(own) as new:
-                link_tree(data, new, leave_out=CACHES)
+                link_tree(data, new, lambda path: CACHE not in path.parts)
             try:
                 folders.create(spec, own)
             except BaseException:
@@ -183,20 +183,29 @@ def _free_name(base: str) -> str:
     raise AssertionError("unreachable: the numbers do not end")
 
 
-def link_tree(source: Path, target: Path, leave_out: Sequence[str] = ()) -> int:
+def is_cache(path: Path) -> bool:
+    """Whether a file of a data set, by its path in it, is a cache: of the built-in trainer, or of sd-scripts."""
+    return CACHE in path.parts or path.suffix == ".npz"
+
+
+def link_tree(source: Path, target: Path, wanted: Callable[[Path], bool] = lambda path: True) -> int:
     """Make the files of `source` available in `target` too, where they are missing, without copying them; how many.
+
+    Args:
+        wanted: whether to link a file, by its path in `source`.
 
     A file is copied where the file system has no hard links. Links to elsewhere are left out. Raises OSError.
     """
     count = 0
-    for where, folders, names in os.walk(source):
-        folders[:] = [name for name in folders if name not in leave_out]
-        own = target / Path(where).relative_to(source)
-        own.mkdir(parents=True, exist_ok=True)
+    for where, _, names in os.walk(source):
+        inside = Path(where).relative_to(source)
+        own = target / inside
         for name in names:
             path = Path(where, name)
-            if path.is_symlink() or (own / name).exists() or (name.startswith(".") and name.endswith(".tmp")):
+            unfinished = name.startswith(".") and name.endswith(".tmp")
+            if path.is_symlink() or (own / name).exists() or unfinished or not wanted(inside / name):
                 continue
+            own.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(path, own / name)
             except OSError as error:
@@ -221,7 +230,7 @@ def share_caches(run: str) -> int:
             continue
         with contextlib.suppress(OSError):
             if (datasets_dir() / other).is_dir() and (datasets_dir() / run).is_dir():
-                count += link_tree(datasets_dir() / other, datasets_dir() / run)
+                count += link_tree(datasets_dir() / other, datasets_dir() / run, is_cache)
             if (outputs_dir() / other / "cache").is_dir():
                 count += link_tree(outputs_dir() / other / "cache", outputs_dir() / run / "cache")
     return count

@@ -95,6 +95,15 @@ def test_another_model_or_another_cast_gets_a_copy_of_its_own(model, monkeypatch
     assert third != other and not same(changed, load(model))
 
 
+def test_a_copy_of_a_model_whose_name_begins_the_same_is_kept(model):
+    other = model / "transformer" / quantized.FOLDER / f"diffusion_pytorch_model-fp8-{'0' * 16}{quantized.SUFFIX}"
+    other.parent.mkdir()
+    other.write_bytes(b"of another model in this folder")
+    load(model)
+    load(model, torch.float32)
+    assert other in copies(model) and len(copies(model)) == 2
+
+
 def test_without_float8_nothing_is_kept_and_the_weights_are_the_file(model, tmp_path):
     """On a CPU a weight of the right type is not copied: 64 MB of them add little to the memory that is the process's own."""
     load(model, fp8=False)

@@ -143,6 +143,21 @@ def test_an_interrupted_deletion_leaves_no_half_run_and_is_completed_later(data,
     assert [p.name for p in runs.datasets_dir().iterdir()] == ([] if images else ["first-light"])
 
 
+@pytest.mark.parametrize("name", ["images-cat", "images-images-cat", "0badcafe-images-cat"])
+def test_a_deleted_run_takes_no_data_set_of_another_name_with_it(data, name):  # noqa: F811
+    """Its folder's name in the trash must not read as "and the images of cat"."""
+    new_run(name)
+    images = runs.datasets_dir() / "cat"  # of no run, so nothing else protects it
+    images.mkdir()
+    (images / "a.png").write_bytes(b"precious")
+    manage.delete(name, idle)
+    assert (images / "a.png").read_bytes() == b"precious" and (runs.datasets_dir() / name).is_dir()
+    old = runs.outputs_dir() / f"{manage.TRASH}0badcafe-images-cat"  # what an earlier version left: a run of either name
+    old.mkdir()
+    manage.empty_trash()
+    assert (images / "a.png").is_file() and not old.exists()
+
+
 # Rename ---------------------------------------------------------------------------------------------------------------
 
 

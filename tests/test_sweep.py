@@ -15,7 +15,7 @@ import runs
 from monitor import run_queue
 from monitor.cli import queue_worker
 from monitor.process.locks import LOCK, is_held
-from runs import manage, sweep
+from runs import dataset, manage, sweep
 from runs.files import RunError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,6 +98,32 @@ def test_the_runs_share_the_images_and_one_can_be_deleted_alone(base):
     with pytest.raises(RunError, match="cat-r8"):
         make(base, rank=[64, 8])
     assert not (runs.outputs_dir() / "cat-r64").exists()  # nothing is made before all names are free
+
+
+@pytest.mark.parametrize("subset", ["cache", "latents", "weight-3", "__MACOSX", "sample", "10_cache", "npz"])
+def test_a_subset_of_any_name_is_trained_by_every_run_of_a_sweep(base, subset):
+    data = runs.datasets_dir() / base.slug
+    (data / subset).mkdir()
+    (data / subset / "0.png").write_bytes((data / "0.png").read_bytes())
+    for cache in (data / ".hangproof-cache", data / subset / ".hangproof-cache"):
+        cache.mkdir()
+        (cache / "latents-1.npz").write_bytes(b"of another resolution")
+    made = make(base, rank=[4, 8])
+    for run, _ in made.runs:
+        assert dataset.counts(runs.datasets_dir() / run) == {"": 2, subset: 1}
+        assert not list((runs.datasets_dir() / run).rglob("*.npz"))
+        assert f"{run}/{subset}" in (runs.outputs_dir() / run / "dataset.toml").read_text(encoding="utf-8")
+
+
+def test_only_caches_are_shared_and_a_removed_image_stays_removed(base):
+    first, second = (runs.datasets_dir() / run for run, _ in make(base, rank=[4, 8]).runs)
+    (second / "0.png").unlink()
+    for name in (".hangproof-cache/latents-1.npz", "1_flux_te.npz"):
+        (first / name).parent.mkdir(exist_ok=True)
+        (first / name).write_bytes(b"x")
+    assert sweep.share_caches(second.name) == 2
+    assert (second / ".hangproof-cache/latents-1.npz").is_file() and (second / "1_flux_te.npz").is_file()
+    assert not (second / "0.png").exists()
 
 
 def test_the_table_has_losses_times_and_loras(base):
