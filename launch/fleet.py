@@ -14,6 +14,7 @@ import json
 import re
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,7 @@ from launch.store import lease
 from launch.store.manifest import MANIFESTS, Member, order_of, parse
 from launch.store.places import Limits, NotFound, Place, StoreError, open_place
 from monitor.phrases import duration
+from monitor.process.locks import Lock
 from monitor.state import FINAL, State
 from runs.files import atomic_write
 from runs.paths import MAX_SLUG, data_root, list_runs
@@ -33,6 +35,7 @@ from runs.paths import MAX_SLUG, data_root, list_runs
 LIMITS = Limits(call_s=15.0, tries=2)
 STORES = "stores.json"
 STORE_S = 60.0  # for one store
+LOCK_S = 10.0
 MOST_RUNS = 100  # of one store, the newest
 MOST_STORES = 50
 THREADS = 8  # calls to one store at the same time
@@ -82,25 +85,31 @@ def add(address: str) -> None:
     """
     address = address.strip()
     open_place(address)
-    known = added()
-    if address in known:
-        return
-    if len(known) >= MOST_STORES:
-        raise LaunchError(f"{MOST_STORES} stores are known already; remove one first")
-    _save([*known, address])
+
+    def with_it(known: list[str]) -> list[str]:
+        if address not in known and len(known) >= MOST_STORES:
+            raise LaunchError(f"{MOST_STORES} stores are known already; remove one first")
+        return known if address in known else [*known, address]
+
+    _change(with_it)
 
 
 def remove(address: str) -> None:
     """Forget the address of a store that was added; nothing in the store changes."""
-    _save([known for known in added() if known != address.strip()])
+    _change(lambda known: [one for one in known if one != address.strip()])
 
 
-def _save(addresses: list[str]) -> None:
+def _change(changed: Callable[[list[str]], list[str]]) -> None:
+    """Replace the list; a lock keeps two windows from losing each other's store."""
+    lock = Lock(data_root() / f".{STORES}.lock")
     try:
-        data_root().mkdir(parents=True, exist_ok=True)
-        atomic_write(data_root() / STORES, json.dumps(addresses, indent=1, ensure_ascii=False) + "\n")
+        if not lock.acquire(LOCK_S):
+            raise LaunchError(f"Another process has been changing {STORES} for {LOCK_S:.0f} s; try again")
+        atomic_write(data_root() / STORES, json.dumps(changed(added()), indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise LaunchError(f"{data_root() / STORES} cannot be written: {error.strerror or error}") from error
+    finally:
+        lock.release()
 
 
 # One store ----------------------------------------------------------------------------------------------------------------

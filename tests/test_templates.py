@@ -1,7 +1,11 @@
 """Templates: settings under a name. No name is a path, no window overwrites another one's, a deletion can be undone."""
 
 import json
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +14,7 @@ from hypothesis import strategies as st
 from runs.files import RunError
 from ui.new import form, importing, templates
 
+ROOT = Path(__file__).resolve().parents[1]
 VALUES = {**form.defaults(), "rank": 24, "prompts": "a cat\na dog", "name": "secret name", "trigger": "ohwx"}
 
 
@@ -56,7 +61,42 @@ def test_of_many_windows_that_save_one_name_exactly_one_does():
     for one in threads:
         one.join()
     assert sum("exists already" not in one for one in outcomes) == 1 and len(own()) == 1
-    assert not [path for path in templates.folder().iterdir() if path.suffix != ".json"], "no temporary file is left"
+    left = {path.name for path in templates.folder().iterdir() if path.suffix != ".json"}
+    assert left == {".lock"}, "no temporary file is left"
+
+
+SAVER = """
+import sys, time
+from pathlib import Path
+from runs.files import RunError
+from ui.new import form, templates
+version, rank, start = sys.argv[1:]
+values = {**form.defaults(), "rank": int(rank)}
+while not Path(start).exists():
+    time.sleep(0.0005)
+try:
+    print("saved", templates.save("Same", values, version)["version"])
+except RunError as error:
+    print(error)
+"""
+
+
+def test_of_many_servers_that_save_over_one_version_exactly_one_does_and_the_others_learn_what_it_changed(tmp_path):
+    seen, start = templates.save("Same", VALUES)["version"], tmp_path / "start"
+    savers = [
+        subprocess.Popen(
+            [sys.executable, "-c", SAVER, seen, str(rank), str(start)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(1, 9)
+    ]
+    time.sleep(3)
+    start.touch()
+    outcomes = [one.communicate(timeout=60)[0] for one in savers]
+    (winner,) = [one.split()[1] for one in outcomes if one.startswith("saved")]
+    (stored,) = own()
+    rank = templates.values_of(stored["key"], {})["rank"]
+    assert stored["version"] == winner
+    assert sum(f"Rank {rank}, yours " in one for one in outcomes) == 7, outcomes
 
 
 def test_rename_delete_and_undo():

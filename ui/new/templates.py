@@ -1,28 +1,31 @@
 """Templates: the form's settings under a name, without images, name and trigger word. Built-in ones are in presets/templates.toml.
 
 One file each in the data folder's `templates/`, named by a digest of the template's name, so that no name is a path. A new
-template never replaces another one: its file is created exclusively. Saving over one names the version that was seen, so that two
-browsers that save the same template lose nothing.
+template never replaces another one. Saving over one names the version that was seen: a lock makes the comparison and the
+replacement one act, so that of two browsers that save the same template one learns what the other changed.
 """
 
+import contextlib
 import hashlib
 import json
-import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import presets
-from runs.files import RunError, atomic_write, explained, fsync_folder
+from monitor.process.locks import Lock
+from runs.files import RunError, atomic_write, explained
 from runs.paths import data_root
 from ui.new import form
+from ui.new.form_fields import LABELS
 
 LEFT_OUT = ("name", "trigger", "control_dir")  # of one LoRA, not of a kind of LoRA
 MAX_NAME, MAX_BYTES, MAX_TEMPLATES = 80, 200_000, 1000
 EXISTS = "A template named “{name}” exists already. Replace it, or choose another name"
-CHANGED = "The template “{name}” was changed in another window. Look at it again before you replace it"
+CHANGED = "The template “{name}” was changed in another window since you opened the list: {what}. Look at it again before you replace it"
+LOCK_S = 10.0
 
 
 def folder() -> Path:
@@ -123,53 +126,67 @@ def save(name: object, values: Mapping[str, Any], replace: str | None = None) ->
     content = json.dumps({"name": text, "version": version, "saved_at": saved_at, "values": _fields(values)}, indent=1)
     if len(content) > MAX_BYTES:
         raise RunError(f"The settings have more than {MAX_BYTES // 1000} kB; shorten the prompts")
-    with explained("save the template"):
-        folder().mkdir(parents=True, exist_ok=True)
+    with _locked("save the template"):
         if replace is None:
-            _create(path, content, text)
-        else:
-            if _read(path)["version"] != replace:
-                raise RunError(CHANGED.format(name=text))
-            atomic_write(path, content)
+            _refuse_taken(path, text)
+        elif (now := _read(path))["version"] != replace:
+            raise RunError(CHANGED.format(name=text, what=_difference(now["values"], _fields(values))))
+        atomic_write(path, content)
     return {"key": path.stem, "name": text, "version": version}
 
 
-def _create(path: Path, content: str, name: str) -> None:
-    """Create a file with its content, or nothing. RunError: there is one of this name."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        atomic_write(temporary, content)
-        os.link(temporary, path)
-        fsync_folder(path.parent)
-    except FileExistsError as error:
-        raise RunError(EXISTS.format(name=name)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+@contextlib.contextmanager
+def _locked(what: str) -> Iterator[None]:
+    """Keep other threads and processes from changing a template. RunError: the disk does not take it."""
+    with explained(what):
+        folder().mkdir(parents=True, exist_ok=True)
+        lock = Lock(folder() / ".lock")
+        if not lock.acquire(LOCK_S):
+            raise RunError(f"Another window has been changing a template for {LOCK_S:.0f} s; try again")
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _refuse_taken(path: Path, name: str) -> None:
+    if path.exists():
+        raise RunError(EXISTS.format(name=name))
+
+
+def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """What two templates have differently: `Rank 8, yours 16; Epochs 4, yours 10`."""
+    keys = [key for key in form.KEYS if (key in theirs or key in ours) and theirs.get(key) != ours.get(key)]
+    named = [f"{LABELS[key]} {_short(theirs.get(key))}, yours {_short(ours.get(key))}" for key in keys[:3]]
+    more = [f"{len(keys) - 3} more settings"] if len(keys) > 3 else []
+    return "; ".join([*named, *more]) or "it was saved again with the same settings"
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split()) if value not in (None, "") else "empty"
+    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def rename(key: object, new_name: object) -> dict[str, Any]:
     """Rename a template. Returns {key, name, version}. RunError: the name is taken, or the template is gone."""
-    old = _of_key(key)
-    one, text = _read(old), clean_name(new_name)
+    old, text = _of_key(key), clean_name(new_name)
     new = _path(text)
-    content = json.dumps({**one, "name": text}, indent=1)
-    with explained("rename the template"):
-        if new == old:
-            atomic_write(old, content)
-        else:
-            _create(new, content, text)
+    with _locked("rename the template"):
+        one = _read(old)
+        if new != old:
+            _refuse_taken(new, text)
+        atomic_write(new, json.dumps({**one, "name": text}, indent=1))
+        if new != old:
             old.unlink(missing_ok=True)
     return {"key": new.stem, "name": text, "version": one["version"]}
 
 
 def delete(key: object) -> dict[str, Any]:
     """Delete a template. Returns it, so that the deletion can be undone with `restore`."""
-    path = _of_key(key)
-    try:
-        one = _read(path)
-    except RunError:
-        one = {}
-    with explained("delete the template"):
+    path, one = _of_key(key), {}
+    with _locked("delete the template"):
+        with contextlib.suppress(RunError):
+            one = _read(path)
         path.unlink(missing_ok=True)
     return one
 
