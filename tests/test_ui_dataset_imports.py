@@ -138,6 +138,44 @@ def test_a_large_zip_is_imported_in_the_background(mine, tmp_path, monkeypatch):
     assert not list(draft.uploads_dir().glob("zip-*"))
 
 
+def zip_of(path: Path, number: int) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for n in range(number):
+            archive.write(photo(path.parent / f"in-zip-{n}.png", n), f"{n}.png")
+    return upload(path)
+
+
+@pytest.mark.parametrize("cleaner", ["ours, after a day", "Gradio's, when the server stops"])
+def test_an_import_that_waits_keeps_its_upload(mine, tmp_path, monkeypatch, cleaner):
+    sent = zip_of(tmp_path / "set.zip", 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "start", lambda *_: None)  # the machine goes down before the import begins
+        imports.start_uploads(mine, [(sent, "set.zip")], "one")
+    assert len(imports.waiting(mine)) == 1
+    if cleaner.startswith("ours"):
+        for path in (sent, sent.parent):
+            os.utime(path, (time.time() - 2 * draft_store.UPLOAD_EXPIRES_S,) * 2)
+        draft.delete_expired()
+    else:
+        sent.unlink()
+    assert not sent.exists()
+    (result,) = until_done(mine)
+    assert (result["state"], result["added"], result["messages"]) == ("done", 4, [])
+    assert [path.suffix for path in imports.place(mine).iterdir()] == [".done"], "nothing of the upload is left"
+
+
+def test_an_import_whose_upload_is_gone_has_failed_and_says_what_to_do(mine, tmp_path):
+    sent = zip_of(tmp_path / "set.zip", 1)
+    sent.unlink()
+    with pytest.raises(RunError, match="set.zip: the file is gone; drop it again"):
+        imports.start_uploads(mine, [(sent, "set.zip")], "one")
+    assert not imports.waiting(mine) and not list(imports.place(mine).iterdir())
+    spec = {"kind": "uploads", "files": [[str(sent), "set.zip"]], "name": "set.zip", "drop": "d", "attempts": 0}
+    (imports.place(mine) / "1.json").write_text(json.dumps(spec))  # of an earlier version
+    (result,) = until_done(mine)
+    assert result["state"] == "failed" and result["messages"] == ["set.zip: the file is gone; drop it again"]
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

@@ -80,7 +80,7 @@ def add(
     """
     drop = drop_id(drop)
     with contextlib.ExitStack() as stack, explained("store the files"):
-        dropped, messages = expanded(stack, uploads, drop)
+        dropped, messages = expanded(stack, uploads, drop, uploads_dir())
         added, more_messages = take(draft_id, dropped, drop, more)
     return added, messages + more_messages
 
@@ -140,10 +140,10 @@ def _what_was_added(step: draft_history.Step) -> str:
 
 
 def expanded(
-    stack: contextlib.ExitStack, uploads: Iterable[tuple[Path, str]], drop: str
+    stack: contextlib.ExitStack, uploads: Iterable[tuple[Path, str]], drop: str, place: Path
 ) -> tuple[list[Dropped], list[str]]:
-    """The dropped files, those of ZIPs unpacked into a folder that `stack` deletes, and one message for each file that cannot
-    be added. Files of a system are left out.
+    """The dropped files, those of ZIPs unpacked into a folder in `place` that `stack` deletes, and one message for each file
+    that cannot be added. Files of a system are left out.
     """
     found, messages = [], []
     for path, given in uploads:
@@ -156,7 +156,7 @@ def expanded(
                 raise RunError(f"{name[:80]}…: the path has more than {MAX_NAME} characters; shorten it")
             parts = [(path, name, drop)]
             if archives.is_zip(name):
-                into = uploads_dir() / f"zip-{secrets.token_hex(6)}"
+                into = place / f"zip-{secrets.token_hex(6)}"
                 stack.callback(shutil.rmtree, into, ignore_errors=True)
                 into.mkdir(parents=True)
                 entries, notes = archives.unpack(path, into, name)

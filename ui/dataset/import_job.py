@@ -7,6 +7,7 @@ at most one chunk, which the next process adds.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -21,7 +22,7 @@ from runs import archives
 from runs.dataset import CAPTION_SUFFIXES
 from runs.files import RunError
 from runs.pictures import IMAGE_SUFFIXES, USABLE
-from ui.dataset import draft_drop, imports
+from ui.dataset import draft_drop, draft_images, imports
 from ui.dataset.draft_drop import Dropped
 from ui.dataset.draft_store import plain_text, read
 
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
         path, progress = paths[0], Progress(paths[0].stem)
         try:
             with contextlib.ExitStack() as stack:
-                messages = _import(stack, draft_id, imports.attempt(path), progress)
+                messages = _import(stack, draft_id, imports.attempt(path), progress, imports.own_folder(path))
             imports.finish(path, "done", progress.added, _short(messages))
         except Cancelled:
             imports.finish(path, "cancelled", progress.added, [])
@@ -83,15 +84,25 @@ class Progress:
             print(json.dumps({**line, "done": self.done, "total": self.total, "added": self.added}), flush=True)
 
 
-def _import(stack: contextlib.ExitStack, draft_id: str, spec: dict[str, Any], progress: Progress) -> list[str]:
-    """Import one folder or some uploads. Returns one message for each file that was not added."""
+def _import(
+    stack: contextlib.ExitStack, draft_id: str, spec: dict[str, Any], progress: Progress, own: Path
+) -> list[str]:
+    """Import one folder or some uploads, which are unpacked into `own`. Returns one message for each file that was not added.
+
+    Raises:
+        RunError: the folder has no images, or an upload is gone.
+    """
     progress.show(now=True, name=spec["name"])
     if spec["kind"] == "folder":
         files, messages = files_of(Path(spec["path"]), spec["drop"], progress)
     else:
         progress.show(now=True, phase="unpacking")
         uploads = [(Path(path), name) for path, name in spec["files"]]
-        files, messages = draft_drop.expanded(stack, uploads, spec["drop"])
+        if gone := [name for path, name in uploads if not path.is_file()]:
+            raise RunError(f"{', '.join(gone[:5])}: {draft_images.GONE}")
+        for left in own.glob("zip-*"):  # of a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        files, messages = draft_drop.expanded(stack, uploads, spec["drop"], own)
     if spec["attempts"] > 1:
         files = _not_added(draft_id, files)
     size, at = FIRST_CHUNK, 0

@@ -3,18 +3,20 @@
 The page stores what to import as a file in the draft's folder `imports/` and starts `python -m ui.dataset.import_job`, which
 outlives the server. The file is deleted when everything in it was added, so an import that was killed with its machine
 continues when a page opens the draft. It continues where it stopped, because images that were added are known by their drop.
+Uploads are linked into a folder of the import: Gradio deletes its own when the server stops, and we do after a day.
 """
 
 import contextlib
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 from runs.files import RunError, atomic_write, explained
 from ui import jobs
-from ui.dataset import draft_drop
+from ui.dataset import draft_drop, draft_images
 from ui.dataset.draft_store import folder, plain_text
 
 JOB = "import"
@@ -56,21 +58,47 @@ def start_folder(draft_id: str, text: str) -> dict[str, Any]:
 
 
 def start_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str) -> dict[str, Any]:
-    """Start to import uploaded files, large ZIPs among them. Returns the status."""
+    """Start to import uploaded files, large ZIPs among them. Returns the status. Raises RunError: one is gone."""
     names = [name for _, name in files]
     name = names[0] if len(names) == 1 else f"{len(names)} files"
-    spec = {"kind": "uploads", "files": [[str(path), name] for path, name in files], "name": plain_text(name)[:200]}
-    return _start(draft_id, {**spec, "drop": drop})
+    return _start(draft_id, {"kind": "uploads", "name": plain_text(name)[:200], "drop": drop}, files)
 
 
-def _start(draft_id: str, spec: dict[str, Any]) -> dict[str, Any]:
+def _start(draft_id: str, spec: dict[str, Any], uploads: list[tuple[Path, str]] | None = None) -> dict[str, Any]:
     drop = draft_drop.drop_id(spec.get("drop", ""))
     with explained("store the import"):
         place(draft_id).mkdir(parents=True, exist_ok=True)
         path = place(draft_id) / f"{time.time_ns()}.json"
+        if uploads is not None:
+            spec["files"] = _kept(uploads, own_folder(path))
         atomic_write(path, json.dumps({**spec, "drop": drop, "attempts": 0}))
     ensure(draft_id)
     return status(draft_id)
+
+
+def own_folder(path: Path) -> Path:
+    """The folder of an import, which is removed with it: its uploads, and what is unpacked of them."""
+    return path.with_suffix(".files")
+
+
+def _kept(uploads: list[tuple[Path, str]], folder: Path) -> list[list[str]]:
+    """The uploads as files of `folder`, with their names. Raises RunError: one is gone. OSError: the disk does not take it."""
+    folder.mkdir()
+    kept = []
+    for number, (path, name) in enumerate(uploads):
+        target = folder / f"{number}"
+        try:
+            try:
+                os.link(path, target)
+            except FileNotFoundError:
+                raise
+            except OSError:  # another disk, or one without hard links
+                shutil.copyfile(path, target)
+        except FileNotFoundError as error:
+            shutil.rmtree(folder)
+            raise RunError(f"{plain_text(name)}: {draft_images.GONE}") from error
+        kept.append([str(target), name])
+    return kept
 
 
 def waiting(draft_id: str) -> list[Path]:
@@ -157,6 +185,7 @@ def finish(path: Path, state: str, added: int, messages: list[str]) -> None:
     with explained("store the result of the import"):
         atomic_write(path.with_suffix(".done"), json.dumps(result))
         path.unlink(missing_ok=True)
+    shutil.rmtree(own_folder(path), ignore_errors=True)
 
 
 def cancel(draft_id: str) -> dict[str, Any]:
