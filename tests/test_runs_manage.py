@@ -152,7 +152,9 @@ def test_a_deleted_run_takes_no_data_set_of_another_name_with_it(data, name):  #
     (images / "a.png").write_bytes(b"precious")
     manage.delete(name, idle)
     assert (images / "a.png").read_bytes() == b"precious" and (runs.datasets_dir() / name).is_dir()
-    old = runs.outputs_dir() / f"{manage.TRASH}0badcafe-images-cat"  # what an earlier version left: a run of either name
+    old = (
+        runs.outputs_dir() / f"{manage.TRASH}0badcafe-images-cat"
+    )  # what an earlier version left: a run of either name
     old.mkdir()
     manage.empty_trash()
     assert (images / "a.png").is_file() and not old.exists()

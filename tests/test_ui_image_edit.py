@@ -18,7 +18,7 @@ from ui_page import drop as drop_on_page
 
 import runs
 from runs import dataset
-from ui.dataset import draft, draft_masks, image_edit
+from ui.dataset import draft, image_edit
 from ui.new import form
 
 
@@ -118,8 +118,7 @@ def test_a_mask_is_drawn_on_the_rotated_image(mine, tmp_path, turn):
     assert again.tobytes() == shown.tobytes()
 
 
-def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path, monkeypatch):
-    monkeypatch.setattr(draft_masks, "SPARE", 3)
+def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path):
     drop(mine, photo(tmp_path / "a.png", size=(64, 64)))
     item = item_of(mine, "a.png")
     image_edit.mask(mine, item.id, png(Image.new("L", (64, 64), 255)))

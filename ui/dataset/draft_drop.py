@@ -29,6 +29,7 @@ from ui.dataset.draft_store import (
     digest,
     folder,
     images_dir,
+    masks_dir,
     plain_text,
     uploads_dir,
 )
@@ -319,7 +320,7 @@ def _of_run(draft_id: str, data: Path, name: str, plain: Path) -> tuple[Dropped,
     edits: Entry = {"weight": weight}
     with contextlib.suppress(RunError):  # a damaged image is reported when it is measured
         if (mask := masks.split(data, path, plain)) is not None:
-            edits["mask"] = draft_masks.store(draft_id, mask)
+            edits["mask"] = draft_masks.store(draft_id, mask, plain.parent / "masks")
     return Dropped(plain if plain.exists() else path, last, subset, data.name), edits
 
 
@@ -355,6 +356,9 @@ def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = No
                 }
                 edit.state |= {"images": {}, "texts": texts, "form": {**edit.state["form"], **(fields or {})}}
                 messages = _store(draft_id, edit.state, work, pictures)
+                masks_dir(draft_id).mkdir(exist_ok=True)
+                for mask in (work / "masks").glob("*"):
+                    mask.replace(masks_dir(draft_id) / mask.name)
                 edit.state |= {"texts": {}, "refused": {}, "kept": digest(edit.state)}
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -4,12 +4,14 @@ A step keeps what changed on both sides, not whole states, because a caption amo
 disk. Steps are undone in reverse order only, so each finds the state that it left behind.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 PARTS = ("images", "texts")  # the tables of a draft that can be undone, both from a key to a flat table
 UNDO, REDO = 0, 1
 # What a user sees of an image. A change of other fields, such as where it came from, is stored without a step.
 SHOWN = ("caption", "turn", "file", "folder", "crop", "mask", "weight", "stored")
+FILES = ("stored", "mask")  # the fields of an image that name a file of the draft
 State = dict[str, Any]
 Step = dict[str, Any]
 
@@ -83,6 +85,16 @@ def images_of(step: Step) -> dict[str, dict[str, Any]]:
     """The images that a step adds or removes, by id."""
     changes = step.get("images", {}).items()
     return {key: old or new for key, (old, new) in changes if old is None or new is None}
+
+
+def files_of(images: Iterable[Mapping[str, Any] | None]) -> set[tuple[str, str]]:
+    """The files that images name, or one side of a step's changes of them: (field, name)."""
+    return {(field, one[field]) for one in images if one for field in FILES if one.get(field)}
+
+
+def files_of_step(step: Step) -> set[tuple[str, str]]:
+    """The files that the images of a step name on either side: what undo and redo need of it."""
+    return files_of(side for change in step.get("images", {}).values() for side in change)
 
 
 def is_shown(step: Step) -> bool:

@@ -260,7 +260,7 @@ def change(draft_id: str, merge: str = "", within_s: float = math.inf) -> Iterat
     Args:
         merge: steps with the same text that follow each other within `within_s` become one.
     """
-    lost: list[Entry] = []
+    freed: set[tuple[str, str]] = set()
     with locked(draft_id):
         before = read(draft_id)
         edit = Edit({**before, **{part: dict(before[part]) for part in draft_history.PARTS}})
@@ -282,35 +282,38 @@ def change(draft_id: str, merge: str = "", within_s: float = math.inf) -> Iterat
             steps = {number: step}
             kept = [*kept, {"n": number, "label": edit.label(step), "merge": merge, "at": now}]
         gone = [one["n"] for one in before["history"] if one not in kept]
-        lost = _lost(draft_id, gone, [one["n"] for one in kept if one["n"] != number], [edit.state, *steps.values()])
+        for one in gone:
+            with contextlib.suppress(RunError):  # a step that cannot be read frees nothing
+                freed |= _needed_by(read_step(draft_id, one))
         write(draft_id, {**edit.state, "history": kept, "done": len(kept)}, steps)
-    _delete(draft_id, lost)
+    if freed:
+        _delete_unneeded(draft_id, freed)
 
 
-def _lost(draft_id: str, gone: list[int], kept: list[int], needed_by: list[State]) -> list[Entry]:
-    """The images of steps that left the history that neither the draft nor the rest of the history needs."""
-    lost: dict[str, Entry] = {}
-    try:
-        for number in gone:
-            lost |= draft_history.images_of(read_step(draft_id, number))
-        if not lost:
-            return []
-        state, *steps = needed_by
-        needed = {entry["stored"] for entry in state["images"].values()}
-        for step in [*steps, *(read_step(draft_id, number) for number in kept)]:
-            needed |= {entry["stored"] for entry in draft_history.images_of(step).values()}
-    except RunError:
-        return []  # a step that cannot be read may need them
-    return [{**entry, "key": key} for key, entry in lost.items() if entry["stored"] not in needed]
+def _needed_by(step: draft_history.Step) -> set[tuple[str, str]]:
+    """What undo and redo of a step need: its files, and the thumbnails of images that it adds or removes."""
+    return draft_history.files_of_step(step) | {("thumb", key) for key in draft_history.images_of(step)}
 
 
-def _delete(draft_id: str, entries: list[Entry]) -> None:
-    """Delete the files of images that nothing needs."""
-    for entry in entries:
-        with contextlib.suppress(OSError):
-            (images_dir(draft_id) / entry["stored"]).unlink(missing_ok=True)
-            for path in (folder(draft_id) / "thumbs").glob(f"{entry['key']}*"):
-                path.unlink(missing_ok=True)
+def _delete_unneeded(draft_id: str, freed: set[tuple[str, str]]) -> None:
+    """Delete the files that steps which left the history named, and that no state names which undo or redo can reach.
+
+    Decision: a state is reached from that of now by steps of the history, so a file that it names is named now, or on one side
+    of such a step. It is judged anew under the lock, after the change is stored: another change may name the file again.
+    """
+    with locked(draft_id):
+        state = read(draft_id)
+        needed = draft_history.files_of(state["images"].values()) | {("thumb", key) for key in state["images"]}
+        try:
+            for one in state["history"]:
+                needed |= _needed_by(read_step(draft_id, one["n"]))
+        except RunError:
+            return  # a step that cannot be read may name any of them
+        places = {"stored": images_dir(draft_id), "mask": masks_dir(draft_id), "thumb": folder(draft_id) / "thumbs"}
+        for kind, name in freed - needed:
+            for path in places[kind].glob(f"{name}*") if kind == "thumb" else [places[kind] / name]:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
 
 
 @dataclass

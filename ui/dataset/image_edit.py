@@ -14,7 +14,7 @@ from runs import masks
 from runs.dataset import MAX_WEIGHT
 from runs.files import RunError
 from runs.pictures import opened, turned, turned_crop, valid_crop
-from ui.dataset import draft, draft_masks
+from ui.dataset import draft, draft_masks, draft_store
 
 OUT_OF_DATE = "This page is out of date; reload it"
 
@@ -67,16 +67,25 @@ def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None =
         RunError: the image was removed; not a PNG, damaged, too large, or of another shape; the mask is unchanged.
     """
     item = _item(draft_id, image_id)
-    stored = None
+    drawn = None
     if content is not None:
         turn = item.turn if turn is None else turn % 4
         width, height = item.width, item.height
         shape = (height, width) if (turn - item.turn) % 2 else (width, height)
         drawn = turned(masks.read(content, name, shape), -turn % 4)
-        if drawn.getextrema() != (255, 255):
-            stored = draft_masks.store(draft_id, drawn)
-    draft.set_fields(draft_id, [image_id], {"mask": stored}, f"mask of {item.file}")
-    draft_masks.delete_unused(draft_id)
+        if drawn.getextrema() == (255, 255):
+            drawn = None
+    _set_mask(draft_id, item, drawn)
+
+
+def _set_mask(draft_id: str, item: draft.Item, drawn: Any) -> None:
+    """Store a mask, or none, as one step. The file is written under the draft's lock: unneeded masks are deleted under it."""
+    with draft_store.change(draft_id) as edit:
+        if item.id not in edit.state["images"]:
+            raise RunError(draft.REMOVED)
+        stored = draft_masks.store(draft_id, drawn) if drawn is not None else None
+        edit.state["images"][item.id] = {**edit.state["images"][item.id], "mask": stored}
+        edit.label = lambda step: f"mask of {item.file}"
 
 
 def mask_from_transparency(draft_id: str, image_id: str) -> None:
@@ -89,7 +98,7 @@ def mask_from_transparency(draft_id: str, image_id: str) -> None:
     found = transparency(draft_id, item)
     if found is None:
         raise RunError(f"{item.file} has no transparency; paint the mask or upload one")
-    draft.set_fields(draft_id, [image_id], {"mask": draft_masks.store(draft_id, found)}, f"mask of {item.file}")
+    _set_mask(draft_id, item, found)
 
 
 def transparency(draft_id: str, item: draft.Item) -> Any:

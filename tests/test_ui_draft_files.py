@@ -1,0 +1,223 @@
+"""Whatever is done to a draft, in any order: every file that undo and redo can reach is there, with its bytes."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from draft_helpers import drop, item_of, photo, set_caption
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from PIL import Image
+from runs_helpers import data  # noqa: F401
+
+from runs import masks
+from ui.dataset import convert, draft, draft_history, draft_store, image_edit, subsets
+
+HISTORY = 4  # steps of undo that the walk has: files leave the history early and often
+FILES = 6  # different pictures that are dropped
+
+
+@pytest.fixture
+def mine(data) -> str:  # noqa: F811
+    return draft.new_id()
+
+
+def reachable(draft_id: str) -> list[dict]:
+    """The contents that undo and redo can reach, with that of now."""
+    now = draft_store.read(draft_id)
+    found, steps, done = [now], [one["n"] for one in now["history"]], now["done"]
+    for side, numbers in ((draft_history.UNDO, steps[:done][::-1]), (draft_history.REDO, steps[done:])):
+        state = now
+        for number in numbers:
+            state = draft_history.applied(state, draft_store.read_step(draft_id, number), side)
+            found.append(state)
+    return found
+
+
+def check_files(draft_id: str) -> None:
+    """Every file that a reachable content names is there, and is what the content says."""
+    for state in reachable(draft_id):
+        for entry in state["images"].values():
+            path = draft.images_dir(draft_id) / entry["stored"]
+            assert path.is_file(), f"{entry['file']}: {path.name} is gone"
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"], path.name
+            if entry["mask"]:
+                mask = draft.masks_dir(draft_id) / entry["mask"]
+                assert mask.is_file(), f"{entry['file']}: its mask {mask.name} is gone"
+                assert hashlib.sha256(mask.read_bytes()).hexdigest()[:24] == entry["mask"][:24]
+
+
+def unneeded(draft_id: str) -> list[str]:
+    """The files of the draft that no reachable content names."""
+    states = reachable(draft_id)
+    entries = [entry for state in states for entry in state["images"].values()]
+    named = {entry[field] for entry in entries for field in ("stored", "mask")}
+    folders = (draft.images_dir(draft_id), draft.masks_dir(draft_id))
+    return [path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if path.name not in named]
+
+
+def test_undo_of_a_conversion_finds_the_dropped_images_after_their_drop_has_left_the_history(
+    mine, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(draft, "MERGE_S", 0)
+    drop(mine, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2))
+    for n in range(draft_store.HISTORY_STEPS - 2):
+        set_caption(mine, "a.png", f"caption {n}")
+    before = {name: draft.original(mine, item_of(mine, name).id).read_bytes() for name in ("a.png", "b.png")}
+    Image.open(tmp_path / "a.png").convert("RGBA").save(tmp_path / "c.png")
+    assert convert.convert(mine, [item.id for item in draft.items(mine)], lambda line: None) == 2
+    set_caption(mine, "a.png", "the last")
+    check_files(mine)
+    assert draft.undo(mine) and draft.undo(mine).startswith("Undone: conversion")
+    assert {n: draft.original(mine, item_of(mine, n).id).read_bytes() for n in before} == before
+
+
+def test_a_picture_that_is_dropped_again_while_it_is_deleted_stays(mine, tmp_path, monkeypatch):
+    """Two threads: one pushes the removal out of the history, the other drops the picture again and again."""
+    monkeypatch.setattr(draft_store, "HISTORY_STEPS", 1)
+    monkeypatch.setattr(draft, "MERGE_S", 0)
+    pictures = [photo(tmp_path / f"{n}.png", n) for n in range(2)]
+    drop(mine, *pictures)
+    keep = item_of(mine, "0.png").id
+    ended = threading.Event()
+
+    def edit() -> None:
+        n = 0
+        while not ended.is_set():
+            n += 1
+            draft.set_caption(mine, keep, f"{n}")
+
+    thread = threading.Thread(target=edit)
+    thread.start()
+    try:
+        for _ in range(40):
+            draft.remove(mine, [item.id for item in draft.items(mine) if item.id != keep])
+            drop(mine, pictures[1])
+            check_files_of_now(mine)
+    finally:
+        ended.set()
+        thread.join()
+    check_files(mine)
+
+
+def check_files_of_now(draft_id: str) -> None:
+    for item in draft.items(draft_id):
+        assert draft.original(draft_id, item.id).is_file(), item.file
+
+
+class Walk(RuleBasedStateMachine):
+    """Everything that changes which files a draft names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = Path(tempfile.mkdtemp())
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setenv("HANGPROOF_DATA", str(self.place / "data"))
+        self.patch.setattr(draft_store, "HISTORY_STEPS", HISTORY)
+        self.patch.setattr(draft, "MERGE_S", 0)
+        self.mine = draft.new_id()
+
+    @initialize()
+    def pictures(self) -> None:
+        self.files = []
+        for n in range(FILES):
+            path = photo(self.place / f"{n}.png", n, size=(64, 64))
+            if n % 2:  # transparent ones are what a conversion changes
+                Image.open(path).convert("RGBA").save(path)
+            self.files.append(path)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99), level=st.integers(1, 254))
+    def mask(self, which: int, level: int) -> None:
+        content = masks.png(Image.new("L", (64, 64), level))
+        item = self.one(which)
+        image_edit.mask(self.mine, item.id, content, item.turn)
+
+    def one(self, which: int) -> draft.Item:
+        items = draft.items(self.mine)
+        return items[which % len(items)]
+
+    @rule(chosen=st.lists(st.integers(0, FILES - 1), min_size=1, max_size=3))
+    def drop(self, chosen: list[int]) -> None:
+        drop(self.mine, *(self.files[n] for n in dict.fromkeys(chosen)))
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99), text=st.sampled_from(["", "a", "b", "c"]))
+    def caption(self, which: int, text: str) -> None:
+        draft.set_caption(self.mine, self.one(which).id, text)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.lists(st.integers(0, 99), min_size=1, max_size=3))
+    def convert(self, which: list[int]) -> None:
+        convert.convert(self.mine, list({self.one(n).id for n in which}), lambda line: None)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99), box=st.sampled_from([None, [0, 0, 0.5, 1], [0.25, 0.25, 1, 1]]))
+    def crop(self, which: int, box: list | None) -> None:
+        image_edit.crop(self.mine, self.one(which).id, box)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99), name=st.sampled_from(["10_cat", "dog"]))
+    def move(self, which: int, name: str) -> None:
+        subsets.move(self.mine, [self.one(which).id], name, None)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99))
+    def remove(self, which: int) -> None:
+        draft.remove(self.mine, [self.one(which).id])
+
+    @rule()
+    def clear(self) -> None:
+        draft.clear(self.mine)
+
+    @rule(times=st.integers(1, HISTORY))
+    def undo(self, times: int) -> None:
+        for _ in range(times):
+            draft.undo(self.mine)
+
+    @rule(times=st.integers(1, HISTORY))
+    def redo(self, times: int) -> None:
+        for _ in range(times):
+            draft.redo(self.mine)
+
+    @rule()
+    def reopen(self) -> None:
+        draft_store._close(draft.folder(self.mine) / "draft.sqlite")  # as another process does
+
+    @invariant()
+    def every_reachable_file_is_there_and_no_other(self) -> None:
+        check_files(self.mine)
+        assert unneeded(self.mine) == []
+        assert json.dumps(draft_store.read(self.mine)["form"]) == "{}"
+
+    def teardown(self) -> None:
+        draft_store._close(draft.folder(self.mine) / "draft.sqlite")
+        self.patch.undo()
+        shutil.rmtree(self.place)
+
+
+def walks(examples: int, steps: int) -> type:
+    """The walk as a test."""
+    case = Walk.TestCase
+    case.settings = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    return case
+
+
+def test_every_reachable_file_is_there_whatever_is_done():
+    walks(12, 30)("runTest").runTest()
+
+
+@pytest.mark.long
+def test_every_reachable_file_is_there_in_long_walks():
+    walks(500, 60)("runTest").runTest()
