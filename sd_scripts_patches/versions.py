@@ -10,6 +10,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tarfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -187,3 +188,18 @@ def git(checkout: Path, *words: str, limit_s: float = GIT_LIMIT_S) -> str:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
         raise VersionError(f"git {words[0]} in {checkout} failed: {lines[-1]}")
     return done.stdout.decode("utf-8", "replace")
+
+
+def main(argv: list[str]) -> int:
+    """`python -m sd_scripts_patches.versions TRAINER COMMIT`: put a trainer's checkout to a commit; 1 with the reason."""
+    key, wanted = argv
+    try:
+        go_back(TRAINERS[key].checkout, TRAINERS[key], wanted)
+    except VersionError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -331,22 +331,3 @@ def test_opening_the_section_keeps_a_token_that_was_just_pasted(tab, tmp_path):
         field(tab, "hub-token").fill(GOOD)
         tab.get_by_role("link", name="Create a token on Hugging Face").wait_for()
         assert field(tab, "hub-token").input_value() == GOOD
-
-
-# Downloads ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_download_gets_a_session_of_its_own_on_every_system(tmp_path, monkeypatch):
-    from monitor.process import platform
-    from ui.new import fetch
-
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    started = []
-    monkeypatch.setattr(fetch.subprocess, "Popen", lambda *_, **options: started.append(options))
-    monkeypatch.setattr(fetch, "_started", {})
-    fetch.start("flux-schnell")
-    assert started[0].items() >= platform.detached().items()
-    monkeypatch.setattr(fetch, "detached", lambda: {"creationflags": 0x8 | 0x200})  # as on Windows
-    monkeypatch.setattr(fetch, "_started", {})
-    fetch.start("flux-schnell")
-    assert started[1]["creationflags"] == 0x208 and "start_new_session" not in started[1]

@@ -228,11 +228,9 @@ def test_a_job_is_cancelled_ended_after_its_limit_and_lost_when_killed(data, pro
     jobs.start(folder, "probe", ["job_program", str(program), "0"], 60)
     until(lambda: "working" in jobs.output(folder, "probe")[0], "it runs")
     process = psutil.Process(json.loads((folder / ".jobs/probe.json").read_text())["pid"])
-    children = process.children()
-    process.kill()
+    for one in [process, *process.children()]:
+        one.kill()
     until(lambda: jobs.read(folder, "probe").state == "lost", "its end was not seen")
-    for child in children:
-        child.kill()
     assert launch_tab.value(view.read(folder))["jobs"]["probe"]["state"] == "lost"
 
 

@@ -1,35 +1,48 @@
-"""Commands that the page runs for a run in the background: a probe, the files for another place, a diagnosis.
+"""The table of the page's background commands: captions, probes, publications, imports, downloads, checks of a trainer.
 
 A command is a process of its own, so that nothing blocks the server and a command outlives it: what it prints goes to files in
-`outputs/RUN/.jobs/`, and `NAME.json` says what runs and how it ended. Any page, also one that is opened later, reads them.
-`python -m ui.jobs` is that process: it starts the command, ends it after its time limit, and writes the result.
+`.jobs/` of the folder that it is about, and `NAME.json` says what runs and how it ended. Any page, also one that is opened
+later or by another server, reads them. `python -m ui.jobs` is that process: it starts the command, ends it after its time
+limit, and writes the result.
+
+Decision: who runs is never kept in memory. Of the commands of one *slot* (by default those of one name) one runs at a time: a
+start holds the file lock `SLOT.start` until the process of the command has said that it runs, and that process holds
+`SLOT.lock` until it ends. A command whose process was killed still counts: its process number and start time are on disk.
 """
 
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monitor.process import platform
+from monitor.process import platform, tree
+from monitor.process.locks import Lock
 from monitor.process.subjob import ROOT, helper_environment, python
 from runs.files import RunError, atomic_write
 
 FOLDER = ".jobs"
+TOKEN = "HANGPROOF_JOB"  # in the environment of a command and of all that it starts
+BUSY = "It is running already"
 OUTPUT_BYTES = 256 << 10  # of a command's output, from its end
-START_S = 20.0  # until the process has said that it runs
+START_S = 60.0  # until the process has said that it runs
 GRACE_S = 20.0  # from SIGTERM to SIGKILL: a probe ends its ranks first
+KILL_S = 5.0  # from SIGKILL until the process is gone
+HANDOVER_S = 5.0  # from the end of a command until its process has exited
+TAKEN = 75  # exit code: another process holds the slot. Its starter was killed before it had seen the process begin
+POLL_S = 0.1
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command of a run. state: running, done, failed, cancelled, or lost (its process is gone without a result).
+    """A command. state: running, done, failed, cancelled, or lost (its process is gone without a result).
 
     seconds: how long it has run, or took. stamp: changes when there is something new to show.
     """
@@ -40,62 +53,128 @@ class Job:
     stamp: str
 
 
-def start(folder: Path, name: str, words: list[str], limit_s: float) -> None:
-    """Start a command for the run in `folder`.
+def start(
+    folder: Path,
+    name: str,
+    words: list[str],
+    limit_s: float,
+    *,
+    slot: str = "",
+    environment: Mapping[str, str] | None = None,
+    prepare: Callable[[], object] = lambda: None,
+) -> None:
+    """Start a command about `folder`.
 
     Args:
-        words: our module and its arguments. limit_s: the command is ended after this time.
+        words: our module and its arguments. limit_s: the command is ended after this time. slot: commands of one slot of the
+            folder exclude each other; by default the name. environment: variables to set. prepare: called once nothing of the
+            slot runs or can start: it writes what the command reads.
 
     Raises:
-        RunError: it runs already, or cannot be started.
+        RunError: a command of the slot runs already, or it cannot be started; whatever `prepare` raises.
     """
-    known = read(folder, name)
-    if known is not None and known.state == "running":
-        raise RunError("It is running already")
-    jobs = folder / FOLDER
+    jobs, slot, token = folder / FOLDER, slot or name, secrets.token_hex(8)
     try:
-        jobs.mkdir(exist_ok=True)
-        (jobs / f"{name}.json").unlink(missing_ok=True)
-        process = subprocess.Popen(
-            python("ui.jobs", str(jobs), name, f"{limit_s:g}", *words),
-            cwd=ROOT,
-            env={**helper_environment(), "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            **platform.detached(),
-        )
+        jobs.mkdir(parents=True, exist_ok=True)
+        with _starting(jobs / f"{slot}.start"):
+            if running(folder, slot):
+                raise RunError(BUSY)
+            prepare()
+            process = subprocess.Popen(
+                python("ui.jobs", str(jobs), name, slot, token, f"{limit_s:g}", *words),
+                cwd=ROOT,
+                env={**helper_environment(), "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                **platform.detached(),
+            )
+            _children.append(process)
+            until = time.monotonic() + START_S
+            while (_values(jobs, name) or {}).get("token") != token:
+                if process.poll() == TAKEN:
+                    raise RunError(BUSY)
+                if process.poll() is not None:
+                    raise RunError(f"{words[0]} ended at once with exit code {process.returncode}")
+                if time.monotonic() > until:
+                    process.kill()
+                    raise RunError(f"{words[0]} did not start within {START_S:.0f} s; try again")
+                time.sleep(0.02)
     except OSError as error:
         raise RunError(f"{words[0]} cannot be started: {error.strerror or error}") from error
-    until = time.monotonic() + START_S
-    while not (jobs / f"{name}.json").exists() and time.monotonic() < until:
-        if process.poll() is not None:
-            raise RunError(f"{words[0]} ended at once with exit code {process.returncode}")
-        time.sleep(0.02)
-    _children.append(process)
     for old in [one for one in _children if one.poll() is not None]:  # none stays a zombie for long
-        _children.remove(old)
+        with contextlib.suppress(ValueError):
+            _children.remove(old)
 
 
 _children: list["subprocess.Popen[bytes]"] = []
 
 
-def read(folder: Path, name: str) -> Job | None:
-    """The last command of this name; None when there was none."""
-    path = folder / FOLDER / f"{name}.json"
+@contextlib.contextmanager
+def _starting(path: Path) -> Iterator[None]:
+    """Keep other threads, processes and servers from starting a command of the slot."""
+    lock = Lock(path)
+    if not lock.acquire(START_S):
+        raise RunError(BUSY)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        state, began, pid, start_s = values["state"], float(values["began_s"]), int(values["pid"]), values["start"]
-        ended = values.get("ended_s")
+        yield
+    finally:
+        lock.release()
+
+
+def running(folder: Path, slot: str) -> bool:
+    """Whether a command of the slot runs, whoever started it."""
+    try:
+        last = (folder / FOLDER / f"{slot}.lock").read_text(encoding="utf-8")  # the name of the slot's last command
+    except (OSError, ValueError):
+        return False
+    job = read(folder, last) if last else None
+    return job is not None and job.state == "running"
+
+
+def _values(jobs: Path, name: str) -> dict[str, Any] | None:
+    """What `NAME.json` says; None where there is none, {} where it is damaged."""
+    try:
+        found = json.loads((jobs / f"{name}.json").read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
     except FileNotFoundError:
         return None
+    except (OSError, ValueError):
+        return {}
+
+
+def _alive(values: dict[str, Any]) -> bool:
+    """Whether the process of a command lives, or the command itself: a process that was killed leaves it running."""
+    if values.get("boot", platform.boot_id()) != platform.boot_id():
+        return False
+    found = [(values["pid"], values["start"]), *([tuple(values["command"])] if values.get("command") else [])]
+    if any(platform.alive(int(pid), start) for pid, start in found):
+        return True
+    return not values.get("command") and bool(tree.with_environment(TOKEN, values["token"]))
+
+
+def read(folder: Path, name: str) -> Job | None:
+    """The last command of this name; None when there was none."""
+    values = _values(folder / FOLDER, name)
+    if values is None:
+        return None
+    try:
+        state, began, ended = values["state"], float(values["began_s"]), values.get("ended_s")
+        if state == "running" and not _alive(values):
+            state, ended = "lost", began
     except (OSError, ValueError, KeyError, TypeError):
         return Job(name, "lost", 0.0, "")
-    if state == "running" and not platform.alive(pid, start_s):
-        state, ended = "lost", began
     seconds = (float(ended) if isinstance(ended, int | float) else time.time()) - began
-    size = sum(_size(path.with_suffix(suffix)) for suffix in (".out", ".err"))
+    size = sum(_size(folder / FOLDER / f"{name}{suffix}") for suffix in (".out", ".err"))
     return Job(name, str(state), max(0.0, seconds), f"{began:.3f}-{state}-{size}")
+
+
+def wait(folder: Path, name: str, wait_s: float) -> Job | None:
+    """The last command of this name once it has ended, or as it is after `wait_s`; None when there was none."""
+    until = time.monotonic() + wait_s
+    while (job := read(folder, name)) is not None and job.state == "running" and time.monotonic() < until:
+        time.sleep(0.05)
+    return job
 
 
 def all_of(folder: Path) -> dict[str, Job]:
@@ -119,11 +198,15 @@ def output(folder: Path, name: str) -> tuple[str, Any, str]:
 
 
 def cancel(folder: Path, name: str) -> None:
-    """End a command that runs; nothing when it does not."""
+    """End a command that runs, and all that it started; nothing when it does not run."""
+    values = _values(folder / FOLDER, name)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        values = json.loads((folder / FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-        if values["state"] == "running":
-            platform.send(int(values["pid"]), values["start"], signal.SIGTERM)
+        if not values or values["state"] != "running" or not _alive(values):
+            return
+        if platform.send(int(values["pid"]), values["start"], signal.SIGTERM):
+            return  # its process ends it, and says so
+        _kill(values["token"], GRACE_S)
+        _end_with(folder / FOLDER / f"{name}.json", values, "cancelled", None)
 
 
 def exit_code(work: Callable[[], object]) -> int:
@@ -152,55 +235,84 @@ def _tail(path: Path) -> str:
         return ""
 
 
+# The process of a command --------------------------------------------------------------------------------------------
+
+
 def main(argv: list[str]) -> int:
-    """The process of one command: `JOBS NAME LIMIT_S MODULE ARGUMENTS…`."""
-    jobs, name, limit_s, *words = argv
+    """The process of one command: `JOBS NAME SLOT TOKEN LIMIT_S MODULE ARGUMENTS…`."""
+    jobs, name, slot, token, limit_s, *words = argv
     path, cancelled = Path(jobs) / f"{name}.json", []
     signal.signal(signal.SIGTERM, lambda *_: cancelled.append(True))
-    me = platform.process_info(os.getpid())
+    lock = Lock(Path(jobs) / f"{slot}.lock")
+    if not lock.acquire(HANDOVER_S):
+        return TAKEN
+    lock.write(name)
     values: dict[str, Any] = {
         "words": words,
+        "token": token,
+        "boot": platform.boot_id(),
         "pid": os.getpid(),
-        "start": me.start if me else 0.0,
+        "start": _start_of(os.getpid()),
         "began_s": time.time(),
         "state": "running",
     }
     with path.with_suffix(".out").open("wb") as out, path.with_suffix(".err").open("wb") as err:
         atomic_write(path, json.dumps(values))
         began_s = time.monotonic()
+        environment = {**os.environ, TOKEN: token}
         try:
-            process = subprocess.Popen(python(*words), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            process = subprocess.Popen(
+                python(*words), cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
         except OSError as error:
             err.write(str(error).encode())
             code: int | None = None
         else:
+            values["command"] = [process.pid, _start_of(process.pid)]
+            atomic_write(path, json.dumps(values))
             while (code := process.poll()) is None and not cancelled:
                 if time.monotonic() - began_s > float(limit_s):
                     err.write(f"ended: it took longer than {float(limit_s):.0f} s\n".encode())
                     break
-                time.sleep(0.1)
+                time.sleep(POLL_S)
             if code is None:
-                _end(process)
+                _end(process, token)
     state = "cancelled" if cancelled and code is None else "done" if code == 0 else "failed"
-    atomic_write(path, json.dumps({**values, "state": state, "code": code, "ended_s": time.time()}))
+    _end_with(path, values, state, code)
     return 0
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a command and all that it started."""
+def _start_of(pid: int) -> float:
+    found = platform.process_info(pid)
+    return found.start if found else 0.0
+
+
+def _end_with(path: Path, values: dict[str, Any], state: str, code: int | None) -> None:
+    atomic_write(path, json.dumps({**values, "state": state, "code": code, "ended_s": time.time()}))
+
+
+def _end(process: "subprocess.Popen[bytes]", token: str) -> None:
+    """End a command and all that it started. It gets SIGTERM alone and first, so that it can end its own processes."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
-        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        family = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
-        until = time.monotonic() + GRACE_S
-        while process.poll() is None and time.monotonic() < until:
-            time.sleep(0.05)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
         for one in family:
             with contextlib.suppress(psutil.Error):
                 one.kill()  # psutil compares the start time: a process number that is used again is left alone
+    _kill(token, 0.0)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(5.0)
+        process.wait(KILL_S)
+
+
+def _kill(token: str, grace_s: float) -> None:
+    """Kill every process that carries the token: those in sessions of their own too."""
+    with contextlib.suppress(OSError):
+        left = tree.with_environment(TOKEN, token)
+        tree.kill(tree.Tree("", members={one.pid: one for one in left}), grace_s, KILL_S)
 
 
 if __name__ == "__main__":

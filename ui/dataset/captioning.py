@@ -45,9 +45,9 @@ def start(
     _check(checked(options))
     if running(draft_id):
         raise RunError("Captions are being written already; cancel that first")
-    number = caption_work.begin(draft_id, options, which, only, overwrite)
-    _run(draft_id)
-    return number
+    number: list[int] = []
+    _run(draft_id, lambda: number.append(caption_work.begin(draft_id, options, which, only, overwrite)))
+    return number[0]
 
 
 def resume(draft_id: str) -> None:
@@ -58,8 +58,8 @@ def resume(draft_id: str) -> None:
     _run(draft_id)
 
 
-def _run(draft_id: str) -> None:
-    jobs.start(draft.folder(draft_id), JOB, ["captions", draft_id, "--json"], LIMIT_S)
+def _run(draft_id: str, prepare: Callable[[], object] = lambda: None) -> None:
+    jobs.start(draft.folder(draft_id), JOB, ["captions", draft_id, "--json"], LIMIT_S, prepare=prepare)
 
 
 def cancel(draft_id: str) -> None:

@@ -122,8 +122,7 @@ def ensure(draft_id: str) -> None:
     if not waiting(draft_id):
         return
     with contextlib.suppress(RunError):  # another page starts it at this moment; the next status starts it otherwise
-        known = jobs.read(folder(draft_id), JOB)
-        if known is None or known.state != "running":
+        if not jobs.running(folder(draft_id), JOB):
             jobs.start(folder(draft_id), JOB, ["ui.dataset.import_job", draft_id], LIMIT_S)
 
 
@@ -190,12 +189,8 @@ def finish(path: Path, state: str, added: int, messages: list[str]) -> None:
 
 def cancel(draft_id: str) -> dict[str, Any]:
     """Cancel all imports of a draft; what they added stays. Returns the status."""
-    known = jobs.read(folder(draft_id), JOB)
-    if known is not None and known.state == "running":
-        jobs.cancel(folder(draft_id), JOB)
-        until = time.monotonic() + jobs.GRACE_S + 5
-        while (known := jobs.read(folder(draft_id), JOB)) and known.state == "running" and time.monotonic() < until:
-            time.sleep(0.05)
+    jobs.cancel(folder(draft_id), JOB)
+    jobs.wait(folder(draft_id), JOB, jobs.GRACE_S + jobs.KILL_S)
     for path in waiting(draft_id):  # those that its process had not begun
         finish(path, "cancelled", 0, [])
     return status(draft_id)

@@ -1,23 +1,18 @@
 """Download a base model's files from the page: `python -m runs fetch-model` as a separate process.
 
-The process outlives the page and its console. Its output goes to a file in the models folder, its file locks show whether it is running,
-and partial downloads are kept, so a later page or a second click continues the download.
+It runs in the background (ui/jobs.py); the file locks of a download show one that was started in a console. Partial downloads
+are kept, so a later page or a second click continues.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import presets
 import runs
-from monitor.process.platform import detached
-from runs.files import explained
+from ui import jobs
 from ui.html import esc
 
-_started: dict[str, "subprocess.Popen[bytes]"] = {}  # by model: a new process takes its lock a moment after it starts
+LIMIT_S = 7 * 24 * 3600.0
 
 
 def model_to_fetch(values: Mapping[str, Any]) -> str:
@@ -32,29 +27,17 @@ def start(key: str) -> None:
     """Start or continue the download.
 
     Raises:
-        RunError: the models folder cannot be written.
+        RunError: the models folder cannot be written, or another page has just started it.
     """
-    if running(key):
-        return
-    with explained("download the model's files"):
-        runs.models_dir().mkdir(parents=True, exist_ok=True)
-        with _log(key).open("wb") as log:
-            _started[key] = subprocess.Popen(
-                [sys.executable, "-m", "runs", "fetch-model", key],
-                cwd=runs.ROOT,
-                env={**os.environ, "PYTHONUTF8": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                **detached(),
-            )
+    if not running(key):
+        jobs.start(runs.models_dir(), _job(key), ["runs", "fetch-model", key], LIMIT_S)
 
 
 def running(key: str) -> bool:
     """Whether a process is downloading a file of this model."""
     from filelock import FileLock, Timeout
 
-    if key in _started and _started[key].poll() is None:
+    if jobs.running(runs.models_dir(), _job(key)):
         return True
     for path in runs.missing_files(key).values():
         lock = path.with_name(f".{path.name}.lock")
@@ -69,10 +52,9 @@ def running(key: str) -> bool:
 
 def progress_html(key: str) -> str:
     """Progress of the download, or the reason it failed, as HTML; "" when none was started."""
-    try:
-        lines = _log(key).read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
+    if jobs.read(runs.models_dir(), _job(key)) is None:
         return ""
+    lines = jobs.output(runs.models_dir(), _job(key))[2].splitlines()
     last = lines[-1].removeprefix("runs: ") if lines else "contacting the server…"
     if running(key):
         return f'<p class="hp-hint" role="status" data-testid="fetching">Downloading: {esc(last)}</p>'
@@ -81,5 +63,5 @@ def progress_html(key: str) -> str:
     return f'<p class="hp-hint" role="alert" data-testid="fetch-error"><span class="hp-warn">{esc(last)}</span></p>'
 
 
-def _log(key: str) -> Path:
-    return runs.models_dir() / f".fetch-{runs.slug(key)}.log"
+def _job(key: str) -> str:
+    return f"fetch-{runs.slug(key)}"

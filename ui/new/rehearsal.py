@@ -51,11 +51,10 @@ def start(draft_id: str) -> None:
         RunError: a field is invalid, there is no image, a rehearsal runs already, or it cannot be started.
     """
     folder = _folder(draft_id)
-    known = jobs.read(folder, JOB)
-    if known is not None and known.state == "running":
+    if jobs.running(folder, JOB):
         raise RunError("A rehearsal of this draft is running already")
-    _prepare(folder, draft_id)
-    jobs.start(folder, JOB, ["launch", "rehearse", str(folder), "--json"], LIMIT_S)
+    words = ["launch", "rehearse", str(folder), "--json"]
+    jobs.start(folder, JOB, words, LIMIT_S, prepare=lambda: _prepare(folder, draft_id))
 
 
 def _prepare(folder: Path, draft_id: str) -> None:

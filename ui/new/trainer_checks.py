@@ -1,14 +1,11 @@
 """The trainer's own part of the New LoRA tab: test it, compare its versions after an update, and put the old one back.
 
 A test or comparison is one process (`python -m sd_scripts_patches selftest|canary`), which trains tiny weights for a minute.
-Its result is a file in the data folder whose name has the commits, so that a reloaded page shows what belongs to the
-versions that are there now, and nothing else.
+It runs in the background (ui/jobs.py) under a name that has the commits, so that a reloaded page shows what belongs to the
+versions that are there now, and nothing else. Checks and the way back share one slot of a trainer: a checkout never changes
+under a check, whichever page or server started it.
 """
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +13,17 @@ from typing import Any
 import gradio as gr
 
 import runs
-from monitor.process.platform import detached
-from runs.files import explained
 from sd_scripts_patches import versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 from sd_scripts_patches.versions import VersionError
+from ui import jobs
 from ui.html import esc
 from ui.run import view
 
 TICK_S = 1.0
 SELF_TEST, COMPARE = "self-test", "comparison"
-_started: dict[Path, "subprocess.Popen[bytes]"] = {}  # by result file
+LIMIT_S = 1800.0  # for a check
+BACK = "back"
 
 
 @dataclass(frozen=True)
@@ -144,14 +141,14 @@ def show(backend: str) -> list[Any]:
     found, hidden = status(backend), gr.update(visible=False)
     if found is None:
         return ["", hidden, hidden, hidden, gr.Timer(active=False), hidden]
-    busy = [what for what in (SELF_TEST, COMPARE) if running(result_file(found, what))]
+    busy = running(found)
     changed = bool(found.before)
     return [
         _note(found) + _results(found),
         gr.update(visible=True, interactive=not busy, value=f"Test {found.trainer.name} (1 minute)"),
         gr.update(visible=changed, interactive=not busy),
         gr.update(visible=changed, interactive=not busy, value=f"Go back to {found.before[:8]}…"),
-        gr.Timer(active=bool(busy)),
+        gr.Timer(active=busy),
         hidden,
     ]
 
@@ -185,15 +182,20 @@ def _described(checkout: Path, commit: str) -> str:
 # Tests and comparisons ------------------------------------------------------------------------------------------------
 
 
-def result_file(found: Status, what: str) -> Path:
-    """The file with the result of a test or comparison of the commits that are there now."""
+def place() -> Path:
+    """The folder that the checks are about."""
+    return runs.data_root() / "checks"
+
+
+def job_of(found: Status, what: str) -> str:
+    """The name of a test or comparison of the commits that are there now."""
     commits = [found.now[:12] or "unknown", *([found.before[:12]] if what == COMPARE else [])]
-    return runs.data_root() / "checks" / f"{what}-{found.trainer.key}-{'-'.join(commits)}.json"
+    return f"{what}-{found.trainer.key}-{'-'.join(commits)}"
 
 
-def running(file: Path) -> bool:
-    """Whether its process is under way."""
-    return file in _started and _started[file].poll() is None
+def running(found: Status) -> bool:
+    """Whether something tests, compares or changes the checkout."""
+    return jobs.running(place(), found.trainer.key)
 
 
 def test(backend: str) -> list[Any]:
@@ -213,50 +215,37 @@ def compare(backend: str) -> list[Any]:
 
 
 def _start(found: Status, what: str, words: list[str]) -> None:
-    file = result_file(found, what)
-    if any(running(result_file(found, one)) for one in (SELF_TEST, COMPARE)):
+    if running(found):
         return
     try:
-        with explained("write the result of the check"):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("wb") as output, file.with_suffix(".log").open("wb") as log:
-                _started[file] = subprocess.Popen(
-                    [sys.executable, "-m", "sd_scripts_patches", *words, "--json"],
-                    cwd=runs.ROOT,
-                    env={
-                        **os.environ,
-                        found.trainer.venv_variable: str(found.trainer.environment),
-                        "PYTHONUTF8": "1",
-                    },
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=log,
-                    **detached(),
-                )
+        jobs.start(
+            place(),
+            job_of(found, what),
+            ["sd_scripts_patches", *words, "--json"],
+            LIMIT_S,
+            slot=found.trainer.key,
+            environment={found.trainer.venv_variable: str(found.trainer.environment)},
+        )
     except runs.RunError as error:
         raise gr.Error(str(error)) from error
 
 
 def _results(found: Status) -> str:
     """What the test and the comparison found, as HTML; "" for what was not started."""
-    return "".join(
-        _result(found, what, result_file(found, what))
-        for what in (COMPARE, SELF_TEST)
-        if found.before or what != COMPARE
-    )
+    return "".join(_result(found, what) for what in (COMPARE, SELF_TEST) if found.before or what != COMPARE)
 
 
-def _result(found: Status, what: str, file: Path) -> str:
-    name = found.trainer.name
-    if running(file):
+def _result(found: Status, what: str) -> str:
+    name, job = found.trainer.name, jobs.read(place(), job_of(found, what))
+    if job is None:
+        return ""
+    if job.state == "running":
         doing = "Comparing both versions" if what == COMPARE else f"Testing {name}"
         return f'<p class="hp-hint" role="status" data-testid="trainer-busy">{esc(doing)}: training tiny weights…</p>'
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError):
-        return _box(f"The {what} ended without a result", [_log_end(file)], good=False)
+    _, content, errors = jobs.output(place(), job.name)
+    if not isinstance(content, dict):
+        last = (errors.strip().splitlines() or ["It was stopped. Start it again."])[-1]
+        return _box(f"The {what} ended without a result", [last], good=False)
     if what == COMPARE:
         rows = [str(row["text"]) for row in content["verdicts"]] or [str(content.get("error", ""))]
         says = (
@@ -277,14 +266,6 @@ def _box(title: str, rows: list[str], good: bool) -> str:
     lines = "".join(f"<li>{esc(row)}</li>" for row in rows if row)
     kind, role = ("info", "status") if good else ("bad", "alert")
     return f'<div class="hp-problem hp-{kind}" role="{role}" data-testid="trainer-verdict"><strong>{esc(title)}</strong><ul>{lines}</ul></div>'
-
-
-def _log_end(file: Path) -> str:
-    try:
-        lines = file.with_suffix(".log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return lines[-1] if lines else "It was stopped. Start it again."
 
 
 # The way back ---------------------------------------------------------------------------------------------------------
@@ -320,8 +301,8 @@ def go_back(backend: str) -> list[Any]:
         return [*show(backend), gr.skip(), gr.skip()]
     try:
         _free(found)
-        versions.go_back(found.trainer.checkout, found.trainer, found.before)
-    except VersionError as error:
+        _go_back(found)
+    except (VersionError, runs.RunError) as error:
         problem = f'<p class="hp-say" role="alert">{esc(error)}</p>'
         return [*show(backend)[:-1], gr.update(visible=True), problem, gr.update(visible=False)]
     updates = show(backend)
@@ -330,11 +311,25 @@ def go_back(backend: str) -> list[Any]:
     return [*updates, gr.skip(), gr.skip()]
 
 
+def _go_back(found: Status) -> None:
+    """Raises VersionError with git's message; RunError: a check has just been started."""
+    words = ["sd_scripts_patches.versions", found.trainer.key, found.before]
+    limit_s, job = versions.FETCH_LIMIT_S + versions.GIT_LIMIT_S, f"{BACK}-{found.trainer.key}"
+    jobs.start(place(), job, words, limit_s, slot=found.trainer.key, prepare=lambda: _no_run(found))
+    ended = jobs.wait(place(), job, limit_s)
+    if ended is None or ended.state != "done":
+        raise VersionError((jobs.output(place(), job)[2].strip().splitlines() or ["git was stopped; try again"])[-1])
+
+
 def _free(found: Status) -> None:
     """Raises VersionError while a run or a test trains with this checkout: it would use the code of two versions."""
+    if running(found):
+        raise VersionError(f"{found.trainer.name} is being tested. Wait until the result is there.")
+    _no_run(found)
+
+
+def _no_run(found: Status) -> None:
     trainer = found.trainer
-    if any(running(result_file(found, what)) for what in (SELF_TEST, COMPARE)):
-        raise VersionError(f"{trainer.name} is being tested. Wait until the result is there.")
     for shown in view.read_all():
         noted = versions.used(shown.folder)
         if shown.running and noted and noted.trainer == trainer.key:

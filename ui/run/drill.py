@@ -3,17 +3,17 @@
 All of it is read from the run's files (launch/drill.py), so it shows the same after a reload or a restart of the server.
 """
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from monitor.process.subjob import ROOT, helper_environment
 from runs.files import RunError
+from runs.paths import data_root
+from ui import jobs
 from ui.html import esc
 
+JOB = "drill"
 START_S = 90.0
+LIMIT_S = 600.0  # for the start alone: the run of the drill goes on without it
 MARKS = {"waiting": "○", "running": "◐", "done": "✓", "skipped": "–"}
 WORDS = {"waiting": "not yet", "running": "now", "done": "done", "skipped": "did not happen"}
 NAMES = {
@@ -34,18 +34,16 @@ def start(kind: str = "worker") -> str:
 
     if kind not in drill.FAULTS:
         raise RunError("There is no such drill; reload the page")
-    command = [sys.executable, "-m", "launch", "drill", f"--kind={kind}", "--no-wait"]
-    try:
-        done = subprocess.run(
-            [*command, "--json"], cwd=ROOT, env={**helper_environment(), "PYTHONUTF8": "1"}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=START_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise RunError(f"The drill did not start within {START_S:.0f} s. Look at the tab Runs") from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    words = ["launch", "drill", f"--kind={kind}", "--no-wait", "--json"]
+    jobs.start(data_root(), JOB, words, LIMIT_S)
+    job = jobs.wait(data_root(), JOB, START_S)
+    _, found, errors = jobs.output(data_root(), JOB)
+    if job is None or job.state == "running":
+        raise RunError(f"The drill did not start within {START_S:.0f} s. Look at the tab Runs")
+    if job.state != "done":
+        last = (errors.strip().splitlines() or ["it ended without a result"])[-1]
         raise RunError(f"The drill did not start: {last.removeprefix('launch drill: ')}")
-    return str(json.loads(done.stdout.splitlines()[-1])["run"])
+    return str(found["run"])
 
 
 def choices() -> list[dict[str, str]]:
