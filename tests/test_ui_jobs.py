@@ -220,7 +220,26 @@ def test_a_way_back_that_git_refuses_says_why_and_a_run_keeps_its_version(folder
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(repository))
     used(tmp_path / "data", repository, old)
     (repository / ".git/index.lock").touch()  # another git is at work there
-    assert "index.lock" in str(trainer_checks.go_back("sd-scripts")) or "failed" in str(
-        trainer_checks.go_back("sd-scripts")
-    )
-    assert versions.commit(repository) == new
+    said = str(trainer_checks.go_back("sd-scripts"))
+    assert "git checkout in" in said and "failed: " in said and versions.commit(repository) == new
+
+
+def test_a_draft_at_which_a_command_works_is_not_cleaned(folder, tmp_path):
+    """A laptop that slept for months wakes up, and its server is started anew."""
+    from ui.dataset import draft, draft_store
+
+    mine = draft.new_id()
+    draft.save_fields(mine, {"name": "x"})
+    new = draft.folder(mine) / ".new-0"
+    new.mkdir()
+    jobs.start(draft.folder(mine), "work", ["job_program", str(folder), str(tmp_path / "go")], 120)
+    for path in (new, *draft.folder(mine).glob("draft.sqlite*")):
+        os.utime(path, (time.time() - 2 * draft_store.DRAFT_EXPIRES_S,) * 2)
+    draft.delete_expired()
+    assert new.is_dir() and draft.form(mine) == {"name": "x"}
+    (tmp_path / "go").touch()
+    assert jobs.wait(draft.folder(mine), "work", 60).state == "done"
+    for path in (new, *draft.folder(mine).glob("draft.sqlite*")):
+        os.utime(path, (time.time() - 2 * draft_store.DRAFT_EXPIRES_S,) * 2)
+    draft.delete_expired()
+    assert not draft.folder(mine).exists()

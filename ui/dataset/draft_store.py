@@ -23,6 +23,7 @@ from typing import Any, TypeGuard
 
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
+from ui import jobs
 from ui.dataset import draft_file, draft_history, draft_images
 from ui.dataset.draft_file import DraftFile, State
 from ui.dataset.draft_images import Entry
@@ -67,19 +68,27 @@ def uploads_dir() -> Path:
 def delete_expired() -> None:
     """Delete uploads after one day, and drafts that no page has opened for 60 days.
 
-    An upload is deleted by its age only: two drops of one file share its path.
+    An upload is deleted by its age only: two drops of one file share its path, and an import has a link of its own. A draft at
+    which a command works (ui/jobs.py) stays as it is: after a night's sleep, what it writes is old too.
     """
     old = [path for path in uploads_dir().glob("*") if _age_s(path, *path.glob("*")) > UPLOAD_EXPIRES_S]
-    drafts = (path for path in (datasets_dir() / ".drafts").glob("*") if is_id(path.name))
-    for path in drafts:
-        if _age_s(*(_files_of(path) or [path])) > DRAFT_EXPIRES_S:
-            old.append(path)
-    unfinished = (datasets_dir() / ".drafts").glob("*/.new-*")  # of drops that ended with the server
-    old += [path for path in unfinished if _age_s(path) > UPLOAD_EXPIRES_S]
+    for path in (path for path in (datasets_dir() / ".drafts").glob("*") if is_id(path.name)):
+        expired = [path] if _age_s(*(_files_of(path) or [path])) > DRAFT_EXPIRES_S else []
+        expired += [
+            new for new in path.glob(".new-*") if _age_s(new) > UPLOAD_EXPIRES_S
+        ]  # of drops that ended with the server
+        if expired and not _at_work(path):
+            old += expired
     for path in old:
         _close(path / draft_file.NAME)
         with contextlib.suppress(OSError):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _at_work(draft: Path) -> bool:
+    """Whether a command works at a draft."""
+    places = [draft, *(path.parent for path in draft.glob(f"*/{jobs.FOLDER}"))]
+    return any(job.state == "running" for place in places for job in jobs.all_of(place).values())
 
 
 def _files_of(draft: Path) -> list[Path]:
