@@ -85,19 +85,17 @@ def _kept(uploads: list[tuple[Path, str]], folder: Path) -> list[list[str]]:
     """The uploads as files of `folder`, with their names. Raises RunError: one is gone. OSError: the disk does not take it."""
     folder.mkdir()
     kept = []
-    for number, (path, name) in enumerate(uploads):
-        target = folder / f"{number}"
-        try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for number, (path, name) in enumerate(uploads):
+            if not path.is_file():
+                raise RunError(f"{plain_text(name)}: {draft_images.GONE}")
             try:
-                os.link(path, target)
-            except FileNotFoundError:
-                raise
+                os.link(path, folder / f"{number}")
             except OSError:  # another disk, or one without hard links
-                shutil.copyfile(path, target)
-        except FileNotFoundError as error:
-            shutil.rmtree(folder)
-            raise RunError(f"{plain_text(name)}: {draft_images.GONE}") from error
-        kept.append([str(target), name])
+                shutil.copyfile(path, folder / f"{number}")
+            kept.append([str(folder / f"{number}"), name])
+        stack.pop_all()  # nothing failed: they stay
     return kept
 
 
