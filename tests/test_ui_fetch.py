@@ -37,7 +37,8 @@ def fetchers(data) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if "fetch-model" in process.cmdline() and process.environ().get("HANGPROOF_DATA") == str(data):
+            words = process.cmdline()[1:4]  # the download itself, not the process of ui/jobs.py that started it
+            if words == ["-m", "runs", "fetch-model"] and process.environ().get("HANGPROOF_DATA") == str(data):
                 found.append(process)
         except psutil.Error:
             continue
