@@ -186,7 +186,12 @@ def _relative(text: str) -> str:
 def readme(spec: "RunSpec") -> str:
     """The text of README.txt."""
     trainer = "" if spec.backend in TRAINERS else f" and kohya's trainer (./start.sh {spec.backend})"
-    return README.format(slug=spec.slug, trainer=trainer)
+    named = (
+        f"Set these variables before: {', '.join(spec.secrets)}. Their values are not in this file.\n"
+        if spec.secrets
+        else ""
+    )
+    return README.format(slug=spec.slug, trainer=trainer) + named
 
 
 def train_batch(spec: "RunSpec") -> str:

@@ -2,7 +2,7 @@
 
 Decision: urllib and forty lines instead of two vendors' client libraries. Both APIs are a handful of JSON requests, and what
 matters here is what those libraries do not promise: the key never appears in a URL, a log or an error; a redirect is not
-followed with it; a request that creates something is repeated only when the provider says that nothing was created.
+followed with it; a request that creates a machine is repeated only after a look at the provider's list for the machine's name.
 """
 
 import json
@@ -22,6 +22,7 @@ TIMEOUT_S = 30.0
 PATIENCE_S = 120.0  # for all tries of one request
 PAUSE_S = 1.0  # before the second try; doubled each time
 MAX_PAUSE_S = 30.0
+LOOKS_COUNT = 3  # at a provider's list for a machine whose creation nobody confirmed
 MAX_ANSWER_BYTES = 16_000_000
 
 
@@ -32,6 +33,11 @@ class ApiError(LaunchError):
     def __init__(self, message: str, status: int = 0, lost: bool = False, wait_s: float = 0.0):
         super().__init__(message)
         self.status, self.lost, self.wait_s = status, lost, wait_s
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the provider may have done what was asked: the answer was lost, or a server on the way failed."""
+        return self.lost or self.status >= 500
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,8 @@ class Api:
     patience_s: float = PATIENCE_S
     sleep: Callable[[float], None] = time.sleep
 
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None, creates: bool = False) -> dict[str, Any]:
-        """The JSON answer to a request; {} for an empty one.
-
-        Args:
-            creates: a repeated request would create a second machine, so a lost answer is not tried again.
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON answer to a request that may be repeated; {} for an empty one. One that rents a machine: `rent`.
 
         Raises:
             ApiError: the provider refused, or did not answer within `patience_s`.
@@ -57,16 +60,17 @@ class Api:
         until_s, pause_s = time.monotonic() + self.patience_s, self.pause_s
         while True:
             try:
-                return self._once(method, path, body)
+                return self.once(method, path, body)
             except ApiError as error:
-                passing = error.status == 429 or error.status >= 500 or (error.lost and not creates)
+                passing = error.status == 429 or error.unknown
                 wait_s = max(pause_s, error.wait_s)
                 if not passing or time.monotonic() + wait_s > until_s:
                     raise
             self.sleep(wait_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    def _once(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    def once(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        """The answer to one request. Raises ApiError."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.key}", "Accept": "application/json", "User-Agent": "hangproof"}
         if data is not None:
@@ -100,6 +104,57 @@ class Api:
         after = error.headers.get("Retry-After", "")
         wait_s = min(float(after), MAX_PAUSE_S) if after.isdigit() else 0.0
         return ApiError(f"{what} (HTTP {error.code}{': ' + why if why else ''})", error.code, wait_s=wait_s)
+
+
+def rent(
+    api: Api, method: str, path: str, body: dict[str, Any], name: str, find: Callable[[], dict[str, Any] | None]
+) -> dict[str, Any]:
+    """The machine that a request creates: exactly one, also where the answer is lost or a proxy answers with an error.
+
+    Args:
+        name: of the machine, and of no other. find: what the provider's list has of it, None where it is not there.
+
+    Raises:
+        ApiError: the provider refused. LaunchError: nobody knows whether there is a machine; the message has its name.
+    """
+    until_s, pause_s = time.monotonic() + api.patience_s, api.pause_s
+    while True:
+        try:
+            return api.once(method, path, body)
+        except ApiError as error:
+            if error.status != 429 and not error.unknown:
+                raise
+            why, looks, wait_s = error, LOOKS_COUNT if error.unknown else 0, error.wait_s
+        for _ in range(looks):  # a new machine may appear in the list late
+            api.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            try:
+                found = find()
+            except ApiError as error:
+                raise LaunchError(
+                    f"{why}; its list of machines cannot be read either ({error}). {_look_for(api, name)}"
+                ) from error
+            if found is not None:
+                return found
+        if time.monotonic() + max(pause_s, wait_s) > until_s:
+            raise LaunchError(f"{why}. {_look_for(api, name)}" if why.unknown else f"{why}") from why
+        if not looks:
+            api.sleep(max(pause_s, wait_s))
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+
+def _look_for(api: Api, name: str) -> str:
+    return (
+        f"Look for the machine {name} in the console of {api.name} before you try again: if it is there, it costs money"
+    )
+
+
+def entries(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a list of machines. ApiError: the answer holds none, so it says nothing about a machine."""
+    found = next((value for value in answer.values() if isinstance(value, list)), None)
+    if found is None:
+        raise ApiError("the answer is no list of machines")
+    return [one for one in found if isinstance(one, dict)]
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -90,12 +90,8 @@ def submit(path: Path, secrets: list[str]) -> None:
     """Start the container. Raises LaunchError."""
     if shutil.which("docker") is None:
         raise LaunchError("docker is not installed; install it, or start the script where it is")
-    missing = [name for name in secrets if not os.environ.get(name)]
-    if missing:
-        raise LaunchError(
-            f"{', '.join(missing)}: set in the environment first; docker passes these secrets to the container"
-        )
-    if subprocess.run(["bash", str(path)], stdout=sys.stderr, check=False).returncode:
+    env = travel.environment(path.parent, secrets)
+    if subprocess.run(["bash", str(path)], stdout=sys.stderr, env=env, check=False).returncode:
         raise LaunchError("docker did not start the container; see its message above")
 
 

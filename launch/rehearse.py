@@ -97,7 +97,7 @@ def digest(spec: RunSpec) -> str:
     """A digest of the settings that decide whether the run trains: not its name, its length, its price."""
     import hashlib
 
-    kept = {key: value for key, value in spec.model_dump().items() if key not in UNTRIED}
+    kept = {key: value for key, value in spec.public().items() if key not in UNTRIED}
     if edited := kept.pop("edited", None):
         kept["script"] = edited["script"].replace(spec.slug, "RUN")
     kept["samples"] = bool(kept.pop("sample_every_n_steps") != 0)

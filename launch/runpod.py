@@ -3,7 +3,8 @@
 The file is the body of `POST /v2/pods` of RunPod's REST API v2 (docs.runpod.io/api-reference-v2; v1 ended on 2026-11-15). Only
 /workspace survives a stop, so all data is there; only a network volume survives the pod. A secret is a reference that RunPod
 fills in: `{{ RUNPOD_SECRET_NAME }}` (console, Secrets). One request asks for one kind of GPU, so --submit tries the GPUs of the
-run's tier one after the other, as that page describes: 400 and 403 mean the next one, 402 the end.
+run's tier one after the other, as that page describes: 400 and 403 mean the next one, 402 the end. The pod's name ends in
+characters that no other has: where the answer to the request is lost, `GET /v2/pods` says by the name whether there is a pod.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import runs
 from launch import common, gpus, travel
-from launch.cloud_api import Api, ApiError, key_of
+from launch.cloud_api import Api, ApiError, entries, key_of, rent
 from launch.common import LaunchError
 from launch.pods import address
 
@@ -67,10 +68,14 @@ def create(api: Api, spec: "RunSpec", args: argparse.Namespace, names: list[str]
     Raises:
         LaunchError: it has none, the balance is too low, or the request is wrong.
     """
-    refused: ApiError | None = None
+    refused, own = None, travel.unique_name(spec)
+
+    def find() -> dict[str, Any] | None:
+        return next((pod for pod in entries(api.call("GET", "/v2/pods")) if pod.get("name") == own), None)
+
     for name in names:
         try:
-            return api.call("POST", "/v2/pods", body(spec, args, name), creates=True)
+            return rent(api, "POST", "/v2/pods", {**body(spec, args, name), "name": own}, own, find)
         except ApiError as error:
             if error.status not in (400, 403):
                 raise

@@ -143,14 +143,10 @@ def program() -> str:
 
 def submit(path: Path, name: str, secrets: list[str]) -> None:
     """Start the managed job with SkyPilot's own program. Raises LaunchError."""
-    missing = [secret for secret in secrets if not os.environ.get(secret)]
-    if missing:
-        raise LaunchError(
-            f"{', '.join(missing)}: set in the environment first; SkyPilot passes these secrets to the machine"
-        )
+    env = travel.environment(path.parent, secrets)
     words = [program(), "jobs", "launch", "--yes", "--detach-run", "--name", name]
     words += [word for secret in secrets for word in ("--secret", secret)]
-    if subprocess.run([*words, str(path)], check=False).returncode:
+    if subprocess.run([*words, str(path)], env=env, check=False).returncode:
         raise LaunchError("SkyPilot did not accept the job; see its message above")
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from launch import gpus
 from launch.common import LaunchError
 from monitor import config
 from monitor.process.locks import LOCK, is_held
+from runs.env_file import is_secret, read
 from runs.files import atomic_write
 
 if TYPE_CHECKING:
@@ -122,18 +124,34 @@ def one_machine(spec: "RunSpec", place: str) -> None:
 
 
 def secrets(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
-    """The names of the secret variables that the run needs there: of its store, of a gated model, of --secret, of a node group."""
+    """The names of the secret variables that the run needs there: of its store, of a gated model, of the run
+    itself, of --secret, of a node group."""
     found = list(STORE_SECRETS.get(urlsplit(spec.store).scheme, ()))
     if presets.models()[spec.model]["gated"] and "HF_TOKEN" not in found:
         found.append("HF_TOKEN")
     if spec.nodes > 1:
         found.append("HANGPROOF_NODE_TOKEN")
+    found += [name for name in spec.secrets if name not in found]
     for name in args.secret:
         if not VARIABLE.fullmatch(name):
             raise LaunchError(
                 f"--secret {name.partition('=')[0]}: write the name of a variable only; its value stays in the environment"
             )
         found += [] if name in found else [name]
+    return found
+
+
+def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
+    """This process's environment with the run's own secrets, for the program that starts it elsewhere.
+
+    Raises:
+        LaunchError: a secret has no value.
+    """
+    found = {**os.environ, **read(folder)}
+    if missing := [name for name in secrets if not found.get(name)]:
+        raise LaunchError(
+            f"{', '.join(missing)}: set in the environment first; the program that starts the run passes secrets on"
+        )
     return found
 
 
@@ -150,7 +168,7 @@ def variables(spec: "RunSpec", args: argparse.Namespace) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not VARIABLE.fullmatch(name):
             raise LaunchError(f"--env {name}: write NAME=VALUE")
-        if name in secret:
+        if name in secret or is_secret(name, value):
             raise LaunchError(
                 f"--env {name}: this is a secret, so its value is not written; set it where the secrets are"
             )
@@ -168,6 +186,11 @@ def name_there(spec: "RunSpec", most: int = 60) -> str:
     """The name of the machine or job: letters, digits and `-`, starting with a letter."""
     text = re.sub(r"[^a-z0-9]+", "-", spec.slug.lower()).strip("-")
     return f"hangproof-{text}"[:most].rstrip("-")
+
+
+def unique_name(spec: "RunSpec") -> str:
+    """A name for one machine: `name_there` with an ending that no other machine has."""
+    return f"{name_there(spec, 50)}-{token_hex(4)}"
 
 
 def upload(folder: Path, store: str) -> str:

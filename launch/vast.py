@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import runs
 from launch import common, gpus, travel
-from launch.cloud_api import Api, ApiError, key_of
+from launch.cloud_api import Api, ApiError, entries, key_of, rent
 from launch.common import LaunchError
 from launch.pods import address
 
@@ -24,10 +24,18 @@ KEY = "VAST_API_KEY"
 KEYS = "https://cloud.vast.ai/manage-keys/"
 MOST_ONSTART = 4048  # characters; docs.vast.ai/api-reference, "Key Quirks"
 OFFERS = 10
-# /etc/environment: else the sessions of SSH see none of the variables. Vast has no init of ours, so tini reaps here.
+# /etc/environment: else the sessions of SSH see none of the variables. It holds the secrets of the account, so only root may read
+# it, and each start replaces what the one before wrote. Vast has no init of ours, so tini reaps here.
 ONSTART = """\
 set -eu
-env | grep _ >> /etc/environment || true
+known=/etc/environment
+(
+  umask 077
+  touch "$known" && {
+    sed '/^# hangproof$/,/^# end of hangproof$/d' "$known" && echo '# hangproof' &&
+    env | grep '^[A-Za-z][A-Za-z0-9]*_[A-Za-z0-9_]*=' | sort && echo '# end of hangproof'
+  } > "$known.new" && mv -- "$known.new" "$known"
+) || echo "hangproof: $known cannot be written; sessions of SSH do not have the variables of this container" >&2
 export HANGPROOF_ALLOWED_HOSTS="${PUBLIC_IPADDR:-}"
 mkdir -p "$HANGPROOF_DATA" "$HF_HOME"
 as=""
@@ -98,9 +106,18 @@ def create(api: Api, spec: "RunSpec", args: argparse.Namespace, names: list[str]
     """
     offers = api.call("POST", "/api/v0/bundles/", search(spec, args, names)).get("offers") or []
     gone: ApiError | None = None
+    label = travel.unique_name(spec)
+
+    def find() -> dict[str, Any] | None:
+        rows = entries(api.call("GET", "/api/v0/instances/?owner=me"))
+        return next(
+            ({"success": True, "new_contract": row.get("id")} for row in rows if row.get("label") == label), None
+        )
+
+    request = {**body(spec, args), "label": label}
     for offer in offers:
         try:
-            answer = api.call("PUT", f"/api/v0/asks/{int(offer['id'])}/", body(spec, args), creates=True)
+            answer = rent(api, "PUT", f"/api/v0/asks/{int(offer['id'])}/", request, label, find)
         except ApiError as error:  # somebody else was faster
             if error.status not in (404, 410):
                 raise

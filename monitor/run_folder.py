@@ -156,13 +156,18 @@ class RunFolder:
             self.log(f"the reason could not be added to training.log: {error}")
 
     def log_tail(self, since: int, limit: int) -> str:
-        """The last `limit` bytes of training.log, none of them from before byte `since`."""
+        """The last `limit` bytes of training.log, none of them from before byte `since`, without the run's secrets."""
         try:
             with open(self._training_log, "rb") as file:
                 file.seek(max(since, file.seek(0, os.SEEK_END) - limit))
-                return file.read(limit).decode("utf-8", "replace")
+                text = file.read(limit).decode("utf-8", "replace")
         except OSError:
             return ""
+        if not self.spec.get("secrets"):
+            return text
+        from runs import env_file  # only here: most runs have none
+
+        return env_file.masked(text, self.folder)
 
     def write_status(self, values: dict[str, Any]) -> bool:
         """Replace status.json."""

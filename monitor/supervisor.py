@@ -57,6 +57,7 @@ from monitor.state import (
 )
 from monitor.status_writer import StatusWriter
 from monitor.store import LeaseState, StoreAgent
+from runs import staging
 
 IDLE_POLL_S = 0.2  # between two steps of a run that has no living attempt
 UNKILLABLE_POLL_S = 5.0
@@ -441,6 +442,9 @@ class Supervisor:
         state.failure = state.shutdown = None
         state.spec_hash = state.spec_hash or spec_hash(self.folder.folder)
         state.started_at = state.started_at or platform.now().utc
+        if not self.folder.foreign:
+            with contextlib.suppress(OSError):  # made while the disk can be written, for the mitigation `save_local`
+                staging.identity(self.folder.folder)
         run.queue.ask(state.queued_at_s)
         state.queued_at_s = run.queue.queued_at_s
         return Step(State.QUEUED, "waiting for a free GPU" if run.queue.devices else "preparing the start")
@@ -812,5 +816,7 @@ class Supervisor:
             if final:
                 self.report_ledger()
                 self.notifier.poll(last_message_s)
+                if self.at.state is not State.PREEMPTED and (kept := staging.drop_copied(self.folder.folder)):
+                    self.folder.log(kept)
         except Exception:  # noqa: BLE001 - the end of the process
             self.folder.log(f"error while closing\n{traceback.format_exc()}")

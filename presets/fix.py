@@ -327,7 +327,10 @@ def _guard(text: str, t: Training) -> str:
 
 
 def _stage(text: str, t: Training, local: str, wanted: str) -> str:
-    """Write to `local`. A trap copies it to `wanted` when the script ends, also after an error, and keeps the exit code."""
+    """Write to `local`. A trap copies it to `wanted` when the script ends, also after an error, and keeps the exit code.
+
+    What is copied is removed from `local`. A folder that another user made in its place is refused.
+    """
     start = _line_before(text, t)
     if re.search(r"^\s*trap\b.*\bEXIT\b", text, re.MULTILINE):
         raise _Impossible  # a second EXIT trap would replace the first
@@ -336,8 +339,12 @@ def _stage(text: str, t: Training, local: str, wanted: str) -> str:
     if t.command.words[index].value == "exec":
         edits.append((t.command.words[index].start, t.command.words[index + 1].start, ""))
     copy = f"mkdir -p -- {shlex.quote(wanted)} && cp -R -- {shlex.quote(local)}/. {shlex.quote(wanted)}/"
-    indent = text[start : t.command.start]
-    lines = f"{indent}mkdir -p -- {shlex.quote(local)}\n{indent}trap {shlex.quote(copy)} EXIT\n"
+    copy += f" && rm -rf -- {shlex.quote(local)}"
+    indent, base = text[start : t.command.start], shlex.quote(local.rpartition("/")[0])
+    lines = f"{indent}(umask 077 && mkdir -p -- {shlex.quote(local)}) && [ -O {base} ] && [ ! -L {base} ] ||\n"
+    refusal = shlex.quote(f"error: the local folder {local} cannot be made for this user alone; remove its parent")
+    lines += f"{indent}  {{ echo {refusal} >&2; exit 1; }}\n"
+    lines += f"{indent}trap {shlex.quote(copy)} EXIT\n"
     return _splice(text, [*edits, (start, start, lines)])
 
 

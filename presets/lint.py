@@ -4,7 +4,9 @@ A check examines one training command. It returns None when nothing is wrong, ot
 list when only a person can). A fix never changes what is learned: no learning rate, step count, data or precision.
 """
 
+import hashlib
 import itertools
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -313,7 +315,11 @@ def network_output(t: Training) -> Fix:
     if not on_network(wanted, t):
         return None
     name = re.sub(r"[^\w-]+", "-", t.text("output_name") or file_name(wanted or "")).strip("-") or "run"
-    return [Stage(f"/var/tmp/hangproof/{name}", wanted or "")] if t.language == "sh" else []
+    # A folder of this user alone and for this output alone, so that another run of the same name does not see its files.
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    digest = hashlib.sha256(str((t.base / (wanted or "")).absolute()).encode("utf-8", "surrogateescape")).hexdigest()
+    local = f"/var/tmp/hangproof-{user}/{name}-{digest[:16]}"
+    return [Stage(local, wanted or "")] if t.language == "sh" else []
 
 
 def network_data(t: Training) -> Fix:

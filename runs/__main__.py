@@ -9,6 +9,7 @@ from pathlib import Path
 
 import runs
 from presets import PresetError, tiers
+from runs import env_file
 
 
 def parser() -> argparse.ArgumentParser:
@@ -129,7 +130,7 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         print(
             json.dumps(
-                {"folder": str(folder), "spec": spec.model_dump(), "problems": [p.message for p in runs.problems(spec)]}
+                {"folder": str(folder), "spec": spec.public(), "problems": [p.message for p in runs.problems(spec)]}
             )
         )
     return 0
@@ -138,6 +139,8 @@ def show(args: argparse.Namespace) -> int:
 def render(args: argparse.Namespace) -> int:
     """Write a run's script again from its `run.toml`."""
     script = runs.render(runs.run_folder(args.run))
+    if secrets := runs.load(script.parent).secrets:
+        print(f"note: {env_file.kept_text(secrets)}", file=sys.stderr)
     print(script)
     if args.json:
         print(json.dumps({"folder": str(script.parent), "script": str(script)}))

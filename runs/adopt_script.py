@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import presets
-from runs import custom_script
+from runs import custom_script, env_file
 from runs.custom_script import flags, only
 from runs.files import Fault, RunError
 from runs.scripts import script
@@ -38,7 +38,8 @@ def adopt(spec: "RunSpec", text: str, folder: Path, platform: str = sys.platform
     Raises:
         RunError: Start would refuse the script; one fault of the field "script" for each reason.
     """
-    base = plain(spec)
+    text, secrets = env_file.of_script(text)
+    base = env_file.with_values(plain(spec), secrets)
     if found := [
         one
         for one in custom_script.problems(text, script(base, folder, platform=platform), platform)

@@ -282,7 +282,8 @@ def launch(spec: "RunSpec") -> list[list[str]]:
 
 
 def environment(spec: "RunSpec", platform: str = sys.platform) -> dict[str, str]:
-    """Variables that the script sets: UTF-8 and unbuffered output, the platform's thread limits, the spec's variables.
+    """Variables that the script sets: UTF-8 and unbuffered output, the platform's thread limits, the spec's variables
+    without its secrets.
 
     Without the launcher also what that would set. With several processes also their number: each compares it with the group
     that it finds itself in (guards/world.py).
@@ -297,7 +298,7 @@ def environment(spec: "RunSpec", platform: str = sys.platform) -> dict[str, str]
         "TOKENIZERS_PARALLELISM": "false",
         **({"ACCELERATE_MIXED_PRECISION": spec.mixed_precision} | LAUNCHED if direct(spec) else {}),
         **loader(spec, platform)["env"],
-        **dict(sorted(spec.environment.items())),
+        **{name: value for name, value in sorted(spec.environment.items()) if name not in spec.secrets},
     }
 
 

@@ -299,10 +299,17 @@ def follow(mine: str, base: str, now: str, platform: str = sys.platform) -> str:
         if old.get(flag) != new.get(flag) and edited.get(flag) == old.get(flag) and flag in new:
             wanted[flag] = [value or "" for value in new[flag]]
     text = set_flags(mine, wanted, name(platform))[0]
-    comments = dict(zip(_comments(base), _comments(now), strict=False))
-    return "".join(comments.get(line, line) for line in text.splitlines(keepends=True))
+    named = dict(zip(_comments(base), _comments(now), strict=False)) | dict(
+        zip(_files(base), _files(now), strict=False)
+    )
+    return "".join(named.get(line, line) for line in text.splitlines(keepends=True))
 
 
 def _comments(text: str) -> list[str]:
     """The comments at the head of a generated script, which have the run's name."""
     return [line for line in text.splitlines(keepends=True)[:5] if line.lower().startswith(("#", "rem "))]
+
+
+def _files(text: str) -> list[str]:
+    """The line that names the file with the run's secrets."""
+    return [line for line in text.splitlines(keepends=True) if line.startswith(("env_file=", 'set "env_file='))]

@@ -8,6 +8,8 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -57,6 +59,16 @@ def explained(what: str) -> Iterator[None]:
         raise RunError(f"cannot {what}{where}: {reason}") from error
 
 
+def private_folder(path: Path) -> Path:
+    """A folder for this user alone, made when missing; a link is not followed. OSError: it is somebody else's."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or (sys.platform != "win32" and found.st_uid != os.getuid()):
+        raise OSError(errno.EPERM, f"{path} is a link, or belongs to another user; remove it")
+    path.chmod(0o700)
+    return path
+
+
 def fsync_folder(folder: Path) -> None:
     """Make renames in `folder` survive a power cut. Does nothing on Windows, which cannot open folders."""
     if os.name == "nt":
@@ -68,9 +80,9 @@ def fsync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def atomic_write(path: Path, content: str | bytes, executable: bool = False) -> None:
+def atomic_write(path: Path, content: str | bytes, executable: bool = False, private: bool = False) -> None:
     """Replace the file `path` by `content`. Text is written as UTF-8 with its own line ends; surrogates become the bytes of
-    a path that is not UTF-8.
+    a path that is not UTF-8. private: only the owner may read it.
 
     Raises:
         OSError: the file could not be written; the old file is unchanged.
@@ -84,7 +96,7 @@ def atomic_write(path: Path, content: str | bytes, executable: bool = False) -> 
             os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(temporary, (0o777 if executable else 0o666) & ~umask)
+        os.chmod(temporary, 0o600 if private else (0o777 if executable else 0o666) & ~umask)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from runs import dataset, masks, weights
+from runs import dataset, env_file, masks, staging, weights
 from runs.command import dataset_toml, direct, launcher, sample_prompts, samples, world
 from runs.files import Fault, RunError, atomic_write, building, explained
 from runs.paths import CHECKOUTS, datasets_dir, entries, outputs_dir
@@ -71,7 +71,10 @@ def create(
                 count = dataset.counts(data)
                 spec = spec if spec.save_every_n_steps is not None else with_save_interval(spec, count)
                 spec = with_sample_interval(spec, count, [source.caption for source in sources])
-                save(work, spec)
+                env_file.forget(folder)  # of an earlier run of this name whose folder was deleted by hand
+                save(work, spec, folder)
+                if spec.secrets:
+                    on_note(env_file.kept_text(spec.secrets))
                 _write(work, folder, spec)
         except BaseException:
             if made_data:
@@ -170,6 +173,7 @@ def render(folder: Path, spec: "RunSpec | None" = None) -> Path:
         raise RunError(f"{folder}/run.toml: name {spec.name!r} belongs to the folder {spec.slug}; change it back")
     check_extra(spec)
     with explained(f"write the script of {spec.slug}"):
+        env_file.keep(folder, spec)
         _write(folder, folder, spec)
     return folder / script_name()
 
@@ -218,6 +222,9 @@ def write_attempt(folder: Path, spec: "RunSpec", attempt: int, resume: Path | No
     folder = Path(folder)
     path = folder / script_name(attempt)
     with explained(f"write {path.name}"):
+        env_file.keep(folder, spec)
+        if spec.save_dir and Path(spec.save_dir).is_relative_to(staging.base()):
+            staging.prepare(folder)
         atomic_write(folder / "dataset.toml", dataset_toml(spec))
         atomic_write(folder / "sample_prompts.txt", sample_prompts(spec))
         atomic_write(path, script(spec, folder, resume), executable=True)

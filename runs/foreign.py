@@ -18,6 +18,7 @@ import tomllib
 import presets
 from presets import PresetError
 from presets.training import Training, file_name, trainings
+from runs import env_file
 from runs.files import RunError
 
 MAX_BYTES = 1_000_000  # of one file
@@ -46,6 +47,11 @@ class Row:
     outcome: str
     text: str
 
+    def __post_init__(self) -> None:
+        flag = re.split(r"[.\s]", self.name.removeprefix("--"))[-1]
+        if self.value and (env_file.is_secret_flag(flag) or env_file.VALUE.search(self.value)):
+            object.__setattr__(self, "value", "…")
+
 
 @dataclass(frozen=True)
 class ImageFolder:
@@ -71,6 +77,7 @@ class Settings:
     prompts: list[str] = field(default_factory=list)
     folders: list[ImageFolder] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    secrets: dict[str, str] = field(default_factory=dict)  # that a script sets, by variable
     notes: list[str] = field(default_factory=list)
     gpus: int = 1
     plain: bool = True  # False: a kind of LoRA that Hangproof does not train, so its rank says nothing
@@ -131,6 +138,7 @@ def _read_one(out: Settings, name: str, text: str) -> bool:
         return True
     if found := _commands(name, text):
         read_command(out, found[0])
+        out.secrets |= env_file.of_script(text)[1]
         if len(found) > 1:
             out.notes.append(f"{label} has {len(found)} training commands; the first is imported.")
         return True

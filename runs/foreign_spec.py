@@ -16,9 +16,10 @@ import presets
 from presets import lint
 from presets.tables import _table
 from presets.training import trainings
+from runs import env_file
 from runs.files import RunError
 from runs.foreign import ImageFolder, Row, Settings, file_name, number, shown
-from runs.foreign_tables import BY_HANGPROOF, NOT_HERE, SECRETS, STEPS, TRAINER_DEFAULTS, WORDS
+from runs.foreign_tables import BY_HANGPROOF, NOT_HERE, SECRET, STEPS, TRAINER_DEFAULTS, WORDS
 from runs.paths import CHECKOUTS, outputs_dir
 from runs.spec import ALIASES, RESERVED_FLAGS
 
@@ -62,6 +63,7 @@ def convert(found: Settings, tier: str = "") -> Import:
     outcome = "field" if wanted and _has_all(flags, wanted) else "changed"
     out.rows.append(Row("VRAM", "", outcome, f"{chosen}: {_why_tier(model, backend, flags, chosen, tier)}"))
     _fields(out, flags, labels, found)
+    _secrets(out, flags, labels, found.secrets)
     _own_flags(out, flags, labels)
     _extra(out, flags, labels)
     return _checked(out)
@@ -76,7 +78,7 @@ def _label(labels: Mapping[str, str], flag: str) -> str:
 
 
 def _value(flag: str, values: list[str]) -> str:
-    return "…" if flag in SECRETS else shown(" ".join(values) if values else "on")
+    return "…" if env_file.is_secret_flag(flag) else shown(" ".join(values) if values else "on")
 
 
 def _take(
@@ -331,6 +333,21 @@ def _resolution(out: Import, flags: dict[str, list[str]], labels: Mapping[str, s
     square = len(set(sides)) == 1 and whole == sides[0]
     text = WORDS["resolution"] if square else f"Resolution {whole}: a multiple of 32 with about the same area"
     return _take(out, flags, labels, "resolution", "field" if square else "changed", text)
+
+
+def _secrets(
+    out: Import, flags: dict[str, list[str]], labels: Mapping[str, str], set_in_script: dict[str, str]
+) -> None:
+    """The secrets, which a run keeps apart from its other settings."""
+    values = dict(set_in_script)
+    for flag, variable in env_file.FLAGS.items():
+        if value := (flags.get(flag) or [""])[0]:
+            values[variable] = value
+            set_in_script.pop(variable, None)
+            _take(out, flags, labels, flag, "changed", SECRET)
+    out.rows += [Row(name, "…", "changed", SECRET) for name in set_in_script]
+    if values:
+        out.fields["environment"] = values
 
 
 def _own_flags(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str]) -> None:

@@ -45,11 +45,9 @@ NOT_HERE = {
     "text_encoder_lr": "Text encoders are not trained: captions are encoded once, which saves their memory",
     "reg_data_dir": "Regularization images are not supported",
     "prior_loss_weight": "Regularization images are not supported",
-    "huggingface_token": "A secret; log in under Hugging Face account instead",
-    "wandb_api_key": "A secret; set the variable WANDB_API_KEY before you start Hangproof instead",
     "lowvram": "No trainer has it any more",
 }
-SECRETS = ("huggingface_token", "wandb_api_key")
+SECRET = "A secret: kept apart, in a file that only you can read; the run has its name"
 BY_HANGPROOF = {
     "min_bucket_reso": BUCKETS,
     "max_bucket_reso": BUCKETS,

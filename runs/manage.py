@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runs import env_file, staging
 from runs.files import RunError, atomic_write, explained, fsync_folder
 from runs.paths import datasets_dir, outputs_dir, run_folder, slug
 
@@ -124,6 +125,8 @@ def delete(name: str | Path, idle: Idle, images: bool = False) -> int:
     with explained(f"delete {folder.name}"):
         with _stopped(folder, idle):
             os.rename(folder, trash)
+        env_file.forget(folder)
+        staging.sweep()
         fsync_folder(outputs_dir())
         _remove_trash(trash)
     empty_trash()
@@ -220,6 +223,7 @@ def _finish(hidden: Path) -> Path:
     if data.is_dir() and not data.is_symlink() and (not new_data.exists() or data.samefile(new_data)):
         os.rename(data, new_data)
         fsync_folder(datasets_dir())
+    env_file.move(outputs_dir() / old, final)
     for script in hidden.glob("train.attempt-*"):  # of earlier attempts, with the old paths
         script.unlink()
     _write_files(hidden, final, load(hidden).changed(name=name), old)
@@ -244,19 +248,57 @@ def _write_files(work: Path, final: Path, spec: "RunSpec", old: str) -> None:
     from runs.spec import dumps, save
 
     write_rendered(work, final, spec)
-    old_text, new_text = (work / "run.toml").read_bytes(), dumps(spec).encode()
-    # The second is a SHA-256 in files of versions before November 2026.
-    hashes = {_hash(old_text): _hash(new_text), hashlib.sha256(old_text).hexdigest(): _hash(new_text)}
+    hashes = _hashes((work / "run.toml").read_bytes(), dumps(spec).encode())
     artifact = re.compile(rf"(?<![\w-]){re.escape(old)}((?:-step\d{{6,}}|-\d{{6}})?(?:\.safetensors|-state))")
     for file in ("status.json", "monitor.json"):
-        try:
-            values = json.loads((work / file).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # never started, or broken, which the monitor reports
-        if isinstance(values, dict):
+        if values := _values(work / file):
             changed = _changed(values, final, spec.name, hashes, lambda text: artifact.sub(rf"{final.name}\1", text))
             atomic_write(work / file, json.dumps(changed, ensure_ascii=False, indent=1) + "\n")
-    save(work, spec)
+    save(work, spec, final)
+
+
+def settle(folder: Path, spec: "RunSpec") -> None:
+    """Move the secrets that an earlier version, or a person, wrote into the files of a run; the rest of each file stays.
+
+    A run that is being renamed or fetched is not touched, and a disk that cannot be written stays as it is.
+    """
+    from runs.spec import dumps, save
+
+    if any(part.startswith(".") for part in folder.absolute().parts[-2:]):
+        return
+    with contextlib.suppress(OSError, RunError):
+        scripts = {
+            path: env_file.of_script(path.read_text(encoding="utf-8")) for path in folder.glob("train*.[sb][ha]*")
+        }
+        for _, found in scripts.values():
+            spec = env_file.with_values(spec, {k: v for k, v in found.items() if k not in spec.environment})
+        env_file.keep(folder, spec)  # first, so that a script that reads the file finds it
+        for path, (text, _) in scripts.items():
+            lines = (env_file.batch_lines if path.suffix == ".bat" else env_file.bash_lines)(spec, folder)
+            atomic_write(path, env_file.with_lines(text, lines), executable=True)
+        hashes = _hashes((folder / "run.toml").read_bytes(), dumps(spec).encode())
+        for file in ("status.json", "monitor.json"):
+            values = _values(folder / file)
+            if (known := hashes.get(str(values.get("spec_hash")))) is not None:
+                atomic_write(
+                    folder / file, json.dumps({**values, "spec_hash": known}, ensure_ascii=False, indent=1) + "\n"
+                )
+        save(folder, spec)
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """A file of the monitor; {} where the run was never started, or the file is broken, which the monitor reports."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _hashes(old_text: bytes, new_text: bytes) -> dict[str, str]:
+    """The checksum of a changed `run.toml` by the one that a file of the monitor may hold."""
+    # The second is a SHA-256 in files of versions before November 2026.
+    return {_hash(old_text): _hash(new_text), hashlib.sha256(old_text).hexdigest(): _hash(new_text)}
 
 
 def _hash(text: bytes) -> str:

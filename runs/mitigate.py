@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from runs import adopt_script
+from runs import adopt_script, staging
 from runs.command import caching, dataset_toml, environment, flags, launch, sample_prompts, tier_flags
-from runs.files import RunError
+from runs.files import RunError, private_folder
 from runs.paths import outputs_dir
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec, Value
 
-STAGING = "/var/tmp/hangproof"
 CACHES = ("cache_latents_to_disk", "cache_text_encoder_outputs_to_disk")
 ENCODER_BATCHES = ("vae_batch_size", "text_encoder_batch_size")
 HUB = ("huggingface_repo_id", "save_state_to_huggingface", "resume_from_huggingface", "async_upload")
@@ -153,9 +152,7 @@ def trackers_offline(spec: "RunSpec") -> Changed:
     certain = spec.environment.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
     if spec.trackers == "tensorboard" or certain or spec.extra.get("log_tracker_config"):
         return spec.changed(trackers=""), f"trackers ({spec.trackers}) are turned off; metrics.jsonl keeps the loss"
-    changed = spec.changed(
-        environment={**spec.environment, "WANDB_MODE": "offline"}, extra=_without(spec, "wandb_api_key")
-    )
+    changed = spec.changed(environment={**spec.environment, "WANDB_MODE": "offline"})
     return changed, "wandb writes to disk only; upload the run later with `wandb sync`"
 
 
@@ -183,7 +180,11 @@ def save_local(spec: "RunSpec") -> Changed:
     """Write states to a local disk first; the script copies them into the run's folder when it ends."""
     if spec.save_dir:
         return _same(spec)
-    place = f"{STAGING}/{spec.slug}"
+    try:
+        private_folder(staging.base())
+        place = str(staging.place(outputs_dir() / spec.slug))
+    except OSError:
+        return _same(spec)  # somebody else has made the folder, or the run has none that can be written
     return spec.changed(save_dir=place), f"checkpoints are written to {place} and copied to the run's folder at the end"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from runs import custom_script
+from runs import custom_script, env_file
 from runs.command import (
     NODE_VARIABLES,
     caching,
@@ -56,8 +56,12 @@ def script(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: 
         raise RunError("nodes: several machines train together under Linux only; set nodes to 1, or use WSL")
     lines = [*launch(spec), *words(flags(spec, folder, resume, platform))]
     before = [(one.what, [_guarded(spec, one.script), *words(one.flags)]) for one in caching(spec, folder)]
-    text = (_batch if platform.startswith("win") else _bash)(spec, before, lines, platform, folder)
-    return custom_script.render(spec, text, platform) if spec.edited else text
+    windows = platform.startswith("win")
+    text = (_batch if windows else _bash)(spec, before, lines, platform, folder)
+    if not spec.edited:
+        return text
+    secrets = (env_file.batch_lines if windows else env_file.bash_lines)(spec, folder)
+    return env_file.with_lines(custom_script.render(spec, text, platform), secrets)
 
 
 def _guarded(spec: "RunSpec", script: str) -> list[str]:
@@ -155,14 +159,14 @@ def _bash(spec: "RunSpec", before: Before, lines: list[list[str]], platform: str
 {together}set -eu
 cd {quote(str(ROOT))}
 export PYTHONPATH={quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"
-{exports}{_bash_nodes(spec)}{programs}{aside}{_bash_caching(before)}
+{exports}{env_file.bash_lines(spec, folder)}{_bash_nodes(spec)}{programs}{aside}{_bash_caching(before)}
 {start}"{program}" {command}
 """
 
 
 COPY_AT_EXIT = """# The trainer writes to a local folder. When this script ends, also after an error, the results are copied to the run's
 # folder. Each is copied under a hidden name and renamed when it is complete: an interrupted copy leaves no truncated file.
-mkdir -p -- {local}
+(umask 077 && mkdir -p -- {local})
 copy_into() {{
   local item name part old failed=0
   mkdir -p -- "$2" || return 1
@@ -293,7 +297,7 @@ rem Run it with the monitor, which restarts it after a hang: python -m monitor r
 setlocal DisableDelayedExpansion
 cd /d "{root}" || exit /b 1
 if defined PYTHONPATH (set "PYTHONPATH={root};%PYTHONPATH%") else (set "PYTHONPATH={root}")
-{exports}{programs}{_batch_caching(before)}
+{exports}{env_file.batch_lines(spec, folder)}{programs}{_batch_caching(before)}
 {make_local}"{program}" {command}
 {after}"""
     return text.replace("\n", "\r\n")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 import presets
+from runs import env_file
 from runs.files import RunError, atomic_write
 from runs.paths import slug
 from runs.validation import FieldError, faults
@@ -110,7 +111,8 @@ class RunSpec(BaseModel):
     store: str = ""  # durable store: an address such as s3://bucket/runs, or a folder; "" is none
     price_per_hour: Money = 0.0  # what the machine costs, in any currency
     spend_limit: Money = 0.0  # the run stops, with a checkpoint, before it has cost more; 0 is no limit
-    environment: dict[str, str] = {}  # environment variables of the training process
+    environment: dict[str, str] = Field({}, repr=False)  # variables of the training process; of secrets in memory only
+    secrets: list[str] = []  # the variables whose values are in the run's file of secrets (runs/env_file.py)
     extra: dict[str, Value] = {}  # other flags of the trainer; they override the flags of the fields
     edited: Edited | None = None  # the script as a person edited it; None: as the other fields give it
 
@@ -130,6 +132,7 @@ class RunSpec(BaseModel):
         extra = data.get("extra")
         if isinstance(extra, dict) and (moved := {k: extra[k] for k in ONCE_EXTRA if k in extra and k not in data}):
             data = {**data, **moved, "extra": {k: v for k, v in extra.items() if k not in moved}}
+        data = env_file.moved(data)
         if isinstance(data.get("tier"), str):
             data = {**data, "tier": data["tier"].strip().upper().removesuffix("+")}
         return data
@@ -164,10 +167,11 @@ class RunSpec(BaseModel):
             raise ValueError("A prompt contains a NUL character; remove it")
         return [p for p in prompts if p.strip()]
 
-    @field_validator("environment")
+    @field_validator("environment", "secrets")
     @classmethod
-    def _environment(cls, environment: dict[str, str]) -> dict[str, str]:
-        for name, value in environment.items():
+    def _environment(cls, environment: dict[str, str] | list[str]) -> dict[str, str] | list[str]:
+        for name in environment:
+            value = environment[name] if isinstance(environment, dict) else ""
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in RESERVED_VARIABLES:
                 raise ValueError(
                     f"{name!r} cannot be set; use letters, digits and _, and no variable that Hangproof sets"
@@ -214,6 +218,11 @@ class RunSpec(BaseModel):
         """The name of the run's folder and files."""
         return slug(self.name)
 
+    def public(self) -> dict[str, Any]:
+        """Its fields without the values of secrets, for everything that is written or shown."""
+        fields = self.model_dump()
+        return {**fields, "environment": {k: v for k, v in self.environment.items() if k not in self.secrets}}
+
     def changed(self, **fields: Any) -> "RunSpec":
         """A copy with other values, validated like a new spec. Raises RunError."""
         return make({**self.model_dump(), **fields})
@@ -235,7 +244,7 @@ def dumps(spec: RunSpec) -> str:
     """The spec as TOML, with every field, so that a new default does not change an old run."""
     import tomlkit
 
-    fields = {key: value for key, value in spec.model_dump().items() if value is not None}
+    fields = {key: value for key, value in spec.public().items() if value is not None and (key != "secrets" or value)}
     tables = {key: dict(sorted(fields.pop(key).items())) for key in ("environment", "extra")}
     if spec.edited:
         tables["edited"] = {key: _lines(text) for key, text in fields.pop("edited").items()}
@@ -253,8 +262,9 @@ def _lines(text: str) -> Any:
     return text if changed else tomlkit.string(text, literal=True, multiline=True)
 
 
-def save(folder: Path, spec: RunSpec) -> None:
-    """Write `run.toml` atomically."""
+def save(folder: Path, spec: RunSpec, final: Path | None = None) -> None:
+    """Write `run.toml` atomically, and keep the values of secrets apart. final: where `folder` is renamed to."""
+    env_file.keep(final or Path(folder), spec)
     atomic_write(Path(folder) / "run.toml", dumps(spec))
 
 
@@ -272,6 +282,11 @@ def load(folder: Path) -> RunSpec:
     except presets.PresetError as error:
         raise RunError(str(error)) from error
     try:
-        return make(fields)
+        spec = make(fields)
     except RunError as error:
         raise RunError(f"{path}: {error}") from error
+    if env_file.exposed(fields):
+        from runs.manage import settle
+
+        settle(Path(folder), spec)
+    return env_file.filled(spec, Path(folder))

@@ -183,7 +183,10 @@ def test_a_json_of_kohya_ss_means_what_its_gui_writes_as_flags():
     assert extra["max_grad_norm"] == "False", "of the VRAM choice's own optimizer"
     assert row(one, "xformers").outcome == "changed" and one.folders[0].path == "/data/cats"
     secret = row(one, "wandb_api_key")
-    assert secret.outcome == "unsupported" and "sk-very" not in str(one)
+    assert secret.outcome == "changed" and "kept apart" in secret.text and "sk-very" not in str(one.rows)
+    assert (
+        one.fields["environment"] == {"WANDB_API_KEY": "sk-very-secret"} and "wandb_api_key" not in one.fields["extra"]
+    )
 
 
 @pytest.mark.parametrize("box", [*SCRIPTS, ""])

@@ -329,7 +329,10 @@ def test_a_pod_is_created_as_runpod_documents(remote, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert json.loads(out.splitlines()[-1])["pod"] == "7h9k2m4n6p" and "0.44" in out and KEY not in out
     written = json.loads((remote / "runpod.json").read_text())
-    assert written == body and KEY not in (remote / "runpod.json").read_text()
+    assert (
+        written == {**body, "name": f"hangproof-{remote.name.lower()}"}
+        and KEY not in (remote / "runpod.json").read_text()
+    )
 
 
 def test_a_pod_is_tried_on_the_next_gpu_when_runpod_has_none(remote, monkeypatch):

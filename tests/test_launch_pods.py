@@ -131,13 +131,6 @@ def test_passing_faults_are_tried_again_and_final_ones_are_not():
             assert caught.value.status == status and len(double.requests) == 1
 
 
-def test_a_machine_is_never_created_twice_when_the_answer_is_lost():
-    with provider((0, "")) as double:
-        with pytest.raises(ApiError, match="may have been carried out"):
-            api(double).call("POST", "/v2/pods", {}, creates=True)
-        assert len(double.requests) == 1
-
-
 def test_a_provider_that_never_answers_is_given_up():
     with provider((503, "down")) as double, pytest.raises(ApiError, match="HTTP 503"):
         api(double, patience_s=0.3).call("GET", "/v2/pods")

@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
 from monitor_helpers import (
@@ -26,7 +24,7 @@ from PIL import Image
 
 from monitor import state
 from monitor.run_folder import RunFolder
-from runs.mitigate import STAGING
+from runs import staging
 
 # What accelerate would start: it takes the trainer's arguments and fails as the flags say it must.
 TRAINER = f"""
@@ -162,15 +160,14 @@ STUCK = {
 def test_a_run_that_gets_stuck_again_and_again_goes_on_without(what, run):
     """… what got stuck: at once where it is certain to come back, at the second failure otherwise."""
     unchanged, stands, spec, found, mitigation = STUCK[what]
-    name = f"Ladder {os.getpid()}"  # states that are saved locally first go to a folder of this name, the same for all tests
-    folder, code = run(f"{STAND}\nif {unchanged}:\n    {stands}\n", HANGS, name=name, **spec)
-    shutil.rmtree(Path(STAGING) / folder.name, ignore_errors=True)
+    folder, code = run(f"{STAND}\nif {unchanged}:\n    {stands}\n", HANGS, **spec)
     assert code == 0, status(folder)
     assert [i["cause"] for i in incidents(folder)] == found
     assert [e["change"] for e in events(folder, "mitigated")] == [mitigation]
     assert status(folder)["restarts"] == len(found)
     assert (folder / f"{folder.name}.safetensors").is_file(), "and the LoRA is in the run's folder"
     assert (folder / f"train.attempt-{len(found) + 1}.sh").is_file()
+    assert not staging.place(folder).parent.exists(), "what was saved locally is in the run's folder, and only there"
 
 
 def test_a_change_that_old_checkpoints_do_not_fit_keeps_them_aside_and_begins_again(run):

@@ -275,11 +275,20 @@ def test_output_on_a_network_file_system_is_written_here_and_copied_when_the_scr
     text = f"set -e\nexec python sd/flux_train_network.py --save_state --output_dir '{share}/out' --output_name \"my run\"\n"
     out = fix(text, mounts=mounts)
     assert ids(out.text, mounts=mounts) == set()
-    local = tmp_path / "local"
-    (tmp_path / "train.sh").write_text(out.text.replace("/var/tmp/hangproof/my-run", str(local)))
+    local = re.search(r"/var/tmp/hangproof-\d+/my-run-\w{16}", out.text)[0]
+    other = fix(text.replace("/out'", "/other'"), mounts=mounts).text
+    assert local not in other, "another output of the same name has another folder"
+    own = tmp_path / "hangproof-user"
+    script = out.text.replace(local.rpartition("/")[0], str(own))
+    (tmp_path / "train.sh").write_text(script)
     done = run_script(tmp_path / "train.sh", None, PATH=f"{tmp_path}:/usr/bin:/bin")
     assert done.returncode == 7, "the exit code is still the trainer's"
     assert (share / "out/it's.safetensors").read_text() == "lora\n"
+    assert list(own.iterdir()) == [] and own.stat().st_mode & 0o777 == 0o700, "what was copied is removed"
+    own.rmdir()
+    own.symlink_to(share)
+    done = run_script(tmp_path / "train.sh", None, PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert done.returncode == 1 and b"for this user alone" in done.stderr, "a link is not followed"
     trapped = "trap 'echo mine' EXIT\n" + text.replace("exec ", "")
     assert "network-output" in ids(fix(trapped, mounts=mounts).text, mounts=mounts), (
         "two EXIT traps would lose one: not fixed"

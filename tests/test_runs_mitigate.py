@@ -13,7 +13,7 @@ from runs_helpers import run_script, spec
 import presets
 import runs
 from presets.lint import lint
-from runs import mitigate
+from runs import mitigate, staging
 
 EVERYTHING = {
     "backend": "sd-scripts", "tier": "20G", "batch_size": 4, "gpus": 2, "prompts": ["x"], "sample_every_n_steps": 5,
@@ -241,7 +241,8 @@ for path in [source] if source.is_file() else sorted(p for p in source.rglob("*"
 @pytest.fixture
 def saved_locally(tmp_path, monkeypatch):
     """A script that saves locally, its launcher, and the run's folder with results of an earlier attempt."""
-    monkeypatch.setattr(mitigate, "STAGING", str(tmp_path / "it's local"))
+    monkeypatch.setattr(staging, "PARENT", tmp_path / "it's local")
+    (tmp_path / "it's local").mkdir()
     folder, launcher, script = tmp_path / "my lora", tmp_path / "accelerate", tmp_path / "train.sh"
     for name in ("my-lora-state/weights", "my-lora-state/only-in-the-old-one", "sample/1.png"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

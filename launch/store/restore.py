@@ -36,7 +36,7 @@ FORGOTTEN = (
 )  # of monitor.json: processes and clocks of another machine
 ENDED = ("completed", "failed", "stopped", "paused", "preempted")  # states of monitor.json that stay as they are
 MAY_DIFFER = (  # fields of a spec that may differ between two copies of one run
-    *("store", "price_per_hour", "spend_limit", "save_dir", "control_dir", "environment"),
+    *("store", "price_per_hour", "spend_limit", "save_dir", "control_dir", "environment", "secrets"),
     *("epochs", "max_train_steps", "workers", "gpus", "nodes", "keep_states", "tier"),
 )
 SPEC_BYTES = 1 << 20

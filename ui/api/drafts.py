@@ -4,6 +4,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from runs import env_file
 from runs.files import RunError
 from ui.api.checks import page_answer
 from ui.dataset import bulk, captioning, doctor, draft, image_edit, images, imports, selection, subsets
@@ -233,7 +234,8 @@ def import_settings(draft_id: str, text: str, name: str = "settings", apply: boo
     found = importing.read_files(_known(draft_id), [(name, text)])
     if apply:
         draft.save_fields(draft_id, found["values"])
-    return found
+    flags = found["values"].get("flags", "")
+    return {**found, "values": {**found["values"], **({"flags": env_file.of_lines(flags)[0]} if flags else {})}}
 
 
 def list_templates() -> list[dict[str, Any]]:

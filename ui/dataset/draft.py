@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runs import env_file
 from runs.dataset import MAX_WEIGHT, Source, folder_counts, one_line, repeats_of
 from runs.files import RunError, explained
 from runs.pictures import turned_crop
@@ -187,13 +188,22 @@ def save_fields(
     with locked(draft_id):
         state = read(draft_id)
         stored = dict(changes)
+        apart = {"flags": _without_secrets(draft_id, stored["flags"])} if isinstance(stored.get("flags"), str) else {}
         for key, (before, value) in (offers or {}).items():
             if key not in stored and {**(defaults or {}), **state["form"]}.get(key) in before:
                 stored[key] = value
-        merged = {**state["form"], **{key: _plain(value) for key, value in stored.items()}}
+        merged = {**state["form"], **{key: _plain(value) for key, value in {**stored, **apart}.items()}}
         if state["form"] != merged:
             write(draft_id, {**state, "form": merged})
         return stored
+
+
+def _without_secrets(draft_id: str, flags: str) -> str:
+    """The extra trainer options without the values of secrets, which are kept apart, with this draft."""
+    text, found = env_file.of_lines(flags)
+    known, names = {**env_file.read(folder(draft_id)), **found}, env_file.named_in(text)
+    env_file.write(folder(draft_id), {name: value for name, value in known.items() if name in names})
+    return text
 
 
 def _plain(value: Any) -> Any:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from runs import env_file
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
 from ui import jobs
@@ -81,6 +82,8 @@ def delete_expired() -> None:
             old += expired
     for path in old:
         _close(path / draft_file.NAME)
+        for kept in (path, path / "script.json", path / "rehearsal"):
+            env_file.forget(kept)
         with contextlib.suppress(OSError):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

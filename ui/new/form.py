@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 import runs
-from runs import weights
+from runs import env_file, weights
 from runs.dataset import shown_per_epoch
 from runs.files import Fault
 from ui.dataset import draft, image_edit
@@ -107,6 +107,7 @@ def review(
         faults += found
         faults += [finding.fault() for finding in findings if finding.severity == IMPOSSIBLE]
         warnings = [finding.fault() for finding in findings if finding.severity != IMPOSSIBLE]
+        warnings += [Fault("extra", env_file.kept_text(spec.secrets))] if spec.secrets else []
         pairs = bool(spec.control_dir)
         warnings += [Fault("images", note) for note in image_edit.start_notes(items, spec.backend, pairs)]
     return Review(values, counts, spec, _in_form(faults), tuple(missing), _in_form(warnings))

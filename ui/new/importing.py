@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 import runs
+from runs import env_file
 from runs.files import RunError
 from runs.machine import this_machine, tier_for
 from ui import scripts
@@ -54,6 +55,7 @@ def _shown(key: str, value: object) -> str:
     choices = next((one.choices for one in (*form.MORE, *form.SAMPLES) if one.key == key), ())
     if named := next((label for label, choice in choices if choice == value), ""):
         return named
+    value = env_file.of_lines(value)[0] if key == "flags" and isinstance(value, str) else value
     text = "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
     return text if len(text) <= TEXT else text[: TEXT - 1] + "…"
 
@@ -98,6 +100,9 @@ def form_values(found: "Import", now: Mapping[str, Any]) -> dict[str, Any]:
     except RunError:
         return {key: value for key, value in fields.items() if key in form.KEYS}
     given = form.values_of_spec(spec, 0)
+    given["flags"] += "".join(
+        f"{name}={spec.environment[name]}\n" for name in spec.secrets
+    )  # stored apart: draft.save_fields
     keys = set(found.fields) | ({*form.MODEL_FIELDS, "flags"} if whole else set())
     keys |= {"flags"} if given["flags"] else set()
     if not whole and given["flags"]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import runs
-from runs import adopt_script, custom_script
+from runs import adopt_script, custom_script, env_file
 from runs.files import Fault, RunError, atomic_write, explained
 from runs.machine import this_machine
 from runs.manage import size_text
@@ -66,12 +66,19 @@ def save(draft_id: str, text: str, version: str, generated: str) -> dict[str, An
 
 
 def _write(draft_id: str, script: str, generated: str) -> str:
-    """Store an edited script; returns its version."""
+    """Store an edited script, its secrets apart; returns its version."""
+    script, apart = env_file.of_script(script)
+    env_file.write(_apart(draft_id), {**env_file.read(_apart(draft_id)), **apart})
     value = {"version": secrets.token_hex(8), "script": script, "generated": generated}
     with explained("store the script"):
         draft.folder(draft_id).mkdir(parents=True, exist_ok=True)
         atomic_write(draft.folder(draft_id) / FILE, json.dumps(value))
     return value["version"]
+
+
+def _apart(draft_id: str) -> Path:
+    """What the file with the script's secrets is named after."""
+    return draft.folder(draft_id) / FILE
 
 
 def discard(draft_id: str) -> Stored | None:
@@ -86,17 +93,21 @@ def discard(draft_id: str) -> Stored | None:
 def copy_from_run(draft_id: str, spec: "runs.RunSpec") -> None:
     """Take over a run's script with its settings: the edited one, or none."""
     discard(draft_id)
+    env_file.forget(_apart(draft_id))
+    env_file.write(
+        draft.folder(draft_id), {name: spec.environment[name] for name in spec.secrets if name in spec.environment}
+    )
     if spec.edited:
         _write(draft_id, spec.edited.script, spec.edited.generated)
 
 
 def for_run(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
-    """The spec of the run that Start creates: with the draft's edited script where it has one.
+    """The spec of the run that Start creates: with the draft's secrets, and with its edited script where it has one.
 
     Raises:
         RunError: Start refuses the script, or the settings changed after it was edited.
     """
-    known = stored(draft_id)
+    known, spec = stored(draft_id), env_file.filled(spec, draft.folder(draft_id))
     if known is None:
         return spec
     spec = form.complete(spec, draft.counts(draft_id), [one.caption for one in draft.items(draft_id)])
@@ -104,6 +115,7 @@ def for_run(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
     now = runs.script(spec, folder)
     if changed_settings(known["generated"], now):
         raise RunError([Fault("script", STALE)])
+    spec = env_file.with_values(spec, env_file.read(_apart(draft_id)))
     return adopt_script.adopt(spec, custom_script.follow(known["script"], known["generated"], now), folder)
 
 

@@ -7,6 +7,7 @@ nothing is written before the button is pressed (runs/sweep.py).
 from typing import TYPE_CHECKING, Any
 
 import runs
+from runs import env_file
 from runs.files import Fault, RunError
 from runs.sweep import MOST, SHORT, Sweep
 from ui import scripts
@@ -57,6 +58,7 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
     from runs import sweep
 
     specs, values = _specs(draft_id, texts)
+    specs = [env_file.filled(spec, draft.folder(draft_id)) for spec in specs]
     for spec in specs:
         if fault := runs.folders.name_fault(spec):
             raise RunError([fault])

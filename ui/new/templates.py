@@ -16,7 +16,8 @@ from typing import Any
 
 import presets
 from monitor.process.locks import Lock
-from runs.files import RunError, atomic_write, explained
+from runs import env_file
+from runs.files import RunError, atomic_write, explained, fsync_folder
 from runs.paths import data_root
 from ui.new import form
 from ui.new.form_fields import LABELS
@@ -96,7 +97,10 @@ def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that the form has fields for, and only plain ones."""
     keys = [key for key in form.KEYS if key not in LEFT_OUT]
     plain = (str, int, float, bool, type(None))
-    return {key: values[key] for key in keys if key in values and isinstance(values[key], plain)}
+    found = {key: values[key] for key in keys if key in values and isinstance(values[key], plain)}
+    if isinstance(found.get("flags"), str):
+        found["flags"] = env_file.of_lines(found["flags"])[0]
+    return found
 
 
 def clean_name(name: object) -> str:

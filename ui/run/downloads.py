@@ -14,6 +14,7 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
+from runs import env_file
 from runs.files import RunError
 from ui import served
 from ui.run import calls, view
@@ -34,7 +35,8 @@ def address(folder: Path) -> str:
 
 def files_of(folder: Path) -> list[Path]:
     """What a run's archive holds: its complete LoRAs and the files that made them. A link that leads elsewhere is left out."""
-    found = [lora.path for lora in view.loras(folder)] + [folder / name for name in EXTRAS]
+    known = not env_file.exposed(view.read(folder).spec)  # else the spec is invalid, and its files may hold a secret
+    found = [lora.path for lora in view.loras(folder)] + [folder / name for name in EXTRAS if known]
     return [path for path in found if path.is_file() and path.resolve().parent == folder.resolve() and _sent(path)]
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tomllib
 
 import runs
-from runs import manage
+from runs import env_file, manage
 from ui.run.artifacts import Artifacts, Gallery, Lora
 from ui.run.metrics import Metrics
 from ui.run.readers import Log, LogTail, Stamp, stamp
@@ -141,7 +141,9 @@ def _read(folder: Path) -> View:
     try:
         # As plain values, not validated, because validating every run of the list takes too long.
         spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        if env_file.exposed(spec):
+            spec = runs.load(folder).public()  # takes the secrets out of the files that an earlier version wrote
+    except (OSError, ValueError, runs.RunError) as error:
         problem = f"{folder / 'run.toml'} cannot be read: {error}"
     try:
         value = json.loads((folder / "status.json").read_text(encoding="utf-8"))

@@ -1,0 +1,354 @@
+"""The secrets of a run: kept in a file of their own, and everywhere else only named.
+
+Decision: one environment file a run, `.secrets/NAME.env` in the data folder, which only its owner can read. A run's folder is
+downloaded, copied to a store, packed and published, so no file in it has a value: `run.toml` names the variables, and the script
+reads the file where it runs. In memory a `RunSpec` holds the values in `environment`, so that a copy of a run has them too;
+`RunSpec.public` and everything that writes a spec leaves them out. A variable or flag is a secret by its name (API key, token,
+password…), or by a value such as an address with a password. Nothing of a script is executed here.
+"""
+
+import json
+import os
+import re
+import shlex
+import sys
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runs.files import RunError, atomic_write, explained, private_folder
+from runs.paths import data_root, outputs_dir
+from runs.quoting import quote
+
+if TYPE_CHECKING:
+    from runs.spec import RunSpec
+
+FOLDER = ".secrets"  # in the data folder; the page sends no file from there
+FLAGS = {"wandb_api_key": "WANDB_API_KEY", "huggingface_token": "HF_TOKEN"}
+"""Flags of the trainers that carry a secret → the variable that their libraries read instead (sd-scripts library/args.py, musubi-tuner
+training/parser_common.py)."""
+NAME = re.compile(
+    r"(KEY|TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|PASS|CREDENTIALS?|AUTH|COOKIE|WEBHOOK|CONNECTION_STRING)(_|$)",
+    re.I,
+)
+FLAG = re.compile(r"(api_?key|secret(_key)?|passw(or)?d|(^|_)token)$", re.I)  # not keep_tokens, not max_token_length
+VALUE = re.compile(
+    r"://[^/\s:@]*:[^/\s@]+@|\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|rpa_[A-Za-z0-9]{16,}|AKIA[A-Z0-9]{12,})"
+)
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+WORTH = 8  # characters from which a value is looked for elsewhere in a script
+
+
+def is_secret(name: str, value: str = "") -> bool:
+    """Whether a variable is a secret, by its name or its value."""
+    return bool(NAME.search(name) or VALUE.search(value))
+
+
+def is_secret_flag(flag: str) -> bool:
+    """Whether a flag of a trainer carries a secret."""
+    return flag in FLAGS or bool(FLAG.search(flag))
+
+
+# The file ----------------------------------------------------------------------------------------------------------------
+
+
+def path_of(folder: Path) -> Path:
+    """The file of the run in `folder` (may not exist)."""
+    folder = folder.absolute()
+    name = folder.name
+    if folder.parent != outputs_dir().absolute():
+        name += f".{zlib.crc32(os.fsencode(folder)):08x}"
+    return data_root().absolute() / FOLDER / f"{name}.env"
+
+
+def read(folder: Path) -> dict[str, str]:
+    """The values by variable; {} without a file, or one of another user."""
+    try:
+        lines = path_of(folder).read_text(encoding="utf-8").split("\n")
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        name, equals, value = line.removeprefix("export ").partition("=")
+        if equals and VARIABLE.fullmatch(name):
+            words = shlex.split(value) if line.startswith("export ") else [value]
+            found[name] = words[0] if words else ""
+    return found
+
+
+def write(folder: Path, values: Mapping[str, str]) -> None:
+    """Keep these values for the run in `folder`, and no others.
+
+    Raises:
+        RunError: the file cannot be written, or a value has a line break.
+    """
+    path = path_of(folder)
+    if read(folder) == dict(values):
+        return
+    if not values:
+        forget(folder)
+        return
+    if wrong := [name for name, value in values.items() if re.search(r"[\x00-\x1f\x7f]", value)]:
+        raise RunError(f"{wrong[0]}: the value has a line break or control character, which no key has; correct it")
+    line = "{}={}\n" if sys.platform == "win32" else "export {}={}\n"
+    shown = (value if sys.platform == "win32" else quote(value) for value in values.values())
+    with explained("keep the secrets of the run"):
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            private_folder(path.parent)
+        except PermissionError as error:
+            raise RunError(f"cannot keep the secrets of the run: {error.strerror or error}") from error
+        atomic_write(path, "".join(map(line.format, values, shown)), private=True)
+
+
+def keep(folder: Path, spec: "RunSpec") -> None:
+    """Keep the values that a spec has in memory; a value that it only names stays. RunError: as `write`."""
+    known = read(folder)
+    values = {name: spec.environment.get(name, known.get(name)) for name in spec.secrets}
+    write(folder, {name: value for name, value in values.items() if value is not None})
+
+
+def filled(spec: "RunSpec", folder: Path) -> "RunSpec":
+    """The spec with the values of the file of `folder`, where it has none."""
+    known = read(folder) if spec.secrets else {}
+    return with_values(
+        spec, {name: known[name] for name in spec.secrets if name in known and name not in spec.environment}
+    )
+
+
+def masked(text: str, folder: Path) -> str:
+    """A text, such as the end of a log, with the names instead of the values of the run's secrets."""
+    for name, value in read(folder).items():
+        text = text.replace(value, f"({name})") if len(value) >= WORTH else text
+    return text
+
+
+def with_values(spec: "RunSpec", values: Mapping[str, str]) -> "RunSpec":
+    """The spec with more secrets."""
+    if not values:
+        return spec
+    return spec.changed(environment={**spec.environment, **values}, secrets=sorted({*spec.secrets, *values}))
+
+
+def move(before: Path, after: Path) -> None:
+    """The file of a run that is renamed."""
+    if path_of(before).exists():
+        os.replace(path_of(before), path_of(after))
+
+
+def forget(folder: Path) -> None:
+    """Remove the file of a run that is deleted, or that has no secret any more."""
+    path_of(folder).unlink(missing_ok=True)
+
+
+def without_value(spec: "RunSpec", folder: Path) -> list[str]:
+    """The secrets that neither the spec, nor the file of `folder`, nor this process's environment has."""
+    known = read(folder)
+    return [
+        name for name in spec.secrets if not (spec.environment.get(name) or known.get(name) or os.environ.get(name))
+    ]
+
+
+def kept_text(names: Iterable[str]) -> str:
+    """The message about secrets that were moved."""
+    return (
+        f"{', '.join(names)}: kept in a file that only you can read ({FOLDER} in the data folder); the run, its script and what is "
+        "shared have only the name"
+    )
+
+
+# Fields and flags that hold secrets --------------------------------------------------------------------------------------
+
+
+def moved(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a spec with every secret in `environment` and its name in `secrets`; `fields` itself where there is none."""
+    tables = {key: fields[key] for key in ("environment", "extra", "edited") if isinstance(fields.get(key), Mapping)}
+    environment, extra, edited = (dict(tables.get(key, {})) for key in ("environment", "extra", "edited"))
+    given = fields.get("secrets") or []
+    if not isinstance(given, str) and not (isinstance(given, list) and all(isinstance(name, str) for name in given)):
+        return fields  # which is refused
+    names = re.findall(VARIABLE, given) if isinstance(given, str) else list(given)
+    for flag in [flag for flag in extra if isinstance(flag, str)]:
+        variable = _variable(flag)
+        if variable and isinstance(extra[flag], str | int) and extra[flag] is not True:
+            value = str(extra.pop(flag) or "").strip()
+            environment |= {variable: value} if value else {}
+            names += [variable] if value else []
+    for key in [key for key in edited if isinstance(edited[key], str)]:
+        edited[key], found = of_script(edited[key])
+        environment = {**found, **environment}
+        names += found
+    names += [name for name, value in environment.items() if isinstance(value, str) and is_secret(str(name), value)]
+    if not names:
+        return fields
+    changed = {"environment": environment, "extra": extra, "edited": edited}
+    return {
+        **fields,
+        **{key: value for key, value in changed.items() if value or key in tables},
+        "secrets": sorted(set(names)),
+    }
+
+
+def _variable(flag: str) -> str:
+    """The variable that an option becomes: a flag that carries a secret, or the variable itself; "" for any other option."""
+    return FLAGS.get(flag) or (flag if flag.isupper() and is_secret(flag) else "")
+
+
+def exposed(fields: Mapping[str, Any]) -> bool:
+    """Whether a run.toml, as it was read, holds the value of a secret."""
+    return bool(moved({**fields, "secrets": []}).get("secrets"))
+
+
+def of_lines(text: str) -> tuple[str, dict[str, str]]:
+    """(`KEY=VALUE` lines without secrets, the values): the field “Extra trainer options”. The variables are named in `secrets=…`."""
+    kept, values, names = list[str](), dict[str, str](), list[str]()
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        flag = key.strip().removeprefix("--").replace("-", "_")
+        variable = _variable(flag)
+        if flag == "secrets":
+            names += re.findall(VARIABLE, value)
+        elif variable and equals:
+            values |= {variable: value.strip()} if value.strip() else {}
+        else:
+            kept.append(line)
+    if not values:
+        return text, {}
+    named = json.dumps(sorted({*names, *values}))
+    return "".join(f"{line}\n" for line in (*kept, f"secrets={named}")), values
+
+
+def named_in(text: str) -> list[str]:
+    """The variables that `secrets=…` lines name."""
+    lines = (line.partition("=") for line in text.splitlines())
+    return [
+        name
+        for key, _, value in lines
+        if key.strip().removeprefix("--") == "secrets"
+        for name in re.findall(VARIABLE, value)
+    ]
+
+
+# Scripts -----------------------------------------------------------------------------------------------------------------
+
+_QUOTED = r"""\$?'[^'\n]*'|"[^"\n]*\""""
+_ASSIGNED = re.compile(rf"""(?<![\w$%-])(?P<name>[A-Za-z_]\w*)=(?P<value>{_QUOTED}|[^\s;&|<>()"'`]+)""")
+_BATCH_SET = re.compile(r"""(?im)^(?P<head>[ \t@]*set[ \t]+")(?P<name>[A-Za-z_]\w*)=(?P<value>[^"\r\n]*)(?=")""")
+_FLAGGED = re.compile(
+    rf"""--(?P<name>[A-Za-z_][\w-]*)(?:=|[ \t]+|[ \t]*[\\^]\r?\n[ \t]*)(?P<value>{_QUOTED}|[^\s;&|<>()"'`\\^-][^\s;&|<>()"'`]*)"""
+)
+_WRITTEN = {
+    "WANDB_API_KEY": r"wandb\s+login(?:\s+--\S+)*\s+([\w-]{20,})",
+    "HF_TOKEN": r"\b(hf_[A-Za-z0-9]{16,})",
+}  # as a plain word
+
+
+def of_script(text: str) -> tuple[str, dict[str, str]]:
+    """(a script with each secret replaced by its variable, the values). A flag whose library reads the variable is left out."""
+    batch = bool(re.match(r"\s*@?echo off", text, re.I))
+    reference = "%{}%" if batch else '"${{{}:-}}"'
+    values: dict[str, str] = {}
+
+    def assigned(found: re.Match[str]) -> str:
+        name, value = found["name"], _literal(found["value"], batch)
+        if not value or not is_secret(name, value):
+            return found[0]
+        values[name] = value
+        return f"{found.groupdict().get('head') or ''}{name}={reference.format(name)}"
+
+    def flagged(found: re.Match[str]) -> str:
+        flag, value = found["name"].replace("-", "_"), _literal(found["value"], batch)
+        if not value or not is_secret_flag(flag):
+            return found[0]
+        variable = FLAGS.get(flag, flag.upper())
+        values[variable] = value
+        return "" if flag in FLAGS else f"--{found['name']} {reference.format(variable)}"
+
+    if any(f"--{flag}" in text for flag in FLAGS):
+        text = _resolved(text, batch, values)
+    text = _ASSIGNED.sub(assigned, _BATCH_SET.sub(assigned, _FLAGGED.sub(flagged, text)))
+    for name, written in _WRITTEN.items():
+        if found := re.search(written, text):
+            values.setdefault(name, found[1])
+            text = text.replace(found[1], f"%{name}%" if batch else f"${{{name}:-}}")
+    for name, value in values.items():  # written a second time, or in a way that is not read above
+        if len(value) >= WORTH and value in text:
+            text = text.replace(value, f"%{name}%" if batch else f"${{{name}:-}}")
+    return text, values
+
+
+def _literal(written: str, batch: bool) -> str:
+    """The value of a word as it is written; "" where only the shell knows it."""
+    if written.startswith("$'"):
+        return written[2:-1]
+    inner = written[1:-1] if written[:1] in "'\"" and written[-1:] == written[:1] and len(written) > 1 else written
+    if not written.startswith("'") and re.search(r"%\w+%" if batch else r"[$`]", inner):
+        return ""
+    return inner.replace("^", "") if batch else inner
+
+
+def _resolved(text: str, batch: bool, values: dict[str, str]) -> str:
+    """The script without known flags whose value comes from a variable that the script sets; adds to `values`."""
+    from presets import PresetError
+    from presets.training import trainings
+
+    try:
+        found = trainings(text, "train.bat" if batch else "train.sh")
+    except (PresetError, RecursionError, ValueError):
+        return text
+    for training in found:
+        for flag, variable in FLAGS.items():
+            known = training.flags.get(flag)
+            if known and known.words and (value := (known.values or [None])[0]) and len(value) >= WORTH:
+                values[variable] = value
+                text = re.sub(rf"""--{flag}(?:=|[ \t]+)(?:"\$\{{?\w+\}}?"|\$\{{?\w+\}}?|%\w+%)""", "", text)
+    return text
+
+
+def bash_lines(spec: "RunSpec", folder: Path) -> str:
+    """The lines of train.sh that read the file; "" for a run without secrets."""
+    if not spec.secrets:
+        return ""
+    path = path_of(folder)
+    return f"""{_head("#", spec)}
+env_file={quote(str(path))}
+if [ -r "$env_file" ]; then . "$env_file"; fi
+for name in {" ".join(spec.secrets)}; do
+  [ -n "${{!name:-}}" ] || echo "train.sh: $name has no value: set it in the environment, or in $env_file" >&2
+done
+"""
+
+
+def batch_lines(spec: "RunSpec", folder: Path) -> str:
+    """As bash_lines, for cmd. The file then has plain NAME=VALUE lines."""
+    if not spec.secrets:
+        return ""
+    path = str(path_of(folder)).replace("%", "%%")
+    lines = [
+        f"if not defined {name} echo train.bat: {name} has no value: set it, or write it to %env_file% 1>&2"
+        for name in spec.secrets
+    ]
+    return f"""{_head("rem", spec)}
+set "env_file={path}"
+if exist "%env_file%" for /f "usebackq tokens=1,* delims==" %%A in ("%env_file%") do set "%%A=%%B"
+{chr(10).join(lines)}
+"""
+
+
+def _head(comment: str, spec: "RunSpec") -> str:
+    return f"{comment} Secrets ({', '.join(spec.secrets)}): their values are in a file that only its owner can read, and not here."
+
+
+def with_lines(text: str, lines: str) -> str:
+    """A script that a person edited, with the lines that read the file, after the comments at its head."""
+    marker = next((line for line in lines.splitlines() if "env_file=" in line), "")
+    if not marker or marker in text:
+        return text
+    newline = "\r\n" if "\r\n" in text else "\n"
+    rows = text.splitlines(keepends=True)
+    head = next(
+        (at for at, row in enumerate(rows) if row.strip() and not re.match(r"#|@?rem |@?echo off", row, re.I)),
+        len(rows),
+    )
+    return "".join([*rows[:head], lines.replace("\n", newline), *rows[head:]])

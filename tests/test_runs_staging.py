@@ -1,0 +1,119 @@
+"""The local folder of a run whose own disk stalls: of one user and one run, and gone when its files are safe."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from runs_helpers import PROJECT, data, pictures, spec  # noqa: F401
+
+import runs
+from monitor.process.tree import idle
+from runs import manage, mitigate, staging
+
+
+@pytest.fixture
+def place(data, tmp_path, monkeypatch):  # noqa: F811
+    """The machine's lasting temporary folder."""
+    (tmp_path / "var tmp").mkdir()
+    (tmp_path / "var tmp").chmod(0o1777)
+    monkeypatch.setattr(staging, "PARENT", tmp_path / "var tmp", raising=False)
+    return tmp_path / "var tmp"
+
+
+def made(data: Path, name: str = "cat") -> Path:  # noqa: F811
+    shutil.rmtree(data / "datasets" / name, ignore_errors=True)
+    return runs.create(spec(name=name), pictures(data / "photos"))
+
+
+def locally(folder: Path) -> Path:
+    """The folder that the run's checkpoints go to after the mitigation, with its script written."""
+    changed, sentence = mitigate.apply(runs.load(folder), "save_local")
+    assert changed.save_dir in sentence
+    script = runs.write_attempt(folder, changed, 2)
+    assert changed.save_dir in script.read_text()
+    return Path(changed.save_dir)
+
+
+def test_a_later_run_of_the_same_name_does_not_see_the_files_of_the_first(data, place):  # noqa: F811
+    folder = made(data)
+    first = locally(folder)
+    assert locally(folder) == first, "the same for all attempts of a run"
+    first.mkdir(parents=True, exist_ok=True)
+    (first / "cat.safetensors").write_text("of the first")
+    shutil.rmtree(folder)  # by hand
+    second = locally(made(data))
+    assert second != first and not (second / "cat.safetensors").exists()
+    assert not first.exists(), "what a run that is gone left behind is removed"
+
+
+def test_deleting_a_run_removes_its_local_folder(data, place):  # noqa: F811
+    folder = made(data)
+    local = locally(folder)
+    manage.delete("cat", idle)
+    assert not local.exists() and not local.parent.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners of files")
+def test_the_local_folder_is_this_users_alone(data, place):  # noqa: F811
+    folder = made(data)
+    local = locally(folder)
+    for path in (local, local.parent, local.parent.parent):
+        assert path.stat().st_mode & 0o777 == 0o700
+    shutil.rmtree(local.parent.parent)
+    (place / "elsewhere").mkdir()
+    local.parent.parent.symlink_to(place / "elsewhere")
+    made_before = runs.load(folder)
+    assert mitigate.apply(made_before, "save_local") == (made_before, ""), "the next mitigation is taken"
+    with pytest.raises(OSError, match="is a link"):
+        staging.prepare(folder)
+    assert list((place / "elsewhere").iterdir()) == [], "a link is not followed"
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root, to be another user as well")
+def test_a_second_account_has_a_local_folder_of_its_own(data, place, tmp_path):  # noqa: F811
+    locally(made(data))
+    own = place / "run of another user" / "cat"
+    own.mkdir(parents=True)
+    os.chown(own, 65534, 65534)
+    for parent in (*tmp_path.parents[:2], tmp_path):
+        parent.chmod(0o755)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            code = 0 if staging.prepare(own).stat().st_uid == 65534 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_the_local_folder_is_removed_once_the_run_has_all_of_its_files(data, place):  # noqa: F811
+    folder = made(data)
+    local = locally(folder)
+    for name in ("cat.safetensors", "cat-step000010-state/weights", "sample/1.png"):
+        (local / name).parent.mkdir(parents=True, exist_ok=True)
+        (local / name).write_text(name)
+    said = staging.drop_copied(folder)
+    assert str(local) in said and "does not have all" in said and local.is_dir()
+    shutil.copytree(local, folder, dirs_exist_ok=True)
+    (folder / "cat.safetensors").write_text("cat.safetensorS")
+    assert "cat.safetensors" in staging.drop_copied(folder), "the same size, other contents"
+    (folder / "cat.safetensors").write_text("cat.safetensors")
+    assert staging.drop_copied(folder) == "" and not local.parent.exists()
+    assert staging.drop_copied(folder) == ""
+
+
+def test_the_local_folder_of_a_run_whose_disk_is_not_there_is_kept(data, place):  # noqa: F811
+    local = locally(made(data))
+    (data / "outputs").rename(data / "unmounted")
+    staging.sweep()
+    assert local.is_dir()
+    (data / "unmounted").rename(data / "outputs")
+    staging.sweep()
+    assert local.is_dir()

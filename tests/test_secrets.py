@@ -1,0 +1,455 @@
+"""A secret that is given in any way is in one private file, and in nothing that is shown, exported, packed, published or stored."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draft_helpers import drop, photo
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs_helpers import data, pictures, python, run_script, spec, stub  # noqa: F401
+from safetensors.numpy import save_file
+
+import presets
+import runs
+from launch import publish, runpod, skypilot, slurm, vast
+from launch.store.copies import Copier
+from launch.store.lease import Lease
+from launch.store.places import open_place
+from monitor.process.tree import idle
+from runs import custom_script, env_file, manage, sweep
+from ui.api import drafts as api
+from ui.dataset import draft
+from ui.new import form, importing, script_editor, templates
+from ui.run import compare, downloads, run_page, view
+
+VALUE = "s3cr3t-0123456789abcdef0123456789abcdef01234567"
+OTHER = "hf_OtherSecretOtherSecretOther"
+STORE = "s3://bucket/runs"
+TINY = {"model": "tiny-flux", "backend": "diffusers", "resolution": 64, "workers": 0, "max_train_steps": 6, "rank": 4}
+FIELDS = {"name": "cat", "trigger": "ohwx", "store": STORE, **TINY}
+
+
+def exposed_in(root: Path, *values: str) -> list[str]:
+    """The files below a folder whose name or content has one of the values; archives are read, too."""
+    found = []
+    for path in sorted(root.rglob("*")):
+        if not path.is_file():
+            continue
+        contents = [path.read_bytes()]
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                contents += [archive.read(name) for name in archive.namelist()]
+        if path.suffix == ".tar":
+            with tarfile.open(path) as tar:
+                contents += [tar.extractfile(member).read() for member in tar if member.isfile()]
+        if any(value.encode() in content for value in values for content in contents):
+            found.append(str(path.relative_to(root)))
+    return found
+
+
+def private(folder: Path) -> Path:
+    return env_file.path_of(folder)
+
+
+def set_up(client_data: Path, **fields: object) -> str:
+    """A draft with images and settings, as the API makes it."""
+    draft_id = api.new_draft()
+    drop(draft_id, photo(client_data / "in" / "a.png"), photo(client_data / "in" / "b.png", 1))
+    api.set_settings(draft_id, {"name": "cat", "trigger": "ohwx", **TINY, **fields})
+    return draft_id
+
+
+def start(draft_id: str) -> Path:
+    """The run that Start would make of a draft."""
+    return form.create(importing.current(draft_id), draft_id, lambda made: script_editor.for_run(draft_id, made))[0]
+
+
+def by_python(root: Path) -> Path:
+    return runs.create(
+        spec(**FIELDS, environment={"WANDB_API_KEY": VALUE, "PLAIN": "shown"}), pictures(root / "photos")
+    )
+
+
+def by_command(root: Path) -> Path:
+    words = [
+        "--name",
+        "cat",
+        "--images",
+        str(pictures(root / "photos")),
+        "--model",
+        "tiny-flux",
+        "--set",
+        "resolution=64",
+    ]
+    done = python(
+        "-m", "runs", "new", *words, "--trigger", "ohwx", "--set", f"wandb_api_key={VALUE}", "--set", f"store={STORE}"
+    )
+    assert done.returncode == 0, done.stderr
+    assert (
+        "WANDB_API_KEY: kept in a file that only you can read" in done.stderr and VALUE not in done.stdout + done.stderr
+    )
+    return Path(done.stdout.strip())
+
+
+def by_options(root: Path) -> Path:
+    draft_id = set_up(root, flags=f"wandb_api_key={VALUE}\nstore={STORE}\n")
+    answer = json.dumps(api.review_draft(draft_id))
+    assert VALUE not in answer and "WANDB_API_KEY: kept in a file" in answer
+    return start(draft_id)
+
+
+def by_import(root: Path) -> Path:
+    script = root / "train.sh"
+    script.write_text(
+        f"export WANDB_API_KEY='{VALUE}'\naccelerate launch sd-scripts/flux_train_network.py --network_dim 4 \\\n"
+        f"  --huggingface_token {OTHER} --pretrained_model_name_or_path flux1-dev.sft --network_module networks.lora_flux\n"
+    )
+    draft_id = set_up(root)
+    answer = json.dumps(api.import_settings(draft_id, script.read_text(), "train.sh", apply=True))
+    script.unlink()
+    assert VALUE not in answer and OTHER not in answer and "kept apart" in answer
+    api.set_settings(draft_id, {"name": "cat", "trigger": "ohwx", **TINY, "mixed_precision": "no"})
+    flags = importing.current(draft_id)["flags"]
+    kept = "".join(f"{line}\n" for line in flags.splitlines() if line.startswith("secrets="))
+    assert set(env_file.named_in(kept)) == {"WANDB_API_KEY", "HF_TOKEN"}
+    api.set_settings(draft_id, {"flags": f"{kept}store={STORE}\n"})
+    folder = start(draft_id)
+    assert env_file.read(folder)["HF_TOKEN"] == OTHER
+    return folder
+
+
+def by_script(root: Path) -> Path:
+    draft_id = set_up(root, flags=f"store={STORE}")
+    generated = script_editor._generated(draft_id)
+    edited = generated.replace("set -eu\n", f"set -eu\nexport WANDB_API_KEY={VALUE} # mine\n", 1)
+    script_editor.save(draft_id, edited, "", generated)
+    assert (
+        VALUE not in script_editor.stored(draft_id)["script"] and "# mine" in script_editor.stored(draft_id)["script"]
+    )
+    return start(draft_id)
+
+
+WAYS = [by_python, by_command, by_options, by_import, by_script]
+
+
+@pytest.fixture
+def made(request, data, monkeypatch):  # noqa: F811
+    """A run that got the secret in one of the ways."""
+    for name in ("WANDB_API_KEY", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    folder = request.param(data)
+    assert env_file.read(folder)["WANDB_API_KEY"] == VALUE, "it is kept"
+    return folder
+
+
+each_way = pytest.mark.parametrize("made", WAYS, indirect=True, ids=lambda way: way.__name__)
+
+
+@each_way
+def test_a_secret_is_in_no_file_but_the_private_one(made, data):  # noqa: F811
+    kept = [str(path.relative_to(data)) for path in (data / ".secrets").iterdir()]
+    assert sorted(exposed_in(data, VALUE, OTHER)) == sorted(kept) and str(private(made).relative_to(data)) in kept
+    for path in (data / ".secrets").iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert (data / ".secrets").stat().st_mode & 0o777 == 0o700
+    assert "WANDB_API_KEY" in (made / "run.toml").read_text() and "WANDB_API_KEY" in (made / "train.sh").read_text()
+
+
+@each_way
+def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monkeypatch):  # noqa: F811
+    out = tmp_path / "out"
+    out.mkdir()
+    loaded = runs.load(made)
+    save_file({"transformer.a.lora_A.weight": np.ones((4, 8), np.float32)}, made / "cat.safetensors", {"ss_steps": "4"})
+    with open(out / "all.zip", "wb") as file:
+        file.writelines(downloads.pieces(downloads.archive(made)))
+    for name in ("bundle.tar", "bundle.zip"):
+        assert python("-m", "launch", "bundle", "cat", "-o", str(out / name)).returncode == 0
+    with tarfile.open(out / "bundle.tar") as tar:
+        assert "WANDB_API_KEY" in tar.extractfile("cat/README.txt").read().decode()
+    for module, words in (
+        (skypilot, []),
+        (runpod, ["--image", "me/h:1", "--gpu", "L4"]),
+        (vast, ["--image", "me/h:1", "--gpu", "L4"]),
+        (slurm, []),
+    ):
+        done = python("-m", "launch", module.__name__.rpartition(".")[2], "cat", *words, "--json")
+        assert done.returncode == 0, done.stderr
+        (out / f"{module.__name__}.txt").write_text(done.stdout + done.stderr)
+        if module is not slurm:
+            assert "WANDB_API_KEY" in json.loads(done.stdout.splitlines()[-1])["secrets"]
+    place = open_place(str(out / "store")).under("cat")
+    lease = Lease(place, period_s=1.5)
+    assert lease.acquire(limit_s=30)
+    Copier(place, made, lease).push()
+    lease.release()
+    assert any(path.is_file() for path in (out / "store").rglob("*"))
+    form_of_card = {"lora": "", "title": "", "description": "", "licence": "mit", "base_model": None, "samples": 0}
+    (out / "published").mkdir()
+    shutil.copytree(publish.prepare(made, form_of_card), out / "published", dirs_exist_ok=True)
+    shown = view.read(made)
+    texts = [
+        runs.dumps(loaded), repr(loaded), json.dumps(loaded.public()), json.dumps(compare.settings(shown)),
+        python("-m", "runs", "show", "cat", "--json").stdout, json.dumps(shown.spec, default=str),
+    ]  # fmt: skip
+    (out / "shown.txt").write_text("\n".join(texts))
+    assert exposed_in(out, VALUE, OTHER) == []
+    assert [path for path in exposed_in(data, VALUE, OTHER) if not path.startswith(".secrets/")] == []
+
+
+@each_way
+def test_a_script_that_is_run_by_hand_reads_its_secrets_and_says_which_are_missing(made, tmp_path):
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\nprintf "%s" "$WANDB_API_KEY"; for word in "$@"; do echo "$word"; done\n')
+    program.chmod(0o755)
+    done = run_script(made / "train.sh", program)
+    assert done.returncode == 0 and done.stdout.decode().startswith(VALUE), done.stderr
+    assert done.stdout.decode().count(VALUE) == 1 and b"no value" not in done.stderr, "and it is in no argument"
+    private(made).unlink()
+    done = run_script(made / "train.sh", program)
+    assert done.returncode == 0 and b"train.sh: WANDB_API_KEY has no value" in done.stderr
+    done = run_script(made / "train.sh", program, WANDB_API_KEY="from outside", HF_TOKEN="x")
+    assert done.stdout.decode().startswith("from outside") and b"no value" not in done.stderr
+
+
+@each_way
+def test_copies_of_a_run_have_its_secrets_and_its_file_goes_where_it_goes(made, data):  # noqa: F811
+    base = runs.load(made)
+    edited = base.edited is not None
+    if not edited:
+        some = sweep.combinations(base, {"rank": [8, 16]})
+        done = sweep.create("cat", some, {"rank": [8, 16]}, data / "datasets" / "cat")
+        for run, _ in done.runs:
+            assert env_file.read(data / "outputs" / run)["WANDB_API_KEY"] == VALUE
+            manage.delete(run, idle, images=True)
+            assert not private(data / "outputs" / run).exists()
+    draft_id = draft.new_id()
+    list(run_page.copy_to_new_lora("cat", "", draft_id))
+    again = start(draft_id)
+    assert again != made and env_file.read(again)["WANDB_API_KEY"] == VALUE
+    renamed = manage.rename("cat", "dog", idle)
+    assert not private(made).exists() and env_file.read(renamed)["WANDB_API_KEY"] == VALUE
+    assert str(private(renamed)) in (renamed / "train.sh").read_text()
+    manage.delete("dog", idle)
+    assert not private(renamed).exists()
+    assert [path for path in exposed_in(data, VALUE, OTHER) if not path.startswith(".secrets/")] == []
+
+
+def test_a_new_run_does_not_get_the_secrets_of_an_earlier_one_of_its_name(data):  # noqa: F811
+    env_file.write(data / "outputs" / "cat", {"WANDB_API_KEY": VALUE})
+    folder = runs.create(spec(**{**FIELDS, "store": ""}), pictures(data / "photos"))
+    assert not private(folder).exists()
+
+
+def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):  # noqa: F811
+    draft_id = set_up(data, flags=f"wandb_api_key={VALUE}\nrank=8\n")
+    templates.save("mine", {**importing.current(draft_id), "flags": f"WANDB_API_KEY={VALUE}\nrank=8"})
+    (one,) = [one for one in templates.listing() if one["own"]]
+    assert (
+        templates.values_of(one["key"], importing.current(draft_id))["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "ui.new.export_job", draft_id], capture_output=True, text=True, cwd=presets.tables.ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert [path for path in exposed_in(data, VALUE) if not path.startswith(".secrets/")] == []
+    assert list((data / "datasets" / ".drafts").rglob("*.zip"))
+
+
+def test_a_secret_that_is_typed_letter_by_letter_is_whole_at_the_end(data):  # noqa: F811
+    draft_id = set_up(data)
+    for end in range(1, len(VALUE) + 1):
+        draft.save_fields(draft_id, {"flags": f"rank=8\nwandb_api_key={VALUE[:end]}"})
+    assert importing.current(draft_id)["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
+    draft.save_fields(draft_id, {"flags": 'seed=3\nsecrets=["WANDB_API_KEY"]\n'})
+    assert env_file.read(start(draft_id))["WANDB_API_KEY"] == VALUE
+    draft.save_fields(draft_id, {"flags": "seed=3\n"})
+    assert env_file.read(draft.folder(draft_id)) == {}, "it is no longer named"
+
+
+OLD_SCRIPT = "export WANDB_API_KEY={value}\n"
+
+
+def old_run(root: Path) -> Path:
+    """A run as an earlier version wrote it: with the value in run.toml, train.sh and a later attempt's script."""
+    folder = runs.create(spec(**{**FIELDS, "store": ""}), pictures(root / "photos"))
+    toml = (folder / "run.toml").read_text()
+    text = toml.replace("[environment]\n", f'[environment]\nWANDB_API_KEY = "{VALUE}"\n')
+    text = text.replace("[extra]\n", f'[extra]\nhuggingface_token = "{OTHER}"\n')
+    (folder / "run.toml").write_text(text)
+    script = (folder / "train.sh").read_text()
+    for name in ("train.sh", "train.attempt-2.sh"):
+        lines = f"export WANDB_API_KEY={VALUE}\n# changed by hand\n"
+        (folder / name).write_text(
+            script.replace("export PYTHONUTF8=1\n", lines, 1).rstrip("\n") + f" \\\n  --huggingface_token {OTHER}\n"
+        )
+    return folder
+
+
+def test_a_run_of_an_earlier_version_is_put_right_when_it_is_read_and_can_go_on(data, tmp_path):  # noqa: F811
+    from monitor.state import spec_hash
+
+    folder = old_run(data)
+    known = spec_hash(folder)
+    for file in ("monitor.json", "status.json"):
+        (folder / file).write_text(
+            json.dumps({"spec_hash": known, "version": 2, "checkpoint": {"path": "/fast/cat-state"}})
+        )
+    assert VALUE in (folder / "run.toml").read_text() and VALUE in (folder / "train.sh").read_text()
+    assert view.read(folder).spec["secrets"] == ["HF_TOKEN", "WANDB_API_KEY"]
+    assert [path for path in exposed_in(data, VALUE, OTHER) if not path.startswith(".secrets/")] == []
+    assert env_file.read(folder) == {"HF_TOKEN": OTHER, "WANDB_API_KEY": VALUE}
+    assert "# changed by hand" in (folder / "train.sh").read_text(), "the rest of a script stays"
+    values = json.loads((folder / "monitor.json").read_text())
+    assert values["spec_hash"] == spec_hash(folder) != known, "its state and its changes stay valid"
+    assert values["checkpoint"] == {"path": "/fast/cat-state"}
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\necho "$WANDB_API_KEY $HF_TOKEN" "$@"\n')
+    program.chmod(0o755)
+    for name in ("train.sh", "train.attempt-2.sh"):
+        done = run_script(folder / name, program)
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.decode()
+        assert (
+            said.startswith(f"{VALUE} {OTHER} ") and "--huggingface_token" not in said and "--output_name cat" in said
+        )
+    script = runs.write_attempt(folder, runs.load(folder), 3, folder / "cat-state")
+    assert run_script(script, program).stdout.decode().startswith(f"{VALUE} {OTHER} ")
+
+
+def test_a_script_that_was_edited_with_an_earlier_version_keeps_its_lines(data, tmp_path):  # noqa: F811
+    from runs import adopt_script
+
+    plain = spec(**{**FIELDS, "store": ""})
+    folder = runs.create(plain, pictures(data / "photos"))
+    base = runs.load(folder)
+    generated = runs.script(base, folder)
+    mine = generated.replace("set -eu\n", f"set -eu\nexport WANDB_API_KEY={VALUE}\necho hello\n", 1)
+    adopted = adopt_script.adopt(base, generated.replace("set -eu\n", "set -eu\necho hello\n", 1), folder)
+    text = runs.dumps(adopted)
+    assert "echo hello" in text
+    (folder / "run.toml").write_text(text.replace("echo hello\n", f"export WANDB_API_KEY={VALUE}\necho hello\n", 1))
+    loaded = runs.load(folder)
+    assert loaded.environment["WANDB_API_KEY"] == VALUE and VALUE not in loaded.edited.script
+    assert [path for path in exposed_in(data, VALUE) if not path.startswith(".secrets/")] == []
+    runs.render(folder)
+    script = (folder / "train.sh").read_text()
+    assert "echo hello" in script and str(private(folder)) in script and VALUE not in script
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\necho "$WANDB_API_KEY"\n')
+    program.chmod(0o755)
+    assert run_script(folder / "train.sh", program).stdout.decode() == f"hello\n{VALUE}\n"
+    assert mine != generated
+
+
+@pytest.mark.parametrize("written", [
+    "export WANDB_API_KEY={}", "export WANDB_API_KEY='{}'", 'WANDB_API_KEY="{}"', "declare -x MY_SECRET={}",
+    "WANDB_API_KEY={} python x.py", "env HF_TOKEN={} python x.py", "# export WANDB_API_KEY={}", "wandb login {}",
+    "wandb login --relogin {}", "python x.py --wandb_api_key {}", "python x.py --wandb_api_key={} --seed 1",
+    "python x.py --wandb_api_key \\\n  '{}' \\\n  --seed 1", "hf auth login --token {}", "python x.py --my_password {}",
+    "KEY={}\npython flux_train_network.py --wandb_api_key $KEY", "x={}\nexport WANDB_API_KEY={}\necho $x",
+    "AWS_SECRET_ACCESS_KEY={} AWS_ACCESS_KEY_ID={} run", "export A=1 API_TOKEN={}", "export PGPASSWORD={}",
+    "@echo off\r\nset WANDB_API_KEY={}\r\n", '@echo off\r\nset "WANDB_API_KEY={}"\r\n', "@echo off\r\nx.exe --wandb_api_key {} ^\r\n --seed 1",
+])  # fmt: skip
+def test_a_secret_is_found_however_a_script_writes_it(written):
+    text, found = env_file.of_script(written.replace("{}", VALUE))
+    assert VALUE not in text and VALUE in found.values(), text
+    assert env_file.of_script(text) == (text, {}), "and once only"
+    assert ("--seed 1" in text) == ("--seed 1" in written)
+
+
+@pytest.mark.parametrize("written", [
+    "export TOKENIZERS_PARALLELISM=false", "--keep_tokens 1 --max_token_length 225 --t5xxl_max_token_length 512",
+    'export WANDB_API_KEY="${WANDB_API_KEY:-}"', "export HF_TOKEN=$(cat ~/token)", "--wandb_api_key $WANDB_API_KEY",
+    "@echo off\r\nset X=%WANDB_API_KEY%\r\n", "cd /work\npython=${TRAINER_PYTHON:-}",
+])  # fmt: skip
+def test_what_is_no_secret_stays_in_a_script(written):
+    assert env_file.of_script(written) == (written, {})
+
+
+@pytest.mark.parametrize("backend, tier", [("diffusers", "20G"), ("sd-scripts", "12G")])
+@pytest.mark.parametrize("platform", ["linux", "win32"])
+def test_a_generated_script_is_read_as_it_was_before(data, backend, tier, platform):  # noqa: F811
+    """The lines that read the file are no setting, and hide no secret from lint or from the editor."""
+    plain = spec(name="cat", backend=backend, tier=tier)
+    text = runs.script(plain.changed(secrets=["HF_TOKEN", "MY_KEY"]), data / "outputs/cat", platform=platform)
+    assert env_file.of_script(text) == (text, {}) and "HF_TOKEN" in text
+    mine, before = (
+        custom_script.only(text, platform),
+        custom_script.only(runs.script(plain, data / "outputs/cat", platform=platform), platform),
+    )
+    assert custom_script.flags(mine) == custom_script.flags(before)
+    assert presets.lint.lint(text, runs.script_name(platform=platform)) == []
+
+
+@given(
+    st.text(st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_characters="\x7f"), min_size=1, max_size=80)
+)
+@settings(max_examples=60, deadline=None)
+def test_each_value_reaches_the_script_as_it_was_given(value):
+    root = Path(os.environ["SECRETS_ROOT"])
+    os.environ["HANGPROOF_DATA"] = str(root)
+    env_file.write(root / "outputs" / "cat", {"MY_KEY": value})
+    assert env_file.read(root / "outputs" / "cat") == {"MY_KEY": value}
+    path = env_file.path_of(root / "outputs" / "cat")
+    done = subprocess.run(
+        ["bash", "-euc", '. "$1"; printf %s "$MY_KEY"', "x", str(path)], capture_output=True, timeout=60
+    )
+    assert done.stdout.decode() == value, done.stderr
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRETS_ROOT", str(tmp_path / "root"))
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
+
+
+def test_a_value_that_no_key_has_is_refused(data):  # noqa: F811
+    with pytest.raises(runs.RunError, match="MY_KEY: the value has a line break"):
+        env_file.write(data / "outputs" / "cat", {"MY_KEY": "a\nb"})
+    (data / ".secrets").symlink_to(data)
+    with pytest.raises(runs.RunError, match="is a link"):
+        env_file.write(data / "outputs" / "cat", {"MY_KEY": "ab"})
+
+
+def test_docker_gets_the_values_from_the_private_file(data, tmp_path, monkeypatch):  # noqa: F811
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    environment = {"WANDB_API_KEY": VALUE, "HF_TOKEN": OTHER}
+    runs.create(spec(**{**FIELDS, "store": ""}, environment=environment), pictures(data / "photos"))
+    (tmp_path / "bin").mkdir()
+    docker = tmp_path / "bin" / "docker"
+    docker.write_text('#!/usr/bin/env bash\nprintf \'%s\\n\' "$WANDB_API_KEY" "$@" > "$WORDS"\n')
+    docker.chmod(0o755)
+    env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = python("-m", "launch", "docker", "cat", "--submit", **env)
+    assert done.returncode == 0, done.stderr
+    first, *words = (tmp_path / "words").read_text().splitlines()
+    assert first == VALUE and VALUE not in words and "WANDB_API_KEY" in words
+    done = python("-m", "launch", "docker", "cat", "--env", f"MY_TOKEN={VALUE}", **env)
+    assert done.returncode == 1 and "this is a secret" in done.stderr and VALUE not in done.stderr
+
+
+def test_a_report_names_a_secret_that_the_trainer_printed(data):  # noqa: F811
+    from monitor.run_folder import RunFolder
+
+    folder = by_python(data)
+    (folder / "training.log").write_text(f"login with {VALUE}\nfailed: 401\n")
+    assert RunFolder(folder).log_tail(0, 1000) == "login with (WANDB_API_KEY)\nfailed: 401\n"
+
+
+def test_the_private_files_stay_out_of_version_control_and_of_the_image():
+    """The data folder is the project's by default; SkyPilot leaves out what .gitignore names."""
+    root = presets.tables.ROOT
+    assert f"/{env_file.FOLDER}/" in (root / ".gitignore").read_text().splitlines()
+    assert env_file.FOLDER in (root / ".dockerignore").read_text().splitlines()
