@@ -17,7 +17,7 @@ from typing import Any
 import presets
 from monitor.process.locks import Lock
 from runs import env_file
-from runs.files import RunError, atomic_write, explained, fsync_folder
+from runs.files import RunError, atomic_write, explained
 from runs.paths import data_root
 from ui.new import form
 from ui.new.form_fields import LABELS
