@@ -113,15 +113,17 @@ def _node(run: str, node: int, leader: str) -> int:
 def _child(words: list[str]) -> int:
     """The monitor. `words`: the keeper's pid, options, the folder.
 
-    Options: --checked, --restarted, --received=SIGNAL for each so far, --node=N@HOST:PORT for the monitor of a node.
+    Options: --beat=DESCRIPTOR to beat into, --checked, --restarted, --before=NS (see keeper.py), --received=SIGNAL for each so
+    far, --node=N@HOST:PORT for the monitor of a node.
     """
     import contextlib
     import signal
     import traceback
     from pathlib import Path
 
-    from monitor.keeper import EXIT_ERROR
-    from monitor.run_folder import MonitorError
+    from monitor.keeper import EXIT_ERROR, final_code
+    from monitor.process import platform
+    from monitor.run_folder import STATE, MonitorError
 
     try:
         if sys.platform != "win32":
@@ -132,21 +134,25 @@ def _child(words: list[str]) -> int:
             with contextlib.suppress(PermissionError):  # it has one
                 os.setsid()
         parent_pid, *options, folder = words
+        known = dict(word.partition("=")[::2] for word in options)
+        if "--beat" in known:
+            platform.begin_beats(int(known["--beat"]))
         echo = "HANGPROOF_QUIET" not in os.environ
-        if part := next((word for word in options if word.startswith("--node=")), ""):
+        node, _, leader = known.get("--node", "").partition("@")
+        state = Path(folder) / (f"node-{node}.json" if node else STATE)
+        if "--restarted" in known and (code := final_code(str(state), int(known.get("--before", 0)))) is not None:
+            return code
+        if node:
             from monitor.nodes.node import attend
 
-            number_of, _, leader = part.partition("=")[2].partition("@")
-            return attend(Path(folder), int(number_of), leader, echo)
+            return attend(Path(folder), int(node), leader, echo)
         from monitor.supervisor import supervise
 
         received = [int(word.partition("=")[2]) for word in options if word.startswith("--received=")]
-        return supervise(
-            Path(folder), echo, "--checked" in options, int(parent_pid), "--restarted" in options, received
-        )
+        return supervise(Path(folder), echo, "--checked" in known, int(parent_pid), "--restarted" in known, received)
     except MonitorError as error:
         print(f"monitor: {error}", file=sys.stderr)
-        return 1
+        return EXIT_ERROR if "--restarted" in words else 1  # an earlier start did succeed: the keeper tries again
     except KeyboardInterrupt:
         return 130
     except Exception:  # noqa: BLE001 - the top of the process: the keeper restarts it

@@ -20,13 +20,13 @@ from monitor.gpu import nvml
 from monitor.nodes.leader import Nodes, Part, keep_beats, kept_beats
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
-from monitor.process.tree import NODE_RUN, RUN, TOKEN, KillResult, Tree, kill
+from monitor.process.tree import MARKS, RUN, TOKEN, KillResult, Tree, kill
 from monitor.run_folder import RunFolder
 from monitor.state import AttemptRecord
 
 SNAPSHOTS = (snapshots.FOLDER, snapshots.SPEC, snapshots.LIMIT, snapshots.RECORD)
 _WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
-_OURS = (TOKEN, RUN, NODE_RUN, "HANGPROOF_ATTEMPT", "HANGPROOF_HEARTBEAT", "HANGPROOF_RESUME", *SNAPSHOTS)
+_OURS = (*MARKS, *SNAPSHOTS)
 _SECRET = ("HANGPROOF_NODE_TOKEN",)  # the trainer's code, which is not ours, does not get it
 LIST_S = 1.0  # how often the folder of heartbeats is listed; reading known records costs less
 ACTIVE_CORES = 0.05  # processor cores that the script's processes use when they are at work
@@ -178,7 +178,7 @@ class Attempt:
             files = [str(self.heartbeats / name) for name in ("exit", "pid")]
             command = ["bash", "-c", _WRAPPER, "hangproof", str(script), *files]
         with open(output, "ab") as log:
-            self._popen = subprocess.Popen(
+            self._popen = platform.popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -52,6 +52,7 @@ class Watching:
     tree_s: float
     evidence_pause_s: float
     fault_s: float
+    silent_s: float
 
 
 @dataclass(frozen=True)

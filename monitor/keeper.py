@@ -1,13 +1,19 @@
-"""Restarts a monitor that was killed. `monitor run` becomes this process; the monitor is its child.
+"""Restarts a monitor that was killed or is silent. `monitor run` becomes this process; the monitor is its child.
 
-Decision: a parent that sleeps in `waitpid` costs no processor time and notices the end of its child at once; a timer or a
-lock that is polled does neither. The child adopts the living training, so a restart takes the time of an import. A run that
-has reached its final state is never started again, whatever ended the monitor. If this process is killed too, the monitor
-goes on alone, and `python -m monitor resume-all` or systemd's `Restart=` (README) continues a run that has neither.
+Decision: a parent that sleeps until its child ends, or until the beat of its child's loop stops (process/platform.py), costs next
+to no processor time; a timer or a lock that is polled does. The child adopts the living training, so a restart takes the time
+of an import. A run that has reached its final state is never started again, whatever ended the monitor. If this process is
+killed too, the monitor goes on alone, and `python -m monitor resume-all` or systemd's `Restart=` (README) continues a run that
+has neither.
+
+A silent monitor may be stuck on the disk with the run's folder, which its log and its successor need as well. So this process
+touches no file of the run: what it has to say is written and sent by processes of their own, and it tries again at growing
+intervals. The training is left alone: it works, or waits for the same disk, and the next monitor that works judges it. On Windows
+only the end of the monitor is noticed.
 
 It sleeps as long as the training lasts, so its size matters: `monitor run` finds the run, then replaces itself with a shell
-(keeper.sh), which becomes this file once the monitor was killed or failed. Windows has no such shell, and this file from the
-start. It imports little more than nothing; what a failure needs is imported when there is one.
+(keeper.sh), which becomes this file once the monitor was killed, failed or is silent. Other systems than Linux have this file
+from the start. It imports little more than nothing; what a failure needs is imported when there is one.
 """
 
 from __future__ import annotations
@@ -19,6 +25,8 @@ import time
 
 if sys.platform == "win32":
     import subprocess
+else:
+    import select
 
 LOG = "monitor.log"  # as in run_folder.py
 EXIT_ERROR = 70  # EX_SOFTWARE of sysexits.h: the monitor failed outside its loop
@@ -27,32 +35,51 @@ PAUSE_S = 0.5
 MAX_PAUSE_S = 5.0
 HEALTHY_S = 60.0  # a monitor that ran this long was healthy: earlier failures no longer count
 TRIES_COUNT = 10
+CONFIRM_S = 6.0  # after the limit: both may have been stopped, and the monitor needs a moment to beat again
+KILL_WAIT_S = 10.0  # for the end of a silent monitor; then it waits in the kernel, where no signal reaches it
+MAX_SILENT_S = 900.0  # the limit doubles while one monitor after another is silent: the work of a slow disk gets done
+SAY_S = 1.0  # for a message, whose stream may be a file on a disk that does not respond
 
 
 def become(folder: str, state: str, checked: bool, node: str = "") -> int:
-    """Replace this process with the keeper of `folder`; on Windows, where that gives a new process, be it: its exit code.
+    """Replace this process with the keeper of `folder`; off Linux, be it: its exit code.
 
-    state: the file with the run's state. node: "N@HOST:PORT" for the monitor of another machine than the first one.
-    Raises OSError.
+    state: the file with the run's state. node: "N@HOST:PORT" for the monitor of another machine than the first one. Raises
+    OSError.
     """
+    from guards.limits import LimitError
+    from monitor import config
+    from monitor.process.tree import MARKS
+
+    for name in MARKS:  # a shell may export them: no process but the training's may look like the training
+        os.environ.pop(name, None)
     options = [*["--checked"] * checked, *[f"--node={node}"] * bool(node), f"--before={_changed_ns(state)}"]
-    if sys.platform == "win32":
-        return keep([*options, state, folder])
+    try:
+        silent_s = max(config.load().watch.silent_s, CONFIRM_S)
+    except (config.ConfigError, LimitError):
+        silent_s = HEALTHY_S  # the monitor says what is wrong with the limits, and ends
+    if not sys.platform.startswith("linux"):
+        return keep([f"--silent-s={silent_s:g}", *options, state, folder])
     sys.stdout.flush()
     sys.stderr.flush()
+    reader, writer = os.pipe()
+    for pipe in (reader, writer):
+        os.set_inheritable(pipe, True)
     shell = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.sh")
-    os.execv("/bin/sh", ["sh", shell, sys.executable, state, folder, *options])
+    words = [sys.executable, state, folder, f"{silent_s:g}", str(reader), str(writer)]
+    os.execvp("bash", ["bash", shell, *words, *options])
 
 
 def keep(words: list[str]) -> int:
     """Run the monitor until it ends by itself; its exit code. 1 when it was killed or failed TRIES_COUNT times in a row.
 
-    words: options, the file with the run's state, the run's folder. Options: --checked; --before=NS, when that file was last
-    changed; and what keeper.sh saw: --ended=CODE, how its monitor ended (128 + N: signal N killed it), --received=SIGNAL.
+    words: options, the file with the run's state, the run's folder. Options: --checked; --silent-s=SECONDS; --before=NS, when
+    that file was last changed; and what keeper.sh saw: --ended=CODE, how its monitor ended (128 + N: signal N killed it), or
+    --silent=PID and --beats=DESCRIPTOR of one that is silent, and --received=SIGNAL.
     """
     *options, state, folder = words
-    before = _number(options, "--before=") or 0
-    ended = _number(options, "--ended=")
+    run, base_s = os.path.basename(folder), float(_value(options, "--silent-s=") or HEALTHY_S)
+    ended, silent = _value(options, "--ended="), _value(options, "--silent=")
     received = [int(word.partition("=")[2]) for word in options if word.startswith("--received=")]
     child: list[_Child] = []
 
@@ -68,75 +95,93 @@ def keep(words: list[str]) -> int:
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
     except OSError as error:  # nothing has started yet
-        run = os.path.basename(folder)
         print(f"monitor: {run}: cannot receive signals: {error.strerror or error}; start it again", file=sys.stderr)
         return 1
-    failures = 0
+    failures = silences = 0
     while True:
-        began_s = time.monotonic()
+        began_s, limit_s, code = time.monotonic(), min(base_s * 2**silences, MAX_SILENT_S), None
         try:
             if ended is not None:
-                code, ended = ended if ended <= 128 else 128 - ended, None
+                code, ended = int(ended) if int(ended) <= 128 else 128 - int(ended), None
+            elif silent is not None:
+                process, silent = _Child.adopt(int(silent), int(_value(options, "--beats=") or -1)), None
             else:
-                code = _run_monitor(folder, options, received, child, restarted=failures > 0)
+                process = _start_monitor(folder, options, received, child, restarted=failures + silences > 0)
+                code = process.wait(limit_s)
         except OSError as error:
             how = f"cannot be started: {error.strerror or error}"
         else:
-            while code == 1 and failures and _is_watched(state):
-                time.sleep(1.0)  # an earlier start did succeed, and its error came afterwards
-            code = EXIT_ERROR if code == 1 and failures else code
+            if code is None:
+                silences = 1 if time.monotonic() - began_s - limit_s >= HEALTHY_S else silences + 1
+                _end_silent(process, run, limit_s)
+                child.clear()
+                continue
+            child.clear()
+            while code == EXIT_ERROR and _is_watched(state):
+                time.sleep(1.0)  # somebody has started another monitor meanwhile
             if 0 <= code != EXIT_ERROR:
                 return code
-            final = _state(state) if _changed_ns(state) != before else None
-            if final in FINAL_CODES:
-                return FINAL_CODES[final]
             how = f"was killed by {_signal_name(-code)}" if code < 0 else "failed"
         healthy = time.monotonic() - began_s >= HEALTHY_S
         failures = 1 if healthy else failures + 1
-        run = os.path.basename(folder)
         if failures >= TRIES_COUNT:
-            print(
-                f"monitor: {run}: the monitor {how}, {failures} times in a row; see {folder}{os.sep}{LOG}",
-                file=sys.stderr,
+            how = f"the monitor {how}, {failures} times in a row; see {folder}{os.sep}{LOG}"
+            _say(
+                run, f"{how}. Nothing watches the training; start it again: python -m monitor start {folder}", send=True
             )
             return 1
-        print(f"monitor: the monitor of {run} {how}; restarting it", file=sys.stderr, flush=True)
+        _say(run, f"the monitor {how}; restarting it")
         time.sleep(min(PAUSE_S * failures, MAX_PAUSE_S))
 
 
-def _number(options: list[str], name: str) -> int | None:
-    return next((int(word.partition("=")[2]) for word in options if word.startswith(name)), None)
+def _value(options: list[str], name: str) -> str | None:
+    return next((word.partition("=")[2] for word in options if word.startswith(name)), None)
 
 
-def _run_monitor(folder: str, options: list[str], received: list[int], child: list[_Child], restarted: bool) -> int:
-    """Start the monitor and wait for its end; its exit code, -N when signal N killed it. OSError: it cannot be started.
+def _start_monitor(
+    folder: str, options: list[str], received: list[int], child: list[_Child], restarted: bool
+) -> _Child:
+    """Start the monitor. OSError: it cannot be started.
 
     received: signals so far, and `child`: whom to forward the next ones to; a signal may come while no monitor listens.
     """
-    words = ["--child", str(os.getpid()), *["--checked"] * ("--checked" in options), *["--restarted"] * restarted]
-    words += [*(w for w in options if w.startswith("--node=")), *(f"--received={number}" for number in received)]
+    words = [*["--checked"] * ("--checked" in options), *["--restarted"] * restarted]
+    words += [*(w for w in options if w.startswith(("--node=", "--before="))), *(f"--received={n}" for n in received)]
     known = len(received)
-    process = _Child([sys.executable, "-m", "monitor", "run", *words, folder])
+    process = _Child([sys.executable, "-m", "monitor", "run", "--child", str(os.getpid())], [*words, folder])
     child[:] = [process]
     for number in received[known:]:
         process.send(number)
-    code = process.wait()
-    child.clear()
-    return code
+    return process
+
+
+def _end_silent(process: _Child, run: str, silent_s: float) -> None:
+    """Kill a silent monitor; returns once it is gone, which takes as long as the kernel keeps it. It is reported again and again."""
+    _say(run, f"the monitor (pid {process.pid}) has not responded for {silent_s:.0f} s; replacing it", send=True)
+    wait_s = KILL_WAIT_S
+    while not process.kill(wait_s):
+        _say(
+            run,
+            f"the monitor (pid {process.pid}) does not respond and cannot be killed: it waits in the kernel, usually for a disk "
+            "that does not respond. Nothing watches the training until that ends. Check the disk with the run's folder",
+            send=True,
+        )
+        wait_s = min(2 * wait_s, MAX_SILENT_S)
 
 
 # The monitor's process, in a session of its own: Ctrl-C in the terminal reaches it once, through `forward`.
 if sys.platform == "win32":
 
     class _Child:
-        def __init__(self, command: list[str]):
+        def __init__(self, command: list[str], options: list[str]):
             hidden = subprocess.CREATE_NO_WINDOW if "HANGPROOF_QUIET" in os.environ else 0
-            self._process = subprocess.Popen(command, creationflags=subprocess.CREATE_NEW_PROCESS_GROUP | hidden)
+            flags = subprocess.CREATE_NEW_PROCESS_GROUP | hidden
+            self._process = subprocess.Popen([*command, *options], creationflags=flags)
 
         def send(self, _number: int) -> None:
             self._process.send_signal(signal.CTRL_BREAK_EVENT)
 
-        def wait(self) -> int:
+        def wait(self, _silent_s: float) -> int:
             return self._process.wait()
 
 else:
@@ -144,24 +189,68 @@ else:
     class _Child:
         """Not `subprocess.Popen`, whose module is larger than everything else here."""
 
-        def __init__(self, command: list[str]):
+        def __init__(self, command: list[str], options: list[str]):
             """Raises OSError."""
             self._ended = False
-            self._pid = os.posix_spawn(command[0], command, os.environ, setsid=True, setsigdef=[signal.SIGPIPE])
+            self._beats, writer = os.pipe()
+            try:
+                os.set_inheritable(writer, True)
+                words = [*command, f"--beat={writer}", *options]
+                self.pid = os.posix_spawn(words[0], words, os.environ, setsid=True, setsigdef=[signal.SIGPIPE])
+            except OSError:
+                os.close(self._beats)
+                raise
+            finally:
+                os.close(writer)
+
+        @classmethod
+        def adopt(cls, pid: int, beats: int) -> _Child:
+            """The child of the shell that became this process."""
+            child = cls.__new__(cls)
+            child.pid, child._beats, child._ended = pid, beats, False
+            return child
 
         def send(self, number: int) -> None:
             """Send a signal, unless it has ended."""
             if not self._ended:
-                os.kill(self._pid, number)
+                os.kill(self.pid, number)
 
-        def wait(self) -> int:
-            """Its exit code; -N: signal N killed it."""
+        def wait(self, silent_s: float) -> int | None:
+            """Its exit code, -N: signal N killed it; None once it has not beaten for `silent_s` seconds."""
+            silent = False
+            while True:
+                if select.select([self._beats], [], [], CONFIRM_S if silent else silent_s)[0]:
+                    silent = False
+                    if not os.read(self._beats, 4096):
+                        return self._code()
+                elif silent:
+                    return None
+                else:
+                    silent = True
+
+        def kill(self, wait_s: float) -> bool:
+            """SIGKILL; whether it is gone within `wait_s` seconds. Its number is not used again before it is waited for."""
+            for number in (signal.SIGKILL, signal.SIGCONT):
+                self.send(number)
+            until_s = time.monotonic() + wait_s
+            while select.select([self._beats], [], [], max(0.0, until_s - time.monotonic()))[0]:
+                if not os.read(self._beats, 4096):
+                    self._code()
+                    return True
+            return False
+
+        def _code(self) -> int:
+            """Wait for its end."""
+            os.close(self._beats)
             while True:
                 try:
                     if hasattr(os, "waitid"):  # macOS has none before Python 3.13
-                        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+                        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
                         self._ended = True  # before its number is free for another process
-                    return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+                    return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                except ChildProcessError:  # the shell that became this process has waited for it
+                    self._ended = True
+                    return -signal.SIGKILL
                 except OSError as error:  # must not start a second monitor
                     print(f"monitor: {error}; waiting again", file=sys.stderr, flush=True)
                     time.sleep(PAUSE_S)
@@ -175,6 +264,46 @@ def _changed_ns(path: str) -> int:
 
 
 # ---- after a failure ----
+
+_messages: list[int] = []  # processes that write or send one
+
+
+def _say(run: str, text: str, send: bool = False) -> None:
+    """Write a line to standard error, and `send` it to the user's addresses, by processes of their own: what blocks, blocks them."""
+    _messages[:] = [pid for pid in _messages if not _has_ended(pid)]
+    line = f"monitor: {run}: {text}"
+    if sys.platform == "win32":
+        print(line, file=sys.stderr, flush=True)
+        return
+    try:
+        written = os.posix_spawn("/bin/sh", ["sh", "-c", 'printf "%s\\n" "$1" >&2', "sh", line], os.environ)
+        until_s = time.monotonic() + SAY_S
+        while not _has_ended(written):
+            if time.monotonic() >= until_s:
+                _messages.append(written)
+                break
+            time.sleep(0.01)
+        if send:
+            import json
+
+            null, message = (
+                os.open(os.devnull, os.O_RDWR),
+                json.dumps({"kind": "unwatched", "title": run, "body": text}),
+            )
+            reader, writer = os.pipe()
+            os.write(writer, message.encode())
+            os.close(writer)
+            files = [(os.POSIX_SPAWN_DUP2, reader, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
+            command = [sys.executable, "-m", "monitor.cli.notify"]
+            _messages.append(os.posix_spawn(command[0], command, os.environ, file_actions=files))
+            os.close(reader)
+            os.close(null)
+    except OSError:  # no process can be started
+        print(line, file=sys.stderr, flush=True)
+
+
+def _has_ended(child: int) -> bool:
+    return os.waitpid(child, os.WNOHANG)[0] != 0
 
 
 def _is_watched(state: str) -> bool:
@@ -192,16 +321,14 @@ def _is_watched(state: str) -> bool:
         return True
 
 
-def _state(path: str) -> object:
-    """The run's state; None when unknown: then the next monitor finds out whether anything is left to do."""
-    try:
-        from pathlib import Path
+def final_code(state: str, before_ns: int) -> int | None:
+    """The exit code of a run that reached its final state since `before_ns`, when `state` was last changed; None: it goes on."""
+    from pathlib import Path
 
-        from monitor.run_folder import read_json
+    from monitor.run_folder import read_json
 
-        return (read_json(Path(path)) or {}).get("state")
-    except (ImportError, OSError, MemoryError):
-        return None
+    values = read_json(Path(state)) if _changed_ns(state) != before_ns else None
+    return FINAL_CODES.get(str((values or {}).get("state")))
 
 
 def _signal_name(number: int) -> str:

@@ -14,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +29,8 @@ from monitor.process.subjob import ROOT, helper_environment, python
 from monitor.run_folder import MonitorError, RunFolder, read_json
 
 FILE, FILE_LOCK, WORKER_LOCK = ".queue.json", ".queue.lock", ".queue-worker.lock"  # in outputs/
+WORKER_SILENT_S = 300.0  # a start of several runs may take minutes
+KILL_WAIT_S = 2.0
 LOCK_S = 10.0  # for others that change the queue
 MOST = 200  # entries
 NO_GPU = "cpu"  # what runs without a GPU wait for: one of the queue at a time
@@ -235,10 +239,32 @@ def busy(folder: Path) -> list[str]:
 # ---- the process that starts the next one ----
 
 
-def ensure_worker() -> bool:
-    """Start the queue's process when runs wait and none is there; whether one was started. Never raises."""
+def worker_mark() -> str:
+    """What the queue's process writes into its lock: (pid, start time) and when it looked last, in monotonic seconds."""
+    own = platform.process_info(os.getpid())
+    return f"{os.getpid()} {own.start if own else 0.0} {time.monotonic()}"
+
+
+def _end_silent_worker() -> bool:
+    """Kill a process of the queue that does not look any more, for example because it was stopped; whether it is gone."""
     try:
-        if not any(not entry.problem for entry in read().entries) or is_held(outputs() / WORKER_LOCK):
+        pid, start, looked_s = (outputs() / WORKER_LOCK).read_text(encoding="utf-8").split()
+        if time.monotonic() - float(looked_s) < WORKER_SILENT_S:
+            return False
+        platform.send(int(pid), float(start), getattr(signal, "SIGKILL", signal.SIGTERM))
+    except (OSError, ValueError):
+        return False  # it writes just now, or is of an earlier version
+    until_s = time.monotonic() + KILL_WAIT_S
+    while is_held(outputs() / WORKER_LOCK) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    return not is_held(outputs() / WORKER_LOCK)
+
+
+def ensure_worker() -> bool:
+    """Start the queue's process when runs wait and none works; whether one was started. Never raises."""
+    try:
+        waits = any(not entry.problem for entry in read().entries)
+        if not waits or (is_held(outputs() / WORKER_LOCK) and not _end_silent_worker()):
             return False
         subprocess.Popen(
             python("monitor", "queue", "work"),

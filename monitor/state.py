@@ -7,19 +7,23 @@ recovery, a stop, or a healthy attempt.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import zlib
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import atomic_write
+from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
 from monitor.resume.policy import History
 from monitor.run_folder import STATE, STATUS, RunFolder, read_json
 
 VERSION = 2
+STALE_S = 30.0  # status.json is written once a second
 _VERSION_1 = {"was": "changes_at_save", "used": "cause_counts", "spec_mark": "spec_hash", "asked_at": "queued_at_s"}
 
 
@@ -171,13 +175,31 @@ def nothing_left(folder: Path) -> str:
 
 
 def read_status(folder: str | Path) -> dict[str, Any] | None:
-    """`status.json` of a run plus "alive": a monitor watches it now. None: the run was never started.
+    """`status.json` of a run plus "alive": a monitor watches it now; "age_s" of its figures; "stale" (see `stale`). None: the
+    run was never started.
 
     A run in no final state that is not watched was left by a killed monitor or a reboot: `python -m monitor start RUN` (or
     `resume-all`) continues it.
     """
     values = read_json(Path(folder) / STATUS)
-    return None if values is None else {**values, "alive": is_held(Path(folder) / LOCK)}
+    return None if values is None else with_age({**values, "alive": is_held(Path(folder) / LOCK)})
+
+
+def with_age(status: dict[str, Any]) -> dict[str, Any]:
+    """A status with "alive", plus "age_s": seconds since its monitor wrote it, and "stale": a sentence once that is too long.
+
+    Seconds on the monotonic clock, on which a suspended machine does not age; on the wall clock on another machine, or for
+    a status of a version before November 2026.
+    """
+    now, age_s = platform.now(), 0.0
+    with contextlib.suppress(TypeError, ValueError):
+        if status.get("boot") == platform.boot_id()[:8]:
+            age_s = max(0.0, now.mono_s - float(status["updated_mono_s"]))
+        else:
+            age_s = max(0.0, now.wall_s - datetime.fromisoformat(str(status.get("updated_at"))).timestamp())
+    old = status["alive"] and status.get("state") not in FINAL and age_s >= STALE_S
+    text = f"figures are {age_s:.0f} s old: the monitor does not respond" if old else ""
+    return {**status, "age_s": round(age_s, 1), "stale": text}
 
 
 def is_abandoned(status: dict[str, Any] | None) -> bool:

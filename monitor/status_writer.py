@@ -114,6 +114,8 @@ class StatusWriter:
             "devices": self.run.queue.devices,  # the GPUs that this run queues for
             **self._machine,
             "updated_at": now.utc,
+            "updated_mono_s": round(now.mono_s, 3),  # with the boot, its age does not depend on the wall clock
+            "boot": platform.boot_id()[:8],
             "last_progress_at": self._progress_utc,
             "message": message,
             "incidents": len(folder.incident_numbers()),
@@ -189,7 +191,7 @@ class StatusWriter:
 
     def _note_gpus(self, now: Moment, readings: tuple[dict[str, Any], ...]) -> None:
         for i, reading in enumerate(readings):
-            values = {k: v for k, v in reading.items() if k not in ("pids", "spill")}
+            values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "mig")}
             try:
                 append_line(self.run.folder.folder / "metrics.jsonl", {"kind": "gpu", "t": now.utc, "gpu": i, **values})
             except OSError as error:

@@ -139,7 +139,7 @@ class StoreAgent:
         command = [*python("launch", "store", "agent"), str(self.folder.folder), *["--adopted"] * self.admitted]
         try:
             with open(self.folder.folder / LOG, "ab") as log:
-                self._popen = subprocess.Popen(
+                self._popen = platform.popen(
                     command,
                     bufsize=0,
                     stdin=subprocess.PIPE,

@@ -141,13 +141,13 @@ class Supervisor:
         self.signals = list(received)
         self.notifier = Notifier(folder.name, folder.log)
         folder.on_event = self.notifier.event
-        verifier = checkpoints.Verifier(self.config.check.verify_s)
+        verifier, gpus = checkpoints.Verifier(self.config.check.verify_s), nvml.Gpus()
         self.run = Run(
             folder=folder,
             config=self.config,
             state=RunState.load(folder),
-            gpus=nvml.Gpus(),
-            queue=GpuQueue(folder.name, folder.spec),
+            gpus=gpus,
+            queue=GpuQueue(folder.name, folder.spec, gpus.listed),
             verifier=verifier,
             prewarm=script.Prewarm(folder, verifier, self.config.check.render_s),
             standby=Standby(folder, self.config.standby, self.config.end),
@@ -195,6 +195,7 @@ class Supervisor:
                 try:
                     self.write_status()
                     self.waker.sleep(self.poll_s())
+                    platform.reap()
                     self.enter(
                         self.handle_requests() or self.lease_lost() or self.spent() or self.states[self.at.state]()
                     )

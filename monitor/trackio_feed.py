@@ -46,7 +46,7 @@ def start(folder: RunFolder) -> None:
         return
     try:
         with (folder.folder / LOG).open("ab") as log:
-            child = subprocess.Popen(
+            child = platform.popen(
                 python("monitor.trackio_feed", str(folder.folder)),
                 cwd=ROOT,
                 env=helper_environment(),

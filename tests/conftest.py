@@ -1,5 +1,7 @@
 """What holds for every test: what did not run is said with its reason; no verdict hangs on how busy the machine is."""
 
+import os
+import tempfile
 from collections import Counter
 
 import pytest
@@ -8,6 +10,9 @@ from ui_helpers import browsing, serving
 from ui_page import a_tab
 
 from guards import amx
+
+# Other tests, and runs of this machine, may use GPUs of the same names.
+os.environ["HANGPROOF_LOCKS"] = f"{tempfile.gettempdir()}/hangproof-test-locks-{os.getpid()}"
 
 amx.avoid()  # for what computes in the tests' own processes, and for trainers without the guards
 

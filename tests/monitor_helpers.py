@@ -114,6 +114,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     scratch.mkdir(exist_ok=True)
     env = {k: v for k, v in os.environ.items() if not k.startswith("HANGPROOF_")}
     own = {"TMPDIR": str(scratch), "HANGPROOF_SHM": str(scratch), "HANGPROOF_DATA": str(folder.parent)}
+    own["HANGPROOF_LOCKS"] = str(scratch)
     return env | own | {"HANGPROOF_GPUS": ""} | more
 
 

@@ -36,6 +36,14 @@ def nvmlDeviceGetUtilizationRates(h): return Values
 def nvmlDeviceGetTemperature(h, which): raise NVMLError("not supported")
 def nvmlDeviceGetPowerUsage(h): return 250500
 def nvmlDeviceGetCurrentClocksThrottleReasons(h): return 0x4 | 0x20 | 0x40
+def nvmlDeviceGetUUID(h): return f"GPU-{h}" if isinstance(h, int) else h
+def nvmlDeviceGetMigMode(h):
+    if not (here / "mig").exists(): raise NVMLError("not supported")
+    return [1, 1]
+def nvmlDeviceGetMaxMigDeviceCount(h): return 7
+def nvmlDeviceGetMigDeviceHandleByIndex(h, i):
+    if i > 1: raise NVMLError("not found")
+    return f"MIG-{i}"
 class Process:
     def __init__(self, pid): self.pid = int(pid)
 def nvmlDeviceGetComputeRunningProcesses(h):
@@ -82,6 +90,7 @@ def test_a_reading_has_what_the_gpu_supports(gpus):
         "memory_total": 24,
         "spill": os.name == "nt",
         "name": "Fake 4090",
+        "uuid": "GPU-0",
         "utilization": 97,
         "power_w": 250.5,
         "throttle": "power limit, too hot",
@@ -92,6 +101,23 @@ def test_a_reading_has_what_the_gpu_supports(gpus):
     one.read()
     wait_for(lambda: one._reading()["at_s"] > first)
     assert one._reading()["at_s"] < first + 9, "each read requests the next reading"
+
+
+def test_the_parts_of_a_divided_gpu_are_listed_and_the_list_is_waited_for(gpus, driver):
+    (driver / "mig").touch()
+    (driver / "hangs").touch()
+    one = gpus()
+    assert one.listed() is None, "the driver has not answered yet"
+    (driver / "hangs").unlink()
+    wait_for(one.listed)
+    assert [(gpu["uuid"], gpu["mig"]) for gpu in one.listed()] == [("GPU-0", ["MIG-0", "MIG-1"])]
+
+
+def test_a_driver_that_does_not_answer_is_not_waited_for_for_ever(gpus, driver, monkeypatch):
+    (driver / "hangs").touch()
+    monkeypatch.setattr(nvml, "COUNT_S", 1.0)
+    one = gpus()
+    assert wait_for(lambda: one.listed() == ())
 
 
 def test_without_a_gpu_there_is_no_helper(monkeypatch, tmp_path):

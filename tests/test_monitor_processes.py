@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from monitor_helpers import ROOT, wait_for
@@ -114,7 +115,76 @@ def test_a_process_that_can_be_read_only_later_is_killed_then(monkeypatch, child
     monkeypatch.setattr(platform, "_read", broken)
     result = tree.kill(tree.Tree("", members=members), grace_s=30, kill_wait_s=60)
     assert result.survivors == () and result.took_s < 30, "SIGTERM is sent as soon as it can be"
-    assert platform.process_info(child.pid) is None
+    assert child.wait(60) == -signal.SIGTERM
+
+
+def process_with_number(pid: int) -> subprocess.Popen | None:
+    """A new process that gets this free number; None where the system does not let us choose."""
+    for _ in range(50):
+        try:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        except OSError:
+            return None
+        made = subprocess.Popen(["sleep", "60"])
+        if made.pid == pid:
+            return made
+        made.kill()
+        made.wait()
+    return None
+
+
+@linux
+def test_a_process_number_that_is_used_again_is_never_hit(monkeypatch, child):
+    """The process dies after it was found alive and before the signal is sent, and another one gets its number."""
+    start, alive, others = platform.process_info(child.pid).start, platform.alive, []
+
+    def dies_after(pid, started):
+        found = alive(pid, started)
+        child.kill()
+        child.wait()
+        others.append(process_with_number(pid))
+        return found
+
+    monkeypatch.setattr(platform, "alive", dies_after)
+    sent = platform.send(child.pid, start, signal.SIGKILL)
+    if (other := others[0]) is None:
+        pytest.skip("only root can choose the number of a process")
+    time.sleep(0.2)
+    unharmed = other.poll() is None
+    other.kill()
+    other.wait()
+    assert not sent and unharmed
+
+
+@linux
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EMFILE, errno.EPERM])
+def test_a_signal_is_sent_where_there_is_no_pidfd(monkeypatch, child, number):
+    def refuse(pid):
+        raise error(number)
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert platform.send(child.pid, platform.process_info(child.pid).start, signal.SIGKILL)
+    assert child.wait(30) == -signal.SIGKILL
+
+
+@linux
+def test_an_exit_code_that_somebody_waits_for_survives_the_reaping_of_orphans():
+    """In a process of its own, which adopts orphans as the monitor does."""
+    code = """
+import subprocess, sys, time
+from monitor.process import platform
+platform.become_subreaper()
+known = platform.popen(["sh", "-c", "exit 7"])
+subprocess.run(["sh", "-c", "for i in 1 2 3 4 5; do sleep 0.2 & done"])
+until = time.monotonic() + 60
+while len(platform._children) or len([p for p in platform.scan().values() if p.ppid == platform.os.getpid()]):
+    assert time.monotonic() < until, platform.scan()
+    time.sleep(0.1)
+    platform.reap()
+print(known.wait())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "7\n", done.stderr
 
 
 @linux
@@ -272,7 +342,7 @@ def test_pids_named_for_it_are_killed_without_a_sigterm():
 
 @linux
 def test_orphans_are_named_with_what_to_do(tmp_path):
-    process = subprocess.Popen(["sleep", "60"], env={**os.environ, tree.RUN: str(tmp_path)})
+    process = subprocess.Popen(["sleep", "60"], env={**os.environ, tree.RUN: str(tmp_path), tree.TOKEN: "0" * 32})
     (sentence,) = [s for s in tree.orphans() if str(tmp_path) in s]
     assert f"1 process of {tmp_path} (sleep {process.pid})" in sentence and f"monitor start {tmp_path}" in sentence
     lock = Lock(tmp_path / locks.LOCK)

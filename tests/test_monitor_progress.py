@@ -252,6 +252,20 @@ def test_a_monitor_that_was_stopped_itself_judges_nothing_by_time_it_did_not_see
     assert watch.observe(Observation(1000.2, 1000.2, (moved,))).kind == OK
 
 
+def test_time_is_lost_from_the_last_step_and_judged_only_while_somebody_watched():
+    """A monitor that replaces another, or was stopped, sees the last step long after it."""
+    record = beat(step_s=400.0, phase_s=90.0, beat_s=410.0)  # an item since: no progress in the step phase
+    watch = new_watch(CONFIG)
+    assert watch.observe(Observation(500.0, 500.0, (record,))).kind == OK
+    assert watch.last_progress_s() == 400.0
+    watch.observe(Observation(500.5, 500.5, (beat(step=101, count=101, step_s=500.2, phase_s=90.0, beat_s=500.2),)))
+    assert watch.last_progress_s() == pytest.approx(500.2)
+    later = beat(step=140, count=140, step_s=560.0, phase_s=90.0, beat_s=560.0)
+    assert watch.observe(Observation(700.0, 700.0, (later,))).kind == OK, "the monitor was stopped for 200 s"
+    assert watch.last_progress_s() == 560.0
+    assert still(watch, 60, later, 700.15).kind == HUNG, "and from now on it is judged as ever"
+
+
 @pytest.mark.parametrize("phase", ["import", "load", "cache_latents", "save", "sample"])
 def test_a_process_that_a_signal_has_stopped_is_stuck_in_any_phase_within_seconds(phase):
     watch, now, record = new_watch(CONFIG), 100.0, beat(phase=phase, count=0, intervals=(), beat_s=100.0)

@@ -129,7 +129,7 @@ def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
 def gpus(tmp_path, monkeypatch):
     """Queues of this process for the GPUs "0" and "1", in a folder of the test's own."""
     monkeypatch.setenv("HANGPROOF_GPUS", "0,1")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("HANGPROOF_LOCKS", str(tmp_path))
     return lambda name: GpuQueue(name, {})
 
 
@@ -196,6 +196,122 @@ def test_a_full_disk_only_costs_the_name_of_the_holder(gpus, monkeypatch):
     one.release()
 
 
+A, B, C = "GPU-aaaa1111-0", "GPU-bbbb2222-0", "GPU-bbbb3333-0"
+LISTED = ({"uuid": A}, {"uuid": B, "mig": ["MIG-1", "MIG-2"]}, {"uuid": C})
+
+
+@pytest.mark.parametrize(
+    ("named", "locked"),
+    [
+        ("0", {A: "0"}),
+        (A, {A: A}),
+        ("GPU-aaaa", {A: "GPU-aaaa"}),
+        (f"0,{A}", {A: "0"}),  # one GPU, named twice
+        ("1", {"MIG-1": "1"}),  # CUDA uses the first part of a divided GPU
+        (B, {"MIG-1": B}),
+        ("MIG-2", {"MIG-2": "MIG-2"}),
+        ("GPU-bbbb", {"GPU-bbbb": "GPU-bbbb"}),  # of two GPUs
+        ("7", {"7": "7"}),
+        ("test", {"test": "test"}),
+    ],
+)
+def test_a_gpu_has_one_lock_however_it_is_named(named, locked):
+    assert queue.lock_names(named.split(","), LISTED) == locked
+    assert queue.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
+
+
+def test_an_index_and_its_uuid_exclude_each_other_whatever_tmpdir_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_LOCKS", str(tmp_path / "locks"))
+    queues = []
+    for number, named in enumerate(("0", A, "GPU-aaaa", "2")):
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / str(number)))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        queues.append(GpuQueue(f"run {number}", {}, lambda: LISTED))
+        queues[-1].ask(None)
+        queues[-1].acquire()
+    assert [one.held for one in queues] == [True, False, False, True]
+    assert queues[1].message == f"waiting for GPU {A}: the run 'run 0' uses it"
+    assert queues[2].message == "waiting for GPU GPU-aaaa: 1 run queued before"
+    queues[0].release()
+    assert queues[1].acquire()
+    for one in queues:
+        one.release()
+
+
+def test_a_run_waits_until_the_driver_has_listed_its_gpus(gpus, monkeypatch):
+    answers = [None, LISTED]
+    one = GpuQueue("one", {}, lambda: answers.pop(0))
+    one.ask(None)
+    assert not one.acquire() and one.message == "waiting for GPU 0, 1: the driver has not listed its GPUs yet"
+    assert one.acquire()
+    one.release()
+
+
+def test_the_folder_of_the_locks_is_the_same_for_every_account(monkeypatch, tmp_path):
+    monkeypatch.delenv("HANGPROOF_LOCKS")
+    found = queue.shared_folder()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert queue.shared_folder() == found != tmp_path
+
+
+OTHER_ACCOUNT = """
+import os, sys
+from monitor.gpu.queue import GpuQueue
+os.umask(0o077)
+os.setgid(65534); os.setuid(65534)
+queue = GpuQueue(sys.argv[1], {})
+queue.ask(None)
+print(queue.acquire(), queue.message, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can be another account")
+def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to(gpus, tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    monkeypatch.setenv("HANGPROOF_LOCKS", str(shared))
+
+    def other(name):
+        return subprocess.Popen([sys.executable, "-c", OTHER_ACCOUNT, name], cwd=ROOT, stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, text=True)  # fmt: skip
+
+    theirs = other("theirs")
+    assert theirs.stdout.readline() == "True \n"
+    mine = gpus("mine")
+    mine.ask(None)
+    assert not mine.acquire() and mine.message == "waiting for GPU 0: the run 'theirs' uses it"
+    theirs.kill()
+    theirs.communicate()
+    assert mine.acquire(), mine.message
+    theirs = other("theirs")
+    assert theirs.stdout.readline() == "False waiting for GPU 0: the run 'mine' uses it\n"
+    theirs.kill()  # its ticket stays there
+    theirs.communicate()
+    mine.release()
+    assert mine.acquire()
+    mine.release()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links")
+def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharmed(gpus, tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    for link in (lambda path: path.symlink_to(tmp_path / "mine"), lambda path: path.hardlink_to(tmp_path / "mine")):
+        path = tmp_path / "hangproof-gpu.0.lock"
+        link(path)
+        one = gpus("one")
+        one.ask(None)
+        assert not one.acquire() and "its queue is not usable" in one.message and str(path) in one.message
+        one.release()
+        path.unlink()
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
 RUNS = """
 import os, random, sys, time
 from pathlib import Path
@@ -221,10 +337,9 @@ PROBES = """
 import os, sys, time
 from pathlib import Path
 from monitor.process.locks import is_held
-base = Path(sys.argv[1]) / f"hangproof-{os.getuid()}" / "gpus"
 until = time.monotonic() + 5
 while time.monotonic() < until:
-    for path in [*base.glob("*.lock"), *base.glob("*/*.ticket")]:
+    for path in Path(sys.argv[1]).glob("hangproof-gpu.*"):
         is_held(path)
 """
 
@@ -232,7 +347,7 @@ while time.monotonic() < until:
 @pytest.mark.skipif(os.name == "nt", reason="os.getuid")
 def test_runs_that_queue_and_probe_all_the_time_share_a_gpu(tmp_path):
     """Real processes: each gets its turn, never two at once, and no ticket is lost."""
-    env = {**os.environ, **GPU, "TMPDIR": str(tmp_path)}
+    env = {**os.environ, **GPU, "HANGPROOF_LOCKS": str(tmp_path)}
 
     def start(code, *arguments):
         command = [sys.executable, "-c", code, *arguments]

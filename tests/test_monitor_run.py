@@ -275,7 +275,9 @@ def test_a_script_that_fails_at_once_is_tried_three_times_and_the_reason_is_its_
 @pytest.mark.skipif(not LINUX, reason="/proc/PID/environ")
 def test_orphans_of_a_dead_attempt_are_named_and_killed_before_a_new_one_starts(folder):
     toy_run(folder, **SHORT)
-    orphan = subprocess.Popen(["sleep", "3618"], env={**os.environ, "HANGPROOF_RUN": str(folder)})
+    orphan = subprocess.Popen(
+        ["sleep", "3618"], env={**os.environ, "HANGPROOF_RUN": str(folder), "HANGPROOF_TOKEN": "0" * 32}
+    )
     assert supervise(folder)[0] == 0
     assert orphan.wait(60) == -signal.SIGTERM
     assert str(orphan.pid) in events(folder, "killed")[0]["message"]

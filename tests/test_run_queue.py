@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -102,6 +103,20 @@ def test_run_now_pauses_what_trains_and_continues_it_afterwards(data):
     kinds = [event["kind"] for event in events(long) if event["kind"] in ("paused", "completed")]
     assert kinds == ["paused", "completed"] and len(starts(long)) == 2
     assert starts(urgent)[0] < starts(long)[1] < starts(waiting)[0]
+
+
+def test_a_queue_whose_process_is_stopped_goes_on_with_another(data, monkeypatch):
+    first, second = made(data, "first", "second", steps=60)
+    queue_worker.add(first)
+    queue_worker.add(second)
+    wait_for(lambda: step_of(first) >= 2, what="two steps")
+    (stuck,) = processes(data, "work")
+    stuck.send_signal(signal.SIGSTOP)
+    assert not run_queue.ensure_worker(), "it has looked a moment ago"
+    monkeypatch.setattr(run_queue, "WORKER_SILENT_S", 3.0)
+    wait_for(run_queue.ensure_worker, what="another process")
+    wait_for(lambda: all(map(ended, (first, second))), what="two runs")
+    assert not stuck.is_running()
 
 
 def test_what_was_started_before_a_kill_is_not_started_again(data):

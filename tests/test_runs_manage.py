@@ -90,7 +90,9 @@ def test_a_running_run_is_neither_deleted_nor_renamed(data):  # noqa: F811
 
 def test_a_run_whose_training_lives_without_a_monitor_is_not_deleted(data):  # noqa: F811
     folder = new_run()
-    training = subprocess.Popen(["sleep", "60"], env={**os.environ, "HANGPROOF_RUN": str(folder)})
+    training = subprocess.Popen(
+        ["sleep", "60"], env={**os.environ, "HANGPROOF_RUN": str(folder), "HANGPROOF_TOKEN": "0" * 32}
+    )
     try:
         with pytest.raises(runs.RunError, match="is running"):
             manage.delete("first light", idle, images=True)

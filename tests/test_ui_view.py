@@ -11,6 +11,8 @@ import pytest
 from runs_helpers import data  # noqa: F401
 from ui_helpers import lora_file, photos, write_incident, write_run
 
+from monitor.process import platform
+from monitor.process.locks import LOCK, Lock
 from ui import html
 from ui.run import artifacts, cards, evolution, log_view, readers, run_page, view
 
@@ -87,6 +89,20 @@ def test_the_last_progress_is_shown_as_an_age(data):  # noqa: F811
         then = (datetime.now(UTC) - timedelta(seconds=ago)).isoformat() if ago is not None else "not a time"
         shown = dict((a, b) for a, b, _ in cards.facts(view.View(folder, "r", {"last_progress_at": then}), True))
         assert re.sub("<[^>]*>", "", shown["Last progress"]) == expected if expected else "Last progress" not in shown
+
+
+def test_old_figures_of_a_monitor_that_does_not_respond_are_called_old(data):  # noqa: F811
+    now = platform.now()
+    known = {"boot": platform.boot_id()[:8], "updated_at": now.utc}
+    folder = write_run(data, state="running", updated_mono_s=now.mono_s - 95, **known)
+    lock = Lock(folder / LOCK)
+    assert lock.acquire()
+    shown = view.read(folder)
+    assert shown.running and "These figures are 95 s old: the monitor does not respond." in cards.head(shown)
+    assert "Monitor does not respond" in cards.head(shown) and "Training" not in cards.run_list([shown], "")
+    (folder / "status.json").write_text(json.dumps(shown.status | {"updated_mono_s": now.mono_s}))
+    assert view.read(folder).stale == "" and "Training" in cards.run_list([view.read(folder)], "")
+    lock.release()
 
 
 def test_a_run_whose_monitor_is_gone_is_not_shown_as_running(data):  # noqa: F811

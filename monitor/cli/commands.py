@@ -106,6 +106,7 @@ def line(folder: Path, values: dict[str, Any] | None) -> str:
     if values is None:
         return f"{folder.name}: not started"
     state = values["state"] + (" (not watched; start it again)" if is_abandoned(values) else "")
+    state += f" ({values['stale']})" if values.get("stale") else ""
     if values["state"] in FINAL:
         return f"{folder.name}: {state}. {values['message']}"
     steps = f"step {values['step']}" + (f" of {values['planned_steps']}" if values["planned_steps"] else "")
@@ -170,7 +171,7 @@ def table(folders: list[Path], now_s: float) -> Any:
             duration(v["eta_s"]) if v["eta_s"] else "",
             f"{duration(max(0.0, ago_s))} ago" if moved else "",
             str(v["restarts"]),
-            v["message"],
+            v["stale"] or v["message"],
         )
     return made
 

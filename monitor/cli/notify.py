@@ -7,7 +7,7 @@ that does not answer must not stop the monitor.
 `notify.toml` in the user's configuration folder (`HANGPROOF_NOTIFY` names another):
 
     urls = ["ntfy://my-topic", "discord://…"]
-    on = ["hang", "crash", "restarted", "completed", "failed", "unkillable"]   # this is the default
+    on = ["hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched"]   # this is the default
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ import tomllib
 
 from monitor.process.subjob import Subjob, python
 
-DEFAULT = ("hang", "crash", "restarted", "completed", "failed", "unkillable")
-TYPES = {"hang": "warning", "crash": "warning", "completed": "success", "failed": "failure", "unkillable": "failure"}
+DEFAULT = ("hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched")
+TYPES = {
+    **dict.fromkeys(("hang", "crash", "unwatched"), "warning"),
+    "completed": "success",
+    **dict.fromkeys(("failed", "unkillable"), "failure"),
+}
 DEADLINE_S = 60.0
 
 

@@ -191,7 +191,7 @@ def work() -> int:
     lock = Lock(outputs() / run_queue.WORKER_LOCK)
     while _someone_waits() and lock.acquire():
         try:
-            _work()
+            _work(lock)
         finally:
             lock.release()
         # A run that was added between the last look and the release of the lock found it held: look once more.
@@ -202,9 +202,13 @@ def _someone_waits() -> bool:
     return any(not entry.problem for entry in run_queue.read().entries)
 
 
-def _work() -> None:
-    """Start what can start; look again when the queue has changed or one of the runs that are waited for has ended."""
+def _work(lock: Lock) -> None:
+    """Start what can start; look again when the queue has changed or one of the runs that are waited for has ended.
+
+    lock: its file says when this process looked last, for `run_queue.ensure_worker`.
+    """
     while _someone_waits():
+        lock.write(run_queue.worker_mark())
         stamp, blockers = _stamp(), list[Path]()
         try:
             blockers = advance()
@@ -213,6 +217,7 @@ def _work() -> None:
             _log(traceback.format_exc())
             time.sleep(POLL_S)
         while blockers and stamp == _stamp() and all(is_held(folder / LOCK) for folder in blockers):
+            lock.write(run_queue.worker_mark())
             time.sleep(POLL_S)
 
 

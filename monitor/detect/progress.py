@@ -85,6 +85,11 @@ def decide(stalled_s: float, budget_s: float, slow_s: float, signals: Signals) -
     return HUNG if hung else SUSPECT
 
 
+def _progress_s(beat: Beat) -> float:
+    """When the last progress was made that the record shows, in monotonic seconds."""
+    return max(beat.step_s, beat.phase_s) if beat.phase in _STEPS and beat.step_s else beat.beat_s
+
+
 @dataclass
 class _Rank:
     """What is remembered of one rank's process between two observations."""
@@ -193,10 +198,10 @@ class Watch:
         self._learn_steps(old, beat, rank.waited)
         moved = old is None or self._progress(rank, old, beat)
         if moved:
-            # Use the beat's timestamp: poll time is half an interval late on average.
-            late = seen.now_s - beat.beat_s
-            late = late if 0 <= late <= awake else 0.0
-            rank.moved_s, rank.moved_at = seen.now_s - late, now - late
+            # Use the record's timestamp: poll time is half an interval late on average, and a monitor that was stuck or
+            # replaced sees the last step long after it. What is judged is only the time that somebody watched.
+            late = max(0.0, seen.now_s - _progress_s(beat))
+            rank.moved_s, rank.moved_at = seen.now_s - late, now - (late if late <= awake else 0.0)
         if old is None or beat.count != old.count:
             rank.step_at, rank.waited = rank.moved_at, False
         if old is not None and (beat.phase, beat.phase_s) != (old.phase, old.phase_s):

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from monitor.process.platform import WINDOWS, drop_private, private_folder
+from monitor.process.platform import WINDOWS, drop_private, private_folder, sleep
 from monitor.process.subjob import Subjob, python
 
 FILE = "gpu.json"  # in a private folder: the newest reading
@@ -94,6 +94,13 @@ class Gpus:
         self._request()
         return tuple(reading["gpus"]) if now_s - reading["at_s"] < FRESH_S else ()
 
+    def listed(self) -> tuple[dict[str, Any], ...] | None:
+        """The driver's list of GPUs, however old; () where it has none or does not answer, None while it may still answer."""
+        reading = self._reading()
+        if reading["at_s"] > -math.inf or not self._running() or time.monotonic() - self._started_s >= COUNT_S:
+            return tuple(reading["gpus"])
+        return None
+
     def count(self, pause: Callable[[float], None]) -> int | None:
         """How many GPUs this machine has now; None when the driver fails or does not answer within COUNT_S.
 
@@ -137,7 +144,7 @@ class Gpus:
                 self._request()
             elif now_s - requested_s > ANSWER_S:
                 return set()
-            time.sleep(min(0.05, until_s - now_s))
+            sleep(min(0.05, until_s - now_s))
             now_s = time.monotonic()
         return left
 
@@ -154,6 +161,8 @@ def take(nvml: ModuleType) -> list[dict[str, Any]]:
     """One reading of every GPU. Values that a GPU does not support are left out."""
     values: dict[str, Callable[[Any], object]] = {
         "name": nvml.nvmlDeviceGetName,
+        "uuid": lambda handle: nvml.nvmlDeviceGetUUID(handle),
+        "mig": lambda handle: _mig(nvml, handle),
         "utilization": lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "temperature": lambda handle: nvml.nvmlDeviceGetTemperature(handle, 0),
         "power_w": lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
@@ -165,10 +174,19 @@ def take(nvml: ModuleType) -> list[dict[str, Any]]:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         gpu: dict[str, Any] = {"memory_used": memory.used, "memory_total": memory.total, "spill": WINDOWS}
         for key, read in values.items():
-            with contextlib.suppress(nvml.NVMLError):
+            with contextlib.suppress(nvml.NVMLError, AttributeError):  # the binding, or the GPU, does not have it
                 gpu[key] = read(handle)
         found.append(gpu)
     return found
+
+
+def _mig(nvml: ModuleType, handle: Any) -> list[str]:
+    """The UUIDs of the parts that a GPU is divided into, [] for a whole one."""
+    parts = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if nvml.nvmlDeviceGetMigMode(handle)[0] else 0):
+        with contextlib.suppress(nvml.NVMLError):  # fewer parts than there may be
+            parts.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
+    return parts
 
 
 def _throttle(reasons: int) -> str:

@@ -3,11 +3,17 @@
 A run that waits holds a ticket, a locked file named by the time it was queued. The holder of the oldest ticket may take
 the GPU's lock. The training's shell inherits that lock, so a GPU stays taken while a killed monitor's training lives.
 `HANGPROOF_GPUS` names the GPUs to lock ("" for none); else `CUDA_VISIBLE_DEVICES`; else the first, where there is one.
+
+The files are in one folder for all accounts of the machine, whatever TMPDIR says, and have the GPU's UUID in their names: "0"
+and its UUID are one GPU. An index counts as NVML and nvidia-smi do, by PCI bus. The folder is one that everybody may write to
+and nobody else's files may be removed from, so each file is opened as what somebody else may have put there (locks.py).
 """
 
 import contextlib
 import os
 import re
+import stat
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +21,7 @@ from monitor.gpu import nvml
 from monitor.process import platform
 from monitor.process.locks import Lock, remove_unheld
 
+NAME_BYTES = 200  # of the run that has a GPU; another account may have written anything
 PATIENCE_S = 2.0  # for a ticket: another run may be about to remove the file as a dead one's
 
 
@@ -28,11 +35,50 @@ def devices(spec: dict[str, Any]) -> list[str]:
     return visible if "HANGPROOF_GPUS" in os.environ else visible[:gpu_count]
 
 
+def shared_folder() -> Path:
+    """The folder for the locks, the same for every account; `HANGPROOF_LOCKS` names another one."""
+    if named := os.environ.get("HANGPROOF_LOCKS"):
+        return Path(named)
+    if platform.WINDOWS:
+        return Path(os.environ.get("PUBLIC", r"C:\Users\Public"))
+    with contextlib.suppress(OSError):
+        mode = os.stat("/run/lock").st_mode  # by its mode, not by what this account may do: all must choose the same
+        if mode & stat.S_ISVTX and mode & stat.S_IWOTH:
+            return Path("/run/lock")
+    return Path("/tmp")
+
+
+def lock_names(devices: Sequence[str], gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The names of the devices' locks, each with its device: the UUID where the driver lists it, else the device's own name.
+
+    A device is an index, a UUID or the beginning of one, as in `CUDA_VISIBLE_DEVICES`. A GPU that is divided (MIG) stands for the
+    first of its parts, which is all that CUDA uses of it.
+
+    Args:
+        gpus: the driver's list (nvml.take), in its order.
+    """
+    known: dict[str, str] = {}  # what a device may be called -> the name of its lock
+    for index, gpu in enumerate(gpus):
+        parts = gpu.get("mig") or [gpu["uuid"]] if "uuid" in gpu else []
+        known |= {str(uuid): str(uuid) for uuid in parts}
+        known |= {str(name): str(parts[0]) for name in (gpu.get("uuid"), index) if parts}
+    found: dict[str, str] = {}
+    for device in devices:
+        begins = {name for uuid, name in known.items() if uuid.startswith(device) and not device.isdigit()}
+        found.setdefault(known.get(device) or (begins.pop() if len(begins) == 1 else device), device)
+    return found
+
+
 class GpuQueue:
     """A run's place in the queues of its GPUs."""
 
-    def __init__(self, name: str, spec: dict[str, Any]):
+    def __init__(
+        self, name: str, spec: dict[str, Any], listed: Callable[[], Sequence[Mapping[str, Any]] | None] = tuple
+    ):
+        """listed: the driver's list of GPUs; None: it has not answered yet."""
         self.name = name
+        self._listed = listed
+        self._names: dict[str, str] = {}  # of the locks -> devices
         self.devices = sorted(devices(spec))
         self.queued_at_s = 0.0  # since boot
         self.message = ""
@@ -46,7 +92,7 @@ class GpuQueue:
 
     @property
     def held(self) -> bool:
-        return len(self._locks) == len(self.devices)
+        return not self.devices or bool(self._locks)
 
     def acquire(self) -> bool:
         """Take all GPUs, or none yet; then `message` says what the run waits for. Call it again until it is True."""
@@ -55,25 +101,38 @@ class GpuQueue:
         try:
             self.message = self._take()
         except OSError as error:
-            self.message = f"waiting for GPU {', '.join(self.devices)}: its queue is not usable: {error.strerror}"
+            why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+            self.message = f"waiting for GPU {', '.join(self.devices)}: its queue is not usable: {why}"
         return self.held
 
     def _take(self) -> str:
         """Take the locks; what the run waits for, "" when it has them. OSError: a file cannot be made."""
-        folder = platform.private_base() / "gpus"
-        paths = {name: folder / re.sub(r"[^\w-]", "_", name) for name in self.devices}
+        if not self._names:
+            gpus = self._listed()
+            if gpus is None:
+                return f"waiting for GPU {', '.join(self.devices)}: the driver has not listed its GPUs yet"
+            self._names = dict(sorted(lock_names(self.devices, gpus).items()))
+        folder = shared_folder()
+        paths = {
+            device: folder / f"hangproof-gpu.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}"
+            for name, device in self._names.items()
+        }
         for name, path in paths.items():
-            ticket = self._tickets.get(name) or Lock(path / f"{self.queued_at_s:020.6f}-{os.getpid()}.ticket")
+            ticket = self._tickets.get(name)
+            if ticket is None:
+                place = f"{path.name}.{self.queued_at_s:020.6f}-{os.getpid()}.ticket"
+                ticket = Lock(path.with_name(place), shared=True)
             if not ticket.acquire(PATIENCE_S):
                 return f"waiting for GPU {name}: its queue is busy"
             self._tickets[name] = ticket
         for name, path in paths.items():
-            earlier = [other for other in path.glob("*.ticket") if other.name < self._tickets[name].path.name]
-            waiting = sum(not remove_unheld(other) for other in earlier)
+            others = folder.glob(f"{path.name}.*.ticket")
+            earlier = [other for other in others if other.name < self._tickets[name].path.name]
+            waiting = sum(not remove_unheld(other, shared=True) for other in earlier)
             if waiting:
                 return f"waiting for GPU {name}: {waiting} {'run' if waiting == 1 else 'runs'} queued before"
         with contextlib.ExitStack() as taken:
-            locks = [Lock(path.with_name(f"{path.name}.lock")) for path in paths.values()]
+            locks = [Lock(path.with_name(f"{path.name}.lock"), shared=True) for path in paths.values()]
             for name, lock in zip(paths, locks, strict=True):
                 if not lock.acquire():
                     return f"waiting for GPU {name}: {_holder(lock.path)} uses it"
@@ -103,6 +162,7 @@ class GpuQueue:
 
 def _holder(path: Path) -> str:
     try:
-        return f"the run {path.read_text(encoding='utf-8')!r}"
+        with open(path, "rb") as file:
+            return f"the run {file.read(NAME_BYTES).decode()!r}"
     except (OSError, UnicodeDecodeError):
         return "another run"

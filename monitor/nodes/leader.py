@@ -22,7 +22,7 @@ from monitor.detect.progress import Signals
 from monitor.nodes import wire
 from monitor.nodes.wire import Order, Report
 from monitor.phrases import NODE_PIDS, PHASES, count
-from monitor.process.platform import ProcessInfo, signal_name
+from monitor.process.platform import ProcessInfo, signal_name, sleep
 from monitor.run_folder import MonitorError, RunFolder
 
 NODE_LOST = "node_lost"  # Evidence.outcome: a machine of the run does not answer, or has forgotten its part
@@ -389,7 +389,7 @@ class Nodes:
             self.ask_evidence()
         until_s = time.monotonic() + wait_s
         while len(answers := self._answers()) < len(self._mine()) and time.monotonic() < until_s:
-            time.sleep(WATCH_S)
+            sleep(WATCH_S)
         return {wire.pid_of(node, pid): text for node, r in answers for pid, text in (r.stacks or {}).items()}
 
     def processes(self) -> list[dict[str, Any]]:
@@ -422,7 +422,7 @@ class Nodes:
                 ]
             if not busy:
                 break
-            time.sleep(WATCH_S)
+            sleep(WATCH_S)
         with self._lock:
             reports = {link.node: link.report for link in self._links.values() if link.report is not None}
         for node, killed in ((node, report.killed) for node, report in reports.items() if report.killed):
@@ -445,7 +445,7 @@ class Nodes:
                 left = [link for link in self._links.values() if self._answers_now(link) and not self._sent_home(link)]
             if not left:
                 break
-            time.sleep(WATCH_S)
+            sleep(WATCH_S)
         with self._lock:
             missing = [self._who(link) for link in self._links.values() if link.report and not self._sent_home(link)]
         self._close()

@@ -195,6 +195,7 @@ class Node:
             self.folder.log("has to end; the leader is asked to save a checkpoint first")
             self.leave_by_s = now_s + self.limits.end.preempt_total_s
         self.waker.sleep(self.limits.nodes.poll_s)
+        platform.reap()
         return None
 
     # ---- talking ----
@@ -327,7 +328,7 @@ class Node:
             self.begin(Work("prepare", order.group), lambda work: self._prepare(order, work))
         elif self.ready is not None:
             if self.queue is None:
-                self.queue = GpuQueue(self.folder.name, RunFolder(self.folder.folder).spec)
+                self.queue = GpuQueue(self.folder.name, RunFolder(self.folder.folder).spec, self.gpus.listed)
                 self.queue.ask(None)
                 self.queue.queued_at_s = self.queue.queued_at_s
             self.progress = "" if self.queue.acquire() else self.queue.message
@@ -513,7 +514,7 @@ class Node:
                 self.note = self.note or "its machine was started again"
             self.attempt = attempt
             if self.is_alive() and attempt is not None:
-                self.queue = GpuQueue(self.folder.name, self.folder.spec)
+                self.queue = GpuQueue(self.folder.name, self.folder.spec, self.gpus.listed)
                 self.queue.ask(None)
                 self.folder.log(f"adopted attempt {attempt.record.number} (pid {attempt.pid})")
         known = self.attempt.tree.members if self.attempt is not None else {}

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import random
+import stat
 import sys
 import time
 from pathlib import Path
@@ -20,8 +21,10 @@ PROBE_S = 1.0  # how long `acquire` waits for those who only probe; a probe take
 class Lock:
     """An exclusive lock on a file, held until `release()` or the end of the process."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, shared: bool = False):
+        """shared: other accounts use it too, in a folder that everybody may write to."""
         self.path = path
+        self._shared = shared
         self._handle: int | None = None
 
     def acquire(self, patience_s: float = 0.0) -> bool:
@@ -29,7 +32,7 @@ class Lock:
         began_s = time.monotonic()
         while self._handle is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = _open_shared(self.path) if self._shared else os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 locked = _lock(handle)
                 if locked and _is_at(handle, self.path):
@@ -74,6 +77,29 @@ class Lock:
                 self.path.unlink()
 
 
+def _open_shared(path: Path) -> int:
+    """Open the file of a lock that every account may take; made when missing. OSError: something else is in its place.
+
+    Made and opened in two steps, because Linux (fs.protected_regular) refuses to open with O_CREAT what another account made
+    in such a folder. A link there could lead to a file of ours, which must not be changed.
+    """
+    flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        handle = os.open(path, flags)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            if hasattr(os, "fchmod"):
+                os.fchmod(handle, 0o666)  # whatever the umask says
+            return handle
+        return _open_shared(path)
+    found = os.fstat(handle)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+        return handle
+    os.close(handle)
+    raise OSError(errno.EPERM, "is not the file of a lock; remove it", os.fspath(path))
+
+
 def _lock(handle: int, shared: bool = False) -> bool:
     """Try to lock; False when somebody else's lock forbids it."""
     try:
@@ -113,9 +139,12 @@ def is_held(path: Path) -> bool:
         return error.errno != errno.ENOENT
 
 
-def remove_unheld(path: Path) -> bool:
-    """Remove the lock file of a dead process; False when a living one holds it, or when that cannot be read."""
-    lock = Lock(path)
+def remove_unheld(path: Path, shared: bool = False) -> bool:
+    """Remove the lock file of a dead process; False when a living one holds it, or when that cannot be read.
+
+    shared: see `Lock`; the file of another account stays where it is.
+    """
+    lock = Lock(path, shared)
     try:
         removed = lock.acquire()
     except OSError:

@@ -16,8 +16,9 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -158,13 +159,26 @@ def private_bytes(pid: int) -> int:
 
 
 def send(pid: int, start: float, number: int) -> bool:
-    """Send a signal to exactly this process; False when it is gone. OSError: not permitted, or it cannot be read."""
+    """Send a signal to exactly this process; False when it is gone. OSError: not permitted, or it cannot be read.
+
+    Where the system has it, through a pidfd: opened before the start time is compared, it can only reach that process. Without
+    one (an old kernel, no free descriptor), a process number that is used again in between could be hit.
+    """
+    handle = -1
     try:
+        with contextlib.suppress(OSError, AttributeError):
+            handle = os.pidfd_open(pid)  # type: ignore[attr-defined,unused-ignore]
         if not alive(pid, start):
             return False
-        os.kill(pid, number)
+        if handle >= 0:
+            signal.pidfd_send_signal(handle, number)  # type: ignore[attr-defined,unused-ignore]
+        else:
+            os.kill(pid, number)
     except ProcessLookupError:
         return False
+    finally:
+        if handle >= 0:
+            os.close(handle)
     return True
 
 
@@ -232,11 +246,36 @@ def become_subreaper() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def reap(pids: Iterable[int]) -> None:
-    """Collect the exit status of those of our children that are dead, so that they do not stay zombies."""
-    for pid in pids if sys.platform != "win32" else ():
-        with contextlib.suppress(OSError):
-            os.waitpid(pid, os.WNOHANG)
+_children: dict[int, subprocess.Popen[bytes]] = {}  # of `popen`
+_starting = threading.Lock()  # a child that ends at once must be known before it is reaped
+
+
+def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """`subprocess.Popen` for a process that calls `reap`, which must know whose exit code somebody waits for."""
+    with _starting:
+        child: subprocess.Popen[bytes] = subprocess.Popen(command, **options)
+        for pid in [pid for pid, known in _children.items() if known.returncode is not None]:
+            del _children[pid]
+        _children[child.pid] = child
+        return child
+
+
+def reap() -> None:
+    """Collect the exit status of every dead child, so that none stays a zombie: a subreaper gets all orphans of the training.
+
+    The status of a child of `popen` is kept for whoever waits for it. Linux only: elsewhere nobody adopts orphans.
+    """
+    if not LINUX or not _starting.acquire(blocking=False):
+        return
+    try:
+        while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            child = _children.pop(dead.si_pid, None)
+            if child is None or child.returncode is not None or child.poll() is None:
+                os.waitpid(dead.si_pid, os.WNOHANG)
+    except ChildProcessError:
+        pass  # there is no child
+    finally:
+        _starting.release()
 
 
 def detached() -> dict[str, Any]:
@@ -254,6 +293,35 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+# The monitor's beat, by which its keeper judges it: a byte in a pipe, every other second that its loop turns. A pipe needs no
+# disk, which may be what the monitor is stuck on, and its end tells the keeper at once that the monitor has ended. Only the loop
+# and the waits inside it beat, no thread does: a monitor that is alive and stuck is silent.
+BEAT_S = 2.0
+_beats = {"pipe": -1.0, "sent_s": -1e9}
+
+
+def begin_beats(pipe: int) -> None:
+    """Beat into this descriptor from now on; no child of this process inherits it."""
+    os.set_inheritable(pipe, False)
+    os.set_blocking(pipe, False)
+    _beats["pipe"] = pipe
+    beat()
+
+
+def beat() -> None:
+    """The loop turns. Costs nothing when the last beat was a moment ago, or where no keeper listens."""
+    if _beats["pipe"] >= 0 and time.monotonic() - _beats["sent_s"] >= BEAT_S:
+        _beats["sent_s"] = time.monotonic()
+        with contextlib.suppress(OSError):  # the keeper is gone, or it was stopped and the pipe is full
+            os.write(int(_beats["pipe"]), b".")
+
+
+def sleep(seconds: float) -> None:
+    """Sleep as a part of a wait that takes longer than a turn of the loop should."""
+    beat()
+    time.sleep(seconds)
+
+
 class Waker:
     """Sleeps until a time is over, `wake` is called or a child exits (SIGCHLD), whichever is first."""
 
@@ -268,6 +336,7 @@ class Waker:
 
     def sleep(self, seconds: float) -> None:
         """Sleep at most `seconds`."""
+        beat()
         with contextlib.suppress(Empty):
             self._wakes.get(timeout=seconds)
             while True:

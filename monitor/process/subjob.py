@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from monitor.process import platform
-from monitor.process.tree import RUN, TOKEN
+from monitor.process.tree import MARKS
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT_BYTES = 1 << 20
@@ -26,7 +26,7 @@ KILL_WAIT_S = 1.0
 
 def helper_environment() -> dict[str, str]:
     """The environment of helpers, without the variables that mark the processes of a run."""
-    return {k: v for k, v in os.environ.items() if k not in (TOKEN, RUN, "HANGPROOF_HEARTBEAT")}
+    return {k: v for k, v in os.environ.items() if k not in MARKS}
 
 
 def python(module: str, *arguments: str) -> list[str]:
@@ -59,7 +59,7 @@ class Subjob:
             with tempfile.TemporaryFile() as source:
                 source.write(stdin or b"")
                 source.seek(0)
-                self._popen = subprocess.Popen(
+                self._popen = platform.popen(
                     command,
                     bufsize=0,
                     stdin=subprocess.PIPE if stdin is None else source,

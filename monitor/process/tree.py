@@ -22,6 +22,8 @@ from monitor.process.platform import ProcessInfo
 TOKEN = "HANGPROOF_TOKEN"
 RUN = "HANGPROOF_RUN"
 NODE_RUN = "HANGPROOF_NODE_RUN"  # of several machines, each but the first: "N:" and the run's folder
+MARKS = (TOKEN, RUN, NODE_RUN, "HANGPROOF_ATTEMPT", "HANGPROOF_HEARTBEAT", "HANGPROOF_RESUME")  # of a training alone
+_TOKEN_BYTES = len(TOKEN) + 1 + 32  # "TOKEN=" and the random digits that each attempt gets
 
 
 @dataclass
@@ -43,8 +45,6 @@ class Tree:
         while children := {p.pid for p in everything.values() if p.ppid in ours} - ours:
             ours |= children
         found = [everything[pid] for pid in ours - {os.getpid(), os.getppid(), 0, 1}]
-        root = self.root[0] if self.root else None  # not reaped: its `Popen` must get the exit code
-        platform.reap(p.pid for p in found if p.dead and p.ppid == os.getpid() and p.pid != root)
         # Oldest first: a parent is killed before it can replace a killed child.
         self.members = {p.pid: p for p in sorted(found, key=lambda p: (p.start, p.pid)) if not p.dead}
         return self.members
@@ -109,7 +109,7 @@ def kill(tree: Tree, grace_s: float, kill_wait_s: float, at_once: Iterable[int] 
                 signalled.add(pid)
         killed |= tree.members
         waited_s = took_s - grace_s if grace_over else took_s
-        time.sleep(min(0.1, 0.005 + waited_s / 2))
+        platform.sleep(min(0.1, 0.005 + waited_s / 2))
     return KillResult(tuple(killed.values()), tuple(tree.members.values()), time.monotonic() - began_s)
 
 
@@ -163,14 +163,18 @@ def with_environment(name: str, value: str) -> list[ProcessInfo]:
 def _values(name: str) -> list[tuple[ProcessInfo, str]]:
     """(process, value) of every living process but us whose environment has `name`.
 
-    Under RUN the processes of another node are left out: on a shared machine they would look like this monitor's own.
+    Under RUN and NODE_RUN only what an attempt has started counts, which has a random token besides: a shell may export the
+    others, and what it starts is not ours to kill. Under RUN the processes of another node are left out: on a shared machine
+    they would look like this monitor's own.
     """
-    prefix, other = f"{name}=".encode(), f"{NODE_RUN}=".encode()
+    prefix, token, other = f"{name}=".encode(), f"{TOKEN}=".encode(), f"{NODE_RUN}=".encode()
     found = []
     for pid, process in platform.scan().items():
         if pid == os.getpid() or process.dead:
             continue
         entries = platform.environ_of(pid).split(b"\0")
+        if name in (RUN, NODE_RUN) and not any(e.startswith(token) and len(e) == _TOKEN_BYTES for e in entries):
+            continue
         if name == RUN and any(entry.startswith(other) for entry in entries):
             continue
         found += [(process, os.fsdecode(e.removeprefix(prefix))) for e in entries if e.startswith(prefix)]

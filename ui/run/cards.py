@@ -60,6 +60,7 @@ STATES = {
         "The monitor of this run is gone, for example because the machine restarted. Press {start} to {resume}.",
     ),
 }
+SILENT = ("warn", "Monitor does not respond", "Its keeper replaces it. If this stays, check the disk with the run.")
 PHASES = {
     "import": "loading libraries",
     "load": "loading the model",
@@ -81,7 +82,9 @@ def describe(state: str) -> tuple[str, str, str]:
 
 
 def describe_run(view: View) -> tuple[str, str, str]:
-    """`describe` for a run: one that uses no GPU does not queue for one."""
+    """`describe` for a run: one that uses no GPU does not queue for one, and old figures are shown as such."""
+    if view.stale:
+        return SILENT
     needs_no_gpu = view.state == "queued" and view.status.get("devices") == []
     return describe("opening" if needs_no_gpu else view.state)
 
@@ -171,7 +174,8 @@ def head(view: View | None, selected: str = "") -> str:
     resume = "start over" if view.checkpoint is None else f"continue from the checkpoint at step {view.checkpoint:,}"
     meaning = meaning.format(start=view.start_label, resume=resume)
     ready = (snapshots(view), standby(view)) if running else ()
-    lines = [text for text in (view.problem, message, meaning, store(view), *ready) if text]
+    old = f"These {view.stale}." if view.stale else ""
+    lines = [text for text in (view.problem, old, message, meaning, store(view), *ready) if text]
     rows += [f'<p class="hp-say" data-testid="message">{esc(text)}</p>' for text in dict.fromkeys(lines)]
     if status.get("state"):
         rows.append(f'<dl class="hp-facts">{"".join(_fact(*fact) for fact in facts(view, running))}</dl>')

@@ -58,6 +58,11 @@ class View:
         return bool(self.status.get("alive"))
 
     @property
+    def stale(self) -> str:
+        """Why the figures are old although a monitor runs, as a sentence; "" when they are not."""
+        return str(self.status.get("stale") or "")
+
+    @property
     def state(self) -> str:
         """The monitor's state; `new` when the run never started, `orphaned` when its monitor is gone."""
         state = self.status.get("state")
@@ -122,14 +127,16 @@ _lock = threading.Lock()  # two open tabs poll in two threads
 def read(folder: Path) -> View:
     """The current view of one run."""
     from monitor.process.locks import LOCK, is_held
+    from monitor.state import with_age
 
     spec_stamp, status_stamp = stamp(folder / "run.toml"), stamp(folder / "status.json")
     known = _views.get(folder)
     view = known[2] if known is not None and known[:2] == (spec_stamp, status_stamp) else _read(folder)
     state = view.status.get("state")
     alive = isinstance(state, str) and state not in FINAL and is_held(folder / LOCK)
-    if alive != view.alive:
-        view = View(view.folder, view.name, {**view.status, "alive": alive}, view.problem, view.spec)
+    stale = with_age({**view.status, "alive": alive})["stale"] if alive else ""
+    if alive != view.alive or stale != view.stale:
+        view = View(view.folder, view.name, {**view.status, "alive": alive, "stale": stale}, view.problem, view.spec)
     _views[folder] = (spec_stamp, status_stamp, view)
     return view
 
