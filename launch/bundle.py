@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+import tomlkit
+
 import presets
 import runs
 from launch import common
 from launch.common import LaunchError
+from runs import job as jobs
 from runs.files import explained
-from runs.paths import ROOT, datasets_dir, models_dir
+from runs.paths import ROOT, datasets_dir, models_dir, outputs_dir
 from runs.spec import dumps
 
 if TYPE_CHECKING:
@@ -94,7 +97,7 @@ exit /b %ERRORLEVEL%
 """
 README = """Trains the LoRA {slug} with Hangproof: run `bash train.sh` (Linux, macOS) or train.bat (Windows) in this folder.
 It needs Python 3.11 to 3.14 with the packages of requirements.txt{trainer}; a base model that is missing is downloaded.
-The LoRA is then outputs/{slug}/{slug}.safetensors. The settings are in outputs/{slug}/run.toml, the images in datasets/{slug}.
+The LoRA is then outputs/{slug}/{slug}.safetensors. The settings are in outputs/{slug}/run.toml (after a change: python -m runs render {slug}), the images in datasets/{slug}.
 """
 LAUNCHER = """export TRAINER_PYTHON=${TRAINER_PYTHON:-$python}
 if [ -z "${ACCELERATE:-}" ] && [ -x "${python%/*}/accelerate" ]; then
@@ -132,8 +135,10 @@ def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entr
         yield Entry("models.toml", own_models)
     carried = portable(spec)
     yield Entry(f"outputs/{spec.slug}/run.toml", dumps(carried).encode())
-    yield Entry(f"outputs/{spec.slug}/dataset.toml", _relative(runs.dataset_toml(carried)).encode())
-    yield Entry(f"outputs/{spec.slug}/sample_prompts.txt", runs.sample_prompts(carried).encode())
+    job = portable_job(spec, dumps(carried).encode())
+    yield Entry(f"outputs/{spec.slug}/job.json", jobs.dumps(job).encode("utf-8", "surrogateescape"))
+    yield Entry(f"outputs/{spec.slug}/dataset.toml", tomlkit.dumps(job.dataset).encode())
+    yield Entry(f"outputs/{spec.slug}/sample_prompts.txt", job.prompts.encode())
     folders = [(datasets_dir() / spec.slug, f"datasets/{spec.slug}")]
     if spec.control_dir:
         folders.append((Path(spec.control_dir).expanduser().absolute(), _control(spec)))
@@ -178,9 +183,14 @@ def portable(spec: "RunSpec") -> "RunSpec":
     return spec.changed(save_dir="", store=store, control_dir=_control(spec) if spec.control_dir else "")
 
 
-def _relative(text: str) -> str:
-    """A file with the bundle's folder instead of this machine's, for people and kohya's trainers; `train.sh` writes it again."""
-    return text.replace(f'"{presets.data_root().as_posix()}/', '"./')
+def portable_job(spec: "RunSpec", run_toml: bytes) -> jobs.Job:
+    """The run's job with the bundle's folder instead of this machine's; `train.sh` writes it again for where it is."""
+    folder = outputs_dir() / spec.slug
+    job = runs.pinned(folder)
+    control = str(presets.data_root() / _control(spec)) if spec.control_dir else ""
+    job = jobs.respecified(job, portable(job.run_spec()).changed(control_dir=control), run_toml)
+    here = {"run": f"./outputs/{spec.slug}", "data": f"./datasets/{spec.slug}", "models": "./models", "root": "."}
+    return jobs.moved(job, here)
 
 
 def readme(spec: "RunSpec") -> str:

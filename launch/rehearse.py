@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ from launch.common import LaunchError, report
 from launch.meter import ENCODING, Meter
 from monitor.attempt import Attempt, AttemptView
 from monitor.process import platform
+from runs import job as jobs
+from runs import pin
 from runs.command import model_files, samples, world
 from runs.dataset import counts, images_in
 from runs.files import atomic_write
-from runs.folders import render, with_sample_interval, write_attempt
+from runs.folders import with_sample_interval, write_attempt
 from runs.paths import datasets_dir, outputs_dir
-from runs.spec import RunSpec, load, save
+from runs.spec import RunSpec, dumps, load, save
 
 FILE, COUNTS, DATASET = "rehearsal.json", "images.json", "dataset"
 NAME = "rehearsal"
@@ -172,7 +174,8 @@ def rehearse(
     Raises:
         LaunchError: it cannot be tried (a GPU is in use, no images). runs.files.RunError: the run is wrong.
     """
-    spec, me = load(folder), platform.process_info(os.getpid())
+    made, me = jobs.load(folder), platform.process_info(os.getpid())
+    spec = made.run_spec() if made else load(folder)
     own = folder / DATASET
     source = own if own.is_dir() else datasets_dir() / spec.slug
     pictures = images_in(source)
@@ -292,11 +295,19 @@ class Work:
         self._enter("check", time.monotonic())
         run.mkdir(parents=True)
         save(run, spec)
-        render(run, spec)
+        pin.write(run, jobs.made(self._job(run, spec), dumps(spec).encode()))
         if problems := short_run.problems(run):
             change = "Correct this, then rehearse again."
             return self._fail("It cannot be started", "; ".join(problems), change, "")
         return True
+
+    def _job(self, run: Path, spec: RunSpec) -> jobs.Job:
+        """The job of the rehearsal: that of the run, where it has one, with the few steps and images of `spec`."""
+        job, own = jobs.resolve(spec, run), jobs.load(self.folder)
+        if own is None:
+            return job
+        patch = jobs.difference(jobs.resolve(own.run_spec(), self.folder), job)
+        return replace(own.patched(patch), dataset=job.dataset, platform=job.platform, places=job.places)
 
     def _train(self, run: Path, spec: RunSpec) -> bool:
         self._enter("load", time.monotonic())
@@ -340,7 +351,7 @@ class Work:
         self._enter("resume", time.monotonic())
         longer = spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[])
         save(run, longer)
-        program = write_attempt(run, longer, 2, self.state)
+        program = write_attempt(run, self._job(run, longer), 2, self.state)
         ended = short_run.run(
             run, self._left_s(), self._see, 2, program, self.state, inherit=self.inherit, poll_s=POLL_S
         )

@@ -29,8 +29,7 @@ def run(args: argparse.Namespace) -> int:
     folder = common.find(args)
     if is_held(folder / LOCK):  # another monitor watches it, which `become` reports
         return 0 if args.prepare else become(os.fspath(folder), os.fspath(folder / STATE), False)
-    runs.render(folder)
-    spec = runs.load(folder)
+    spec = runs.pinned(folder).run_spec()
     if travel.fetches_files(spec) and weights.problems(spec):  # a run may use files in other places
         runs.fetch_model(spec.model)
     if args.prepare:

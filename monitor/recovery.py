@@ -8,6 +8,7 @@ earlier attempt is alive: whatever goes wrong, a run never has two trainers.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import shutil
@@ -192,7 +193,8 @@ def recover(
         result = Restart(plan.wait_s, f"{cause.title}; restarting{wait}")
         if change:
             incident.changed.append(change["sentence"])
-            run.folder.event("mitigated", change["sentence"], change=change["name"])
+            patch = {name: value for name, value in change["patch"].items() if name != "spec"}
+            run.folder.event("mitigated", change["sentence"], change=change["name"], patch=patch)
         if plan.wait_s:
             run.folder.event("backoff", f"restarting{wait}")
         incident.save(run.folder)
@@ -369,7 +371,7 @@ def _fetch_lora(run: Run) -> None:
         run.folder.log(f"the LoRA stays in {source.parent}: it cannot be copied: {error}")
 
 
-def _next_change(run: Run, cause: Cause, cause_count: int) -> dict[str, str]:
+def _next_change(run: Run, cause: Cause, cause_count: int) -> script.Change:
     """The ladder's next mitigation: from a cause's second failure on, or at once where the cause is certain to return."""
     if not cause.ladder or (cause_count < 2 and not cause.at_once):
         return {}
@@ -415,6 +417,7 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
         if problems:
             return GiveUp("; ".join(problems))
 
+    state.edit_reported = script.report_edit(run.folder, state.edit_reported)
     point = _choose(run, folders)
     _report_bad(run, point)
     if point.unsure and (point.path is None or run.tries + 1 < VERIFY_TRIES_COUNT):
@@ -461,11 +464,12 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     source = f"from step {point.step} ({where})" if point.path else "from the start"
     waited_s = 0.0 if run.started else round(time.monotonic() - run.began_s, 3)
     how = ", which had been started early" if standby else ""
-    _report_start(run, attempt, source, how, metrics_bytes=metrics_bytes, waited_s=waited_s)
+    named = {"changes": state.changes_at_save} if changes else {}
+    _report_start(run, attempt, source, how, metrics_bytes=metrics_bytes, waited_s=waited_s, **named)
     return attempt
 
 
-def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **known: float) -> None:
+def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **known: Any) -> None:
     """The event of an attempt that has started, and what begins with it. known: what the event has for monitor/ledger.py."""
     kind, number = "restarted" if run.incident is not None else "started", attempt.record.number
     message = f"attempt {number} {source}, pid {attempt.pid}{how}"
@@ -570,14 +574,14 @@ def _wait_for_nodes(run: Run, nodes: Nodes, text: str) -> Wait | GiveUp:
     return GiveUp(f"{text}; {waited}; {how}", EXIT_BUDGET)
 
 
-def _order(number: int, point: ResumePoint, rendered: script.Rendered, changes: list[dict[str, str]]) -> dict[str, Any]:
+def _order(number: int, point: ResumePoint, rendered: script.Rendered, changes: list[script.Change]) -> dict[str, Any]:
     """What the other machines need to know of an attempt."""
     return {
         "attempt": number,
         "script": rendered.script.name,
         "resume": point.path.name if point.path else "",
         "resume_path": str(point.path) if point.path else "",
-        "changes": tuple(change["name"] for change in changes),
+        "changes": tuple(map(json.dumps, changes)),
     }
 
 

@@ -22,7 +22,7 @@ import tomllib
 from monitor.process import platform
 
 STATUS, EVENTS, LOG, TRAINING_LOG = "status.json", "events.jsonl", "monitor.log", "training.log"
-METRICS = "metrics.jsonl"
+METRICS, JOB = "metrics.jsonl", "job.json"
 STATE, STOP = "monitor.json", "stop.request"
 SCRIPT = "train.bat" if platform.WINDOWS else "train.sh"
 
@@ -69,16 +69,28 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+LIVE = ("store", "price_per_hour", "spend_limit")  # fields of run.toml that only the monitor reads, at each start
+
+
+def read_spec(folder: Path) -> dict[str, Any]:
+    """The fields of a run's spec as its job has them, or `run.toml` of a run without a job; {} where neither can be read."""
+    try:
+        edited = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError):
+        edited = {}
+    made = (read_json(folder / JOB) or {}).get("spec")
+    if not isinstance(made, dict):
+        return edited
+    return {**made, **{name: edited[name] for name in LIVE if name in edited}}
+
+
 class RunFolder:
     """Reads and writes the files of one run. `on_event` is called with (kind, message) of each event."""
 
     def __init__(self, folder: Path, echo: bool = False, node: int = 0):
         """echo: show the log on standard error too. node: of several machines, each but the first has logs of its own."""
         self.folder = folder
-        try:
-            self.spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError):
-            self.spec = {}
+        self.spec = read_spec(folder)
         self.name = str(self.spec.get("name") or folder.name)
         self.echo = echo
         self.on_event: Callable[[str, str], None] = lambda kind, message: None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
-import zlib
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +19,8 @@ from guards.checkpoint import atomic_write
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
 from monitor.resume.policy import History
-from monitor.run_folder import STATE, STATUS, RunFolder, read_json
+from monitor.run_folder import JOB, STATE, STATUS, RunFolder, read_json
+from runs.files import checksum
 
 VERSION = 2
 STALE_S = 30.0  # status.json is written once a second
@@ -97,7 +97,7 @@ class RunState:
     started_at: str | None = None
     reason: str | None = None
     history: History = field(default_factory=History)
-    changes: list[dict[str, str]] = field(default_factory=list)  # mitigations in force: {"name", "sentence"}
+    changes: list[dict[str, Any]] = field(default_factory=list)  # mitigations in force: {"name", "sentence", "patch"}
     changes_at_save: list[str] = field(default_factory=list)  # mitigations in force when the states were saved
     save_dir: str = ""  # where states are written first, "" for the run's own folder
     gpu: str = ""  # the model of the GPU that it has trained on, "" for none: then a machine without one may train it
@@ -109,6 +109,7 @@ class RunState:
     shutdown: Shutdown | None = None
     queued_at_s: float | None = None  # when the run queued for its GPU (seconds since boot)
     spec_hash: str = ""
+    edit_reported: bool = False  # that run.toml says something else than the job
     snapshots: str = ""  # the folder of the snapshots in memory, "" for none
     snapshots_off: str = ""  # why there is none
 
@@ -136,7 +137,7 @@ class RunState:
         return folder.replace(STATE, text, sync=True)
 
     def renew(self, spec_hash: str) -> None:
-        """The user starts a finished run again: the allowance is full; changes stay unless the spec was edited."""
+        """The user starts a finished run again: the allowance is full; changes stay unless the run was made again."""
         self.history, self.open_incident = History(), ""
         self.reason = self.queued_at_s = self.current = self.failure = self.shutdown = None
         if spec_hash != self.spec_hash:
@@ -145,11 +146,15 @@ class RunState:
 
 
 def spec_hash(folder: Path, earlier: str = "") -> str:
-    """A checksum of `run.toml`, to notice an edit between two starts; "" without one.
+    """What tells that a run was made again between two starts: the digest of its job, or for one without a checksum of
+    `run.toml`; "" without either.
 
     earlier: the one to compare with; one of an earlier version was a SHA-256. `hashlib` is not imported for more than that:
     it takes 4 MB of the monitor's memory.
     """
+    job = read_json(folder / JOB)
+    if job is not None and len(earlier) != 64:
+        return str(job.get("digest", ""))
     try:
         text = (folder / "run.toml").read_bytes()
     except OSError:
@@ -158,11 +163,20 @@ def spec_hash(folder: Path, earlier: str = "") -> str:
         import hashlib
 
         return hashlib.sha256(text).hexdigest()
-    return f"{zlib.crc32(text):08x}-{len(text)}"
+    return checksum(text)
+
+
+def spec_edited(folder: Path) -> bool:
+    """Whether `run.toml` was edited since the run was made."""
+    job = read_json(folder / JOB)
+    try:
+        return job is not None and job.get("run_toml") != checksum((folder / "run.toml").read_bytes())
+    except OSError:
+        return False
 
 
 def nothing_left(folder: Path) -> str:
-    """A sentence for a run that completed and was not changed since; "" when a start has work to do."""
+    """A sentence for a run that completed and was not made again since; "" when a start has work to do."""
     run_folder = RunFolder(folder)
     saved = RunState.load(run_folder)
     unchanged = saved.spec_hash and saved.spec_hash == spec_hash(folder, saved.spec_hash)
@@ -170,7 +184,8 @@ def nothing_left(folder: Path) -> str:
         return ""
     return (
         f"already completed ({saved.best_step} steps). To train longer, raise epochs or max_train_steps in "
-        f"{folder / 'run.toml'} and start it again; to train from scratch, make a new run"
+        f"{folder / 'run.toml'}, make it again with `python -m runs render {folder.name}` and start it; to train from "
+        "scratch, make a new run"
     )
 
 

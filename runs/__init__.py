@@ -27,6 +27,8 @@ _WHERE = {
     "launch": "command",
     "dataset_toml": "command",
     "sample_prompts": "command",
+    "resolve": "job",
+    "pinned": "pin",
     "script": "scripts",
     "script_name": "scripts",
     "quote": "quoting",

@@ -11,6 +11,8 @@ import runs
 from presets import PresetError, tiers
 from runs import env_file
 
+AGAIN = "base model, optimizer or trained layers differ. Change them back, or make a new run"
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -40,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     show = commands.add_parser("show", help="print a run's spec, or list the runs")
     show.add_argument("run", nargs="?", help="name or folder of a run")
-    render = commands.add_parser("render", help="write a run's script again after run.toml was changed")
+    render = commands.add_parser("render", help="make a run again after its run.toml was changed: its job and script")
     render.add_argument("run", help="name or folder of a run")
     rename = commands.add_parser("rename", help="rename a run with its data set, LoRA files, states and samples")
     rename.add_argument("run", help="name or folder of a run")
@@ -137,13 +139,28 @@ def show(args: argparse.Namespace) -> int:
 
 
 def render(args: argparse.Namespace) -> int:
-    """Write a run's script again from its `run.toml`."""
-    script = runs.render(runs.run_folder(args.run))
-    if secrets := runs.load(script.parent).secrets:
+    """Make a run's job again from its `run.toml`; what it trains differently goes to standard error."""
+    from runs import job as jobs
+    from runs.mitigate import same_state
+
+    folder = runs.run_folder(args.run)
+    try:
+        before = runs.pinned(folder)
+    except runs.RunError:  # damaged, which this corrects, or the spec is wrong, which the next line says
+        before = None
+    script = runs.render(folder)
+    after = jobs.load(folder)
+    changed = jobs.changes(before, after) if before and after else []
+    for line in changed:
+        print(f"changed: {line}", file=sys.stderr)
+    saved = next(folder.glob("*-state"), None)
+    if changed and saved and before and after and not same_state(before, after):
+        print(f"warning: the run cannot go on from its states, such as {saved.name}: {AGAIN}", file=sys.stderr)
+    if secrets := runs.load(folder).secrets:
         print(f"note: {env_file.kept_text(secrets)}", file=sys.stderr)
     print(script)
     if args.json:
-        print(json.dumps({"folder": str(script.parent), "script": str(script)}))
+        print(json.dumps({"folder": str(folder), "script": str(script), "changed": changed}))
     return 0
 
 

@@ -46,7 +46,7 @@ def adopt(spec: "RunSpec", text: str, folder: Path, platform: str = sys.platform
         if one.level == "error"
     ]:
         raise RunError([Fault("script", f"Line {one.line}: {one.text}. {one.advice}") for one in found])
-    settled = _with_settings(base, text, folder, platform)
+    settled = with_settings(base, text, folder, platform)
     return settled.changed(edited={"script": text, "generated": script(settled, folder, platform=platform)})
 
 
@@ -63,7 +63,7 @@ def _change(spec: "RunSpec", flag: str, values: list[str | None] | None, known: 
     return {"extra": {**spec.extra, flag: value}}
 
 
-def _with_settings(spec: "RunSpec", text: str, folder: Path, platform: str) -> "RunSpec":
+def with_settings(spec: "RunSpec", text: str, folder: Path, platform: str) -> "RunSpec":
     """The spec with the flags that the edited script changed; a value that the spec does not take is left out."""
     from runs.flags import known_flags
 
@@ -85,8 +85,11 @@ def refused_change(before: "RunSpec", after: "RunSpec", folder: Path, platform: 
     """Why a mitigation cannot be applied to the edited script, as a sentence; "" where it can, or nothing is edited."""
     if before.edited is None:
         return ""
-    already = set(custom_script.merge(before, script(plain(before), folder, platform=platform), platform)[1])
-    left = custom_script.merge(after, script(plain(after), folder, platform=platform), platform)[1]
+    edited = before.edited.model_dump()
+    already, left = (
+        custom_script.merge(edited, one.slug, script(plain(one), folder, platform=platform), platform)[1]
+        for one in (before, after)
+    )
     new = [one for one in left if one not in already]
     if after.save_dir != before.save_dir:
         new.append("it writes its checkpoints itself")

@@ -163,8 +163,7 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
         out |= {"log_with": spec.trackers, "logging_dir": str(folder / "logs")}
     if world(spec) > 1:
         out["ddp_timeout"] = presets.defaults()["multi_gpu"]["ddp_timeout"]
-    if resume:
-        out["resume"] = str(resume)
+    out["resume"] = str(resume) if resume else False
     out |= spec.extra
     out["persistent_data_loader_workers"] = rules["persistent_workers"]
     return out
@@ -242,22 +241,27 @@ def direct(spec: "RunSpec") -> bool:
     return world(spec) == 1 and not any(start in edited for start in ('"$launcher" launch', '"%launcher%" launch'))
 
 
-def module(spec: "RunSpec") -> list[str]:
-    """The words that start the trainer's module, after the interpreter or the launcher's options."""
-    checkout = CHECKOUTS.get(spec.backend)
-    if checkout is None:
-        return ["-m", "trainer"]
-    return ["-m", "sd_scripts_patches", str(checkout.script(presets.trainer_of(spec.model, spec.backend)["script"]))]
+def module(backend: str, script: str) -> list[str]:
+    """The words that start a script of the trainer with the guards, after the interpreter or the launcher's options."""
+    checkout = CHECKOUTS.get(backend)
+    return ["-m", "trainer"] if checkout is None else ["-m", "sd_scripts_patches", str(checkout.script(script))]
 
 
 def launch(spec: "RunSpec") -> list[list[str]]:
     """The words of the script's command before the trainer's flags: where `direct`, the module to run, after the interpreter;
     else `launch`, its options and the module, after the launcher.
+    """
+    script = presets.trainer_of(spec.model, spec.backend)["script"]
+    return [*launch_options(spec), module(spec.backend, script)]
+
+
+def launch_options(spec: "RunSpec") -> list[list[str]]:
+    """`launch` and its options; [] where `direct`.
 
     The options set all that accelerate would otherwise read from its configuration file, so that none is needed.
     """
     if direct(spec):
-        return [module(spec)]
+        return []
     lines = [
         ["launch"],
         ["--mixed_precision", spec.mixed_precision],
@@ -278,7 +282,7 @@ def launch(spec: "RunSpec") -> list[list[str]]:
         ]
     elif spec.gpus > 1:
         lines.append(["--main_process_port", "0"])  # 0 selects a free port, so that two runs do not collide
-    return [*lines, module(spec)]
+    return lines
 
 
 def environment(spec: "RunSpec", platform: str = sys.platform) -> dict[str, str]:
@@ -302,25 +306,30 @@ def environment(spec: "RunSpec", platform: str = sys.platform) -> dict[str, str]
     }
 
 
-def launcher(spec: "RunSpec", platform: str = sys.platform) -> Path:
+def launcher(backend: str, platform: str = sys.platform) -> Path:
     """The launcher in the backend's virtual environment (may not exist)."""
-    return venv_program(backend_venv(spec.backend), "accelerate", platform)
+    return venv_program(backend_venv(backend), "accelerate", platform)
 
 
-def trainer_python(spec: "RunSpec", platform: str = sys.platform) -> Path:
+def trainer_python(backend: str, platform: str = sys.platform) -> Path:
     """The interpreter of the backend's virtual environment (may not exist)."""
-    return venv_program(backend_venv(spec.backend), "python", platform)
+    return venv_program(backend_venv(backend), "python", platform)
 
 
 def dataset_toml(spec: "RunSpec") -> str:
-    """The text of `dataset.toml` in the shape that the trainer reads, with every folder of the data set that has images.
+    """The text of `dataset.toml`."""
+    import tomlkit
+
+    return tomlkit.dumps(dataset_tables(spec))
+
+
+def dataset_tables(spec: "RunSpec") -> dict[str, Any]:
+    """`dataset.toml` in the shape that the trainer reads, with every folder of the data set that has images.
 
     Buckets keep the aspect ratio of an image; their area is resolution × resolution.
     """
-    import tomlkit
-
     folders = list(dataset.counts(datasets_dir() / spec.slug)) or [""]
-    return tomlkit.dumps(DATASETS.get(spec.backend, _sd_scripts_dataset)(spec, folders))
+    return DATASETS.get(spec.backend, _sd_scripts_dataset)(spec, folders)
 
 
 def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A run's script as a person edited it: kept byte for byte, and changed only where the run itself changes.
 
-`run.toml` has the edited script and the script that its spec gave at that moment. While the spec gives the same script, the
+The spec has the edited script and the script that it gave at that moment. While the run's job gives the same script, the
 edited one is used as it is. When it gives another one (to resume, a mitigation, a longer training, another name or
 machine), the difference is applied to the edited script: flags of the training command by their names, the lines before
 the command by the lines that the person left as they were. Nothing of a script is ever executed here.
@@ -13,15 +13,11 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from presets import PresetError, lint
 from presets.fix import fix_rule, set_flags
 from presets.training import Training, trainings
 from runs.files import Fault, RunError
-
-if TYPE_CHECKING:
-    from runs.spec import RunSpec
 
 MAX_BYTES = 64_000  # of a script; one with 500 flags has 20 kB
 CHECK_S = 5.0
@@ -68,34 +64,33 @@ def flags(t: Training) -> dict[str, list[str | None]]:
 # The script of a run -----------------------------------------------------------------------------------------------------
 
 
-def render(spec: "RunSpec", now: str, platform: str = sys.platform) -> str:
-    """The edited script of a spec, after what changed since it was edited.
+def render(edited: dict[str, str], slug: str, now: str, platform: str = sys.platform) -> str:
+    """The edited script of a run, after what changed since it was edited.
 
     Args:
-        now: the script that the spec gives without the edit.
+        edited: "script" and "generated", as in a spec. now: the script that the run's job gives without the edit.
     """
-    return merge(spec, now, platform)[0]
+    return merge(edited, slug, now, platform)[0]
 
 
-def merge(spec: "RunSpec", now: str, platform: str = sys.platform) -> tuple[str, list[str]]:
+def merge(edited: dict[str, str], slug: str, now: str, platform: str = sys.platform) -> tuple[str, list[str]]:
     """As render, and what could not be applied to the edited script, each as the end of a sentence.
 
     Raises:
         RunError: the script was edited for another system.
     """
-    assert spec.edited is not None, "only called for an edited script"
-    mine, base = spec.edited.script, spec.edited.generated
+    mine, base = edited["script"], edited["generated"]
     if base == now:
         return mine, []
     if (base.lstrip().lower().startswith("@echo off")) != platform.startswith("win"):
         system = "Windows" if not platform.startswith("win") else "Linux or macOS"
         raise RunError(
-            f"the edited script of {spec.slug} is for {system}; remove the table [edited] from its run.toml to use the generated one"
+            f"the edited script of {slug} is for {system}; remove the table [edited] from its run.toml to use the generated one"
         )
     try:
         return merged(mine, base, now, platform)
     except PresetError as error:
-        raise RunError(f"the edited script of {spec.slug} cannot be read: {error}") from error
+        raise RunError(f"the edited script of {slug} cannot be read: {error}") from error
 
 
 def merged(mine: str, base: str, now: str, platform: str = sys.platform) -> tuple[str, list[str]]:

@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -306,38 +306,38 @@ def _resolved(text: str, batch: bool, values: dict[str, str]) -> str:
     return text
 
 
-def bash_lines(spec: "RunSpec", folder: Path) -> str:
-    """The lines of train.sh that read the file; "" for a run without secrets."""
-    if not spec.secrets:
+def bash_lines(names: Sequence[str], folder: Path) -> str:
+    """The lines of train.sh that read the file with the values of `names`; "" for none."""
+    if not names:
         return ""
     path = path_of(folder)
-    return f"""{_head("#", spec)}
+    return f"""{_head("#", names)}
 env_file={quote(str(path))}
 if [ -r "$env_file" ]; then . "$env_file"; fi
-for name in {" ".join(spec.secrets)}; do
+for name in {" ".join(names)}; do
   [ -n "${{!name:-}}" ] || echo "train.sh: $name has no value: set it in the environment, or in $env_file" >&2
 done
 """
 
 
-def batch_lines(spec: "RunSpec", folder: Path) -> str:
+def batch_lines(names: Sequence[str], folder: Path) -> str:
     """As bash_lines, for cmd. The file then has plain NAME=VALUE lines."""
-    if not spec.secrets:
+    if not names:
         return ""
     path = str(path_of(folder)).replace("%", "%%")
     lines = [
         f"if not defined {name} echo train.bat: {name} has no value: set it, or write it to %env_file% 1>&2"
-        for name in spec.secrets
+        for name in names
     ]
-    return f"""{_head("rem", spec)}
+    return f"""{_head("rem", names)}
 set "env_file={path}"
 if exist "%env_file%" for /f "usebackq tokens=1,* delims==" %%A in ("%env_file%") do set "%%A=%%B"
 {chr(10).join(lines)}
 """
 
 
-def _head(comment: str, spec: "RunSpec") -> str:
-    return f"{comment} Secrets ({', '.join(spec.secrets)}): their values are in a file that only its owner can read, and not here."
+def _head(comment: str, names: Sequence[str]) -> str:
+    return f"{comment} Secrets ({', '.join(names)}): their values are in a file that only its owner can read, and not here."
 
 
 def with_lines(text: str, lines: str) -> str:

@@ -11,6 +11,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,11 @@ def atomic_write(path: Path, content: str | bytes, executable: bool = False, pri
             os.unlink(temporary)
         raise
     fsync_folder(path.parent)
+
+
+def checksum(content: bytes) -> str:
+    """A short checksum of a file, which tells an edit."""
+    return f"{zlib.crc32(content):08x}-{len(content)}"
 
 
 @contextlib.contextmanager

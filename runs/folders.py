@@ -10,15 +10,17 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from runs import dataset, env_file, masks, staging, weights
-from runs.command import dataset_toml, direct, launcher, sample_prompts, samples, world
-from runs.files import Fault, RunError, atomic_write, building, explained
+from runs import dataset, env_file, masks, pin, staging, weights
+from runs.command import direct, launcher, samples, world
+from runs.files import Fault, RunError, atomic_write, building, checksum, explained
+from runs.job import Job, made, resolve, respecified
 from runs.paths import CHECKOUTS, datasets_dir, entries, outputs_dir
-from runs.scripts import INSTALL, script, script_name
+from runs.scripts import INSTALL, rendered, script_name
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -48,7 +50,7 @@ def create(
         RunError: invalid images, a name that exists, an unknown flag, a full disk, no permission. Nothing was created then.
     """
     from runs.flags import check_extra
-    from runs.spec import save
+    from runs.spec import dumps, save
 
     check_extra(spec)
     samples(spec)
@@ -75,7 +77,7 @@ def create(
                 save(work, spec, folder)
                 if spec.secrets:
                     on_note(env_file.kept_text(spec.secrets))
-                _write(work, folder, spec)
+                pin.write(work, made(resolve(spec, folder), dumps(spec).encode()))
         except BaseException:
             if made_data:
                 shutil.rmtree(data, ignore_errors=True)
@@ -151,30 +153,30 @@ def with_sample_interval(spec: "RunSpec", images: int | Mapping[str, int], capti
     return spec.changed(sample_every_n_steps=max(1, planned_steps(spec, images) // share))
 
 
-def _write(work: Path, folder: Path, spec: "RunSpec") -> None:
-    """Write the files rendered from a spec into `work`, which is renamed to `folder` later."""
-    atomic_write(work / "dataset.toml", dataset_toml(spec))
-    atomic_write(work / "sample_prompts.txt", sample_prompts(spec))
-    atomic_write(work / script_name(), script(spec, folder), executable=True)
+def render(folder: Path, spec: "RunSpec | None" = None, run_toml: bytes | None = None) -> Path:
+    """Make a run's job again from its `run.toml` (or from `spec`) and the tables of this version, and write its script.
 
+    Args:
+        run_toml: the contents of the `run.toml` of `spec`, where they are not those that would be saved.
 
-def render(folder: Path, spec: "RunSpec | None" = None) -> Path:
-    """Write a run's script, data-set file and prompts from its `run.toml` (or from `spec`); returns the script's path.
+    Returns:
+        The script's path.
 
     Raises:
         RunError: the spec is invalid or belongs to another run, or the folder cannot be written.
     """
     from runs.flags import check_extra
-    from runs.spec import load
+    from runs.spec import dumps, load
 
     folder = Path(folder)
-    spec = spec or load(folder)
+    if spec is None:
+        spec, run_toml = load(folder), (folder / "run.toml").read_bytes()
     if spec.slug != folder.name:
         raise RunError(f"{folder}/run.toml: name {spec.name!r} belongs to the folder {spec.slug}; change it back")
     check_extra(spec)
     with explained(f"write the script of {spec.slug}"):
         env_file.keep(folder, spec)
-        _write(folder, folder, spec)
+        pin.write(folder, made(resolve(spec, folder), run_toml or dumps(spec).encode()))
     return folder / script_name()
 
 
@@ -186,7 +188,9 @@ def longer(fields: Mapping[str, object]) -> tuple[str, int] | None:
 
 
 def train_longer(folder: Path, total: int) -> "RunSpec":
-    """Raise the epochs of a run (or its steps, where max_train_steps limits it) in `run.toml` and the script.
+    """Raise the epochs of a run (or its steps, where max_train_steps limits it) in `run.toml`, the job and the script.
+
+    Everything else stays as the job has it.
 
     Args:
         total: the total of epochs or steps, including those already trained.
@@ -194,26 +198,30 @@ def train_longer(folder: Path, total: int) -> "RunSpec":
     Raises:
         RunError: `total` is less than the current value, the spec is invalid, or the folder cannot be written.
     """
-    from runs.spec import load, save
+    from runs.spec import dumps, load, save
 
-    spec = load(folder)
+    spec, job = load(folder), pin.pinned(folder)
+    was = (folder / "run.toml").read_bytes()
     found = longer(spec.model_dump())
     assert found is not None, "a valid spec has epochs"
     field, now = found
     if total < now:
         raise RunError([Fault(field, f"Must be {now} or more; the run is set to {now} already")])
     spec = spec.changed(**{field: total})
-    render(folder, spec)
+    longer_job = respecified(job, job.run_spec().changed(**{field: total}), dumps(spec).encode())
+    if job.run_toml != checksum(was):  # edited since the run was made: that still holds
+        longer_job = replace(longer_job, run_toml=job.run_toml)
     with explained(f"change {folder.name}"):
+        pin.write(folder, longer_job)
         save(folder, spec)
     return spec
 
 
-def write_attempt(folder: Path, spec: "RunSpec", attempt: int, resume: Path | None = None) -> Path:
+def write_attempt(folder: Path, job: Job, attempt: int, resume: Path | None = None) -> Path:
     """Write the script of an attempt (1 is `train.sh` itself) and the files that it reads; returns the script's path.
 
     Args:
-        spec: the spec of this attempt with its mitigations; `run.toml` is not changed.
+        job: the run's job with the changes of this attempt; `job.json` is not changed.
         resume: the state folder to resume from.
 
     Raises:
@@ -222,12 +230,11 @@ def write_attempt(folder: Path, spec: "RunSpec", attempt: int, resume: Path | No
     folder = Path(folder)
     path = folder / script_name(attempt)
     with explained(f"write {path.name}"):
-        env_file.keep(folder, spec)
-        if spec.save_dir and Path(spec.save_dir).is_relative_to(staging.base()):
+        local = job.spec.get("save_dir")
+        if local and Path(local).is_relative_to(staging.base()):
             staging.prepare(folder)
-        atomic_write(folder / "dataset.toml", dataset_toml(spec))
-        atomic_write(folder / "sample_prompts.txt", sample_prompts(spec))
-        atomic_write(path, script(spec, folder, resume), executable=True)
+        pin.write_inputs(folder, job)
+        atomic_write(path, rendered(job, resume), executable=True)
     return path
 
 
@@ -277,4 +284,4 @@ def _launcher_found(spec: "RunSpec", platform: str) -> bool:
     chosen = next(filter(None, map(os.environ.get, names)), "")
     if chosen:
         return shutil.which(chosen) is not None
-    return launcher(spec, platform).is_file() or shutil.which("accelerate") is not None
+    return launcher(spec.backend, platform).is_file() or shutil.which("accelerate") is not None

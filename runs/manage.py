@@ -7,6 +7,7 @@ get the new name, because the trainers find their states by it and the LoRA of a
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,7 +15,6 @@ import re
 import secrets
 import shutil
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runs import env_file, staging
-from runs.files import RunError, atomic_write, explained, fsync_folder
+from runs.files import RunError, atomic_write, checksum, explained, fsync_folder
 from runs.paths import datasets_dir, outputs_dir, run_folder, slug
 
 if TYPE_CHECKING:
@@ -168,6 +168,7 @@ def rename(name: str | Path, new_name: str, idle: Idle) -> Path:
         RunError: the run is alive, the name is taken or makes no folder name, or `run.toml` is invalid. Nothing changed then.
     """
     from runs.flags import check_extra
+    from runs.pin import pinned
     from runs.spec import load
 
     folder = _own_folder(name)
@@ -178,6 +179,7 @@ def rename(name: str | Path, new_name: str, idle: Idle) -> Path:
         _no_link(place / folder.name)
     with BUSY, explained(f"rename {folder.name}"):
         with _stopped(folder, idle):
+            pinned(folder)
             if spec.slug == folder.name:
                 _write_files(folder, folder, spec, folder.name)
                 return folder
@@ -243,12 +245,17 @@ def _rename_artifacts(folder: Path, old: str, new: str) -> None:
 
 
 def _write_files(work: Path, final: Path, spec: "RunSpec", old: str) -> None:
-    """Write what is rendered from the spec, the name and paths in the monitor's files, and `run.toml` last."""
-    from runs.folders import _write as write_rendered  # one rendering for all
-    from runs.spec import dumps, save
+    """Write the run's job under its new name, the name and paths in the monitor's files, and `run.toml` last."""
+    from runs import job as jobs
+    from runs import pin
+    from runs.spec import dumps, load, save
 
-    write_rendered(work, final, spec)
-    hashes = _hashes((work / "run.toml").read_bytes(), dumps(spec).encode())
+    old_text, new_text = (work / "run.toml").read_bytes(), dumps(spec).encode()
+    hashes = _hashes(old_text, new_text)
+    job = jobs.load(work) or jobs.made(jobs.resolve(load(work), outputs_dir() / old), old_text)
+    job = jobs.moved(jobs.renamed(job, spec.name), jobs.places(final, final.name))
+    marks = {name: hashes.get(getattr(job, name), getattr(job, name)) for name in ("digest", "run_toml")}
+    pin.write(work, dataclasses.replace(job, **marks))
     artifact = re.compile(rf"(?<![\w-]){re.escape(old)}((?:-step\d{{6,}}|-\d{{6}})?(?:\.safetensors|-state))")
     for file in ("status.json", "monitor.json"):
         if values := _values(work / file):
@@ -274,7 +281,7 @@ def settle(folder: Path, spec: "RunSpec") -> None:
             spec = env_file.with_values(spec, {k: v for k, v in found.items() if k not in spec.environment})
         env_file.keep(folder, spec)  # first, so that a script that reads the file finds it
         for path, (text, _) in scripts.items():
-            lines = (env_file.batch_lines if path.suffix == ".bat" else env_file.bash_lines)(spec, folder)
+            lines = (env_file.batch_lines if path.suffix == ".bat" else env_file.bash_lines)(spec.secrets, folder)
             atomic_write(path, env_file.with_lines(text, lines), executable=True)
         hashes = _hashes((folder / "run.toml").read_bytes(), dumps(spec).encode())
         for file in ("status.json", "monitor.json"):
@@ -298,12 +305,7 @@ def _values(path: Path) -> dict[str, Any]:
 def _hashes(old_text: bytes, new_text: bytes) -> dict[str, str]:
     """The checksum of a changed `run.toml` by the one that a file of the monitor may hold."""
     # The second is a SHA-256 in files of versions before November 2026.
-    return {_hash(old_text): _hash(new_text), hashlib.sha256(old_text).hexdigest(): _hash(new_text)}
-
-
-def _hash(text: bytes) -> str:
-    """The checksum of `run.toml` that the monitor keeps (monitor/state.py `spec_hash`)."""
-    return f"{zlib.crc32(text):08x}-{len(text)}"
+    return {checksum(old_text): checksum(new_text), hashlib.sha256(old_text).hexdigest(): checksum(new_text)}
 
 
 def _changed(

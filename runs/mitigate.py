@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import presets
 from runs import adopt_script, staging
-from runs.command import caching, dataset_toml, environment, flags, launch, sample_prompts, tier_flags
+from runs.command import tier_flags
 from runs.files import RunError, private_folder
+from runs.job import Job, Patch, difference, resolve
 from runs.paths import outputs_dir
 
 if TYPE_CHECKING:
@@ -270,9 +271,22 @@ def apply(spec: "RunSpec", name: str, platform: str = sys.platform) -> Changed:
     if name not in MITIGATIONS:
         raise RunError(f"no mitigation {name!r}; there are: {', '.join(MITIGATIONS)}")
     changed, sentence = MITIGATIONS[name](spec)
-    if _read_by_trainer(changed, platform) == _read_by_trainer(spec, platform) or refusal(spec, name, platform):
+    before, after = (resolve(one, Path("run"), platform) for one in (spec, changed))
+    if not difference(before, after) or refusal(spec, name, platform):
         return _same(spec)
     return changed, sentence
+
+
+def change(job: Job, name: str) -> tuple[Patch, str]:
+    """A mitigation as a patch of a run's job, and its sentence; ({}, "") where the trainer would read the same.
+
+    Raises:
+        RunError: no mitigation has this name, or this version does not know the run's model or tier any more.
+    """
+    spec, folder = job.run_spec(), Path(job.places["run"])
+    changed, sentence = apply(spec, name, job.platform)
+    patch = difference(*(resolve(one, folder, job.platform) for one in (spec, changed)))
+    return (patch, sentence) if patch and difference(job, job.patched(patch)) else ({}, "")
 
 
 def refusal(spec: "RunSpec", name: str, platform: str = sys.platform) -> str:
@@ -283,27 +297,20 @@ def refusal(spec: "RunSpec", name: str, platform: str = sys.platform) -> str:
     return adopt_script.refused_change(spec, changed, outputs_dir() / spec.slug, platform) if changed != spec else ""
 
 
-def _read_by_trainer(spec: "RunSpec", platform: str) -> tuple[object, ...]:
-    """Everything that the trainer reads: its flags without those that are off, its files, its environment."""
-    written = {flag: value for flag, value in flags(spec, Path("run"), platform=platform).items() if value is not False}
-    caches = [command.flags for command in caching(spec, Path("run"))]
-    return written, caches, launch(spec), dataset_toml(spec), sample_prompts(spec), environment(spec, platform)
-
-
-def same_state(before: "RunSpec", after: "RunSpec") -> bool:
+def same_state(before: Job, after: Job) -> bool:
     """Whether `after` can resume a state that `before` saved: same base model, optimizer and trained modules."""
 
-    def shape(spec: "RunSpec") -> tuple[object, ...]:
-        flags = {**tier_flags(spec), **spec.extra}
+    def shape(job: Job) -> tuple[object, ...]:
+        flags = job.flags
         return (
-            spec.model, spec.backend, spec.rank, str(flags.get("optimizer_type")).lower(), _trained(flags),
-            flags.get("network_module"), str(flags.get("lr_scheduler", "constant")),
+            job.spec["model"], job.backend, str(flags.get("network_dim")), str(flags.get("optimizer_type")).lower(),
+            _trained(flags), flags.get("network_module"), str(flags.get("lr_scheduler", "constant")),
         )  # fmt: skip
 
     return shape(before) == shape(after)
 
 
-def _trained(flags: dict[str, object]) -> list[str] | None:
+def _trained(flags: dict[str, object]) -> list[str]:
     """network_args without learning rates, which do not decide what is trained."""
-    words = flags.get("network_args")
-    return [word for word in words if not word.startswith(REGEX_RATES)] if isinstance(words, list) else None
+    words = flags.get("network_args") or []
+    return [word for word in (words if isinstance(words, list) else [str(words)]) if not word.startswith(REGEX_RATES)]

@@ -1,7 +1,7 @@
 """`train.sh` and `train.bat`: plain scripts that a person can read, change and run, with one flag per line.
 
-A script trains with or without the monitor. runs/command.py determines the values, runs/quoting.py quotes them. One process
-is started directly, several by `accelerate launch`. Where caches are made by commands of their own, these run first with the
+A script trains with or without the monitor. It is a rendering of a Job (runs/job.py); runs/quoting.py quotes the values. One
+process is started directly, several by `accelerate launch`. Where caches are made by commands of their own, these run first with the
 same interpreter: the first that fails ends the script with its exit code, and the next start runs all of them again, which
 keep what is finished.
 """
@@ -10,23 +10,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import presets
 from runs import custom_script, env_file
-from runs.command import (
-    NODE_VARIABLES,
-    caching,
-    direct,
-    environment,
-    flags,
-    launch,
-    launcher,
-    trainer_python,
-    words,
-    world,
-)
+from runs.command import NODE_VARIABLES, launcher, module, trainer_python, words
 from runs.files import RunError
+from runs.job import Job, resolve
 from runs.paths import CHECKOUTS, ROOT
-from runs.quoting import quote, quote_cmd
+from runs.quoting import Variable, quote, quote_cmd
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -44,88 +33,95 @@ def script_name(attempt: int = 1, platform: str = sys.platform) -> str:
 
 
 def script(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: str = sys.platform) -> str:
-    """The text of the script.
+    """The text of the script of a spec, by the tables of this version.
 
-    Args: as runs.command.arguments.
+    Args: as runs.command.arguments. Raises: as runs.job.resolve and `rendered`.
+    """
+    return rendered(resolve(spec, folder, platform), resume)
+
+
+def rendered(job: Job, resume: Path | None = None) -> str:
+    """The text of a job's script.
 
     Raises:
-        RunError: the platform's script cannot hold a value, samples are turned on without a prompt, or several machines
-            would train under Windows.
+        RunError: the platform's script cannot hold a value, or several machines would train under Windows.
     """
-    if spec.nodes > 1 and platform.startswith("win"):
+    windows = job.platform.startswith("win")
+    if job.nodes > 1 and windows:
         raise RunError("nodes: several machines train together under Linux only; set nodes to 1, or use WSL")
-    lines = [*launch(spec), *words(flags(spec, folder, resume, platform))]
-    before = [(one.what, [_guarded(spec, one.script), *words(one.flags)]) for one in caching(spec, folder)]
-    windows = platform.startswith("win")
-    text = (_batch if windows else _bash)(spec, before, lines, platform, folder)
-    if not spec.edited:
+    *caching, training = job.commands
+    options = [[Variable(word[1:]) if word.startswith("$") else word for word in line] for line in job.launch]
+    flags = {**training["flags"], "resume": str(resume) if resume else False}
+    lines = [*options, module(job.backend, training["script"]), *words(flags)]
+    before = [(one["what"], [module(job.backend, one["script"]), *words(one["flags"])]) for one in caching]
+    text = (_batch if windows else _bash)(job, before, lines)
+    if "edited" not in job.spec:
         return text
-    secrets = (env_file.batch_lines if windows else env_file.bash_lines)(spec, folder)
-    return env_file.with_lines(custom_script.render(spec, text, platform), secrets)
+    return env_file.with_lines(custom_script.render(job.spec["edited"], job.slug, text, job.platform), _secrets(job))
 
 
-def _guarded(spec: "RunSpec", script: str) -> list[str]:
-    """The words that start a caching script with the guards, after the interpreter."""
-    return ["-m", "sd_scripts_patches", str(CHECKOUTS[spec.backend].script(script))]
+def _secrets(job: Job) -> str:
+    """The lines that read the values of secrets; "" for a run without any."""
+    lines = env_file.batch_lines if job.platform.startswith("win") else env_file.bash_lines
+    return lines(job.spec.get("secrets", []), Path(job.places["run"]))
 
 
-def _title(spec: "RunSpec") -> str:
-    backend = presets.backends()[spec.backend]["label"]
-    return f"Trains {spec.slug}: a LoRA of {presets.models()[spec.model]['name']}, tier {spec.tier}, with {backend}."
+def _title(job: Job) -> str:
+    return " ".join(f"Trains {job.slug}: {job.title}.".split())
 
 
-def _together(spec: "RunSpec") -> str:
+def _together(job: Job) -> str:
     """The comment of a run with several processes; "" for one."""
-    if world(spec) == 1:
+    if job.world == 1:
         return ""
-    machines = f" on {spec.nodes} machines" if spec.nodes > 1 else ""
+    machines = f" on {job.nodes} machines" if job.nodes > 1 else ""
     return (
-        f"{world(spec)} processes train together{machines}: each on a GPU of its own (NCCL), or on the processor (gloo) "
+        f"{job.world} processes train together{machines}: each on a GPU of its own (NCCL), or on the processor (gloo) "
         "where PyTorch finds no GPU."
     )
 
 
-def _bash_nodes(spec: "RunSpec") -> str:
+def _bash_nodes(job: Job) -> str:
     """The check of the variables that tell several machines apart; "" for one machine."""
-    if spec.nodes == 1:
+    if job.nodes == 1:
         return ""
     return "".join(
-        f'[ -n "${{{name}:-}}" ] || {{ echo {quote(NO_NODE.format(name=name, nodes=spec.nodes, what=what))} >&2; exit 2; }}\n'
+        f'[ -n "${{{name}:-}}" ] || {{ echo {quote(NO_NODE.format(name=name, nodes=job.nodes, what=what))} >&2; exit 2; }}\n'
         for name, what in NODE_VARIABLES.items()
     )
 
 
-def _missing(spec: "RunSpec", path: Path, text: str = MISSING) -> str:
-    return text.format(backend=spec.backend, path=path, install=INSTALL[spec.backend])
+def _missing(job: Job, path: Path, text: str = MISSING) -> str:
+    return text.format(backend=job.backend, path=path, install=INSTALL[job.backend])
 
 
 Before = list[tuple[str, list[list[str]]]]  # the caching commands: what each does, its words by flag
 
 
-def _bash_python(spec: "RunSpec", platform: str) -> str:
+def _bash_python(job: Job) -> str:
     """The lines that find the interpreter: $TRAINER_PYTHON, the one beside the launcher, the environment's, that on the PATH."""
-    python = trainer_python(spec, platform)
+    python = trainer_python(job.backend, job.platform)
     beside = '[ -n "${ACCELERATE:-}" ]; then python=$(dirname -- "$(command -v -- "$ACCELERATE")")/python; fi'
-    if not direct(spec):
+    if not job.direct:
         beside = '[ -x "${launcher%/*}/python" ]; then python=${launcher%/*}/python; fi'
     return f"""
 python=${{TRAINER_PYTHON:-}}
 if [ -z "$python" ] && {beside}
 if [ -z "$python" ] && [ -x {quote(str(python))} ]; then python={quote(str(python))}; fi
 if [ -z "$python" ]; then
-  python=$(command -v python3) || {{ echo {quote(_missing(spec, python, NO_PYTHON))} >&2; exit 127; }}
+  python=$(command -v python3) || {{ echo {quote(_missing(job, python, NO_PYTHON))} >&2; exit 127; }}
 fi
 """
 
 
-def _bash_launcher(spec: "RunSpec", platform: str) -> str:
+def _bash_launcher(job: Job) -> str:
     """The lines that find the launcher: $ACCELERATE, the environment's, that on the PATH."""
-    program = launcher(spec, platform)
+    program = launcher(job.backend, job.platform)
     return f"""
 launcher=${{ACCELERATE:-}}
 if [ -z "$launcher" ] && [ -x {quote(str(program))} ]; then launcher={quote(str(program))}; fi
 if [ -z "$launcher" ]; then
-  launcher=$(command -v accelerate) || {{ echo {quote(_missing(spec, program))} >&2; exit 127; }}
+  launcher=$(command -v accelerate) || {{ echo {quote(_missing(job, program))} >&2; exit 127; }}
 fi
 """
 
@@ -141,25 +137,25 @@ def _bash_caching(before: Before) -> str:
     return f"{lines}\n# Trains."
 
 
-def _bash(spec: "RunSpec", before: Before, lines: list[list[str]], platform: str, folder: Path) -> str:
-    programs = "" if direct(spec) else _bash_launcher(spec, platform)
-    programs += _bash_python(spec, platform) if direct(spec) or before else ""
-    program = "$python" if direct(spec) else "$launcher"
-    exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment(spec, platform).items())
+def _bash(job: Job, before: Before, lines: list[list[str]]) -> str:
+    programs = "" if job.direct else _bash_launcher(job)
+    programs += _bash_python(job) if job.direct or before else ""
+    program = "$python" if job.direct else "$launcher"
+    exports = "".join(f"export {name}={quote(value)}\n" for name, value in job.environment.items())
     command = " \\\n  ".join(" ".join(map(quote, line)) for line in lines)
-    together = f"# {_together(spec)}\n" if _together(spec) else ""
+    together = f"# {_together(job)}\n" if _together(job) else ""
     aside, start = "", "exec "
-    if spec.save_dir:
-        aside = _copy_at_exit(spec.save_dir, str(folder))
+    if job.save_dir:
+        aside = _copy_at_exit(job.save_dir, job.places["run"])
         start = ""  # exec would replace the shell, and its trap would never run
     return f"""#!/usr/bin/env bash
-# {" ".join(_title(spec).split())}
+# {_title(job)}
 # Written from run.toml. Run it without the monitor: bash train.sh
-# Run it with the monitor, which restarts it after a hang: python -m monitor run {spec.slug}
+# Run it with the monitor, which restarts it after a hang: python -m monitor run {job.slug}
 {together}set -eu
 cd {quote(str(ROOT))}
 export PYTHONPATH={quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"
-{exports}{env_file.bash_lines(spec, folder)}{_bash_nodes(spec)}{programs}{aside}{_bash_caching(before)}
+{exports}{_secrets(job)}{_bash_nodes(job)}{programs}{aside}{_bash_caching(before)}
 {start}"{program}" {command}
 """
 
@@ -239,29 +235,29 @@ exit /b %ERRORLEVEL%
 """
 
 
-def _batch_python(spec: "RunSpec", platform: str) -> str:
+def _batch_python(job: Job) -> str:
     """As _bash_python, for cmd."""
-    python = _in_quotes(str(trainer_python(spec, platform)))
+    python = _in_quotes(str(trainer_python(job.backend, job.platform)))
     beside = 'if not defined python if defined ACCELERATE for %%L in ("%ACCELERATE%") do set "python=%%~dpLpython.exe"'
-    if not direct(spec):
+    if not job.direct:
         beside = 'if not defined python for %%L in ("%launcher%") do if exist "%%~dpLpython.exe" set "python=%%~dpLpython.exe"'
     return f"""
 set "python=%TRAINER_PYTHON%"
 {beside}
 if not defined python if exist "{python}" set "python={python}"
 if not defined python for %%P in (python.exe) do set "python=%%~$PATH:P"
-if not defined python (echo {quote_cmd(_missing(spec, trainer_python(spec, platform), NO_PYTHON))} 1>&2 & exit /b 127)
+if not defined python (echo {quote_cmd(_missing(job, trainer_python(job.backend, job.platform), NO_PYTHON))} 1>&2 & exit /b 127)
 """
 
 
-def _batch_launcher(spec: "RunSpec", platform: str) -> str:
+def _batch_launcher(job: Job) -> str:
     """As _bash_launcher, for cmd."""
-    program = _in_quotes(str(launcher(spec, platform)))
+    program = _in_quotes(str(launcher(job.backend, job.platform)))
     return f"""
 set "launcher=%ACCELERATE%"
 if not defined launcher if exist "{program}" set "launcher={program}"
 if not defined launcher for %%P in (accelerate.exe) do set "launcher=%%~$PATH:P"
-if not defined launcher (echo {quote_cmd(_missing(spec, launcher(spec, platform)))} 1>&2 & exit /b 127)
+if not defined launcher (echo {quote_cmd(_missing(job, launcher(job.backend, job.platform)))} 1>&2 & exit /b 127)
 """
 
 
@@ -276,28 +272,28 @@ def _batch_caching(before: Before) -> str:
     return f"{lines}\nrem Trains."
 
 
-def _batch(spec: "RunSpec", before: Before, lines: list[list[str]], platform: str, folder: Path) -> str:
-    root, program = _in_quotes(str(ROOT)), "%python%" if direct(spec) else "%launcher%"
-    programs = "" if direct(spec) else _batch_launcher(spec, platform)
-    programs += _batch_python(spec, platform) if direct(spec) or before else ""
-    exports = "".join(f'set "{name}={_in_quotes(value)}"\n' for name, value in environment(spec, platform).items())
+def _batch(job: Job, before: Before, lines: list[list[str]]) -> str:
+    root, program = _in_quotes(str(ROOT)), "%python%" if job.direct else "%launcher%"
+    programs = "" if job.direct else _batch_launcher(job)
+    programs += _batch_python(job) if job.direct or before else ""
+    exports = "".join(f'set "{name}={_in_quotes(value)}"\n' for name, value in job.environment.items())
     command = " ^\n  ".join(" ".join(map(quote_cmd, line)) for line in lines)
-    together = f"rem {_together(spec)}\n" if _together(spec) else ""
+    together = f"rem {_together(job)}\n" if _together(job) else ""
     make_local, after = "", "exit /b %ERRORLEVEL%\n"
-    if spec.save_dir:
-        local, final = (_in_quotes(path.replace("/", "\\")) for path in (spec.save_dir, str(folder)))
+    if job.save_dir:
+        local, final = (_in_quotes(path.replace("/", "\\")) for path in (job.save_dir, job.places["run"]))
         make_local = f'if not exist "{local}" mkdir "{local}"\n'
-        failed = quote_cmd(_not_copied(spec.save_dir, str(folder)))
+        failed = quote_cmd(_not_copied(job.save_dir, job.places["run"]))
         after = COPY_AFTER.format(local=local, final=final, failed=failed)
     text = f"""@echo off
-rem {" ".join(_title(spec).split()).translate(str.maketrans("", "", "%^&|<>"))}
+rem {_title(job).translate(str.maketrans("", "", "%^&|<>"))}
 rem Written from run.toml. Run it without the monitor: train.bat
-rem Run it with the monitor, which restarts it after a hang: python -m monitor run {spec.slug}
+rem Run it with the monitor, which restarts it after a hang: python -m monitor run {job.slug}
 {together}chcp 65001 >nul
 setlocal DisableDelayedExpansion
 cd /d "{root}" || exit /b 1
 if defined PYTHONPATH (set "PYTHONPATH={root};%PYTHONPATH%") else (set "PYTHONPATH={root}")
-{exports}{env_file.batch_lines(spec, folder)}{programs}{_batch_caching(before)}
+{exports}{_secrets(job)}{programs}{_batch_caching(before)}
 {make_local}"{program}" {command}
 {after}"""
     return text.replace("\n", "\r\n")

@@ -124,7 +124,7 @@ def test_a_longer_training_and_a_rename_reach_the_edited_script(tmp_path, monkey
     train_longer(folder, 9)
     now = (folder / "train.sh").read_text()
     assert flags_of(now)["max_train_epochs"] == ["9"] and OWN_LINES in now
-    path = write_attempt(folder, load(folder), 2, folder / "cat-step000005-state")
+    path = write_attempt(folder, runs.pinned(folder), 2, folder / "cat-step000005-state")
     assert flags_of(path.read_text())["resume"] and OWN_LINES in path.read_text()
     new = manage.rename("cat", "big dog", lambda _: __import__("contextlib").nullcontext(True))
     now = (new / "train.sh").read_text()

@@ -30,7 +30,13 @@ def tree(root: Path) -> dict[str, str]:
 def test_a_run_has_its_files(tmp_path, data):  # noqa: F811
     folder = runs.create(spec(name="Mein Hund", prompts=["ohwx at sea"]), pictures(tmp_path / "in"))
     assert folder == data / "outputs/Mein-Hund"
-    assert {p.name for p in folder.iterdir()} == {"run.toml", "train.sh", "dataset.toml", "sample_prompts.txt"}
+    assert {p.name for p in folder.iterdir()} == {
+        "run.toml",
+        "job.json",
+        "train.sh",
+        "dataset.toml",
+        "sample_prompts.txt",
+    }
     assert os.access(folder / "train.sh", os.X_OK)
     config = tomllib.loads((folder / "dataset.toml").read_text(encoding="utf-8"))
     assert config["datasets"][0]["subsets"][0]["image_dir"] == str(data / "datasets/Mein-Hund")
@@ -50,7 +56,7 @@ def test_the_same_spec_gives_the_same_bytes(tmp_path, monkeypatch):
         runs.create(spec(prompts=["x"], sample_every_n_steps=3, extra={"guidance_scale": 2.0}), images)
         made.append(tree(root))
         root.rename(tmp_path / part)
-    assert made[0] == made[1] and len(made[0]) == 4 + 2 * 3
+    assert made[0] == made[1] and len(made[0]) == 5 + 2 * 3
 
 
 def test_render_writes_the_script_again_from_run_toml(tmp_path, data):  # noqa: F811
@@ -66,13 +72,14 @@ def test_render_writes_the_script_again_from_run_toml(tmp_path, data):  # noqa: 
 def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, data):  # noqa: F811
     folder = runs.create(spec(), pictures(tmp_path / "in"))
     before = tree(folder)
-    path = runs.write_attempt(folder, runs.load(folder).changed(workers=0), 2, folder / "my-lora-step00000010-state")
+    job = runs.resolve(runs.load(folder).changed(workers=0), folder)
+    path = runs.write_attempt(folder, job, 2, folder / "my-lora-step00000010-state")
     assert path == folder / "train.attempt-2.sh"
     text = path.read_text()
     assert f"--resume {folder}/my-lora-step00000010-state" in text and "--max_data_loader_n_workers 0" in text
     assert "--persistent" not in text
     assert {k: v for k, v in tree(folder).items() if k != path.name} == before
-    assert runs.write_attempt(folder, runs.load(folder), 1) == folder / "train.sh" and tree(folder) | before == tree(
+    assert runs.write_attempt(folder, runs.pinned(folder), 1) == folder / "train.sh" and tree(folder) | before == tree(
         folder
     )
 
@@ -243,12 +250,12 @@ def test_a_file_with_the_name_of_the_folder_is_an_error(tmp_path, data):  # noqa
 
 
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):  # noqa: F811
-    import runs.folders as folders
+    from runs import pin
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(folders, "_write", interrupted)
+    monkeypatch.setattr(pin, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         runs.create(spec(), pictures(tmp_path / "in"))
     nothing_made(data)

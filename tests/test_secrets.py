@@ -283,6 +283,7 @@ OLD_SCRIPT = "export WANDB_API_KEY={value}\n"
 def old_run(root: Path) -> Path:
     """A run as an earlier version wrote it: with the value in run.toml, train.sh and a later attempt's script."""
     folder = runs.create(spec(**{**FIELDS, "store": ""}), pictures(root / "photos"))
+    (folder / "job.json").unlink()
     toml = (folder / "run.toml").read_text()
     text = toml.replace("[environment]\n", f'[environment]\nWANDB_API_KEY = "{VALUE}"\n')
     text = text.replace("[extra]\n", f'[extra]\nhuggingface_token = "{OTHER}"\n')
@@ -323,7 +324,7 @@ def test_a_run_of_an_earlier_version_is_put_right_when_it_is_read_and_can_go_on(
         assert (
             said.startswith(f"{VALUE} {OTHER} ") and "--huggingface_token" not in said and "--output_name cat" in said
         )
-    script = runs.write_attempt(folder, runs.load(folder), 3, folder / "cat-state")
+    script = runs.write_attempt(folder, runs.pinned(folder), 3, folder / "cat-state")
     assert run_script(script, program).stdout.decode().startswith(f"{VALUE} {OTHER} ")
 
 

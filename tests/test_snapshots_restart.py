@@ -60,7 +60,10 @@ def test_the_newest_record_is_taken_and_becomes_the_state_to_resume_from(run):
 
 
 def test_a_record_of_another_run_or_of_other_settings_or_of_before_a_reboot_is_refused(run, monkeypatch):
-    for kind, reason in (({"of": "/other"}, "it belongs to /other"), ({"spec": "older"}, "run.toml has changed since")):
+    for kind, reason in (
+        ({"of": "/other"}, "it belongs to /other"),
+        ({"spec": "older"}, "the run was made again since"),
+    ):
         assert newest(ring_of(run, 3, **kind), run) == (None, [f"the snapshot of step 3 is not used: {reason}"])
     ring = ring_of(run, 3)
     monkeypatch.setattr(snapshots, "boot_id", lambda: "another")

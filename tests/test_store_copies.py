@@ -21,6 +21,7 @@ from launch.store.lease import Lease, this_owner
 from launch.store.manifest import FILES, MEMORY, Manifest, Memory, check_member, contents, parse
 from launch.store.places import Limits, Place, Refused, StoreError, Unavailable, open_place
 from launch.store.restore import restore
+from runs import pin
 from runs.paths import datasets_dir, outputs_dir
 
 
@@ -77,7 +78,7 @@ def belonging(folder: Path) -> dict[str, bytes]:
     return {
         name: data
         for name, data in files_of(folder).items()
-        if not name.startswith(("train", "wandb", "dataset.toml", f"{folder.name}-step00000099"))
+        if not name.startswith(("train", "wandb", "dataset.toml", "job.json", f"{folder.name}-step00000099"))
         and name != "monitor.json"
     }
 
@@ -388,6 +389,24 @@ def test_the_same_spec_on_a_fresh_machine_takes_the_stores_checkpoint(run, place
     (here / "run.toml").write_text(text.replace("price_per_hour = 0.0", "price_per_hour = 2.5"))
     assert restore(place, run.name).step == 10
     assert runs.load(here).price_per_hour == 2.5
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_another_machine_trains_what_the_run_trained_whatever_its_tables_say(run, place, other, own):
+    """Also where its own run.toml asks for one process less at a time: only that differs."""
+    made = pin.pinned(run)
+    pin.write(run, made.patched({"commands": {"0": {"flags": {"optimizer_type": "older"}}}}))
+    (run / "run.toml").write_text((run / "run.toml").read_text() + "\n# edited, and not made again\n")
+    Copier(place, run, held(place)).push()
+    here = other() / run.name
+    if own:
+        here.mkdir(parents=True)
+        (here / "run.toml").write_text((run / "run.toml").read_text().replace("\nworkers = ", "\nworkers = 1"))
+    assert restore(place, run.name).step == 10
+    job = pin.pinned(here)
+    assert job.flags["optimizer_type"] == "older" and job.flags["output_dir"] == str(here)
+    assert (job.flags["max_data_loader_n_workers"] != made.flags["max_data_loader_n_workers"]) == own
+    assert "--optimizer_type older" in (here / "train.sh").read_text() and (job.digest == made.digest) != own
 
 
 def test_a_full_disk_is_reported_with_the_bytes_that_are_missing(run, place, other, monkeypatch):

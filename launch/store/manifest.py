@@ -39,6 +39,7 @@ RUN_FILES = (  # of a run's folder, as regular expressions of relative paths; SL
     r"(run|dataset)\.toml",
     r"sample_prompts\.txt",
     r"train\.(sh|bat)",
+    r"job\.json",
     r"(events|metrics)\.jsonl",
     r"monitor\.json",
     r"incidents/\d{1,9}/.+",
@@ -51,7 +52,7 @@ RENDERED = (
     "sample_prompts.txt",
     "train.sh",
     "train.bat",
-)  # restored by rendering run.toml on that machine
+)  # restored by rendering the job on that machine
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ over for the one before it. Then the files are renamed into the run's folder, `r
 so a restore that is killed is simply repeated, and keeps what it had fetched.
 
 This machine's newer work wins: where its newest complete state is as far as the store's, nothing of the run is changed.
-What is rendered from `run.toml` (the script, the data-set file) holds paths, so it is rendered again for this machine.
+What is rendered from the run's job (the script, the data-set file) holds paths, so it is rendered again for this machine.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from launch.store.places import Place, StoreError, Unavailable, explained
 from runs.files import RunError, fsync_folder
 from runs.paths import datasets_dir, outputs_dir
 
-SPEC = "run/run.toml"
+SPEC, JOB = "run/run.toml", "run/job.json"
 MONITOR = "run/monitor.json"
 FORGOTTEN = (
     "current",
@@ -167,6 +167,8 @@ class _Restore:
                 wanted.pop(f"run/{name}", None)
         if has_run and SPEC in wanted and self._own_spec_is_newer(wanted[SPEC]):
             del wanted[SPEC]
+            if (self.folder / "job.json").is_file():
+                wanted.pop(JOB, None)
         return {name: member for name, member in wanted.items() if not self._is_here(name, member)}
 
     def _own_spec_is_newer(self, stored: Member) -> bool:
@@ -249,10 +251,10 @@ class _Restore:
             self._write(self._target(MONITOR), members[MONITOR])
             _forget_processes(self._target(MONITOR))
         if SPEC in members:
-            self._render(members[SPEC])
+            self._render(members[SPEC], JOB in members)
             self._write(self._target(SPEC), members[SPEC])
         elif members and (self.folder / "run.toml").is_file():
-            self._render(None)
+            self._render(None, JOB in members)
         fsync_folder(self.folder.parent)
 
     def _install_state(self, state: str, manifest: Manifest) -> None:
@@ -299,9 +301,14 @@ class _Restore:
                 return
         shutil.copyfile(self._staged(member), target)
 
-    def _render(self, member: Member | None) -> None:
-        """Write the script and the data-set file for this machine, from the fetched `run.toml` or the folder's own."""
+    def _render(self, member: Member | None, fetched_job: bool) -> None:
+        """Write the script and the data-set file for this machine, from the run's job.
+
+        A run of an earlier version has no job: it is made from the fetched `run.toml` or the folder's own.
+        """
         from runs.folders import render
+        from runs.job import FILE
+        from runs.pin import place
         from runs.spec import load
 
         source = self.folder
@@ -311,7 +318,10 @@ class _Restore:
             shutil.copyfile(self._staged(member), source / "run.toml")
         self.folder.mkdir(exist_ok=True)
         try:
-            render(self.folder, load(source))
+            if (self.folder / FILE).is_file():
+                place(self.folder, own_spec=fetched_job and member is None)
+            else:
+                render(self.folder, load(source), (source / "run.toml").read_bytes())
         except RunError as error:
             raise StoreError(f"{self.run} was fetched, but its script cannot be written here: {error}") from error
 

@@ -45,7 +45,8 @@ def request(folder: Path, kind: str) -> str:
     spec = RunFolder(folder).spec
     if kind == "sample" and spec and not (folder / "sample_prompts.txt").read_text(encoding="utf-8").strip():
         raise MonitorError(
-            f"{folder.name} has no prompts for sample images; add prompts to run.toml, then start it again"
+            f"{folder.name} has no prompts for sample images; add prompts to run.toml, write it again with "
+            f"`python -m runs render {folder.name}`, then start it again"
         )
     return step_requests.ask(folder, kind)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from guards import checkpoint
 from monitor.nodes import wire
-from monitor.run_folder import SCRIPT, MonitorError, RunFolder
+from monitor.run_folder import JOB, SCRIPT, MonitorError, RunFolder
 
 RUN, DATA, STATE = "run", "dataset", "state"  # the first part of a name
 CACHES = (".npz",)  # made anew where they are missing, and not the same bytes on every machine
@@ -80,7 +80,7 @@ class Catalogue:
 
     def _paths(self, resume: str, resume_path: str) -> Iterator[tuple[str, Path]]:
         run = self.folder.folder
-        for name in (SCRIPT,) if self.folder.foreign else ("run.toml",):
+        for name in (SCRIPT,) if self.folder.foreign else ("run.toml", JOB):
             if (run / name).is_file():
                 yield f"{RUN}/{name}", run / name
         data = data_folder(run)
@@ -125,7 +125,7 @@ def safe(name: str) -> str:
     wrong = not all(parts) or any(part in (".", "..") or set(part) & set("\\:\0") for part in parts)
     if wrong or parts[0] not in (RUN, DATA, STATE) or len(parts) < 2 or len(name) > 1000:
         raise wire.WireError(f"{name[:80]!r} is not the name of a file of the run")
-    if parts[0] == RUN and parts[1:] not in ([SCRIPT], ["run.toml"]):
+    if parts[0] == RUN and parts[1:] not in ([SCRIPT], ["run.toml"], [JOB]):
         raise wire.WireError(f"{name[:80]!r} is not a file that a node needs")
     return name
 

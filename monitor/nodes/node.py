@@ -361,6 +361,8 @@ class Node:
             )
             wanted = files.listed(patient.ask(wire.LIST, {"group": order.group}))
             files.Copier(self.folder, fetch, progress).copy(wanted, order.resume)
+            if not self.folder.foreign:
+                (run / SCRIPT).unlink(missing_ok=True)  # of an earlier job, or with the leader's paths
         folder = RunFolder(run)  # reads run.toml, which may be new
         progress("renders the script")
 
@@ -373,7 +375,8 @@ class Node:
         if shared or folder.foreign:
             path = run / (Path(order.script).name if shared else SCRIPT)
         else:
-            arguments = ([{"name": name, "sentence": ""} for name in order.changes], list(order.changes))
+            changes = [json.loads(text) for text in order.changes]
+            arguments = (changes, [change["name"] for change in changes])
             number = max(2, order.attempt)  # attempt 1 would be train.sh itself, which may not be there
             path = script.render(folder, number, resume, *arguments, self.limits.check.render_s, pause).script
         if not path.is_file():

@@ -1,9 +1,10 @@
-"""An attempt's script: rendered by a subprocess, because the spec needs pydantic (20 MB), which the monitor does without.
+"""An attempt's script: the run's job (`job.json`) with the changes of the ladder, rendered by a subprocess.
 
-`python -m monitor.resume.script FOLDER …` is that subprocess; its last line is JSON. The rest of this file is the
-monitor's side, and the prewarming: while the run is healthy, the newest checkpoint is verified and the next script is
-rendered, so that neither (half a second each) delays a restart. The script is rendered with a stand-in for the state's name,
-which is known only at the restart; an edited `run.toml` or a new change makes it stale, and then it is rendered again.
+`python -m monitor.resume.script FOLDER …` is that subprocess, because a change needs the spec and so pydantic (20 MB), which
+the monitor does without; its last line is JSON. The rest of this file is the monitor's side, and the prewarming: while the
+run is healthy, the newest checkpoint is verified and the next script is rendered, so that neither (half a second each) delays
+a restart. The script is rendered with a stand-in for the state's name, which is known only at the restart; another job or a
+new change makes it stale, and then it is rendered again.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import Any
 from monitor.process import platform
 from monitor.process.subjob import Subjob, python
 from monitor.resume.checkpoints import Verifier, newest
-from monitor.run_folder import SCRIPT, MonitorError, RunFolder
+from monitor.run_folder import JOB, SCRIPT, MonitorError, RunFolder
+from monitor.state import spec_edited
 
 Pause = Callable[[float], None]
-Change = dict[str, str]  # a mitigation: {"name", "sentence"}
+Change = dict[str, Any]  # a mitigation: {"name", "sentence", "patch"}; the patch is of the job (runs/job.py)
 STAND_IN = "HANGPROOF-NEWEST-state"  # characters that no shell quoting changes
 REST_COUNT = 25.0  # rest this many times as long as a job took
 REST_MAX_S = 60.0
@@ -65,7 +67,13 @@ def start_problems(folder: RunFolder, timeout_s: float, pause: Pause) -> list[st
     Raises:
         MonitorError: the spec itself is wrong.
     """
-    return [] if folder.foreign else _ask(folder, ["--problems"], timeout_s, pause)["problems"]
+    if folder.foreign:
+        return []
+    answer = _ask(folder, ["--problems"], timeout_s, pause)
+    for note in answer["notes"]:
+        folder.event("job", note)
+    problems: list[str] = answer["problems"]
+    return problems
 
 
 def next_change(
@@ -87,12 +95,21 @@ def next_change(
     return answer
 
 
+def report_edit(folder: RunFolder, reported: bool) -> bool:
+    """Say once that run.toml was edited, which changes no attempt: all run the job. Returns whether it is."""
+    edited = spec_edited(folder.folder)
+    if edited and not reported:
+        how = f"stop the run, write it again with `python -m runs render {folder.folder.name}`, and start it"
+        folder.event("job", f"run.toml was edited; every attempt still runs job.json. To change what is trained, {how}")
+    return edited
+
+
 def _flags(flag: str, names: list[str]) -> list[str]:
     return [word for name in names for word in (flag, name)]
 
 
 def _changed(changes: list[Change]) -> list[str]:
-    return _flags("--change", [c["name"] for c in changes])
+    return _flags("--change", [json.dumps(change) for change in changes])
 
 
 def _job(folder: RunFolder, arguments: list[str], timeout_s: float) -> Subjob:
@@ -170,7 +187,7 @@ class Prewarm:
 
     def _depends_on(self, changes: list[Change]) -> list[object]:
         try:
-            stat = os.stat(self.folder.folder / "run.toml")
+            stat = os.stat(self.folder.folder / JOB)
         except OSError:
             return []
         return [stat.st_mtime_ns, stat.st_size, *(c["name"] for c in changes)]
@@ -184,7 +201,8 @@ def main(argv: list[str] | None = None) -> int:
     """The subprocess. Exit code 1 with the reason on standard error when the spec or a mitigation is wrong.
 
     `--attempt N` writes the script: {"script", "save_dir", "compatible"}; `--text` prints it: {"text", "save_dir"};
-    `--next NAMES` finds the first mitigation that changes something: {"name", "sentence"} or {}; `--problems`: {"problems"}.
+    `--next NAMES` finds the first mitigation that changes something: {"name", "sentence", "patch"} or {}; `--problems`:
+    {"problems", "notes"}.
     """
     import argparse  # not in the monitor, which imports this file, too
 
@@ -192,43 +210,59 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--resume", type=Path)
-    parser.add_argument("--change", action="append", default=[], help="a mitigation in force")
+    parser.add_argument("--change", action="append", default=[], help="a mitigation in force, as JSON")
     parser.add_argument("--was", action="append", default=[], help="one in force when the states were saved")
     parser.add_argument("--problems", action="store_true", help="what prevents a start")
-    parser.add_argument("--text", action="store_true", help="the script's text; nothing is written")
+    parser.add_argument("--text", action="store_true", help="the script's text")
     parser.add_argument("--next", nargs="*", default=None, metavar="MITIGATION")
     args = parser.parse_args(argv)
     import runs
     from presets import PresetError
     from runs import mitigate
+    from runs.pin import write_inputs
+    from runs.scripts import rendered
 
-    def changed(spec: Any, names: list[str]) -> Any:
-        for name in names:
-            spec = mitigate.apply(spec, name)[0]
-        return spec
+    notes: list[str] = []
+    changes: list[Change] = [json.loads(text) for text in args.change]
+    patches = {change["name"]: change["patch"] for change in changes if "patch" in change}
+
+    def changed(job: Any, names: list[str]) -> Any:
+        for name in names:  # a change of an earlier version has no patch
+            job = job.patched(patches[name] if name in patches else mitigate.change(job, name)[0])
+        return job
 
     try:
-        original = runs.load(args.folder)
-        spec = changed(original, args.change)
+        original = runs.pinned(args.folder, notes.append, restarts=not args.problems)
+        job = changed(original, [change["name"] for change in changes])
         answer: dict[str, Any]
         if args.next is not None:
             answer, refused = {}, []
             for name in args.next:
-                mitigated, sentence = mitigate.apply(spec, name)
-                if mitigated != spec:
-                    answer = {"name": name, "sentence": sentence}
+                patch, sentence = mitigate.change(job, name)
+                if patch:
+                    answer = {"name": name, "sentence": sentence, "patch": patch}
                     break
-                if reason := mitigate.refusal(spec, name):
+                if reason := mitigate.refusal(job.run_spec(), name):
                     refused.append(f"{name.replace('_', ' ')}: {reason}")
             answer |= {"refused": refused} if refused else {}
         elif args.problems:
-            answer = {"problems": [fault.message for fault in runs.problems(spec, ask=True)]}
+            edited = write_inputs(args.folder, job)
+            if edited and not list(args.folder.glob("train.attempt-*")):  # later ones write them with their changes
+                notes.append(f"{' and '.join(edited)} said something else; written again, as job.json has it")
+            try:
+                problems = [fault.message for fault in runs.problems(job.run_spec(), ask=True)]
+            except runs.RunError as error:  # the job says all that an attempt needs
+                problems = []
+                notes.append(
+                    f"nothing is checked before the start, because this version refuses the run's spec: {error}"
+                )
+            answer = {"problems": problems, "notes": notes}
         elif args.text:
-            answer = {"text": runs.script(spec, args.folder, args.resume), "save_dir": spec.save_dir}
+            answer = {"text": rendered(job, args.resume), "save_dir": job.save_dir}
         else:
-            compatible = mitigate.same_state(changed(original, args.was), spec)
-            path = runs.write_attempt(args.folder, spec, args.attempt, args.resume if compatible else None)
-            answer = {"script": str(path), "save_dir": spec.save_dir, "compatible": compatible}
+            compatible = mitigate.same_state(changed(original, args.was), job)
+            path = runs.write_attempt(args.folder, job, args.attempt, args.resume if compatible else None)
+            answer = {"script": str(path), "save_dir": job.save_dir, "compatible": compatible}
     except (runs.RunError, PresetError) as error:
         print(f"render: {error}", file=sys.stderr)
         return 1

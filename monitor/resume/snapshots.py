@@ -105,7 +105,7 @@ def newest(
         if header.run != str(run):
             reason = f"it belongs to {header.run}"
         elif header.spec != spec_hash:
-            reason = "run.toml has changed since"
+            reason = "the run was made again since"
         elif header.boot != snapshots.boot_id():
             reason = "it was written before the machine was started"
         elif before_step is not None and header.step >= before_step:

@@ -1,0 +1,301 @@
+"""`Job`: a run resolved once. `job.json` holds what every attempt runs, whatever the preset tables or `run.toml` say later.
+
+A spec names a tier and a model; what they mean is in tables that an update changes. So the flags, the environment and the
+data set are settled when the run is made, and `train.sh` is a rendering of them (runs/scripts.py). An attempt is the job plus
+changes, each a patch of the job as in RFC 7396. A patch is the difference of two specs that are resolved by the same tables:
+what both have in common stays as the job has it. Paths are rebuilt where the run's folder is now.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import presets
+from presets.schema import commit
+from runs.command import commands, dataset_tables, environment, launch_options, sample_prompts
+from runs.files import RunError, checksum
+from runs.paths import CHECKOUTS, ROOT, datasets_dir, models_dir, slug
+from runs.quoting import Variable
+
+if TYPE_CHECKING:
+    from runs.spec import RunSpec
+
+FILE = "job.json"
+TRAINED = ("environment", "launch", "commands", "dataset", "prompts")  # what the trainer reads
+Patch = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every attempt of a run runs. All values are those of JSON."""
+
+    title: str  # what it trains, for the script's first line
+    environment: dict[str, str]
+    launch: list[list[str]]  # the words of `accelerate launch`, by option; [] where the trainer is started directly
+    commands: list[dict[str, Any]]  # {"what", "script", "flags"} of each, in order; the last one trains
+    dataset: dict[str, Any]  # dataset.toml
+    prompts: str  # sample_prompts.txt
+    spec: dict[str, Any]  # the fields of the RunSpec that was resolved
+    platform: str  # a value of sys.platform
+    places: dict[str, str]  # the folders in which paths begin
+    versions: dict[str, str] = field(default_factory=dict)
+    digest: str = ""  # of what is trained; the monitor compares it between two starts
+    run_toml: str = ""  # checksum of the run.toml that it was made from
+    script: str = ""  # checksum of train.sh as it was written
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The flags of the training command; one that is False is not written."""
+        flags: dict[str, Any] = self.commands[-1]["flags"]
+        return flags
+
+    @property
+    def slug(self) -> str:
+        """The name of the run's folder and files."""
+        return slug(self.spec["name"])
+
+    @property
+    def backend(self) -> str:
+        """The trainer."""
+        return str(self.spec["backend"])
+
+    @property
+    def nodes(self) -> int:
+        """The number of machines that train together."""
+        return int(self.spec["nodes"])
+
+    @property
+    def save_dir(self) -> str:
+        """The folder that checkpoints are written to; "" is the run's folder."""
+        return str(self.spec.get("save_dir", ""))
+
+    @property
+    def direct(self) -> bool:
+        """Whether the script starts the trainer itself, without accelerate's launcher."""
+        return not self.launch
+
+    @property
+    def world(self) -> int:
+        """The number of processes that train together."""
+        return self.nodes * int(self.spec["gpus"])
+
+    def patched(self, patch: Patch) -> "Job":
+        """The job after a change."""
+        return replace(
+            self, **{name: _patched(getattr(self, name), {name: value}, name) for name, value in patch.items()}
+        )
+
+    def trains(self) -> Patch:
+        """Everything that the trainer reads: the flags without those that are off, its files, its environment."""
+        found = {name: getattr(self, name) for name in TRAINED}
+        found["commands"] = [
+            {**one, "flags": {flag: value for flag, value in one["flags"].items() if value is not False}}
+            for one in self.commands
+        ]
+        return found
+
+    def run_spec(self) -> "RunSpec":
+        """The spec that was resolved. RunError: this version does not know its model or tier any more."""
+        from runs.spec import make
+
+        return make(self.spec)
+
+
+def resolve(spec: "RunSpec", folder: Path, platform: str = sys.platform) -> Job:
+    """The job of a spec by the tables of this version.
+
+    Args: as runs.command.arguments.
+
+    Raises:
+        RunError: samples are turned on without a prompt.
+    """
+    title = f"a LoRA of {presets.models()[spec.model]['name']}, tier {spec.tier}, "
+    return Job(
+        title=f"{title}with {presets.backends()[spec.backend]['label']}",
+        environment=environment(spec, platform),
+        launch=[[f"${word}" if isinstance(word, Variable) else word for word in line] for line in launch_options(spec)],
+        commands=[asdict(one) for one in commands(spec, folder, None, platform)],
+        dataset=dataset_tables(spec),
+        prompts=sample_prompts(spec),
+        spec=fields(spec),
+        platform=platform,
+        places=places(folder, spec.slug),
+    )
+
+
+def fields(spec: "RunSpec") -> dict[str, Any]:
+    """The fields of a spec that are set."""
+    return {name: value for name, value in spec.public().items() if value is not None}
+
+
+def made(job: Job, run_toml: bytes) -> Job:
+    """The job of a run that is made now, from the `run.toml` with these bytes."""
+    checkout = CHECKOUTS.get(job.backend)
+    versions = {"hangproof": commit(ROOT) or "", "trainer": job.backend}
+    versions |= {"trainer_commit": commit(checkout.path()) or ""} if checkout else {}
+    digest = checksum(json.dumps(job.trains(), sort_keys=True).encode())
+    return replace(job, versions=versions, digest=digest, run_toml=checksum(run_toml))
+
+
+def changes(before: Job, after: Job) -> list[str]:
+    """What the trainer reads differently after a change, a line for each flag, variable and file."""
+    old, new = before.trains(), after.trains()
+    rows = [
+        ("--", old["commands"][-1]["flags"], new["commands"][-1]["flags"]),
+        ("", old["environment"], new["environment"]),
+    ]
+    lines = [
+        f"{dashes}{name}: {_shown(a, name)} → {_shown(b, name)}"
+        for dashes, a, b in rows
+        for name in {**a, **b}
+        if str(a.get(name)) != str(b.get(name))
+    ]
+    files = {"dataset": "dataset.toml", "prompts": "sample_prompts.txt"}
+    lines += [f"{file} differs" for name, file in files.items() if old[name] != new[name]]
+    return lines or ["the commands that start it differ"] * (old != new)
+
+
+def _shown(values: dict[str, Any], name: str) -> str:
+    value = values.get(name, "none")
+    return "on" if value is True else " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# A change ----------------------------------------------------------------------------------------------------------------
+
+
+def difference(before: Job, after: Job) -> Patch:
+    """The patch that makes `after` of `before`; {} where the trainer reads the same."""
+    if before.trains() == after.trains():
+        return {}
+    names = ("title", "spec", *TRAINED)
+    return _difference({n: getattr(before, n) for n in names}, {n: getattr(after, n) for n in names})
+
+
+def respecified(job: Job, spec: "RunSpec", run_toml: bytes) -> Job:
+    """The job with the fields of `spec`: where those that it was made from say the same, it stays as it is.
+
+    Raises:
+        RunError: as `run_spec`.
+    """
+    folder = Path(job.places["run"])
+    patch = difference(resolve(job.run_spec(), folder, job.platform), resolve(spec, folder, job.platform))
+    changed = replace(job.patched(patch), spec=fields(spec), run_toml=checksum(run_toml))
+    return made(changed, run_toml) if patch else changed
+
+
+def _table(value: Any) -> dict[str, Any] | None:
+    """A table, or a list of tables by index; None for another value."""
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        return {str(index): item for index, item in enumerate(value)}
+    return value if isinstance(value, dict) else None
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> Patch:
+    patch: Patch = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        here = before.get(key)
+        if key in before and here == value and type(here) is type(value):
+            continue
+        old, new = _table(here), _table(value)
+        if old is None or new is None or type(here) is not type(value):
+            patch[key] = value
+        else:  # a list of tables with another length is another list
+            patch[key] = _difference(old, new) if isinstance(value, dict) or len(old) == len(new) else value
+    return patch
+
+
+def _patched(value: Any, patch: Patch, key: str) -> Any:
+    """`value` after the change that `patch` has for `key`."""
+    change, table = patch[key], _table(value)
+    if not isinstance(change, dict) or table is None:
+        return change
+    out = {name: item for name, item in table.items() if change.get(name, item) is not None}
+    for name in change:
+        if change[name] is not None and (isinstance(value, dict) or name in out):
+            out[name] = _patched(out.get(name), change, name)
+    return out if isinstance(value, dict) else list(out.values())
+
+
+# Another place -----------------------------------------------------------------------------------------------------------
+
+
+def places(folder: Path, name: str) -> dict[str, str]:
+    """The folders in which the paths of the run `name` begin, here."""
+    data = datasets_dir() / name
+    return {"run": str(folder), "data": str(data), "models": str(models_dir()), "root": str(presets.data_root())}
+
+
+def is_here(job: Job, folder: Path) -> bool:
+    """Whether the job's paths are those of this folder and machine. A link to a folder is that folder."""
+    here = places(folder, job.slug)
+    return all(os.path.realpath(job.places[key]) == os.path.realpath(here[key]) for key in here)
+
+
+def moved(job: Job, here: dict[str, str]) -> Job:
+    """The job with its paths in other folders, as `places` has them."""
+    pairs = [(job.places[key], here[key]) for key in job.places]
+    if job.platform.startswith("win"):  # dataset.toml has slashes
+        pairs += [(old.replace("\\", "/"), new.replace("\\", "/")) for old, new in pairs]
+    pairs.sort(key=lambda pair: -len(pair[0]))
+
+    def move(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: move(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [move(item) for item in value]
+        if isinstance(value, str):
+            for old, new in pairs:
+                if value == old or value.startswith((f"{old}/", f"{old}\\")):
+                    return new + value[len(old) :]
+        return value
+
+    spec = {**job.spec, **({"control_dir": move(job.spec["control_dir"])} if "control_dir" in job.spec else {})}
+    return replace(job, commands=move(job.commands), dataset=move(job.dataset), spec=spec, places=here)
+
+
+def renamed(job: Job, name: str) -> Job:
+    """The job of the run with another name."""
+    flags = {"output_name": slug(name)}
+    return job.patched({"spec": {"name": name}, "commands": {str(len(job.commands) - 1): {"flags": flags}}})
+
+
+def for_platform(job: Job, folder: Path, platform: str) -> Job:
+    """The job on another system, whose data loader has other rules. RunError: as `run_spec`."""
+    if job.platform == platform:
+        return job
+    spec = job.run_spec()
+    patch = difference(resolve(spec, folder, job.platform), resolve(spec, folder, platform))
+    return replace(job.patched(patch), platform=platform)
+
+
+# job.json ----------------------------------------------------------------------------------------------------------------
+
+
+def dumps(job: Job) -> str:
+    """The text of `job.json`."""
+    return json.dumps(asdict(job), ensure_ascii=False, indent=1) + "\n"
+
+
+def loads(text: str) -> Job:
+    """The job of a text. ValueError, TypeError: it is none."""
+    values = json.loads(text)
+    known = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
+    job = Job(**known)
+    if not job.commands or not isinstance(job.flags, dict):
+        raise ValueError("it has no training command")
+    return job
+
+
+def load(folder: Path) -> Job | None:
+    """The job of a run; None for a run that has none yet. RunError: the file is damaged."""
+    path = Path(folder) / FILE
+    try:
+        return loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        advice = f"make the run again from its run.toml: python -m runs render {path.parent.name}"
+        raise RunError(f"{path} cannot be read: {error}; {advice}") from error
