@@ -36,7 +36,8 @@ ENV HANGPROOF_DATA=/data
 VOLUME /data
 EXPOSE 7860
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
-  CMD ["curl", "--fail", "--silent", "--show-error", "--max-time", "8", "http://127.0.0.1:7860/healthz"]
+  CMD printf 'Authorization: Bearer %s' "$(cat "${XDG_CONFIG_HOME:-$HOME/.config}/hangproof/token")" \
+    | curl --fail --silent --show-error --max-time 8 --header @- http://127.0.0.1:7860/healthz
 # SIGTERM saves every run within 30 s: give `docker stop` more than that (compose.yaml: stop_grace_period).
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/usr/bin/tini", "--", "/hangproof/.venv/bin/python", "-m", "launch"]

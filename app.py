@@ -1,8 +1,8 @@
 """The entry point: `python app.py` serves the page on this machine.
 
 The port and the data folders are checked before Gradio is imported, which takes 2 s, so that their errors appear at once.
-The server listens on loopback. Other machines need a password, because anyone who can open the page can start programs.
-`ui/security.py` decides which requests reach the page. The server is uvicorn, started here and not by Gradio, because in
+The server listens on loopback, and its page needs a token (ui/token.py), because anyone who can open the page can start
+programs. Other machines need a password. `ui/security.py` decides which requests reach the page. The server is uvicorn, started here and not by Gradio, because in
 Gradio's own server nothing can stand in front of its answers to other origins.
 The address is printed only after the page has responded. Never imports torch.
 """
@@ -13,11 +13,13 @@ import errno
 import os
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +67,11 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="a host name under which a proxy serves the page, such as train.example.org or *.proxy.runpod.net; "
         "needs a password; can be repeated",
+    )
+    top.add_argument(
+        "--no-token",
+        action="store_true",
+        help="let every user and program of this machine use the page, and thus run programs as you",
     )
     top.add_argument(
         "--mcp", action="store_true", help="also serve the API as tools of an MCP server, for AI assistants"
@@ -180,8 +187,30 @@ def check_folders() -> None:
                 file.flush()
 
 
-def serve(args: argparse.Namespace) -> None:
-    """Check, build and launch the page; returns after the page has responded.
+def token_of(args: argparse.Namespace, auth: tuple[str, str] | None) -> str | None:
+    """The token to require; None with --no-token.
+
+    Raises:
+        RunError: the token cannot be read or kept; --mcp would have neither a token nor an open page.
+    """
+    from ui import token
+
+    if not args.no_token:
+        return token.load()
+    if auth is None:
+        print(
+            f"Warning: --no-token: every user of this machine, and every program that can connect to port {args.port}, can run "
+            "programs with your permissions",
+            file=sys.stderr,
+            flush=True,
+        )
+    elif args.mcp:
+        raise RunError("--mcp: assistants cannot log in with a password, they send the token; leave --no-token out")
+    return None
+
+
+def serve(args: argparse.Namespace) -> str:
+    """Check, build and launch the page; returns the address to open after the page has responded.
 
     Raises:
         RunError, PresetError: the page cannot be served.
@@ -190,6 +219,7 @@ def serve(args: argparse.Namespace) -> None:
     host = "0.0.0.0" if args.listen else "127.0.0.1"
     check_port(host, args.port)
     check_folders()
+    token = token_of(args, auth)
     if args.mcp:
         from ui.api.server import check_mcp
 
@@ -200,11 +230,13 @@ def serve(args: argparse.Namespace) -> None:
     delete_expired()
     os.environ["GRADIO_TEMP_DIR"] = str(uploads_dir())
     with contextlib.redirect_stdout(sys.stderr):
-        _listen(build(args, auth), host, args.port)
-    check_response(args.port)
+        _listen(build(args, auth, token), host, args.port)
+    check_response(args.port, token)
+    # A password is for people who do not have the token; the page then asks for it.
+    return f"http://127.0.0.1:{args.port}" + (f"/?token={token}" if token and auth is None else "")
 
 
-def build(args: argparse.Namespace, auth: tuple[str, str] | None) -> "ASGIApp":
+def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | None) -> "ASGIApp":
     """The page behind its guard.
 
     Raises:
@@ -231,8 +263,8 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None) -> "ASGIApp":
         theme=page.theme(),
         head=page.PAGE_HEAD,
     )
-    login = Login(auth, datasets_dir() / ".logins.json", args.port) if auth else None
-    api = OnDemand(Streams(app), lambda: api_app(upload, args.mcp))
+    login = Login(token, auth, datasets_dir() / ".logins.json", args.port) if auth or token else None
+    api = OnDemand(Streams(app), lambda: api_app(upload, f"http://127.0.0.1:{args.port}" if args.mcp else "", token))
     return Guard(api, hosts, Limits(upload), login, args.mcp)
 
 
@@ -244,7 +276,10 @@ def _listen(app: "ASGIApp", host: str, port: int) -> None:
     """
     import uvicorn
 
-    server = uvicorn.Server(uvicorn.Config(app, host, port, log_level="warning", server_header=False, ws="none"))
+    config = uvicorn.Config(
+        app, host, port, log_level="warning", access_log=False, server_header=False, ws="none"
+    )  # an access log would have the addresses with the token
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="server", daemon=True)
     thread.start()
     began = time.monotonic()
@@ -254,20 +289,61 @@ def _listen(app: "ASGIApp", host: str, port: int) -> None:
         time.sleep(0.001)
 
 
-def check_response(port: int) -> None:
+def check_response(port: int, token: str | None) -> None:
     """Request the page once.
 
     Raises:
         RunError: it does not respond within RESPONSE_S seconds.
     """
+    from ui.token import bearer
+
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    page = urllib.request.Request(f"http://127.0.0.1:{port}/", headers=bearer(token))
     try:
-        with opener.open(f"http://127.0.0.1:{port}/", timeout=RESPONSE_S) as reply:
+        with opener.open(page, timeout=RESPONSE_S) as reply:
             reply.read()
     except OSError as error:
         raise RunError(
             f"the page does not respond on port {port} ({error}); use another port: --port {port + 1}"
         ) from error
+
+
+def shown(address: str) -> str:
+    """The address as it is printed: without the token where the output is a file that other users can read."""
+    from ui.token import token_file
+
+    output = os.fstat(1).st_mode
+    bare, _, token = address.partition("/?token=")
+    public = stat.S_ISREG(output) and (os.name == "nt" or output & 0o077)
+    return f"{bare}; the page asks for the token in {token_file()}" if token and public else address
+
+
+@contextlib.contextmanager
+def opened(address: str) -> Iterator[None]:
+    """Open the address in a browser.
+
+    A browser's arguments show in the list of processes, so a token reaches it in a file that leads to the address and that
+    only its account can read, as Jupyter does it. The file is in the data folder, because browsers that are snaps read no
+    hidden folder of the user. On Windows, other users do not see the arguments.
+    """
+    import webbrowser
+
+    def start(where: str) -> None:
+        threading.Thread(target=webbrowser.open, args=(where,), daemon=True).start()
+
+    if os.name == "nt" or "token=" not in address:
+        start(address)
+        yield
+        return
+    with tempfile.NamedTemporaryFile(
+        "w", prefix=".open-", suffix=".html", dir=datasets_dir(), encoding="utf-8"
+    ) as file:
+        file.write(
+            f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={address}"><a href="{address}">Open</a>'
+        )
+        file.flush()
+        start(Path(file.name).resolve().as_uri())
+        yield
 
 
 def wait_for(closing: threading.Event) -> None:
@@ -283,22 +359,18 @@ def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: closing.set())
     try:
-        serve(args)
+        address = serve(args)
     except (RunError, PresetError) as error:
         print(f"hangproof: {error}", file=sys.stderr)
         return 1
-    address = f"http://127.0.0.1:{args.port}"
-    print(f"Hangproof is running at {address}", flush=True)
+    print(f"Hangproof is running at {shown(address)}", flush=True)
     if args.listen:
         print(
             f"From other machines: http://{socket.gethostname()}:{args.port}; your data is in {data_root()}",
             flush=True,
         )
-    if not args.no_browser:
-        import webbrowser
-
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-    wait_for(closing)
+    with contextlib.nullcontext() if args.no_browser else opened(address):
+        wait_for(closing)
     print("Page closed. Runs that were started continue.", flush=True)
     # Gradio's threads have nothing to save, and a thread that waits for a browser must not delay the exit.
     os._exit(0)

@@ -29,6 +29,7 @@ import psutil
 from benchmarks.goodput import machine
 from benchmarks.ui import ROOT, free_port
 from benchmarks.ui_runs import FLAGS, browser_path
+from ui.token import load
 
 LIMITS = {
     "ingest_ratio": (
@@ -177,7 +178,7 @@ def served(data: Path) -> Iterator[tuple[str, psutil.Process]]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        yield f"http://127.0.0.1:{port}/", psutil.Process(process.pid)
+        yield f"http://127.0.0.1:{port}/?token={load()}", psutil.Process(process.pid)
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

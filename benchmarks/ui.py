@@ -26,6 +26,7 @@ import psutil
 
 from benchmarks import ui_runs
 from benchmarks.goodput import machine
+from ui.token import bearer, load
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60  # seconds after which a start counts as failed
@@ -130,7 +131,7 @@ def _fetch(process: subprocess.Popen, address: str, began: float) -> bytes:
         if process.poll() is not None:
             raise ChildProcessError(f"the server ended with code {process.returncode} before it served a page")
         try:
-            with opener.open(address, timeout=LIMIT_S) as reply:
+            with opener.open(urllib.request.Request(address, headers=bearer(load())), timeout=LIMIT_S) as reply:
                 return reply.read()
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.01)

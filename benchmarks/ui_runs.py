@@ -22,6 +22,8 @@ from typing import Any
 
 import psutil
 
+from ui.token import load
+
 ROOT = Path(__file__).resolve().parent.parent
 WATCHED = 20
 LONG_STEPS = 100_000
@@ -183,7 +185,7 @@ def measure(url: str, pid: int, seconds: float) -> dict[str, float]:
 
 def _open(browser: Any, url: str, number: int) -> Any:
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
-    page.goto(f"{url}/?run=watched-{number:02d}", timeout=OPEN_MS)
+    page.goto(f"{url}/?run=watched-{number:02d}&token={load()}", timeout=OPEN_MS)
     page.locator(".hp-main-chart").wait_for(timeout=OPEN_MS)
     return page
 

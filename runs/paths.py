@@ -29,6 +29,12 @@ def datasets_dir() -> Path:
     return data_root() / "datasets"
 
 
+def config_dir() -> Path:
+    """The folder of this account's settings and secrets."""
+    base = os.environ.get("APPDATA") if os.name == "nt" else os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "hangproof"
+
+
 def entries(folder: Path) -> list[str]:
     """The names in a folder; none where it does not exist."""
     try:

@@ -48,7 +48,7 @@ def page(data):
 
 @pytest.fixture(scope="module")
 def client(page):
-    return Client(f"{page.url}/api/", verbose=False)
+    return Client(f"{page.url}/api/", headers=page.headers, verbose=False)
 
 
 def call(client, name, *values, **named):
@@ -222,22 +222,22 @@ import asyncio, json, sys
 from mcp import ClientSession
 from mcp.client.streamable_http import streamablehttp_client
 
-async def main(url):
-    async with streamablehttp_client(url) as (read, write, _):
+async def main(url, headers):
+    async with streamablehttp_client(url, json.loads(headers)) as (read, write, _):
         async with ClientSession(read, write) as session:
             await session.initialize()
             tools = {tool.name for tool in (await session.list_tools()).tools}
             answer = await session.call_tool("list_tiers", {})
             print(json.dumps([sorted(tools), answer.isError, answer.content[0].text]))
 
-asyncio.run(main(sys.argv[1]))
+asyncio.run(main(*sys.argv[1:]))
 """
 
 
 def test_an_assistant_lists_the_tools_and_calls_one(page):
     pytest.importorskip("mcp", reason="the package mcp is not installed")
     page.get("/api/config")
-    command = [sys.executable, "-c", MCP_CLIENT, f"{page.url}/api/gradio_api/mcp/"]
+    command = [sys.executable, "-c", MCP_CLIENT, f"{page.url}/api/gradio_api/mcp/", json.dumps(page.headers)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     tools, failed, text = json.loads(done.stdout.splitlines()[-1])

@@ -204,13 +204,14 @@ def log_of(root: Path) -> str:
     return (root.parent / "container.log").read_text(encoding="utf-8", errors="replace")
 
 
-def healthy(image: Path, port: int) -> bool:
+def healthy(image: Path, root: Path, port: int) -> bool:
     """The image's own health check."""
     if shutil.which("curl") is None:
         pytest.skip("the image's health check needs curl, which is not installed here")
-    words = json.loads(argument("HEALTHCHECK").partition("CMD ")[2])
-    words[-1] = words[-1].replace(":7860", f":{port}")
-    return subprocess.run(words, cwd=image, capture_output=True, timeout=60).returncode == 0
+    command = argument("HEALTHCHECK").partition("CMD ")[2].replace(":7860", f":{port}")
+    words = [*json.loads(argument("SHELL")), command]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(root.parent)}
+    return subprocess.run(words, cwd=image, env=environment, capture_output=True, timeout=60).returncode == 0
 
 
 def state_of(folder: Path) -> str:
@@ -221,7 +222,7 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
     root, port = tmp_path / "data", free_port()
     folder = toy_run(root / "outputs" / "toy", steps=80, pace=0.1, every=40)
     with container(image, root, port, HANGPROOF_STOP_POD="1") as process:
-        wait_for(lambda: healthy(image, port), PATIENCE_S, "the health check")
+        wait_for(lambda: healthy(image, root, port), PATIENCE_S, "the health check")
         start = [str(image / ".venv/bin/python"), "-m", "monitor", "start", str(folder)]
         trainer = {
             "HANGPROOF_DATA": str(root),
@@ -263,12 +264,12 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
 def test_a_page_that_dies_is_started_again(image, tmp_path):
     root, port = tmp_path / "data", free_port()
     with container(image, root, port) as process:
-        wait_for(lambda: healthy(image, port), PATIENCE_S)
+        wait_for(lambda: healthy(image, root, port), PATIENCE_S)
         (page,) = [p for p in of_data(root) if "app.py" in p.cmdline()]
         assert "--listen" in page.cmdline()
         page.kill()
-        wait_for(lambda: not healthy(image, port), PATIENCE_S)
-        wait_for(lambda: healthy(image, port), PATIENCE_S, "the page is back")
+        wait_for(lambda: not healthy(image, root, port), PATIENCE_S)
+        wait_for(lambda: healthy(image, root, port), PATIENCE_S, "the page is back")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
@@ -340,7 +341,7 @@ def test_vasts_onstart_starts_the_entry_point(image, tmp_path):
     try:
         done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
-        wait_for(lambda: healthy(image, port), PATIENCE_S, "the health check")
+        wait_for(lambda: healthy(image, root, port), PATIENCE_S, "the health check")
         assert (root / "container.log").is_file() and "HANGPROOF_DATA=" in etc.read_text()
         (entry,) = [p for p in of_data(root) if "serve" in p.cmdline() and "tini" not in p.name()]
         entry.terminate()

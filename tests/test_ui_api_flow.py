@@ -36,7 +36,7 @@ def data(tmp_path, monkeypatch):
 
 def connect(server) -> Client:
     """A program; its default of 5 s is short for a busy machine."""
-    return Client(f"{server.url}/api/", verbose=False, httpx_kwargs={"timeout": PATIENCE_S})
+    return Client(f"{server.url}/api/", headers=server.headers, verbose=False, httpx_kwargs={"timeout": PATIENCE_S})
 
 
 def call(client: Client, name: str, *values):

@@ -76,14 +76,17 @@ def test_the_scripts_and_the_style_sheet_are_files_that_a_browser_keeps(server):
     for pattern, kind in ((r"scripts/page-\w{16}\.js", "text/javascript"), (r"scripts/style-\w{16}\.css", "text/css")):
         found = set(re.findall(pattern, page))
         assert len(found) == 1, pattern
-        with urllib.request.urlopen(f"{server.url}/{found.pop()}", timeout=LIMIT_S) as reply:
+        request = urllib.request.Request(f"{server.url}/{found.pop()}", headers=server.headers)
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
             assert reply.headers["content-type"].startswith(kind) and "immutable" in reply.headers["cache-control"]
             assert len(reply.read()) > 10_000
     assert server.get("/scripts/page-0123456789abcdef.js")[0] == 404
 
 
 def test_the_address_is_printed_once_the_page_responds(server):
-    assert server.log.read_text() == f"Hangproof is running at {server.url}\n"
+    place = server.config / "hangproof" / "token"  # others can read this log
+    text = f"Hangproof is running at {server.url}; the page asks for the token in {place}\n"
+    assert server.log.read_text() == text and server.token not in text
     assert server.get("/")[0] == 200
 
 

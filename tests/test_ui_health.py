@@ -1,4 +1,4 @@
-"""`/healthz`: 200 or 503 without a login, and nothing about the data."""
+"""`/healthz`: 200 or 503 with the token, and nothing about the data."""
 
 import asyncio
 import json
@@ -28,12 +28,14 @@ def fresh(monkeypatch):
     monkeypatch.setattr(health, "_latest", health._Latest())
 
 
-def test_it_answers_without_a_login_and_tells_nothing(tmp_path):
+def test_it_answers_to_the_token_and_tells_nothing(tmp_path):
     with serving(tmp_path / "data", "--listen", "--auth", "me:a-long-secret") as server:
         write_run(server.data, "secret name", "completed")
+        assert ask(server, "GET", "/healthz")[0] == 401
+        server.sends_token = True  # beside the login, as the container's health check
         status, headers, body = ask(server, "GET", "/healthz")
         assert (status, json.loads(body)) == (200, {"status": "ok"}) and headers["cache-control"] == "no-store"
-        assert ask(server, "HEAD", "/healthz")[0] == 200 and ask(server, "GET", "/config")[0] == 401
+        assert ask(server, "HEAD", "/healthz")[0] == 200
         assert ask(server, "POST", "/healthz")[0] == 405
         assert ask(server, "GET", "/healthz", Host="evil.example")[0] == 403
         shutil.rmtree(server.data / "outputs")

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from ui_helpers import PROJECT, Server, free_port, photos, serving
+from ui_helpers import PROJECT, Server, free_port, give_cookie, photos, serving
 from ui_page import PATIENCE_S, a_tab, until
 
 AUTH = ("--auth", "me:a-long-secret")
@@ -46,7 +46,8 @@ def listening(tmp_path_factory):
 
 
 def ask(server: Server, method: str, path: str, body=None, source: str = "127.0.0.1", **headers: str):
-    """(status, headers, body) of one request, exactly as given; a header's `_` stands for `-`."""
+    """(status, headers, body) of one request, with the token where there is no login; a header's `_` stands for `-`."""
+    headers = {**server.headers, **headers}
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S, source_address=(source, 0))
     try:
         named = {key.replace("_", "-"): value for key, value in headers.items()}
@@ -118,9 +119,10 @@ def tab(browser) -> Iterator:
 
 
 def give_login(page, server: Server) -> None:
-    """Log the tab's browser in."""
+    """Log the tab's browser in; where there is no login, give it the token's cookie."""
+    give_cookie(page.context, server.url)
     form = {"username": "me", "password": "a-long-secret"}
-    assert page.context.request.post(f"{server.url}/login", form=form).ok
+    assert server.sends_token or page.context.request.post(f"{server.url}/login", form=form).ok
     assert page.context.request.get(f"{server.url}/config").ok
 
 
@@ -272,6 +274,7 @@ def test_markup_in_the_page_runs_no_script(server, browser):
 def test_the_page_cannot_be_framed(mode, request, browser):
     one = request.getfixturevalue(mode)
     with attacker(f'<iframe src="{one.url}/"></iframe>') as port, tab(browser) as page:
+        give_cookie(page.context, one.url)
         page.goto(f"http://127.0.0.1:{port}/", wait_until="load")
         until(lambda: len(page.frames) == 2 and page.frames[1].url not in ("", "about:blank"), "the frame has loaded")
         assert page.frames[1].url.startswith("chrome-error:"), page.frames[1].url
@@ -310,8 +313,7 @@ def test_another_origin_can_neither_read_nor_write(mode, host, request, browser)
     picture.write_bytes(photos("chelsea.png")[0].read_bytes())
     before = uploads(one)
     with attacker(ATTACK % (one.url, picture)) as port, tab(browser) as page:
-        if mode == "listening":
-            give_login(page, one)
+        give_login(page, one)
         page.goto(f"http://{host}:{port}/")
         page.wait_for_function("() => window.image")
         assert page.evaluate("window.read") == [] and page.evaluate("window.image") == "error"
@@ -326,8 +328,7 @@ def test_a_form_of_another_origin_is_refused(mode, request, browser):
         <input type="file" name="files"><button>Win</button></form>"""
     before = uploads(one)
     with attacker(html) as port, tab(browser) as page:
-        if mode == "listening":
-            give_login(page, one)
+        give_login(page, one)
         page.goto(f"http://127.0.0.1:{port}/")
         page.locator("input").set_input_files({"name": "stolen.txt", "mimeType": "text/plain", "buffer": b"x"})
         with page.expect_navigation() as answer:
@@ -336,10 +337,13 @@ def test_a_form_of_another_origin_is_refused(mode, request, browser):
 
 
 def test_a_link_from_another_site_opens_the_page(server, browser):
-    with attacker(f'<a href="{server.url}/">Hangproof</a>') as port, tab(browser) as page:
+    """Its cookie does not come with the link, only with the address that the first answer opens again."""
+    with attacker(f'<a href="{server.url}/?tab=doctor">Hangproof</a>') as port, tab(browser) as page:
+        give_cookie(page.context, server.url)
         page.goto(f"http://localhost:{port}/")
         page.get_by_text("Hangproof").click()
         page.locator("body.hp-open").wait_for()
+        assert page.url == f"{server.url}/?tab=doctor"
 
 
 @pytest.mark.parametrize("mode", ["server", "listening"])
@@ -418,7 +422,7 @@ def test_the_cookie_is_for_this_site_only(listening):
     status, headers, _ = log_in(listening)
     (cookie,) = headers.get_all("Set-Cookie")
     parts = {part.strip().lower() for part in cookie.split(";")[1:]}
-    assert status == 303 and {"httponly", "samesite=lax", "path=/"} <= parts and "secure" not in parts
+    assert status == 303 and {"httponly", "samesite=strict", "path=/"} <= parts and "secure" not in parts
     _, headers, _ = log_in(listening, X_Forwarded_Proto="https")
     assert "; Secure" in headers.get_all("Set-Cookie")[0]
 
@@ -464,7 +468,7 @@ def test_the_api_is_not_described(server, listening):
         assert ask(server, "GET", path)[0] == 404, path
         assert ask(listening, "GET", path)[0] in (401, 404), path
         assert ask(listening, "GET", path, Cookie=cookie)[0] == 404, path
-    assert ask(server, "GET", "/login")[0] == 404 and ask(server, "POST", "/logout")[0] == 404  # there is no login
+    assert ask(server, "POST", "/logout")[0] == 404 == ask(server, "POST", "/api/login")[0]  # there is no login
 
 
 def test_nothing_is_sent_without_a_login(listening):
@@ -569,6 +573,7 @@ def chunked(server: Server, path: str, megabytes: int, **headers: str) -> int:
     """Status of a body that is sent in chunks without a length; the server may answer before its end."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     try:
+        headers = {**server.headers, **headers}
         parts = (b"x" * 1_000_000 for _ in range(megabytes))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.request(
@@ -603,7 +608,7 @@ def test_a_large_download_streams(server):
     server.get("/")
     began, most, received = process.memory_info().rss, 0, 0
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
-    connection.request("GET", f"/gradio_api/file={path}")
+    connection.request("GET", f"/gradio_api/file={path}", headers=server.headers)
     reply = connection.getresponse()
     assert reply.status == 200 and reply.headers["Content-Length"] == "200000000"
     assert reply.headers["Content-Disposition"] == 'attachment; filename="lora.safetensors"'
@@ -620,7 +625,7 @@ def test_a_large_download_streams(server):
 
 def test_events_arrive_at_once(server):
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
-    connection.request("GET", "/gradio_api/heartbeat/abc")
+    connection.request("GET", "/gradio_api/heartbeat/abc", headers=server.headers)
     reply = connection.getresponse()
     began = time.monotonic()
     assert reply.status == 200 and b"ALIVE" in reply.readline() and time.monotonic() - began < 5

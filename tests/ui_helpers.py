@@ -14,9 +14,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import psutil
 import pytest
+
+from ui.token import bearer, cookie_value
 
 PROJECT = Path(__file__).resolve().parent.parent
 FLAGS = [
@@ -61,18 +64,26 @@ def free_port() -> int:
 
 
 class Server:
-    """`python app.py` as a process with its own data folder."""
+    """`python app.py` as a process with its own data folder and its own token.
+
+    Requests of tests carry the token, and browsers the cookie (`browsing`), unless the page has a login.
+    """
+
+    started: ClassVar[dict[str, "Server"]] = {}  # the newest of each address
 
     def __init__(self, data: Path, *arguments: str, port: int | None = None, **env: str):
         self.data, self.port = data, port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.config = Path(env.get("XDG_CONFIG_HOME", data.parent / "config"))
+        self.sends_token = not ({"--auth", "--auth-file", "--no-token"} & {*arguments} or "HANGPROOF_AUTH" in env)
+        Server.started[self.url] = self
         self.log = data.parent / f"app-{self.port}-{time.monotonic_ns()}.log"
         self._output = self.log.open("ab")
         self.began = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "app.py", "--port", str(self.port), "--no-browser", *arguments],
             cwd=PROJECT,
-            env={**os.environ, "HANGPROOF_DATA": str(data), **env},
+            env={**os.environ, "HANGPROOF_DATA": str(data), "XDG_CONFIG_HOME": str(self.config), **env},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -91,9 +102,25 @@ class Server:
             f"the server did not print {text!r}: {self.log.read_text(encoding='utf-8', errors='replace')}"
         )
 
+    @property
+    def token(self) -> str:
+        """The token in the file of this server's account."""
+        return (self.config / "hangproof" / "token").read_text()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a program sends; nothing where the page has a login or is open to all."""
+        return bearer(self.token) if self.sends_token else {}
+
+    def cookie(self) -> dict[str, str] | None:
+        """What a browser has after it opened the printed address."""
+        if not self.sends_token:
+            return None
+        return {"name": f"hangproof-{self.port}", "value": cookie_value(self.token), "url": self.url}
+
     def get(self, path: str = "/", **headers: str) -> tuple[int, bytes]:
         """(status, body) of a GET."""
-        request = urllib.request.Request(self.url + path, headers=headers)
+        request = urllib.request.Request(self.url + path, headers={**self.headers, **headers})
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=120) as reply:
@@ -132,18 +159,33 @@ def kill_runs(data: Path) -> None:
 
 @contextlib.contextmanager
 def browsing() -> Iterator:
-    """A real browser; skips the test when none is found."""
+    """A real browser, which has the cookie of each server of this process; skips the test when none is found."""
     path = browser_path()
     if path is None:
         pytest.skip("no Chromium, Chrome or Playwright browser found: the browser tests are skipped")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import Page, sync_playwright
 
-    with sync_playwright() as playwright:
+    goto = Page.goto
+
+    def goto_with_cookie(page: Page, url: str, **options: Any) -> Any:
+        give_cookie(page.context, url)
+        return goto(page, url, **options)
+
+    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
+        patch.setattr(Page, "goto", goto_with_cookie)
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         try:
             yield browser
         finally:
             browser.close()
+
+
+def give_cookie(context: Any, url: str) -> None:
+    """Give a browser context the cookie of the server that an address belongs to."""
+    server = Server.started.get("/".join(url.partition("?")[0].split("/")[:3]))
+    with contextlib.suppress(FileNotFoundError):  # it has not started yet, and the request fails
+        if server is not None and (cookie := server.cookie()):
+            context.add_cookies([cookie])
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""`/healthz`: whether this server works, for health checks of containers and proxies. It needs no login.
+"""`/healthz`: whether this server works, for health checks of containers. It needs the token, as every address does.
 
 The answer is 200 or 503 with one sentence and nothing about the data: no name, no path, no count. 503 means that a restart
 of the container helps or that the disk is gone: the data folders cannot be read, or a run is under way whose monitor is dead

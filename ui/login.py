@@ -1,13 +1,14 @@
-"""The login: one user name and password, sessions, and waits after wrong passwords.
+"""Who is let in: whoever sends the account's token (ui/token.py), or has logged in with the user name and password.
 
-It replaces Gradio's login, whose cookie other sites can use (SameSite=None), which never slows down, and whose page loads
-all of Gradio. A session is a random token. The server keeps only its hash, together with the password in the same hash, so
-that a copy of the file logs nobody in and a new password ends every session. Sessions survive a restart of the server.
+The token is for the account that started the server, and for its programs; a browser that opens the page with it gets a cookie
+instead. A user name and password are for people elsewhere, who cannot read the token; with one, the page asks for it and not
+for the token. The login replaces Gradio's, whose cookie other sites can use (SameSite=None), which never slows down, and whose
+page loads all of Gradio. A session is a random text. The server keeps only its hash, together with the password in the same
+hash, so that a copy of the file logs nobody in and a new password ends every session. Sessions survive a restart of the server.
 """
 
 import contextlib
 import hashlib
-import hmac
 import ipaddress
 import json
 import math
@@ -27,13 +28,24 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import Scope
 
 from ui.html import esc
+from ui.token import cookie_value, same
 
 HERE = Path(__file__).parent
 SESSION_S = 30 * 24 * 3600
 MAX_SESSIONS = 100  # the oldest is dropped
-MAX_FIELD = 1000  # characters of a typed user name or password
+MAX_FIELD = 1000  # characters of a typed user name, password or token
+READS = {"GET", "HEAD"}
+PAGES = {"/", "/api/"}
+ENDED = "Your login has ended. Log in again."
+TOKEN_PLACE = r"%APPDATA%\hangproof\token" if os.name == "nt" else "~/.config/hangproof/token"
+NO_TOKEN = (
+    "The token is missing or wrong. Open the address that Hangproof printed when it started, or send the header "
+    f"'Authorization: Bearer TOKEN'. The token is in {TOKEN_PLACE} of the account that started Hangproof."
+)
+CHALLENGE = {"www-authenticate": "Bearer"}
 
 
 @dataclass(frozen=True)
@@ -173,26 +185,76 @@ class Sessions:
 
 
 class Login:
-    """The login page, the log-out, and the check of a request's cookie."""
+    """Decides who is let in, and sends the pages that ask for the token or the password."""
 
-    def __init__(self, credentials: tuple[str, str], file: Path, port: int, throttle: Throttle | None = None) -> None:
-        self.credentials = credentials
-        self.sessions = Sessions(file, credentials)
+    def __init__(
+        self,
+        token: str | None,
+        credentials: tuple[str, str] | None,
+        file: Path,
+        port: int,
+        throttle: Throttle | None = None,
+    ) -> None:
+        """One of token and credentials is given, or both. file: keeps the sessions."""
+        self.token, self.credentials = token, credentials
+        self.sessions = Sessions(file, credentials) if credentials else None
         self.throttle = throttle or Throttle()
         # A browser sends a cookie to every port of a host, so each server needs a name of its own.
         self.cookie = f"hangproof-{port}"
 
-    def logged_in(self, request: Request) -> bool:
-        """Whether the request carries the token of a valid session."""
-        token = request.cookies.get(self.cookie)
-        return token is not None and self.sessions.valid(token)
+    def admits(self, request: Request) -> bool:
+        """Whether the request carries the token, or the cookie of a browser that has sent it or logged in."""
+        cookie = request.cookies.get(self.cookie, "")
+        if self.token is not None:
+            scheme, _, value = request.headers.get("authorization", "").partition(" ")
+            sent = [*request.query_params.getlist("token"), *([value.strip()] if scheme.lower() == "bearer" else [])]
+            if any(same(one, self.token) for one in sent) or same(cookie, cookie_value(self.token)):
+                return True
+        return self.sessions is not None and self.sessions.valid(cookie)
 
-    def redirect(self, request: Request, address: str = "login") -> Response:
-        """Send a browser without a login to the login page, and from there back. address: of that page, from the one asked for."""
+    def open_to_all(self, path: str) -> bool:
+        """Whether a path takes the token or the password itself."""
+        return path == "/login" or (path == "/api/login" and self.credentials is not None)
+
+    def serves(self, path: str) -> bool:
+        """Whether a path of the login exists: without a user name and password only the form for the token does."""
+        return path == "/login" or self.credentials is not None
+
+    def without_token(self, request: Request) -> Response | None:
+        """For a browser that opens an address with the token: its cookie, and the same address without the token, so that it
+        is neither in the history nor in a link. None for every other request."""
+        given = request.query_params.getlist("token")
+        browser = is_page(request) or request.headers.get("sec-fetch-mode") == "navigate"
+        if not given or not browser or request.method not in READS:
+            return None
+        last = _raw_path(request.scope).rpartition("/")[2]
+        query = _without_token(request.url.query)
+        response = RedirectResponse(f"./{last}" + (f"?{query}" if query else ""), 303, {"cache-control": "no-store"})
+        if self.token is not None and any(same(one, self.token) for one in given):
+            self._set(response, request, cookie_value(self.token), SESSION_S)
+        return response
+
+    def hidden(self, scope: Scope) -> Scope:
+        """The request without the token, for the application behind: nothing there can keep or repeat it."""
+        query = scope.get("query_string", b"")
+        if b"token" in query:
+            query = _without_token(query.decode("latin-1")).encode()
+        headers = [(key, value) for key, value in scope["headers"] if key != b"authorization"]
+        return {**scope, "query_string": query, "headers": headers}
+
+    def refuse(self, request: Request) -> Response:
+        """The answer to a request that is not let in."""
+        if not is_page(request) and (self.credentials or "text/html" not in request.headers.get("accept", "")):
+            return JSONResponse({"error": ENDED if self.credentials else NO_TOKEN}, 401, CHALLENGE)
+        up = "../" * (_raw_path(request.scope).count("/") - 1)
+        if request.headers.get("sec-fetch-site") == "cross-site":
+            return again()
+        if self.credentials is None:
+            return token_page(_own_query(request.url.query), f"{up}login")
         shown = _own_query(request.url.query)
         ended = {"ended": "1"} if self.cookie in request.cookies else {}
         query = urlencode({**ended, **({"next": shown} if shown else {})})
-        return RedirectResponse(address + (f"?{query}" if query else ""), 303)
+        return RedirectResponse(f"{up}login" + (f"?{query}" if query else ""), 303)
 
     async def respond_to_program(self, request: Request) -> Response:
         """The session's cookie for the API's clients, as Gradio's own login answers them: 200, or 401 with the reason."""
@@ -205,42 +267,78 @@ class Login:
         return accepted
 
     async def respond(self, request: Request) -> Response:
-        """The login page for GET; for POST the session's cookie, or the page with the reason."""
-        if request.method in ("GET", "HEAD"):
-            shown = _own_query(request.query_params.get("next", ""))
-            if self.logged_in(request):
-                return RedirectResponse("./" + (f"?{shown}" if shown else ""), 303)
-            return page(shown, info=_info(request))
+        """The page that asks for the password or the token; for POST the cookie, or the page with the reason."""
+        reads = request.method in READS
+        shown = _own_query(request.query_params.get("next", ""))
+        if (reads or self.credentials is None) and self.admits(request):
+            return RedirectResponse(_home(shown), 303)
+        if reads:
+            if request.headers.get("sec-fetch-site") == "cross-site":
+                return again()
+            return page(shown, info=_info(request)) if self.credentials else token_page(shown)
         if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-            return PlainTextResponse("Send the form of the login page.", 415)
-        address = request.client.host if request.client else ""
+            return PlainTextResponse("Send the form of the login page.", 401 if self.credentials is None else 415)
         form = await request.form()
-        typed = [str(form.get(name, ""))[:MAX_FIELD] for name in ("username", "password")]
         shown = _own_query(str(form.get("next", "")))
+        if self.credentials is None:
+            return self._with_token(request, str(form.get("token", ""))[:MAX_FIELD], shown)
+        address = request.client.host if request.client else ""
+        typed = [str(form.get(name, ""))[:MAX_FIELD] for name in ("username", "password")]
         # No await from here on: of many requests at the same time, each sees the failures of those before it.
         wait = math.ceil(self.throttle.wait_s(address))
         if wait:
             text = f"Too many wrong passwords. Wait {wait} {'second' if wait == 1 else 'seconds'}, then try again."
             return page(shown, typed[0], problem=text, status=429, headers={"Retry-After": str(wait)})
-        right = [_same(*pair) for pair in zip(typed, self.credentials, strict=True)]
-        if not all(right):
+        right = [same(*pair) for pair in zip(typed, self.credentials, strict=True)]
+        if not all(right) or self.sessions is None:
             self.throttle.failed(address)
             return page(shown, typed[0], problem="Wrong user name or password. Try again.", status=401)
         self.throttle.succeeded(address)
-        response = RedirectResponse("./" + (f"?{shown}" if shown else ""), 303)
-        self._set(response, request, self.sessions.start(), SESSION_S)
-        return response
+        return self._let_in(request, shown, self.sessions.start())
+
+    def _with_token(self, request: Request, typed: str, shown: str) -> Response:
+        """The answer to the form for the token; the complete address from the terminal does as well."""
+        if self.token is None or not same(typed.rpartition("token=")[2].strip(), self.token):
+            return token_page(shown, problem="This is not the token. Copy it again.")
+        return self._let_in(request, shown, cookie_value(self.token))
 
     def log_out(self, request: Request) -> Response:
         """End the session of this browser."""
-        self.sessions.end(request.cookies.get(self.cookie, ""))
+        if self.sessions is not None:
+            self.sessions.end(request.cookies.get(self.cookie, ""))
         response = RedirectResponse("login?out=1", 303)
         self._set(response, request, "", 0)
         return response
 
-    def _set(self, response: Response, request: Request, token: str, seconds: int) -> None:
+    def _let_in(self, request: Request, shown: str, cookie: str) -> Response:
+        response = RedirectResponse(_home(shown), 303)
+        self._set(response, request, cookie, SESSION_S)
+        return response
+
+    def _set(self, response: Response, request: Request, value: str, seconds: int) -> None:
         secure = is_https(request.scope["scheme"], request.headers)
-        response.set_cookie(self.cookie, token, max_age=seconds, path="/", httponly=True, samesite="lax", secure=secure)
+        response.set_cookie(
+            self.cookie, value, max_age=seconds, path="/", httponly=True, samesite="strict", secure=secure
+        )
+
+
+def is_page(request: Request) -> bool:
+    """Whether a browser shows the answer as a page, which is then one that asks for the token or the password."""
+    return request.scope["path"] in PAGES and request.method in READS
+
+
+def _home(query: str) -> str:
+    """The page's address, from that of the login."""
+    return "./" + (f"?{query}" if query else "")
+
+
+def _raw_path(scope: Scope) -> str:
+    """The path as it was sent: a decoded %2F is no level of it."""
+    return (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+
+
+def _without_token(query: str) -> str:
+    return urlencode([(key, value) for key, value in parse_qsl(query, keep_blank_values=True) if key != "token"])
 
 
 def is_https(scheme: str, headers: Headers) -> bool:
@@ -248,16 +346,9 @@ def is_https(scheme: str, headers: Headers) -> bool:
     return (headers.get("x-forwarded-proto") or scheme).split(",")[0].strip().lower() == "https"
 
 
-def _same(typed: str, expected: str) -> bool:
-    """Compare in a time that depends on neither text nor length."""
-    return hmac.compare_digest(
-        *(hashlib.sha256(text.encode("utf-8", "replace")).digest() for text in (typed, expected))
-    )
-
-
 def _own_query(text: str) -> str:
     """A query of the page as a new query string. No other part of an address is kept, so it cannot lead to another site."""
-    return urlencode(parse_qsl(text[:500], max_num_fields=None))
+    return _without_token(text[:500])
 
 
 def _info(request: Request) -> str:
@@ -281,7 +372,56 @@ def page(
     status: int = 200,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """The login page. It has no script and loads no other file."""
+    """The login page."""
+    first, second = (" autofocus", "") if not user else ("", " autofocus")
+    body = f"""<h1>Log in to Hangproof</h1>
+{_notes(problem, info)}
+<form method="post" action="login">
+<input type="hidden" name="next" value="{esc(shown)}">
+<label for="username">User name</label>
+<input id="username" name="username" value="{esc(user)}" autocomplete="username" {_attributes(problem)}{first}>
+<label for="password">Password</label>
+<input id="password" name="password" type="password" autocomplete="current-password" {_attributes(problem)}{second}>
+<button type="submit">Log in</button>
+</form>
+<p class="hint">The user name and password are those that Hangproof was started with.</p>"""
+    return _document("Log in", body, status, headers)
+
+
+def token_page(shown: str, action: str = "login", problem: str = "") -> Response:
+    """The page that says where the token is, and takes it."""
+    body = f"""<h1>Hangproof needs its token</h1>
+{_notes(problem, "")}
+<p>Open the address that Hangproof printed when it started: it ends with the token. Or paste the token here. It is in the file
+<code>{esc(TOKEN_PLACE)}</code> of the account that started Hangproof.</p>
+<form method="post" action="{esc(action)}">
+<input type="hidden" name="next" value="{esc(shown)}">
+<label for="token">Token</label>
+<input id="token" name="token" type="password" autocomplete="current-password" {_attributes(problem)} autofocus>
+<button type="submit">Open Hangproof</button>
+</form>
+<p class="hint">The token keeps the other users of this machine out: whoever opens Hangproof can run programs.</p>"""
+    return _document("Token", body, 401, CHALLENGE)
+
+
+def again() -> Response:
+    """A page that opens its own address again. A browser sends the cookie only on the way from a page of this server, and not
+    with a link of another site, which is thus followed in two steps."""
+    return _document("Opening", '<h1>Opening Hangproof …</h1>\n<a href="">Continue</a>', 401, CHALLENGE, refresh=True)
+
+
+def _notes(problem: str, info: str) -> str:
+    note = f'<p class="problem" id="problem" role="alert">{esc(problem)}</p>' if problem else ""
+    return note + (f'<p class="info" role="status">{esc(info)}</p>' if info else "")
+
+
+def _attributes(problem: str) -> str:
+    described = ' aria-invalid="true" aria-describedby="problem"' if problem else ""
+    return f'required maxlength="{MAX_FIELD}" spellcheck="false" autocapitalize="none"{described}'
+
+
+def _document(title: str, body: str, status: int, headers: dict[str, str] | None, refresh: bool = False) -> Response:
+    """A page of its own. It has no script and loads no other file."""
     from ui.page import ICON, MARK
 
     css, digest = _style()
@@ -289,35 +429,21 @@ def page(
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; form-action 'self'; base-uri 'none'; "
         "frame-ancestors 'none'"
     )
-    note = f'<p class="problem" id="problem" role="alert">{esc(problem)}</p>' if problem else ""
-    note += f'<p class="info" role="status">{esc(info)}</p>' if info else ""
-    described = ' aria-invalid="true" aria-describedby="problem"' if problem else ""
-    first, second = (" autofocus", "") if not user else ("", " autofocus")
-    field = 'required maxlength="1000" spellcheck="false" autocapitalize="none"'
     html = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>Log in · Hangproof</title>
+{'<meta http-equiv="refresh" content="0">' if refresh else ""}
+<title>{title} · Hangproof</title>
 <link rel="icon" href="{ICON}">
 <style>{css}</style>
 </head>
 <body>
 <main>
 {MARK}
-<h1>Log in to Hangproof</h1>
-{note}
-<form method="post" action="login">
-<input type="hidden" name="next" value="{esc(shown)}">
-<label for="username">User name</label>
-<input id="username" name="username" value="{esc(user)}" autocomplete="username" {field}{described}{first}>
-<label for="password">Password</label>
-<input id="password" name="password" type="password" autocomplete="current-password" {field}{described}{second}>
-<button type="submit">Log in</button>
-</form>
-<p class="hint">The user name and password are those that Hangproof was started with.</p>
+{body}
 </main>
 </body>
 </html>

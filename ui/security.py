@@ -2,7 +2,7 @@
 
 A request can start programs on this machine, and any website can make its visitor's browser send requests here: under its
 own host name (DNS rebinding), from another origin (a form needs no permission), or inside a frame. So each request must name
-a known host, come from this page itself, use a route that the page needs, carry a session when a login is required, and end
+a known host, come from this page itself, carry the token or a login (ui/login.py), use a route that the page needs, and end
 within a size limit. The class is the outermost layer, in front of Gradio's own CORS answers. It buffers only the page itself.
 """
 
@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ui import health, scripts, served, snapshot_api
-from ui.login import Login
+from ui.login import PAGES, READS, Login
 from ui.run import downloads
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -30,7 +30,6 @@ HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 ADDRESSES_S = 10.0  # how long the list of this machine's addresses is kept
 
 API = "/gradio_api/"
-READS = {"GET", "HEAD"}
 # Path or, with a final *, prefix: methods. Gradio serves more (its API's description, proxy and login, MCP, tools for
 # developers); a route that the page does not need is not reachable.
 ROUTES: dict[str, set[str]] = {
@@ -91,11 +90,10 @@ ROUTES: dict[str, set[str]] = {
     f"/api{API}run/*": {"POST"},
     f"/api{API}call/*": {"POST", *READS},
 }
+LOGIN = {"/login", "/logout", "/api/login"}
 MCP = f"/api{API}mcp"
 EXACT = {path: methods for path, methods in ROUTES.items() if not path.endswith("*")}
 PREFIXES = {path[:-1]: methods for path, methods in ROUTES.items() if path.endswith("*")}
-PUBLIC = {"/login", "/api/login", "/favicon.ico", "/robots.txt", "/healthz"}  # needs no login
-PAGES = {"/": "login", "/api/": "../login"}  # what a browser shows, and from there the address of the login page
 
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -248,7 +246,8 @@ class Guard:
             else:
                 # Gradio's CORS answers depend on the Origin, which has been checked here.
                 kept = [(key, value) for key, value in scope["headers"] if key != b"origin"]
-                await self.app({**scope, "headers": kept}, body.receive, outgoing.send)
+                passed = {**scope, "headers": kept}
+                await self.app(self.login.hidden(passed) if self.login else passed, body.receive, outgoing.send)
         except TooLarge:
             pass  # answered below
         except ClientDisconnect:
@@ -266,17 +265,17 @@ class Guard:
                 403,
             )
         methods = methods_of(path, self.mcp)
-        if not methods or (path in ("/login", "/logout", "/api/login") and self.login is None):
+        # Before anything else is said: without the token, an unknown address gets the same answer as a known one.
+        asks = self.login is not None and self.login.open_to_all(path) and request.method in methods
+        if self.login and not asks and not self.login.admits(request):
+            return self.login.refuse(request)
+        if not methods or (path in LOGIN and not (self.login and self.login.serves(path))):
             return PlainTextResponse("Hangproof has no such page.", 404)
         if request.method not in methods:
             return PlainTextResponse("This method is not allowed here.", 405, {"allow": ", ".join(sorted(methods))})
         if not _fits(headers, self.limits.of(path)):
             return _too_large(self.limits.of(path))
-        if self.login and path not in PUBLIC and not self.login.logged_in(request):
-            if path in PAGES:
-                return self.login.redirect(request, PAGES[path])
-            return JSONResponse({"error": "Your login has ended. Log in again."}, 401)
-        return None
+        return self.login.without_token(request) if self.login else None
 
     async def _own(self, request: Request) -> Response | None:
         """The answer to a request that Gradio does not get."""
@@ -360,7 +359,8 @@ class _Outgoing:
             headers.setdefault("content-security-policy", CLOSED)
             if self.page:
                 headers.setdefault("cache-control", "no-store" if self.private else "no-cache")
-                if headers.get("content-type", "").startswith("text/html") and "content-encoding" not in headers:
+                html = headers.get("content-type", "").startswith("text/html") and "content-encoding" not in headers
+                if html and message["status"] == 200:  # not the page that asks for the token
                     self.first = message
                     return
         elif self.first is not None and message["type"] == "http.response.body":

@@ -23,6 +23,7 @@ from typing import Any
 import tomllib
 
 from monitor.process.subjob import Subjob, python
+from runs.paths import config_dir
 
 DEFAULT = ("hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched")
 TYPES = {
@@ -40,10 +41,7 @@ class NotifyError(ValueError):
 def config_path() -> Path:
     """The file with the user's addresses."""
     given = os.environ.get("HANGPROOF_NOTIFY")
-    if given:
-        return Path(given).expanduser()
-    base = os.environ.get("APPDATA") if os.name == "nt" else os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "hangproof" / "notify.toml"
+    return Path(given).expanduser() if given else config_dir() / "notify.toml"
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Decision: its endpoints are not in the page's config, which each visit downloads, and it is built by the first request to it, so
 that it costs neither the page's start nor an idle server anything. `gradio_client` works as with any Gradio app:
-`Client("http://127.0.0.1:7860/api/")`. With `--mcp` its endpoints are also tools of an MCP server (`/api/gradio_api/mcp/`).
+`Client("http://127.0.0.1:7860/api/", headers=…)`, with the token (ui/token.py). With `--mcp` its endpoints are also tools of an MCP server (`/api/gradio_api/mcp/`).
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from presets import PresetError
 from runs.files import RunError
 from runs.paths import datasets_dir, outputs_dir
 from ui.mount import mounted
+from ui.token import bearer
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -34,6 +35,13 @@ TYPES = {
     dict: "an object",
     types.NoneType: "null",
 }
+# As in the README.
+CLIENT = """from pathlib import Path
+from gradio_client import Client
+
+token = Path("~/.config/hangproof/token").expanduser().read_text()
+client = Client("http://127.0.0.1:7860/api/", headers={"Authorization": f"Bearer {token}"})
+"""
 MCP_MISSING = "--mcp needs the package mcp; install it with: .venv/bin/python -m pip install 'gradio[mcp]=={version}'"
 
 
@@ -61,7 +69,7 @@ def document(groups: dict[str, dict[str, Callable[..., Any]]]) -> str:
     parts = [
         f"# {TITLE}",
         "Every action of the page, as a named endpoint. With Python:",
-        '```py\nfrom gradio_client import Client\n\nclient = Client("http://127.0.0.1:7860/api/")\n'
+        f"```py\n{CLIENT}"
         'for run in client.predict(api_name="/list_runs"):\n    print(run["name"], run["state"], run["step"])\n```',
         "An action that cannot be done raises an error that says what to do. The link “Use via API” below shows "
         "each endpoint with its types, for Python, JavaScript and curl. The samples of a run have an address of their own: "
@@ -131,10 +139,29 @@ def _without_files(value: Any) -> Any:
     return [_without_files(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def api_app(max_upload: int, mcp: bool) -> ASGIApp:
-    """The API as an ASGI application, below PATH."""
+def api_app(max_upload: int, mcp: str, token: str | None) -> ASGIApp:
+    """The API as an ASGI application, below PATH. mcp: the server's own address where it also serves tools; else ""."""
     folders = [str(outputs_dir()), str(datasets_dir())]
-    return mounted(build(), PATH, max_upload, mcp_server=mcp, footer_links=["api"], allowed_paths=folders)
+    blocks = build()
+    app = mounted(blocks, PATH, max_upload, mcp_server=bool(mcp), footer_links=["api"], allowed_paths=folders)
+    if mcp:
+        # Gradio's tools call the API over HTTP, at the address in the headers of the first request (gradio/mcp.py,
+        # _get_or_create_client): that client would have no token, and could be led to another server.
+        blocks.mcp_server_obj._get_or_create_client = functools.cache(lambda: _own_client(f"{mcp}{PATH}/", token))
+    return app
+
+
+def _own_client(address: str, token: str | None) -> Any:
+    from gradio_client import Client
+
+    return Client(
+        address,
+        headers={"x-gradio-user": "mcp", **bearer(token)},
+        download_files=False,
+        verbose=False,
+        analytics_enabled=False,
+        _skip_components=False,
+    )
 
 
 def check_mcp() -> None:
