@@ -153,33 +153,31 @@ class Run:
         # If no epoch is left, the state that is saved at the end is this one again.
         self.epoch, self.batch, self.epoch_over = state.epoch, state.batch, state.epoch_over
         self.epoch_start = state.epoch_start
-        index = state.epoch if state.epoch_over and state.batch >= state.batches else state.epoch - 1
-        if index == state.epoch:
+        index = state.epoch - 1
+        if state.batch >= state.batches:  # the next batch is the first of the next epoch
+            index += state.epoch_over  # else what follows the batches of this one is left
             state.batch, state.epoch = 0, state.epoch + 1
         self._shuffle(loader, state)
         missing = trainer_state.restore(_generators(state.now))
         if missing:
             logger.warning(f"hangproof: the state has no generator for {', '.join(missing)}: its noise will differ")
         logger.info(
-            f"hangproof: resuming after step {state.step} of {self.planned}, epoch {index + 1}, batch {state.batch}"
+            f"hangproof: resuming after step {state.step} of {self.planned}, epoch {state.epoch}, batch {state.batch}"
         )
         return index, self.step
 
     def iterate_batches(self, loader: Any, epoch: int) -> Iterator[tuple[int, Any]]:
         """Yield (step, batch) for the loop over an epoch's batches. epoch: its index."""
-        state, self.resume_from = self.resume_from, None
+        state = self.resume_from
+        if state is not None and (self.step >= self.planned or epoch + 1 < state.epoch):
+            return  # no batch of this epoch is left, only what follows them
+        self.resume_from = None
         self.epoch, self.batch, self.epoch_over, self.fetch = epoch + 1, 0, False, None
-        if state is not None and self.step >= self.planned:
-            self.batch, self.epoch_start = state.batch, state.epoch_start
-            return
         iterator: Iterator[tuple[int, Any]]
         if state is not None and state.batch:
             iterator = self._rest_of_epoch(loader, state)
         else:
-            batch_seeds.begin_epoch(self.args.seed, epoch)
-            self.epoch_start = data_order.capture(loader)
-            if state is not None and state.epoch > 1 and loader.persistent_workers:
-                self.order = self.epoch_start["torch"]
+            self._begin_epoch(loader, epoch, resumed=state is not None)
             iterator = enumerate(loader)
         for step, batch in iterator:
             self.batch = step + 1
@@ -271,30 +269,34 @@ class Run:
             total += value
         return {"list": losses, "total": total}
 
+    def _begin_epoch(self, loader: Any, epoch: int, resumed: bool) -> None:
+        """Before the iterator of an epoch whose order is drawn now. resumed: it is the first one of a resumed run."""
+        batch_seeds.begin_epoch(self.args.seed, epoch)
+        self.epoch_start = data_order.capture(loader)
+        if resumed and epoch and loader.persistent_workers:
+            self.order = self.epoch_start["torch"]
+
     def _rest_of_epoch(self, loader: Any, state: TrainerState) -> Iterator[tuple[int, Any]]:
         """Yield the rest of an epoch of which `state.batch` batches have been trained."""
         done = state.batch
-        self.batch, self.epoch_start = done, state.epoch_start
-        if done >= len(loader):
-            return
         if state.epoch_start is None:
             if not batch_seeds.by_batch():
                 logger.warning(
                     f"hangproof: the order of the last {len(loader) - done} batches of this epoch is unknown; it is drawn again"
                 )
-            batch_seeds.begin_epoch(self.args.seed, state.epoch - 1)
-            self.epoch_start = data_order.capture(loader)
+            self._begin_epoch(loader, state.epoch - 1, resumed=True)
         else:
+            self.epoch_start = state.epoch_start
             data_order.restore(loader, state.epoch_start)
             self.order = state.epoch_start["order"]
-        if loader.num_workers and state.epoch_start is not None:
+        if loader.num_workers:
             logger.info(f"hangproof: reading and dropping the {done} batches of this epoch that were trained before")
             iterator = iter(loader)
             for number in range(1, done + 1):
                 next(iterator)
                 session.heartbeat().item(number)
         else:
-            self.replay = state if state.fetch is not None and not loader.num_workers else None
+            self.replay = state if state.fetch is not None else None
             iterator = iter(self.accelerator.skip_first_batches(loader, done))
         replaying = self.replay is not None
         first = next(iterator)

@@ -1,22 +1,20 @@
 """Real runs of the embedded trainer for its tests: a small data set, its command line, and faults that strike inside it.
 
 This module is also imported by the trainer process (HANGPROOF_INJECT=trainer_helpers:fault), so it stays light. As a
-program it is the nursery: a process that has imported torch and diffusers and forks a run on request, since five of six
-seconds of a tiny run are imports.
+program it is the nursery (nursery.py).
 """
 
-import atexit
 import hashlib
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
+
+from nursery import Nursery, serve
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = [(64, 64), (96, 64), (64, 96), (80, 64), (64, 64)]
@@ -112,69 +110,29 @@ def train(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.C
     )
 
 
-_nursery: subprocess.Popen | None = None
+_nursery: Nursery | None = None
 
 
 def fork(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.CompletedProcess:
-    """As `train`, but forked from a process that has its imports done. One hash seed, where each `train` has its own."""
+    """As `train`, but forked from a process that has its imports done (nursery.py)."""
     global _nursery
     if not hasattr(os, "fork"):
         return train(argv, timeout_s, **extra)
     if _nursery is None:
-        command = [sys.executable, str(Path(__file__).resolve())]
-        _nursery = subprocess.Popen(
-            command, env=environment(), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        atexit.register(_nursery.stdin.close)  # its end
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder) / "out", Path(folder) / "err"
-        request = {
-            "argv": argv,
-            "environment": environment(**extra),
-            "out": str(out),
-            "err": str(err),
-            "limit": timeout_s,
-        }
-        _nursery.stdin.write(json.dumps(request) + "\n")
-        _nursery.stdin.flush()
-        code = json.loads(_nursery.stdout.readline())
-        texts = [path.read_text(encoding="utf-8") for path in (out, err)]
-    if code is None:
-        raise subprocess.TimeoutExpired(argv, timeout_s, *texts)
-    return subprocess.CompletedProcess(argv, code, *texts)
+        _nursery = Nursery([sys.executable, str(Path(__file__).resolve())], environment(), ROOT)
+    return _nursery.run(argv, environment(**extra), timeout_s)
 
 
 def nursery() -> None:
-    """Reads what to run from standard input, a line of JSON each; answers with its exit code, null when it was too late."""
+    """The process that forks runs of the built-in trainer."""
     from trainer import imports
 
     imports.heavy()
-
-    for line in sys.stdin:
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            become_trainer(request)
-        latest = time.monotonic() + request["limit"]
-        ended, status = os.waitpid(child, os.WNOHANG)
-        while not ended and time.monotonic() < latest:
-            time.sleep(0.02)
-            ended, status = os.waitpid(child, os.WNOHANG)
-        if not ended:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        print(json.dumps(os.waitstatus_to_exitcode(status) if ended else None), flush=True)
-
-
-def become_trainer(request: dict) -> None:
-    for path, descriptor in ((os.devnull, 0), (request["out"], 1), (request["err"], 2)):
-        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), descriptor)
-    os.environ.clear()
-    os.environ.update(request["environment"])
+    argv = serve()
     from trainer.__main__ import main
 
     try:
-        main(request["argv"])
+        main(argv)
     except SystemExit as end:
         os._exit(end.code)
     except BaseException:  # noqa: BLE001 - what an interpreter does with an error that nobody caught
