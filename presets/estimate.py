@@ -19,11 +19,10 @@ A family without a shape has a figure in its table instead, for each tier at the
 grows with resolution² × batch size and the weights of its LoRA. The result says what the figure is based on.
 """
 
-import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from presets.steps import planned_steps
 from presets.tables import backend_of, defaults, families, find_model, models, tier_flags, tiers, tiers_of, trainer_of
 
 GB = 1e9
@@ -133,21 +132,6 @@ def samples_s(run: Mapping[str, Any], prompts: int, step_s: float, steps: int) -
     return steps // every * prompts * run["sample_steps"] * one_image_s / 3 if every else 0.0
 
 
-def planned_steps(run: Mapping[str, Any], images: Mapping[str, int]) -> int:
-    """Optimizer steps of a run, as runs.folders.planned_steps computes them for a spec.
-
-    Args:
-        images: their number by folder; a folder such as `10_cat` has its own repeats.
-    """
-    run = _settled(run)[1]
-    if run.get("max_train_steps"):
-        return int(run["max_train_steps"])
-    own = {name: re.match(r"(\d+)_", name) for name in images}
-    shown = sum(count * int(found[1] if (found := own[name]) else run["repeats"]) for name, count in images.items())
-    batches = math.ceil(math.ceil(shown / run["batch_size"]) / (run["gpus"] * run.get("nodes", 1)))
-    return int(run["epochs"] * math.ceil(batches / run["gradient_accumulation"]))
-
-
 def whole(run: Mapping[str, Any], images: Mapping[str, int], step_s: float | None = None) -> dict[str, Any]:
     """Time, disk space and cost of a complete run.
 
@@ -157,7 +141,17 @@ def whole(run: Mapping[str, Any], images: Mapping[str, int], step_s: float | Non
     Returns:
         {"steps", "seconds", "time_source", "disk_bytes": {part: bytes}, "cost": None without a price}
     """
-    run, steps = _settled(run)[1], planned_steps(run, images)
+    run = _settled(run)[1]
+    steps = int(run.get("max_train_steps") or 0) or planned_steps(
+        images,
+        repeats=run["repeats"],
+        batch_size=run["batch_size"],
+        epochs=run["epochs"],
+        accumulation=run["gradient_accumulation"],
+        processes=run["gpus"] * run.get("nodes", 1),
+        share=run.get("validation_split", 0.0),
+        backend=run["backend"],
+    )
     table_s, start_s, source = table_time(run)
     prompts = len(run.get("prompts") or []) or 1
     seconds = start_s + steps * (step_s or table_s) + samples_s(run, prompts, step_s or table_s, steps)

@@ -14,7 +14,6 @@ weight goes into a subset of its own, because every trainer knows repeats and no
 
 import codecs
 import os
-import re
 import shutil
 import stat
 from collections import Counter
@@ -23,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import presets
+from presets.steps import repeats_in, repeats_of, weight_of
 from runs import masks
 from runs.files import RunError
 from runs.paths import RESERVED_NAMES, datasets_dir
@@ -57,6 +57,7 @@ __all__ = [
     "decoded_size",
     "eight_bits",
     "folder_counts",
+    "folder_names",
     "gather",
     "images_in",
     "ingest",
@@ -217,35 +218,6 @@ def _plain(text: str) -> str:
     return f"image-{stem}" if stem.upper() in RESERVED_NAMES else stem
 
 
-def repeats_of(folder: str) -> tuple[int, str] | None:
-    """The repeats and the subject that a folder's name sets, such as (10, "cat") for `10_cat`; None where it sets none.
-
-    The innermost folder of a path with such a name decides.
-    """
-    for part in reversed(folder.split("/")):
-        found = re.fullmatch(r"([0-9]{1,4})_(.*)", part, re.DOTALL)
-        if found and int(found[1]):
-            subject = re.sub(r"^weight-(?:[2-9]|10)(?:-|$)", "", found[2])
-            return int(found[1]), one_line(subject)
-    return None
-
-
-def weight_of(folder: str) -> tuple[int, str]:
-    """The weight of the images in a subfolder of a data set, and the subfolder that they are from, such as (3, "10_cat") for
-    `30_weight-3-cat`; (1, folder) for any other name."""
-    found = re.fullmatch(r"(?:([1-9][0-9]{0,3})_)?weight-([2-9]|10)(?:-(.+))?", folder)
-    if not found or (found[1] and int(found[1]) % int(found[2])):
-        return 1, folder
-    weight, rest = int(found[2]), found[3] or ""
-    return weight, f"{int(found[1]) // weight}_{rest}" if found[1] else rest
-
-
-def repeats_in(folder: str, repeats: int) -> int:
-    """How often an epoch shows each image of a subfolder; `repeats` is what images without a folder have."""
-    own = repeats_of(folder)
-    return own[0] if own else repeats * weight_of(folder)[0]
-
-
 class _Subfolders:
     """The names of a data set's subfolders, by the dropped folder and the weight of its images."""
 
@@ -273,14 +245,19 @@ class _Subfolders:
         return self.weighted[base, weight]
 
 
-def folder_counts(images: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """The number of images in each folder of the data set that `ingest` will write.
+def folder_names(images: Iterable[tuple[str, int]]) -> list[str]:
+    """The folder of the data set that `ingest` will write each image to.
 
     Args:
         images: the dropped folder and the weight of each, in order.
     """
     subfolders = _Subfolders()
-    return dict(Counter(subfolders.name(folder, weight) for folder, weight in images))
+    return [subfolders.name(folder, weight) for folder, weight in images]
+
+
+def folder_counts(images: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """The number of images in each of these folders."""
+    return dict(Counter(folder_names(images)))
 
 
 def _subfolder(folder: str, taken: set[str]) -> str:
@@ -399,20 +376,6 @@ def shown_per_epoch(images: int | Mapping[str, int], repeats: int) -> int:
     """
     by_folder = images if isinstance(images, Mapping) else {"": images}
     return sum(number * repeats_in(name, repeats) for name, number in by_folder.items())
-
-
-def trained(images: int | Mapping[str, int], share: float) -> int | dict[str, int]:
-    """The images that are trained on when a share of each folder is held out: their number, or their number by folder.
-
-    One image at least is held out, as the trainers do (trainer/validation.py).
-    """
-    by_folder = dict(images) if isinstance(images, Mapping) else {"": images}
-    if share and sum(by_folder.values()) > 1:
-        held = {name: round(number * share) for name, number in by_folder.items()}
-        if not any(held.values()):
-            held[max(by_folder, key=lambda name: by_folder[name])] = 1
-        by_folder = {name: number - held[name] for name, number in by_folder.items()}
-    return by_folder if isinstance(images, Mapping) else by_folder[""]
 
 
 def read_captions(slug: str) -> dict[str, str]:

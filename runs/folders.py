@@ -5,7 +5,6 @@ incomplete run and changes nothing that existed before.
 """
 
 import glob
-import math
 import os
 import shutil
 import sys
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
+from presets import steps
+from presets.steps import Images
 from runs import dataset, env_file, masks, pin, staging, weights
 from runs.command import direct, launcher, samples, world
 from runs.files import Fault, RunError, atomic_write, building, checksum, explained
@@ -117,17 +118,25 @@ def _at_least_one(images: list[Path], folder: Path) -> list[Path]:
     return images
 
 
-def planned_steps(spec: "RunSpec", images: int | Mapping[str, int]) -> int:
-    """Optimizer steps of a run. An estimate for batch sizes above 1, because buckets do not fill evenly.
+def planned_steps(spec: "RunSpec", images: int | Images) -> int:
+    """Optimizer steps of a run, as its trainer counts them.
 
     Args:
-        images: their number, or their number by folder: a folder such as `10_cat` has its own repeats.
+        images: their number; or by folder, whose name may set repeats, their number or their buckets. Without buckets it is the
+            least number for batch sizes above 1, because buckets do not fill evenly.
     """
     if spec.max_train_steps:
         return spec.max_train_steps
-    images = dataset.trained(images, spec.validation_split)
-    batches = math.ceil(math.ceil(dataset.shown_per_epoch(images, spec.repeats) / spec.batch_size) / world(spec))
-    return spec.epochs * math.ceil(batches / spec.gradient_accumulation)
+    return steps.planned_steps(
+        {"": images} if isinstance(images, int) else images,
+        repeats=spec.repeats,
+        batch_size=spec.batch_size,
+        epochs=spec.epochs,
+        accumulation=spec.gradient_accumulation,
+        processes=world(spec),
+        share=spec.validation_split,
+        backend=spec.backend,
+    )
 
 
 def with_save_interval(spec: "RunSpec", images: int | Mapping[str, int]) -> "RunSpec":

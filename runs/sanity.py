@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 from presets.estimate import GB, disk, estimate
+from presets.steps import held_out
 from runs.command import tier_flags, world
 from runs.dataset import shown_per_epoch
 from runs.files import Fault
@@ -167,7 +168,7 @@ def _length(spec: "RunSpec", images: int | Mapping[str, int], sizes: Sequence[tu
     by_folder = {"": images} if isinstance(images, int) else images
     known |= {
         "images": count,
-        "held_out": sum(round(number * spec.validation_split) for number in by_folder.values()),
+        "held_out": sum(held_out(by_folder, spec.validation_split, spec.backend).values()),
         "validate_share": (spec.validate_every_n_steps or 0) / steps,
     }
     if spec.save_every_n_steps:

@@ -3,8 +3,12 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from trainer_helpers import ROOT, environment, flags, fork, good, make_config, make_images, sha
@@ -15,6 +19,7 @@ from trainer import setup, tiny_flux
 from trainer.arguments import parse
 from trainer.cache import FOLDER
 from trainer.errors import TrainError
+from trainer.samples import Prompt, Sampler
 from trainer.setup import build
 
 
@@ -223,3 +228,20 @@ def test_two_processes_train_one_lora_together_and_a_stop_loses_nothing_of_it(wo
     beats = heartbeat.read_all(tmp_path / "beats")
     assert [(b.rank, b.world, b.step, b.planned) for b in beats] == [(0, 2, 5, 5), (1, 2, 5, 5)]
     assert checkpoint.problems(tmp_path / "out" / "tiny-state", deep=True) == []
+
+
+def test_a_damaged_vae_costs_the_samples_and_not_the_training(work, tmp_path):
+    """It is read again for the first sample of each attempt, long after the images were encoded."""
+    import torch
+
+    model = Path(shutil.copytree(work["model"], tmp_path / "model"))
+    file = next((model / "vae").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:1000])
+    transformer, messages = torch.nn.Linear(1, 1), []
+    transformer.gradient_checkpointing = True
+    args = SimpleNamespace(output_dir=tmp_path / "out", output_name="tiny")
+    device, dtypes = torch.device("cpu"), (torch.float32, torch.float32)
+    sampler = Sampler([Prompt(0, "a thing", 1)], None, model, args, device, dtypes, messages.append)
+    assert sampler.make(transformer, None, 2, 0.1, Heartbeat.from_env(0), nullcontext, lambda: None) == []
+    assert "sample image 1 is skipped: TrainError" in messages[-1] and "download it again" in messages[-1]
+    assert transformer.training and transformer.gradient_checkpointing

@@ -20,7 +20,8 @@ from trainer_helpers import flags, fork, good, make_config, make_images
 import runs
 from guards import checkpoint
 from guards.metrics import Metrics
-from runs.dataset import trained
+from presets.steps import held_out
+from runs.sanity import judge
 from sd_scripts_patches import validation as patch
 from trainer import tiny_flux, validation
 from trainer.arguments import parse, problem
@@ -50,7 +51,7 @@ def test_no_image_is_trained_on_and_held_out(names, share, seed):
     assert sorted([*kept, *held], key=str) == sorted(images, key=str)
     assert [one for one in images if one in kept] == kept  # in their order
     counts = {folder: sum(1 for f, _ in names if f == folder) for folder in "abc"}
-    assert sum(trained(counts, share).values()) == len({one.path for one in kept})  # what the plan says
+    assert sum(held_out(counts, share, "diffusers").values()) == len({one.path for one in held})  # what the plan says
 
 
 def test_the_same_seed_holds_out_the_same_images_wherever_they_are():
@@ -194,7 +195,23 @@ def test_an_older_spec_with_the_flags_in_extra_still_loads():
 
 def test_the_plan_leaves_out_what_is_held_out():
     spec = runs.make({"name": "t", "model": "tiny-flux", "repeats": 1, "epochs": 2, "validation_split": 0.25})
-    assert runs.planned_steps(spec, 8) == 12 and runs.planned_steps(spec, {"": 4, "3_cat": 4}) == 2 * (3 + 9)
+    assert (
+        runs.planned_steps(spec, 4) == 6
+        and runs.planned_steps(spec, 8) == 12
+        and runs.planned_steps(spec, {"": 4, "3_cat": 4}) == 2 * (3 + 9)
+    )
+
+
+def test_four_images_with_a_tenth_held_out_start():
+    """The built-in trainer holds out one, sd-scripts none: it says so, and trains."""
+    four = {"name": "t", "validation_split": 0.1, "repeats": 50}
+    built_in, kohya = ({**four, "model": "tiny-flux"}, {**four, "model": "sdxl", "backend": "sd-scripts"})
+    found = [judge(runs.make(fields), 4, None) for fields in (built_in, kohya)]
+    about = [[(one.severity, one.message) for one in rows if one.field == "validation_split"] for rows in found]
+    assert about[0] == [] and [severity for severity, _ in about[1]] == ["warning"]
+    assert "holds out none of the 4 images, so nothing is validated" in about[1][0][1]
+    alone = [one.severity for one in judge(runs.make(built_in), 1, None) if one.field == "validation_split"]
+    assert alone == ["impossible"]  # the trainer ends with an error
 
 
 # sd-scripts -----------------------------------------------------------------------------------------------------------

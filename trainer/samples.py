@@ -162,7 +162,7 @@ class Sampler:
                     with checkpoint.writing_file(path) as unfinished:
                         image.save(unfinished, format="PNG")
                     written.append(path)
-                except (SampleError, TimeoutError, ValueError, RuntimeError, OSError) as problem:
+                except (SampleError, TrainError, TimeoutError, ValueError, RuntimeError, OSError) as problem:
                     self.log(f"sample image {prompt.number + 1} is skipped: {type(problem).__name__}: {problem}")
         finally:
             transformer.gradient_checkpointing = recompute

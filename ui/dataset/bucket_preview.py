@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomllib
 
-from runs.dataset import repeats_of
+from runs.dataset import folder_names, repeats_of
 from trainer.buckets import Rules, Size, cover, place
 from ui.dataset.draft_items import Item
 
@@ -71,6 +71,15 @@ def plan(spec: "RunSpec", items: Sequence[Item]) -> Plan:
     buckets = [Bucket(size, folder, tuple(ids), shown[size, folder]) for (size, folder), ids in members.items()]
     buckets.sort(key=lambda one: (-len(one.images), one.size, one.folder))
     return Plan(slots, buckets, spec.batch_size, spec.resolution)
+
+
+def by_folder(spec: "RunSpec", items: Sequence[Item]) -> dict[str, list[Size]]:
+    """The buckets of the images in each folder of the data set; what runs.planned_steps counts."""
+    slots = plan(spec, items).slots
+    found: dict[str, list[Size]] = {}
+    for item, name in zip(items, folder_names((item.folder, item.weight) for item in items), strict=True):
+        found.setdefault(name, []).append(slots[item.id].bucket)
+    return found
 
 
 def _settings(spec: "RunSpec") -> Rules:

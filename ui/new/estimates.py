@@ -10,18 +10,21 @@ from runs.machine import Machine, free_gb, this_machine
 from ui.html import duration, esc
 
 
-def html(spec: "runs.RunSpec | None", images: Mapping[str, int], captions: Iterable[str] = ()) -> str:
+def html(
+    spec: "runs.RunSpec | None", images: Mapping[str, int], captions: Iterable[str] = (), steps: int | None = None
+) -> str:
     """The estimates as HTML; "" without images or with invalid fields.
 
     Args:
-        images: their number by folder. captions: the first is the sample prompt where there is no other.
+        images: their number by folder. captions: the first is the sample prompt where there is no other. steps: those of the run,
+            where they were counted by bucket.
     """
     from runs.folders import with_sample_interval
 
     count = sum(images.values())
     if not count or spec is None:
         return ""
-    steps, spec = runs.planned_steps(spec, images), with_sample_interval(spec, images, captions)
+    steps, spec = steps or runs.planned_steps(spec, images), with_sample_interval(spec, images, captions)
     machine = this_machine(spec.backend)
     seconds, source = time_of(spec, steps)
     lines = {

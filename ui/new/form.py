@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 import runs
+from presets.steps import Images
 from runs import env_file, weights
 from runs.dataset import shown_per_epoch
 from runs.files import Fault
-from ui.dataset import draft, image_edit
+from ui.dataset import bucket_preview, draft, image_edit
 from ui.html import esc
 from ui.new.form_fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES
 
@@ -54,7 +55,8 @@ class Review:
     """What the form's values give, from one pass over them.
 
     spec: None where a field is invalid. images: their number by folder. faults: what prevents a start, by key of the form;
-    missing: what has not been entered yet, which prevents a start as well; warnings: what lets the run start.
+    missing: what has not been entered yet, which prevents a start as well; warnings: what lets the run start. counted:
+    the images as runs.planned_steps counts them, by bucket where their sizes are known.
     """
 
     values: dict[str, Any]
@@ -63,6 +65,12 @@ class Review:
     faults: tuple[Fault, ...]
     missing: tuple[Fault, ...]
     warnings: tuple[Fault, ...]
+    counted: Images
+
+    @property
+    def steps(self) -> int:
+        """The optimizer steps of the run; 0 without a spec or images."""
+        return runs.planned_steps(self.spec, self.counted) if self.spec is not None and self.counted else 0
 
     def marks(self, starting: bool = False) -> dict[str, list[list[str]]]:
         """What to show beside each field: [["bad" or "warn", sentence], …] by key."""
@@ -75,7 +83,7 @@ def review(
     machine: "Machine | None" = None,
     sizes: Sequence[tuple[int, int]] = (),
     ask: bool = False,
-    items: Iterable[draft.Item] = (),
+    items: Sequence[draft.Item] = (),
 ) -> Review:
     """Parse and judge the form's values. Start uses this function too: what it allows, starts.
 
@@ -110,7 +118,8 @@ def review(
         warnings += [Fault("extra", env_file.kept_text(spec.secrets))] if spec.secrets else []
         pairs = bool(spec.control_dir)
         warnings += [Fault("images", note) for note in image_edit.start_notes(items, spec.backend, pairs)]
-    return Review(values, counts, spec, _in_form(faults), tuple(missing), _in_form(warnings))
+    counted = bucket_preview.by_folder(spec, items) if spec is not None and items else counts
+    return Review(values, counts, spec, _in_form(faults), tuple(missing), _in_form(warnings), counted)
 
 
 def _control_folder_faults(spec: "runs.RunSpec") -> list[Fault]:
@@ -267,8 +276,7 @@ def plan(review: Review) -> str:
     batch = spec.batch_size * spec.gradient_accumulation
     parts += [f"batch {batch}"] * (batch > 1)
     note = " With one image, the LoRA memorizes that image. Use 10 to 30 images." if count == 1 else ""
-    steps = runs.planned_steps(spec, review.images)
-    return f'<p class="hp-plan">{" × ".join(parts)} = <strong>{steps:,} steps</strong>.{note}</p>'
+    return f'<p class="hp-plan">{" × ".join(parts)} = <strong>{review.steps:,} steps</strong>.{note}</p>'
 
 
 def findings(review: Review) -> str:

@@ -321,7 +321,7 @@ def _review(draft_id: str | None, values: dict[str, Any]) -> tuple[Any, ...]:
     captions = [item.caption for item in items]
     script, tools = _script(draft_id, review, captions)
     planned = script_editor.reviewed(draft_id, review)
-    plan = form.plan(planned) + estimates.html(planned.spec, counts, captions) + form.findings(review)
+    plan = form.plan(planned) + estimates.html(planned.spec, counts, captions, planned.steps) + form.findings(review)
     return plan, script, tools, review.marks(), *model_updates(values, review.spec)
 
 
