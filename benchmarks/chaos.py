@@ -1,6 +1,7 @@
 """Chaos on the monitor itself: each call it makes to the operating system fails, and it is killed, while it watches a run.
 
     python -m benchmarks chaos [--json] [--short N] [--seed S] [--kills 50] [--parallel 6] [--all-errors] [--keep DIR]
+    python -m benchmarks chaos --opens 0.02 [--trials 10]   instead: this part of all opens fails, in runs of ten minutes
 
 Decision: the places are found, not listed. A run under a wrapper records every call that leaves the watching process
 (`shims/chaos/sitecustomize.py`); then each place gets its trials: an error at the first call after the training has started,
@@ -83,6 +84,11 @@ def kills(number: int, seed: int, run_s: float) -> list[Trial]:
     draw = random.Random(f"kills {seed}")
     moments = (draw.uniform(0.0, 0.95 * run_s) for _ in range(number))
     return [Trial(f"kill-{at_s:.2f}s", "hang", kill_after_s=at_s) for at_s in moments]
+
+
+def opens(rate: float, number: int, seed: int) -> list[Trial]:
+    """Runs of ten minutes with two hangs and two crashes, in which each call that opens something fails with probability `rate`."""
+    return [Trial(f"opens-{n}", "opens", rate=rate, seed=n) for n in range(seed, seed + number)]
 
 
 def campaign(
@@ -201,6 +207,25 @@ def run(
     }
 
 
+def run_opens(todo: list[Trial], root: Path, parallel: int, keep: Path | None, minutes: float) -> dict[str, Any]:
+    """The figures of the trials that `opens` made; "ok": every run completed with the right LoRA and was watched."""
+    begun_s = time.monotonic()
+    with Sampler() as sampler:
+        one = functools.partial(play, sampler=sampler, root=root, keep=keep, stretch=2.0)
+        outcomes = [outcome for _, outcome in campaign(todo, one, parallel, begun_s + 60 * minutes)]
+    for outcome in outcomes:
+        if outcome.violations:
+            say(f"VIOLATION {outcome.trial.name}: {'; '.join(outcome.violations)}; {outcome.message} {outcome.folder}")
+    return {
+        "trials": len(outcomes),
+        "not_run": len(todo) - len(outcomes),
+        "outcomes": dict(Counter(o.kind for o in outcomes)),
+        "longest_unwatched_s": max((o.unwatched_s for o in outcomes), default=0.0),
+        "seconds": round(time.monotonic() - begun_s, 1),
+        "ok": len(outcomes) == len(todo) and not any(o.violations for o in outcomes),
+    }
+
+
 def kind_of(violation: str) -> str:
     """The violation without its numbers, so that equal ones count together."""
     return (
@@ -240,6 +265,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the folders of the trials that failed in DIR")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="begin no trial after this long")
     parser.add_argument("--checkout", type=Path, default=ROOT, help="whose monitor is tested (default: this one's)")
+    parser.add_argument("--opens", type=float, metavar="RATE", help="this part of all opens fails, instead of one call")
+    parser.add_argument("--trials", type=int, default=10, help="with --opens: how many runs")
     parser.add_argument("--list", action="store_true", help="print the places and end")
     args = parser.parse_args(argv)
     if not Path("/proc/self/stat").exists() or not hasattr(os, "fork"):
@@ -252,6 +279,11 @@ def main(argv: list[str] | None = None) -> int:
         for place, calls in sorted(found.items(), key=lambda item: (item[0][1], item[0][2])):
             print(f"{label(place):<60} {calls['journey']:<6} start {calls['start']:>5}  then {calls['started']:>5}")
         return 0
+    if args.opens:
+        todo = opens(args.opens, args.trials, args.seed)
+        result = run_opens(todo, root, args.parallel, args.keep, args.minutes)
+        print(json.dumps(result), flush=True)
+        return 0 if result["ok"] else 1
     number = args.kills if args.kills is not None else (KILLS if args.short is None else args.short // 4)
     result = run(root, args.seed, args.short, number, args.parallel, args.all_errors, args.keep, args.minutes)
     for line in result["undisturbed"]:

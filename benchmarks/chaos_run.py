@@ -1,12 +1,13 @@
 """One trial of the chaos benchmark: a short training under the monitor, one thing done to the monitor, and the verdict.
 
 Two journeys touch what the monitor does: `hang` (start, checkpoints, a hang, recovery, completion) and `crash` (a crash,
-the restart, a user's stop). The training is `toy_loop.py`: 50 ms a step, no torch, a LoRA whose bytes depend on each step.
+the restart, a user's stop). `opens` is a run of ten minutes with both, for errors at random calls that open something. The training is `toy_loop.py`: 50 ms a step, no torch, a LoRA whose bytes depend on each step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -45,14 +46,20 @@ LIMITS: checkout.Limits = {
 
 @dataclass(frozen=True)
 class Journey:
-    """A training of `steps` with these faults; the user stops it at step `stop_at` (0: never)."""
+    """A training of `steps` with these faults; the user stops it at step `stop_at` (0: never). It may take `limit_s`."""
 
     steps: int
     faults: str
     stop_at: int = 0
+    limit_s: float = TRIAL_LIMIT_S
+    every: int = EVERY  # steps between two checkpoints
 
 
-JOURNEYS = {"hang": Journey(60, "step_sleeps@34"), "crash": Journey(400, "raises@22", stop_at=40)}
+JOURNEYS = {
+    "hang": Journey(60, "step_sleeps@34"),
+    "crash": Journey(400, "raises@22", stop_at=40),
+    "opens": Journey(11_000, "step_sleeps@1034,raises@3034,step_sleeps@5034,raises@7034", 0, 1500.0, 500),
+}
 
 
 @dataclass(frozen=True)
@@ -68,12 +75,17 @@ class Fault:
 
 @dataclass(frozen=True)
 class Trial:
-    """What is done to the monitor: one fault, or SIGKILL `kill_after_s` after the training's start, or nothing."""
+    """What is done to the monitor: one fault, or SIGKILL `kill_after_s` after the training's start, or nothing.
+
+    rate: instead, each call that opens something fails with this probability, from the training's start on, drawn by `seed`.
+    """
 
     name: str
     journey: str
     fault: Fault | None = None
     kill_after_s: float | None = None
+    rate: float = 0.0
+    seed: int = 0
 
 
 @dataclass
@@ -112,11 +124,15 @@ def judge(outcome: Outcome, stretch: float = 1.0) -> list[str]:
     if outcome.unwatched_s > UNWATCHED_LIMIT_S * stretch:
         found.append(f"the training was unwatched for {outcome.unwatched_s:.1f} s")
     if outcome.timed_out:
-        found.append(f"not over after {TRIAL_LIMIT_S * stretch:.0f} s: state {outcome.state!r}, {outcome.message!r}")
+        found.append(
+            f"not over after {JOURNEYS[outcome.trial.journey].limit_s * stretch:.0f} s: state {outcome.state!r}, {outcome.message!r}"
+        )
         return found
     if outcome.trainers_left:
         found.append(f"the monitor ended with exit code {outcome.exit_code} and left a living trainer")
     if outcome.state in FINAL:
+        if outcome.trial.rate and outcome.state != "completed":
+            found.append(f"{outcome.state} where only the watcher was disturbed")
         if outcome.state == "completed" and outcome.lora != "right":
             found.append(f"completed, and the LoRA is {outcome.lora}")
         if not outcome.message:
@@ -147,12 +163,12 @@ def play(
     work.mkdir()
     journey, outcome = JOURNEYS[trial.journey], Outcome(trial)
     try:
-        job = ours(work, journey.steps, EVERY, root)
+        job = ours(work, journey.steps, journey.every, root)
         seen = sampler.add(token, job.folder)
         job.cwd = work  # where Python puts temporary files when every folder for them fails
         process = begin(job, environment(trial, work, token, root, shim))
         try:
-            wait(process, trial, job, work, seen, outcome, begun_s + TRIAL_LIMIT_S * stretch)
+            wait(process, trial, job, work, seen, outcome, begun_s + journey.limit_s * stretch)
             until = time.monotonic() + SETTLE_S * stretch
             while seen.trainers() and time.monotonic() < until and not outcome.timed_out:
                 time.sleep(0.1)
@@ -198,6 +214,7 @@ def environment(trial: Trial, work: Path, token: str, root: Path, shim: Path) ->
         "CHAOS_FOLDER": str(work / "chaos"),
         "CHAOS_LEDGER": str(work / "ledger.jsonl"),
         "CHAOS_FAULT": json.dumps(vars(trial.fault)) if trial.fault else "",
+        "CHAOS_RATE": json.dumps({"rate": trial.rate, "errno": errno.EMFILE, "seed": trial.seed}) if trial.rate else "",
     }
 
 

@@ -30,6 +30,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from guards.reading import read_bytes
+
 GUARD = "hangproof.json"
 VERSION = 1
 _STATE = re.compile(r"^(?P<name>.+?)(?:-step(?P<step>\d{8})|-(?P<epoch>\d{6}))?-state$")
@@ -137,7 +139,7 @@ def writing(final: str | os.PathLike[str], step: int, epoch: int, **extra: objec
 def guard_of(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The content of the guard file; None when it is missing, cannot be read or is not valid. Never raises."""
     try:
-        return _parse_guard((Path(folder) / GUARD).read_bytes())
+        return _parse_guard(read_bytes(Path(folder) / GUARD))
     except OSError:
         return None
 
@@ -213,7 +215,7 @@ def problems(folder: str | os.PathLike[str], deep: bool = False) -> list[str]:
 def _guard_bytes(folder: Path) -> bytes | str:
     """The guard file, or the sentence that there is none. Raises OSError: no such folder, or a disk that does not read."""
     try:
-        return (folder / GUARD).read_bytes()
+        return read_bytes(folder / GUARD)
     except (FileNotFoundError, NotADirectoryError):
         pass
     try:

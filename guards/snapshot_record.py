@@ -73,6 +73,7 @@ class Header:
     every: int  # steps between two snapshots when it was written
     wall_s: float  # the wall clock, which file times are compared with
     belongs: dict[str, Any] | None = None  # for the guard file of the state
+    python: str = ""  # the interpreter that made it, which can read it too
 
 
 @dataclass(frozen=True)

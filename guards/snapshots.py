@@ -31,6 +31,7 @@ import os
 import queue
 import shutil
 import statistics
+import sys
 import threading
 import time
 from collections import deque
@@ -279,7 +280,8 @@ class Snapshots:
     def header(self, step: int, epoch: int, name: str, belongs: dict[str, Any] | None) -> Header:
         """The header of a record that is not written yet."""
         run, spec, boot, attempt = self._identity
-        return Header(run, spec, boot, attempt, step, epoch, name, 0, 0, 0, False, self.every, time.time(), belongs)
+        about = run, spec, boot, attempt, step, epoch, name
+        return Header(*about, 0, 0, 0, False, self.every, time.time(), belongs, sys.executable)
 
     def is_ours(self, header: Header) -> bool:
         """Whether a record is of this run, with these settings, since the machine was started."""

@@ -76,6 +76,7 @@ class Restart:
     backoff_first_s: float
     backoff_last_s: float
     refund_s: float
+    start_s: float
     disk_wait_s: float
     snapshots_bytes: int
 

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from typing import Any
 
 from guards import checkpoint, startup
 from guards.heartbeat import REQUEST_TERM, Beat
+from guards.snapshots import headers as snapshots_of
 from monitor import trackio_feed
 from monitor.attempt import Attempt, AttemptView, ExitStatus
 from monitor.config import Config
@@ -32,9 +34,10 @@ from monitor.gpu import nvml
 from monitor.gpu.nvml import Gpus
 from monitor.gpu.queue import GpuQueue
 from monitor.nodes.leader import Nodes, Part
-from monitor.phrases import PHASES, count
+from monitor.phrases import PHASES, count, duration
 from monitor.process import platform, tree
 from monitor.process.platform import ProcessInfo
+from monitor.process.subjob import Subjob
 from monitor.process.tree import KillResult, Tree
 from monitor.resume import checkpoints, policy, script, snapshots
 from monitor.resume.checkpoints import ResumePoint, Verifier
@@ -45,8 +48,11 @@ from monitor.store import StoreAgent
 
 EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5
 NODES_S = 0.5  # between two looks at the other machines, while they get ready
-TRIES_COUNT = 5  # starts in a row that fail for a passing reason (no memory to fork, a disk error); then it gives up
-VERIFY_TRIES_COUNT = 3
+FIRST_WAIT_S, LAST_WAIT_S = (
+    1.0,
+    60.0,
+)  # before a start that failed for a passing reason is tried again: doubled each time
+VERIFY_TRIES_COUNT = 5
 # What a run takes along to another machine, of RunState's fields.
 CARRIED = (
     *("attempt", "restarts", "best_step", "planned", "started_at", "gpu"),
@@ -78,8 +84,10 @@ class Run:
     checked: bool = False  # whoever started the monitor has looked for what is missing
     incident: Incident | None = None  # the last one, until a new step closes it
     tries: int = 0  # starts in a row that failed for a passing reason
+    failing_since_s: float = 0.0  # when the first of them failed
     began_s: float = field(default_factory=time.monotonic)  # when this monitor began to wait for a start
     started: bool = False  # this monitor has started an attempt
+    unkept: str | None = None  # the end of the run: why its newest steps are in memory only, "" for on the disk
 
     def state_folders(self) -> list[Path]:
         """Where states are: the run's folder and, where there is one, the folder that they are written to first."""
@@ -187,6 +195,7 @@ def recover(
     stop = plan.stop if cause.restart else cause.explanation
     result: Restart | GiveUp
     if stop:
+        keep_newest(run, run.pause)  # the message names the checkpoint that is kept
         result = GiveUp(_close_given_up(run, incident, stop), EXIT_BUDGET if cause.restart else EXIT_FAILED)
     else:
         wait = f" in {plan.wait_s:.0f} s" if plan.wait_s else ""
@@ -377,7 +386,7 @@ def _next_change(run: Run, cause: Cause, cause_count: int) -> script.Change:
         return {}
     try:
         return script.next_change(run.folder, cause.ladder, run.state.changes, run.config.check.render_s, run.pause)
-    except MonitorError as error:
+    except (MonitorError, OSError) as error:
         run.folder.log(f"no mitigation: {error}")
         return {}
 
@@ -395,7 +404,14 @@ def already_started(run: Run) -> Attempt | None:
 
 
 def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
-    """Start the next attempt from the newest checkpoint that verifies."""
+    """Start the next attempt from the newest checkpoint that verifies; what the operating system refuses is tried again."""
+    try:
+        return _start_attempt(run)
+    except OSError as error:
+        return _try_again(run, f"attempt {run.state.attempt + 1} cannot be started: {error.strerror or error}")
+
+
+def _start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     state, folders = run.state, run.state_folders()
     survivors = kill_leftovers(run)
     if survivors:
@@ -447,9 +463,9 @@ def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
         variables = run.nodes.environment() if run.nodes else snapshot_variables(run, point)
         standby = _release_standby(run, number, rendered, point, variables)
         attempt = standby or _start_cold(run, number, rendered, point, variables)
-    except OSError as error:
+    except OSError:
         state.current = None
-        return _try_again(run, f"attempt {number} cannot be started: {error.strerror or error}")
+        raise
     if run.nodes is not None:
         run.nodes.run()
     run.tries = 0
@@ -515,16 +531,7 @@ def _choose(run: Run, folders: list[Path]) -> ResumePoint:
     if run.folder.foreign or run.nodes is not None or not run.config.restart.snapshots_bytes:
         return checkpoints.choose(folders, run.verifier, run.pause)
     state.snapshots, state.snapshots_off = snapshots.folder_of(run.folder.folder, state.snapshots)
-    doubtful = run.incident is not None and run.incident.cause.damages_memory
-    record = None
-    if failures < snapshots.FAILED_COUNT:
-        before_step = run.incident.evidence.step if run.incident is not None and doubtful else None
-        spec = spec_hash(run.folder.folder)
-        record, refused = snapshots.newest(
-            state.snapshots, run.folder.folder, spec, before_step=before_step, pause=run.pause
-        )
-        for text in refused:
-            run.folder.log(text)
+    record = _newest_record(run, run.pause) if failures < snapshots.FAILED_COUNT else None
     on_disk = max(checkpoints.states(folders).values(), default=-1)
     if record is not None and record.step > on_disk:
         return ResumePoint(record.state, record.step, record=record.path)
@@ -532,6 +539,48 @@ def _choose(run: Run, folders: list[Path]) -> ResumePoint:
     if record is not None and record.step > point.step:
         return replace(point, path=record.state, step=record.step, record=record.path)
     return point
+
+
+def _newest_record(run: Run, pause: Callable[[float], None], room: bool = True) -> snapshots.Record | None:
+    """The newest snapshot that can be resumed from; why newer ones cannot is in the log. room: as for `snapshots.newest`."""
+    doubtful = run.incident is not None and run.incident.cause.damages_memory
+    before_step = run.incident.evidence.step if run.incident is not None and doubtful else None
+    folder, spec = run.folder.folder, spec_hash(run.folder.folder)
+    record, refused = snapshots.newest(
+        run.state.snapshots, folder, spec, before_step=before_step, room=room, pause=pause
+    )
+    for text in refused:
+        run.folder.log(text)
+    return record
+
+
+def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
+    """Write the newest snapshot to the run's folder when no checkpoint there is as new, before the memory is freed.
+
+    Returns "", or why its steps are in memory only; the memory is not freed then. `pause` may raise; call it again then.
+    """
+    if not run.state.snapshots or run.unkept is not None:
+        return run.unkept or ""
+    on_disk = max(checkpoints.states(run.state_folders()).values(), default=0)
+    headers = snapshots_of(Path(run.state.snapshots))
+    newer = any(header.step > on_disk for header in headers.values())
+    record = _newest_record(run, pause, room=False) if newer else None
+    if record is None or record.step <= on_disk:
+        run.unkept = ""
+        return ""
+    python = record.python if Path(record.python).is_file() else sys.executable
+    command = [python, "-m", "guards.snapshot_keep", str(record.path), str(run.folder.folder)]
+    job = Subjob(command, min(run.config.end.stop_save_s, run.remaining_s()))
+    job.wait(pause)
+    run.unkept = ""
+    if job.answer() is None:
+        run.unkept = (
+            f"the newest steps, to step {record.step}, could not be written to the disk ({job.error}); they stay in memory "
+            "until this machine is restarted, and a new start goes on from them"
+        )
+    else:
+        run.folder.log(f"the snapshot of step {record.step} was written to the disk: {record.state.name}")
+    return run.unkept
 
 
 def snapshot_variables(run: Run, point: ResumePoint) -> dict[str, str]:
@@ -631,10 +680,13 @@ def kill_leftovers(run: Run) -> Survivors | None:
 
 
 def _try_again(run: Run, message: str) -> Wait | GiveUp:
-    """A reason that may pass: wait, but not for ever."""
+    """A reason that may pass (no descriptor, no memory to fork, a disk error): wait longer each time, but not for ever."""
+    now_s, limit_s = time.monotonic(), run.config.restart.start_s
+    run.failing_since_s = run.failing_since_s if run.tries else now_s
     run.tries += 1
-    tries_left = run.tries < TRIES_COUNT
-    return Wait(run.config.restart.backoff_first_s, message) if tries_left else GiveUp(f"{message} ({run.tries} tries)")
+    if now_s - run.failing_since_s >= limit_s:
+        return GiveUp(f"{message} (tried {run.tries} times in {duration(now_s - run.failing_since_s)})")
+    return Wait(min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S), message)
 
 
 def _report_bad(run: Run, point: ResumePoint) -> None:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import atomic_write
+from guards.reading import read_bytes
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
 from monitor.resume.policy import History
-from monitor.run_folder import JOB, STATE, STATUS, RunFolder, read_json
+from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json
 from runs.files import checksum
 
 VERSION = 2
@@ -115,8 +116,18 @@ class RunState:
 
     @classmethod
     def load(cls, folder: RunFolder) -> RunState:
-        """The saved state of this run, a new one without any. A file of version 1 (before November 2026) is converted."""
-        values = read_json(folder.folder / STATE) or {}
+        """The saved state of this run, a new one without any. A file of version 1 (before November 2026) is converted.
+
+        Raises:
+            MonitorError: it is there and cannot be read. A new state would forget a training that runs.
+        """
+        try:
+            values = json.loads(read_bytes(folder.folder / STATE))
+        except (FileNotFoundError, ValueError):
+            values = {}
+        except OSError as error:
+            raise MonitorError(f"{folder.folder / STATE} cannot be read: {error.strerror}; try again") from error
+        values = values if isinstance(values, dict) else {}
         version, history = values.pop("version", None), values.pop("history", {})
         if version == 1:
             values = {_VERSION_1.get(key, key): value for key, value in values.items()}

@@ -250,6 +250,7 @@ class Supervisor:
     def write_status(self, force: bool = False) -> bool:
         """status.json, once a second or when `force`."""
         self.notifier.poll()
+        snapshots.touch(self.run.state.snapshots)
         return self.status.write(self.at.state, self.at.message, self.attempt, self.view, self.watch, force)
 
     def poll_s(self) -> float:
@@ -268,12 +269,19 @@ class Supervisor:
         if self.at.state is not State.OPENING and (self.signals or self.folder.stop_request() is not None):
             raise recovery.Interrupted
 
+    def pause_at_end(self, seconds: float) -> None:
+        """Wait while the run ends: what must be done before is not interrupted."""
+        self.waker.sleep(seconds)
+        self.write_status()
+
     def unexpected(self) -> None:
         """An error that nobody expected: log the traceback, report it once, and give it a moment to pass.
 
         A monitor that fails at every turn sees no hang any more: after `fault_s` it stops the run with the reason, unless the
-        training makes progress without it.
+        training makes progress without it. A start that the operating system refuses has `start_s`.
         """
+        refused = self.attempt is None and isinstance(sys.exc_info()[1], OSError)
+        limit_s = self.config.restart.start_s if refused else self.config.watch.fault_s
         text = traceback.format_exc()
         place = "\n".join(text.strip().splitlines()[-3:])
         last = place.splitlines()[-1][:300]
@@ -289,7 +297,7 @@ class Supervisor:
                 self.enter(Step(State.RECOVERING, self.at.message))
             now_s = time.monotonic()
             since_s, step = self.failing_since = self.failing_since or (now_s, self.run.state.best_step)
-            if now_s - since_s >= self.config.watch.fault_s:
+            if now_s - since_s >= limit_s:
                 self.failing_since = None
                 if self.attempt is None or self.observe(self.attempt, fresh=True).step <= step:
                     self.stop_at_fault(last)
@@ -305,8 +313,10 @@ class Supervisor:
         self.enter(self.finish(State.FAILED, EXIT_FAILED, reason))
 
     def finish(self, state: State, code: int, reason: str) -> Step:
-        """Reach a final state; what the store lacks is copied first."""
+        """Reach a final state; the newest steps are on the disk, and what the store lacks is copied, before that."""
         self.run.standby.close()
+        if state is not State.COMPLETED and (unkept := recovery.keep_newest(self.run, self.pause_at_end)):
+            reason = f"{reason}; {unkept}"
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
         self.code, self.run.state.reason = code, reason
@@ -387,6 +397,7 @@ class Supervisor:
     def left(self) -> Step:
         """Stopped or preempted, with what is kept."""
         shutdown = self.run.state.shutdown or Shutdown("stopped")
+        recovery.keep_newest(self.run, self.pause_at_end)
         newest = checkpoints.newest(self.run.state_folders())
         where = f"step {self.furthest()}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
         if self.run.state.failure is not None and self.run.incident is not None:
@@ -560,11 +571,7 @@ class Supervisor:
                 until_s = 0.0
             return min(until_s - time.monotonic(), self.run.remaining_s() - limits.release_s)
 
-        def pause(seconds: float) -> None:
-            self.waker.sleep(seconds)
-            self.write_status()
-
-        return store.flush(limit_s, pause)
+        return store.flush(limit_s, self.pause_at_end)
 
     # ---- watching ----
 
@@ -804,7 +811,7 @@ class Supervisor:
                     stack.callback(release)
                 if final and self.attempt is not None:
                     stack.callback(self.attempt.close)
-                if final:
+                if final and not run.unkept:
                     stack.callback(snapshots.drop, state.snapshots)
                     state.snapshots = ""
                 if final:

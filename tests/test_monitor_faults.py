@@ -290,7 +290,7 @@ def test_a_run_whose_checkpoints_cannot_be_verified_stops_with_the_reason_and_no
     (place / "sitecustomize.py").write_text(
         "import os, sys\nif 'guards.checkpoint' in sys.orig_argv and 'verify' in sys.orig_argv:\n    os._exit(9)\n"
     )
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[restart]\nbackoff_first_s = 0.2\n"))}
+    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[restart]\nbackoff_first_s = 0.2\nstart_s = 3\n"))}
     assert supervise(folder, PYTHONPATH=str(place), **env)[0] == 1
     now = status(folder)
     assert now["state"] == "failed" and "cannot be verified" in now["reason"] and now["attempt"] == 1

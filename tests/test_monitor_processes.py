@@ -35,14 +35,14 @@ def error(number):
 
 def failing(monkeypatch, suffix, number):
     """Reading files of /proc whose path ends in `suffix` fails."""
-    read = platform._read
+    read = platform.read_bytes
 
     def broken(path):
         if path.endswith(suffix):
             raise error(number)
         return read(path)
 
-    monkeypatch.setattr(platform, "_read", broken)
+    monkeypatch.setattr(platform, "read_bytes", broken)
 
 
 def test_a_process_is_known_by_number_and_start(child):
@@ -70,7 +70,7 @@ def test_a_process_lives_until_its_last_thread_has_ended():
     try:
         stat = f"/proc/{process.pid}/stat"
         wait_for(
-            lambda: platform._read(stat).rpartition(b")")[2].split()[0] == b"Z", what="the end of the first thread"
+            lambda: platform.read_bytes(stat).rpartition(b")")[2].split()[0] == b"Z", what="the end of the first thread"
         )
         found = platform.process_info(process.pid)
         assert not found.dead and platform.alive(process.pid, found.start)
@@ -104,7 +104,7 @@ def test_a_process_that_cannot_be_read_is_not_dead(monkeypatch, child, number):
 
 @linux
 def test_a_process_that_can_be_read_only_later_is_killed_then(monkeypatch, child):
-    read, until = platform._read, time.monotonic() + 0.5
+    read, until = platform.read_bytes, time.monotonic() + 0.5
 
     def broken(path):
         if time.monotonic() < until:
@@ -112,7 +112,7 @@ def test_a_process_that_can_be_read_only_later_is_killed_then(monkeypatch, child
         return read(path)
 
     members = {child.pid: platform.process_info(child.pid)}
-    monkeypatch.setattr(platform, "_read", broken)
+    monkeypatch.setattr(platform, "read_bytes", broken)
     result = tree.kill(tree.Tree("", members=members), grace_s=30, kill_wait_s=60)
     assert result.survivors == () and result.took_s < 30, "SIGTERM is sent as soon as it can be"
     assert child.wait(60) == -signal.SIGTERM
@@ -361,7 +361,7 @@ def test_the_boot_id_does_not_depend_on_the_wall_clock(monkeypatch):
     before = platform.boot_id()
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert platform.boot_id() == before != ""
-    monkeypatch.setattr(platform, "_read", lambda path: (_ for _ in ()).throw(FileNotFoundError(path)))
+    monkeypatch.setattr(platform, "read_bytes", lambda path: (_ for _ in ()).throw(FileNotFoundError(path)))
     assert platform.boot_id() == "", "unknown off Linux"
 
 
@@ -503,7 +503,7 @@ def test_none_of_it_imports_more_than_the_standard_library():
     modules = ["process.platform", "process.tree", "process.locks", "process.subjob", "gpu.nvml", "gpu.queue"]
     code = f"import sys, importlib\nfor m in {modules}: importlib.import_module('monitor.' + m)\nprint(*sorted(m for m in sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    allowed = set(sys.stdlib_module_names) | {"monitor", "sitecustomize", "__main__"}
+    allowed = set(sys.stdlib_module_names) | {"monitor", "guards", "sitecustomize", "__main__"}
     names = {name.partition(".")[0] for name in shown.split()}
     assert {n for n in names if n not in allowed and not n.startswith(("_", "distutils"))} == set()
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +153,18 @@ def test_a_run_that_ends_or_is_gone_leaves_nothing_in_memory(run):
     assert ring.exists() and not lost.exists()
     ours.drop(str(ring))
     assert not ring.exists() and list(platform.private_base(ours.place()).iterdir()) == []
+
+
+def test_the_snapshots_of_another_container_that_shares_the_memory_stay(run):
+    """Its run's folder does not exist here. Only long silence of its monitor says that it is gone."""
+    ring = Path(ring_of(run.with_name("elsewhere"), 1))
+    (ring / ours.OWNER).write_text("/data/outputs/elsewhere\nmnt:[1]")
+    ours.touch(str(ring))
+    ours.sweep()
+    assert (ring / snapshots.SLOTS[0]).exists()
+    os.utime(ring / ours.OWNER, (time.monotonic() - 2 * ours.SILENT_S,) * 2)
+    ours.sweep()
+    assert not ring.exists()
 
 
 def test_without_a_file_system_in_memory_the_reason_is_in_the_status(run, monkeypatch):

@@ -54,8 +54,13 @@ def launch(folder: Path) -> dict[str, Any]:
     if is_held(folder / LOCK):
         return {"folder": str(folder), "pid": (read_json(folder / STATUS) or {}).get("monitor_pid"), "already": True}
     run_folder, log = RunFolder(folder), folder / LOG
-    if RunState.load(run_folder).current is None and (missing := start_problems(run_folder, START_S, time.sleep)):
-        raise MonitorError(f"{folder.name} cannot be started: {'; '.join(missing)}")
+    if RunState.load(run_folder).current is None:
+        try:
+            missing = start_problems(run_folder, START_S, time.sleep)
+        except OSError as error:
+            missing = [str(error)]
+        if missing:
+            raise MonitorError(f"{folder.name} cannot be started: {'; '.join(missing)}")
     before = log.stat().st_size if log.exists() else 0
     command = [sys.executable, "-m", "monitor", "run", "--checked", str(folder)]
     env = helper_environment() | {"HANGPROOF_QUIET": "1"}

@@ -25,6 +25,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from guards.reading import read_bytes
+
 LINUX = sys.platform.startswith("linux")
 WINDOWS = sys.platform == "win32"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -55,7 +57,7 @@ def process_info(pid: int) -> ProcessInfo | None:
     try:
         if not LINUX:
             return _psutil(pid, _from_psutil)
-        head, _, tail = _read(f"/proc/{pid}/stat").rpartition(b")")
+        head, _, tail = read_bytes(f"/proc/{pid}/stat").rpartition(b")")
     except OSError as error:
         if error.errno in _GONE:
             return None
@@ -75,11 +77,6 @@ def process_info(pid: int) -> ProcessInfo | None:
 def _ticks() -> int:
     """The kernel's clock ticks a second."""
     return os.sysconf("SC_CLK_TCK")
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _psutil(pid: int, read: Callable[[Any], T]) -> T:
@@ -122,7 +119,7 @@ def environ_of(pid: int) -> bytes:
     """Its environment, as NUL-separated `key=value`; b"" when it is gone or not ours. OSError: it cannot be read now."""
     try:
         if LINUX:
-            return _read(f"/proc/{pid}/environ")
+            return read_bytes(f"/proc/{pid}/environ")
         variables = _psutil(pid, lambda process: process.environ())
         return "\0".join(f"{key}={value}" for key, value in variables.items()).encode("utf-8", "replace")
     except OSError as error:
@@ -135,7 +132,7 @@ def command_of(pid: int) -> str:
     """The command line of a process, for people; "" when it cannot be read."""
     with contextlib.suppress(OSError):
         if LINUX:
-            return _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
+            return read_bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
         return " ".join(_psutil(pid, lambda process: process.cmdline()))
     return ""
 
@@ -143,7 +140,7 @@ def command_of(pid: int) -> str:
 def io_bytes(pid: int) -> int:
     """Bytes that a process has passed through read and write calls; 0 where that is not known."""
     with contextlib.suppress(OSError):  # gone, not ours, or not Linux
-        fields = dict(line.split(b": ") for line in _read(f"/proc/{pid}/io").splitlines())
+        fields = dict(line.split(b": ") for line in read_bytes(f"/proc/{pid}/io").splitlines())
         return int(fields.get(b"rchar", 0)) + int(fields.get(b"wchar", 0))
     return 0
 
@@ -152,7 +149,7 @@ def private_bytes(pid: int) -> int:
     """Memory that a process holds for itself, without mapped files and shared libraries; 0 where that is not known."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         if LINUX:
-            resident, shared = _read(f"/proc/{pid}/statm").split()[1:3]  # proc(5), in pages
+            resident, shared = read_bytes(f"/proc/{pid}/statm").split()[1:3]  # proc(5), in pages
             return max(0, int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
         return int(_psutil(pid, lambda process: process.memory_info().rss))
     return 0
@@ -188,7 +185,7 @@ def catches(pid: int, number: int) -> bool:
     A signal such as SIGUSR2 kills a process that has no handler, and a pid may belong to another program by now.
     """
     with contextlib.suppress(OSError):
-        for line in _read(f"/proc/{pid}/status").splitlines() if LINUX else ():
+        for line in read_bytes(f"/proc/{pid}/status").splitlines() if LINUX else ():
             if line.startswith(b"SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return not LINUX
@@ -225,14 +222,14 @@ def boot_id() -> str:
     A boot time is no such name: it is computed from the wall clock, which moves.
     """
     with contextlib.suppress(OSError):
-        return _read("/proc/sys/kernel/random/boot_id").decode().strip()
+        return read_bytes("/proc/sys/kernel/random/boot_id").decode().strip()
     return ""
 
 
 def kill_first(pid: int, first: bool) -> None:
     """Whether the kernel, short of memory, kills this process and its future children before all others. Linux only."""
     with contextlib.suppress(OSError):
-        own = _read("/proc/self/oom_score_adj") if LINUX else b""
+        own = read_bytes("/proc/self/oom_score_adj") if LINUX else b""
         if LINUX:  # whoever raised its score may lower it again, without any privilege: proc(5)
             Path(f"/proc/{pid}/oom_score_adj").write_bytes(b"1000" if first else own)
 

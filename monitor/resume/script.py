@@ -117,9 +117,12 @@ def _job(folder: RunFolder, arguments: list[str], timeout_s: float) -> Subjob:
 
 
 def _ask(folder: RunFolder, arguments: list[str], timeout_s: float, pause: Pause) -> dict[str, Any]:
+    """What the subprocess answers. MonitorError: the spec is wrong. OSError: the subprocess could not do its work."""
     job = _job(folder, arguments, timeout_s)
     job.wait(pause)
     answer = job.answer()
+    if answer is None and job.code != 1:
+        raise OSError(job.error or "rendering the script gave no result")
     if answer is None:
         raise MonitorError(job.error.removeprefix("render: ") or "rendering the script gave no result")
     return answer

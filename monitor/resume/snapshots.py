@@ -1,7 +1,9 @@
 """The run's snapshots in memory, seen from the monitor: their folder under /dev/shm, and the record to resume from.
 
-The monitor makes the folder before the first attempt, notes it in the RunState, and removes it when the run has ended. Folders
-of runs that are gone are removed when the next run makes its own. After a reboot there is none, and the disk decides.
+The monitor makes the folder before the first attempt, notes it in the RunState, and removes it when the run has ended and its
+newest record is on the disk. Folders of runs that are gone are removed when the next run makes its own. After a reboot there is
+none, and the disk decides. Containers may share this memory without seeing each other's files, so a folder of another mount
+namespace counts as in use until its monitor has been silent for `SILENT_S`.
 
 A record is judged like a checkpoint, and here without torch: complete, of this run and its settings, checksum right, numbers
 finite (which the trainer has looked at). A fault that may have damaged memory makes the records since then suspect, and after
@@ -10,9 +12,11 @@ repeated failures without a new step only the disk is trusted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +32,7 @@ LIMIT = snapshots.LIMIT
 OWNER = "run"  # the file in a folder of snapshots that names its run
 STATE = "monitor.json"
 PAUSE_EVERY = 64  # pieces of a record that is checked
+SILENT_S = 3600.0  # a monitor writes more often than this, unless it is gone
 ROOM = 1 << 20  # bytes that a state needs beside those of its record: headers of its files
 FAILED_COUNT = 2  # failures in a row without a new step, from which on only the disk is trusted
 
@@ -39,6 +44,7 @@ class Record:
     path: Path
     state: Path
     step: int
+    python: str = ""  # the interpreter that made it
 
 
 def place() -> Path:
@@ -56,7 +62,8 @@ def folder_of(run: Path, known: str) -> tuple[str, str]:
         sweep()
         name = re.sub(r"[^A-Za-z0-9_-]", "_", run.name)
         folder = platform.private_folder(name, place())
-        (folder / OWNER).write_text(str(run), encoding="utf-8")
+        (folder / OWNER).write_text(f"{run}\n{_namespace()}", encoding="utf-8")
+        touch(str(folder))
     except OSError as error:
         return "", f"no folder for them can be made: {error.strerror or error}"
     return str(folder), ""
@@ -68,17 +75,35 @@ def drop(folder: str) -> None:
         platform.drop_private(Path(folder))
 
 
+def touch(folder: str) -> None:
+    """Say that the run of this folder has a monitor. The time is monotonic: all containers share it, and nobody sets it."""
+    if folder:
+        with contextlib.suppress(OSError):  # the folder has been removed
+            os.utime(Path(folder) / OWNER, (time.monotonic(),) * 2)
+
+
+def _namespace() -> str:
+    """The mount namespace of this process: a path of another one says nothing here. "" where there are none."""
+    try:
+        return os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        return ""
+
+
 def sweep() -> None:
     """Remove the folders of runs that are gone: deleted, or with another folder, or none, in their monitor.json. OSError."""
     for folder in platform.private_base(place()).iterdir():
         try:
-            run = Path((folder / OWNER).read_text(encoding="utf-8"))
+            name, _, namespace = (folder / OWNER).read_text(encoding="utf-8").partition("\n")
+            silent_s = time.monotonic() - os.stat(folder / OWNER).st_mtime
         except OSError:
             continue  # it is being made
-        if is_held(run / LOCK):
-            continue
-        known = read_json(run / STATE) or {}
-        if known.get("snapshots") != str(folder):
+        run = Path(name)
+        if namespace not in ("", _namespace()):
+            gone = silent_s > SILENT_S
+        else:
+            gone = not is_held(run / LOCK) and (read_json(run / STATE) or {}).get("snapshots") != str(folder)
+        if gone:
             drop(str(folder))
 
 
@@ -91,11 +116,17 @@ def environment(folder: str, spec_hash: str, limit_bytes: int, record: Path | No
 
 
 def newest(
-    folder: str, run: Path, spec_hash: str, *, before_step: int | None = None, pause: Callable[[float], None]
+    folder: str,
+    run: Path,
+    spec_hash: str,
+    *,
+    before_step: int | None = None,
+    room: bool = True,
+    pause: Callable[[float], None],
 ) -> tuple[Record | None, list[str]]:
     """(the newest record that can be resumed from, why newer ones cannot). `pause` may raise.
 
-    before_step: only records of earlier steps.
+    before_step: only records of earlier steps. room: its state will be made beside it.
     """
     refused: list[str] = []
     if not folder:
@@ -110,11 +141,11 @@ def newest(
             reason = "it was written before the machine was started"
         elif before_step is not None and header.step >= before_step:
             reason = "the failure may have damaged the memory that it holds"
-        elif shutil.disk_usage(folder).free < header.bytes + ROOM:
+        elif room and shutil.disk_usage(folder).free < header.bytes + ROOM:
             reason = f"{place()} is full, and the state that is made from it has no room there"
         reason = reason or snapshot_record.verify(path, _pauses(pause).__next__)
         if not reason:
-            return Record(path, Path(folder) / header.name, header.step), refused
+            return Record(path, Path(folder) / header.name, header.step, header.python), refused
         refused.append(f"the snapshot of step {header.step} is not used: {reason}")
     return None, refused
 

@@ -1,0 +1,161 @@
+"""What ends a run, or what the system refuses, costs no steps: real runs of the toy loop under the real monitor."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import toy_loop
+from benchmarks.goodput_contenders import begin, finish, ours
+from guards import checkpoint
+from monitor import config, recovery
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
+
+STEPS = 60
+ONE_FAILURE = "[restart]\nwithout_progress_count = 1\nbackoff_first_s = 0.5\n"
+
+
+class Toy:
+    """A run of `STEPS` steps, whose only checkpoints on the disk are those that something other than its schedule makes."""
+
+    def __init__(self, work, faults="", limits=ONE_FAILURE):
+        self.job = ours(work, STEPS, 10_000, limits=limits)
+        self.folder, self.token = self.job.folder, secrets.token_hex(8)
+        self.ledger = work / "ledger.jsonl"
+        for name in ("injected", "tmp", "shm"):
+            (work / name).mkdir()
+        self.environment = {
+            "TOY_RUN": self.token,
+            "TOY_LEDGER": str(self.ledger),
+            "TOY_FAULTS": faults,
+            "TOY_FAULTS_DONE": str(work / "injected"),
+            "TOY_STEP_S": "0.05",
+            "TMPDIR": str(work / "tmp"),
+        }
+
+    def start(self, **more):
+        self.process = begin(self.job, self.environment | more)
+        return self.process
+
+    def end(self):
+        """The status after the end of the monitor."""
+        self.process.wait(120)
+        return json.loads((self.folder / "status.json").read_text())
+
+    def states(self):
+        return {checkpoint.guard_of(path)["step"]: path for path in checkpoint.states(self.folder)}
+
+    def steps(self):
+        lines = [json.loads(line) for line in self.ledger.read_text().splitlines()] if self.ledger.exists() else []
+        return [line["step"] for line in lines if line["what"] == "step"]
+
+
+@pytest.fixture
+def toy(tmp_path):
+    made = []
+
+    def make(*args, **more):
+        made.append(Toy(tmp_path, *args, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        finish(one.process, one.token)
+
+
+def weights(step):
+    content = b""
+    for number in range(1, step + 1):
+        content = toy_loop.advance(content, number)
+    return content
+
+
+@pytest.mark.parametrize("fault", ["raises", "step_sleeps"])
+def test_a_run_that_gives_up_has_its_newest_steps_on_the_disk(toy, fault):
+    run = toy(f"{fault}@40")
+    run.start()
+    status = run.end()
+    assert status["state"] == "failed"
+    (step, state), *more = run.states().items()
+    assert not more and step in (39, 40)
+    assert checkpoint.problems(state) == [] and (state / "weights.bin").read_bytes() == weights(step)
+    assert f"{state.name} is kept" in (run.folder / "incidents" / "0001" / "report.md").read_text()
+    run.start()  # the fault occurs once: the run goes on from there
+    assert run.end()["state"] == "completed"
+    assert run.steps() == [*range(1, 41), *range(step + 1, STEPS + 1)]
+    assert (run.folder / "toy.safetensors").read_bytes() == toy_loop.expected(STEPS)
+
+
+def test_a_stop_at_once_has_the_newest_steps_on_the_disk(toy):
+    run = toy()
+    run.start()
+    until_s = time.monotonic() + 60
+    while len(run.steps()) < 20 and time.monotonic() < until_s:
+        time.sleep(0.05)
+    (run.folder / "stop.request").write_text('{"now": true}', encoding="utf-8")
+    status = run.end()
+    assert status["state"] == "stopped"
+    step, state = max(run.states().items())
+    assert step >= len(run.steps()) - 2 and (state / "weights.bin").read_bytes() == weights(step)
+    assert state.name in status["reason"]
+
+
+def test_steps_that_the_disk_refuses_stay_in_memory_and_the_next_start_goes_on_from_them(toy, tmp_path):
+    """The interpreter that writes them fails: as on a full disk, nothing is written and nothing is freed."""
+    run = toy("raises@40")
+    broken = tmp_path / "broken"
+    (broken / "guards").mkdir(parents=True)
+    shim = "import sys\nif 'guards.snapshot_keep' in sys.orig_argv:\n    sys.exit('No space left on device')\n"
+    (broken / "sitecustomize.py").write_text(shim, encoding="utf-8")
+    run.start(PYTHONPATH=str(broken))
+    status = run.end()
+    assert status["state"] == "failed" and "stay in memory" in status["reason"] and run.states() == {}
+    run.start()
+    assert run.end()["state"] == "completed"
+    assert run.steps().count(30) == 1  # no step before the fault is trained twice
+
+
+def test_a_start_that_the_system_refuses_is_tried_for_ten_minutes_with_growing_waits(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(recovery.time, "monotonic", lambda: clock[0])
+    run = SimpleNamespace(tries=0, failing_since_s=0.0, config=config.load(environ={}))
+    waits = []
+    while isinstance(wait := recovery._try_again(run, "no descriptor"), recovery.Wait):
+        waits.append(wait.seconds)
+        clock[0] += wait.seconds
+    assert waits == sorted(waits) and waits[0] <= 2 and waits[-1] >= 30 and clock[0] >= 600
+    assert wait.reason.startswith("no descriptor (tried ")
+
+
+def test_a_start_that_the_system_refused_once_is_made(toy):
+    run = toy()
+    log = run.folder / "training.log"
+    log.mkdir()
+    threading.Timer(4.0, log.rmdir).start()
+    run.start()
+    assert run.end()["state"] == "completed"
+
+
+def test_a_read_that_lacks_a_descriptor_is_tried_again_at_once(tmp_path):
+    """A scan reads hundreds of files: when each fails once in fifty times, it must not fail as a whole."""
+    code = (
+        "import builtins, errno, io, random\n"
+        "from monitor.process import platform\n"
+        "real, draw = open, random.Random(1)\n"
+        "def flaky(*args, **more):\n"
+        "    if draw.random() < 0.02:\n"
+        "        raise OSError(errno.EMFILE, 'Too many open files')\n"
+        "    return real(*args, **more)\n"
+        "builtins.open = flaky\n"
+        "for _ in range(200):\n"
+        "    platform.scan()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
