@@ -15,6 +15,7 @@ NAMES = {
     "preemption": "everything of a run is killed at random moments; an empty machine continues from the store",
     "ranks": "one of four ranks hangs: is it named, with its place, and does the run finish?",
     "runs": "how fast 1,000 runs on disk are listed, shown and resumed",
+    "slowdown": "runs made slow by each cause: is it named right, and is an ordinary run ever called slow?",
     "snapshots": "what snapshots in memory cost, in steps of one second with a LoRA of FLUX's size",
     "two_machines": "two machines start one run, their links are cut at random: is there ever a second writer?",
     "ui": "how fast the page answers, and how much memory it uses",

@@ -62,6 +62,7 @@ _AT_REQUEST = 28
 _AT_BODY = 32
 _BEAT_FIELD = 10  # of _BODY: when the last beat was written
 _AT_NOTE = _AT_BODY + _BODY.size
+_AT_WAITED = 504
 _AT_RING = 512
 # last check point reached (-1: none), local rank | since when | when each one was first reached | seconds spent in each
 _POINTS = struct.Struct(f"<iid{len(startup.NAMES)}d{len(startup.NAMES)}d")
@@ -69,7 +70,7 @@ _AT_POINTS = _AT_RING + _RING * _ITEM.size
 _AT_ABOUT = _AT_POINTS + _POINTS.size
 SIZE = 8192
 _ABOUT = SIZE - _AT_ABOUT - _NOTE_LENGTH.size
-assert _AT_NOTE + _NOTE_LENGTH.size + _NOTE <= _AT_RING
+assert _AT_NOTE + _NOTE_LENGTH.size + _NOTE <= _AT_WAITED
 
 _PHASE_INDEX = {name: i for i, name in enumerate(PHASES)}
 
@@ -107,6 +108,7 @@ class Beat:
     point_s: float = 0.0  # when it was reached
     reached: tuple[float, ...] = ()  # when each check point was first reached, 0.0 for never
     spent: tuple[float, ...] = ()  # seconds in each check point, those in the last one up to `point_s`
+    waited_s: float = 0.0  # seconds that this process has waited for its data loader
     about: str = ""  # host, device, backend, environment: `startup.read_about`
 
 
@@ -138,6 +140,7 @@ class Heartbeat:
         self._loss = self._lr = math.nan
         self._phase_s, self._step_s, self._started_s = now, 0.0, now
         self._since_s = now  # when the step under way began
+        self._waited_s = 0.0
         self._point, self._point_s, self._local_rank = -1, now, _number_in_environment("LOCAL_RANK")
         self._reached, self._spent = [0.0] * len(startup.NAMES), [0.0] * len(startup.NAMES)
         _STATIC.pack_into(self._map, 0, _MAGIC, _VERSION)
@@ -223,6 +226,11 @@ class Heartbeat:
         self._write(now)
         if self._inject is not None:
             self._inject("step", step, self)
+
+    def waited(self, seconds: float) -> None:
+        """The training has waited so many seconds for a batch of its data loader."""
+        self._waited_s += seconds
+        _ITEM.pack_into(self._map, _AT_WAITED, self._waited_s)
 
     def reach(self, point: str) -> None:
         """The check point `point` of startup.NAMES begins now. It may start over later; an unknown name is ignored.
@@ -422,6 +430,7 @@ def _parse(data: bytes, path: str | os.PathLike[str]) -> Beat | None:
         point_s=point_s,
         reached=tuple(times[: len(startup.NAMES)]),
         spent=tuple(times[len(startup.NAMES) :]),
+        waited_s=_ITEM.unpack_from(data, _AT_WAITED)[0],
         about=data[_AT_ABOUT + 2 : _AT_ABOUT + 2 + about].decode("utf-8", "replace"),
     )
 

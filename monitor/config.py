@@ -121,6 +121,12 @@ class Standby:
 
 
 @dataclass(frozen=True)
+class Slow:
+    window_s: float
+    changes_count: int
+
+
+@dataclass(frozen=True)
 class Config:
     phases: dict[str, Phase]
     watch: Watching
@@ -130,6 +136,7 @@ class Config:
     store: Store
     nodes: Nodes
     standby: Standby
+    slow: Slow
 
 
 def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> Config:
@@ -177,6 +184,7 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
         store=Store(**section("store")),
         nodes=Nodes(**section("nodes")),
         standby=Standby(**section("standby")),
+        slow=Slow(**section("slow")),
     )
 
 

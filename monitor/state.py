@@ -77,7 +77,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Shutdown:
-    """A requested end. `ending` is stopped, paused, preempted or spent; `gone_by_s` (monotonic) is set by the first SIGTERM."""
+    """A requested end. `ending` is stopped, paused, preempted, spent, or changed (a restart follows); `gone_by_s` (monotonic) is set by the first SIGTERM."""
 
     ending: str
     now: bool = False
@@ -104,6 +104,7 @@ class RunState:
     gpu: str = ""  # the model of the GPU that it has trained on, "" for none: then a machine without one may train it
     cause_counts: dict[str, int] = field(default_factory=dict)  # cause -> failures by it since the run began
     durations: dict[str, dict[str, float]] = field(default_factory=dict)  # learned durations, by phase
+    pace: dict[str, Any] = field(default_factory=dict)  # of its steps: `Slowdown.known`
     current: AttemptRecord | None = None
     failure: Failure | None = None  # set from the detection of a failure until its restart is decided
     open_incident: str = ""  # the last incident, until a new step closes it
@@ -152,7 +153,7 @@ class RunState:
         self.history, self.open_incident = History(), ""
         self.reason = self.queued_at_s = self.current = self.failure = self.shutdown = None
         if spec_hash != self.spec_hash:
-            self.changes, self.cause_counts = [], {}
+            self.changes, self.cause_counts, self.pace = [], {}, {}
         self.spec_hash = spec_hash
 
 

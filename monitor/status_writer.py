@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 from guards import checkpoint
@@ -18,6 +19,7 @@ from guards.heartbeat import Beat
 from guards.metrics import append_line
 from monitor.attempt import Attempt, AttemptView
 from monitor.detect.progress import Watch
+from monitor.gpu import nvml
 from monitor.phrases import NODE_PIDS
 from monitor.process import platform
 from monitor.process.platform import Moment
@@ -36,10 +38,11 @@ ACTIVE = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPI
 
 
 class StatusWriter:
-    """One for a run. `parent_pid`: the process that restarts this monitor when it is killed."""
+    """One for a run. `parent_pid`: the process that restarts this monitor when it is killed. slow: `Slowdown.summary`."""
 
-    def __init__(self, run: Run, parent_pid: int | None):
+    def __init__(self, run: Run, parent_pid: int | None, slow: Callable[[], dict[str, Any] | None] = lambda: None):
         self.run = run
+        self._slow = slow
         self.parent_pid = parent_pid
         self._phases: set[str] = set()  # entered in this attempt
         self._written_s = self._checkpoints_s = self._gpu_s = self._machine_s = -1e9
@@ -123,6 +126,7 @@ class StatusWriter:
             "lora": str(folder.lora) if folder.lora else None,
             "reason": saved.reason,
             "changes": [c["sentence"] for c in saved.changes],
+            "slow": self._slow(),  # why its steps take longer than usual; None while they do not
             **({"nodes": self.run.nodes.status()} if self.run.nodes is not None else {}),  # the other machines
             "standby": self.run.standby.summary(),  # the next attempt, started early
             "store": self.run.store.summary(),  # None without a store
@@ -166,9 +170,10 @@ class StatusWriter:
         if now.mono_s - self._gpu_s >= GPU_S:
             self._gpu_s = now.mono_s
             self._note_gpus(now, readings)
-        own = [r for i, r in enumerate(readings) if not all(d.isdigit() for d in devices) or str(i) in devices]
         values: dict[str, Any] = {
-            "gpus": [{key: reading[key] for key in GPU_KEYS if key in reading} for reading in own if devices],
+            "gpus": [
+                {key: reading[key] for key in GPU_KEYS if key in reading} for reading in nvml.own(readings, devices)
+            ],
             "cpu_cores": None,
             "memory_bytes": None,
             "disk_free": None,
@@ -191,7 +196,7 @@ class StatusWriter:
 
     def _note_gpus(self, now: Moment, readings: tuple[dict[str, Any], ...]) -> None:
         for i, reading in enumerate(readings):
-            values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "mig")}
+            values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "mig", "use")}
             try:
                 append_line(self.run.folder.folder / "metrics.jsonl", {"kind": "gpu", "t": now.utc, "gpu": i, **values})
             except OSError as error:

@@ -40,6 +40,7 @@ from monitor.process.platform import ProcessInfo
 from monitor.recovery import EXIT_BUDGET, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STOPPED, Run
 from monitor.resume import checkpoints, policy, script, snapshots
 from monitor.run_folder import SCRIPT, MonitorError, RunFolder, print_line
+from monitor.slowdown import Slowdown
 from monitor.spend import Spend
 from monitor.standby import Standby
 from monitor.state import (
@@ -157,7 +158,8 @@ class Supervisor:
             nodes=leader.gather(folder, os.environ, self.config.nodes),
             checked=checked,
         )
-        self.status = StatusWriter(self.run, parent_pid)
+        self.slowdown = Slowdown(self.run)
+        self.status = StatusWriter(self.run, parent_pid, self.slowdown.summary)
         self.learned = {} if folder.foreign else load_learned(learned_file(), learned_key(folder.spec, nvml.model()))
         self.watch = Watch(self.config, {**self.learned, **self.run.state.durations})
         self.spend = Spend(folder.folder, folder.spec, self.config.end.stop_save_s)
@@ -231,7 +233,7 @@ class Supervisor:
             return
         state = self.run.state
         state.state = step.state
-        state.durations = self.watch.learned()
+        state.durations, state.pace = self.watch.learned(), self.slowdown.known()
         if step.state in FINAL:
             try:  # shown before it is saved: after that, the keeper starts no monitor that could show the end
                 self.write_status(force=True)
@@ -336,6 +338,8 @@ class Supervisor:
         if unknown or (not numbers and request is None):
             return None  # what an earlier monitor left must be known before it can be stopped
         shutdown = new = self.run.state.shutdown
+        if new is not None and new.ending == "changed":  # its restart gives way to an end
+            new = None
         if signal.SIGTERM in numbers:
             new = new or Shutdown("preempted")
             if new.gone_by_s is None:
@@ -370,7 +374,7 @@ class Supervisor:
         if not self.attempt.request_stop() or not stepped:
             wait_s = min(wait_s, NO_STEP_SAVE_S)
         preempted = shutdown.ending == "preempted"
-        then = "pausing" if shutdown.ending == "paused" else "stopping"
+        then = {"paused": "pausing", "changed": "restarting"}.get(shutdown.ending, "stopping")
         message = "the machine is needed: saving a checkpoint" if preempted else f"saving a checkpoint, then {then}"
         message = f"the spend limit is reached: {message}" if shutdown.ending == "spent" else message
         self.folder.event("stopping", message)
@@ -397,6 +401,11 @@ class Supervisor:
     def left(self) -> Step:
         """Stopped or preempted, with what is kept."""
         shutdown = self.run.state.shutdown or Shutdown("stopped")
+        if shutdown.ending == "changed":
+            if self.attempt is not None:
+                self.attempt.close()
+            self.run.state.shutdown = self.run.state.current = self.attempt = None
+            return Step(State.BACKOFF, "restarting with the changed run", time.monotonic())
         recovery.keep_newest(self.run, self.pause_at_end)
         newest = checkpoints.newest(self.run.state_folders())
         where = f"step {self.furthest()}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
@@ -468,6 +477,7 @@ class Supervisor:
         attempt.nodes = self.run.nodes
         self.watch = Watch(self.config, {**self.learned, **self.run.state.durations, **self.watch.learned()})
         self.slow_reason, self.calm_since_s, self.last_step_s = "", -math.inf, None
+        self.slowdown.attach()
         self.status.new_attempt()
 
     def queued(self) -> Step:
@@ -589,6 +599,9 @@ class Supervisor:
             self.folder.log(f"timers reset: {verdict.reset}")
         if verdict.kind == OVER:
             return self.script_ended(attempt)
+        if (changes := self.slowdown.poll(attempt, view, self.watch, verdict)) is not None:
+            self.run.state.changes = changes
+            return self.shut_down(Shutdown("changed"))
         if verdict.kind == HUNG and attempt.nodes is not None and (silent := attempt.nodes.silent()):
             return Step(State.SUSPECT, silent)  # the group may only wait for that machine: `failed_part` judges it
         if verdict.kind == HUNG:
@@ -695,7 +708,8 @@ class Supervisor:
         stacks = probe.texts()
         if self.run.nodes is not None:
             stacks |= self.run.nodes.stacks(EVIDENCE_S)
-        found = recovery.Hang(verdict, stacks, list(probe.missing), self.slow_reason, last_s)
+        slow_reason = self.slow_reason or self.slowdown.text()
+        found = recovery.Hang(verdict, stacks, list(probe.missing), slow_reason, last_s)
         return self.recover(attempt, view, found)
 
     def script_ended(self, attempt: Attempt, part: Part | None = None) -> Step:

@@ -23,14 +23,16 @@ from runs.paths import ROOT, backend_venv, data_root
 GIB = 2**30
 DRIVER_TIMEOUT_S = 10.0
 FRESH_S = 600.0  # a GPU does not change while the page is open, but a driver can be installed or fail
+FREE_FRESH_S = 60.0  # other programs take and free its memory; each question is a process
 
 
 @dataclass(frozen=True)
 class Machine:
     """This machine.
 
-    gpu_name: the GPU that a run uses ("" without an NVIDIA GPU); vram_gb: its memory in GiB, as on its box; cuda: whether the
-    trainer's torch is a CUDA build; note: why the driver gave no answer ("" when it did, or there is none).
+    gpu_name: the GPU that a run uses ("" without an NVIDIA GPU); vram_gb: its memory in GiB, as on its box; vram_free_gb: what no
+    program uses now; cuda: whether the trainer's torch is a CUDA build; note: why the driver gave no answer ("" when it did, or
+    there is none).
     """
 
     gpu_name: str
@@ -39,19 +41,22 @@ class Machine:
     ram_gb: float
     free_disk_gb: float
     note: str = ""
+    vram_free_gb: float | None = None
 
 
 _lock = threading.Lock()
-_gpu: tuple[float, tuple[str, float | None, str]] | None = None  # when it was read, and the answer
+Gpu = tuple[str, float | None, str, float | None]  # name, memory in GiB, note, free memory in GiB
+_gpu: tuple[float, Gpu] | None = None  # when it was read, and the answer
 
 
 def this_machine(backend: str = "diffusers") -> Machine:
     """This machine for a backend. The GPU is read again after ten minutes; the free disk space is always current."""
     import psutil
 
-    name, vram_gb, note = _gpu_found()
+    name, vram_gb, note, vram_free_gb = _gpu_found()
     memory = psutil.virtual_memory()
-    return Machine(name, vram_gb, cuda_build(backend), memory.total / GIB, free_gb(data_root()), note)
+    ram_gb, disk_gb = memory.total / GIB, free_gb(data_root())
+    return Machine(name, vram_gb, cuda_build(backend), ram_gb, disk_gb, note, vram_free_gb)
 
 
 def free_gb(folder: Path) -> float:
@@ -74,16 +79,17 @@ def tier_for(machine: Machine, model: str = "", backend: str = "") -> str:
     return fitting[-1] if fitting else by_size[0][0]
 
 
-def _gpu_found() -> tuple[str, float | None, str]:
+def _gpu_found() -> Gpu:
     global _gpu
     with _lock:
-        if _gpu is None or time.monotonic() - _gpu[0] > FRESH_S:
+        fresh_s = FREE_FRESH_S if _gpu is not None and _gpu[1][1] is not None else FRESH_S
+        if _gpu is None or time.monotonic() - _gpu[0] > fresh_s:
             _gpu = (time.monotonic(), _ask_driver())
         return _gpu[1]
 
 
-def _ask_driver() -> tuple[str, float | None, str]:
-    """(name, memory in GiB, note) of the GPU that a run uses, from the helper process."""
+def _ask_driver() -> Gpu:
+    """The GPU that a run uses, from the helper process."""
     helper = subprocess.Popen(
         [sys.executable, "-m", "runs.machine"],
         cwd=ROOT,
@@ -96,12 +102,17 @@ def _ask_driver() -> tuple[str, float | None, str]:
         output, _ = helper.communicate(timeout=DRIVER_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         helper.kill()  # and not waited for: a process that is stuck in the driver may ignore the signal
-        return "", None, f"the NVIDIA driver did not answer within {DRIVER_TIMEOUT_S:.0f} s; restart the machine"
+        return "", None, f"the NVIDIA driver did not answer within {DRIVER_TIMEOUT_S:.0f} s; restart the machine", None
     try:
         answer = json.loads(output)
-        return str(answer["name"]), answer["vram_gb"], str(answer["note"])
+        return str(answer["name"]), answer["vram_gb"], str(answer["note"]), answer["vram_free_gb"]
     except (ValueError, KeyError, TypeError):
-        return "", None, f"the GPU could not be read: `python -m runs.machine` exited with code {helper.returncode}"
+        return (
+            "",
+            None,
+            f"the GPU could not be read: `python -m runs.machine` exited with code {helper.returncode}",
+            None,
+        )
 
 
 def _visible(count: int) -> list[int]:
@@ -113,8 +124,8 @@ def _visible(count: int) -> list[int]:
 
 
 def read_driver() -> dict[str, object]:
-    """{"name", "vram_gb", "note"} from NVML: the GPU with the most memory. May block forever."""
-    nothing: dict[str, object] = {"name": "", "vram_gb": None, "note": ""}
+    """{"name", "vram_gb", "note", "vram_free_gb"} from NVML: the GPU with the most memory. May block forever."""
+    nothing: dict[str, object] = {"name": "", "vram_gb": None, "note": "", "vram_free_gb": None}
     try:
         import pynvml as nvml
     except ImportError:
@@ -127,7 +138,9 @@ def read_driver() -> dict[str, object]:
             return nothing
         vram_gb, handle = max(gpus, key=lambda gpu: gpu[0])
         name = nvml.nvmlDeviceGetName(handle)
-        return {**nothing, "name": name.decode() if isinstance(name, bytes) else name, "vram_gb": round(vram_gb, 1)}
+        free_gb = vram_gb - nvml.nvmlDeviceGetMemoryInfo(handle).used / GIB
+        name = name.decode() if isinstance(name, bytes) else name
+        return {**nothing, "name": name, "vram_gb": round(vram_gb, 1), "vram_free_gb": round(free_gb, 2)}
     except nvml.NVMLError as error:
         absent = type(error).__name__ in (
             "NVMLError_LibraryNotFound",

@@ -203,6 +203,8 @@ def _memory(spec: "RunSpec", machine: "Machine | None") -> Facts:
                 "limit_text": f"the {gpu:.0f} GB of {machine.gpu_name}",
                 "memory_share": needed * GB / (gpu * 2**30),
             }
+            free = gpu if machine.vram_free_gb is None else machine.vram_free_gb
+            known |= {"free_gpu_gb": free * 2**30 / GB, "free_share": needed * GB / max(1.0, free * 2**30)}
     return known
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,6 +87,7 @@ def _batch_without_workers(original: Callable) -> Callable:
 
 def _within_limit(original: Callable, iterator: object, limit_s: float, what: str) -> Any:
     """Return one batch within `limit_s` seconds. An error is logged with the batch's name before it propagates."""
+    began_s = time.monotonic()
     with session.Deadline(limit_s, what):
         try:
             return original(iterator)
@@ -94,6 +96,8 @@ def _within_limit(original: Callable, iterator: object, limit_s: float, what: st
         except Exception as error:
             session.log(f"{what} failed: {type(error).__name__}")
             raise
+        finally:
+            session.heartbeat().waited(time.monotonic() - began_s)
 
 
 PATCH = Patch(

@@ -115,7 +115,9 @@ def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
     count = min(each, t.order.total - step % t.per_epoch * each)
     total = torch.zeros((), device=accelerator.device)
     for number in range(accelerator.process_index, count, accelerator.num_processes):
+        began_s = time.monotonic()
         batch = next(batches)
+        t.hb.waited(time.monotonic() - began_s)
         seed = seed_for(args.seed, "noise", step, number, 0)
         torch.manual_seed(seed)  # the seed of the LoRA's dropout
         with accelerator.autocast():

@@ -119,6 +119,8 @@ def line(folder: Path, values: dict[str, Any] | None) -> str:
     eta = f", {duration(values['eta_s'])} left" if values.get("eta_s") else ""
     restarts = f", {count(values['restarts'], 'restart')}" if values["restarts"] else ""
     message = f". {m}" if (m := values["message"]) else ""
+    if slow := values.get("slow"):
+        message += f". {slow['title']}. {slow['pace']}. {slow['explanation']} {slow['advice']}"
     ready = f"{_snapshots(values)}{_standby(values)}" if values["state"] in WATCHED else ""
     return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}{_store(values)}{ready}{message}"
 

@@ -7,7 +7,7 @@ that does not answer must not stop the monitor.
 `notify.toml` in the user's configuration folder (`HANGPROOF_NOTIFY` names another):
 
     urls = ["ntfy://my-topic", "discord://…"]
-    on = ["hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched"]   # this is the default
+    on = ["hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched", "slowdown"]   # this is the default
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import tomllib
 from monitor.process.subjob import Subjob, python
 from runs.paths import config_dir
 
-DEFAULT = ("hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched")
+DEFAULT = ("hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched", "slowdown")
 TYPES = {
-    **dict.fromkeys(("hang", "crash", "unwatched"), "warning"),
+    **dict.fromkeys(("hang", "crash", "unwatched", "slowdown"), "warning"),
     "completed": "success",
     **dict.fromkeys(("failed", "unkillable"), "failure"),
 }

@@ -115,6 +115,7 @@ class Watch:
     durations: dict[str, Durations] = field(default_factory=dict)
     ranks: dict[int, _Rank] = field(default_factory=dict)
     disturbed: bool = False  # the standby attempt imports: long steps are not the training's own
+    new_steps: list[float] = field(default_factory=list)  # of the first rank, until they are taken (slowdown.py)
     _last: Observation | None = None
     _clock_s: float = 0.0  # the awake clock
     _log_moved_s: float = 0.0  # monotonic time of the log's last growth
@@ -219,6 +220,7 @@ class Watch:
             new.remove(max(new))  # it may include the save or the sample, its own or that of the rank it waited for
         if new:
             self._of("step").add(new, self.disturbed)
+            self.new_steps += new if beat.rank == min(self.ranks) and not self.disturbed else []
 
     def _progress(self, rank: _Rank, old: Beat, beat: Beat) -> bool:
         """Has the rank made progress since its beat `old`? Learns the durations of what it completed."""

@@ -9,10 +9,11 @@ import contextlib
 import json
 import math
 import os
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,7 +32,54 @@ ABSENT = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded", "NVMLError_N
 # A container may hide the first; WSL 2 has only the second.
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libnvidia-ml.so.1"))
 # nvml.h, nvmlClocksEventReasons: what slows a GPU down from outside
+POWERSHELL = "powershell.exe"  # WSL runs the one of its Windows
+# By class and not by counter: the counters' names are translated (learn.microsoft.com, Get-Counter).
+COUNTERS = ("Get-CimInstance Win32_PerfFormattedData_GPUPerformanceCounters_GPUAdapterMemory | "
+            "Select-Object DedicatedUsage,SharedUsage | ConvertTo-Json -Compress")  # fmt: skip
+COUNTERS_S, COUNTERS_EVERY_S = 10.0, 20.0
+FULL = 0.9  # of the memory: below it nothing is moved to the host's
 THROTTLE = {0x4: "power limit", 0x8: "hardware slowdown", 0x20: "too hot", 0x40: "too hot", 0x80: "power brake"}
+
+
+def spills() -> bool:
+    """Whether this machine's driver moves GPU memory that does not fit to the host's: on Windows, and so in WSL."""
+    return WINDOWS or DRIVER_FILES[1].exists()
+
+
+def own(readings: Sequence[dict[str, Any]], devices: Sequence[str]) -> list[dict[str, Any]]:
+    """The readings of the GPUs that a run uses; of all where `devices` names them by UUID."""
+    by_number = all(device.isdigit() for device in devices)
+    return [reading for i, reading in enumerate(readings) if devices and (not by_number or str(i) in devices)]
+
+
+def shared_bytes(text: str) -> int | None:
+    """The host's memory that the GPU with the most memory of its own uses, of the answer to COUNTERS; None: no answer."""
+    try:
+        found = json.loads(text)
+        rows = found if isinstance(found, list) else [found]
+        most = max(rows, key=lambda row: int(row["DedicatedUsage"]))
+        return int(most["SharedUsage"])
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+class SharedMemory(threading.Thread):
+    """Asks Windows, beside the readings of the driver, how much memory of the host a full GPU uses."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.full = threading.Event()
+        self.bytes: int | None = None
+
+    def run(self) -> None:
+        command = [POWERSHELL, "-NoProfile", "-NonInteractive", "-Command", COUNTERS]
+        while self.full.wait():
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                      errors="replace", timeout=COUNTERS_S, check=False)  # fmt: skip
+                self.bytes = shared_bytes(done.stdout)
+            self.full.clear()
+            time.sleep(COUNTERS_EVERY_S)
 
 
 def present() -> bool:
@@ -157,7 +205,7 @@ class Gpus:
         self._job = self._folder = None
 
 
-def take(nvml: ModuleType) -> list[dict[str, Any]]:
+def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str, Any]]:
     """One reading of every GPU. Values that a GPU does not support are left out."""
     values: dict[str, Callable[[Any], object]] = {
         "name": nvml.nvmlDeviceGetName,
@@ -166,16 +214,22 @@ def take(nvml: ModuleType) -> list[dict[str, Any]]:
         "utilization": lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "temperature": lambda handle: nvml.nvmlDeviceGetTemperature(handle, 0),
         "power_w": lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "limit_w": lambda handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
         "throttle": lambda handle: _throttle(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
         "pids": lambda handle: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)],
+        # Percent of the multiprocessors by process; NVML has no answer for one that did nothing, and none on Windows.
+        "use": lambda handle: {str(s.pid): s.smUtil for s in nvml.nvmlDeviceGetProcessUtilization(handle, 0)},
     }
     found = []
     for handle in map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())):
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        gpu: dict[str, Any] = {"memory_used": memory.used, "memory_total": memory.total, "spill": WINDOWS}
+        gpu: dict[str, Any] = {"memory_used": memory.used, "memory_total": memory.total, "spill": spills()}
         for key, read in values.items():
             with contextlib.suppress(nvml.NVMLError, AttributeError):  # the binding, or the GPU, does not have it
                 gpu[key] = read(handle)
+        if shared is not None and memory.used >= FULL * memory.total:
+            shared.full.set()
+            gpu |= {"shared": shared.bytes} if shared.bytes is not None else {}
         found.append(gpu)
     return found
 
@@ -216,12 +270,15 @@ def main(path: Path) -> int:
     except ImportError as error:
         _write(path, time.monotonic(), [], f"no NVML: {error}")
         return 1
+    shared = SharedMemory() if spills() else None
+    if shared is not None:
+        shared.start()
     while True:
         requested.clear()
         at_s = time.monotonic()  # before the reading: `wait_free` needs one that began after its request
         try:
             nvml.nvmlInit()  # costs nothing after the first time
-            _write(path, at_s, take(nvml))
+            _write(path, at_s, take(nvml, shared))
         except nvml.NVMLError as error:
             absent = type(error).__name__ in ABSENT
             _write(path, at_s, [], "" if absent else f"the NVIDIA driver failed: {error}")

@@ -175,13 +175,25 @@ def head(view: View | None, selected: str = "") -> str:
     meaning = meaning.format(start=view.start_label, resume=resume)
     ready = (snapshots(view), standby(view)) if running else ()
     old = f"These {view.stale}." if view.stale else ""
-    lines = [text for text in (view.problem, old, message, meaning, store(view), *ready) if text]
+    why = slow(view) if running else ""
+    lines = [text for text in (view.problem, old, why, message, meaning, store(view), *ready) if text]
     rows += [f'<p class="hp-say" data-testid="message">{esc(text)}</p>' for text in dict.fromkeys(lines)]
     if status.get("state"):
         rows.append(f'<dl class="hp-facts">{"".join(_fact(*fact) for fact in facts(view, running))}</dl>')
         if running and (used := machine(view)):
             rows.append(f'<dl class="hp-facts hp-machine">{"".join(_fact(*fact) for fact in used)}</dl>')
     return f'<div class="hp-sheet">{"".join(rows)}</div>'
+
+
+def slow(view: View) -> str:
+    """Why the steps take longer than usual and what to do, in sentences; "" while they do not."""
+    known = view.status.get("slow")
+    if not isinstance(known, dict):
+        return ""
+    parts = [known.get(key) for key in ("title", "pace", "explanation", "advice")]
+    return " ".join(
+        part if part.endswith((".", "?")) else f"{part}." for part in parts if isinstance(part, str) and part
+    )
 
 
 def store(view: View) -> str:

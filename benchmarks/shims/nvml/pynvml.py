@@ -2,14 +2,19 @@
 
 FAULTS_NVML=fails: every call raises, as with a lost GPU. FAULTS_NVML=hangs: the first query never returns. Otherwise there is
 one idle GPU with FAULTS_NVML_GIB (24) GiB. It leaves the file FAULTS_NVML_USED, which shows that it was called.
+FAULTS_NVML_VALUES: a JSON file with recorded values that replace those below, read again at each call: used_gib, utilization, power_w,
+limit_w, temperature, throttle (bits of nvml.h), pids, use (percent by pid). FAULTS_NVML_WSL=1: the driver is that of Windows, in WSL.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 
 class NVMLError(Exception):
@@ -33,8 +38,14 @@ def nvmlDeviceGetHandleByIndex(index: int) -> int:
     return index
 
 
+def _value(name: str, usual: Any) -> Any:
+    path = os.environ.get("FAULTS_NVML_VALUES")
+    return json.loads(Path(path).read_text(encoding="utf-8")).get(name, usual) if path else usual
+
+
 def nvmlDeviceGetMemoryInfo(_: int) -> SimpleNamespace:
-    return SimpleNamespace(used=1 << 30, total=int(os.environ.get("FAULTS_NVML_GIB", "24")) << 30)
+    used = int(_value("used_gib", 1) * (1 << 30))
+    return SimpleNamespace(used=used, total=int(os.environ.get("FAULTS_NVML_GIB", "24")) << 30)
 
 
 def nvmlDeviceGetName(_: int) -> str:
@@ -42,20 +53,32 @@ def nvmlDeviceGetName(_: int) -> str:
 
 
 def nvmlDeviceGetUtilizationRates(_: int) -> SimpleNamespace:
-    return SimpleNamespace(gpu=50)
+    return SimpleNamespace(gpu=_value("utilization", 50))
 
 
 def nvmlDeviceGetTemperature(_handle: int, _sensor: int) -> int:
-    return 60
+    return int(_value("temperature", 60))
 
 
 def nvmlDeviceGetPowerUsage(_: int) -> int:
-    return 200_000
+    return int(_value("power_w", 200) * 1000)
+
+
+def nvmlDeviceGetEnforcedPowerLimit(_: int) -> int:
+    return int(_value("limit_w", 300) * 1000)
 
 
 def nvmlDeviceGetCurrentClocksThrottleReasons(_: int) -> int:
-    return 0
+    return int(_value("throttle", 0))
 
 
 def nvmlDeviceGetComputeRunningProcesses(_: int) -> list[SimpleNamespace]:
-    return []
+    return [SimpleNamespace(pid=pid) for pid in _value("pids", [])]
+
+
+def nvmlDeviceGetProcessUtilization(_handle: int, _since: int) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=int(pid), smUtil=use) for pid, use in _value("use", {}).items()]
+
+
+if os.environ.get("FAULTS_NVML_WSL"):
+    sys.modules["__main__"].DRIVER_FILES = (Path(__file__), Path(__file__))  # the helper that imports this file
