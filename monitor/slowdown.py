@@ -210,7 +210,8 @@ class Slowdown:
         known |= {"tried": change.get("name") or "none", "slow_s": self.found["step_s"]}
         if not change:
             return None
-        self.run.folder.event("mitigated", change["sentence"], change=change["name"], patch=change.get("patch"))
+        patch = {name: value for name, value in change["patch"].items() if name != "spec"}
+        self.run.folder.event("mitigated", change["sentence"], change=change["name"], patch=patch)
         return [*state.changes, change]
 
     def _tried(self, under_way_s: float) -> Changes | None:
