@@ -41,6 +41,7 @@ from guards import crash, limits
 from guards.heartbeat import Heartbeat
 
 T = TypeVar("T")
+POLL_S = 0.5  # between two calls of `waiting`
 
 _heartbeat: Heartbeat | None = None
 _backstop_on = False
@@ -302,11 +303,18 @@ class Deadline:
             self._watch.add(self, time.monotonic() + self.seconds)
 
 
-def call(function: Callable[..., T], *args: object, seconds: float, what: str, **kwargs: object) -> T:
+def call(
+    function: Callable[..., T],
+    *args: object,
+    seconds: float,
+    what: str,
+    waiting: Callable[[], object] | None = None,
+    **kwargs: object,
+) -> T:
     """The result or the error of function(*args, **kwargs), run on a daemon thread. TimeoutError after `seconds` (0: none).
 
     The thread of a call that timed out is abandoned (a daemon thread, so it does not block the exit). For waits that hold no
-    lock.
+    lock. waiting: called about twice a second meanwhile; an error of it abandons the call, too.
     """
     if seconds <= 0:
         return function(*args, **kwargs)
@@ -321,7 +329,11 @@ def call(function: Callable[..., T], *args: object, seconds: float, what: str, *
 
     thread = threading.Thread(target=run, name=f"hangproof-call {what}", daemon=True)
     thread.start()
-    thread.join(seconds)
+    end_s = time.monotonic() + seconds
+    while thread.is_alive() and (left_s := end_s - time.monotonic()) > 0:
+        thread.join(min(left_s, threading.TIMEOUT_MAX) if waiting is None else min(left_s, POLL_S))
+        if waiting is not None:
+            waiting()
     if failure:
         raise failure[0]
     if not outcome:

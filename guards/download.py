@@ -163,7 +163,7 @@ def fetch_locked(
     source: Source, target: Path, options: Options, lock: Path, remote: Remote | None, sha256: str = ""
 ) -> Remote:
     """`fetch` with another lock file."""
-    patience, known = Patience(options.limit_s, f"the other download of {source.file}"), -1
+    patience, known = Patience(options.limit_s, f"the other download of {source.file}", options.say), -1
     while True:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -190,6 +190,7 @@ def fetch_locked(
                 f"another process holds {lock} and has downloaded no byte of {source.file} for {patience.limit_s:.0f} s; "
                 "end it and download again",
             )
+        patience.report()
         time.sleep(POLL_S)
 
 
@@ -199,7 +200,7 @@ class _Download:
     def __init__(self, source: Source, target: Path, options: Options, sha256: str) -> None:
         self.source, self.target, self.options, self.sha256 = source, target, options, sha256
         self.part, self.note = part_of(target), _note_of(target)
-        self.patience = Patience(options.limit_s, f"a byte of {source.file}")
+        self.patience = Patience(options.limit_s, f"a byte of {source.file}", options.say)
         self.most = size_of(self.part)  # bytes on the disk when there was progress last
         self.server_etag = ""
 

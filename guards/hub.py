@@ -19,7 +19,7 @@ from guards import limits
 class DownloadError(Exception):
     """A download that ended without its file. The message says why and what to do.
 
-    kind: "gated", "missing", "offline", "space", "disk", "stalled", "damaged", "busy" or "server".
+    kind: "gated", "missing", "offline", "unreachable", "space", "disk", "stalled", "damaged", "busy" or "server".
     """
 
     def __init__(self, kind: str, message: str) -> None:

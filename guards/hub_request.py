@@ -4,6 +4,9 @@ Decision: the standard library's client, with each redirect followed here, becau
 and never to the host of a redirect, and because the hub's headers are on the first response and the file's on the last. A
 socket's own timeout limits one read; a server that sends a byte now and then would never reach it. So a `Deadline` closes
 the socket of the whole request.
+
+A hub that has sent this process nothing is out of reach (no network, a wrong proxy), which differs from a download that
+stalls: all requests of the process together wait for it `hub_reach_s` seconds at most, and none of them asks again.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
+import math
 import os
 import re
 import socket
@@ -24,13 +28,17 @@ from pathlib import Path
 from typing import Any
 
 from guards import limits
-from guards.deadline import Deadline
-from guards.hub import DownloadError, Options, Remote, Source, offline, token
+from guards.deadline import Deadline, call
+from guards.hub import DownloadError, Options, Remote, Source, ignore, offline, token
 
 LEAST_BYTES = 1 << 16  # that a connection must bring in `download_read_s`; fewer are no progress
 CHANGES = 5  # contradictory answers without a new byte, before the download fails
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 POLL_S = 0.5
+FIRST_REPORT_S, REPORT_S = (
+    4.0,
+    30.0,
+)  # a wait without anything new is on the log after so many seconds, and again after so many
 REDIRECTS = (301, 302, 303, 307, 308)
 BUSY = (408, 425, 429)
 
@@ -156,20 +164,64 @@ def follow(
     raise Refused("too many redirects; check HF_ENDPOINT")
 
 
-class Patience:
-    """Retries with growing pauses, until `limit_s` seconds have brought nothing new."""
+class Reach:
+    """Whether the hub has sent this process anything yet, and how long the process still waits for that."""
 
-    def __init__(self, limit_s: float, what: str) -> None:
-        self.limit_s, self.what = limit_s, what
+    def __init__(self) -> None:
+        self.answered = False
+        self.until_s: float | None = None  # monotonic; None: nothing has waited yet
+
+    def left_s(self) -> float:
+        """Seconds that are left; infinite once the hub has answered, and without a limit. The first call begins the wait."""
+        limit_s = limits.seconds("hub_reach_s")
+        if self.answered or (not limit_s and self.until_s is None):
+            return math.inf
+        if self.until_s is None:
+            self.until_s = time.monotonic() + limit_s
+        return max(0.0, self.until_s - time.monotonic())
+
+    def give_up(self) -> None:
+        """The hub is out of reach: no request waits for it from now on."""
+        self.until_s = min(self.until_s or math.inf, time.monotonic())
+
+    @property
+    def given_up(self) -> bool:
+        return not self.answered and self.until_s is not None and time.monotonic() >= self.until_s
+
+
+reach = Reach()
+
+
+class Patience:
+    """Retries with growing pauses, until `limit_s` seconds have brought nothing new. `say` reports a wait."""
+
+    reported_s = -math.inf  # by any of them: of nested waits only one is reported
+
+    def __init__(self, limit_s: float, what: str, say: Callable[[str], None] = ignore) -> None:
+        self.limit_s, self.what, self.say = limit_s, what, say
+        self.reason = "no answer"
         self.new()
 
     def new(self) -> None:
         """There was progress."""
         self.since_s, self.pause_s, self.contradictions = time.monotonic(), PAUSE_S, 0
+        self.report_s = FIRST_REPORT_S
 
     def left_s(self) -> float:
         """Seconds until the download fails; infinite without a limit."""
         return self.limit_s - (time.monotonic() - self.since_s) if self.limit_s else float("inf")
+
+    def report(self) -> None:
+        """Say what is waited for when that is due."""
+        now_s = time.monotonic()
+        waited_s = now_s - self.since_s
+        if waited_s < self.report_s:
+            return
+        self.report_s += REPORT_S
+        if now_s - Patience.reported_s >= FIRST_REPORT_S:
+            Patience.reported_s = now_s
+            limit = f"; giving up after {self.limit_s:.0f} s" if 0 < self.limit_s < math.inf else ""
+            self.say(f"waited {waited_s:.0f} s for {self.what} ({self.reason}){limit}")
 
     def read_s(self) -> float:
         """The limit of one connection for `LEAST_BYTES`; 0: none."""
@@ -188,10 +240,14 @@ class Patience:
             self.contradictions += 1
             if self.contradictions >= CHANGES:
                 return False
+        self.reason = _reason(error)
         left_s = self.left_s()
         if left_s <= 0:
             return False
-        time.sleep(min(left_s, max(self.pause_s, getattr(error, "retry_s", 0.0))))
+        end_s = time.monotonic() + min(left_s, max(self.pause_s, getattr(error, "retry_s", 0.0)))
+        while (rest_s := end_s - time.monotonic()) > 0:
+            self.report()
+            time.sleep(min(rest_s, POLL_S))
         self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
         return True
 
@@ -200,8 +256,12 @@ def _not_trusted(error: Exception) -> bool:
     return isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError)
 
 
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or error or type(error).__name__)
+
+
 def failure(error: Exception, host: str, limit_s: float, kept: int, by_hand: str) -> DownloadError:
-    reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+    reason = _reason(error)
     bytes_kept = f"; the {kept} bytes received are kept" if kept else ""
     hint = f", or {by_hand}" if by_hand else ""
     if isinstance(error, (Refused, Contradiction)) or _not_trusted(error):
@@ -248,21 +308,41 @@ def check_status(
 
 def ask(source: Source, url: str, method: str, options: Options, read: Callable[[Any], Any]) -> Any:
     """`read(responses)` of a small request, with retries. Raises DownloadError."""
-    patience = Patience(options.limit_s, f"an answer about {source.repo}")
     if offline():
         raise DownloadError("offline", f"HF_HUB_OFFLINE is set, so {source.repo} is not downloaded; unset it")
+    host = urllib.parse.urlsplit(url).netloc
+    hint = f", or {options.by_hand}" if options.by_hand else ""
+    if reach.given_up:
+        raise DownloadError("unreachable", f"{host} is out of reach, so {source.repo} is not downloaded{hint}")
+    limit_s = min(options.limit_s or math.inf, reach.left_s())
+    patience = Patience(limit_s, f"an answer about {source.repo} from {host}", options.say)
+
+    def attempt(link: Link) -> Any:
+        responses = follow(url, {}, method, options.token, link)
+        reach.answered, patience.limit_s = True, options.limit_s
+        with responses[-1]:
+            check_status(responses[-1], source, options.by_hand, options.token)
+            return read(responses)
+
     while True:
-        link = Link()
+        link, at_most_s = Link(), min(patience.read_s() or math.inf, round(max(patience.left_s(), POLL_S), 1))
         try:
-            with patience.deadline(link):
-                responses = follow(url, {}, method, options.token, link)
-                with responses[-1]:
-                    check_status(responses[-1], source, options.by_hand, options.token)
-                    return read(responses)
+            # On a thread: nothing interrupts a name look-up.
+            return call(attempt, link, seconds=at_most_s, what="an answer", waiting=patience.report)
         except NETWORK_ERRORS as error:
-            if not patience.pause(error):
-                host = urllib.parse.urlsplit(url).netloc
+            reach.answered = reach.answered or _not_trusted(error)
+            if patience.pause(error):
+                continue
+            if reach.answered:
                 raise failure(error, host, patience.limit_s, 0, options.by_hand) from error
+            reach.give_up()
+            message = f"{host} is out of reach ({_reason(error)}), tried for {patience.limit_s:.0f} s"
+            options.say(f"{message}; this process does not ask it again")
+            raise DownloadError(
+                "unreachable", f"{message}. Check the network, HF_ENDPOINT and the proxy{hint}"
+            ) from error
+        finally:
+            link.expire(0.0, "")
 
 
 def resolve(source: Source, options: Options) -> Remote:

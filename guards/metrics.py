@@ -3,13 +3,18 @@
 Decision: the training process appends its own lines, each in a single write with O_APPEND. So no line is lost between two
 polls of the monitor, and several writers (the monitor appends GPU samples) never mix. A restart repeats steps; a reader
 keeps the last line of each step. Nobody resumes from this file, so it is not fsynced.
+
+A full disk costs lines, never a step: they are counted and reported once. A line that it cut off is ended before the next one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -21,15 +26,31 @@ def utc_now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def append_line(path: str | os.PathLike[str], record: Mapping[str, object]) -> None:
-    """Append one JSON line in a single write. NaN and infinity, which JSON lacks, become null. Raises OSError."""
-    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-    line = (json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+def append_text(path: str | os.PathLike[str], text: str) -> None:
+    """Append a line in a single write, on a line of its own even where the one before was cut off. Raises OSError."""
+    data = (text + "\n").encode("utf-8", "replace")  # a path that is not UTF-8 holds surrogates
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
     try:
-        os.write(descriptor, line)
+        if os.lseek(descriptor, 0, os.SEEK_END):
+            os.lseek(descriptor, -1, os.SEEK_END)
+            if os.read(descriptor, 1) != b"\n":
+                data = b"\n" + data
+        if os.write(descriptor, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
     finally:
         os.close(descriptor)
+
+
+def append_line(path: str | os.PathLike[str], record: Mapping[str, object]) -> None:
+    """Append one JSON line. NaN and infinity, which JSON lacks, become null. Raises OSError."""
+    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    append_text(path, json.dumps(clean, ensure_ascii=False, allow_nan=False))
+
+
+def say(message: str) -> None:
+    """Print a message for the log, unless the log's disk is full, too."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"hangproof: {message}", file=sys.stderr, flush=True)
 
 
 class Metrics:
@@ -38,6 +59,7 @@ class Metrics:
     def __init__(self, path: Path | None, attempt: int = 1):
         self.path = path
         self.attempt = attempt
+        self.lost = 0  # lines that could not be written
 
     @classmethod
     def from_env(cls) -> Metrics:
@@ -45,12 +67,24 @@ class Metrics:
         run = os.environ.get("HANGPROOF_RUN")
         return cls(Path(run) / "metrics.jsonl" if run else None, int(os.environ.get("HANGPROOF_ATTEMPT", "1")))
 
-    def step(self, step: int, epoch: int, loss: float, lr: float, step_s: float) -> None:
-        """Optimizer step `step` took `step_s` seconds at learning rate `lr` with loss `loss`."""
+    def _append(self, record: Mapping[str, object]) -> None:
+        """Append a line, or count it as lost: the training does not depend on it."""
         if self.path is None:
             return
-        append_line(
-            self.path,
+        try:
+            append_line(self.path, record)
+        except OSError as error:
+            self.lost += 1
+            if self.lost == 1:
+                say(f"{self.path}: {error.strerror or error}; the training goes on and counts the lines that are lost")
+            return
+        if self.lost:
+            say(f"{self.path}: {self.lost} lines were lost")
+            self.lost = 0
+
+    def step(self, step: int, epoch: int, loss: float, lr: float, step_s: float) -> None:
+        """Optimizer step `step` took `step_s` seconds at learning rate `lr` with loss `loss`."""
+        self._append(
             {
                 "kind": "step",
                 "t": utc_now(),
@@ -66,10 +100,7 @@ class Metrics:
 
     def validation(self, step: int, epoch: int, val_loss: float, items: int) -> None:
         """After optimizer step `step` the held-out images had the mean loss `val_loss`, over `items` losses."""
-        if self.path is None:
-            return
-        append_line(
-            self.path,
+        self._append(
             {
                 "kind": "validation",
                 "t": utc_now(),

@@ -208,17 +208,19 @@ class StateSaves:
     def _wait(self, limit_s: float = math.inf) -> bool:
         """Wait for the thread, in phase "save"; False: `limit_s` has passed before.
 
-        Each write has a limit of its own, which ends the process, so until then this reports progress.
+        An item is a look at which the thread has moved bytes: a slow disk is progress, a disk that stands still is a hang.
         """
-        if not self.busy:
+        if not self.busy or self._thread is None:
             return True
-        before, began_s, waited_s = self.beat.current_phase, time.monotonic(), 0.0
+        before, until_s = self.beat.current_phase, time.monotonic() + limit_s
+        items, bytes_before = 0, _moved_bytes(self._thread.native_id)
         self.beat.phase("save", note=f"waiting for {self._what}, which is still being written")
         with self._jobs.all_tasks_done:
-            while self.busy and waited_s < limit_s:
+            while self.busy and time.monotonic() < until_s:
                 self._jobs.all_tasks_done.wait(BEAT_POLL_S)
-                waited_s = time.monotonic() - began_s
-                self.beat.item(int(waited_s))
+                if (moved := _moved_bytes(self._thread.native_id)) != bytes_before:
+                    items, bytes_before = items + 1, moved
+                    self.beat.item(items)
         self.beat.phase(before)
         return not self.busy
 
@@ -231,6 +233,20 @@ class StateSaves:
         if self.run:
             with contextlib.suppress(OSError):  # a full disk: the log has it
                 append_event(Path(self.run), EVENT, message)
+
+
+def _moved_bytes(thread: int | None) -> int:
+    """Bytes that a thread of this process has read and written; those of a disk count again, they move within a long call.
+
+    Where the system does not count them, a number that grows with the time: only `save_s` then ends a save.
+    """
+    try:
+        lines = Path(f"/proc/self/task/{thread}/io").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return time.monotonic_ns()
+    return sum(
+        int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar", "read_bytes", "write_bytes"))
+    )
 
 
 def _number(path: Path) -> int:

@@ -359,7 +359,7 @@ def complete(run: Run) -> str:
     for attempt in range(VERIFY_TRIES_COUNT):
         if attempt:
             run.pause(1.0)
-        result = checkpoints.verify_lora(lora, min(run.config.check.verify_s, run.remaining_s()), run.pause)
+        result = checkpoints.verify_lora(lora, run.config.check.verify_s, run.remaining_s(), run.pause)
         if not result.unsure:
             return f"the LoRA {lora.name} is damaged: {'; '.join(result.problems)}" if result.problems else ""
     return f"the LoRA {lora.name} cannot be verified: {result.unsure}"

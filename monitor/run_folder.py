@@ -19,6 +19,8 @@ from typing import Any, TextIO
 
 import tomllib
 
+from guards.checkpoint import fsync_path
+from guards.metrics import append_text
 from monitor.process import platform
 
 STATUS, EVENTS, LOG, TRAINING_LOG = "status.json", "events.jsonl", "monitor.log", "training.log"
@@ -186,7 +188,7 @@ class RunFolder:
         return self.replace(STATUS, json.dumps(values, ensure_ascii=False, indent=1))
 
     def replace(self, name: str, text: str, sync: bool = False) -> bool:
-        """Replace a file of the folder atomically; False, with a message, when that fails. `sync`: fsync it first."""
+        """Replace a file of the folder atomically; False, with a message, when that fails. `sync`: it survives a power cut."""
         path = os.path.join(self.folder, name)
         head, tail = os.path.split(path)
         temporary = os.path.join(head, f".{tail}.{os.getpid()}.tmp")
@@ -198,6 +200,8 @@ class RunFolder:
                     file.flush()
                     os.fsync(file.fileno())
             os.replace(temporary, path)
+            if sync:
+                fsync_path(Path(head))  # or a power cut may bring the old file back
             return True
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -208,8 +212,7 @@ class RunFolder:
     def _append(self, name: str, line: str) -> None:
         path = os.path.join(self.folder, name)
         try:
-            with open(path, "ab", buffering=0) as file:  # one write: lines of several writers never mix
-                file.write((line + "\n").encode("utf-8", "replace"))
+            append_text(path, line)
         except OSError as error:
             print_line(f"monitor: cannot write {path}: {error.strerror or error}")
 

@@ -114,6 +114,7 @@ class RunState:
     edit_reported: bool = False  # that run.toml says something else than the job
     snapshots: str = ""  # the folder of the snapshots in memory, "" for none
     snapshots_off: str = ""  # why there is none
+    unsaved = ""  # the text that the disk refused; no field, so it is not saved itself
 
     @classmethod
     def load(cls, folder: RunFolder) -> RunState:
@@ -144,9 +145,15 @@ class RunState:
         return loaded
 
     def save(self, folder: RunFolder) -> bool:
-        """Write monitor.json; on the disk when this returns True."""
-        text = json.dumps({"version": VERSION, **asdict(self)}, ensure_ascii=False, indent=1)
-        return folder.replace(STATE, text, sync=True)
+        """Write monitor.json; on the disk when this returns True. Else each write of the status tries again."""
+        self.unsaved = json.dumps({"version": VERSION, **asdict(self)}, ensure_ascii=False, indent=1)
+        return self.save_again(folder)
+
+    def save_again(self, folder: RunFolder) -> bool:
+        """Write what the last `save` could not write, as it was then; True when nothing is left to write."""
+        if self.unsaved and folder.replace(STATE, self.unsaved, sync=True):
+            self.unsaved = ""
+        return not self.unsaved
 
     def renew(self, spec_hash: str) -> None:
         """The user starts a finished run again: the allowance is full; changes stay unless the run was made again."""

@@ -132,6 +132,7 @@ class StatusWriter:
             "store": self.run.store.summary(),  # None without a store
             "snapshots": snapshots.summary(saved.snapshots, saved.snapshots_off),  # None where there are none
         }
+        saved.save_again(folder)
         return folder.write_status(values)
 
     def _note_checkpoints(self) -> None:

@@ -728,7 +728,7 @@ class Supervisor:
             if not done:
                 return self.finish(State.STOPPED, EXIT_STOPPED, f"stopped at step {self.furthest()} as requested")
             if not problem:
-                return self.completed()
+                return self.completed(status.note)
             status = replace(status, outcome=LORA_DAMAGED, note=problem)
         last_s = self.watch.last_progress_s() if self.watch.ranks else attempt.record.started_s
         return self.recover(attempt, view, recovery.Crash(status, last_s, part))
@@ -772,8 +772,8 @@ class Supervisor:
             waiting = State.RECOVERING
         return Step(waiting, message, now_s, self.at.give_up_s or now_s + self.config.end.unkillable_s)
 
-    def completed(self) -> Step:
-        """The training is complete and its LoRA verifies."""
+    def completed(self, note: str = "") -> Step:
+        """The training is complete and its LoRA verifies. note: what it reported with its outcome, such as a tracker."""
         run, lora = self.run, self.folder.lora
         if not self.folder.foreign:
             try:
@@ -784,7 +784,7 @@ class Supervisor:
             outcome = run.incident.outcome if run.state.failure else "the run completed"
             run.incident.close(self.folder, outcome, platform.now().utc)
         run.state.failure = None
-        made = f"; LoRA: {lora.name}" if lora else ""
+        made = (f"; LoRA: {lora.name}" if lora else "") + (f"; {note}" if note else "")
         reason = f"{count(self.furthest(), 'step')}, {count(run.state.restarts, 'restart')}{made}"
         return self.finish(State.COMPLETED, EXIT_DONE, reason)
 

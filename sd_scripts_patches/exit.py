@@ -46,7 +46,7 @@ def exit_process(code: int, outcome: str, note: str = "") -> NoReturn:
     grace_s = timeouts.seconds("exit_grace_s")
     if outcome == "done":
         _finish(float("inf"))
-    session.heartbeat().end(outcome, note)
+    session.heartbeat().end(outcome, note or "; ".join(session.end_notes if outcome == "done" else ()))
     watchdog = threading.Timer(grace_s, _grace_expired, (code, grace_s))
     watchdog.daemon = True
     if grace_s > 0:

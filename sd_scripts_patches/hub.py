@@ -4,14 +4,17 @@ A file in the cache is used without a request. A tokenizer whose cache is comple
 because its loader makes requests of its own, some without a timeout. So a run does not depend on a network that it does
 not need. Other files are downloaded by guards/hub_cache.py, which watches bytes, resumes, and leaves them where the library
 finds them. A download may take hours as long as bytes arrive; without any for `hub_timeout_s` the process ends and the next
-start resumes the partial file. The library's own download remains for what that one does not do (other endpoints, a
+start resumes the partial file. A hub that is out of reach from the start (`hub_reach_s`) ends nothing: the library raises its
+own error, and code that can do without the file goes on. The library's own download remains for what that one does not do (other endpoints, a
 `local_dir`) and for its exceptions, which callers expect for a missing file; a thread watches its bytes. Uploads are extra copies: each gets `upload_timeout_s`, then the run continues without it. The
 threads of `--async_upload` are daemons; at the end the run waits `upload_exit_s` for them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import os
 import sys
 import threading
@@ -20,8 +23,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from guards import deadline, hub_cache
+from guards import deadline, hub_cache, limits
 from guards.hub import DownloadError, Options, Progress, Source
+from guards.hub_request import Patience, reach
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.patch import Patch, Target
@@ -39,6 +43,10 @@ POLL_S = 0.5
 
 _upload_threads: list[threading.Thread] = []
 _cache_misses: list[str] = []  # files that were looked up in the cache only and are not there
+
+
+class Unreachable(ConnectionError):
+    """The library still waits for a hub that has not answered this process."""
 
 
 def prepare(worker: bool) -> None:
@@ -73,8 +81,13 @@ def _cache_first(original: Callable[..., str]) -> Callable[..., str]:
                 path = _download_to_cache(source, cache, kwargs.get("token"), what)
                 if path is not None:
                     return str(path)
+        if reach.given_up:
+            return original(repo_id, filename, **{**kwargs, "local_files_only": True})
         folder = Path(kwargs.get("local_dir") or cache)
-        return download_with_retries(lambda: original(repo_id, filename, **kwargs), folder, what)
+        try:
+            return download_with_retries(lambda: original(repo_id, filename, **kwargs), folder, what)
+        except Unreachable:
+            return original(repo_id, filename, **{**kwargs, "local_files_only": True})
 
     return hf_hub_download
 
@@ -109,7 +122,7 @@ def download_with_retries(download: Callable[[], T], folder: Path, what: str) ->
             return _download_with_limit(download, folder, what)
         except OSError as error:  # errors of requests and of the hub are OSErrors; a missing file needs no retry
             missing = getattr(getattr(error, "response", None), "status_code", None) in (401, 403, 404)
-            if missing or attempt == ATTEMPTS or isinstance(error, FileNotFoundError):
+            if missing or attempt == ATTEMPTS or reach.given_up or isinstance(error, (FileNotFoundError, Unreachable)):
                 raise
             session.log(f"{what}: {type(error).__name__}: {error}; retrying (attempt {attempt} of {ATTEMPTS} failed)")
             time.sleep(RETRY_PAUSE_S * attempt)
@@ -118,6 +131,7 @@ def download_with_retries(download: Callable[[], T], folder: Path, what: str) ->
 
 def _download_with_limit(download: Callable[[], T], folder: Path, what: str) -> T:
     limit = timeouts.seconds("hub_timeout_s")
+    patience = Patience(min(limit or math.inf, reach.left_s()), f"a byte of {what}", session.log)
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -129,15 +143,25 @@ def _download_with_limit(download: Callable[[], T], folder: Path, what: str) -> 
 
     thread = threading.Thread(target=run, name=f"{THREAD}{what}", daemon=True)
     thread.start()
-    known, since = -1, time.monotonic()
+    known = -1
     while thread.is_alive():
         thread.join(0.01 if known < 0 else POLL_S)
         size = _partial_bytes(folder)
         if size != known:
-            known, since = size, time.monotonic()
+            reach.answered = reach.answered or -1 < known < size
+            known = size
+            patience.new()
             session.heartbeat().item(size >> 20, note=f"downloading {what}, MiB")
-        elif limit and time.monotonic() - since > limit and thread.is_alive():
-            deadline.expire(limit, f"a byte of {what}")
+        patience.report()
+        if reach.answered:
+            patience.limit_s = limit
+        if patience.left_s() < (0 if reach.answered else -limits.seconds("hub_grace_s")) and thread.is_alive():
+            if reach.answered:
+                deadline.expire(limit, f"a byte of {what}")
+            reach.give_up()
+            message = f"the hub is out of reach: waited {patience.limit_s:.0f} s for {what}"
+            session.log(message)
+            raise Unreachable(message)
     if errors:
         raise errors[0]
     return results[0]
@@ -180,17 +204,28 @@ def from_cache_first(load: Callable, name: str, *args: object, **kwargs: object)
         return load(name, *args, **kwargs)
     _cache_misses.clear()
     found: object = None
+    failed: Exception | None = None
     try:
         found = load(name, *args, **{**kwargs, "local_files_only": True})
-    except Exception:
+    except Exception as error:
         if not _cache_misses:
             raise
+        failed = error
     if not _cache_misses:
         return found
     from huggingface_hub import constants
 
     cache = Path(str(kwargs.get("cache_dir") or constants.HF_HUB_CACHE))
-    return _download_with_limit(lambda: load(name, *args, **kwargs), cache, f"the tokenizer {name} from the hub")
+    if not reach.given_up:
+        with contextlib.suppress(Unreachable):
+            return _download_with_limit(
+                lambda: load(name, *args, **kwargs), cache, f"the tokenizer {name} from the hub"
+            )
+    if failed is not None:
+        raise failed
+    lacks = ", ".join(dict.fromkeys(_cache_misses))
+    session.log(f"the tokenizer {name} is used as it is in the cache, without {lacks}, which could not be looked up")
+    return found
 
 
 def _every_tokenizer(original: Callable) -> Callable:
@@ -259,11 +294,10 @@ def _upload(original: Callable) -> Callable:
 
 def _query(original: Callable) -> Callable:
     def query(*args: Any, **kwargs: Any) -> object:
-        limit = timeouts.seconds("hub_timeout_s")
-        if not limit:
-            return original(*args, **kwargs)
         what = f"the hub to answer about {kwargs.get('repo_id') or (args[0] if args else 'a repository')}"
-        return deadline.call(lambda: original(*args, **kwargs), seconds=limit, what=what)
+        limit_s = min(timeouts.seconds("hub_timeout_s") or math.inf, max(reach.left_s(), limits.seconds("hub_grace_s")))
+        waiting = Patience(limit_s, what, session.log).report
+        return deadline.call(lambda: original(*args, **kwargs), seconds=limit_s, what=what, waiting=waiting)
 
     return query
 

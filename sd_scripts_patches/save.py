@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guards import crash
-from sd_scripts_patches import ast_utils, session, snapshots, timeouts
+from sd_scripts_patches import ast_utils, session, snapshots, timeouts, trackers
 from sd_scripts_patches.patch import Incompatible, Patch, Target, find_function, find_one
 
 if TYPE_CHECKING:
@@ -72,9 +72,16 @@ def save_weights(network: Any, file: str, dtype: Any, metadata: dict[str, str] |
 def end_training(accelerator: Any) -> None:
     """`accelerator.end_training()` within a limit. Replaces that call at the end of `train()`, after the last save.
 
-    It closes the trackers and then waits for the other ranks. A run whose files are complete does not hang there: when the
-    limit expires, the process exits as done.
+    It closes the trackers and then waits for the other ranks. A run whose files are complete does not hang there: one process
+    goes on to its exit without the trackers; of several, each exits as done when the limit expires.
     """
+    if accelerator.num_processes == 1:
+        names = ", ".join(tracker.name for tracker in accelerator.trackers) or "experiment trackers"
+        try:
+            trackers.call_within(timeouts.seconds("trackers_end_s"), f"{names} to finish", accelerator.end_training)
+        except TimeoutError as error:
+            trackers.give_up(str(error))
+        return
 
     def exit_as_done(seconds: float, what: str) -> None:
         note = f"waited {seconds:g} s for {what}; every file of the run is complete, exiting as done"

@@ -23,6 +23,8 @@ _metrics: Metrics | None = None
 _nested_phase_end_s = 0.0
 on_step: list[Callable[[int], None]] = []
 """Called with the number of each completed optimizer step."""
+end_notes: list[str] = []
+"""What a run that is done reports with its outcome."""
 on_batch_end: list[Callable[[], None]] = []
 """Called when everything that belongs to a batch is complete, samples and saves included. A run can be stopped here."""
 
@@ -80,8 +82,9 @@ def limit(name: str, what: str) -> Deadline:
 
 def log(message: str) -> None:
     """Write a line to the training log at once, in one call: loader workers write to the same file."""
-    sys.stderr.write(f"hangproof: {message}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):  # the log's disk is full, or its reader is gone
+        sys.stderr.write(f"hangproof: {message}\n")
+        sys.stderr.flush()
 
 
 def _reset_in_child() -> None:

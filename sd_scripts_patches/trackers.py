@@ -104,6 +104,12 @@ def call_within(limit_s: float, what: str, function: Callable, *args: Any) -> No
         function(*args)
 
 
+def give_up(reason: str) -> None:
+    """The run is done without the last entries of a tracker, and says so with its outcome."""
+    session.log(f"{reason}; continuing without it")
+    session.end_notes.append(f"the tracker did not finish: {reason}")
+
+
 def decouple(tracker: Any) -> None:
     """Send this tracker's `log` calls through a queue, and limit its `finish`."""
     calls = CallQueue(tracker.name)
@@ -116,14 +122,14 @@ def decouple(tracker: Any) -> None:
         limit = timeouts.seconds("tracker_timeout_s")
         session.heartbeat().item(0, note=f"waiting for tracker {tracker.name} to log its last entries")
         if not calls.drain(limit or float("inf")):
-            session.log(f"waited {limit:g} s for tracker {tracker.name} to log its last entries; continuing without it")
+            give_up(f"waited {limit:g} s for tracker {tracker.name} to log its last entries")
             return
         what = f"tracker {tracker.name} to finish"
         session.heartbeat().item(1, note=f"waiting for {what}")
         try:
             call_within(limit, what, finish)
         except Exception as error:  # noqa: BLE001 - training is complete; a tracker's error must not fail the run
-            session.log(f"{type(error).__name__}: {error}; continuing without it")
+            give_up(f"{type(error).__name__}: {error}")
 
     tracker.log, tracker.finish = queued, finish_within_limit
 

@@ -42,6 +42,7 @@ def clean(environment) -> None:
     environment.setattr(hub_request, "LONGEST_PAUSE_S", 0.05)
     environment.setattr(download, "POLL_S", 0.05)
     environment.setattr(xet_module, "failures", [])
+    hub_request.reach.__init__()
 
 
 @pytest.fixture
@@ -151,9 +152,16 @@ def test_a_server_that_sends_too_little_fails_with_the_reason_and_the_bytes_kept
 def test_a_server_that_never_answers_fails_within_the_limit(hub, tmp_path):
     hub.silent = True
     began = time.monotonic()
-    with pytest.raises(DownloadError, match="no data from"):
+    with pytest.raises(DownloadError, match="out of reach"):
         get(tmp_path / "d" / NAME, stall_s=2)
     assert time.monotonic() - began < 30
+
+
+def test_a_server_that_answered_before_and_is_silent_now_fails_as_a_stall(hub, tmp_path):
+    get(tmp_path / "d" / "config.json")
+    hub.silent = True
+    with pytest.raises(DownloadError, match="no data from"):
+        get(tmp_path / "d" / NAME, stall_s=2)
 
 
 def certificate_in(folder: Path) -> Path:

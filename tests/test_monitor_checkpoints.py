@@ -1,7 +1,11 @@
 """Which checkpoint a restart resumes from, and what is never lost."""
 
+import hashlib
 import json
 import os
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +42,27 @@ def test_a_state_that_cannot_be_checked_in_time_is_kept_where_it_is(tmp_path):
     ((unsure, reason),) = chosen.unsure
     assert unsure == path and "timed out after 1 s" in reason
     assert chosen.path is None and chosen.bad == () and path.is_dir()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the bytes of a process")
+def test_a_state_on_a_slow_disk_is_verified_however_long_that_takes(tmp_path):
+    path, piece = state(tmp_path, 10), b"x" * 1000
+    os.mkfifo(path / "slow.bin")
+    guard = json.loads((path / checkpoint.GUARD).read_text())
+    guard["files"]["slow.bin"] = {"size": 0, "sha256": hashlib.sha256(50 * piece).hexdigest()}
+    (path / checkpoint.GUARD).write_text(json.dumps(guard))
+
+    def disk():
+        with open(path / "slow.bin", "wb", buffering=0) as file:
+            for _ in range(50):
+                file.write(piece)
+                time.sleep(0.1)
+
+    thread = threading.Thread(target=disk, daemon=True)
+    thread.start()
+    verifier = checkpoints.Verifier(2.0)
+    assert verifier.result(path) == checkpoints.VerifyResult() and verifier.took_s > 4
+    thread.join()
 
 
 def test_a_verification_that_was_begun_is_not_done_again(tmp_path, monkeypatch):

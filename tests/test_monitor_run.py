@@ -149,6 +149,15 @@ def test_a_process_that_does_not_exit_after_its_outcome_does_not_keep_the_run_fr
     assert [i["cause"] for i in incidents(folder)] == ["exit"]
 
 
+def test_a_completed_run_says_what_its_training_reported_with_the_outcome(folder):
+    toy_run(folder, **SHORT)
+    note = "the tracker did not finish: waited 30 s for wandb to finish"
+    text = (folder / "toy.py").read_text()
+    (folder / "toy.py").write_text(text.replace('hb.end("done")', f'hb.end("done", "{note}")'))
+    assert supervise(folder)[0] == 0
+    assert completed(folder, restarts=0)["reason"].endswith(f"LoRA: toy.safetensors; {note}")
+
+
 @pytest.mark.skipif(not LINUX, reason="sessions and SIGTERM are POSIX")
 def test_the_whole_tree_is_ended_deaf_children_and_other_sessions_included(folder):
     spawn = """

@@ -63,6 +63,28 @@ def test_its_deadline_kills_it():
     assert "timed out" in job.error, "the first reason stays"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the bytes of a process")
+@pytest.mark.parametrize(("moves", "limit_s"), [(50, 600), (10, 600), (50, 3.5)])
+def test_one_that_moves_bytes_lasts_and_a_standstill_or_its_limit_ends_it(tmp_path, moves, limit_s):
+    """It reads a thousand bytes every 0.1 s, then stands still for a minute unless it has read all."""
+    (tmp_path / "file").write_bytes(bytes(50_000))
+    code = f"""
+import time
+with open({str(tmp_path / "file")!r}, "rb", buffering=0) as file:
+    for _ in range({moves}):
+        file.read(1000)
+        time.sleep(0.1)
+time.sleep(60 if {moves} < 50 else 0)
+"""
+    job = run(code, limit_s, standstill_s=2.0)
+    if moves < 50:
+        assert job.timed_out and job.error.endswith("timed out after 2 s in which it read and wrote nothing")
+    elif limit_s < 5:
+        assert job.timed_out and job.error.endswith("timed out after 3.5 s")
+    else:
+        assert job.code == 0 and job.error == "" and job.took_s > 5
+
+
 @posix
 def test_it_is_killed_with_its_children():
     job = Subjob(["bash", "-c", "sleep 63 & echo $!; wait"], 1.0)

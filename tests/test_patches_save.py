@@ -10,7 +10,7 @@ import pytest
 import resume_helpers as helpers
 import tiny_sd_scripts as tiny
 
-from guards import checkpoint
+from guards import checkpoint, heartbeat, limits
 from sd_scripts_patches import save
 from sd_scripts_patches.patch import Incompatible, find_function
 
@@ -52,6 +52,16 @@ def finish(self):
 module.TensorBoardTracker.finish = finish
 """
 """A tracker that records the files and the phase at the time of `finish`, and never returns."""
+
+
+END_HANGS = """
+import os, time
+def end_training(self):
+    os.write(1, f"HANG {time.monotonic()}\\n".encode())
+    time.sleep(3600)
+module.Accelerator.end_training = end_training
+"""
+"""An upload of a tracker outside `finish`, such as a library's own thread, that never returns."""
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +141,26 @@ def test_a_tracker_that_never_returns_at_the_end_loses_nothing(resumed):
     assert {"phase-end", "tiny-state", "tiny.safetensors"} <= set((out / "seen").read_text().split())
     assert "waited 8 s for tracker tensorboard to finish; continuing without it" in result.log
     assert result.code == 0 and result.hung_s() < 8 + 10
+
+
+@real
+def test_an_end_of_the_trackers_that_never_returns_is_left_and_the_run_is_done(work, tmp_path):
+    """It held the process for 300 s. Nothing of the run is missing, and the outcome says what is."""
+    env = {"HANGPROOF_TRACKERS_END_S": "3", "HANGPROOF_HEARTBEAT": str(tmp_path / "hb")}
+    faults = fault(tmp_path, "accelerate.accelerator", END_HANGS)
+    result = helpers.train(work, tmp_path / "out", "--max_train_epochs", "1", faults=faults, env=env)
+    assert result.code == 0 and result.hung_s() < 3 + 30, result.log[-2000:]
+    (beat,) = heartbeat.read_all(tmp_path / "hb")
+    assert (beat.outcome, beat.note.split(":")[0]) == ("done", "the tracker did not finish")
+    assert "tiny.safetensors" in helpers.names(tmp_path / "out")
+
+
+def test_one_process_is_gone_within_a_minute_of_its_last_save_whatever_its_tracker_does():
+    """sd-scripts and musubi-tuner: trackers, exit grace, its workers; the built-in trainer: trackers, loader's workers."""
+    seconds = {name: limits.TABLE[name].default_s for name in limits.TABLE}
+    common = seconds["trackers_end_s"] + seconds["flush_s"]
+    assert common + seconds["exit_grace_s"] + seconds["shutdown_s"] <= 60
+    assert common + seconds["end_workers_s"] <= 60
 
 
 @real

@@ -2,17 +2,20 @@
 
 import errno
 import json
+import os
 import shutil
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from monitor_helpers import wait_for
 from trainer_helpers import flags, fork, good, make_config, make_images, sha
 
 from guards import checkpoint, memory, snapshots, state_saves
-from guards.heartbeat import Heartbeat
+from guards.heartbeat import Heartbeat, read
 from guards.snapshot_record import File
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
@@ -86,6 +89,45 @@ def test_a_short_wait_is_not_called_a_slow_disk(saves, tmp_path):
     saves.save("a", 1, 0, [tensor_file(1)], lambda files: time.sleep(0.3))
     saves.begin(2)
     assert not saves.busy and not (tmp_path / "events.jsonl").exists()
+
+
+def test_a_save_that_stands_still_beats_no_more_and_one_on_a_slow_disk_does(ring, tmp_path, monkeypatch):
+    """The disk is a pipe: a write that finds it full blocks, until somebody reads."""
+    monkeypatch.setattr(state_saves, "BEAT_POLL_S", 0.05)
+    record, (disk, end) = tmp_path / "rank-0.hb", os.pipe()
+    saves = StateSaves(Snapshots(ring, "/runs/a", "spec"), Heartbeat(record), str(tmp_path))
+    saves.save("a", 1, 0, [tensor_file(1)], lambda files: [os.write(end, bytes(1 << 16)) for _ in range(20)])
+    waiting = threading.Thread(target=saves.wait)
+    waiting.start()
+    wait_for(lambda: read(record).phase == "save")
+
+    def silent():
+        before = read(record)
+        time.sleep(1.5)
+        return (read(record).beat_s, read(record).done) == (before.beat_s, before.done)
+
+    wait_for(silent, 15)
+    for _ in range(5):
+        before = read(record).done
+        os.read(disk, 1 << 16)
+        wait_for(lambda before=before: read(record).done > before)
+    assert silent()
+    while saves.busy:
+        os.read(disk, 1 << 16)
+    waiting.join()
+    os.close(disk)
+    os.close(end)
+
+
+def test_the_sync_of_a_large_file_shows_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 1 << 16)
+    (tmp_path / "large").write_bytes(os.urandom(10 << 16))
+    checkpoint.fsync_path(tmp_path / "large")  # its imports read files
+    with ThreadPoolExecutor(1) as disk:
+        thread = disk.submit(threading.get_native_id).result()
+        before = state_saves._moved_bytes(thread)
+        disk.submit(checkpoint.fsync_path, tmp_path / "large").result()
+        assert state_saves._moved_bytes(thread) - before == 10, "a byte for each piece"
 
 
 def test_an_error_stops_the_training_and_what_would_have_followed(saves):

@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
         crash.exit_now(crash.EXIT_STOPPED)
     if training.main:
         print("model saved.", flush=True)
-    hb.end("done")
+    hb.end("done", training.end_note)
     crash.exit_now(0)
 
 

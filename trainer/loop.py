@@ -405,11 +405,12 @@ def end(t: Training, batches) -> None:
     """Closes the trackers and the loader's workers, each within a limit, after all saves and before the outcome is recorded."""
     if t.accelerator.trackers:
         t.hb.phase("end", note="closing the trackers")
-        limit_s = limits.seconds("tracker_timeout_s")
+        limit_s = limits.seconds("trackers_end_s")
         try:
-            deadline.call(t.accelerator.end_training, seconds=limit_s, what=f"the tracker {t.args.log_with} to finish")
+            deadline.call(t.accelerator.end_training, seconds=limit_s, what=f"{t.args.log_with} to finish")
         except TimeoutError as problem:
             print(f"{problem}. The run ends without it.", file=sys.stderr, flush=True)
+            t.end_note = f"the tracker did not finish: {problem}"
     t.hb.phase("end", note="stopping the data loader's workers")
     end_workers(batches)
 

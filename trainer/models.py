@@ -113,7 +113,12 @@ def download(name: str, tick: Tick) -> Path:
     except (DownloadError, OSError) as problem:
         kind = getattr(problem, "kind", "disk")
         found = hub_cache.cached_repository(Source(name, ""))
-        if found is not None and kind in ("offline", "stalled", "server"):  # perhaps the hub's library completed it
+        if found is not None and kind in (
+            "offline",
+            "unreachable",
+            "stalled",
+            "server",
+        ):  # perhaps the hub's library completed it
             try:
                 check(found)
                 return found

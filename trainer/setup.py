@@ -60,6 +60,7 @@ class Training:
     requests: StepRequests  # of the user and the monitor
     snapshots: Snapshots  # in memory, for a restart
     saves: StateSaves
+    end_note: str = ""  # what a run that is done reports with its outcome
     state: tuple[int, Path] | None = None  # the newest state that this process saved or loaded: its step and folder
 
     @property

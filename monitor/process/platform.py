@@ -138,10 +138,11 @@ def command_of(pid: int) -> str:
 
 
 def io_bytes(pid: int) -> int:
-    """Bytes that a process has passed through read and write calls; 0 where that is not known."""
+    """Bytes that a process has passed through read and write calls, and those of a disk again, which move within a long
+    call; 0 where that is not known."""
     with contextlib.suppress(OSError):  # gone, not ours, or not Linux
         fields = dict(line.split(b": ") for line in read_bytes(f"/proc/{pid}/io").splitlines())
-        return int(fields.get(b"rchar", 0)) + int(fields.get(b"wchar", 0))
+        return sum(int(fields.get(name, 0)) for name in (b"rchar", b"wchar", b"read_bytes", b"write_bytes"))
     return 0
 
 

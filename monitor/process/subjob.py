@@ -6,6 +6,7 @@ result like any other (`error`), because the monitor must survive a machine with
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -41,17 +42,22 @@ class Subjob:
     time in seconds, and `error` the reason when it did not exit by itself with status 0, else "".
     """
 
-    def __init__(self, command: list[str], timeout_s: float, stdin: bytes | None = b""):
-        """Start `command`; it is killed after `timeout_s` seconds. stdin: what it reads; None: what `send` writes."""
+    def __init__(self, command: list[str], timeout_s: float, stdin: bytes | None = b"", standstill_s: float = math.inf):
+        """Start `command`; it is killed after `timeout_s` seconds, and `standstill_s` after the last byte that it moved.
+
+        Where the system does not count bytes, both limits begin with it. stdin: what it reads; None: what `send` writes.
+        """
         self.name = command[2] if command[1:2] == ["-m"] else Path(command[0]).name
         self.timeout_s = timeout_s
+        self.standstill_s = standstill_s
         self.code: int | None = None
         self.timed_out = False
         self.took_s = 0.0
         self.error = ""
         self._text = ""
         self._done = False
-        self._began_s = time.monotonic()
+        self._began_s = self._moved_s = time.monotonic()
+        self._bytes = 0
         self._out: IO[bytes] | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         try:
@@ -87,10 +93,21 @@ class Subjob:
         if not self._done and self._popen is not None:
             if self._popen.poll() is not None:
                 self._finish()
-            elif time.monotonic() - self._began_s > self.timeout_s:
+            elif late := self._late():
                 self.timed_out = True
-                self._kill(f"{self.name} timed out after {self.timeout_s:g} s")
+                self._kill(f"{self.name} timed out after {late}")
         return self._done
+
+    def _late(self) -> str:
+        """The limit that it exceeds, "" for none."""
+        assert self._popen is not None
+        now_s = time.monotonic()
+        if self.standstill_s < math.inf and (moved := platform.io_bytes(self._popen.pid)) != self._bytes:
+            self._bytes, self._moved_s = moved, now_s
+        if now_s - self._began_s > self.timeout_s:
+            return f"{self.timeout_s:g} s"
+        standstill = now_s - self._moved_s > self.standstill_s
+        return f"{self.standstill_s:g} s in which it read and wrote nothing" if standstill else ""
 
     def wait(self, pause: Callable[[float], None]) -> None:
         """Wait until it is done. `pause(seconds)` sleeps; when it raises, the child is killed."""

@@ -1,6 +1,6 @@
 """Which checkpoint to resume from: the newest that verifies. Bad ones are set aside by name, the last good one is kept.
 
-The check reads gigabytes and may import torch, so it runs in a subprocess with a deadline. It begins when a run is first
+The check reads gigabytes and may import torch, so it runs in a subprocess, which ends when it stands still. It begins when a run is first
 suspected, and its result is kept by the content of the guard file: by the time the old processes are gone, the result is
 usually there. "Cannot be verified" is not "bad": a check that fails (no memory, broken torch, a disk that does not
 answer) is repeated with hashes alone, and if that fails too the state stays in place and the run does not start over.
@@ -9,6 +9,7 @@ answer) is repeated with hashes alone, and if that fails too the state stays in 
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -44,8 +45,9 @@ class ResumePoint:
 class Verifier:
     """Verifies states in a subprocess, one at a time, and keeps the results."""
 
-    def __init__(self, timeout_s: float):
-        self.timeout_s = timeout_s
+    def __init__(self, standstill_s: float):
+        """standstill_s: without a byte read, a check has failed; one that reads may take as long as it needs."""
+        self.standstill_s = standstill_s
         self.took_s = 0.0  # the last check
         self._results: dict[tuple[str, bytes], VerifyResult] = {}
         self._running: tuple[tuple[str, bytes], Subjob] | None = None
@@ -92,7 +94,8 @@ class Verifier:
             self._running = None
 
     def _check(self, state: Path, *more: str) -> Subjob:
-        return Subjob(python("guards.checkpoint", "verify", str(state), *more, "--json"), self.timeout_s)
+        command = python("guards.checkpoint", "verify", str(state), *more, "--json")
+        return Subjob(command, math.inf, standstill_s=self.standstill_s)
 
     def _keep(self, key: tuple[str, bytes], result: VerifyResult) -> VerifyResult:
         if not result.unsure:
@@ -176,8 +179,8 @@ def room_missing(folders: list[Path], floor_bytes: int = 64 << 20) -> str:
     return "" if free >= need else f"{have}; free {(need - free) / 1e6:.0f} MB"
 
 
-def verify_lora(path: Path, timeout_s: float, pause: Callable[[float], None]) -> VerifyResult:
-    """Check a finished LoRA: a complete safetensors file with finite weights."""
-    job = Subjob(python("guards.checkpoint", "verify-lora", str(path), "--json"), timeout_s)
+def verify_lora(path: Path, standstill_s: float, left_s: float, pause: Callable[[float], None]) -> VerifyResult:
+    """Check a finished LoRA: a complete safetensors file with finite weights. left_s: until the machine goes."""
+    job = Subjob(python("guards.checkpoint", "verify-lora", str(path), "--json"), left_s, standstill_s=standstill_s)
     job.wait(pause)
     return _result_of(job)
