@@ -73,6 +73,7 @@ def forked(command: list[str], environment: dict[str, str], cwd: Path, work: Pat
     """Return f(argv, variables), which forks a run of one of kohya's trainers. imports: what its script has not imported there."""
     (work / "gated.py").write_text(GATED.format(tests=str(Path(__file__).parent), imports=imports), encoding="utf-8")
     environment["TINY_FAULTS"] = f"{environment.get('TINY_FAULTS', '')};guards.gate={work / 'gated.py'}"
+    environment["TINY_BLOCKS"] = "2,4"  # a run has only these variables, and imports of the models come later
     nursery = Nursery(command, {**environment, gate.VARIABLE: "0", gate.STAND_IN: "-"}, cwd)
     return lambda argv, variables: nursery.run(argv, environment | variables)
 
@@ -104,9 +105,7 @@ def sd_scripts(name: str) -> Family:
         return fork(make(out / "made", *words, **values), variables)
 
     made = Family(5, run)
-    if (
-        name != "flux"
-    ):  # whose caches are in memory; who makes those on the disk draws other numbers than who finds them
+    if name != "flux":  # its caches are in memory; a run that makes those on the disk draws other numbers
         train(made, Path(tempfile.mkdtemp(dir=work)), "never", {"max_train_epochs": "1"})
     return made
 
