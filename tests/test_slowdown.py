@@ -106,6 +106,7 @@ def test_one_long_step_under_way_is_not_slow_and_the_third_very_long_one_is():
     assert pace.observe([], 3600.0) == ""  # a suspended laptop, a stopped process
     assert pace.observe([277.0, 277.0], 5.0) == ""
     assert pace.observe([], 20.0) == SLOW
+    assert pace.now_s(20.0) == 277.0, "what is reported is a slow step, not one of the usual ones before it"
 
 
 def test_from_a_rehearsal_three_times_its_step_is_slow_until_the_run_has_its_own_pace():

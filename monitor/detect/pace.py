@@ -98,6 +98,8 @@ class Pace:
             return ""
         if not self.slow and (severe or sum(s > limit_s for s in window) >= SHARE * len(window)):
             self.slow, self.lost_s = True, sum(max(0.0, s - self.usual_s) for s in window)
+            while self._window and self._window[0] <= limit_s:  # from before: three long steps need no whole window
+                self._window.popleft()
             return SLOW
         back_s = self.limit_s(BACK, BACK_SLOWER) if self.own else FACTOR * self._expected_s
         if self.slow and sum(s <= back_s for s in window) >= SHARE * len(window):
