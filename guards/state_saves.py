@@ -208,7 +208,7 @@ class StateSaves:
     def _wait(self, limit_s: float = math.inf) -> bool:
         """Wait for the thread, in phase "save"; False: `limit_s` has passed before.
 
-        An item is a look at which the thread has moved bytes: a slow disk is progress, a disk that stands still is a hang.
+        An item is a look at which the thread has moved bytes: a slow disk is progress, one that moves nothing is a hang.
         """
         if not self.busy or self._thread is None:
             return True

@@ -1,6 +1,6 @@
 """Which checkpoint to resume from: the newest that verifies. Bad ones are set aside by name, the last good one is kept.
 
-The check reads gigabytes and may import torch, so it runs in a subprocess, which ends when it stands still. It begins when a run is first
+The check reads gigabytes and may import torch, so it runs in a subprocess, which ends when it makes no progress. It begins when a run is first
 suspected, and its result is kept by the content of the guard file: by the time the old processes are gone, the result is
 usually there. "Cannot be verified" is not "bad": a check that fails (no memory, broken torch, a disk that does not
 answer) is repeated with hashes alone, and if that fails too the state stays in place and the run does not start over.
