@@ -113,7 +113,7 @@ def test_one_pod_is_no_place_for_a_run_of_two_machines(data, clean):  # noqa: F8
     for command in ("runpod", "vast", "docker"):
         done = python("-m", "launch", command, folder.name, "--image", "me/h:1")
         assert done.returncode == 1 and "set nodes to 1" in done.stderr, command
-    assert not list(folder.glob("*.json")) and not (folder / "docker.sh").exists()
+    assert [path.name for path in folder.glob("*.json")] == ["job.json"] and not (folder / "docker.sh").exists()
 
 
 def test_a_secret_is_a_name_only(clean, monkeypatch):
@@ -464,7 +464,8 @@ def test_prepare_writes_the_script_for_this_machine_and_fetches_the_model(data, 
     monkeypatch.setattr(runs, "fetch_model", fetched.append)
     for choice in (("sdxl", "sd-scripts", "12G"), ("flux-dev", "diffusers", "20G")):
         folder = a_run(data, name=choice[0], model=choice[0], backend=choice[1], tier=choice[2])
-        (folder / "train.sh").write_text("cd /another/machine\n")
+        for file in (folder / "train.sh", folder / "job.json"):
+            file.write_text(file.read_text().replace(str(data), "/another/machine"))
         args = arguments(train, "--prepare")
         args.run, args.json = folder.name, False
         assert train.run(args) == 0
