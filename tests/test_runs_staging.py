@@ -79,7 +79,7 @@ def test_a_second_account_has_a_local_folder_of_its_own(data, place, tmp_path): 
     own = place / "run of another user" / "cat"
     own.mkdir(parents=True)
     os.chown(own, 65534, 65534)
-    for parent in (*[one for one in tmp_path.parents if "pytest" in str(one)], tmp_path):
+    for parent in (tmp_path, *(one for one in tmp_path.parents if "pytest" in str(one))):
         parent.chmod(0o755)
     pid = os.fork()
     if pid == 0:
