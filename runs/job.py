@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import presets
-from presets.schema import commit
 from runs.command import commands, dataset_tables, environment, launch_options, sample_prompts
 from runs.files import RunError, checksum
 from runs.paths import CHECKOUTS, ROOT, datasets_dir, models_dir, slug
@@ -133,6 +132,8 @@ def fields(spec: "RunSpec") -> dict[str, Any]:
 
 def made(job: Job, run_toml: bytes) -> Job:
     """The job of a run that is made now, from the `run.toml` with these bytes."""
+    from presets.schema import commit  # the page is built without it
+
     checkout = CHECKOUTS.get(job.backend)
     versions = {"hangproof": commit(ROOT) or "", "trainer": job.backend}
     versions |= {"trainer_commit": commit(checkout.path()) or ""} if checkout else {}
