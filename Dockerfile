@@ -35,9 +35,11 @@ RUN for trainer in $TRAINERS; do ./start.sh "$trainer"; done \
 ENV HANGPROOF_DATA=/data
 VOLUME /data
 EXPOSE 7860
+# The token goes through a pipe: arguments show in the list of processes.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
-  CMD printf 'Authorization: Bearer %s' "$(cat "${XDG_CONFIG_HOME:-$HOME/.config}/hangproof/token")" \
-    | curl --fail --silent --show-error --max-time 8 --header @- http://127.0.0.1:7860/healthz
+  CMD ["/bin/bash", "-c", "set -o pipefail; token=\"${XDG_CONFIG_HOME:-$HOME/.config}/hangproof/token\"; \
+    printf 'Authorization: Bearer %s' \"$(cat \"$token\")\" \
+    | curl --fail --silent --show-error --max-time 8 --header @- http://127.0.0.1:7860/healthz"]
 # SIGTERM saves every run within 30 s: give `docker stop` more than that (compose.yaml: stop_grace_period).
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/usr/bin/tini", "--", "/hangproof/.venv/bin/python", "-m", "launch"]
