@@ -180,5 +180,5 @@ def test_the_guard_and_the_login_apply(tmp_path):
             status, _, body = ask(server, "GET", path)
             assert status == 401 and "error" in json.loads(body), path
         assert ask(server, "GET", "/api/evolution/cat", Host="evil.example")[0] == 403
-        assert ask(server, "POST", "/api/evolution/cat")[0] == 405
-        assert ask(server, "GET", "/api/evolutionx")[0] == 404
+        assert ask(server, "POST", "/api/evolution/cat")[0] == 401
+        assert ask(server, "GET", "/api/evolutionx")[0] == 401
