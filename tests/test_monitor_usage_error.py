@@ -10,6 +10,7 @@ import pytest
 from runs_helpers import PROJECT, data, pictures, spec  # noqa: F401
 
 import runs
+from runs import job, pin
 from runs.paths import sd_scripts_dir, venv_program
 
 # The parser of sd-scripts as far as it matters here: argparse's own error, with the usage of many options before it.
@@ -55,7 +56,7 @@ def test_the_built_in_trainers_error_leads(data, tmp_path):  # noqa: F811
     folder = runs.create(wanted, pictures(tmp_path / "in"))
     changed = wanted.changed(extra={"optimizer_type": "nonsense", "training_comment": LONG})
     runs.save(folder, changed)
-    runs.write_attempt(folder, changed, 1)
+    pin.write(folder, job.made(job.resolve(changed, folder), (folder / "run.toml").read_bytes()))
     check(supervise(folder), "error: --optimizer_type nonsense: not supported; use adafactor or adamw8bit or adamw")
 
 

@@ -12,6 +12,7 @@ from ui_helpers import PROJECT
 from ui_page import a_tab, choose_tiny, drop, field, open_page
 
 import runs
+from runs import job, pin
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_an_error_of_the_trainers_parser_leads_the_runs_page_and_its_log(browser
     folder = runs.create(spec, pictures(tmp_path / "in"))
     changed = spec.changed(extra={"optimizer_type": "nonsense", "training_comment": "long " * 900})
     runs.save(folder, changed)
-    runs.write_attempt(folder, changed, 1)
+    pin.write(folder, job.made(job.resolve(changed, folder), (folder / "run.toml").read_bytes()))
     done = subprocess.run(
         [sys.executable, "-m", "monitor", "run", str(folder)], cwd=PROJECT, capture_output=True, text=True, timeout=300
     )
