@@ -100,14 +100,14 @@ sys.addaudithook(_audit)
 
 @contextlib.contextmanager
 def sandbox() -> Iterator[Path]:
-    """A data root among other files. Fails when anything outside outputs/ and datasets/ was written or has changed."""
+    """A data root among other files. Fails when anything outside outputs/, datasets/ and .secrets/ was written or has changed."""
     global _watched
     memory = Path("/dev/shm")
     root = Path(tempfile.mkdtemp(prefix="hostile-", dir=memory if memory.is_dir() else None)).resolve()
     (root / "data/models").mkdir(parents=True)
     (root / "secret.txt").write_text("secret")
     (root / "data/models/model.txt").write_text("model")
-    allowed = [root / "data/datasets", root / "data/outputs"]
+    allowed = [root / "data/datasets", root / "data/outputs", root / "data/.secrets"]
 
     def outside() -> dict[str, bytes]:
         found = [path for path in root.rglob("*") if not any(path.is_relative_to(one) for one in allowed)]
