@@ -22,7 +22,12 @@ settings.load_profile("steady")
 
 
 # No worker of ./test.sh is left alone with a long file at the end.
-LONGEST = ("test_ui_browser.py", "test_faults.py", "test_monitor_orders.py", "test_monitor_run.py")
+LONGEST = (
+    "tests/browser/ui/test_journey.py",
+    "tests/process/benchmarks/test_faults.py",
+    "tests/process/monitor/cli/test_requests.py",
+    "tests/process/monitor/test_supervisor.py",
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -1,0 +1,70 @@
+"""A rehearsal of a draft in two browsers while the page's server is killed, and the run that is trained after it."""
+
+import json
+
+import pytest
+from two_browsers import two_browsers
+from ui_helpers import PACED, browsing, photos, serving
+from ui_page import RUN_S, choose_tiny, drop, faint_texts, field, open_page, state_is, until
+
+from launch import rehearse, short_run
+from tests.browser.captions.test_journey import continue_draft, data, stays_open, was_not_reloaded  # noqa: F401 - data is a fixture
+from ui import jobs
+from ui.new import rehearsal
+
+SLOW = {**PACED, "HANGPROOF_PACE_S": "4"}
+
+
+def rehearsal_is(page, state: str) -> None:
+    """Wait until the page shows the rehearsal in this state."""
+    page.locator(f".hp-rehearsal[data-state={state}]").wait_for(timeout=RUN_S * 1000)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_rehearsal_in_two_browsers_goes_on_while_the_server_is_killed(data):  # noqa: F811
+    with browsing() as browser, two_browsers(browser) as (one, other):
+        with serving(data, **SLOW) as server:
+            open_page(one, server)
+            drop(one, *photos("coffee.png", "chelsea.png"), count=2)
+            choose_tiny(one)
+            for key, text in (("name", "bird"), ("trigger", "ohwx"), ("epochs", "1"), ("repeats", "2")):
+                field(one, key).fill(text)
+                field(one, key).blur()
+            continue_draft(other, server)
+            stays_open(one)
+            stays_open(other)
+            one.get_by_test_id("rehearse").click()
+            rehearsal_is(other, "running")  # without a reload
+            until(lambda: field(other, "name").input_value() == "bird", "the form in the other browser")
+            field(other, "name").fill("owl")
+            field(other, "name").blur()
+            other.locator(".hp-rehearsal").get_by_role("button", name="Cancel").click()
+            rehearsal_is(one, "cancelled")
+            rehearsal_is(other, "cancelled")
+            assert was_not_reloaded(one) and was_not_reloaded(other)
+            folder = rehearsal._folder(one.evaluate("window.hangproof.draft()"))
+            until(lambda: not list((data / short_run.SCRATCH).glob("*")), "nothing of it is left")
+
+            other.get_by_test_id("rehearse").click()
+            rehearsal_is(one, "running")
+            one.locator(".hp-stage[data-stage=train][data-state=running]").wait_for(timeout=RUN_S * 1000)
+            server.stop(hard=True)
+            field(other, "name").fill("typed without a server")
+        assert jobs.read(folder, rehearsal.JOB).state == "running"
+        with serving(data, port=server.port, **SLOW) as server:
+            for page in (one, other):
+                rehearsal_is(page, "passed")
+                page.get_by_test_id("unsaved-banner").wait_for(state="hidden")
+                assert {stage.get_attribute("data-state") for stage in page.locator(".hp-stage").all()} == {"done"}
+            until(lambda: field(other, "name").input_value() == "typed without a server", "the typed text")
+            assert other.locator(".hp-verdict.hp-done").is_visible(), "the result belongs to these settings"
+            assert not faint_texts(other)
+            found = rehearse.read(folder)
+            assert found.state == rehearse.PASSED and found.measured["step_s"] > 0
+
+            other.get_by_role("button", name="Start training").click()
+            state_is(other, "completed")
+        run = data / "outputs" / "typed-without-a-server"
+        assert json.loads((run / "status.json").read_text())["step"] == 4
+        assert rehearse.read(run).state == rehearse.PASSED, "the run keeps its rehearsal"

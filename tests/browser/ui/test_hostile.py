@@ -1,0 +1,556 @@
+"""Hostile and random folders, names, captions, ZIPs, images and calls: a clear answer, nothing outside the two data
+folders, no caption on another picture.
+
+300 cases by default. The complete count: HOSTILE_CASES=5000 .venv/bin/python -m pytest -q tests/browser/ui/test_hostile.py
+"""
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import io
+import json
+import os
+import random
+import shutil
+import struct
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import tomllib
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from PIL import Image
+
+import runs
+from runs import archives, dataset
+from ui.dataset import draft, draft_images, draft_store, images
+from ui.new import new_lora
+
+CASES = int(os.environ.get("HOSTILE_CASES", "300"))
+SHARES = {"drops": 0.3, "zips": 0.2, "images": 0.15, "calls": 0.15, "changes": 0.2}
+MARKUP = [
+    "<img src=x onerror=alert(1)>",
+    "</textarea><script>alert(1)</script>",
+    "\"'`${7*7}{{7*7}}",
+    "javascript:alert(1)",
+]
+NASTY = [
+    "..",
+    ".",
+    "CON",
+    "nul",
+    "a:b",
+    "~",
+    "$(id)",
+    "-rf",
+    "a\0b",
+    "\u202egnp",
+    "日本",
+    "🦊",
+    "\ud83d",
+    "x" * 300,
+    "%2e%2e",
+]
+# Names that collide come up most often: a caption can only be mistaken where two pictures could have it.
+STEMS = st.sampled_from(["1"] * 60 + ["2"] * 30 + ["a.b", "A", *MARKUP, *NASTY]) | st.sampled_from(["1", "2"])
+STEMS |= st.sampled_from(["1", "2"]) | st.text(max_size=12)
+FOLDERS = st.sampled_from(["", "a", "b", "10_cat", "a/10_cat", "b"]) | st.sampled_from(["", "a", "b"])
+FOLDERS |= st.sampled_from(["3_dog", "0_x", "../a", "../../../../out", "/etc", "C:\\x", *MARKUP, *NASTY])
+FOLDERS |= st.sampled_from(["a", "b"]) | st.lists(st.text(max_size=6), max_size=3).map("/".join)
+# Where Hypothesis keeps its tables; it writes them while the state machine draws, on the first run and after a change of the code.
+HYPOTHESIS = Path(os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")).absolute()
+WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate"}
+AT = ("os.remove", "os.rmdir")  # with a folder's descriptor as last argument, which shutil.rmtree uses
+_watched: list[str] | None = None
+
+
+def cases(kind: str) -> settings:
+    return settings(max_examples=max(20, round(CASES * SHARES[kind])), stateful_step_count=14)
+
+
+def _audit(event: str, args: tuple) -> None:
+    """Record every path that this process changes while it is watched."""
+    if _watched is None:
+        return
+    if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
+        mode, flags = args[1], args[2] or 0
+        if (mode and set(mode) & set("wax+")) or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+            _watched.append(os.fsdecode(args[0]))
+    elif event in WRITES:
+        place = Path(os.readlink(f"/proc/self/fd/{args[-1]}")) if args[-1] != -1 and event in AT else Path()
+        _watched.extend(str(place / os.fsdecode(one)) for one in args[:2] if isinstance(one, str | bytes | os.PathLike))
+
+
+sys.addaudithook(_audit)
+
+
+@contextlib.contextmanager
+def sandbox() -> Iterator[Path]:
+    """A data root among other files. Fails when anything outside outputs/, datasets/ and .secrets/ was written or has changed."""
+    global _watched
+    memory = Path("/dev/shm")
+    root = Path(tempfile.mkdtemp(prefix="hostile-", dir=memory if memory.is_dir() else None)).resolve()
+    (root / "data/models").mkdir(parents=True)
+    (root / "secret.txt").write_text("secret")
+    (root / "data/models/model.txt").write_text("model")
+    allowed = [root / "data/datasets", root / "data/outputs", root / "data/.secrets"]
+
+    def outside() -> dict[str, bytes]:
+        found = [path for path in root.rglob("*") if not any(path.is_relative_to(one) for one in allowed)]
+        return {str(path): path.read_bytes() if path.is_file() else b"" for path in found}
+
+    before = outside()
+    try:
+        with mock.patch.dict(os.environ, {"HANGPROOF_DATA": str(root / "data")}):
+            _watched = []
+            yield root
+            seen, _watched = _watched, None
+        assert outside() == before
+        wrong = [path for path in map(os.path.abspath, seen) if not _allowed(path, allowed)]
+        assert not wrong, wrong
+    finally:
+        _watched = None
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _allowed(path: str, allowed: list[Path]) -> bool:
+    return (
+        any(Path(path).is_relative_to(one) for one in (*allowed, HYPOTHESIS))
+        or path == os.devnull
+        or "__pycache__" in path
+    )
+
+
+@functools.cache
+def picture(number: int, kind: str = "PNG") -> bytes:
+    """A small image, unlike that of any other number."""
+    dataset.add_heif()
+    buffer = io.BytesIO()
+    Image.frombytes("RGB", (4, 4), random.Random(number).randbytes(48)).resize((24, 16)).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def sendable(value: object) -> bool:
+    """Whether a value can be sent to a browser."""
+    json.dumps(value, ensure_ascii=False, allow_nan=True).encode("utf-8")
+    return True
+
+
+def clear(messages: list[str]) -> None:
+    """Each message is one line of text, and in the page's HTML it stays text."""
+    for message in messages:
+        assert isinstance(message, str) and len(message.strip()) > 10 and len(message) < 3000, message
+        html = new_lora.problem_html(message)
+        assert not any(f"<{tag}" in html for tag in ("img", "script", "/textarea")), html
+    assert sendable(messages)
+
+
+def upload(content: bytes, number: int) -> Path:
+    path = draft.uploads_dir() / sha(content) / f"{number}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+class Expected:
+    """What was dropped, and so which captions each picture may have."""
+
+    def __init__(self) -> None:
+        self.pictures: dict[tuple[str, str], set[tuple[str, str]]] = {}  # (folder, sha256) -> {(drop, stem)}
+        self.tried: set[tuple[str, str, str]] = set()  # (drop, folder, stem) of every picture, good or bad
+        self.captions: dict[str, tuple[str, str, str]] = {}  # text -> (drop, folder, stem)
+
+    def name(self, given: str) -> tuple[str, str] | None:
+        with contextlib.suppress(runs.RunError):
+            folder, _, last = archives.relative_name(draft.plain_text(given)).rpartition("/")
+            return folder, Path(last).stem
+        return None
+
+    def file(self, drop: str, given: str, content: bytes, good: bool) -> None:
+        if named := self.name(given):
+            folder, stem = named
+            self.tried.add((drop, folder, stem))
+            if good:
+                self.pictures.setdefault((folder, sha(content)), set()).add((drop, stem))
+
+    def caption(self, drop: str, given: str) -> bytes:
+        text = f"caption {len(self.captions)}"
+        if named := self.name(given):
+            self.captions[text] = (drop, *named)
+        return text.encode()
+
+    def check(self, draft_id: str) -> None:
+        for item in draft.items(draft_id):
+            own = self.pictures[item.folder, item.sha256]
+            if item.caption:
+                drop, folder, stem = self.captions[item.caption]
+                late = (drop, folder, stem) not in self.tried and stem in {name for _, name in own}
+                # the picture of this caption was refused: a later drop brings it again
+                late |= all(first > drop for first, _ in own) and stem in {name for _, name in own}
+                assert folder == item.folder and ((drop, stem) in own or late), (item, self.captions[item.caption])
+
+
+FILES = st.lists(
+    st.tuples(
+        FOLDERS, STEMS, st.sampled_from(["image"] * 4 + ["caption"] * 5 + ["bad", "bad", "junk"]), st.integers(0, 9)
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@cases("drops")
+@given(drops=st.lists(st.tuples(FILES, st.integers(0, 8)), min_size=1, max_size=3), create=st.booleans())
+def test_dropped_folders(drops, create):
+    with sandbox() as root:
+        expected, mine = Expected(), draft.new_id()
+        for number, (files, cut) in enumerate(drops):
+            drop, uploads = f"drop{number}", []
+            for at, (folder, stem, kind, content) in enumerate(files):
+                suffix = {"caption": ".txt", "junk": ".exe"}.get(kind, ".png")
+                given_name = f"{folder}/{stem}{suffix}" if folder else f"{stem}{suffix}"
+                body = expected.caption(drop, given_name) if kind == "caption" else picture(content)
+                body = b"junk" if kind in ("bad", "junk") else body
+                if suffix == ".png":
+                    expected.file(drop, given_name, body, kind == "image")
+                uploads.append((upload(body, at), given_name))
+            for part, more in ((uploads[:cut], True), (uploads[cut:], False)):
+                added, messages = draft.add(mine, part, drop, more)
+                assert 0 <= added <= len(part)
+                clear(messages)
+            expected.check(mine)
+            assert all(path.exists() for path, _ in uploads)
+        assert sendable(images.listing(mine))
+        if create and draft.items(mine):
+            check_run(root, mine)
+
+
+def check_run(root: Path, draft_id: str) -> None:
+    """Create a run and find each picture in its data set with its caption, in exactly one subset with its repeats."""
+    spec = runs.make({"name": "run", "model": "tiny-flux", "backend": "diffusers", "repeats": 7})
+    folder = runs.create(spec, draft.sources(draft_id))
+    place = root / "data/datasets/run"
+    left = [
+        (
+            item.sha256,
+            item.caption or (dataset.repeats_of(item.folder) or (0, ""))[1],
+            one[0] if (one := dataset.repeats_of(item.folder)) else 7,
+        )
+        for item in draft.items(draft_id)
+    ]
+    table = tomllib.loads((folder / "dataset.toml").read_text(encoding="utf-8"))
+    for subset in table["datasets"][0]["subsets"]:
+        for path in Path(subset["image_dir"]).glob("*.png"):
+            caption = dataset.read_caption(path.with_suffix(".txt"))
+            left.remove((sha(path.read_bytes()), caption, subset["num_repeats"]))
+    assert left == [] and len(runs.images_in(place)) == len(draft.items(draft_id))
+    assert all(part.isascii() for path in runs.images_in(place) for part in path.relative_to(place).parts)
+    assert draft.copy_dataset(copy := draft.new_id(), "run") == [] and len(draft.items(copy)) == len(
+        draft.items(draft_id)
+    )
+
+
+ENTRY = st.tuples(
+    FOLDERS,
+    STEMS,
+    st.sampled_from(["image"] * 4 + ["caption"] * 4 + ["bad", "link", "nested", "bomb", "folder"]),
+    st.integers(0, 9),
+    st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]),
+)
+
+
+@cases("zips")
+@given(
+    entries=st.lists(ENTRY, max_size=7),
+    damage=st.none() | st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=6),
+    cut=st.none() | st.integers(0, 2000),
+    where=FOLDERS,
+)
+def test_zips(entries, damage, cut, where):
+    with sandbox():
+        expected, mine, buffer, written = Expected(), draft.new_id(), io.BytesIO(), set()
+        name = f"{where}/x.zip" if where else "x.zip"
+        prefix = expected.name(name)[0] if expected.name(name) else ""
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for folder, stem, kind, content, method in entries:
+                suffix = {"caption": ".txt", "nested": ".zip", "folder": "/"}.get(kind, ".png")
+                inside = f"{folder}/{stem}{suffix}" if folder else f"{stem}{suffix}"
+                inside = draft.plain_text(inside)
+                try:
+                    info = zipfile.ZipInfo(inside)
+                    if inside in written or info.filename != inside:
+                        continue
+                    body = {
+                        "bad": b"junk",
+                        "link": b"/etc/passwd",
+                        "nested": b"PK",
+                        "bomb": bytes(1_100_000),
+                        "folder": b"",
+                    }
+                    given_name = f"{prefix}/{inside}" if prefix else inside
+                    text = (
+                        expected.caption("zip", given_name) if kind == "caption" else body.get(kind, picture(content))
+                    )
+                    info.create_system, info.compress_type = 3, method
+                    info.external_attr = 0o120777 << 16 if kind == "link" else 0o100644 << 16
+                    archive.writestr(info, text)
+                except (ValueError, struct.error):  # a name that a ZIP cannot hold
+                    continue
+                written.add(inside)
+                if suffix == ".png":
+                    with contextlib.suppress(runs.RunError):
+                        archives.relative_name(inside)
+                        expected.file("zip", given_name, text, kind == "image")
+        content = bytearray(buffer.getvalue())
+        for at, value in damage or ():
+            content[at % len(content)] ^= value
+        content = bytes(content[: cut if cut is not None else len(content)])
+        added, messages = draft.add(mine, [(upload(content, 0), name)])
+        clear(messages)
+        assert added == len(draft.items(mine)) and not list(draft.uploads_dir().glob("zip-*"))
+        if damage is None and cut is None:
+            expected.check(mine)
+        for item in draft.items(mine):
+            assert draft.original(mine, item.id).resolve().is_relative_to(draft.folder(mine).resolve())
+
+
+FORMATS = {
+    "PNG": "png",
+    "JPEG": "jpg",
+    "WEBP": "webp",
+    "GIF": "gif",
+    "TIFF": "tif",
+    "BMP": "bmp",
+    "AVIF": "avif",
+    "HEIF": "heic",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@cases("images")
+@given(
+    kind=st.sampled_from(sorted(FORMATS)),
+    suffix=st.sampled_from([*FORMATS.values(), "ico", "svg", "jxl", "PNG"]) | st.just(""),
+    flips=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=8),
+    cut=st.none() | st.integers(0, 1500),
+)
+def test_damaged_images(kind, suffix, flips, cut):
+    with sandbox():
+        mine, content = draft.new_id(), bytearray(picture(3, kind))
+        for at, value in flips:
+            content[at % len(content)] = value
+        content = bytes(content[: cut if cut is not None else len(content)])
+        added, messages = draft.add(mine, [(upload(content, 0), f"x.{suffix or FORMATS[kind]}")])
+        clear(messages)
+        assert added + len(messages) == 1
+        for item in draft.items(mine):
+            with Image.open(draft.thumb(mine, item)) as thumb, Image.open(draft.large(mine, item.id)) as large:
+                assert max(thumb.size) <= draft_images.THUMB_SIDE and max(large.size) <= draft_images.LARGE_SIDE
+            spec = runs.make({"name": "run", "trigger": "t", "model": "tiny-flux"})
+            notes: list[str] = []
+            runs.create(spec, draft.sources(mine), on_note=notes.append)
+            assert sendable(notes) and len(runs.images_in(runs.datasets_dir() / "run")) == 1
+        if not flips and cut is None and (suffix or FORMATS[kind]) in FORMATS.values():
+            assert added == 1
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from([*MARKUP, *NASTY]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = (
+    "draft",
+    "id",
+    "ids",
+    "before",
+    "text",
+    "code",
+    "paths",
+    "names",
+    "drop",
+    "more",
+    "page",
+    "word",
+    "bytes",
+    "file",
+)
+CALLS = [
+    function
+    for function in vars(images).values()
+    if inspect.isfunction(function)
+    and function.__module__ == images.__name__
+    and not function.__name__.startswith("_")
+    and list(inspect.signature(function).parameters) == ["data"]
+]
+
+
+@cases("calls")
+@given(
+    call=st.sampled_from(CALLS),
+    data=JSON | st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6),
+    real=st.sets(st.sampled_from(["draft", "id", "ids", "before", "uploads", "names", "beside"])),
+)
+def test_calls_from_a_browser(call, data, real):
+    with sandbox() as root:
+        mine = draft.new_id()
+        first, second = (upload(picture(n), n) for n in (1, 2))
+        draft.add(mine, [(first, "1.png"), (second, "2.png")])
+        ids = [item.id for item in draft.items(mine)]
+        for number, key in enumerate(ids):
+            draft.set_caption(mine, key, f"own {number}")
+        if isinstance(data, dict):
+            values = {"draft": mine, "id": ids[0], "ids": ids[:1], "before": None}
+            values |= {
+                "uploads": [
+                    {"path": str(first), "name": "a/1.png"},
+                    {"path": str(root / "secret.txt"), "name": "x.png"},
+                ]
+            }
+            values |= {"names": ["a/1.png", "../2.png"], "beside": ids[1]}
+            data = {**data, **{key: values[key] for key in real}}
+        answer = call(data)
+        assert isinstance(answer, dict) and sendable(answer)
+        if "error" in answer:
+            clear([answer["error"]])
+        for item in draft.items(mine):
+            other = f"own {1 - ids.index(item.id)}" if item.id in ids else "own"
+            assert other not in item.caption, "a caption that belongs to another picture"
+
+
+class Changes(RuleBasedStateMachine):
+    """Every change of a draft, with undo and redo, against a dictionary from picture to caption."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = contextlib.ExitStack()
+        self.stack.enter_context(sandbox())
+        self.stack.enter_context(mock.patch.object(draft, "MERGE_S", 0))
+        self.mine = draft.new_id()
+        self.model: dict[tuple[str, str], str] = {}  # (folder, sha256) -> caption, in display order
+        self.past: list[dict] = []
+        self.future: list[dict] = []
+
+    def teardown(self) -> None:
+        self.stack.close()
+
+    def did(self, after: dict) -> None:
+        if list(after.items()) != list(self.model.items()):
+            self.past.append(self.model)
+            self.past, self.future = self.past[-draft_store.HISTORY_STEPS :], []
+        self.model = after
+
+    def ids(self) -> list[str]:
+        return [draft_images.image_id(*key) for key in self.model]
+
+    @initialize()
+    def start(self) -> None:
+        draft.save_fields(self.mine, {"trigger": "tok"})
+
+    @rule(
+        folder=st.sampled_from(["", "a", "10_b"]),
+        numbers=st.sets(st.integers(0, 6), min_size=1, max_size=3),
+        stem=st.text("xy", min_size=1, max_size=2),
+        captioned=st.booleans(),
+    )
+    def add(self, folder, numbers, stem, captioned) -> None:
+        after, uploads = dict(self.model), []
+        for number in sorted(numbers):
+            name, content = f"{folder}/{stem}{number}".removeprefix("/"), picture(number)
+            text = f"of {folder}/{stem}{number}"
+            uploads.append((upload(content, number), f"{name}.png"))
+            key = (folder, sha(content))
+            if captioned:
+                uploads.insert(0, (upload(text.encode(), 100 + number), f"{name}.txt"))
+                if not self.by_hand(key):
+                    after[key] = text
+            after.setdefault(key, "")
+        draft.add(self.mine, uploads)
+        self.did(after)
+
+    def by_hand(self, key: tuple[str, str]) -> bool:
+        """Whether the draft keeps the caption as a typed one, which a file does not replace."""
+        entry = draft_store.read(self.mine)["images"].get(draft_images.image_id(*key))
+        return bool(entry and entry["caption_by"] == "person" and entry["caption"].strip())
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), text=st.text(max_size=12))
+    def type(self, data, text) -> None:
+        key = data.draw(st.sampled_from(list(self.model)))
+        text = f"typed {text}"
+        draft.set_caption(self.mine, draft_images.image_id(*key), text)
+        self.did({**self.model, key: draft.plain_text(text)})
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def remove(self, data) -> None:
+        gone = data.draw(st.sets(st.sampled_from(list(self.model)), min_size=1, max_size=2))
+        draft.remove(self.mine, [draft_images.image_id(*key) for key in gone])
+        self.did({key: text for key, text in self.model.items() if key not in gone})
+
+    @precondition(lambda self: len(self.model) > 1)
+    @rule(data=st.data())
+    def move(self, data) -> None:
+        keys = list(self.model)
+        moved, before = data.draw(st.sampled_from(keys)), data.draw(st.none() | st.sampled_from(keys))
+        draft.move(self.mine, draft_images.image_id(*moved), before and draft_images.image_id(*before))
+        if moved != before:
+            keys.remove(moved)
+            keys.insert(len(keys) if before is None else keys.index(before), moved)
+        self.did({key: self.model[key] for key in keys})
+
+    @rule()
+    def insert_trigger(self) -> None:
+        draft.insert_trigger(self.mine, "typed")
+        self.did({key: draft._with_trigger(text, "typed") for key, text in self.model.items()})
+
+    @rule()
+    def clear_all(self) -> None:
+        draft.clear(self.mine)
+        self.did({})
+
+    @rule(times=st.integers(1, 3))
+    def undo(self, times) -> None:
+        for _ in range(times):
+            assert (draft.undo(self.mine) is not None) == bool(self.past)
+            if self.past:
+                self.future.append(self.model)
+                self.model = self.past.pop()
+
+    @rule(times=st.integers(1, 3))
+    def redo(self, times) -> None:
+        for _ in range(times):
+            assert (draft.redo(self.mine) is not None) == bool(self.future)
+            if self.future:
+                self.past.append(self.model)
+                self.model = self.future.pop()
+
+    @invariant()
+    def every_caption_is_on_its_picture(self) -> None:
+        found = [((item.folder, item.sha256), item.caption) for item in draft.items(self.mine)]
+        assert found == list(self.model.items())
+        for item in draft.items(self.mine):
+            assert sha(draft.original(self.mine, item.id).read_bytes()) == item.sha256
+            assert draft.thumb(self.mine, item).is_file()
+
+
+def test_changes_with_undo_and_redo():
+    run_state_machine_as_test(Changes, settings=cases("changes"))

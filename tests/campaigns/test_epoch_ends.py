@@ -1,0 +1,265 @@
+"""Killed at an epoch's end, one step before and one after, a run goes on as the undisturbed one: every loss, to the digit.
+
+A case is an undisturbed run and one that is ended ten times: by SIGKILL after a save by steps, a save by epochs or a snapshot in
+memory, and by a pause; at each of them before, at and after an epoch's end, in an order that the seed shuffles. All losses, the
+learning rates and the LoRA are compared. The runs of a family are forked from one process that has done its imports.
+
+The campaign: all families of a checkout, gradient accumulation 1 and 2, loaders without workers, with new ones each epoch, and
+with workers that stay. EPOCH_ENDS_SEED changes the order of the kills.
+
+    python -m pytest -m long -s tests/campaigns/test_epoch_ends.py [-k "sd-scripts and sdxl"]
+"""
+
+import contextlib
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import resume_helpers
+import tiny_families
+import tiny_musubi
+import tiny_sd_scripts
+import trainer_helpers
+from nursery import Nursery
+
+from guards import checkpoint, gate, snapshots
+from runs.paths import ROOT
+from sd_scripts_patches import trainer_state
+from trainer import tiny_flux
+
+pytestmark = [
+    pytest.mark.timeout(3000),
+    pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm"),
+]
+SEED = int(os.environ.get("EPOCH_ENDS_SEED", "25"))
+ENDS = (1, 2, 4, 5, 6, 7, 9, 10, 11, 12)  # a resumed run passes the end of one epoch or of two; one more epoch follows
+POINTS = [*((kind, offset) for kind in ("step", "snapshot", "pause") for offset in (-1, 0, 1)), ("epoch", 0)]
+WORKERS = {
+    "none": {"max_data_loader_n_workers": "0"},
+    "new": {"max_data_loader_n_workers": "2"},
+    "stay": {"max_data_loader_n_workers": "2", "persistent_data_loader_workers": True},
+}
+LOADING = [(1, "none"), (1, "stay"), (2, "new"), (2, "stay")]
+"""Gradient accumulation, and workers: new ones each epoch, or those of the first one."""
+GATED = """
+import importlib, sys
+sys.path.append({tests!r})
+def wait(arguments):
+    import nursery
+    for name in {imports!r}:
+        importlib.import_module(name)
+    return nursery.serve()
+module.wait = wait
+"""
+"""guards/gate.py in the nursery: where a process that was started early waits, each run is forked."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of a trainer. batches: those of an epoch. run(out, flags, variables) trains into `out`."""
+
+    batches: int
+    run: Callable
+
+
+def forked(command: list[str], environment: dict[str, str], cwd: Path, work: Path, *imports: str) -> Callable:
+    """Return f(argv, variables), which forks a run of one of kohya's trainers. imports: what its script has not imported there."""
+    (work / "gated.py").write_text(GATED.format(tests=str(ROOT / "tests/support"), imports=imports), encoding="utf-8")
+    environment["TINY_FAULTS"] = f"{environment.get('TINY_FAULTS', '')};guards.gate={work / 'gated.py'}"
+    environment["TINY_BLOCKS"] = "2,4"  # a run has only these variables, and imports of the models come later
+    nursery = Nursery(command, {**environment, gate.VARIABLE: "0", gate.STAND_IN: "-"}, cwd)
+    return lambda argv, variables: nursery.run(argv, environment | variables)
+
+
+def switches(flags: dict[str, object]) -> tuple[list[str], dict[str, str]]:
+    """Return the flags without a value as words, and the others."""
+    return [f"--{name}" for name, value in flags.items() if value is True], {
+        name: value for name, value in flags.items() if value is not True
+    }
+
+
+@functools.lru_cache
+def sd_scripts(name: str) -> Family:
+    if name == "flux":
+        work = tiny_sd_scripts.workdir(5)
+        command, environment = tiny_sd_scripts.command(), tiny_sd_scripts.environment(work)
+        make = functools.partial(tiny_sd_scripts.arguments, work)
+    else:
+        work = tiny_families.workdir(name)
+        command, environment = tiny_families.command(name, [], patched=True), tiny_families.environment(name, work)
+        images = tiny_sd_scripts.copy_of(work, Path(tempfile.mkdtemp(dir=work)))  # its caches are made once
+        off = dict.fromkeys(("save_every_n_steps", "sample_every_n_steps", "sample_prompts"))
+        make = functools.partial(tiny_families.arguments, name, work, images, **off)
+    network = tiny_families.FAMILIES[name].network if name != "flux" else "networks.lora_flux"
+    fork = forked(command, environment, tiny_sd_scripts.checkout(), work, "library.train_util", network)
+
+    def run(out: Path, flags: dict, variables: dict):
+        words, values = switches(flags)
+        return fork(make(out / "made", *words, **values), variables)
+
+    made = Family(5, run)
+    if name != "flux":  # its caches are in memory; a run that makes those on the disk draws other numbers
+        train(made, Path(tempfile.mkdtemp(dir=work)), "never", {"max_train_epochs": "1"})
+    return made
+
+
+@functools.lru_cache
+def musubi(name: str) -> Family:
+    work = tiny_musubi.workdir(name, 5)
+    config = tiny_musubi.cached(work, Path(tempfile.mkdtemp(dir=work)), family=name)
+    script = tiny_musubi.trainer(name)
+    command, environment = tiny_musubi.command(script), tiny_musubi.environment(work)
+    fork = forked(command, environment, tiny_musubi.checkout(), work, f"musubi_tuner.{script.removesuffix('.py')}")
+
+    def run(out: Path, flags: dict, variables: dict):
+        words, values = switches(flags)
+        return fork(tiny_musubi.arguments(work, config, out / "made", *words, family=name, **values), variables)
+
+    return Family(5, run)
+
+
+@functools.lru_cache
+def built_in(name: str) -> Family:
+    work = Path(tempfile.mkdtemp(prefix="tiny-built-in-"))
+    model = tiny_flux.ensure(work / "models" / "tiny-flux")
+    config = trainer_helpers.make_config(work / "dataset.toml", trainer_helpers.make_images(work / "images"), repeats=1)
+
+    def run(out: Path, flags: dict, variables: dict):
+        flags = {"max_train_steps": None, "network_dropout": 0.1, **flags}
+        return trainer_helpers.fork(trainer_helpers.flags(model, config, out / "made", **flags), **variables)
+
+    return Family(5, run)
+
+
+TRAINERS = {
+    "built-in": (built_in, ("flux",), lambda name: ""),
+    "sd-scripts": (
+        sd_scripts,
+        ("flux", *tiny_families.FAMILIES),
+        lambda name: tiny_sd_scripts.why_not() if name == "flux" else tiny_families.why_not(name),
+    ),
+    "musubi": (musubi, tuple(tiny_musubi.FAMILIES), lambda name: tiny_musubi.why_not()),
+}
+
+
+def family(trainer: str, name: str) -> Family:
+    make, _, why_not = TRAINERS[trainer]
+    if why_not(name):
+        pytest.skip(why_not(name))
+    return make(name)
+
+
+@contextlib.contextmanager
+def ring():
+    """A folder for snapshots in memory."""
+    folder = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def train(trained: Family, out: Path, kill: str, flags: dict, **variables: str) -> str:
+    """Run one process; returns its log. It has to end as `kill` says (epoch_end_kills.py)."""
+    out.mkdir(exist_ok=True)
+    attempt = len(list(out.glob("beats-*")))
+    beats = out / f"beats-{attempt}"
+    variables |= {"HANGPROOF_RUN": str(out), "HANGPROOF_HEARTBEAT": str(beats), "HANGPROOF_ATTEMPT": str(attempt + 1)}
+    variables |= {"HANGPROOF_INJECT": "epoch_end_kills:fire", "TEST_KILL": kill}
+    done = trained.run(out, {"save_state": True, **flags}, variables)
+    expected = {"never": 0, "pause": 3}.get(kill.split()[0], -signal.SIGKILL)
+    assert done.returncode == expected, (kill, done.returncode, (done.stdout + done.stderr)[-3000:])
+    return done.stdout + done.stderr
+
+
+def ended_at(trained: Family, out: Path, points: list[tuple[int, str, int]], steps: int, flags: dict) -> None:
+    """End a run at each of `points` (epoch, what leaves the state, offset in steps), resume it each time, then let it finish."""
+    resume: dict[str, str] = {}
+    with ring() as memory:
+        variables = {snapshots.FOLDER: str(memory)}
+        for epoch, kind, offset in points:
+            step = epoch * steps + offset
+            saves = {"step": {"save_every_n_steps": str(step)}, "epoch": {"save_every_n_epochs": str(epoch)}}
+            train(trained, out, f"{kind} {step}", {**flags, **resume, **saves.get(kind, {})}, **variables)
+            if kind == "snapshot":
+                record, header = next(iter(snapshots.headers(memory).items()))
+                state, found = memory / header.name, header.step
+            else:
+                record, state = "", checkpoint.newest_valid(out / "made")
+                found = checkpoint.guard_of(state)["step"]
+            assert found == step, (kind, step, state)
+            resume, variables[snapshots.RECORD] = {"resume": str(state)}, str(record)
+        train(trained, out, "never", {**flags, **resume}, **variables)
+
+
+def losses(out: Path) -> list[tuple[int, tuple[float, float]]]:
+    """Return (step, (loss, learning rate)) of every step that was trained, in all attempts."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], (line["loss"], line["lr"])) for line in lines if line["kind"] == "step"]
+
+
+def compare(trainer: str, name: str, accumulation: int, workers: str, points: list, folder: Path) -> None:
+    """Run the case; what differs fails, with the steps."""
+    trained = family(trainer, name)
+    steps = -(-trained.batches // accumulation)
+    epochs = points[-1][0] + 1
+    flags = {"max_train_epochs": str(epochs), "gradient_accumulation_steps": str(accumulation), **WORKERS[workers]}
+    plain, ended = folder / "plain", folder / "ended"
+    train(trained, plain, "never", flags)
+    ended_at(trained, ended, points, steps, flags)
+    expected, found = dict(losses(plain)), losses(ended)
+    differ = [step for step, value in found if expected[step] != value]
+    print(
+        f"{trainer:10} {name:12} accumulation {accumulation} workers {workers:4} seed {SEED}: "
+        f"{len(points)} ends, {len(found)} losses, {len(differ)} differ {differ[:5]}"
+    )
+    assert not differ, (differ, points)
+    assert len(expected) == epochs * steps and sorted({step for step, _ in found}) == sorted(expected)
+    loras = [resume_helpers.tensors(out / "made" / "tiny.safetensors") for out in (plain, ended)]
+    assert loras[0] == loras[1]
+
+
+QUICK = {"built-in": "flux", "sd-scripts": "flux", "musubi": tiny_musubi.Z_IMAGE}
+
+
+@pytest.mark.parametrize("trainer", QUICK)
+def test_a_state_of_an_epochs_last_step_goes_on_in_the_next_epoch_with_workers_that_stay(trainer, tmp_path):
+    """Saved by step, by a pause and as a snapshot: what is left of the epoch has no batch."""
+    points = [(epoch, kind, 0) for epoch, kind in zip((2, 4, 5), ("step", "pause", "snapshot"), strict=True)]
+    compare(trainer, QUICK[trainer], 2, "stay", points, tmp_path)
+
+
+@pytest.mark.parametrize("trainer", ["sd-scripts", "musubi"])
+def test_a_state_of_two_processes_goes_on_in_one_with_the_order_of_its_epoch_with_workers_that_stay(trainer, tmp_path):
+    """Random numbers follow from the batch. The state of the other shape holds no order, so it is drawn: in the middle of an
+    epoch, and after its last step."""
+    trained, seeds = family(trainer, QUICK[trainer]), {"HANGPROOF_BATCH_SEEDS": "1"}
+    flags = {"max_train_epochs": "4", "gradient_accumulation_steps": "2", **WORKERS["stay"]}
+    train(trained, tmp_path / "plain", "never", {**flags, "save_every_n_steps": "1"}, **seeds)
+    expected = dict(losses(tmp_path / "plain"))
+    for step in (4, 6):  # three steps an epoch
+        state = tmp_path / "plain" / "made" / f"tiny-step{step:08d}-state"
+        (state / checkpoint.GUARD).unlink()  # it has a hash of the file that changes
+        saved = json.loads((state / trainer_state.FILE).read_text())
+        saved |= {"processes": 2, "accumulation": 1, "batches": 3, "batch": saved["batch"] // 2 + saved["batch"] % 2}
+        (state / trainer_state.FILE).write_text(json.dumps(saved))
+        train(trained, tmp_path / str(step), "never", {**flags, "resume": str(state)}, **seeds)
+        assert losses(tmp_path / str(step)) == [(at, value) for at, value in expected.items() if at > step], step
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("accumulation", "workers"), LOADING)
+@pytest.mark.parametrize(("trainer", "name"), [(t, name) for t, (_, names, _) in TRAINERS.items() for name in names])
+def test_ended_before_at_and_after_an_epochs_end_no_loss_differs(trainer, name, accumulation, workers, tmp_path):
+    points = list(POINTS)
+    random.Random(f"{SEED}/{trainer}/{name}/{accumulation}/{workers}").shuffle(points)
+    points = [(epoch, kind, offset) for epoch, (kind, offset) in zip(ENDS, points, strict=True)]
+    compare(trainer, name, accumulation, workers, points, tmp_path)

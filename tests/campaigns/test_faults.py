@@ -1,0 +1,40 @@
+"""Every row of the fault matrix, two at a time: `pytest -m long tests/campaigns/test_faults.py`, 22 minutes on two free cores.
+
+Each row is played twice: with snapshots in memory and the standby attempt, and with both turned off (`-k off`, `-k "not off"`).
+Rows that are about them are played once.
+"""
+
+from functools import partial
+
+import pytest
+from patches_helpers import ahead, asks
+
+from benchmarks import faults
+
+ROWS = faults.table()
+OFF = {f"{name}-off": faults.without_recovery(r) for name, r in ROWS.items() if "recovery" not in r.get("needs", [])}
+BOTH = ROWS | OFF
+SLACK_S = 120.0  # `python -m benchmarks faults --run` and `goodput` measure how fast
+
+
+@pytest.fixture(scope="module")
+def started(request):
+    jobs = {name: partial(faults.run, row, slack_s=SLACK_S) for name, row in BOTH.items()}
+    with ahead(request, "result", jobs) as futures:
+        yield futures
+
+
+@pytest.fixture
+def result(request, started):
+    """The row and its result."""
+    return BOTH[request.param], started[request.param].result()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+@asks("result", *BOTH)
+def test_a_fault_ends_as_the_table_requires(result):
+    row, played = result
+    if played["skipped"]:
+        pytest.skip(played["skipped"])
+    assert played["ok"], faults.describe(row, played)

@@ -1,0 +1,236 @@
+"""A LoRA is published: what is sent, that it goes on after it was interrupted, and that no token or path gets out."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hub_repo_server import TOKEN, Repository, serving_hub
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import runs
+from launch import publish
+from launch.common import LaunchError
+from runs import model_card
+from runs.dataset import gather
+
+ROOT = Path(__file__).resolve().parents[3]
+NOTHING = dict.fromkeys(("lora", "title", "description", "licence"), "") | {"base_model": None, "samples": 6}
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with serving_hub() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield running
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """A completed run with two LoRAs, samples and a data set."""
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(2):
+        Image.new("RGB", (64, 64), (number * 90, 10, 10)).save(images / f"{number}.png")
+        (images / f"{number}.txt").write_text(f"mycat, photo, place {number}", encoding="utf-8")
+    runs.create(runs.RunSpec(name="My <cat>", trigger="mycat", model="flux-dev", backend="diffusers"), gather(images))
+    made = runs.run_folder("My-cat")
+    weights = {"transformer.a.lora_A.weight": np.ones((4, 8), np.float32)}
+    for name, step in (("My-cat", 40), ("My-cat-step000020", 20)):
+        metadata = {"ss_steps": str(step), "ss_sd_model_name": "/home/somebody/models/flux1-dev.safetensors"}
+        save_file(weights, made / f"{name}.safetensors", metadata)
+    (made / "sample_prompts.txt").write_text("a photo of mycat --w 64 --d 1\na <b>drawing</b>\n", encoding="utf-8")
+    (made / "sample").mkdir()
+    for step in (20, 40):
+        for prompt in (0, 1):
+            Image.new("RGB", (8, 8), (step, prompt, 0)).save(
+                made / "sample" / f"My-cat_{step:06d}_{prompt:02d}_20261122120000_1.png"
+            )
+    return made
+
+
+def _publish(folder, repo="me/cat", public=False, replace_card=False, **options):
+    lines = []
+    return publish.publish(folder, repo, public, replace_card, {**NOTHING, **options}, lines.append), lines
+
+
+def test_the_lora_its_card_and_its_samples_are_published_privately_in_one_commit(hub, folder):
+    result, lines = _publish(folder)
+    repo = hub.repositories["me/cat"]
+    assert repo.private and len(repo.commits) == 1
+    assert set(repo.files) == {"README.md", "My-cat.safetensors", "images/sample-01.png", "images/sample-02.png"}
+    assert result["url"].endswith("/me/cat") and publish.published(folder) == result
+    assert not (folder / ".publish").exists()
+    assert repo.files["images/sample-01.png"] == next((folder / "sample").glob("*000040_00_*")).read_bytes()
+    assert lines[-1] == "Publishing, 100 %"
+
+
+def test_the_published_file_has_the_same_weights_and_no_path_of_this_machine(hub, folder, tmp_path):
+    _publish(folder)
+    path = tmp_path / "published.safetensors"
+    path.write_bytes(hub.repositories["me/cat"].files["My-cat.safetensors"])
+    with safe_open(path, framework="np") as file:
+        metadata = file.metadata()
+        assert (file.get_tensor("transformer.a.lora_A.weight") == 1).all()
+    assert metadata["ss_sd_model_name"] == "flux1-dev.safetensors"
+    assert metadata["ss_steps"] == "40"
+    assert metadata["modelspec.trigger_phrase"] == "mycat"
+    assert json.loads(metadata["ss_tag_frequency"]) == {"My-cat": {"mycat": 2, "photo": 2, "place 0": 1, "place 1": 1}}
+
+
+def test_the_card_can_be_read_by_the_hub_and_shows_markup_as_text(hub, folder):
+    from huggingface_hub import ModelCard
+
+    _publish(folder, description="My **own** words.")
+    text = hub.repositories["me/cat"].files["README.md"].decode()
+    data = ModelCard(text).data
+    assert data.base_model == "black-forest-labs/FLUX.1-dev" and data.license == "other"
+    assert data.license_name == "flux-1-dev-non-commercial-license" and data.instance_prompt == "mycat"
+    assert [one["text"] for one in data.widget] == ["a photo of mycat", "a <b>drawing</b>"]
+    assert "template:diffusion-lora" in data.tags
+    assert "# My &lt;cat\\>" in text and "My **own** words." in text and 'load_lora_weights("me/cat"' in text
+    assert str(folder.parent) not in text
+
+
+def test_another_lora_licence_and_repository_can_be_chosen(hub, folder):
+    _publish(folder, repo="", lora="My-cat-step000020.safetensors", licence="apache-2_0", samples=1, public=True)
+    repo = hub.repositories["me/My-cat"]
+    assert not repo.private
+    assert repo.files["images/sample-01.png"] == next((folder / "sample").glob("*000020_00_*")).read_bytes()
+    assert b"license: apache-2.0" in repo.files["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lora": "other.safetensors"}, "choose one of: My-cat.safetensors, My-cat-step000020.safetensors"),
+        ({"lora": "../My-cat/My-cat.safetensors"}, "has no LoRA"),
+        ({"licence": "nonsense"}, "Licence: 'nonsense' is not one of"),
+        ({"samples": 99}, "from 0 to 24"),
+    ],
+)
+def test_a_wrong_choice_is_refused_before_anything_is_created(hub, folder, options, message):
+    with pytest.raises(LaunchError, match=message):
+        _publish(folder, **options)
+    assert not hub.repositories
+
+
+def test_a_card_that_somebody_else_wrote_and_a_public_repository_are_left_alone(hub, folder):
+    hub.repositories["me/cat"] = Repository(private=True, files={"README.md": b"mine"})
+    with pytest.raises(LaunchError, match="has a card that Hangproof did not write"):
+        _publish(folder)
+    assert hub.repositories["me/cat"].files == {"README.md": b"mine"}
+    hub.repositories["me/cat"].private = False
+    with pytest.raises(LaunchError, match="exists and is public"):
+        _publish(folder)
+    hub.repositories["me/cat"].private = True
+    _publish(folder, replace_card=True)
+    assert b"hangproof" in hub.repositories["me/cat"].files["README.md"]
+    _publish(folder)  # ours is replaced without a question
+    assert len(hub.repositories["me/cat"].commits) == 2
+
+
+def test_errors_that_may_pass_are_tried_again_and_others_say_what_to_do(hub, folder, monkeypatch):
+    monkeypatch.setattr(publish, "PAUSE_S", 0.01)
+    hub.answers = [503, 500]
+    _, lines = _publish(folder)
+    assert hub.repositories["me/cat"].files["My-cat.safetensors"]
+    monkeypatch.setenv("HF_TOKEN", "hf_read_only")
+    with pytest.raises(LaunchError, match="the token may not write there"):
+        _publish(folder, repo="me/other")
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(LaunchError, match="not logged in"):
+        _publish(folder)
+    assert "hf_" not in str(lines)
+
+
+def test_a_server_that_does_not_answer_ends_with_the_reason(hub, folder, monkeypatch):
+    monkeypatch.setattr(publish, "PAUSE_S", 0.01)
+    monkeypatch.setattr(publish, "REQUEST_S", 0.5)
+    monkeypatch.setattr(publish, "TRIES_COUNT", 2)
+    hub.stall_put.set()
+    with pytest.raises(LaunchError, match="cannot be reached or does not answer"):
+        _publish(folder)
+    assert publish.published(folder) is None
+    # One for each try at most: on a busy machine a request before it may be the one that takes too long.
+    assert [method for method, _ in hub.requests].count("PUT") <= 2, "the hub's library repeats nothing by itself"
+
+
+def test_a_part_of_a_large_file_is_sent_again_without_the_other_parts(hub, tmp_path):
+    from huggingface_hub.utils._lfs import SliceFileObj
+
+    content = b"the first part, and the second one"
+    (tmp_path / "file").write_bytes(content)
+    hub.answers = [500]
+    part = content[15:]
+    with (tmp_path / "file").open("rb") as file, SliceFileObj(file, 15, 100) as piece:
+        publish._request("PUT", f"{hub.url}/upload/{hashlib.sha256(part).hexdigest()}", data=piece)
+    assert hub.objects[hashlib.sha256(part).hexdigest()] == part and len(hub.requests) == 2
+
+
+def test_a_publication_that_was_killed_continues_without_sending_a_file_twice(hub, folder):
+    command = [sys.executable, "-m", "launch", "publish", "My-cat", "--repo", "me/cat", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    hub.stall_put.set()
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 90
+    while not any(method == "PUT" for method, _ in hub.requests):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    hub.stall_put.clear()
+    until = time.monotonic() + 30
+    while not hub.puts and time.monotonic() < until:  # the server had received the first file
+        time.sleep(0.02)
+    again = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout.splitlines()[-1])["repo"] == "me/cat"
+    assert len(hub.puts) == len(set(hub.puts)) and len(hub.repositories["me/cat"].commits) == 1
+    assert TOKEN not in again.stdout + again.stderr
+    assert not any(TOKEN in path for _, path in hub.requests)
+    assert not [path for path in folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_card(text):
+    from huggingface_hub import ModelCard
+
+    spec = runs.RunSpec(
+        name="cat", trigger=model_card._line(text)[:100].replace("\0", "") if text.isprintable() else "x"
+    )
+    licence = model_card.licences()["mit"]
+    card = model_card.Card(text or "-", "", licence, samples=((Path("a.png"), text),))
+    lora = model_card.Lora(Path("cat.safetensors"), 1, True, 1, 1)
+    found = model_card.readme(spec, lora, "cat.safetensors", card, 1)
+    data = ModelCard(found).data
+    assert data.license == "mit" and len(data.widget) == 1
+    assert "<script" not in model_card.plain(text).replace("&lt;script", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/home/me/models/a.safetensors", "a.safetensors"),
+        ('{"dir": "C:\\\\Users\\\\me\\\\a.png"}', '{"dir": "a.png"}'),
+        ("see https://huggingface.co/a/b", "see https://huggingface.co/a/b"),
+        ("1/2 and 3/4", "1/2 and 3/4"),
+        ("~/secret/b.txt", "b.txt"),
+    ],
+)
+def test_paths_are_reduced_to_their_last_part(text, shown):
+    assert model_card.without_paths(text) == shown

@@ -1,0 +1,254 @@
+"""The API: real clients against a real server. Every action of the page has an endpoint, errors are sentences, nothing is open."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from gradio_client import Client, handle_file
+from gradio_client.exceptions import AppError, AuthenticationError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ui_helpers import kill_runs, photos, serving
+from ui_page import until
+
+from ui.api.server import document, endpoints
+
+TINY = {
+    "name": "by api",
+    "model": "tiny-flux",
+    "backend": "diffusers",
+    "trigger": "cat",
+    "max_train_steps": 6,
+    "resolution": 64,
+    "rank": 4,
+    "workers": 0,
+    "sample_every_n_steps": 3,
+    "prompts": "a cat",
+    "save_every_n_steps": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The data folder of the server's runs; what they started is ended."""
+    folder = tmp_path_factory.mktemp("api") / "data"
+    yield folder
+    kill_runs(folder)
+
+
+@pytest.fixture(scope="module")
+def page(data):
+    with serving(data, "--mcp") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(page):
+    return Client(f"{page.url}/api/", headers=page.headers, verbose=False)
+
+
+def call(client, name, *values, **named):
+    return client.predict(*values, api_name=f"/{name}", **named)
+
+
+def test_each_endpoint_is_documented_and_has_plain_types(client):
+    known = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
+    names = [name for group in endpoints().values() for name in group]
+    assert len(names) == len(set(names)) and set(known) == {f"/{name}" for name in names}
+    text = document(endpoints())
+    for group in endpoints().values():
+        for name, function in group.items():
+            assert inspect.getdoc(function), name
+            assert f"`{name}(" in text
+            assert all(one.annotation is not one.empty for one in inspect.signature(function).parameters.values()), name
+
+
+def test_a_lora_is_trained_from_upload_to_download_without_the_page(client, data):
+    draft = call(client, "new_draft")
+    assert call(client, "set_settings", draft, {**TINY, "rank": 4.5})["problems"]
+    files = [handle_file(str(path)) for path in photos("chelsea.png", "coffee.png")]
+    assert call(client, "add_images", draft, files)["added"] == 2
+    listed = call(client, "list_images", draft)
+    assert listed["total"] == 2
+    first = listed["images"][0]["id"]
+    call(client, "set_caption", draft, first, "cat, sitting")
+    assert call(client, "edit_captions", draft, {"kind": "suffix", "text": "photo"}, None, True)["changed"] >= 1
+    call(client, "edit_captions", draft, {"kind": "suffix", "text": "photo"})
+    assert "photo" in call(client, "list_images", draft)["images"][0]["caption"]
+    assert call(client, "undo", draft)
+    assert call(client, "edit_image", draft, first, 1, None, 2)["weight"] == 2
+    assert call(client, "set_settings", draft, TINY)["problems"] == []
+    assert "python" in call(client, "draft_script", draft) or "accelerate" in call(client, "draft_script", draft)
+    run = call(client, "start_draft", draft)["run"]
+    until(lambda: call(client, "run_status", run)["state"] in ("completed", "failed"), "the run did not end", 240)
+    status = call(client, "run_status", run)
+    assert status["state"] == "completed", status
+    assert status["settings"]["rank"] == 4 and "environment" not in status["settings"]
+    final = next(one for one in call(client, "run_files", run) if one["file"] == f"{run}.safetensors")
+    assert final["bytes"] == (data / "outputs" / run / f"{run}.safetensors").stat().st_size
+    steps = [one["step"] for one in call(client, "run_evolution", run)["snapshots"]]
+    assert 6 in steps
+    assert call(client, "run_snapshot", run, 6)["step"] == 6
+    with pytest.raises(AppError, match="There is no snapshot of step 5; there are: "):
+        call(client, "run_snapshot", run, 5)
+    assert any("loss" in line["key"] for line in call(client, "run_charts", run)["lines"])
+    assert call(client, "run_log", run)
+    assert "instance_prompt: cat" in call(client, "preview_card", run, "", "", "mit")
+    assert run in [one["run"] for one in call(client, "list_runs")]
+    renamed = call(client, "rename_run", run, "renamed")["run"]
+    assert call(client, "delete_run", renamed, True)["freed_bytes"] > 0
+    assert not (data / "outputs" / renamed).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("run_status", ["../../etc"], "There is no run '../../etc'"),
+        ("start_run", [""], "There is no run ''"),
+        ("draft_settings", ["../x"], "There is no draft '../x'; new_draft makes one"),
+        ("compare_runs", [["a"]], "There is no run 'a'"),
+        ("job", ["a", "../x"], "There is no such command"),
+        ("explain_process", [-1], ""),
+    ],
+)
+def test_a_wrong_value_is_refused_with_a_sentence(client, name, values, message):
+    with pytest.raises(AppError) as caught:
+        call(client, name, *values)
+    assert message in str(caught.value) and "Traceback" not in str(caught.value)
+
+
+def test_a_file_outside_the_uploads_is_not_taken(client, tmp_path):
+    draft = call(client, "new_draft")
+    with pytest.raises(AppError):
+        call(client, "add_images", draft, [{"path": "/etc/passwd", "name": "a.png"}])
+    assert call(client, "list_images", draft)["total"] == 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False) | st.text(max_size=40),
+    lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=10), one, max_size=3),
+    max_leaves=6,
+)
+HARMLESS = [  # those that start nothing and delete nothing of ours
+    "run_status", "run_files", "run_charts", "run_log", "compare_runs", "run_evolution", "run_snapshot", "vote_next", "vote",
+    "pick_lora", "job", "preview_card", "move_in_queue", "cancel_in_queue", "sweep_table", "draft_settings", "set_settings",
+    "list_images", "add_images", "add_folder", "set_caption", "edit_captions", "move_to_subset", "edit_image", "remove_images",
+    "undo", "image_report", "fix_images", "write_captions", "import_settings", "use_template", "delete_template", "draft_script",
+    "rename_run", "delete_run", "start_run", "train_longer", "publish_run", "explain_process",
+    "cancel_job", "probe_run", "write_launch_files", "end_orphan", "check_script", "stop_far_run",
+]  # fmt: skip
+
+
+@settings(max_examples=int(os.environ.get("HOSTILE_CASES", "300")))
+@given(name=st.sampled_from(HARMLESS), values=st.lists(JSON, max_size=6), known=st.booleans())
+def test_no_value_gets_more_than_an_answer_or_a_sentence(name, values, known, monkeypatch_data):
+    """What the endpoints are called with by the server: any JSON. Nothing is written outside the data folder."""
+    from presets import PresetError
+    from runs.files import RunError
+    from ui.api.server import endpoints
+
+    function = next(group[name] for group in endpoints().values() if name in group)
+    most = len(inspect.signature(function).parameters)
+    given_values = ([monkeypatch_data] if known else []) + values
+    try:
+        answer = function(*given_values[:most])
+    except (RunError, PresetError) as error:
+        assert str(error)
+    else:
+        json.dumps(answer)
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_data(tmp_path_factory):
+    """A data folder for calls in this process; the id of a draft in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HANGPROOF_DATA", str(tmp_path_factory.mktemp("hostile")))
+        from ui.api import drafts
+
+        yield drafts.new_draft()
+
+
+def test_a_run_far_away_is_stopped_by_the_api_through_its_store(client, tmp_path):
+    from tests.browser.ui.run.test_fleet_page import put_run
+
+    store = str(tmp_path / "store")
+    folder = put_run(tmp_path / "store")
+    with pytest.raises(AppError, match="is not in the list. Add it, then try again"):
+        call(client, "stop_far_run", store, "far-cat")
+    call(client, "add_store", store)
+
+    def read() -> list[str]:
+        return [run["slug"] for one in call(client, "list_fleet") if one["store"] == store for run in one["runs"]]
+
+    until(lambda: read() == ["far-cat"], "the store is read")
+    call(client, "stop_far_run", store, "far-cat")
+    until((folder / "requests" / "stop.json").exists, "the request is in the store")
+    call(client, "remove_store", store)
+    until(lambda: store not in [one["store"] for one in call(client, "list_fleet")], "the store is forgotten")
+
+
+def test_a_script_is_checked_and_only_an_orphan_is_ended(client):
+    found = call(client, "check_script", "accelerate launch flux_train_network.py --split_mode\n")
+    assert any(one["id"] for one in found["findings"]) and found["fixed"]
+    with pytest.raises(AppError):
+        call(client, "end_orphan", os.getpid(), 0.0)
+    assert os.getpid() not in [one["pid"] for one in call(client, "list_orphans")]
+
+
+def test_with_a_login_only_its_owner_gets_in(tmp_path):
+    with serving(tmp_path / "data", "--auth", "me:a-long-password") as server:
+        assert server.get("/api/config")[0] == 401
+        with pytest.raises((AuthenticationError, ValueError)):
+            Client(f"{server.url}/api/", auth=("me", "wrong"), verbose=False)
+        logged_in = Client(f"{server.url}/api/", auth=("me", "a-long-password"), verbose=False)
+        assert call(logged_in, "list_runs") == []
+        status, _ = server.get("/api/")
+        assert status == 200  # the login page, after a redirect
+
+
+def test_another_website_and_an_unknown_host_are_refused(page):
+    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert page.get("/api/config", **headers)[0] == 403
+    assert page.get("/api/gradio_api/file=/etc/passwd")[0] == 404
+    assert page.get("/api/nonsense")[0] == 404
+
+
+MCP_CLIENT = """
+import asyncio, json, sys
+from mcp import ClientSession
+from mcp.client.streamable_http import streamablehttp_client
+
+async def main(url, headers):
+    async with streamablehttp_client(url, json.loads(headers)) as (read, write, _):
+        async with ClientSession(read, write) as session:
+            await session.initialize()
+            tools = {tool.name for tool in (await session.list_tools()).tools}
+            answer = await session.call_tool("list_tiers", {})
+            print(json.dumps([sorted(tools), answer.isError, answer.content[0].text]))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_an_assistant_lists_the_tools_and_calls_one(page):
+    pytest.importorskip("mcp", reason="the package mcp is not installed")
+    page.get("/api/config")
+    command = [sys.executable, "-c", MCP_CLIENT, f"{page.url}/api/gradio_api/mcp/", json.dumps(page.headers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    tools, failed, text = json.loads(done.stdout.splitlines()[-1])
+    assert "start_draft" in tools and not failed and "16G" in text
+
+
+def test_without_mcp_there_are_no_tools_and_a_page_that_nobody_asked_for_the_api_does_not_build_it(tmp_path):
+    with serving(tmp_path / "data") as server:
+        assert server.get("/api/gradio_api/mcp/")[0] == 404
+        began = time.monotonic()
+        assert server.get("/api/config")[0] == 200
+        first_s, began = time.monotonic() - began, time.monotonic()
+        assert server.get("/api/config")[0] == 200
+        assert time.monotonic() - began < first_s

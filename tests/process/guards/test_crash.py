@@ -1,0 +1,359 @@
+"""Deadlines and the exit after a crash: a process that would wait for ever exits, with the right code and the reason in its log."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from guards import deadline
+from guards.heartbeat import path_of, read
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(code: str, heartbeat_folder, timeout_s: float = 240) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HANGPROOF_HEARTBEAT": str(heartbeat_folder)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+PRELUDE = """
+import threading, time, concurrent.futures
+from guards import crash, deadline
+from guards.heartbeat import Heartbeat
+hb = Heartbeat.from_env()
+crash.install(hb, grace_s=1)
+deadline.install(hb)
+hb.phase("load")
+"""
+
+
+def test_a_deadline_kills_a_process_whose_main_thread_waits_in_c(tmp_path):
+    code = (
+        PRELUDE
+        + "with deadline.Deadline(0.5, 'a lock that nobody frees'): threading.Lock().__enter__(); l=threading.Lock(); l.acquire(); l.acquire()"
+    )
+    done = run(code, tmp_path)
+    assert done.returncode == 75
+    assert "waited 0.5 s for a lock that nobody frees" in done.stderr
+    assert "Thread 0x" in done.stderr
+    beat = read(path_of(tmp_path, 0))
+    assert (beat.outcome, beat.phase, beat.note) == ("deadline", "load", "waited 0.5 s for a lock that nobody frees")
+
+
+def test_a_deadline_kills_a_process_whose_standard_error_nobody_reads(tmp_path):
+    """Standard error is a pipe that is full: every write to it waits for ever."""
+    code = PRELUDE + (
+        "\nimport os\nos.set_blocking(2, False)\n"
+        "try:\n    while True: os.write(2, b'x' * 4096)\nexcept BlockingIOError: pass\nos.set_blocking(2, True)\n"
+        "with deadline.Deadline(0.5, 'a reader'): time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HANGPROOF_HEARTBEAT": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE) as process:
+        assert process.wait(240) == 75
+        process.stderr.close()
+    assert read(path_of(tmp_path, 0)).note == "waited 0.5 s for a reader"
+
+
+def test_a_deadline_that_was_met_does_nothing_and_nested_deadlines_keep_their_own_limits(tmp_path):
+    code = PRELUDE + (
+        "\nfor _ in range(200):\n    with deadline.Deadline(5, 'short'): pass\n"
+        "with deadline.Deadline(30, 'outer'):\n    with deadline.Deadline(2, 'inner') as d:\n"
+        "        for _ in range(4): time.sleep(0.8); d.extend()\n"
+        "    time.sleep(0.5)\nprint('through', flush=True)\n"
+        "with deadline.Deadline(0.3, 'outer again'):\n    with deadline.Deadline(30, 'inner again'): time.sleep(20)\n"
+    )
+    done = run(code, tmp_path)
+    assert "through" in done.stdout
+    assert done.returncode == 75
+    assert "for outer again" in done.stderr and "for inner" not in done.stderr
+
+
+def test_an_uncaught_error_ends_the_process_although_a_pool_thread_is_stuck(tmp_path):
+    code = PRELUDE + (
+        "\npool = concurrent.futures.ThreadPoolExecutor(1)\npool.submit(threading.Event().wait)\n"
+        "hb.phase('sample')\nraise ValueError('the reason')"
+    )
+    done = run(code, tmp_path)
+    assert done.returncode == 1
+    assert "ValueError: the reason" in done.stderr
+    assert (read(path_of(tmp_path, 0)).outcome, read(path_of(tmp_path, 0)).note) == ("failed", "ValueError: the reason")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="no SIGCHLD here")
+def test_a_worker_that_dies_while_the_error_is_printed_does_not_lose_the_error(tmp_path):
+    """torch's handler raises wherever the main thread is."""
+    code = (
+        "import signal, sys\n"
+        "def dead(*_): raise RuntimeError('a worker is gone')\n"
+        "def show(kind, error, trace):\n    signal.raise_signal(signal.SIGCHLD)\n    print('shown:', error, file=sys.stderr)\n"
+        "sys.excepthook = show\n" + PRELUDE + "signal.signal(signal.SIGCHLD, dead)\nraise ValueError('the reason')"
+    )
+    done = run(code, tmp_path)
+    assert done.returncode == 1
+    assert "shown: the reason" in done.stderr and "a worker is gone" not in done.stderr
+    assert read(path_of(tmp_path, 0)).note == "ValueError: the reason"
+
+
+WORKER = """
+import os, time
+from guards import loader
+def work(ready, done):
+    loader.die_with_parent()
+    ready.send(os.getpid())
+    done.wait(600)
+    ready.send("works")
+    time.sleep(600)
+"""
+START = (
+    PRELUDE
+    + """
+import multiprocessing, os, sys
+if __name__ == "__main__":
+    import a_worker
+    context = multiprocessing.get_context(sys.argv[1])
+    here, there = context.Pipe()
+    done = context.Event()
+    worker = context.Process(target=a_worker.work, args=(there, done), daemon=True)
+    worker.start()
+    there.close()
+    print(here.recv(), flush=True)
+    time.sleep(1)
+    done.set()
+    print(here.recv(), flush=True)
+    exec(sys.argv[2])
+"""
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child at its parent's death")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "crash.exit_now(1)"], ids=["killed", "failed"])
+def test_a_loader_worker_works_and_does_not_outlive_its_trainer(tmp_path, method, how):
+    """Python 3.14 starts workers by a fork server. Each worker saw a parent that is not the trainer, and exited."""
+    (tmp_path / "a_worker.py").write_text(WORKER)
+    (tmp_path / "start.py").write_text(START)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "HANGPROOF_HEARTBEAT": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "start.py"), method, how],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )  # returns only when the worker has closed the output, too
+    assert done.returncode in (-9, 1)
+    assert done.stdout.splitlines()[1:] == ["works"], done.stderr
+    pid = int(done.stdout.splitlines()[0])
+    end = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_stacks_are_written_on_the_signal_even_while_main_holds_the_gil(tmp_path):
+    code = PRELUDE + "\nprint('ready', flush=True)\nimport re\ndef spin(): re.match(r'(a+)+$', 'a' * 40 + 'b')\nspin()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HANGPROOF_HEARTBEAT": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        path = tmp_path / f"stacks-{process.pid}.txt"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGUSR2)
+        end = time.monotonic() + 120
+        while "spin" not in path.read_text() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert "in spin" in path.read_text()
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+needs_kernel_timer = pytest.mark.skipif(sys.platform != "linux", reason="the backstop is a Linux timer")
+SHORT_GRACE = """
+from guards import limits
+limits.TABLE["gil_grace_s"] = limits.Limit(1.0, "the GIL", user=False)
+"""
+HOLD_THE_GIL = "\nimport ctypes\nhold = ctypes.PyDLL(None).sleep\n"  # PyDLL keeps the GIL during the call
+
+
+@needs_kernel_timer
+@pytest.mark.parametrize("start", ["", "hb.phase('step')\ntime.sleep(0.5)\n"], ids=["at once", "later"])
+def test_a_deadline_kills_a_process_whose_gil_is_held_in_c(tmp_path, start):
+    """The deadline's thread never runs again. The old code waits as long as the C code does."""
+    code = SHORT_GRACE + PRELUDE + HOLD_THE_GIL + start + "with deadline.Deadline(0.5, 'C code'): hold(200)\n"
+    began = time.monotonic()
+    done = run(code, tmp_path, timeout_s=120)
+    assert done.returncode == -signal.SIGVTALRM
+    assert time.monotonic() - began < 100
+    stacks = [path.read_text() for path in tmp_path.glob("stacks-*.txt")]
+    assert len(stacks) == 1 and 'File "<string>"' in stacks[0] and "in <module>" in stacks[0]
+
+
+def test_on_windows_faulthandler_kills_a_process_whose_gil_is_held_in_c(tmp_path):
+    """Its timer works everywhere, so this does not need Windows."""
+    code = (
+        SHORT_GRACE
+        + PRELUDE
+        + HOLD_THE_GIL
+        + "deadline._make_timer = deadline._FaulthandlerTimer\n"
+        + "with deadline.Deadline(0.2, 'met'): pass\nhold(3)\nprint('alive', flush=True)\n"
+        + "with deadline.Deadline(0.5, 'C code'): hold(200)\n"
+    )
+    done = run(code, tmp_path, timeout_s=120)
+    assert (done.returncode, done.stdout) == (1, "alive\n")
+    assert "Timeout (" in done.stderr and "in <module>" in done.stderr
+
+
+@needs_kernel_timer
+def test_a_forked_child_has_a_backstop_of_its_own(tmp_path):
+    code = (
+        SHORT_GRACE
+        + PRELUDE
+        + HOLD_THE_GIL
+        + (
+            "import os\nwith deadline.Deadline(60, 'the parent'):\n    child = os.fork()\n"
+            "    if child == 0:\n        with deadline.Deadline(0.3, 'the child'): hold(200)\n"
+            "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        )
+    )
+    done = run(code, tmp_path, timeout_s=120)
+    assert (done.returncode, done.stdout) == (0, f"{-signal.SIGVTALRM}\n")
+
+
+@pytest.mark.long
+@needs_kernel_timer
+def test_a_deadline_that_was_met_kills_nobody_however_long_the_gil_is_held_afterwards(tmp_path):
+    """Nested, extended, on threads, with errors, in a child forked inside one: nothing stays armed."""
+    code = (
+        SHORT_GRACE
+        + PRELUDE
+        + HOLD_THE_GIL
+        + (
+            "import os\n"
+            "with deadline.Deadline(5, 'outer') as outer:\n"
+            "    for _ in range(100):\n"
+            "        with deadline.Deadline(5, 'inner') as inner: inner.extend(); outer.extend()\n"
+            "    try:\n        with deadline.Deadline(5, 'an error'): raise KeyError\n"
+            "    except KeyError: pass\n"
+            "def work():\n    with deadline.Deadline(5, 'a thread'): pass\n"
+            "threads = [threading.Thread(target=work) for _ in range(8)]\n"
+            "for t in threads: t.start()\nfor t in threads: t.join()\n"
+            "fired = []\n"
+            "with deadline.Deadline(0.1, 'an action', lambda *_: fired.append(1)):\n    while not fired: time.sleep(0.01)\n"
+            "    hold(3)\n"
+            "with deadline.Deadline(5, 'the parent of a child'):\n    child = os.fork()\n"
+            "if child == 0: hold(8); os._exit(0)\n"
+            "hold(8)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\nprint('alive')\n"
+        )
+    )
+    done = run(code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+@needs_kernel_timer
+def test_a_process_that_was_suspended_outside_its_deadlines_continues(tmp_path):
+    """As with Ctrl-Z and fg, for longer than deadline and margin together."""
+    code = (
+        SHORT_GRACE
+        + PRELUDE
+        + (
+            "for _ in range(3):\n    with deadline.Deadline(2, 'a step'): pass\n"
+            "print('ready', flush=True)\ntime.sleep(0.5)\nprint('alive', flush=True)\n"
+        )
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HANGPROOF_HEARTBEAT": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(5)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=120)[0] == b"alive\n"
+        assert process.returncode == 0
+
+
+@pytest.mark.long
+@needs_kernel_timer
+def test_after_a_suspension_a_deadline_has_a_backstop_again(tmp_path):
+    """The timer fired while the process was suspended, and no deadline was open."""
+    code = (
+        SHORT_GRACE
+        + PRELUDE
+        + HOLD_THE_GIL
+        + "with deadline.Deadline(0.5, 'a step'): pass\nprint('ready', flush=True)\ntime.sleep(0.1)\n"
+        + "for _ in range(1000):\n    with deadline.Deadline(20, 'a step'): pass\nprint('alive', flush=True)\n"
+        + "with deadline.Deadline(0.5, 'C code'): hold(200)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HANGPROOF_HEARTBEAT": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=120)[0] == b"alive\n"
+        assert process.returncode == -signal.SIGVTALRM
+
+
+@pytest.mark.long
+@needs_kernel_timer
+def test_a_long_deadline_is_not_cut_short_by_the_timer_of_a_short_one(tmp_path):
+    code = (
+        SHORT_GRACE
+        + PRELUDE
+        + HOLD_THE_GIL
+        + "with deadline.Deadline(0.5, 'short'): pass\nwith deadline.Deadline(60, 'long'): hold(4)\n"
+        + "with deadline.Deadline(60, 'outer'):\n    with deadline.Deadline(0.5, 'inner'): pass\n    hold(4)\n"
+        + "with deadline.Deadline(0.5, 'extended') as d: d.extend(60); hold(4)\nprint('alive', flush=True)\n"
+        + "with deadline.Deadline(0.5, 'outer'), deadline.Deadline(60, 'inner'): hold(200)\n"
+    )
+    done = run(code, tmp_path, timeout_s=120)
+    assert (done.returncode, done.stdout) == (-signal.SIGVTALRM, "alive\n"), done.stderr
+
+
+@needs_kernel_timer
+def test_deadlines_that_are_met_make_hardly_any_system_call(tmp_path):
+    code = PRELUDE + (
+        "calls = []\nreal = deadline._KernelTimer._settime\n"
+        "deadline._KernelTimer._settime = lambda self, at_s: (calls.append(at_s), real(self, at_s))\n"
+        "for _ in range(1000):\n    with deadline.Deadline(30, 'a step'): pass\nprint(len(calls))\n"
+    )
+    done = run(code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def test_the_backstop_is_off_where_no_guards_are_installed():
+    """As under pytest: a test that holds the GIL must not be killed."""
+    code = (
+        SHORT_GRACE
+        + "from guards import deadline\nimport ctypes\nwith deadline.Deadline(0.5, 'x') as d:\n    ctypes.PyDLL(None).sleep(3)\n"
+    )
+    code = (
+        code.replace("deadline.Deadline(0.5, 'x')", "deadline.Deadline(0.5, 'x', lambda *_: None)") + "print('alive')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_nobody_else_may_read_the_stacks(tmp_path):
+    done = run(PRELUDE, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.glob("stacks-*.txt")] == [0o600]
+
+
+def test_a_call_gives_its_result_its_error_or_a_timeout():
+    assert deadline.call(divmod, 7, 2, seconds=60, what="a sum") == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        deadline.call(divmod, 7, 0, seconds=60, what="a sum")
+    assert deadline.call(threading.current_thread, seconds=0, what="no limit") is threading.current_thread()
+    with pytest.raises(TimeoutError, match="waited 0.1 s for sleep"):
+        deadline.call(time.sleep, 60, seconds=0.1, what="sleep")

@@ -1,0 +1,130 @@
+"""The gate of a standby attempt: what waits there touches nothing, costs nothing, and ends when nobody needs it."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import toy_loop
+from guards import gate
+
+ROOT = Path(__file__).resolve().parents[3]
+LIMIT_S = 120
+
+
+class Waiting:
+    """A toy training that was started early."""
+
+    def __init__(self, folder: Path, **environment: str):
+        self.output, self.private = folder / "output", folder / "private"
+        self.output.mkdir()
+        self.private.mkdir()
+        reader, self.writer = os.pipe()
+        flags = ["--output_dir", str(self.output), "--output_name", "toy", "--max_train_steps", "6"]
+        flags += ["--save_every_n_steps", "3", "--resume", str(self.output / "STAND-IN")]
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("HANGPROOF_", "TOY_"))}
+        env |= {
+            gate.VARIABLE: str(reader),
+            gate.STAND_IN: str(self.output / "STAND-IN"),
+            gate.FOLDER: str(self.private),
+        }
+        env |= {"TOY_STEP_S": "0.001", "TOY_LEDGER": str(folder / "ledger")} | environment
+        with open(self.private / "out", "wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, toy_loop.__file__, *flags],
+                env=env,
+                pass_fds=[reader],
+                stdout=out,
+                stderr=out,
+                cwd=ROOT,
+            )
+        os.close(reader)
+        self.ledger, self.log = folder / "ledger", folder / "training.log"
+
+    def until(self, name: str) -> None:
+        until_s = time.monotonic() + LIMIT_S
+        while not (self.private / name).exists():
+            assert self.process.poll() is None, (self.private / "out").read_text()
+            assert time.monotonic() < until_s, f"no {name}"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.writer)
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    made = []
+
+    def start(**environment: str) -> Waiting:
+        made.append(Waiting(tmp_path, **environment))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_it_touches_nothing_and_uses_no_processor_time_until_the_gate_opens(waiting):
+    one = waiting()
+    one.until(gate.READY)
+    time.sleep(0.2)
+    before = cpu_ticks(one.process.pid)
+    time.sleep(1.5)
+    assert cpu_ticks(one.process.pid) == before
+    assert not list(one.output.iterdir()) and not one.ledger.exists()
+    assert not list(one.private.glob("*.hb")), "it has no heartbeat"
+
+
+def test_it_resumes_from_the_state_in_the_message_with_the_variables_and_the_log_of_then(waiting):
+    one = waiting()
+    from guards.heartbeat import Heartbeat
+
+    toy_loop.save(
+        one.output, "toy", 3, toy_loop.advance(toy_loop.advance(toy_loop.advance(b"", 1), 2), 3), Heartbeat(None)
+    )
+    state = one.output / "toy-step00000003-state"
+    one.until(gate.READY)
+    one.log.write_text("before\n")
+    os.write(one.writer, gate.message(str(state), {"TOY_FAULTS": "", "TOY_LATE": "1"}, str(one.log)))
+    assert one.process.wait(LIMIT_S) == 0, one.log.read_text()
+    assert (one.private / gate.PASSED).exists()
+    assert (one.output / "toy.safetensors").read_bytes() == toy_loop.expected(6)
+    steps = [line["step"] for line in map(json.loads, one.ledger.read_text().splitlines()) if line["what"] == "step"]
+    assert steps == [4, 5, 6]
+    assert one.log.read_text().startswith("before\n")
+
+
+def test_it_ends_quietly_when_the_monitor_is_gone(waiting):
+    one = waiting()
+    one.until(gate.READY)
+    os.close(one.writer)
+    assert one.process.wait(LIMIT_S) == gate.EXIT_UNUSED
+    assert not list(one.output.iterdir()) and not one.ledger.exists() and not one.private.exists()
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"resume": "/x", "env'])
+def test_a_monitor_that_died_in_the_middle_of_its_message_starts_nothing(waiting, sent):
+    one = waiting()
+    os.write(one.writer, sent)
+    os.close(one.writer)  # while it still imports
+    assert one.process.wait(LIMIT_S) == gate.EXIT_UNUSED
+    assert not list(one.output.iterdir()) and not one.ledger.exists()
+
+
+def test_a_process_that_was_not_started_early_does_not_wait(monkeypatch):
+    monkeypatch.delenv(gate.VARIABLE, raising=False)
+    assert gate.wait(["--resume", "x"]) == ["--resume", "x"]

@@ -1,0 +1,182 @@
+"""The heartbeat, its writer and its reader, across real processes."""
+
+import errno
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guards import heartbeat
+from guards.heartbeat import Heartbeat, HeartbeatError, path_of, read, read_all, set_request
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_reader_sees_what_the_writer_wrote(tmp_path):
+    writer = Heartbeat(path_of(tmp_path, 0))
+    writer.plan(40)
+    writer.phase("cache_latents", total=7, note="foo.png")
+    writer.item(3, note="bär.png")
+    beat = read(path_of(tmp_path, 0))
+    assert (beat.phase, beat.done, beat.total, beat.note, beat.planned) == ("cache_latents", 3, 7, "bär.png", 40)
+    assert (beat.step, beat.count, beat.step_s, beat.outcome, beat.pid) == (0, 0, 0.0, "running", os.getpid())
+    writer.phase("first_step")
+    writer.step(21, epoch=3, loss=0.5, lr=1e-4)
+    beat = read(path_of(tmp_path, 0))
+    assert (beat.phase, beat.step, beat.count, beat.epoch, beat.loss, beat.lr) == ("step", 21, 1, 3, 0.5, 1e-4)
+    assert beat.step_s <= time.monotonic()
+    writer.end("done")
+    assert (read(path_of(tmp_path, 0)).phase, read(path_of(tmp_path, 0)).outcome) == ("end", "done")
+
+
+def test_a_failure_keeps_the_phase_it_happened_in(tmp_path):
+    writer = Heartbeat(path_of(tmp_path, 0))
+    writer.phase("sample")
+    writer.end("failed", "ValueError: no")
+    beat = read(path_of(tmp_path, 0))
+    assert (beat.phase, beat.outcome, beat.note) == ("sample", "failed", "ValueError: no")
+
+
+def test_the_last_256_intervals_are_kept_oldest_first(tmp_path):
+    writer = Heartbeat(path_of(tmp_path, 0))
+    writer.phase("first_step")
+    for step in range(1, 301):
+        if step == 299:
+            time.sleep(0.05)
+        writer.step(step)
+    intervals = read(path_of(tmp_path, 0)).intervals
+    assert len(intervals) == 256
+    assert intervals[-2] >= 0.05 > max(intervals[:-2])
+
+
+def test_a_request_reaches_the_writer_and_survives_its_beats(tmp_path):
+    writer = Heartbeat(path_of(tmp_path, 0))
+    assert writer.request == heartbeat.REQUEST_NONE
+    set_request(path_of(tmp_path, 0), heartbeat.REQUEST_STOP)
+    writer.step(1)
+    assert writer.request == heartbeat.REQUEST_STOP
+    assert read(path_of(tmp_path, 0)).request == heartbeat.REQUEST_STOP
+
+
+@given(note=st.text(max_size=600))
+def test_any_note_is_cut_between_characters(tmp_path_factory, note):
+    folder = tmp_path_factory.mktemp("hb")
+    writer = Heartbeat(path_of(folder, 0))
+    writer.phase("load", note=note)
+    kept = read(path_of(folder, 0)).note
+    clean = note.encode("utf-8", "replace").decode("utf-8")
+    assert clean.startswith(kept)
+    assert kept == clean or len(kept.encode()) > 236
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.delenv("HANGPROOF_HEARTBEAT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    writer = Heartbeat.from_env()
+    writer.phase("load")
+    writer.step(1, loss=math.nan)
+    assert writer.request == heartbeat.REQUEST_NONE
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_record_is_neither_open_nor_mapped_when_it_is_renamed(tmp_path, monkeypatch):
+    """Windows refuses to rename a file that is open or mapped, so no training started there."""
+    used = []
+    replace = os.replace
+
+    def checked(source, target):
+        open_files = [
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.lexists(f"/proc/self/fd/{fd}")
+        ]
+        used.append((str(source) in open_files, str(source) in Path("/proc/self/maps").read_text()))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", checked)
+    writer = Heartbeat(path_of(tmp_path, 0))
+    assert used == [(False, False)]
+    writer.step(3)
+    assert read(path_of(tmp_path, 0)).step == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["rank-0.hb"]
+
+
+def test_a_reader_of_the_old_record_keeps_the_old_record(tmp_path):
+    old = Heartbeat(path_of(tmp_path, 0))
+    with open(path_of(tmp_path, 0), "rb") as file:
+        new = Heartbeat(path_of(tmp_path, 0))
+        old.step(3)
+        new.step(7)
+        assert heartbeat._parse(file.read(heartbeat.SIZE), "old").step == 3
+    assert read(path_of(tmp_path, 0)).step == 7
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_nobody_else_may_read_the_record(tmp_path):
+    folder = tmp_path / "heartbeats"
+    Heartbeat(path_of(folder, 0))
+    assert (folder.stat().st_mode & 0o777, path_of(folder, 0).stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOENT])
+def test_a_folder_that_cannot_be_listed_holds_no_readable_records(tmp_path, monkeypatch, number):
+    Heartbeat(path_of(tmp_path, 0))
+
+    def failing(*_args):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "listdir", failing)
+    monkeypatch.setattr(os, "scandir", failing)
+    assert read_all(tmp_path) == []
+
+
+# Bursts at full speed with short pauses: a reader meets writes under way, and whatever the load there is a moment to read.
+WRITER = """
+import time
+from guards.heartbeat import Heartbeat
+writer = Heartbeat.from_env()
+step = 0
+while True:
+    for _ in range(200):
+        step += 1
+        writer.step(step, epoch=step, loss=float(step))
+    time.sleep(0.001)
+"""
+
+
+def test_no_read_is_torn_while_another_process_writes_in_bursts_and_is_killed(tmp_path):
+    environment = {**os.environ, "HANGPROOF_HEARTBEAT": str(tmp_path), "RANK": "2", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", WRITER], env=environment)
+    try:
+        end = time.monotonic() + 30
+        while not read_all(tmp_path) and time.monotonic() < end:
+            time.sleep(0.02)
+        steps = set()
+        end = time.monotonic() + 60
+        while len(steps) < 300 and time.monotonic() < end:
+            try:
+                beat = read(path_of(tmp_path, 2))
+            except HeartbeatError:
+                continue  # the reader refuses a torn record
+            assert beat.step == beat.epoch == int(beat.loss if beat.step else 0)
+            steps.add(beat.step)
+        assert len(steps) == 300
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert path_of(tmp_path, 2).exists()
+
+
+def test_a_foreign_file_is_refused_by_name(tmp_path):
+    path_of(tmp_path, 0).write_bytes(b"x" * heartbeat.SIZE)
+    with pytest.raises(HeartbeatError, match=r"rank-0\.hb"):
+        read(path_of(tmp_path, 0))
+    assert read_all(tmp_path) == []

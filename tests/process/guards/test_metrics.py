@@ -1,0 +1,118 @@
+"""Lines on a full disk: a metric or an event that cannot be written costs that line, never a step, and no line after it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from guards.metrics import append_line
+from monitor.run_folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[3]
+FULL = """
+import resource, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+def room(bytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
+"""
+METRICS = (
+    FULL
+    + """
+from guards.metrics import Metrics
+metrics = Metrics(folder / "metrics.jsonl")
+room(1003)
+for step in range(1, 21):
+    metrics.step(step, 1, 0.5, 1e-4, 0.1)
+room(resource.RLIM_INFINITY)
+for step in range(21, 24):
+    metrics.step(step, 1, 0.5, 1e-4, 0.1)
+"""
+)
+EVENTS = (
+    FULL
+    + """
+from monitor.run_folder import RunFolder
+run = RunFolder(folder)
+room(1003)
+for number in range(1, 21):
+    run.event("phase", f"number {number}", step=number)
+room(resource.RLIM_INFINITY)
+for number in range(21, 24):
+    run.event("phase", f"number {number} \\udcff", step=number)
+"""
+)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="RLIMIT_FSIZE is POSIX")
+@pytest.mark.parametrize(("code", "name"), [(METRICS, "metrics.jsonl"), (EVENTS, "events.jsonl")])
+def test_a_full_disk_costs_lines_and_raises_nothing_and_the_next_line_is_whole(tmp_path, code, name):
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / name).read_bytes().splitlines()
+    steps, torn = [], 0
+    for line in lines:
+        try:
+            steps.append(json.loads(line)["step"])
+        except ValueError:
+            torn += 1
+    assert steps[-3:] == [21, 22, 23] and steps[0] == 1 and 20 not in steps and torn == 1
+    if name == "metrics.jsonl":
+        lost = 20 - (len(steps) - 3)
+        assert done.stderr.count("the training goes on") == 1 and f"{lost} lines were lost" in done.stderr
+
+
+def test_a_line_that_a_kill_cut_off_does_not_swallow_the_next(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"kind": "a"}\n{"kind": "b", "mess')
+    append_line(path, {"kind": "c"})
+    append_line(path, {"kind": "d"})
+    assert path.read_bytes().splitlines()[-2:] == [b'{"kind": "c"}', b'{"kind": "d"}']
+    assert os.stat(path).st_mode & 0o600 == 0o600
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_replaced_file_of_a_run_is_synced_with_its_folder(tmp_path, monkeypatch):
+    """`monitor.json`: without that, a power cut after "saved" brings the old file back."""
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda number: (synced.append(os.readlink(f"/proc/self/fd/{number}")), fsync(number))
+    )
+    assert RunFolder(tmp_path).replace("monitor.json", "{}", sync=True)
+    assert synced[-1] == str(tmp_path) and len(synced) == 2
+
+
+SAVED = (
+    FULL
+    + """
+from monitor.run_folder import RunFolder
+from monitor.state import RunState
+from monitor.supervisor import Supervisor
+supervisor = Supervisor(RunFolder(folder), False, None, ())
+state = supervisor.run.state
+room(10)
+state.restarts = 3
+print(state.save(supervisor.folder), RunState.load(supervisor.folder).restarts)
+state.restarts = 4  # under way: not committed
+supervisor.write_status(force=True)
+room(resource.RLIM_INFINITY)
+supervisor.write_status(force=True)
+print(RunState.load(supervisor.folder).restarts)
+"""
+)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="RLIMIT_FSIZE is POSIX")
+def test_a_state_that_the_disk_refused_is_saved_with_the_next_status(tmp_path):
+    (tmp_path / "run.toml").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", SAVED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    shown = [line for line in done.stdout.splitlines() if "cannot write" not in line]
+    assert shown[-2:] == ["False 0", "3"], done.stdout

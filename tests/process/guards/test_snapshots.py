@@ -1,0 +1,424 @@
+"""Snapshots in memory: a record is complete or none, holds what was saved to the bit, and never takes what others need."""
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+
+from guards import checkpoint, memory, snapshots
+from guards import snapshot_record as record
+from guards.snapshot_record import File
+from guards.snapshots import Snapshots
+from runs.paths import ROOT
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
+
+
+@pytest.fixture
+def ring():
+    folder = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def writer(ring, run="/runs/a", spec="spec", attempt=1):
+    return Snapshots(ring, run, spec, attempt)
+
+
+def raw(text):
+    return [File("weights.bin", "raw", text)]
+
+
+def take(snapshots_, step, files):
+    snapshots_.due()
+    snapshots_.take(f"toy-step{step:08d}-state", step, 1, files)
+    snapshots_.wait()
+
+
+def restored(ring, environ_record=None):
+    path, header = next(iter(snapshots.headers(ring).items()))
+    folder = ring / header.name
+    snapshots.restore(folder, {snapshots.RECORD: str(environ_record or path)})
+    return folder
+
+
+def state_of(seed):
+    """The kinds of values that states hold."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last), torch.nn.Linear(8, 600))
+    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    model[1](torch.randn(2, 8)).sum().backward()
+    model[0](torch.randn(1, 3, 5, 5)).sum().backward()
+    optimizer.step()
+    rng = {"numpy": numpy.random.get_state(), "torch": torch.get_rng_state(), "step": 3, "none": torch.empty(0, 4)}
+    half = {
+        "a": torch.randn(5, 3).bfloat16(),
+        "b": torch.randn(7).half(),
+        "c": torch.tensor(True),
+        "d": torch.arange(5),
+        "e": torch.eye(3).to_sparse(),
+    }
+    return [
+        File("model.safetensors", "safetensors", dict(model.state_dict()), {"format": "pt"}),
+        File("optimizer.bin", "torch", optimizer.state_dict()),
+        File("random_states_0.pkl", "torch", rng),
+        File("half.pt", "torch", half),
+        File("train_state.json", "raw", b'{"current_step": 3}'),
+    ]  # fmt: skip
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor) and a.layout == torch.sparse_coo:
+        return torch.equal(a.to_dense(), b.to_dense())
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and torch.equal(a, b)
+    if isinstance(a, numpy.ndarray):
+        return a.dtype == b.dtype and bool((a == b).all())
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring, tmp_path):
+    from safetensors.torch import load_file
+
+    files = state_of(1)
+    record.write_folder(tmp_path, files)
+    take(writer(ring), 3, files)
+    folder = restored(ring)
+    assert checkpoint.problems(folder, deep=True) == []
+    assert checkpoint.guard_of(folder)["step"] == 3
+    assert same(load_file(tmp_path / "model.safetensors"), load_file(folder / "model.safetensors"))
+    for name in ("optimizer.bin", "random_states_0.pkl", "half.pt"):
+        wanted, found = (torch.load(at / name, weights_only=False) for at in (tmp_path, folder))
+        assert same(wanted, found), name
+    assert (folder / "train_state.json").read_bytes() == b'{"current_step": 3}'
+
+
+def test_the_record_keeps_the_values_of_its_step(ring):
+    """Training changes the tensors in place right after the snapshot; a large one is completed in a thread."""
+    tensor = torch.zeros(1 << 20)
+    ours = writer(ring)
+    ours.due()
+    ours.take("toy-step00000001-state", 1, 1, [File("a.pt", "torch", {"a": tensor, "n": [1.5]})])
+    tensor.fill_(7.0)
+    ours.wait()
+    values = torch.load(restored(ring) / "a.pt")
+    assert torch.equal(values["a"], torch.zeros(1 << 20)) and values["n"] == [1.5]
+
+
+def test_what_a_gpu_has_copied_into_pinned_memory_becomes_the_record(ring):
+    """The thread's part of it: it waits for the event, then copies. A stand-in fills the memory when it is waited for."""
+    ours, waited = writer(ring), []
+    files = [File("a.pt", "torch", {"a": torch.arange(700_000), "b": torch.ones(3)})]
+    plan = record.plan(files)
+    slot, pinned = ours._slots[0], torch.zeros(plan.layout.end + 100, dtype=torch.uint8)
+    slot.reserve(record.BODY + plan.bytes)
+
+    def synchronize():
+        waited.append(True)
+        for target, source in zip(record.views(pinned, plan.layout.places), plan.tensors, strict=True):
+            target.copy_(source)
+
+    event = SimpleNamespace(synchronize=synchronize, elapsed_time=lambda other: 7.0)
+    job = snapshots._Job(
+        slot, plan, ours.header(4, 1, "toy-step00000004-state", None), 0.0, True, (pinned, event, event)
+    )
+    assert ours._finish(job, snapshots._at_once) == 0.007 and waited == [True]
+    found = torch.load(restored(ring) / "a.pt")
+    assert torch.equal(found["a"], torch.arange(700_000)) and torch.equal(found["b"], torch.ones(3))
+
+
+def test_a_layout_is_used_again_until_a_tensor_has_another_form(ring):
+    def files(value, dtype=torch.float32, shape=(300, 3)):
+        return [
+            File("a.pt", "torch", {"a": torch.full(shape, value, dtype=dtype), "b": torch.ones(5) * value, "n": value})
+        ]
+
+    first = record.plan(files(1.0)).layout
+    assert record.plan(files(2.0), first).layout is first
+    others = {"dtype": torch.bfloat16}, {"shape": (3, 300)}, {"shape": (301, 3)}
+    assert all(record.plan(files(2.0, **other), first).layout is not first for other in others)
+    ours = writer(ring)
+    for step, other in enumerate([{}, {}, *others, {}], 1):
+        take(ours, step, files(float(step), **other))
+        found = torch.load(restored(ring) / "a.pt")
+        assert same(found, files(float(step), **other)[0].content), step
+
+
+def test_the_ring_keeps_the_two_newest(ring):
+    ours = writer(ring)
+    for step in (1, 2, 3, 4):
+        take(ours, step, raw(b"%d" % step))
+    assert [header.step for header in snapshots.headers(ring).values()] == [4, 3]
+    found = snapshots.status(ring)
+    assert (found["step"], found["off"]) == (4, "") and found["bytes"] > 0 and found["every"] >= 1
+
+
+def test_a_record_of_nan_is_not_usable(ring):
+    for kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        for bad in (math.nan, -math.inf):
+            values = torch.ones(300_000, dtype=kind)
+            values[-1] = bad
+            take(writer(ring), 5, [File("model.safetensors", "safetensors", {"a": values})])
+            path = next(iter(snapshots.headers(ring)))
+            assert record.verify(path) == "it holds NaN or infinity"
+    take(writer(ring), 6, [File("model.safetensors", "safetensors", {"a": torch.tensor([-3e38, 3e38])})])
+    assert record.verify(next(iter(snapshots.headers(ring)))) == ""
+
+
+@pytest.mark.parametrize("at", [record.BODY + 100, record.BODY - 1, 20, 3])
+def test_a_changed_byte_is_found(ring, at):
+    take(writer(ring), 2, raw(b"x" * 5000))
+    path = next(iter(snapshots.headers(ring)))
+    assert record.verify(path) == ""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    assert bool(record.verify(path)) == (at != record.BODY - 1)  # the end of the header's page is unused
+
+
+def test_a_bad_record_is_removed_and_names_the_reason(ring):
+    take(writer(ring), 2, raw(b"x" * 5000))
+    path = next(iter(snapshots.headers(ring)))
+    with open(path, "r+b") as file:
+        file.seek(record.BODY + 50)
+        file.write(b"!")
+    with pytest.raises(record.RecordError, match="wrong checksum"):
+        restored(ring)
+    assert not path.exists() and list(ring.glob("*-state")) == []
+
+
+def test_other_states_are_not_touched(ring, tmp_path):
+    state = tmp_path / "toy-step00000002-state"
+    snapshots.restore(state, {snapshots.RECORD: str(ring / "slot-0")})
+    snapshots.restore(state, {})
+    assert not state.exists()
+
+
+def test_an_attempt_that_resumes_earlier_forgets_the_later_records(ring):
+    ours = writer(ring)
+    for step in (7, 8):
+        take(ours, step, raw(b"later"))
+    take(writer(ring, attempt=2), 5, raw(b"again"))
+    assert [(h.step, h.attempt) for h in snapshots.headers(ring).values()] == [(5, 2)]
+    assert len(list(ring.glob("slot-*"))) == 1
+
+
+def test_a_restored_state_goes_when_a_newer_record_is_there(ring):
+    ours = writer(ring)
+    take(ours, 1, raw(b"one"))
+    folder = restored(ring)
+    assert folder.is_dir()
+    take(ours, 2, raw(b"two"))
+    assert not folder.exists()
+
+
+def test_what_a_record_cannot_hold_turns_it_off(ring, capfd):
+    ours = writer(ring)
+    take(ours, 1, raw(b"one"))
+    take(ours, 2, [File("a.pt", "torch", {"a": lambda: 0})])
+    assert "a.pt cannot be kept in memory" in ours.off and not ours.active and not ours.due()
+    assert snapshots.headers(ring) == {}
+    assert snapshots.status(ring)["off"] == ours.off and ours.off in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("free", "sentence"), [(64 << 20, "64 MB"), (None, None)], ids=["short of memory", "memory unknown"]
+)
+def test_a_state_that_does_not_fit_into_memory_turns_it_off(ring, monkeypatch, free, sentence):
+    """Of 64 MiB, half may be used, for three copies of 12 MiB."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: free)
+    monkeypatch.setattr(snapshots, "LOW", 0)
+    ours = writer(ring)
+    take(ours, 1, [File("a.pt", "torch", torch.zeros(3 << 20))])
+    assert ours.active == (sentence is None)
+    assert sentence is None or (ours.off.count("67 MB free") and list(ring.glob("slot-*")) == [])
+
+
+def test_memory_that_becomes_short_is_given_back(ring, monkeypatch):
+    ours = writer(ring)
+    take(ours, 1, raw(b"one"))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100 << 20)
+    monkeypatch.setattr(snapshots, "MEMORY_POLL_S", 0.0)
+    assert not ours.due() and "105 MB of memory left" in ours.off
+    assert list(ring.glob("slot-*")) == []
+
+
+def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
+    """A snapshot may cost 0.9 % of the time: 5 ms of steps of 10 ms come every 56 steps; 5 ms of steps of 1 s at each."""
+    now_s = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, thread_time=lambda: now_s, time=time.time)
+    monkeypatch.setattr(snapshots, "time", clock)
+    for step_s, wanted in ((0.01, 56), (1.0, 1)):
+        ours, seen = writer(ring), []
+        for step in range(1, 12):
+            now_s += step_s
+            ours._since = 1000
+            assert ours.due()
+            now_s += 0.005
+            ours.take("toy-state", step, 1, raw(b"x"))
+            seen.append(ours.every)
+        assert ours.every in (wanted, wanted + 1) and all(b <= 2 * a for a, b in pairwise(seen))
+        now_s += step_s
+        assert ours.due() == (wanted == 1)
+
+
+@pytest.mark.parametrize("ends", ["somebody waits", "the next snapshot is due", "a step for each piece"])
+def test_the_thread_spreads_its_work_until_the_next_snapshot(ring, monkeypatch, ends):
+    monkeypatch.setattr(snapshots, "BEFORE_PAUSE_S", 0.0)
+    monkeypatch.setattr(snapshots, "SHARE", 1e-7)  # of one core: the thread would need days
+    ours, value = writer(ring), torch.ones(1 << 21)
+    assert ours.due()
+    ours.every = 10**9 if ends == "a step for each piece" else 4
+    ours.take("toy-state", 1, 1, [File("a.bin", "torch", {"a": value})])
+    time.sleep(0.3)
+    assert not ours.due() and not snapshots.headers(ring), "a record counts once it is checked"
+    if ends == "somebody waits":
+        ours.wait()
+    elif ends == "a step for each piece":
+        for _ in range(1000):
+            ours.due()
+            if ours._idle.wait(0.05):
+                break
+    else:
+        for _ in range(2):
+            assert not ours.due() and not ours._idle.wait(0.2)
+        assert not ours.due() and ours._idle.wait(60)
+    assert [header.step for header in snapshots.headers(ring).values()] == [1]
+
+
+def test_the_thread_counts_the_copy_as_work_of_the_same_step(ring):
+    """A copy of 20 ms is more than the work of a short step, so the thread pauses first; not in a long one, nor after no copy."""
+    ours, waits = writer(ring), []
+    ours._boundary = SimpleNamespace(wait=waits.append, clear=lambda: None)
+    ours._paced(0.0)()
+    assert not waits
+    ours._paced(0.02)()
+    assert waits == [pytest.approx(snapshots.LONG_STEP * 0.02 / snapshots.SHARE, rel=0.1)]
+    ours._durations.append(10.0)
+    ours._paced(0.02)()
+    assert len(waits) == 1
+
+
+def test_several_processes_have_no_snapshots(ring):
+    several = Snapshots.from_env({snapshots.FOLDER: str(ring), "RANK": "0", "WORLD_SIZE": "2"})
+    assert not several.active and "several processes" in snapshots.status(ring)["off"]
+    assert not Snapshots.from_env({snapshots.FOLDER: str(ring), "RANK": "1", "WORLD_SIZE": "2"}).active
+    assert not Snapshots.from_env({}).active and not Snapshots.from_env({snapshots.FOLDER: str(ring / "gone")}).active
+
+
+KILLED = """
+import sys, torch
+from pathlib import Path
+from guards.snapshots import Snapshots
+from guards.snapshot_record import File
+ours = Snapshots(Path(sys.argv[1]), "/runs/a", "spec", 1)
+a, step = torch.zeros(1 << 21), 0
+print("ready", flush=True)
+while True:
+    step += 1
+    a.fill_(step)
+    ours.due()
+    ours._idle.wait()
+    ours.take(f"toy-step{step:08d}-state", step, 1, [File("a.pt", "torch", {"a": a, "step": step})])
+"""
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
+def test_a_kill_at_any_moment_leaves_a_record_that_is_right(ring, kills):
+    """SIGKILLs in mid-snapshot: the process does nothing else. What verifies holds the values of one step."""
+    steps = []
+    for kill in range(kills):
+        shutil.rmtree(ring)
+        ring.mkdir(mode=0o700)
+        command = [sys.executable, "-c", KILLED, str(ring)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+            process.stdout.readline()
+            deadline_s = time.monotonic() + 60
+            while (snapshots.status(ring)["step"] or 0) < 3 and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            time.sleep(0.0137 * kill)
+            process.send_signal(signal.SIGKILL)
+        good = [path for path in snapshots.headers(ring) if not record.verify(path)]
+        assert good, "one of the two records is always complete"
+        for path in good:
+            header, (file,) = record.files(path)
+            assert file.content["step"] == header.step and bool((file.content["a"] == header.step).all())
+            steps.append(header.step)
+    assert max(steps) >= 3
+
+
+SMALL = """
+import sys, torch
+from pathlib import Path
+from guards.snapshots import Snapshots
+from guards.snapshot_record import File
+ours = Snapshots(Path("/dev/shm/ring"), "/runs/a", "spec", 1)
+for step in range(1, 6):
+    ours.due()
+    size = int(sys.argv[1]) << 18
+    ours.take(f"toy-step{step:08d}-state", step, 1, [File("a.pt", "torch", torch.full((size,), float(step)))])
+    ours.wait()
+print("off:", ours.off)
+"""
+
+
+@pytest.mark.parametrize(
+    ("full", "megabytes", "fits"), [(0, 4, True), pytest.param(0, 20, False, marks=pytest.mark.long), (60, 4, False)]
+)
+def test_a_small_or_full_dev_shm_never_kills_the_training(full, megabytes, fits):
+    """A container's 64 MB, in a mount namespace: 4 MB fit with room to spare; 20 MB do not; nor 4 MB when it is nearly full."""
+    mount = (
+        f"mount -t tmpfs -o size=64m none /dev/shm && mkdir /dev/shm/ring && head -c {full}M /dev/zero >/dev/shm/full"
+    )
+    command = [
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        f'{mount} && exec "$0" -c "$1" "$2"',
+        sys.executable,
+        SMALL,
+        str(megabytes),
+    ]
+    if subprocess.run(
+        ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("no mount namespace: unshare is not allowed here")
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert ("off: \n" in done.stdout) == fits, done.stdout
+    assert fits or "MB free" in done.stdout
+
+
+def test_memory_of_a_container_is_the_smaller_one(tmp_path, monkeypatch):
+    group = tmp_path / "cgroup/box"
+    group.mkdir(parents=True)
+    for name, text in {
+        "memory.max": "1000000",
+        "memory.current": "700000",
+        "memory.stat": "anon 5\ninactive_file 200000\n",
+    }.items():
+        (group / name).write_text(text)
+    (tmp_path / "own").write_text("0::/box\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 99999 kB\nMemAvailable: 5000 kB\n")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    assert memory.available_bytes() == 500_000
+    (group / "memory.max").write_text("max")
+    assert memory.available_bytes() == 5_120_000

@@ -1,0 +1,181 @@
+"""What the machine costs and has: a spend limit stops a run with a checkpoint; a machine without its GPU trains nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from monitor_helpers import (
+    events,
+    limits_file,
+    monitor,
+    status,
+    stop,
+    supervise,
+    toy_run,
+    undisturbed,
+    wait_for,
+    weight,
+)
+from monitor_helpers import finish as end_of
+
+from guards import checkpoint, tensor_copies
+from monitor.gpu import nvml
+from monitor.recovery import EXIT_BUDGET, EXIT_DONE, EXIT_PREEMPTED
+from monitor.spend import REFRESH_S, Spend
+from runs.paths import ROOT
+from tests.process.monitor.gpu.test_nvml import FAKE
+
+LIMITS = "[end]\nstop_save_s = 20\n"
+
+
+def spend(spec: dict, seconds: float = 0.0, stop_s: float = 90.0) -> Spend:
+    return Spend(Path("run"), spec, stop_s, lambda folder: seconds)
+
+
+def test_the_limit_is_price_times_time_with_a_reserve_for_the_checkpoint():
+    spec = {"price_per_hour": 0.5, "spend_limit": 10.0}  # 20 hours
+    assert spend(spec).stop_at_s == 20 * 3600 - 90
+    assert spend(spec, 20 * 3600 - 91).reached() == ""
+    text = spend(spec, 20 * 3600 - 89).reached()
+    assert text.startswith("the spend limit of 10 is reached: 9.99 spent in 19.98 hours at 0.5 an hour")
+    assert spend({"price_per_hour": 3600, "spend_limit": 10}).stop_at_s == pytest.approx(9.0)  # a tenth of a short one
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"spend_limit": 5.0}, {"price_per_hour": 1.0}, {"price_per_hour": 1, "spend_limit": 0}]
+)
+def test_without_a_price_and_a_limit_there_is_none(spec):
+    assert spend(spec, 1e12).stop_at_s == math.inf and spend(spec, 1e12).reached() == ""
+
+
+def test_the_time_goes_on_between_two_readings_of_the_ledger(monkeypatch):
+    now_s, read = [1000.0], []
+    monkeypatch.setattr("monitor.spend.time.monotonic", lambda: now_s[0])
+    watched = Spend(Path("run"), {"price_per_hour": 1, "spend_limit": 1}, 90, lambda f: read.append(f) or 100.0)
+    assert watched.used_s() == 100.0
+    now_s[0] += REFRESH_S - 1
+    assert watched.used_s() == 100.0 + REFRESH_S - 1 and len(read) == 1
+    now_s[0] += 1
+    assert watched.used_s() == 100.0 and len(read) == 2
+
+
+@pytest.fixture
+def cheap(tmp_path, monkeypatch):
+    """A toy run of 6 s at 0.1 a second: it has a price, and its script stays its own, because it has no real spec."""
+
+    def make(limit: float) -> tuple[Path, dict[str, str]]:
+        folder = toy_run(tmp_path / "toy", steps=120, pace=0.05, every=20)
+        (tmp_path / "sitecustomize.py").write_text(
+            "import monitor.run_folder as r\n"
+            "init = r.RunFolder.__init__\n"
+            "def patched(self, *given, **named):\n"
+            "    init(self, *given, **named)\n"
+            f"    self.spec = {json.dumps({'price_per_hour': 360.0, 'spend_limit': limit})}\n"
+            "r.RunFolder.__init__ = patched\n"
+            "r.RunFolder.foreign = property(lambda self: True)\n"
+        )
+        paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+        return folder, {"PYTHONPATH": paths, "HANGPROOF_LIMITS": str(limits_file(folder, LIMITS))}
+
+    return make
+
+
+def test_a_run_that_reaches_its_spend_limit_stops_with_a_checkpoint_and_goes_on_when_it_is_raised(cheap, tmp_path):
+    folder, env = cheap(0.25)  # 2.5 s
+    code, _, err = supervise(folder, **env)
+    assert code == EXIT_BUDGET, err
+    now = status(folder)
+    assert now["state"] == "failed" and "the spend limit of 0.25 is reached" in now["reason"]
+    assert "Raise spend_limit" in now["reason"] and f"Stopped at step {now['step']}" in now["reason"]
+    saved = checkpoint.states(folder)[0]
+    assert checkpoint.guard_of(saved)["step"] == now["step"] > 0, "it was saved where it stopped"
+    assert events(folder, "stopping")[0]["message"].startswith("the spend limit is reached")
+
+    code, _, err = supervise(folder, **env)  # it may not go on: the time of the first start counts
+    assert code == EXIT_BUDGET and len(events(folder, "started")) == 1, err
+
+    text = (tmp_path / "sitecustomize.py").read_text()
+    (tmp_path / "sitecustomize.py").write_text(text.replace('"spend_limit": 0.25', '"spend_limit": 50.0'))
+    code, _, err = supervise(folder, **env)
+    assert code == EXIT_DONE and weight(folder) == undisturbed(120), err
+
+
+@pytest.mark.parametrize(("gpus", "fast"), [("", True), ("0", False)])
+def test_an_attempt_copies_fast_where_the_training_waits_for_it(tmp_path, gpus, fast):
+    if fast and nvml.present():
+        pytest.skip("this machine has an NVIDIA driver")
+    folder = toy_run(
+        tmp_path / "toy", f"import os; print('copies', os.environ.get({tensor_copies.TUNABLES!r}))\n", steps=3
+    )
+    assert supervise(folder, HANGPROOF_GPUS=gpus)[0] == EXIT_DONE
+    given = (os.environ | (tensor_copies.environment() if fast else {})).get(tensor_copies.TUNABLES)
+    assert f"copies {given}" in (folder / "training.log").read_text(encoding="utf-8").splitlines()
+
+
+GPU_TOY = "hb.describe('cuda:0', 'nccl')\n"
+
+
+@pytest.fixture
+def rented(tmp_path):
+    """A toy run on a machine with a fake GPU; the file `absent` takes the GPU away."""
+    folder = toy_run(tmp_path / "toy", GPU_TOY, steps=70, pace=0.03, every=10)
+    (tmp_path / "fake").mkdir()
+    absent = "class NVMLError_LibraryNotFound(NVMLError): pass\n"
+    fake = FAKE.replace(
+        "def nvmlInit():\n",
+        absent
+        + "def nvmlInit():\n    if (here / 'absent').exists(): raise NVMLError_LibraryNotFound('NVML Shared Library Not Found')\n",
+    )
+    (tmp_path / "fake" / "pynvml.py").write_text(fake)
+    env = {
+        "PYTHONPATH": str(tmp_path / "fake"),
+        "HANGPROOF_GPUS": "0",
+        "HANGPROOF_LIMITS": str(limits_file(folder, LIMITS)),
+    }
+    return folder, tmp_path / "fake" / "absent", env
+
+
+def test_a_machine_that_comes_back_without_its_gpu_trains_nothing_and_the_run_can_go_on(rented):
+    folder, absent, env = rented
+    first = monitor(folder, **env)
+    wait_for(lambda: status(folder)["step"] > 20)
+    first.terminate()
+    assert end_of(first)[0] == EXIT_PREEMPTED
+    assert json.loads((folder / "monitor.json").read_text())["gpu"]
+
+    absent.touch()
+    code, _, err = supervise(folder, **env)
+    assert code == EXIT_PREEMPTED and status(folder)["state"] == "preempted", err
+    assert (
+        "has trained on" in err and "this machine has none: nothing is trained on the CPU" in status(folder)["reason"]
+    )
+    assert len(events(folder, "started")) == 1, "no attempt was started"
+
+    absent.unlink()
+    code, _, err = supervise(folder, **env)
+    assert code == EXIT_DONE and weight(folder) == undisturbed(70), err
+
+
+def test_a_rented_machine_that_never_had_a_gpu_is_not_requeued(rented):
+    folder, absent, env = rented
+    absent.touch()
+    code, _, err = supervise(folder, HANGPROOF_NEEDS_GPU="1", **env)
+    assert code == EXIT_BUDGET and "the run needs 1 GPU, and this machine has none" in err
+    assert not events(folder, "started")
+
+
+def test_a_run_may_train_without_a_gpu_when_asked_and_when_the_driver_fails(rented):
+    folder, absent, env = rented
+    (absent.parent / "fails").touch()  # a broken driver is no proof that there is no GPU
+    first = monitor(folder, HANGPROOF_NEEDS_GPU="1", **env)
+    wait_for(lambda: status(folder)["step"] > 5)
+    stop(folder)
+    end_of(first)
+    (absent.parent / "fails").unlink()
+    absent.touch()
+    code, _, err = supervise(folder, HANGPROOF_NEEDS_GPU="0", **env)
+    assert code == EXIT_DONE and weight(folder) == undisturbed(70), err

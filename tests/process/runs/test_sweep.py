@@ -1,0 +1,238 @@
+"""Sweeps: which runs they make, what those share, and what the table says about them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from monitor_helpers import wait_for
+from runs_helpers import pictures
+
+import runs
+from monitor import run_queue
+from monitor.cli import queue_worker
+from monitor.process.locks import LOCK, is_held
+from runs import dataset, manage, sweep
+from runs.files import RunError
+
+ROOT = Path(__file__).resolve().parents[3]
+FIELDS = {"model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "workers": 0}
+FIELDS |= {"trigger": "ohwx", "max_train_steps": 4, "sample_every_n_steps": 0, "save_every_n_steps": 2}
+
+
+@pytest.fixture
+def base(tmp_path, monkeypatch):
+    """A run with two images, in a data root of its own."""
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    monkeypatch.setenv("HANGPROOF_GPUS", "")
+    folder = runs.create(runs.make({"name": "cat", **FIELDS}), pictures(tmp_path / "photos", 2))
+    yield runs.load(folder)
+    (tmp_path / "outputs" / run_queue.FILE).unlink(missing_ok=True)
+
+
+def make(base, **values):
+    return sweep.create(base.name, sweep.combinations(base, values), values, runs.datasets_dir() / base.slug)
+
+
+def test_the_names_say_the_values():
+    base = runs.make({"name": "cat", **FIELDS})
+    specs = sweep.combinations(base, {"rank": [8, 16], "learning_rate": [1e-4, 5e-4, 1.5e-3]})
+    assert [spec.name for spec in specs] == [
+        f"cat-r{rank}-lr{rate}" for rank in (8, 16) for rate in ("1e-4", "5e-4", "1.5e-3")
+    ]
+    assert [(spec.rank, spec.learning_rate) for spec in specs][-1] == (16, 1.5e-3)
+    assert len({spec.slug for spec in specs}) == 6
+    (short, long) = sweep.combinations(base, {"epochs": [2, 4]})
+    assert (short.epochs, short.max_train_steps, long.epochs) == (2, None, 4)  # else epochs would have no effect
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ([], "at least two values"),
+        (["rank=8"], "at least two values"),
+        (["rank=" + ",".join(map(str, range(1, 26)))], "25 runs of 1 fields; at most 24"),
+        (["rank=1,2", "alpha=1,2", "lr=1,2", "epochs=1,2", "seed=1,2"], "at most 24 runs of 4 fields"),
+        (["rank=8,x"], "'x' is not a number"),
+        (["rank=8,nan"], "'nan' is not a number"),
+        (["price=1,2"], "write FIELD=VALUE,VALUE with one of rank"),
+        (["rank"], "write FIELD=VALUE,VALUE"),
+        (["rank=0,8"], "rank"),
+        (["learning_rate=1e-4,1.0000001e-4"], "Two runs would have the name"),
+    ],
+)
+def test_a_sweep_that_cannot_be_made_says_why(texts, words):
+    with pytest.raises(RunError, match=words):
+        sweep.combinations(runs.make({"name": "cat", **FIELDS}), sweep.parse(texts))
+
+
+@settings(max_examples=50)
+@given(st.lists(st.text(max_size=30), max_size=4), st.text(min_size=1, max_size=100))
+def test_hostile_values_and_names_make_a_message_or_names_that_stay_in_the_folder(texts, name):
+    try:
+        base = runs.make({"name": name, **FIELDS})
+        specs = sweep.combinations(base, sweep.parse([*texts, "rank=4,8"]))
+    except RunError:
+        return
+    assert 2 <= len(specs) <= sweep.MOST
+    assert all(Path(spec.slug).name == spec.slug and spec.slug[0] != "." and len(spec.slug) <= 80 for spec in specs)
+
+
+def test_the_runs_share_the_images_and_one_can_be_deleted_alone(base):
+    from monitor.process.tree import idle
+
+    made = make(base, rank=[4, 8])
+    assert made.name == "cat-sweep" and [run for run, _ in made.runs] == ["cat-r4", "cat-r8"]
+    first, second = (runs.datasets_dir() / run for run, _ in made.runs)
+    pairs = [(path, second / path.relative_to(first)) for path in first.rglob("*") if path.is_file()]
+    assert len(pairs) == 4 and all(a.samefile(b) for a, b in pairs)  # two images with captions, once on the disk
+    assert manage.usage("cat-r4").images_bytes == 0  # so deleting it frees none
+    assert runs.load(runs.outputs_dir() / "cat-r8").rank == 8
+    manage.delete("cat-r4", idle, images=True)
+    assert all(b.is_file() for _, b in pairs)
+    assert [row["state"] for row in sweep.table(sweep.find("cat-sweep"))] == ["deleted", "new"]
+    assert make(base, rank=[16, 32]).name == "cat-sweep-2"
+    with pytest.raises(RunError, match="cat-r8"):
+        make(base, rank=[64, 8])
+    assert not (runs.outputs_dir() / "cat-r64").exists()  # nothing is made before all names are free
+
+
+@pytest.mark.parametrize("subset", ["cache", "latents", "weight-3", "__MACOSX", "sample", "10_cache", "npz"])
+def test_a_subset_of_any_name_is_trained_by_every_run_of_a_sweep(base, subset):
+    data = runs.datasets_dir() / base.slug
+    (data / subset).mkdir()
+    (data / subset / "0.png").write_bytes((data / "0.png").read_bytes())
+    for cache in (data / ".hangproof-cache", data / subset / ".hangproof-cache"):
+        cache.mkdir()
+        (cache / "latents-1.npz").write_bytes(b"of another resolution")
+    made = make(base, rank=[4, 8])
+    for run, _ in made.runs:
+        assert dataset.counts(runs.datasets_dir() / run) == {"": 2, subset: 1}
+        assert not list((runs.datasets_dir() / run).rglob("*.npz"))
+        assert f"{run}/{subset}" in (runs.outputs_dir() / run / "dataset.toml").read_text(encoding="utf-8")
+
+
+def test_only_caches_are_shared_and_a_removed_image_stays_removed(base):
+    first, second = (runs.datasets_dir() / run for run, _ in make(base, rank=[4, 8]).runs)
+    (second / "0.png").unlink()
+    for name in (".hangproof-cache/latents-1.npz", "1_flux_te.npz"):
+        (first / name).parent.mkdir(exist_ok=True)
+        (first / name).write_bytes(b"x")
+    assert sweep.share_caches(second.name) == 2
+    assert (second / ".hangproof-cache/latents-1.npz").is_file() and (second / "1_flux_te.npz").is_file()
+    assert not (second / "0.png").exists()
+
+
+def test_the_table_has_losses_times_and_loras(base):
+    made = make(base, learning_rate=[1e-4, 1e-3])
+    folder = runs.outputs_dir() / made.runs[0][0]
+    lines = [{"kind": "step", "step": n, "loss": 2.0} for n in range(1, 100)]  # of an attempt that was repeated
+    lines += [{"kind": "step", "step": n, "loss": 1.0 / n} for n in range(1, 101)]
+    lines += [{"kind": "validation", "step": 50, "val_loss": 0.5}, {"kind": "validation", "step": 100, "val_loss": 0.7}]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"kind": "st', encoding="utf-8")
+    (folder / "status.json").write_text(json.dumps({"state": "completed", "step": 100, "elapsed_s": 61.5}))
+    (folder / f"{folder.name}.safetensors").write_bytes(b"x")
+    first, second = sweep.table(sweep.find(made.name))
+    mean = sum(1.0 / n for n in range(91, 101)) / 10
+    assert first["final_loss"] == pytest.approx(mean) and first["best_loss"] == pytest.approx(mean)
+    assert (first["val_loss"], first["seconds"], first["state"]) == (0.5, 61.5, "completed")
+    assert first["lora"] == str(folder / f"{folder.name}.safetensors")
+    assert second | {"run": "", "values": {}} == {
+        "run": "", "values": {}, "state": "new", "steps": 0, "final_loss": None, "best_loss": None, "val_loss": None,
+        "lora": None, "seconds": None,
+    }  # fmt: skip
+    assert sweep.lines(made)[0].split() == [
+        "learning_rate",
+        "state",
+        "steps",
+        "final",
+        "loss",
+        "best",
+        "loss",
+        "validation",
+        "seconds",
+        "LoRA",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"runs": [["../x", {}]]}',
+        '{"base": "a", "fields": [], "created_at": "", "runs": [["../../etc", {}]]}',
+    ],
+)
+def test_a_damaged_sweep_is_none(base, text):
+    (runs.outputs_dir() / sweep.FOLDER).mkdir()
+    (runs.outputs_dir() / sweep.FOLDER / "x.json").write_text(text)
+    assert sweep.all_sweeps() == []
+    with pytest.raises(RunError, match="no sweep 'x'"):
+        sweep.find("x")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_sweep_of_real_trainings_is_one_entry_and_encodes_the_images_once(base):
+    """Through the command line and the queue, on the built-in trainer."""
+    words = ["sweep", "cat", "--set", "rank=2,4", "--json"]
+    done = subprocess.run([sys.executable, "-m", "runs", *words], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["sweep"] == "cat-sweep"
+    folders = [runs.outputs_dir() / name for name in ("cat-r2", "cat-r4")]
+
+    def ended(folder):
+        return json.loads((folder / "status.json").read_text())["state"] == "completed" and not is_held(folder / LOCK)
+
+    wait_for(lambda: all(map(ended, folders)), timeout_s=300, what="two trainings")
+    logs = [(folder / "training.log").read_text(encoding="utf-8") for folder in folders]
+    assert "caching latents" in logs[0].lower() and "caching latents" not in logs[1].lower(), logs[1][:3000]
+    table = sweep.table(sweep.find("cat-sweep"))
+    assert [row["state"] for row in table] == ["completed"] * 2 and all(
+        row["lora"] and row["final_loss"] for row in table
+    )
+    assert not run_queue.read().entries
+
+
+def test_cancelling_a_sweep_removes_what_is_left(base):
+    made = make(base, rank=[4, 8])
+    run_queue.add_sweep(made.name, [run for run, _ in made.runs])
+    assert queue_worker.cancel(made.name) == [] and not run_queue.read().entries
+    with pytest.raises(run_queue.MonitorError, match="none of its runs waits or trains"):
+        queue_worker.cancel(made.name)
+
+
+def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypatch):
+    """As the script of step 3 calls it; hostile values get a sentence and write nothing."""
+    from draft_helpers import drop, photo
+
+    from ui.dataset import draft
+    from ui.dataset.draft_store import new_id
+    from ui.new import form
+    from ui.new.sweep import sweep_call
+
+    draft_id = new_id()
+    drop(draft_id, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2))
+    fields = form.defaults() | {"name": "bird", "model": "tiny-flux", "backend": "diffusers", "tier": "16G"}
+    fields |= {"trigger": "ohwx", "resolution": 64, "max_train_steps": "4"}
+    draft.save_fields(draft_id, fields)
+    call = {"draft": draft_id, "values": {"rank": "2, 4", "seed": "1"}}
+    assert sweep_call({"do": "open"})["most"] == sweep.MOST
+    plan = sweep_call({**call, "do": "plan"})
+    assert plan == {"ok": True, "runs": ["bird-r2-seed1", "bird-r4-seed1"], "steps": 8}
+    for values in ({"rank": "x"}, {"name": "1,2"}, {"rank": "1," * 200}, {"rank": 5}, {"rank": "8"}, [], None):
+        answer = sweep_call({"draft": draft_id, "do": "start", "values": values})
+        assert answer["ok"] is False and answer["error"]
+    assert sweep_call({**call, "do": "start", "draft": "../x"})["ok"] is False and sweep_call(None)["ok"] is False
+    assert [folder.name for folder in runs.list_runs()] == ["cat"]
+    monkeypatch.setattr(run_queue, "ensure_worker", lambda: False)  # nothing is trained here
+    answer = sweep_call({**call, "do": "start"})
+    assert answer == {"ok": True, "sweep": "bird-sweep", "runs": ["bird-r2-seed1", "bird-r4-seed1"]}, answer
+    (entry,) = run_queue.read().entries
+    assert (entry.run, entry.sweep, entry.total) == ("bird-sweep", ("bird-r2-seed1", "bird-r4-seed1"), 2)
+    one, two = (sorted((runs.datasets_dir() / run).glob("*.png")) for run in entry.sweep)
+    assert len(one) == 2 and all(a.samefile(b) for a, b in zip(one, two, strict=True))

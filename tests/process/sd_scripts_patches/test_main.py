@@ -1,0 +1,285 @@
+"""The launcher runs a script as Python does: arguments, paths, exit codes, spawned workers. No checkout needed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_sd_scripts as tiny
+
+from guards import heartbeat
+
+ROOT = Path(__file__).resolve().parents[3]
+
+REPORT = """
+import json, sys
+import helper
+print(json.dumps({
+    "argv": sys.argv[1:], "path0": sys.path[0], "name": __name__, "file": __file__, "main": sys.modules["__main__"].__dict__ is globals(),
+    "helper": helper.VALUE,
+}))
+if __name__ == "__main__":
+    pass
+"""
+
+
+def launch(script: Path, *args: str, timeout_s: float = 240, **env: str):
+    return subprocess.run(
+        [sys.executable, "-m", "sd_scripts_patches", str(script), *args],
+        cwd=ROOT, env=tiny.environment(script.parent, **env), check=False, capture_output=True, text=True, timeout=timeout_s,
+    )  # fmt: skip
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_script_sees_what_python_shows_it(tmp_path):
+    write(tmp_path, "helper.py", "VALUE = 7\n")
+    script = write(tmp_path, "report.py", REPORT)
+    args = ["--a", "1", "--hangproof_npz_timeout_s", "9", "b c", "--hangproof_exit_grace_s=3"]
+    seen = json.loads(launch(script, *args).stdout)
+    plain = subprocess.run([sys.executable, str(script), "--a", "1", "b c"], check=True, capture_output=True, text=True)
+    assert seen == json.loads(plain.stdout)
+    assert seen["argv"] == ["--a", "1", "b c"] and seen["main"]
+
+
+@pytest.mark.parametrize(
+    "ending, code",
+    [
+        ("pass", 0),
+        ("raise SystemExit(4)", 4),
+        ("raise SystemExit('no')", 1),
+        ("raise SystemExit", 0),
+        ("1 / 0", 1),
+        ("raise KeyboardInterrupt", 130),
+    ],
+)
+def test_exit_codes_are_the_scripts_own(tmp_path, ending, code):
+    done = launch(write(tmp_path, "ends.py", ending + "\n"))
+    assert done.returncode == code, done.stderr
+    assert ("ZeroDivisionError" in done.stderr) == (ending == "1 / 0")
+    assert ("no\n" in done.stderr) == ("'no'" in ending)
+
+
+def test_the_outcome_is_in_the_heartbeat(tmp_path):
+    for ending, outcome, note in [
+        ("pass", "done", ""),
+        ("1 / 0", "failed", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(4)", "failed", "exit code 4"),
+    ]:
+        launch(write(tmp_path, "ends.py", ending + "\n"), HANGPROOF_HEARTBEAT=str(tmp_path / "hb"))
+        (beat,) = heartbeat.read_all(tmp_path / "hb")
+        assert (beat.outcome, beat.note) == (outcome, note)
+
+
+UPLOAD = """
+import os, sys, time
+from guards import heartbeat
+from sd_scripts_patches import hub
+def upload():
+    time.sleep(float(sys.argv[1]))
+    (beat,) = heartbeat.read_all(os.environ["HANGPROOF_HEARTBEAT"])
+    print("in the upload:", beat.phase, beat.outcome, beat.note, flush=True)
+hub.fire_in_daemon(upload)
+"""
+
+
+def test_a_run_is_done_only_after_its_uploads(tmp_path):
+    """From the outcome on, the monitor allows little time: an upload that is still in progress would be killed."""
+    script = write(tmp_path, "uploads.py", UPLOAD)
+    done = launch(script, "1.5", HANGPROOF_HEARTBEAT=str(tmp_path / "hb"))
+    assert done.returncode == 0
+    assert "in the upload: end running waiting for 1 uploads to the hub\n" in done.stdout, done.stderr
+    (beat,) = heartbeat.read_all(tmp_path / "hb")
+    assert (beat.phase, beat.outcome) == ("end", "done")
+
+
+def test_a_failed_run_reports_its_error_before_it_waits_for_uploads(tmp_path):
+    script = write(tmp_path, "uploads.py", UPLOAD + "1 / 0\n")
+    done = launch(script, "1.5", HANGPROOF_HEARTBEAT=str(tmp_path / "hb"))
+    assert "in the upload: import failed ZeroDivisionError: division by zero\n" in done.stdout, done.stderr
+    late = launch(script, "3600", "--hangproof_exit_grace_s=2")
+    assert late.returncode == 1
+    assert "hangproof: waited 1 s for 1 uploads to the hub; exiting without them" in late.stderr
+
+
+def test_exit_handlers_run_and_output_is_flushed(tmp_path):
+    script = write(
+        tmp_path,
+        "bye.py",
+        "import atexit, sys\natexit.register(lambda: print('bye'))\nsys.stdout.write('no newline')\n",
+    )
+    assert launch(script).stdout == "no newlinebye\n"
+
+
+HYGIENE = """
+import os, sys
+print("caption: caf\u00e9 \u2192 \u732b", sys.stdout.encoding, sys.stdout.line_buffering)
+print(*(os.environ[n] for n in ("TOKENIZERS_PARALLELISM", "PYTHONUNBUFFERED", "PYTHONUTF8")))
+"""
+
+
+def test_output_is_utf8_and_unbuffered_and_tokenizers_start_no_threads(tmp_path):
+    """In an ASCII environment, in which a caption would end the run."""
+    script = write(tmp_path, "hygiene.py", HYGIENE)
+    left_out = ("PYTHONUNBUFFERED", "PYTHONUTF8", "TOKENIZERS_PARALLELISM")
+    env = {k: v for k, v in tiny.environment(tmp_path).items() if k not in left_out and not k.startswith("LC_")}
+    env |= {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "sd_scripts_patches", str(script)]
+    done = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode() == "caption: caf\u00e9 \u2192 \u732b utf-8 True\nfalse 1 1\n"
+
+
+SPAWN = """
+import multiprocessing as mp, sys
+from collections import namedtuple
+Point = namedtuple("Point", "x y")
+
+def look(point):
+    import torch.utils.data.dataloader as d
+    return type(point).__module__, point.x, d.__dict__.get("__hangproof__"), __name__
+
+if __name__ == "__main__":
+    for method in sys.argv[1:]:
+        with mp.get_context(method).Pool(1) as pool:
+            print(*pool.apply(look, [Point(3, 4)]), sep="|")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has only spawn")
+def test_workers_get_the_patches_with_every_start_method(tmp_path):
+    done = launch(write(tmp_path, "spawn.py", SPAWN), "fork", "spawn", "forkserver", timeout_s=400)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("|") for line in done.stdout.splitlines()]
+    assert len(lines) == 3
+    for module, x, patches, name in lines:
+        assert module in ("__main__", "__mp_main__") and x == "3"
+        assert "'dataloader'" in patches and "'exit'" in patches
+        assert name in ("__main__", "__mp_main__")
+
+
+LOADER = """
+import sys, threading
+from torch.utils.data import DataLoader
+
+def start_in_thread(loader):
+    made = []
+    thread = threading.Thread(target=lambda: made.append(iter(loader)))
+    thread.start()
+    thread.join()
+    return made[0]
+
+if __name__ == "__main__":
+    for method in sys.argv[1:]:
+        loader = DataLoader([1, 2, 3], num_workers=2, multiprocessing_context=method)
+        print(method, [int(batch) for batch in loader], [int(batch) for batch in start_in_thread(loader)], flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
+def test_loader_workers_live_with_every_start_method_and_whichever_thread_starts_them(tmp_path):
+    """A fork server is not the trainer, and a thread that starts workers may exit before them: neither kills a worker."""
+    pytest.importorskip("torch")
+    methods = ("fork", "spawn", "forkserver")
+    done = launch(write(tmp_path, "loader.py", LOADER), *methods, timeout_s=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == [f"{method} [1, 2, 3] [1, 2, 3]" for method in methods]
+
+
+REWRITE = """
+import ast
+from sd_scripts_patches.patch import Patch, Target, find_function, find_one, wrap
+
+def rewrite(tree):
+    node = find_one(find_function(tree, "Thing.value"), ast.Constant, lambda n: n.value == 1, "the 1")
+    node.value = 10
+    return tree
+
+def rewrite_main(tree):
+    find_one(tree, ast.Constant, lambda n: n.value == "plain", "the word").value = "rewritten"
+    return tree
+
+VALUE = Target("thing", "Thing.value", make=lambda original: lambda self: original(self) + 5)
+WHO = Target("script", "Here.who", make=lambda original: lambda: original() + " and patched")
+
+PATCH = Patch(name="probe", why="a test", targets=(VALUE, WHO), rewrites=((VALUE, rewrite), (WHO, rewrite_main)))
+"""
+THING = "class Thing:\n    def value(self):\n        return 1\n"
+SCRIPT = """
+from thing import Thing
+class Here:
+    @staticmethod
+    def who():
+        return "plain"
+if __name__ == "__main__":
+    print(Thing().value(), Here.who())
+"""
+DRIVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+from sd_scripts_patches import hooks, runner
+import probe_patch
+hooks.install([probe_patch.PATCH], Path({folder!r}))
+runner.run_script(Path({folder!r}) / "script.py", [])
+"""
+
+
+def drive(folder: Path, thing: str = THING, script: str = SCRIPT, before: str = ""):
+    for name, text in {"probe_patch.py": REWRITE, "thing.py": thing, "script.py": script}.items():
+        write(folder, name, text)
+    code = before + DRIVER.format(folder=str(folder))
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True, timeout=240
+    )
+
+
+def test_a_module_and_the_script_itself_are_rewritten_and_patched(tmp_path):
+    done = drive(tmp_path)
+    assert done.stdout == "15 rewritten and patched\n", done.stderr
+    assert drive(tmp_path).stdout == done.stdout  # a cached .pyc of the original would be used here
+
+
+def test_a_rewrite_composes_with_other_import_hooks(tmp_path):
+    before = (
+        "import importlib.abc, sys\n"
+        "class L(importlib.abc.Loader):\n"
+        "    def __init__(self, inner): self.inner = inner\n"
+        "    def create_module(self, spec): return None\n"
+        "    def exec_module(self, m):\n        self.inner.exec_module(m); m.Thing.seen = True; print('other hook')\n"
+        "class F:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name != 'thing': return None\n"
+        "        from importlib.machinery import PathFinder\n"
+        "        spec = PathFinder.find_spec(name, path); spec.loader = L(spec.loader); return spec\n"
+        "sys.meta_path.insert(0, F())\n"
+    )
+    assert drive(tmp_path, before=before).stdout == "other hook\n15 rewritten and patched\n"
+
+
+def test_a_failed_rewrite_is_refused_with_the_name_of_the_patch(tmp_path):
+    done = drive(tmp_path, thing=THING.replace("1", "1 + 1"))
+    assert done.returncode == 1 and "patch probe: thing: the 1: expected exactly one, found 2" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_name_that_is_missing_at_run_time_is_refused(tmp_path):
+    done = drive(tmp_path, thing=THING + "del Thing.value\n")
+    assert "patch probe: thing:Thing.value: not defined there" in done.stderr and done.stdout == ""
+
+
+def test_a_module_that_was_imported_too_early_is_refused(tmp_path):
+    write(tmp_path, "thing.py", THING)
+    done = drive(tmp_path, before=f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import thing\n")
+    assert "thing was loaded without its rewrite (probe)" in done.stderr and done.stdout == ""
+
+
+def test_a_script_without_a_main_guard_is_refused(tmp_path):
+    done = drive(tmp_path, script=SCRIPT.split("if __name__")[0] + "print(Here.who())\n")
+    assert "there is no `if __name__" in done.stderr and done.stdout == ""

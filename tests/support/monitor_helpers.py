@@ -1,0 +1,240 @@
+"""A toy training run without torch: a real process tree with a heartbeat, its own checkpoints, and faults on demand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A step is a sleep; the weights are a number that depends on every step, so that a wrong resume shows in the result.
+TOY = """
+import hashlib, json, os, signal, subprocess, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from guards import checkpoint, crash
+from guards.heartbeat import Heartbeat, REQUEST_STOP
+
+STEPS, PACE, EVERY = {steps}, {pace}, {every}
+run = Path(os.environ["HANGPROOF_RUN"])
+attempt = int(os.environ.get("HANGPROOF_ATTEMPT", "1"))
+hb = Heartbeat.from_env()
+crash.install(hb)
+
+def state(step):
+    return run / f"toy-step{{step:08d}}-state"
+
+def save(step, weight):
+    hb.phase("save")
+    with checkpoint.writing(state(step), step, 1) as folder:
+        (folder / "weight.json").write_text(json.dumps(weight))
+    for old in checkpoint.states(run)[3:]:
+        checkpoint.retire(old)
+    hb.phase("step")
+
+def fault(step):
+    pass
+{faults}
+
+hb.phase("load")
+weight, step = "seed", 0
+if os.environ.get("HANGPROOF_RESUME"):
+    folder = Path(os.environ["HANGPROOF_RESUME"])
+    weight, step = json.loads((folder / "weight.json").read_text()), checkpoint.guard_of(folder)["step"]
+hb.plan(STEPS)
+hb.phase("first_step")
+while step < STEPS:
+    time.sleep(PACE)
+    step += 1
+    weight = hashlib.sha256(f"{{weight}} {{step}}".encode()).hexdigest()
+    hb.step(step, 1, 1.0 / step, 1e-4)
+    print("step", step, flush=True)
+    if step % EVERY == 0:
+        save(step, weight)
+    if hb.request == REQUEST_STOP:
+        save(step, weight)
+        hb.end("stopped")
+        crash.exit_now(3)
+    fault(step)
+hb.phase("end")
+checkpoint.atomic_write(run / f"{{run.name}}.safetensors", weight)
+hb.end("done")
+crash.exit_now(0)
+"""
+
+
+# Stand in functions of these names, in files of these names, outermost first; the innermost waits for what never comes.
+STAND = """
+def stand(*frames):
+    import threading
+    inner = threading.Event().wait
+    for frame in reversed(frames):
+        file, name = frame.split(":")
+        scope = {"inner": inner}
+        exec(compile(f"def {name}():\\n    inner()\\n", "/x/" + file, "exec"), scope)
+        inner = scope[name]
+    inner()
+"""
+
+
+def toy_run(
+    folder: Path, faults: str = "", steps: int = 60, pace: float = 0.05, every: int = 20, launcher: str = "exec"
+) -> Path:
+    """A run folder with a toy script. `faults` is Python that redefines `fault(step)`; it sees `attempt`, `hb`, `os`…"""
+    folder.mkdir(parents=True)
+    script = TOY.format(root=str(ROOT), steps=steps, pace=pace, every=every, faults=faults)
+    (folder / "toy.py").write_text(script, encoding="utf-8")
+    start = {"exec": "exec", "child": ""}[launcher]
+    (folder / "train.sh").write_text(f"cd {folder}\n{start} {sys.executable} toy.py\n", encoding="utf-8")
+    return folder
+
+
+def fault_at(step: int, code: str, attempts: str = "attempt == 1") -> str:
+    """A fault: `code` once step `step` is complete, on the attempts for which the condition holds."""
+    body = "\n".join("        " + line for line in code.strip().splitlines())
+    return f"def fault(step):\n    if step == {step} and {attempts}:\n{body}\n"
+
+
+def limits_file(folder: Path, text: str) -> Path:
+    """A limits file beside the run, for a toy that has none of the guards' own limits."""
+    path = folder.parent / "limits.toml"
+    path.write_text("allow_below_guards = true\n" + text, encoding="utf-8")
+    return path
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """The environment of a monitor under test: its temporary files and data root are the test's own."""
+    scratch = folder.parent / "tmp"
+    scratch.mkdir(exist_ok=True)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HANGPROOF_")}
+    own = {"TMPDIR": str(scratch), "HANGPROOF_SHM": str(scratch), "HANGPROOF_DATA": str(folder.parent)}
+    own["HANGPROOF_LOCKS"] = str(scratch)
+    return env | own | {"HANGPROOF_GPUS": ""} | more
+
+
+def monitor(folder: Path, *words: str, **env: str) -> subprocess.Popen:
+    """`python -m monitor run FOLDER`, or another command, as a real process."""
+    command = [sys.executable, "-m", "monitor", *(words or ("run",)), str(folder)]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(folder, **env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def finish(process: subprocess.Popen, timeout_s: float = 180.0) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr); a process that outlives the time is killed and fails the test."""
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        for child in psutil.Process(process.pid).children(recursive=True):  # the monitor, the training
+            child.kill()
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"still running after {timeout_s} s:\n{err[-4000:]}") from None
+    return process.returncode, out, err
+
+
+def supervise(folder: Path, timeout_s: float = 180.0, **env: str) -> tuple[int, str, str]:
+    """Supervise the run until it has ended."""
+    return finish(monitor(folder, **env), timeout_s)
+
+
+def kill_monitor(process: subprocess.Popen, folder: Path) -> None:
+    """SIGKILL the monitor and the process that would restart it; the training lives on."""
+    process.kill()
+    psutil.Process(status(folder)["monitor_pid"]).kill()
+    finish(process)
+
+
+def stop(folder: Path, *words: str, **env: str) -> None:
+    """`monitor stop`; fails with its own words when it cannot ask."""
+    code, out, err = finish(monitor(folder, "stop", *words, **env))
+    assert code == 0, f"stop: exit code {code}: {out}{err}"
+
+
+def members(folder: Path) -> list[int]:
+    """Every process of this run's training, launcher and shell included."""
+    from monitor.process import tree
+
+    return [process.pid for process in tree.with_environment(tree.RUN, str(folder))]
+
+
+def status(folder: Path) -> dict:
+    return json.loads((folder / "status.json").read_text(encoding="utf-8"))
+
+
+def events(folder: Path, kind: str | None = None) -> list[dict]:
+    path = folder / "events.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [e for e in map(json.loads, lines) if kind is None or e["kind"] == kind]
+
+
+def incidents(folder: Path) -> list[dict]:
+    return [json.loads(p.read_text(encoding="utf-8")) for p in sorted(folder.glob("incidents/*/incident.json"))]
+
+
+def in_time(folder: Path, incident: dict) -> bool:
+    """Was a hang declared when it was due? The limit is learned: on a busy machine the steps before it were slow, and while
+    others keep the processor or the disk busy the monitor is eight times as patient (`slow_times`)."""
+    times = 8 if events(folder, "slow") else 2
+    return incident["detect_s"] <= times * incident["evidence"]["budget_s"] + 10
+
+
+def report(folder: Path, number: int = 1) -> str:
+    return (folder / "incidents" / f"{number:04d}" / "report.md").read_text(encoding="utf-8")
+
+
+def weight(folder: Path) -> str:
+    """The result of the run: what an undisturbed one would have, or not."""
+    return (folder / f"{folder.name}.safetensors").read_text(encoding="utf-8")
+
+
+def undisturbed(steps: int = 60) -> str:
+    """The result of a run of so many steps that nothing disturbed."""
+    import hashlib
+
+    value = "seed"
+    for step in range(1, steps + 1):
+        value = hashlib.sha256(f"{value} {step}".encode()).hexdigest()
+    return value
+
+
+def wait_for(condition, timeout_s: float = 120.0, what: str = "") -> object:
+    """Wait until `condition()` is true; its value."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        try:
+            value = condition()
+        except (OSError, ValueError):
+            value = None  # a file that is not there yet, or half written
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s} s: {what or condition}")
+
+
+def step_of(folder: Path) -> int:
+    return status(folder).get("step", 0)
+
+
+def trainers(folder: Path) -> list[int]:
+    """Process numbers of living toy trainers of this run."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd", "status"]):
+        command = process.info["cmdline"] or []
+        if command[-1:] == ["toy.py"] and process.info["cwd"] == str(folder) and process.info["status"] != "zombie":
+            found.append(process.pid)
+    return found

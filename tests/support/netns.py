@@ -1,0 +1,163 @@
+"""Machines for tests: each with a network, processes and a clock of its own (Linux namespaces), joined by a bridge.
+
+    with netns.machines(2) as (first, second):
+        process = first.popen([...], env=...)
+        second.link(False)
+
+A machine's processes are in a PID namespace: when its first process is killed the kernel kills the others, as when the power
+fails, and no process of one machine sees those of another. The bridge has a namespace of its own, too: when an interface of this
+machine comes or goes, a browser drops all its requests (net::ERR_NETWORK_CHANGED), and with them the page of another test.
+`leave nothing`: the namespaces, links and processes are removed at the end, also after an error. Needs root, `ip` and `unshare`;
+`missing()` says what is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NETWORK = "10.213.{bridge}.{number}"
+PREFIX = "hpt"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@functools.cache
+def missing() -> str:
+    """Why there can be no such machines here, "" when there can."""
+    if not sys.platform.startswith("linux"):
+        return "network namespaces are Linux's"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program in ("ip", "unshare", "nsenter"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    try:
+        with machines(1) as (one,):
+            done = one.run(["true"])
+        return "" if done.returncode == 0 else f"unshare: {done.stderr.strip()}"
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"network namespaces cannot be made: {error}"
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+@dataclass
+class Machine:
+    """One machine. `clock_s`: how far its monotonic clock is ahead of this one's."""
+
+    name: str
+    address: str
+    interface: str  # in the namespace
+    outside: str  # its end on the bridge
+    switch: str  # the bridge's namespace
+    clock_s: int
+    started: list[subprocess.Popen] = field(default_factory=list)
+
+    def command(self, words: list[str]) -> list[str]:
+        """`words` as a command that runs on this machine, in a PID namespace that ends with it."""
+        clock = ["--time", "--monotonic", str(self.clock_s), "--boottime", str(self.clock_s)] if self.clock_s else []
+        inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *clock, *words]
+        return ["ip", "netns", "exec", self.name, *inside]
+
+    def popen(self, words: list[str], env: Mapping[str, str], **more: object) -> subprocess.Popen:
+        """Start a command on this machine."""
+        process = subprocess.Popen(self.command(words), env={**env, "GLOO_SOCKET_IFNAME": self.interface}, **more)
+        self.started.append(process)
+        return process
+
+    def run(self, words: list[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess:
+        """Run a short command there."""
+        return subprocess.run(self.command(words), env=env, capture_output=True, text=True, timeout=60)
+
+    def inside(self, pid: int, words: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess:
+        """Run a short command among the processes of a machine, as a person who logs in there: beside process `pid`."""
+        enter = ["nsenter", "--target", str(pid), "--net", "--pid", "--mount", *words]
+        found = {**env, "PYTHONPATH": str(ROOT)}  # `nsenter` leaves the working directory
+        return subprocess.run(enter, env=found, capture_output=True, text=True, timeout=60)
+
+    def link(self, up: bool) -> None:
+        """Cut the machine's cable, or plug it in."""
+        _ip("-n", self.switch, "link", "set", self.outside, "up" if up else "down")
+
+    def processes(self) -> list[int]:
+        """The living processes of this machine, as numbers of this (the outer) PID namespace."""
+        done = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=30)
+        return [pid for pid in map(int, done.stdout.split()) if not _zombie(pid)]
+
+    def find(self, text: str) -> list[int]:
+        """Those whose command line contains `text`, the program first: `text` of a shell's script does not count."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+                if text in " ".join(word.decode("utf-8", "replace") for word in file.read().split(b"\0")):
+                    found.append(pid)
+        return found
+
+    def power_off(self) -> None:
+        """Kill every process of the machine at once."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"Z"
+    except OSError:
+        return True
+
+
+@contextlib.contextmanager
+def machines(number: int, clocks_s: tuple[int, ...] = ()) -> Iterator[tuple[Machine, ...]]:
+    """So many machines that reach each other. clocks_s: how far their monotonic clocks are ahead, 0 for those not named."""
+    mark = os.getpid()
+    switch, network = f"{PREFIX}{mark}-switch", mark % 250 + 1
+    made: list[Machine] = []
+    try:
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        for i in range(number):
+            name, outside = f"{PREFIX}{mark}-{i}", f"{PREFIX}{mark}o{i}"
+            clock_s = clocks_s[i] if i < len(clocks_s) else 0
+            machine = Machine(name, NETWORK.format(bridge=network, number=i + 1), "eth0", outside, switch, clock_s)
+            made.append(machine)
+            _ip("netns", "add", name)
+            _ip("-n", switch, "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("-n", switch, "link", "set", outside, "master", "bridge", "up")
+            _ip("-n", name, "addr", "add", f"{machine.address}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        yield tuple(made)
+    finally:
+        for machine in made:
+            machine.power_off()
+            with contextlib.suppress(OSError):
+                _ip("netns", "del", machine.name)
+        with contextlib.suppress(OSError):
+            _ip("netns", "del", switch)
+
+
+def wait_quiet(machine: Machine, timeout_s: float) -> list[int]:
+    """The machine's processes once there are none, or those that are left after `timeout_s`."""
+    until = time.monotonic() + timeout_s
+    while (left := machine.processes()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return left

@@ -1,0 +1,108 @@
+"""Runs a small module, or sd-scripts itself, under the patches, and returns exit code, log and times."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tiny_sd_scripts as tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """code: exit code. log: both streams. took_s: from start to exit. end_s: when it exited, `time.monotonic()`.
+    folder: its working folder."""
+
+    code: int
+    log: str
+    took_s: float
+    end_s: float
+    folder: Path | None = None
+
+    def hung_s(self) -> float:
+        """Return the seconds from the first line `HANG <time.monotonic()>` in the log until the exit, without the start-up.
+        All processes of a machine share this clock."""
+        assert "HANG " in self.log, f"exited with {self.code} before the hang:\n{self.log[-3000:]}"
+        return self.end_s - float(self.log.split("HANG ")[1].split()[0])
+
+
+def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float) -> RunResult:
+    """Run to the end. A process that still runs after `timeout_s` is killed and fails the test."""
+    start = time.monotonic()
+    with subprocess.Popen(
+        command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace",
+    ) as process:  # fmt: skip
+        try:
+            log, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            log, _ = process.communicate()
+            raise AssertionError(f"still running after {timeout_s} s:\n{log[-3000:]}") from None
+    now = time.monotonic()
+    return RunResult(process.returncode, log, now - start, now)
+
+
+@contextlib.contextmanager
+def ahead(
+    request, fixture: str, jobs: dict[str, Callable[[], object]], at_once: int = 2
+) -> Iterator[dict[str, Future]]:
+    """Start the jobs that the selected tests of this module need, `at_once` at a time. Yields name → Future.
+
+    A test names its job by `asks(fixture, name)`. A job mostly starts up and waits: in parallel they take half the time.
+    """
+    here = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
+    names = dict.fromkeys(item.callspec.params[fixture] for item in here if fixture in item.callspec.params)
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        yield {name: pool.submit(jobs[name]) for name in names if name in jobs}
+    finally:  # an aborted test run does not wait for jobs that have not started
+        pool.shutdown(cancel_futures=True)
+
+
+def asks(fixture: str, *names: str):
+    """Run the test once for each name, with what `fixture` returns for it."""
+    return pytest.mark.parametrize(fixture, names, indirect=True)
+
+
+def python() -> str:
+    """Return the interpreter of sd-scripts' environment if it exists, else ours."""
+    return str(tiny.python() if tiny.python().is_file() else sys.executable)
+
+
+def module(folder: Path, source: str, *args: str, timeout_s: float = 240, **env: str) -> RunResult:
+    """Run `source` as `python -m sd_scripts_patches -m probe ARGS`, in the checkout's folder if it exists.
+
+    In sd-scripts' environment if it exists, else in ours.
+    """
+    (folder / "probe.py").write_text(source, encoding="utf-8")
+    base = tiny.environment(folder if tiny.why_not() else tiny.site(), **env)
+    base["PYTHONPATH"] = (
+        f"{folder}:{base['PYTHONPATH']}" if sys.platform != "win32" else f"{folder};{base['PYTHONPATH']}"
+    )
+    cwd = tiny.checkout() if (tiny.checkout() / "train_network.py").is_file() else folder
+    return watch([python(), "-m", "sd_scripts_patches", "-m", "probe", *args], base, cwd, timeout_s)
+
+
+def train(work: Path, args: list[str], timeout_s: float = 300, patched: bool = True, **env: str) -> RunResult:
+    """Run flux_train_network.py on the tiny models."""
+    return watch(tiny.command(*args, patched=patched), tiny.environment(work, **env), tiny.checkout(), timeout_s)
+
+
+def apply(patch, module) -> None:
+    """Apply the targets of a patch to a hand-made module, which has the name of the module in the targets."""
+    from sd_scripts_patches.patch import wrap
+
+    for target in patch.targets:
+        if target.module == module.__name__ and target.make is not None and not target.beside:
+            owner = target.name.split(".")[0]
+            if hasattr(module, owner):
+                wrap(module, target.name, target.make)

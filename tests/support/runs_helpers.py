@@ -1,0 +1,89 @@
+"""Shared by the tests of runs: a temporary data root, test images, a launcher that only prints its arguments."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import runs
+
+PROJECT = Path(__file__).resolve().parents[2]
+STUB = """#!/bin/sh
+for word in "$@"; do printf '%s\\0' "$word"; done
+"""
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch) -> Path:
+    """An empty data root."""
+    root = tmp_path / "data"
+    root.mkdir()
+    monkeypatch.setenv("HANGPROOF_DATA", str(root))
+    return root
+
+
+def picture(path: Path, size=(96, 64), mode="RGB", **save) -> Path:
+    """An image with four quarters of different colours, so that a rotation is visible."""
+    image = Image.new("RGB", size, "red")
+    w, h = size
+    image.paste("lime", (w // 2, 0, w, h // 2))
+    image.paste("blue", (0, h // 2, w // 2, h))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.convert(mode).save(path, **save)
+    return path
+
+
+def pictures(folder: Path, count: int = 3) -> Path:
+    """A folder with images and without captions."""
+    for i in range(count):
+        picture(folder / f"{i}.png")
+    return folder
+
+
+def spec(**fields) -> "runs.RunSpec":
+    """A valid spec with some fields changed."""
+    return runs.make({"name": "my lora", "trigger": "ohwx", "model": "flux-dev", "backend": "diffusers", **fields})
+
+
+def stub(folder: Path) -> Path:
+    """A launcher that prints its arguments, each followed by a NUL."""
+    path = folder / "accelerate stub"
+    path.write_text(STUB)
+    path.chmod(0o755)
+    return path
+
+
+def encode(text: str) -> bytes:
+    """Text as the bytes of an argument; surrogates become the bytes of a path that is not UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def run_script(script: str | Path, launcher: Path | None, **env: str) -> subprocess.CompletedProcess:
+    """Run a script with bash and `launcher` in place of the interpreter ($TRAINER_PYTHON) and of accelerate ($ACCELERATE)."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("ACCELERATE", "TRAINER_PYTHON", "PYTHONPATH")} | env
+    timeout_s = float(environment.pop("TIMEOUT_S", "300"))
+    if launcher:
+        environment |= {"TRAINER_PYTHON": str(launcher), "ACCELERATE": str(launcher)} | env
+    return subprocess.run(["bash", str(script)], capture_output=True, timeout=timeout_s, env=environment, check=False)
+
+
+def arguments_of(result: subprocess.CompletedProcess) -> list[bytes]:
+    """The arguments that the stub printed."""
+    assert result.returncode == 0, result.stderr.decode(errors="replace")
+    return result.stdout.split(b"\0")[:-1]
+
+
+def python(*words: str, cwd: Path = PROJECT, timeout: float = 300, **env: str) -> subprocess.CompletedProcess:
+    """Run a command of the project like a user."""
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=timeout,
+        env=os.environ | env,
+        check=False,
+    )

@@ -1,0 +1,584 @@
+"""Every model family of sd-scripts with tiny weights: one table, and what makes the files that it names.
+
+A family is a row: its script, the sizes that tests/support/tiny_shrink.py changes from outside, the flags of a run, and the
+function that makes its weights and tokenizers. Only sizes change; loading, caching, training, sampling and saving are
+sd-scripts' own code. Each run has five images, ten steps in two epochs, a state every third step and a sample image.
+
+Run by `workdir` in sd-scripts' environment: `python tests/support/tiny_families.py CHECKOUT WORKDIR FAMILY` makes the files.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tiny_sd_scripts as tiny
+
+from sd_scripts_patches.tiny import write_images, write_tokenizers
+
+SHRINK = Path(__file__).with_name("tiny_shrink.py")
+IMAGES, STEPS, EPOCHS, STATE_EVERY, SAMPLE_EVERY = 5, 10, 2, 3, 5
+WIDTH, VOCABULARY = 32, 1000
+"""The width of text encoders whose width nothing else fixes, and the tokens of every tokenizer here."""
+
+CLIP = {
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "projection_dim": WIDTH, "bos_token_id": 998, "eos_token_id": 999, "pad_token_id": 999,
+}  # fmt: skip
+VAE = {"VAE_PARAMS_CH": 32, "VAE_PARAMS_CH_MULT": [1, 1, 1, 1], "VAE_PARAMS_NUM_RES_BLOCKS": 1}
+DECODER = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row.
+
+    script, network: what train.sh names. flags: those of its own; {work} stands for the folder with the files. switches:
+    flags without a value. sizes: see tiny_shrink.py. make: (folder) → writes weights and tokenizers. of: the family that
+    has the same files. extra: module → code that runs after it, with `module` bound to it.
+    """
+
+    script: str
+    network: str
+    make: Callable[[Path], None]
+    sizes: dict[str, dict[str, Any]]
+    flags: dict[str, str] = field(default_factory=dict)
+    switches: tuple[str, ...] = ()
+    of: str = ""
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+CAST = """
+import torch
+real = module.HYImageDiffusionTransformer.forward
+def forward(self, latents, *inputs, **others):
+    def cast(value):
+        return value.to(self.dtype) if torch.is_tensor(value) and value.is_floating_point() else value
+    return real(self, cast(latents), *map(cast, inputs), **others).to(latents.dtype)
+module.HYImageDiffusionTransformer.forward = forward
+"""
+"""HunyuanImage samples in bf16, also with a float model. On a GPU autocast casts the inputs; on a CPU it knows no layer norm."""
+ON_DISK = (
+    "network_train_unet_only",
+    "cache_latents_to_disk",
+    "cache_text_encoder_outputs",
+    "cache_text_encoder_outputs_to_disk",
+)
+FLOW = {"timestep_sampling": "shift", "discrete_flow_shift": "3.0"}
+
+
+def files(*names: str, **flags: str) -> dict[str, str]:
+    """Return the flags whose values are files of the same name (without .safetensors), and those given."""
+    return {**{name: "{work}/" + name + ".safetensors" for name in names}, **flags}
+
+
+# -- what makes the weights: it runs in sd-scripts' environment, with the sizes changed
+
+
+def fill(model: Any) -> Any:
+    """Give every tensor of a model random values of a sensible size, and return it.
+
+    Some are not initialized, and some start at zero: the loss would not depend on the LoRA.
+    """
+    import torch
+
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        data = tensor.data
+        if not data.is_floating_point():
+            continue
+        if data.ndim > 1:
+            data.normal_(std=1 / math.sqrt(max(data[0].numel(), 1)))
+        else:
+            data.fill_(1.0 if name.endswith(("weight", "scale", "gamma")) else 0.0)
+            data.add_(torch.randn_like(data), alpha=0.02)
+    return model
+
+
+def save(path: Path, model: Any, rename: Callable[[str], str] = str, dtype: Any = None) -> None:
+    """Write a model's weights as safetensors. rename: name in the model → name in the file."""
+    save_tensors(path, {rename(name): tensor for name, tensor in model.state_dict().items()}, dtype)
+
+
+def save_tensors(path: Path, tensors: dict[str, Any], dtype: Any = None) -> None:
+    """Write tensors as safetensors."""
+    from safetensors.torch import save_file
+
+    save_file({name: (t.to(dtype) if dtype else t).clone().contiguous() for name, t in tensors.items()}, path)
+
+
+def make_sd15(work: Path) -> None:
+    from library import model_util
+    from transformers import CLIPTextModel
+
+    unet = model_util.UNet2DConditionModel(**model_util.create_unet_diffusers_config(False))
+    text = CLIPTextModel(model_util.CLIPTextConfig())
+    vae = model_util.AutoencoderKL(**model_util.create_vae_diffusers_config())
+    path = str(work / "model.safetensors")
+    model_util.save_stable_diffusion_checkpoint(False, path, fill(text), fill(unet), None, 0, 0, {}, None, fill(vae))
+
+
+def make_sdxl(work: Path) -> None:
+    import torch
+    from library import model_util, sdxl_model_util, sdxl_original_unet
+    from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+    unet = fill(sdxl_original_unet.SdxlUNet2DConditionModel())
+    texts = [fill(kind(sdxl_model_util.CLIPTextConfig())) for kind in (CLIPTextModel, CLIPTextModelWithProjection)]
+    vae = fill(model_util.AutoencoderKL(**model_util.create_vae_diffusers_config()))
+    path, scale = str(work / "model.safetensors"), torch.tensor(4.6)
+    sdxl_model_util.save_stable_diffusion_checkpoint(path, *texts, unet, 0, 0, None, vae, scale, {})
+
+
+def make_sd3(work: Path) -> None:
+    from library import flux_utils, sd3_models, sd3_utils
+    from transformers import CLIPTextModelWithProjection, T5EncoderModel
+
+    width, patches = 128, 16 * 16
+    mmdit = fill(
+        sd3_models.MMDiT(
+            input_size=None, pos_embed_max_size=16, patch_size=2, in_channels=16, adm_in_channels=2 * WIDTH, num_patches=patches,
+            context_embedder_in_features=64, context_embedder_out_features=width, depth=2, qk_norm="rms", x_block_self_attn_layers=[0],
+        )
+    )  # fmt: skip
+    vae = fill(sd3_models.SDVAE())
+    tensors = {f"model.diffusion_model.{name}": t for name, t in mmdit.state_dict().items()}
+    tensors |= {f"first_stage_model.{name}": t for name, t in vae.state_dict().items()}
+    save_tensors(work / "model.safetensors", tensors)
+    for name in ("clip_l", "clip_g"):
+        save(work / f"{name}.safetensors", fill(CLIPTextModelWithProjection(sd3_utils.CLIPTextConfig())))
+    save(work / "t5xxl.safetensors", fill(T5EncoderModel(flux_utils.T5Config(**T5))))
+
+
+def make_chroma(work: Path) -> None:
+    from library import chroma_models, flux_models, flux_utils
+    from transformers import T5EncoderModel
+
+    save(work / "model.safetensors", fill(chroma_models.Chroma(chroma_models.chroma_params)))
+    save(work / "ae.safetensors", fill(flux_models.AutoEncoder(flux_models.configs["dev"].ae_params)))
+    save(work / "t5xxl.safetensors", fill(T5EncoderModel(flux_utils.T5Config(**T5))))
+
+
+def make_lumina(work: Path) -> None:
+    from library import flux_models, lumina_models, lumina_util
+
+    save(work / "model.safetensors", fill(lumina_models.NextDiT_2B_GQA_patch2_Adaln_Refiner()))
+    save(work / "ae.safetensors", fill(flux_models.AutoEncoder(flux_models.configs["schnell"].ae_params)))
+    save(work / "gemma2.safetensors", fill(lumina_util.Gemma2Model(lumina_util.Gemma2Config())))
+    in_cache(work / "tokenizers", "google/gemma-2-2b", write_pieces)
+
+
+def make_hunyuan(work: Path) -> None:
+    import torch
+    import transformers
+    from library import hunyuan_image_models, hunyuan_image_text_encoder, hunyuan_image_vae
+
+    encoders = hunyuan_image_text_encoder
+    save(work / "model.safetensors", fill(hunyuan_image_models.HYImageDiffusionTransformer()))
+    save(work / "vae.safetensors", fill(hunyuan_image_vae.HunyuanVAE2D()), dtype=torch.float16)
+    config = encoders.Qwen2_5_VLConfig(text_config={}, vision_config={})
+    vision_first = {"model.language_model.": "model.", "model.visual.": "visual."}
+
+    def as_released(name: str) -> str:
+        for start, end in vision_first.items():
+            name = name.replace(start, end)
+        return name
+
+    qwen = fill(encoders.Qwen2_5_VLForConditionalGeneration(config))
+    save(work / "text_encoder.safetensors", qwen, as_released, torch.bfloat16)
+    tokenizer = transformers.ByT5Tokenizer()
+    tokenizer.save_pretrained(work / "tokenizers/google_byt5-small")
+    in_cache(work / "hub", "google/byt5-small", tokenizer.save_pretrained)
+    in_cache(work / "hub", "Qwen/Qwen2.5-VL-7B-Instruct", write_bytes)
+    byt5 = encoders.T5ForConditionalGeneration(encoders.T5Config(**BYT5)).get_encoder()
+    encoders.add_special_token(tokenizer, byt5)
+    tensors = {f"encoder.{name}": t for name, t in fill(byt5).state_dict().items() if "embed_tokens" not in name}
+    save_tensors(work / "byt5.safetensors", {**tensors, "shared.weight": byt5.embed_tokens.weight.data}, torch.float16)
+
+
+def make_anima(work: Path) -> None:
+    import transformers
+    from library import anima_models, qwen_image_autoencoder_kl
+
+    save(work / "model.safetensors", fill(anima_models.Anima(**ANIMA)), lambda name: f"net.{name}")
+    save(work / "vae.safetensors", fill(qwen_image_autoencoder_kl.AutoencoderKLQwenImage()))
+    config = transformers.Qwen3Config(**DECODER, num_attention_heads=2, num_key_value_heads=1, head_dim=16)
+    fill(transformers.Qwen3ForCausalLM(config)).save_pretrained(work / "qwen3")
+    write_bytes(work / "qwen3")
+
+
+T5 = {
+    "feed_forward_proj": "gated-gelu",
+    "dense_act_fn": "gelu_new",
+    "is_gated_act": True,
+    "tie_word_embeddings": False,
+}
+BYT5 = {**T5, "d_kv": 64, "d_model": 1472, "vocab_size": 384, "is_encoder_decoder": True, "num_decoder_layers": 4}
+ANIMA = {"concat_padding_mask": True, "use_adaln_lora": True, "use_llm_adapter": True, "pos_emb_cls": "rope3d"}
+
+
+# -- tokenizers
+
+
+def write_clip_and_t5(folder: Path) -> None:
+    """Write the tokenizers of FLUX.1, and a second CLIP's, with the names that sd-scripts gives them."""
+    write_tokenizers(folder)
+    shutil.copytree(folder / "openai_clip-vit-large-patch14", folder / "laion_CLIP-ViT-bigG-14-laion2B-39B-b160k")
+    write_bytes(folder / "Qwen_Qwen2.5-VL-7B-Instruct")
+
+
+def write_bytes(folder: Path) -> None:
+    """Write a tokenizer as Qwen's: every byte is a token."""
+    import transformers
+    from transformers.models.clip.tokenization_clip import bytes_to_unicode
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate(bytes_to_unicode().values())}), "utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
+    names = (str(folder / "vocab.json"), str(folder / "merges.txt"))
+    transformers.Qwen2TokenizerFast(*names).save_pretrained(folder)
+
+
+def write_pieces(folder: Path) -> None:
+    """Write a tokenizer as Gemma's: every ASCII letter is a piece."""
+    import tokenizers
+    import transformers
+
+    special = ("<pad>", "<eos>", "<bos>", "<unk>")
+    pieces = [(p, 0.0) for p in special] + [("▁", -2.0)] + [(chr(c), -3.0) for c in range(33, 127)]
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=3))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    tokens = dict(zip(("pad_token", "eos_token", "bos_token", "unk_token"), special, strict=True))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **tokens).save_pretrained(folder)
+
+
+def in_cache(hub: Path, repository: str, write: Callable[[Path], Any]) -> None:
+    """Write the files of a repository as the hub's cache keeps them: what sd-scripts loads by the repository's name.
+
+    The cache also remembers which files the repository does not have, so that nobody asks for them again.
+    """
+    folder, commit = hub / f"models--{repository.replace('/', '--')}", "0" * 40
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs/main").write_text(commit, "utf-8")
+    write(folder / "snapshots" / commit)
+    (folder / ".no_exist" / commit).mkdir(parents=True)
+    for name in TOKENIZER_FILES:
+        if not (folder / "snapshots" / commit / name).exists():
+            (folder / ".no_exist" / commit / name).touch()
+
+
+TOKENIZER_FILES = (
+    *("added_tokens.json", "chat_template.jinja", "config.json", "merges.txt", "special_tokens_map.json"),
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"),
+)
+
+
+# -- the table
+
+# fmt: off
+FAMILIES: dict[str, Family] = {
+    "sdxl": Family(
+        script="sdxl_train_network.py",
+        network="networks.lora",
+        make=make_sdxl,
+        flags=files(),
+        switches=ON_DISK,
+        sizes={
+            "library.sdxl_original_unet": {
+                "MODEL_CHANNELS": 32,
+                "TIME_EMBED_DIM": 128,
+                "ADM_IN_CHANNELS": WIDTH + 6 * 256,
+                "Transformer2DModel": {"cross_attention_dim": 2 * WIDTH, "num_transformer_layers": 1},
+            },
+            "library.sdxl_model_util": {"CLIPTextConfig": CLIP},
+            "library.model_util": VAE,
+            "library.strategy_sdxl": {
+                "constants": {"SdxlTextEncodingStrategy._get_hidden_states_sdxl": [[11, 1]]},  # the last but one layer
+            },
+        },
+    ),
+    "sd3": Family(
+        script="sd3_train_network.py",
+        network="networks.lora_sd3",
+        make=make_sd3,
+        flags=files("clip_l", "clip_g", "t5xxl", t5xxl_max_token_length="32"),
+        switches=ON_DISK,
+        sizes={
+            "library.sd3_utils": {"CLIPTextConfig": CLIP},
+            "library.sd3_models": {
+                "VAEEncoder": {"ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1},
+                "VAEDecoder": {"ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1},
+            },
+            "library.strategy_sd3": {"constants": {"Sd3TextEncodingStrategy.concat_encodings": [[4096, 64]]}},
+        },
+    ),
+    "chroma": Family(
+        script="flux_train_network.py",
+        network="networks.lora_flux",
+        make=make_chroma,
+        flags=files("t5xxl", "ae", **FLOW, model_type="chroma", guidance_scale="0.0", t5xxl_max_token_length="32"),
+        switches=(*ON_DISK, "apply_t5_attn_mask"),
+        sizes={
+            "library.chroma_models": {
+                "chroma_params": {
+                    "context_in_dim": 64,
+                    "hidden_size": 64,
+                    "mlp_ratio": 2.0,
+                    "num_heads": 2,
+                    "depth": 2,
+                    "depth_single_blocks": 2,
+                    "axes_dim": [8, 12, 12],
+                    "approximator_depth": 2,
+                    "approximator_hidden_size": 64,
+                }
+            }
+        },
+    ),
+    "anima": Family(
+        script="anima_train_network.py",
+        network="networks.lora_anima",
+        make=make_anima,
+        flags=files(
+            "vae", **FLOW, qwen3="{work}/qwen3", t5_tokenizer_path="{work}/tokenizers/google_t5-v1_1-xxl",
+            qwen3_max_token_length="32", t5_max_token_length="32",
+        ),
+        switches=ON_DISK,
+        sizes={
+            "library.anima_models": {
+                "Anima": {
+                    "max_img_h": 64,
+                    "max_img_w": 64,
+                    "max_frames": 4,
+                    "in_channels": 16,
+                    "out_channels": 16,
+                    "patch_spatial": 2,
+                    "patch_temporal": 1,
+                    "model_channels": 64,
+                    "crossattn_emb_channels": WIDTH,
+                    "num_blocks": 2,
+                    "num_heads": 2,
+                    "adaln_lora_dim": 8,
+                },
+                "LLMAdapter": {"source_dim": WIDTH, "target_dim": WIDTH, "model_dim": WIDTH, "num_layers": 1, "num_heads": 2},
+            },
+            "library.qwen_image_autoencoder_kl": {
+                "AutoencoderKLQwenImage": {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+            },
+        },
+    ),
+    "sdxl-v": Family(
+        script="sdxl_train_network.py",
+        network="networks.lora",
+        make=make_sdxl,
+        flags=files(),
+        switches=(*ON_DISK, "v_parameterization", "zero_terminal_snr", "scale_v_pred_loss_like_noise_pred"),
+        sizes={},
+        of="sdxl",
+    ),
+    "sd15": Family(
+        script="train_network.py",
+        network="networks.lora",
+        make=make_sd15,
+        flags=files(),
+        switches=("cache_latents",),  # in memory, and the text encoder is trained, too
+        sizes={
+            "library.original_unet": {
+                "BLOCK_OUT_CHANNELS": [64, 64, 64, 64],
+                "TIMESTEP_INPUT_DIM": 64,
+                "TIME_EMBED_DIM": 256,
+            },
+            "library.model_util": {
+                **VAE,
+                "UNET_PARAMS_MODEL_CHANNELS": 64,
+                "UNET_PARAMS_CHANNEL_MULT": [1, 1, 1, 1],
+                "UNET_PARAMS_CONTEXT_DIM": WIDTH,
+                "CLIPTextConfig": CLIP,
+            },
+        },
+    ),
+    "lumina": Family(
+        script="lumina_train_network.py",
+        network="networks.lora_lumina",
+        make=make_lumina,
+        flags=files("gemma2", "ae", timestep_sampling="nextdit_shift", gemma2_max_token_length="32"),
+        switches=ON_DISK,
+        sizes={
+            "library.lumina_models": {
+                "LuminaParams": {
+                    "dim": 64,
+                    "n_layers": 2,
+                    "n_heads": 2,
+                    "n_kv_heads": 1,
+                    "axes_dims": [8, 12, 12],
+                    "cap_feat_dim": WIDTH,
+                }
+            },
+            "library.lumina_util": {
+                "Gemma2Config": {**DECODER, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+            },
+        },
+    ),
+    "hunyuan": Family(
+        script="hunyuan_image_train_network.py",
+        network="networks.lora_hunyuan_image",
+        make=make_hunyuan,
+        flags=files("text_encoder", "byt5", "vae", **FLOW),
+        extra={"library.hunyuan_image_models": CAST},
+        switches=ON_DISK,
+        sizes={
+            "library.hunyuan_image_models": {
+                "ByT5Mapper": {"out_dim": 64, "hidden_dim": 64},
+                "constants": {"HYImageDiffusionTransformer.__init__": [[3584, 128], [28, 1], [20, 2], [40, 2]]},
+            },
+            "library.hunyuan_image_vae": {
+                "constants": {"HunyuanVAE2D.__init__": [[[128, 256, 512, 512, 1024, 1024], [32, 32, 32, 32, 64, 128]], [2, 1]]}
+            },
+            "library.hunyuan_image_text_encoder": {
+                "T5Config": {"d_ff": 64, "num_layers": 1, "num_heads": 2},
+                "Qwen2_5_VLConfig": {
+                    **DECODER,
+                    "hidden_size": 128,
+                    "text_config": {
+                        **DECODER,
+                        "hidden_size": 128,
+                        "num_hidden_layers": 3,
+                        "num_attention_heads": 1,
+                        "num_key_value_heads": 1,
+                        "layer_types": ["full_attention"] * 3,
+                        "max_window_layers": 3,
+                        "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
+                        "bos_token_id": 1,
+                        "eos_token_id": 2,
+                    },
+                    "vision_config": {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 128, "fullatt_block_indexes": [0]},
+                },
+            },
+        },
+    ),
+}
+# fmt: on
+
+
+# -- runs
+
+
+def sizes(name: str) -> dict[str, dict[str, Any]]:
+    """Return the sizes of a family."""
+    family = FAMILIES[name]
+    return FAMILIES[family.of].sizes if family.of else family.sizes
+
+
+def why_not(name: str) -> str:
+    """Return why a family cannot be trained with this checkout, or ""."""
+    script = FAMILIES[name].script
+    missing = not (tiny.checkout() / script).is_file()
+    return tiny.why_not() or (f"this checkout has no {script}" if missing else "")
+
+
+@functools.lru_cache(maxsize=16)
+def workdir(name: str) -> Path:
+    """Return a folder with weights, tokenizers, images and site/ of a family, made once per session."""
+    if FAMILIES[name].of:
+        return workdir(FAMILIES[name].of)
+    work = Path(tempfile.mkdtemp(prefix=f"tiny-{name}-"))
+    atexit.register(shutil.rmtree, work, ignore_errors=True)
+    tiny.write_site(work)
+    complete_stand_in(work / "site/torchvision/transforms")
+    (work / "sizes.json").write_text(json.dumps(sizes(name)), encoding="utf-8")
+    for module, code in FAMILIES[name].extra.items():
+        (work / f"{module}.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [str(tiny.python()), __file__, str(tiny.checkout()), str(work), name],
+        env=environment(name, work), cwd=tiny.checkout(), timeout=300, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"the tiny models of {name} were not made:\n{done.stdout}{done.stderr}")
+    return work
+
+
+def complete_stand_in(folder: Path) -> None:
+    """Add what Anima alone uses to the stand-in of torchvision, where there is one."""
+    if not folder.is_dir():
+        return
+    with (folder / "__init__.py").open("a", encoding="utf-8") as file:
+        file.write("\nclass InterpolationMode:\n    NEAREST = 'nearest'\n")
+    with (folder / "functional.py").open("a", encoding="utf-8") as file:
+        file.write("\ndef resize(image, size, interpolation):\n")
+        file.write("    return torch.nn.functional.interpolate(image, size=size, mode=interpolation)\n")
+
+
+def environment(name: str, work: Path, faults: str = "", **extra: str) -> dict[str, str]:
+    """Return the environment of a process that trains this family. faults: more entries of TINY_FAULTS."""
+    entries = [f"{module}={SHRINK}" for module in sizes(name)]
+    entries += [f"{module}={work / module}.py" for module in FAMILIES[name].extra] + [faults]
+    shrunk = {"TINY_SIZES": str(work / "sizes.json"), "TINY_FAULTS": ";".join(filter(None, entries))}
+    hub = {"HF_HUB_CACHE": str(work / "hub")}
+    return tiny.environment(work, **shrunk, **hub, **extra)
+
+
+def arguments(name: str, work: Path, images: Path, out: Path, *more: str, **changed: str | None) -> list[str]:
+    """Return the arguments of a run of this family: ten steps with everything that the guards change.
+
+    `changed` replaces or adds flags by name (None removes one); `more` is appended.
+    """
+    family = FAMILIES[name]
+    flags: dict[str, str | None] = {
+        "pretrained_model_name_or_path": f"{work}/model.safetensors",
+        "tokenizer_cache_dir": f"{work}/tokenizers",
+        "train_data_dir": str(images),
+        "output_dir": str(out),
+        "output_name": "tiny",
+        "resolution": "64,64",
+        "caption_extension": ".txt",
+        "network_module": family.network,
+        "network_dim": "4",
+        "optimizer_type": "AdamW",
+        "learning_rate": "1e-3",
+        "lr_scheduler": "cosine",
+        "loss_type": "l2",
+        "mixed_precision": "no",
+        "save_precision": "float",
+        "seed": "42",
+        "max_data_loader_n_workers": "0",
+        "max_train_epochs": str(EPOCHS),
+        "save_every_n_steps": str(STATE_EVERY),
+        "sample_every_n_steps": str(SAMPLE_EVERY),
+        "sample_prompts": f"{work}/prompts.txt",
+        **{flag: value.format(work=work) for flag, value in family.flags.items()},
+        **changed,
+    }
+    line = [part for flag, value in flags.items() if value is not None for part in (f"--{flag}", value)]
+    return [*line, *(f"--{s}" for s in (*family.switches, "sdpa", "save_state", "console_log_simple")), *more]
+
+
+def command(name: str, arguments: list[str], patched: bool) -> list[str]:
+    """Return the command line of a run."""
+    return tiny.command(*arguments, patched=patched, script=FAMILIES[name].script)
+
+
+def main(checkout: str, work: str, name: str) -> None:
+    """Write the weights, tokenizers, images and prompts of a family."""
+    import torch
+
+    sys.path.insert(0, checkout)
+    torch.manual_seed(1)
+    folder = Path(work)
+    write_clip_and_t5(folder / "tokenizers")
+    FAMILIES[name].make(folder)
+    write_images(folder / "images", IMAGES)
+    (folder / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main(*sys.argv[1:])

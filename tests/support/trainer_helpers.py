@@ -1,0 +1,209 @@
+"""Real runs of the embedded trainer for its tests: a small data set, its command line, and faults that strike inside it.
+
+This module is also imported by the trainer process (HANGPROOF_INJECT=trainer_helpers:fault), so it stays light. As a
+program it is the nursery (nursery.py).
+"""
+
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from nursery import Nursery, serve
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = [(64, 64), (96, 64), (64, 96), (80, 64), (64, 64)]
+
+
+def make_images(folder: Path, count: int = 5) -> Path:
+    import numpy
+    from PIL import Image
+
+    folder.mkdir(parents=True)
+    draw = numpy.random.default_rng(0)
+    for i in range(count):
+        width, height = SIZES[i % len(SIZES)]
+        Image.fromarray(draw.integers(0, 255, (height, width, 3), dtype=numpy.uint8)).save(folder / f"{i}.png")
+        (folder / f"{i}.txt").write_text(f"a thing number {i}", encoding="utf-8")
+    return folder
+
+
+def make_config(file: Path, images: Path, repeats: int = 2, batch_size: int = 1, resolution: int = 64) -> Path:
+    file.write_text(
+        f"""[general]
+caption_extension = ".txt"
+[[datasets]]
+resolution = {resolution}
+batch_size = {batch_size}
+enable_bucket = true
+bucket_reso_steps = 16
+min_bucket_reso = 32
+[[datasets.subsets]]
+image_dir = "{images.as_posix()}"
+num_repeats = {repeats}
+""",
+        encoding="utf-8",
+    )
+    return file
+
+
+def flags(model: Path, config: Path, output: Path, **changed: object) -> list[str]:
+    """The command line of a run in float32; a flag is changed by name, dropped with None, bare with True."""
+    settings: dict[str, object] = {
+        "pretrained_model_name_or_path": model,
+        "dataset_config": config,
+        "output_dir": output,
+        "output_name": "tiny",
+        "network_train_unet_only": True,
+        "network_dim": 4,
+        "optimizer_type": "adamw",
+        "learning_rate": 1e-3,
+        "timestep_sampling": "shift",
+        "discrete_flow_shift": 3.1582,
+        "model_prediction_type": "raw",
+        "guidance_scale": 1.0,
+        "seed": 42,
+        "t5xxl_max_token_length": 16,
+        "max_data_loader_n_workers": 0,
+        "max_train_steps": 3,
+        **changed,
+    }
+    out = []
+    for key, value in settings.items():
+        if value is None or value is False:
+            continue
+        out.append(f"--{key}")
+        if isinstance(value, list):
+            out += map(str, value)
+        elif value is not True:
+            out.append(str(value))
+    return out
+
+
+def environment(**extra: str) -> dict[str, str]:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests/support")])
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HANGPROOF_")}
+    return {
+        **kept,
+        "PYTHONPATH": paths,
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        **extra,
+    }
+
+
+def train(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.CompletedProcess:
+    """`python -m trainer ARGV` to its end; `extra` are environment variables."""
+    return subprocess.run(
+        [sys.executable, "-m", "trainer", *argv],
+        env=environment(**extra),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
+_nursery: Nursery | None = None
+
+
+def fork(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.CompletedProcess:
+    """As `train`, but forked from a process that has its imports done (nursery.py)."""
+    global _nursery
+    if not hasattr(os, "fork"):
+        return train(argv, timeout_s, **extra)
+    if _nursery is None:
+        _nursery = Nursery([sys.executable, str(Path(__file__).resolve())], environment(), ROOT)
+    return _nursery.run(argv, environment(**extra), timeout_s)
+
+
+def nursery() -> None:
+    """The process that forks runs of the built-in trainer."""
+    from trainer import imports
+
+    imports.heavy()
+    argv = serve()
+    from trainer.__main__ import main
+
+    try:
+        main(argv)
+    except SystemExit as end:
+        os._exit(end.code)
+    except BaseException:  # noqa: BLE001 - what an interpreter does with an error that nobody caught
+        sys.excepthook(*sys.exc_info())
+    os._exit(1)
+
+
+def good(done: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    assert done.stdout.rstrip().endswith("model saved.")
+    return done
+
+
+def images(folder: Path) -> dict[str, bytes]:
+    """The sample images under `folder` without the time in their names; two of the same moment are an error."""
+    found: dict[str, bytes] = {}
+    for path in sorted((folder / "sample").iterdir()):
+        name = re.sub(r"_\d{14}_", "_", path.name)
+        assert name not in found, f"{path.name} was made twice"
+        found[name] = path.read_bytes()
+    return found
+
+
+def sha(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+_fsyncs = 0
+
+
+def fault(phase: str, step: int, heartbeat) -> None:
+    """Called at each beat of the trainer. TEST_TRACE=FILE: the phases. TEST_FAULT says what to do:
+
+    `kill@STEP+SECONDS`  SIGKILL so long after that step; `save@STEP+N`: in the first save from that step on, at the Nth
+    fsync from there; `sample@STEP`: SIGKILL in the first sample image from that step on; `stop@STEP`: ask for a stop, as
+    the monitor does; `hasty@STEP`: the same in the first denoising step of a sample, and SIGKILL in the next.
+    """
+    trace = os.environ.get("TEST_TRACE")
+    if trace and not phase.startswith("check point "):
+        with open(trace, "a", encoding="utf-8") as file:
+            file.write(f"{phase} {heartbeat._done}/{heartbeat._total}\n")
+    what, _, when = os.environ.get("TEST_FAULT", "").partition("@")
+    at, _, more = when.partition("+")
+    now = (what, phase, heartbeat._done if phase == "sample" else 0)
+    if what == "kill" and step > int(at) + 1:
+        time.sleep(60)  # the timer is late, as on a loaded machine it may be: it ends this
+    elif now == ("kill", "step", 0) and step == int(at):
+        threading.Timer(float(more), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    elif now == ("save", "save", 0) and step >= int(at):
+        kill_at_fsync(int(more))
+    elif now in (("sample", "sample", 1), ("hasty", "sample", 2)) and step >= int(at):
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif now in (("stop", "step", 0), ("hasty", "sample", 1)) and step == int(at):
+        from guards.heartbeat import REQUEST_STOP, set_request
+
+        set_request(heartbeat.path, REQUEST_STOP)
+
+
+def kill_at_fsync(number: int) -> None:
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        global _fsyncs
+        _fsyncs += 1
+        if _fsyncs == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(descriptor)
+
+    if os.fsync.__name__ != fsync.__name__ or os.fsync.__module__ == "posix":
+        os.fsync = fsync
+
+
+if __name__ == "__main__":
+    nursery()

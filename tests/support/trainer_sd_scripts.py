@@ -1,0 +1,112 @@
+"""What kohya's sd-scripts computes of the same numbers: run in its environment by tests/upstream/test_trainer_equals_sd_scripts.py.
+
+`python tests/support/trainer_sd_scripts.py ASKED.json ANSWERED.json`. ASKED: `model` (diffusers' folder of the tiny FLUX), `batch`
+(safetensors), `lora` (a file of our trainer), `draws` and `losses` (lists of training arguments with a `noise_seed`),
+`words` (texts for the T5 tokenizer). Everything that is called is sd-scripts' own; only sizes are given.
+"""
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from safetensors.torch import load_file, save_file
+
+CHECKOUT = Path.cwd()
+sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "networks")]  # its tools import their neighbours by bare names
+
+from flux_train_network import FluxNetworkTrainer  # noqa: E402
+from library import flux_models, flux_train_utils, flux_utils, sd3_train_utils  # noqa: E402
+from networks import convert_flux_lora, flux_merge_lora, lora_flux  # noqa: E402
+
+DOUBLE, SINGLE = 2, 4
+NOT_USED = {"ip_noise_gamma": None, "masked_loss": False, "weighted_captions": False, "full_fp16": False}
+
+
+def scheduler(args):
+    """As FluxNetworkTrainer.get_noise_scheduler makes it."""
+    return sd3_train_utils.FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=args.discrete_flow_shift)
+
+
+def flux(weights: dict):
+    params = flux_models.FluxParams(
+        in_channels=64, vec_in_dim=32, context_in_dim=64, hidden_size=64, mlp_ratio=4.0, num_heads=2, depth=DOUBLE,
+        depth_single_blocks=SINGLE, axes_dim=[8, 12, 12], theta=10_000, qkv_bias=True, guidance_embed=True,
+    )  # fmt: skip
+    model = flux_models.Flux(params)
+    model.load_state_dict(weights, strict=True)
+    return model.eval()
+
+
+def sigmas(requested: dict, batch: dict) -> list[float]:
+    args = SimpleNamespace(**requested, **NOT_USED)
+    torch.manual_seed(requested["noise_seed"])
+    noise = torch.randn_like(batch["latents"])
+    flow = flux_train_utils.get_noisy_model_input_and_timesteps
+    return (
+        flow(args, scheduler(args), batch["latents"], noise, torch.device("cpu"), torch.float32)[2].flatten().tolist()
+    )
+
+
+def loss(requested: dict, model, batch: dict, masked: bool = False) -> float:
+    args = SimpleNamespace(**requested, **NOT_USED)
+    text = batch["t5"]
+    given = {
+        "latents": batch["latents"],
+        "text_encoder_outputs_list": [batch["clip"], text, torch.zeros(*text.shape[:2], 3), batch["mask"]],
+        "loss_weights": torch.ones(len(text)),
+        "alpha_masks": batch["alpha_masks"] if masked else None,
+    }
+    accelerator = SimpleNamespace(device=torch.device("cpu"), autocast=nullcontext)
+    trainer = FluxNetworkTrainer()
+    trainer.model_type = "flux"
+    torch.manual_seed(requested["noise_seed"])
+    with torch.no_grad():
+        value = trainer.process_batch(
+            given, [], model, None, None, scheduler(args), torch.float32, torch.float32, accelerator, args, None, None,
+            is_train=False, train_text_encoder=False,
+        )  # fmt: skip
+    return value.item()
+
+
+def merged(lora: str, weights: dict, folder: Path) -> dict:
+    """The weights with the LoRA of `folder / "converted.safetensors"` merged in; made of `lora` by its own converter."""
+    base, converted = folder / "flux.safetensors", folder / "converted.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, base)
+    how = {"src": "ai-toolkit", "dst": "sd-scripts", "src_path": lora, "dst_path": str(converted)}
+    convert_flux_lora.main(SimpleNamespace(**how))
+    merge = flux_merge_lora.merge_to_flux_model
+    return merge("cpu", "cpu", str(base), None, None, [str(converted)], [1.0], torch.float32, torch.float32)[0]
+
+
+def with_network(converted: Path, weights: dict):
+    """The model with the LoRA as a network beside it, as sd-scripts samples with one and trains one on."""
+    model = flux(weights)
+    network, found = lora_flux.create_network_from_weights(1.0, str(converted), None, [None, None], model)
+    network.apply_to([None, None], model, apply_text_encoder=False, apply_unet=True)
+    network.load_state_dict(found, strict=True)
+    return network.eval(), model
+
+
+def main(source: Path, target: Path) -> None:
+    requested = json.loads(source.read_text(encoding="utf-8"))
+    batch = load_file(requested["batch"])
+    theirs = load_file(Path(requested["model"]) / "transformer" / "diffusion_pytorch_model.safetensors")
+    weights = flux_utils.convert_diffusers_sd_to_bfl(theirs, DOUBLE, SINGLE)
+    model = flux(weights)
+    trained = flux(merged(requested["lora"], weights, target.parent))
+    _network, beside = with_network(target.parent / "converted.safetensors", weights)
+    answer = {
+        "sigmas": [sigmas(one, batch) for one in requested["draws"]],
+        "losses": [loss(one, model, batch) for one in requested["losses"]],
+        "masked": [loss(one, model, batch, True) for one in requested["losses"][:4]],
+        "merged": loss(requested["losses"][0], trained, batch),
+        "beside": loss(requested["losses"][0], beside, batch),
+    }
+    target.write_text(json.dumps(answer), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

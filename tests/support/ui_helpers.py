@@ -1,0 +1,259 @@
+"""Shared by the page's tests: a real server process, the browser, photographs and hand-made run folders."""
+
+import contextlib
+import functools
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+import pytest
+
+from ui.token import bearer, cookie_value
+
+PROJECT = Path(__file__).resolve().parents[2]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def photos(*names: str) -> list[Path]:
+    """Real photographs from scikit-image's wheel."""
+    import skimage.data
+
+    folder = Path(skimage.data.__file__).parent
+    return [folder / name for name in names]
+
+
+@functools.cache
+def browser_path() -> str | None:
+    """Path of the browser: the one test.sh found, else one on PATH, else Playwright's own."""
+    for name in (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+        if name and (found := shutil.which(name)):
+            return found
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        own = playwright.chromium.executable_path
+    return own if Path(own).exists() else None
+
+
+def free_port() -> int:
+    """An unused port below the range that the system assigns to outgoing connections."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+class Server:
+    """`python app.py` as a process with its own data folder and its own token.
+
+    Requests of tests carry the token, and browsers the cookie (`browsing`), unless the page has a login.
+    """
+
+    started: ClassVar[dict[str, "Server"]] = {}  # the newest of each address
+
+    def __init__(self, data: Path, *arguments: str, port: int | None = None, **env: str):
+        self.data, self.port = data, port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.config = Path(env.get("XDG_CONFIG_HOME", data.parent / "config"))
+        self.sends_token = not ({"--auth", "--auth-file", "--no-token"} & {*arguments} or "HANGPROOF_AUTH" in env)
+        Server.started[self.url] = self
+        self.log = data.parent / f"app-{self.port}-{time.monotonic_ns()}.log"
+        self._output = self.log.open("ab")
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "app.py", "--port", str(self.port), "--no-browser", *arguments],
+            cwd=PROJECT,
+            env={**os.environ, "HANGPROOF_DATA": str(data), "XDG_CONFIG_HOME": str(self.config), **env},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def wait_for_output(self, text: str, seconds: float = 200) -> str:
+        """Wait for a text in its output; fails with the complete output when the process exits or time runs out."""
+        while time.monotonic() - self.began < seconds:
+            output = self.log.read_text(encoding="utf-8", errors="replace")
+            if text in output:
+                return output
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise AssertionError(
+            f"the server did not print {text!r}: {self.log.read_text(encoding='utf-8', errors='replace')}"
+        )
+
+    @property
+    def token(self) -> str:
+        """The token in the file of this server's account."""
+        return (self.config / "hangproof" / "token").read_text()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a program sends; nothing where the page has a login or is open to all."""
+        return bearer(self.token) if self.sends_token else {}
+
+    def cookie(self) -> dict[str, str] | None:
+        """What a browser has after it opened the printed address."""
+        if not self.sends_token:
+            return None
+        return {"name": f"hangproof-{self.port}", "value": cookie_value(self.token), "url": self.url}
+
+    def get(self, path: str = "/", **headers: str) -> tuple[int, bytes]:
+        """(status, body) of a GET."""
+        request = urllib.request.Request(self.url + path, headers={**self.headers, **headers})
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=120) as reply:
+                return reply.status, reply.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def stop(self, hard: bool = False) -> int:
+        """Stop it, with SIGKILL when `hard`. Returns its exit code."""
+        if self.process.poll() is None:
+            self.process.kill() if hard else self.process.terminate()
+        code = self.process.wait(120)
+        self._output.close()
+        return code
+
+
+@contextlib.contextmanager
+def serving(data: Path, *arguments: str, port: int | None = None, **env: str) -> Iterator[Server]:
+    """A running server, stopped on exit."""
+    data.mkdir(exist_ok=True)
+    server = Server(data, *arguments, port=port, **env)
+    try:
+        server.wait_for_output("Hangproof is running at")
+        yield server
+    finally:
+        server.stop()
+
+
+def kill_runs(data: Path) -> None:
+    """Kill all processes of the runs in a data folder; each has the folder's path in its environment."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get("HANGPROOF_DATA") == str(data):
+                process.kill()
+
+
+@contextlib.contextmanager
+def browsing() -> Iterator:
+    """A real browser, which has the cookie of each server of this process; skips the test when none is found."""
+    path = browser_path()
+    if path is None:
+        pytest.skip("no Chromium, Chrome or Playwright browser found: the browser tests are skipped")
+    from playwright.sync_api import Page, sync_playwright
+
+    goto = Page.goto
+
+    def goto_with_cookie(page: Page, url: str, **options: Any) -> Any:
+        give_cookie(page.context, url)
+        return goto(page, url, **options)
+
+    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
+        patch.setattr(Page, "goto", goto_with_cookie)
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def give_cookie(context: Any, url: str) -> None:
+    """Give a browser context the cookie of the server that an address belongs to."""
+    server = Server.started.get("/".join(url.partition("?")[0].split("/")[:3]))
+    with contextlib.suppress(FileNotFoundError):  # it has not started yet, and the request fails
+        if server is not None and (cookie := server.cookie()):
+            context.add_cookies([cookie])
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of a given size; skips the test where it cannot be mounted."""
+    disk = folder / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
+    try:
+        done = subprocess.run(mount, capture_output=True, timeout=120, check=False)
+    except FileNotFoundError:
+        pytest.skip("a small file system cannot be mounted here: no mount command")
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], timeout=120, check=False)
+
+
+def write_run(data: Path, name: str = "my run", state: str = "running", **status) -> Path:
+    """Write a run's folder as the monitor writes it."""
+    import runs
+
+    slug = runs.slug(name)
+    folder = data / "outputs" / slug
+    folder.mkdir(parents=True)
+    (folder / "run.toml").write_text(f"name = {json.dumps(name)}\n", encoding="utf-8")
+    now = {"version": 1, "name": name, "state": state, "phase": "step", "step": 40, "planned_steps": 100, **status}
+    (folder / "status.json").write_text(json.dumps(now), encoding="utf-8")
+    return folder
+
+
+def write_incident(folder: Path, number: str = "0001", report: str = "# Hang", **fields) -> Path:
+    """Write an incident into a run's folder."""
+    path = folder / "incidents" / number
+    path.mkdir(parents=True)
+    base = {
+        "id": number,
+        "kind": "hang",
+        "cause": "loader_worker_stuck",
+        "phase": "step",
+        "step": 41,
+        "recover_s": None,
+    }
+    (path / "incident.json").write_text(json.dumps({**base, **fields}), encoding="utf-8")
+    (path / "report.md").write_text(report, encoding="utf-8")
+    return path
+
+
+PACED = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.75"}  # a slow training
+
+
+def wait_for_step(folder: Path, step: int, seconds: float = 400) -> None:
+    """Wait until a run's status.json shows at least `step` steps."""
+    end, now = time.monotonic() + seconds, -1
+    while now < step:
+        assert time.monotonic() < end, f"step {now} after {seconds} s: {(folder / 'training.log').read_text()[-2000:]}"
+        time.sleep(0.1)
+        with contextlib.suppress(OSError, ValueError):
+            now = json.loads((folder / "status.json").read_text(encoding="utf-8"))["step"]
+
+
+def lora_file(path: Path, step: int | None = None, epoch: int | None = None, values: int = 64) -> Path:
+    """Write a small LoRA with sd-scripts' metadata."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    metadata = {key: str(value) for key, value in (("ss_steps", step), ("ss_epoch", epoch)) if value is not None}
+    save_file({"lora_down.weight": numpy.ones(values, numpy.float32)}, path, metadata)
+    return path

@@ -1,0 +1,201 @@
+"""Weights in float8 are cast once: later starts read a copy, which is the same to the bit, and is never needed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from guards import quantized
+from trainer import models, tiny_flux
+
+torch = pytest.importorskip("torch")
+CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return tiny_flux.ensure(tmp_path_factory.mktemp("models") / "tiny-flux")
+
+
+@pytest.fixture
+def model(original, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized, "RESERVE", 0)
+    shutil.copytree(original, tmp_path / "m")
+    return tmp_path / "m"
+
+
+def load(model, dtype=torch.bfloat16, fp8=True):
+    found = models.load_transformer(model, dtype, CPU, fp8, lambda done, total: None)
+    for copy in made:
+        copy.wait()
+    return found
+
+
+made: list[quantized.Copy] = []
+
+
+@pytest.fixture(autouse=True)
+def waited(monkeypatch):
+    finish = quantized.Copy.finish
+    monkeypatch.setattr(quantized.Copy, "finish", lambda copy: (made.append(copy), finish(copy)))
+    yield
+    made.clear()
+
+
+def copies(model):
+    return sorted((model / "transformer" / quantized.FOLDER).glob("*"))
+
+
+def read_files(monkeypatch):
+    """The files that are read from now on."""
+    import safetensors
+
+    seen, real = [], safetensors.safe_open
+    monkeypatch.setattr(safetensors, "safe_open", lambda file, **more: (seen.append(Path(file)), real(file, **more))[1])
+    return seen
+
+
+def same(a, b):
+    a, b = a.state_dict(), b.state_dict()
+    as_bytes = lambda tensor: tensor.reshape(-1).view(torch.uint8)  # noqa: E731
+    return a.keys() == b.keys() and all(
+        a[n].dtype == b[n].dtype and torch.equal(as_bytes(a[n]), as_bytes(b[n])) for n in a
+    )
+
+
+def test_the_second_start_reads_only_the_copy_and_has_the_same_weights(model, monkeypatch):
+    first = load(model)
+    (copy,) = copies(model)
+    seen = read_files(monkeypatch)
+    second = load(model)
+    assert seen == [copy] and same(first, second) and copies(model) == [copy]
+    kinds = {type(module).__name__ for module in second.modules()}
+    assert "Fp8Linear" in kinds
+    models.check(model)  # the folder of the copy is no part of the model
+
+
+def test_another_model_or_another_cast_gets_a_copy_of_its_own(model, monkeypatch):
+    load(model)
+    (copy,) = copies(model)
+    load(model, torch.float32)
+    (other,) = copies(model)
+    assert other != copy
+    weights = models.weight_files(model / "transformer", "diffusion_pytorch_model")[0]
+    data = bytearray(weights.read_bytes())
+    data[-2] ^= 1
+    weights.write_bytes(data)
+    changed = load(model, torch.float32)
+    (third,) = copies(model)
+    assert third != other and not same(changed, load(model))
+
+
+def test_a_copy_of_a_model_whose_name_begins_the_same_is_kept(model):
+    other = model / "transformer" / quantized.FOLDER / f"diffusion_pytorch_model-fp8-{'0' * 16}{quantized.SUFFIX}"
+    other.parent.mkdir()
+    other.write_bytes(b"of another model in this folder")
+    load(model)
+    load(model, torch.float32)
+    assert other in copies(model) and len(copies(model)) == 2
+
+
+def test_without_float8_nothing_is_kept_and_the_weights_are_the_file(model, tmp_path):
+    """On a CPU a weight of the right type is not copied: 64 MB of them add little to the memory that is the process's own."""
+    load(model, fp8=False)
+    assert copies(model) == []
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(16 << 20)}, tmp_path / "a.safetensors")
+    code = """
+import re, sys, torch
+from safetensors import safe_open
+from pathlib import Path
+own = lambda: int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+with safe_open(sys.argv[1], framework="pt") as file:
+    before = own()
+    tensor = file.get_tensor("a").to("cpu").to(torch.float32)
+tensor.sum()
+print(own() - before)
+"""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("reads /proc")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a.safetensors")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    assert int(done.stdout) < 16_000, "kB of the process's own memory"
+
+
+@pytest.mark.parametrize("reason", ["full", "a file in the place of the folder", "the disk fails"])
+def test_a_disk_that_takes_no_copy_costs_one_line(model, monkeypatch, capsys, reason):
+    if reason == "full":
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    elif reason == "the disk fails":
+
+        def write(*_):
+            raise OSError(28, "No space left on device")
+
+        real = open
+
+        def broken(path, mode):
+            found = real(path, mode)
+            if mode == "wb":
+                return SimpleNamespace(seek=found.seek, write=write, close=found.close)
+            return found
+
+        monkeypatch.setattr(quantized, "open", broken, raising=False)
+    else:
+        (model / "transformer" / quantized.FOLDER).write_text("")
+    found = load(model)
+    assert capsys.readouterr().out.count("no copy of the weights in float8 is kept") == 1
+    if reason != "a file in the place of the folder":
+        assert copies(model) == []
+    monkeypatch.undo()
+    monkeypatch.setattr(quantized, "RESERVE", 0)
+    assert reason == "a file in the place of the folder" or same(found, load(model))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "another model's"])
+def test_a_copy_that_cannot_be_used_is_made_again(model, capsys, damage):
+    first = load(model)
+    (copy,) = copies(model)
+    data = copy.read_bytes()
+    if damage == "truncated":
+        copy.write_bytes(data[:-100])
+    else:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        header["other"] = header.pop("x_embedder.bias")
+        copy.write_bytes(data[:8] + json.dumps(header).encode().ljust(length) + data[8 + length :])
+    assert same(first, load(model))
+    assert "is made again" in capsys.readouterr().out
+    assert copies(model) == [copy] and copy.read_bytes() == data
+
+
+def test_a_start_that_fails_leaves_nothing_and_what_a_killed_one_left_is_removed(model, monkeypatch):
+    folder = model / "transformer" / quantized.FOLDER
+    folder.mkdir()
+    old, new = folder / "x.1.tmp", folder / "x.2.tmp"
+    old.write_text("")
+    new.write_text("")
+    os.utime(old, (1, 1))
+    monkeypatch.setattr(
+        "trainer.fp8.Fp8Linear.convert", lambda module: (_ for _ in ()).throw(RuntimeError("out of memory"))
+    )
+    with pytest.raises(RuntimeError, match="out of memory"):
+        load(model)
+    assert copies(model) == [new]
+
+
+def test_only_the_first_rank_writes(model, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    load(model)
+    assert copies(model) == []

@@ -1,0 +1,495 @@
+"""A state counts only when it is complete: every kind of damage is found, and no kill leaves a state that only looks complete."""
+
+import errno
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from guards import checkpoint
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def make(folder: Path, step: int, value: float = 1.0, name: str = "lora") -> Path:
+    final = folder / f"{name}-step{step:08d}-state"
+    with checkpoint.writing(final, step=step, epoch=1, note="ok") as temporary:
+        save_file({"w": np.full((64, 64), value, dtype=np.float32)}, temporary / "model.safetensors")
+        (temporary / "train_state.json").write_text(json.dumps({"step": step}))
+    return final
+
+
+def test_a_written_state_verifies_and_is_the_newest(tmp_path):
+    make(tmp_path, 5)
+    newest = make(tmp_path, 10)
+    assert checkpoint.problems(newest, deep=True) == []
+    assert checkpoint.newest_valid(tmp_path, "lora") == newest
+    assert checkpoint.guard_of(newest)["step"] == 10 and checkpoint.guard_of(newest)["note"] == "ok"
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("damage", ["truncated", "zeroed", "missing", "no guard", "half a guard"])
+def test_damage_is_named_and_the_one_before_is_chosen(tmp_path, damage):
+    older, newest = make(tmp_path, 5), make(tmp_path, 10)
+    weights = newest / "model.safetensors"
+    if damage == "truncated":
+        os.truncate(weights, weights.stat().st_size // 2)
+    elif damage == "zeroed":
+        weights.write_bytes(bytes(weights.stat().st_size))
+    elif damage == "missing":
+        weights.unlink()
+    elif damage == "no guard":
+        (newest / checkpoint.GUARD).unlink()
+    else:
+        os.truncate(newest / checkpoint.GUARD, 30)
+    assert len(checkpoint.problems(newest)) == 1
+    assert checkpoint.newest_valid(tmp_path, "lora") == older
+
+
+def test_nan_weights_that_load_without_an_error_are_named(tmp_path):
+    state = make(tmp_path, 10, value=float("nan"))
+    assert checkpoint.problems(state) == []
+    assert checkpoint.problems(state, deep=True) == ["model.safetensors: w holds NaN or infinity"]
+    command = [sys.executable, "-m", "guards.checkpoint", "verify", str(state), "--deep", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert json.loads(done.stdout.splitlines()[-1])["problems"] == ["model.safetensors: w holds NaN or infinity"]
+
+
+def test_bfloat16_infinity_is_seen_and_finite_bfloat16_is_not(tmp_path):
+    import torch
+    from safetensors.torch import save_file as save_torch
+
+    save_torch({"a": torch.full((8,), 3e38, dtype=torch.bfloat16)}, tmp_path / "good.safetensors")
+    save_torch({"a": torch.tensor([1.0, float("inf")], dtype=torch.bfloat16)}, tmp_path / "bad.safetensors")
+    assert checkpoint.non_finite(tmp_path / "good.safetensors") is None
+    assert checkpoint.non_finite(tmp_path / "bad.safetensors") == "a"
+
+
+def test_an_optimizer_that_does_not_load_is_named(tmp_path):
+    import torch
+
+    for name, data in (("intact", None), ("broken", b"PK\x03\x04 not a zip")):
+        with checkpoint.writing(tmp_path / f"{name}-state", step=1, epoch=1) as temporary:
+            torch.save({"state": {0: torch.ones(3)}}, temporary / "optimizer.bin")
+            if data:
+                (temporary / "optimizer.bin").write_bytes(data)
+    assert checkpoint.problems(tmp_path / "intact-state", deep=True) == []
+    assert "optimizer.bin: does not load" in checkpoint.problems(tmp_path / "broken-state", deep=True)[0]
+
+
+def test_an_error_while_writing_leaves_the_old_state(tmp_path):
+    old = make(tmp_path, 10, value=1.0)
+    with pytest.raises(RuntimeError, match="mid-save"), checkpoint.writing(old, step=10, epoch=1) as temporary:
+        (temporary / "model.safetensors").write_bytes(b"half")
+        raise RuntimeError("mid-save")
+    assert checkpoint.problems(old, deep=True) == []
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def damage(state: Path) -> None:
+    os.truncate(state / "model.safetensors", 10)
+
+
+def test_an_old_state_is_deleted_once_a_newer_one_verifies(tmp_path):
+    old, new = make(tmp_path, 5), make(tmp_path, 10)
+    assert checkpoint.retire(old) is True
+    assert [p.name for p in tmp_path.iterdir()] == [new.name]
+
+
+@pytest.mark.parametrize("others", ["none", "damaged", "of another LoRA"])
+def test_the_last_good_state_is_never_deleted(tmp_path, others):
+    good = make(tmp_path, 5)
+    if others == "damaged":
+        for step in (10, 15):
+            damage(make(tmp_path, step))
+    elif others == "of another LoRA":
+        make(tmp_path, 10, name="other")
+    assert checkpoint.retire(good) is False
+    assert checkpoint.problems(good, deep=True) == []
+
+
+def test_a_damaged_or_unguarded_state_is_deleted_too(tmp_path):
+    """Neither is the last good one. Plain accelerate writes no guard file."""
+    damaged, good, plain = make(tmp_path, 5), make(tmp_path, 10), tmp_path / "lora-step00000015-state"
+    damage(damaged)
+    plain.mkdir()
+    assert checkpoint.retire(damaged) and checkpoint.retire(plain)
+    assert [p.name for p in tmp_path.iterdir()] == [good.name]
+
+
+def test_what_a_kill_leaves_of_a_deletion_is_removed_and_is_never_a_state(tmp_path, monkeypatch):
+    old, new = make(tmp_path, 5), make(tmp_path, 10)
+    monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: None)  # as if killed right after the renaming
+    assert checkpoint.retire(old)
+    monkeypatch.undo()
+    assert checkpoint.states(tmp_path) == [new] and len(list(tmp_path.iterdir())) == 2
+    assert len(checkpoint.sweep(tmp_path)) == 1
+    assert [p.name for p in tmp_path.iterdir()] == [new.name]
+
+
+@pytest.mark.parametrize(("left", "step"), [(("old",), 1), (("old", "tmp"), 2), (("tmp",), 2)])
+def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path, left, step):
+    """The state has no name for a moment: the old one is moved away, the new one not yet in its place."""
+    final = tmp_path / "lora-state"
+    for number, what in ((1, "old"), (2, "tmp")):
+        with checkpoint.writing(final, step=number, epoch=1) as temporary:
+            (temporary / "part.bin").write_bytes(b"x")
+        if what in left:
+            os.replace(final, tmp_path / f".lora-state.77.{what}")
+        elif final.exists():
+            shutil.rmtree(final)
+    assert checkpoint.newest_valid(tmp_path) is None
+    checkpoint.sweep(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["lora-state"]
+    assert checkpoint.newest_valid(tmp_path) == final and checkpoint.guard_of(final)["step"] == step
+
+
+def test_a_bad_state_is_set_aside_with_its_reason_and_no_longer_listed(tmp_path):
+    aside = []
+    for _ in range(2):
+        aside.append(checkpoint.set_aside(make(tmp_path, 5), "its weights are truncated"))
+    assert [p.name for p in aside] == ["lora-step00000005-state.bad", "lora-step00000005-state.bad-2"]
+    assert (tmp_path / "lora-step00000005-state.bad.reason.txt").read_text() == "its weights are truncated\n"
+    assert checkpoint.states(tmp_path) == []
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from guards import checkpoint
+folder, step = Path(sys.argv[1]), 0
+while True:
+    step += 1
+    with checkpoint.writing(folder / f"lora-step{step % 3:08d}-state", step=step, epoch=1) as temporary:
+        for part in range(4):
+            (temporary / f"part{part}.bin").write_bytes(str(step).encode() * 20000)
+    print(step, flush=True)
+"""
+
+
+def test_kills_at_twenty_moments_never_leave_an_incomplete_state_that_verifies(tmp_path):
+    """Each state that verifies is complete, at most one step is lost, and a sweep removes what killed writers left."""
+    dice = random.Random(7)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for number in range(20):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], env=environment, stdout=subprocess.PIPE)
+        steps = [int(process.stdout.readline()) for _ in range(2)]
+        time.sleep(dice.random() * 0.02)
+        process.send_signal(signal.SIGKILL)
+        steps += [int(line) for line in process.communicate()[0].split(b"\n") if line]
+        newest = checkpoint.newest_valid(folder)
+        step = checkpoint.guard_of(newest)["step"]
+        assert step in (steps[-1], steps[-1] + 1)
+        assert all((newest / f"part{p}.bin").read_bytes() == str(step).encode() * 20000 for p in range(4))
+        checkpoint.sweep(folder)
+        assert [p for p in folder.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_sweep_removes_what_trainers_left_and_nothing_that_another_process_is_writing(tmp_path):
+    left = [".x-step00000010-state.7.tmp", ".x-state.7.old", ".x-000002-state.7.gone", ".x.safetensors.7.tmp"]
+    left += [".x-step00000004.7.tmp.safetensors", ".x_000010_00_1_42.7.tmp.png"]
+    others = [".status.json.8.tmp", ".monitor.json.8.tmp", ".learned.json", ".x.safetensors", ".hangproof-cache"]
+    for name in left[:3]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part").touch()
+    for name in left[3:] + others:
+        (tmp_path / name).touch()
+    assert checkpoint.sweep(tmp_path, "xx") == []  # another LoRA's run may be writing into the same folder
+    assert sorted(p.name for p in checkpoint.sweep(tmp_path, "x")) == sorted(left)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(others)
+
+
+def failing(number: int, *names: str):
+    """A function like `real` that raises OSError(number) for paths whose text holds one of `names` (none: for all)."""
+
+    def wrap(real):
+        def call(path, *args, **kwargs):
+            if not names or any(name in str(path) for name in names):
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path, *args, **kwargs)
+
+        return call
+
+    return wrap
+
+
+def test_states_are_listed_while_the_trainer_renames_and_deletes_them(tmp_path):
+    """As the monitor does each second of a healthy run."""
+    stays = make(tmp_path, 1)
+    moving, hidden = tmp_path / "lora-step00000009-state", tmp_path / ".lora-step00000009-state.7.gone"
+    moving.mkdir()
+    stop = threading.Event()
+
+    def rename():
+        while not stop.is_set():
+            os.replace(moving, hidden)
+            os.replace(hidden, moving)
+
+    thread = threading.Thread(target=rename)
+    thread.start()
+    try:
+        listings = [checkpoint.states(tmp_path) for _ in range(3000)]
+    finally:
+        stop.set()
+        thread.join()
+    assert all(listing[0] == stays for listing in listings)
+
+
+def test_a_state_that_vanishes_between_two_calls_is_left_out(tmp_path, monkeypatch):
+    """The same at fixed moments: the folder vanishes after the listing, and after its status was read."""
+    make(tmp_path, 1)
+    for number in (1, 2):
+        gone = make(tmp_path, 9)
+        real, calls = os.stat, []
+
+        def stat(path, *args, real=real, calls=calls, gone=gone, number=number, **kwargs):
+            if str(path) == str(gone):
+                calls.append(path)
+                if len(calls) == number:
+                    shutil.rmtree(gone)
+            return real(path, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", stat)
+            found = checkpoint.states(tmp_path)
+        assert calls and [p.name for p in found][-1] == "lora-step00000001-state"
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def test_a_state_that_cannot_be_read_is_listed_and_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
+    """No state and no answer differ: from "no state" follows a start at step 0."""
+    good, unreadable = make(tmp_path, 5), make(tmp_path, 10)
+    assert checkpoint.states(tmp_path / "missing") == []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", failing(errno.EIO, unreadable.name)(os.stat))
+        assert checkpoint.states(tmp_path) == [good, unreadable]
+    monkeypatch.setattr(os, "listdir", failing(errno.EIO)(os.listdir))
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoint.states(tmp_path)
+
+
+def test_a_state_on_a_disk_that_does_not_read_is_not_bad(tmp_path, monkeypatch):
+    state = make(tmp_path, 10)
+    for name in (checkpoint.GUARD, "model.safetensors"):
+        with monkeypatch.context() as patch:
+            patch.setattr("builtins.open", failing(errno.EIO, name)(open))
+            patch.setattr(io, "open", failing(errno.EIO, name)(io.open))
+            result = checkpoint.verify(state)
+        assert (
+            result.problems == ()
+            and "cannot read it: Input/output error" in result.error
+            and name in result.error + name
+        )
+        assert not result.usable
+    assert checkpoint.verify(state).usable
+
+
+def test_a_state_that_is_deleted_or_replaced_during_its_verification_is_not_bad(tmp_path, monkeypatch):
+    for replaced in (False, True):
+        state = make(tmp_path, 10, value=1.0)
+        real = checkpoint._sha256
+
+        def change(path, real=real, state=state, replaced=replaced):
+            if path.name == "model.safetensors":
+                shutil.rmtree(state)
+                if replaced:
+                    make(tmp_path, 10, value=2.0)
+            return real(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "_sha256", change)
+            result = checkpoint.verify(state)
+        assert result.problems == () and "replaced or deleted during the verification" in result.error
+    assert checkpoint.verify(tmp_path / "lora-step00000077-state").problems == ()
+    assert "no such folder" in checkpoint.verify(tmp_path / "lora-step00000077-state").error
+
+
+def with_optimizer(folder: Path) -> Path:
+    import torch
+
+    with checkpoint.writing(folder / "lora-step00000010-state", step=10, epoch=1) as temporary:
+        save_file({"w": np.ones((8, 8), dtype=np.float32)}, temporary / "model.safetensors")
+        torch.save({"state": {0: torch.ones(3)}}, temporary / "optimizer.bin")
+    return folder / "lora-step00000010-state"
+
+
+def command(*arguments: str, **environment: str) -> tuple[int, dict, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "guards.checkpoint", *arguments, "--json"],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "raise ImportError('libcudart.so.12: cannot open shared object file')",
+        "raise OSError('libcudart.so.12: cannot open shared object file')",
+        "raise RuntimeError('CUDA driver initialization failed')",
+        "raise MemoryError",
+        "import a_module_that_is_missing",
+        "def broken(:",
+    ],
+)
+def test_where_torch_is_broken_the_hashes_count(tmp_path, broken):
+    state = with_optimizer(tmp_path)
+    (tmp_path / "torch.py").write_text(broken)
+    code, answer, _ = command("verify", str(state), "--deep", PYTHONPATH=str(tmp_path))
+    assert (code, answer["problems"], answer["error"], answer["usable"], answer["step"]) == (0, [], "", True, 10)
+    assert len(answer["unchecked"]) == 1
+    assert answer["unchecked"][0].startswith("optimizer.bin: torch cannot be imported: ")
+    os.truncate(state / "model.safetensors", 30)
+    code, answer, _ = command("verify", str(state), "--deep", PYTHONPATH=str(tmp_path))
+    assert code == 1 and "truncated" in answer["problems"][0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "MemoryError",
+        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+    ],
+)
+def test_where_memory_runs_out_the_hashes_count(tmp_path, error):
+    state = with_optimizer(tmp_path)
+    kind, _, text = error.partition(": ")
+    (tmp_path / "torch.py").write_text(f"def load(*args, **kwargs): raise {kind}({text!r})")
+    code, answer, _ = command("verify", str(state), "--deep", PYTHONPATH=str(tmp_path))
+    assert (code, answer["problems"], answer["usable"]) == (0, [], True) and answer["unchecked"]
+
+
+def test_the_command_tells_bad_from_cannot_verify(tmp_path):
+    state = with_optimizer(tmp_path)
+    assert command("verify", str(state), "--deep")[0] == 0
+    code, answer, reasons = command("verify", str(tmp_path / "missing-state"))
+    assert (code, answer["problems"], answer["usable"]) == (3, [], False)
+    assert "no such folder" in answer["error"] and "no such folder" in reasons
+    (state / checkpoint.GUARD).unlink()
+    code, answer, _ = command("verify", str(state))
+    assert code == 1 and "has no guard file" in answer["problems"][0]
+
+
+def lora(path: Path, **tensors: np.ndarray) -> Path:
+    save_file(tensors or {"a": np.ones((4, 4), np.float32), "b": np.ones(8, np.float16)}, path)
+    return path
+
+
+def test_a_complete_lora_verifies_and_each_shorter_or_longer_one_does_not(tmp_path):
+    path = lora(tmp_path / "x.safetensors")
+    data = path.read_bytes()
+    assert checkpoint.verify_lora(path).usable
+    assert command("verify-lora", str(path))[:2][0] == 0
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        assert len(checkpoint.verify_lora(path).problems) == 1, length
+    path.write_bytes(data + b"x")
+    assert "truncated or damaged" in checkpoint.verify_lora(path).problems[0]
+    code, answer, reasons = command("verify-lora", str(path))
+    assert (code, answer["usable"]) == (1, False) and answer["problems"][0] in reasons
+
+
+def test_a_lora_that_is_missing_not_finite_or_not_one_is_bad_and_one_that_cannot_be_read_is_not(tmp_path, monkeypatch):
+    assert "no such file" in checkpoint.verify_lora(tmp_path / "none.safetensors").problems[0]
+    assert "no such file" in checkpoint.verify_lora(tmp_path).problems[0]
+    nan = lora(tmp_path / "nan.safetensors", a=np.array([1, np.nan], np.float32))
+    assert checkpoint.verify_lora(nan).problems == ("nan.safetensors: a holds NaN or infinity",)
+    for header in (b"[]", b"{}", b'{"a": 1}', b'{"a": {"dtype": "F32", "data_offsets": [0, null]}}', b"\xff"):
+        (tmp_path / "odd.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        assert len(checkpoint.verify_lora(tmp_path / "odd.safetensors").problems) == 1, header
+    path = lora(tmp_path / "x.safetensors")
+    monkeypatch.setattr("builtins.open", failing(errno.EIO, "x.safetensors")(open))
+    result = checkpoint.verify_lora(path)
+    assert result.problems == () and "cannot read it" in result.error
+
+
+READ_ONLY = [errno.EROFS, errno.EACCES, errno.EIO]
+
+
+@pytest.mark.parametrize("number", READ_ONLY)
+def test_a_sweep_on_a_disk_that_went_read_only_removes_and_returns_nothing(tmp_path, monkeypatch, number):
+    (tmp_path / ".lora-state.7.gone").mkdir()
+    (tmp_path / ".lora-state.7.gone" / "part").touch()
+    (tmp_path / ".lora.safetensors.7.tmp").touch()
+    nameless = make(tmp_path, 10)
+    os.replace(nameless, tmp_path / ".lora-step00000010-state.7.tmp")
+    with monkeypatch.context() as patch:
+        for name in ("replace", "unlink", "rmdir"):
+            patch.setattr(os, name, failing(number)(getattr(os, name)))
+        patch.setattr(Path, "unlink", failing(number)(Path.unlink))
+        assert checkpoint.sweep(tmp_path) == []
+        assert len(list(tmp_path.iterdir())) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", failing(number)(os.listdir))
+        assert checkpoint.sweep(tmp_path) == []
+    assert len(checkpoint.sweep(tmp_path)) == 3
+    assert checkpoint.states(tmp_path) == [nameless]
+
+
+def test_a_sweep_keeps_the_only_copy_of_a_state_that_it_cannot_read(tmp_path, monkeypatch):
+    os.replace(make(tmp_path, 10), tmp_path / ".lora-step00000010-state.7.old")
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", failing(errno.EIO, "model.safetensors")(open))
+        assert checkpoint.sweep(tmp_path) == []
+    checkpoint.sweep(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["lora-step00000010-state"]
+
+
+def test_an_old_state_whose_guard_cannot_be_read_is_not_deleted(tmp_path, monkeypatch):
+    old = make(tmp_path, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(io, "open", failing(errno.EIO, checkpoint.GUARD)(io.open))
+        with pytest.raises(OSError, match="Input/output error"):
+            checkpoint.retire(old)
+    assert checkpoint.verify(old).usable
+
+
+@pytest.mark.parametrize("number", READ_ONLY)
+def test_where_nothing_can_be_renamed_retire_and_set_aside_raise_and_the_state_stays(tmp_path, monkeypatch, number):
+    old, new = make(tmp_path, 5), make(tmp_path, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", failing(number)(os.replace))
+        for action in (checkpoint.retire, lambda state: checkpoint.set_aside(state, "bad")):
+            with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+                action(old)
+    assert checkpoint.states(tmp_path) == [new, old] and checkpoint.verify(old).usable
+    shutil.rmtree(old)
+    assert checkpoint.retire(old) is True  # another process deleted it
+    with pytest.raises(FileNotFoundError):
+        checkpoint.set_aside(old, "bad")
+
+
+def test_on_a_full_disk_a_bad_state_is_set_aside_without_its_reason(tmp_path, monkeypatch):
+    state = make(tmp_path, 5)
+    monkeypatch.setattr("builtins.open", failing(errno.ENOSPC, ".reason.txt")(open))
+    assert checkpoint.set_aside(state, "bad").name == "lora-step00000005-state.bad"
+    assert not state.exists()
+
+
+def test_atomic_write_replaces_or_leaves(tmp_path):
+    path = tmp_path / "status.json"
+    checkpoint.atomic_write(path, "ä")
+    checkpoint.atomic_write(path, b"new")
+    assert path.read_bytes() == b"new"
+    with pytest.raises(TypeError):
+        checkpoint.atomic_write(path, None)
+    assert path.read_bytes() == b"new" and len(list(tmp_path.iterdir())) == 1

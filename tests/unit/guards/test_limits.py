@@ -1,0 +1,200 @@
+"""One table of limits: every limit of the monitor is longer than the ones inside it, and no limit is missing from the table."""
+
+import ast
+import re
+import threading
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from guards import limits, phase_limit
+from guards.heartbeat import PHASES
+
+ROOT = Path(__file__).resolve().parents[3]
+INSIDE = ("guards", "sd_scripts_patches", "trainer")
+"""The folders whose code runs in the training process."""
+SETUP_ONLY = {
+    *(f"sd_scripts_patches/{name}.py" for name in ("install", "tiny", "trial", "selftest", "canary", "versions")),
+    "trainer/tiny_flux.py",
+}
+"""They run before any training starts, or start trainings of their own."""
+INTERVALS = ("POLL_S", "PAUSE_S", "AGE_S")
+"""How often something is checked or tried, and from what age on it is reported or deleted. Nothing is killed or given up by them."""
+
+
+def value_of(config, dotted: str) -> float:
+    section, *rest = dotted.split(".")
+    value = getattr(config, section)
+    for key in rest:
+        value = value[key] if isinstance(value, dict) else getattr(value, key)
+    return value
+
+
+def sources():
+    for folder in INSIDE:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if name != "guards/limits.py" and name not in SETUP_ONLY:
+                yield name, path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("factor", [1, 100], ids=["defaults", "raised by the user"])
+def test_each_outer_limit_is_at_least_the_inner_one_plus_its_grace(monkeypatch, factor):
+    from monitor import config
+
+    monkeypatch.delenv("HANGPROOF_LIMITS", raising=False)
+    for name, limit in limits.TABLE.items():
+        if limit.user:
+            monkeypatch.setenv(limits.variable(name), str(limit.default_s * factor))
+    loaded = config.load()
+    checked = 0
+    for name, limit in limits.TABLE.items():
+        for key in limit.outer:
+            checked += 1
+            assert value_of(loaded, key) >= limits.seconds(name) + limit.grace_s, f"{key} is shorter than {name}"
+    assert checked >= len(limits.TABLE)
+
+
+@pytest.mark.parametrize("name", [name for name, limit in limits.TABLE.items() if limit.user])
+def test_each_single_limit_that_a_user_raises_raises_what_encloses_it(monkeypatch, name):
+    from monitor import config
+
+    monkeypatch.delenv("HANGPROOF_LIMITS", raising=False)
+    monkeypatch.setenv(limits.variable(name), "20000")
+    loaded = config.load()
+    assert limits.TABLE[name].outer
+    for key in limits.TABLE[name].outer:
+        assert value_of(loaded, key) >= 20000 + limits.TABLE[name].grace_s
+
+
+def test_a_finished_process_has_time_for_its_exit_before_the_monitor_acts():
+    """The monitor killed a finished process after 7.5 to 15 s; its threads and handlers alone may take 15 s."""
+    row = limits.TABLE["exit_grace_s"]
+    needs_s = row.default_s + limits.seconds("shutdown_s") + limits.seconds("flush_s")
+    assert limits.minimums({})["watch.exit_s"] >= needs_s
+
+
+def test_the_patches_offer_the_limits_of_this_table_as_flags(monkeypatch):
+    from sd_scripts_patches import timeouts
+
+    monkeypatch.setenv("HANGPROOF_NPZ_TIMEOUT_S", "30")  # restored after take_flags has set it
+    flags = {line.split()[0] for line in timeouts.listing().splitlines()}
+    for name, limit in limits.TABLE.items():
+        assert (f"--hangproof_{name}" in flags) == limit.user
+    assert timeouts.take_flags(["--hangproof_npz_timeout_s=77", "--lr=1"]) == ["--lr=1"]
+    assert limits.seconds("npz_timeout_s") == 77
+
+
+def test_a_limit_that_is_off_encloses_nothing_and_one_that_is_no_number_is_refused():
+    off = {limits.variable(name): "0" for name, limit in limits.TABLE.items() if limit.user}
+    assert limits.seconds("npz_timeout_s", off) == 0
+    assert limits.minimums(off)["watch.exit_s"] == 10  # the constants: nobody can switch them off
+    for text in ("soon", "-1", "inf", "nan"):
+        with pytest.raises(limits.LimitError, match="HANGPROOF_NPZ_TIMEOUT_S='.*': expected seconds, 0 for no limit"):
+            limits.seconds("npz_timeout_s", {"HANGPROOF_NPZ_TIMEOUT_S": text})
+        unreadable = dict.fromkeys(("HANGPROOF_BARRIER_TIMEOUT_S", "HANGPROOF_COLLECTIVE_S"), text)
+        assert limits.minimums(unreadable).get("watch.between_steps_s") is None
+
+
+def test_a_constant_does_not_change_with_the_environment():
+    assert limits.seconds("flush_s", {"HANGPROOF_FLUSH_S": "100"}) == limits.TABLE["flush_s"].default_s
+
+
+def test_limits_that_a_script_sets_are_found():
+    script = """#!/bin/bash
+export HANGPROOF_EXIT_GRACE_S="40"
+HANGPROOF_NPZ_TIMEOUT_S=50 python -m sd_scripts_patches \\
+  --hangproof_npz_timeout_s=99 --hangproof_barrier_timeout_s 7300.5 --hangproof_empty_cache_steps=3 --hangproof_image_timeout_s=$X
+"""
+    assert limits.of_script(script) == {
+        "HANGPROOF_EXIT_GRACE_S": "40",
+        "HANGPROOF_NPZ_TIMEOUT_S": "99",
+        "HANGPROOF_BARRIER_TIMEOUT_S": "7300.5",
+    }
+    assert limits.minimums(limits.of_script(script))["watch.between_steps_s"] == 7305.5
+
+
+def test_the_trainer_saves_first_then_ends_its_trackers_within_their_limit_and_reports_done_last(
+    tmp_path, monkeypatch, capsys
+):
+    """A tracker that hangs lost the LoRA: it was ended before the save, without a limit."""
+    from trainer import loop
+
+    events = []
+    hung = threading.Event()
+    monkeypatch.setenv("HANGPROOF_TRACKERS_END_S", "0.3")
+    monkeypatch.setattr(loop, "save_lora", lambda t, path, step: events.append(f"saved {path.name}"))
+    training = SimpleNamespace(
+        args=SimpleNamespace(
+            output_dir=str(tmp_path), output_name="x", save_state=False, save_state_on_train_end=False, log_with="wandb"
+        ),
+        main=True,
+        say=events.append,
+        hb=SimpleNamespace(phase=lambda name, note: events.append(f"{name}: {note}")),
+        accelerator=SimpleNamespace(trackers=["wandb"], end_training=lambda: hung.wait(120)),
+    )
+    try:
+        loop.finish(training, 5, deque())
+        loop.end(training, iter([]))
+    finally:
+        hung.set()
+    assert events == ["saved x.safetensors", "end: closing the trackers", "end: stopping the data loader's workers"]
+    assert "waited 0.3 s for wandb to finish" in capsys.readouterr().err
+    assert training.end_note == "the tracker did not finish: waited 0.3 s for wandb to finish"
+
+
+def literal(node: ast.AST | None) -> bool:
+    """A number greater than 0 that is written in the code, also as part of a sum or product."""
+    if isinstance(node, ast.BinOp):
+        return literal(node.left) or literal(node.right)
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value > 0
+
+
+def literal_limits(source: str) -> list[str]:
+    """The calls and constants of `source` that set a limit by a number."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assign) and literal(node.value):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            found += [n for n in names if re.fullmatch(r"[A-Z_]*_S", n) and not n.endswith(INTERVALS)]
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func).rpartition(".")[2]
+        keywords = {k.arg: k.value for k in node.keywords}
+        if called in ("Deadline", "exit_within", "Timer", "alarm") and node.args:
+            limit = node.args[0]
+        elif called == "bounded":
+            limit = node.args[1] if len(node.args) > 1 else None
+        elif called in ("join", "wait", "acquire", "result") and node.args:
+            limit = node.args[-1]
+        else:
+            limit = keywords.get("timeout_s", keywords.get("timeout", keywords.get("seconds", keywords.get("grace_s"))))
+        if literal(limit):
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_the_search_for_literal_limits_finds_them():
+    code = "Deadline(30, 'x')\nthread.join(0.5 + left)\ncall(f, seconds=10, what='git')\nWAIT_S = 20.0\nPOLL_S = 1\nDeadline(t, 'x')\n"
+    assert literal_limits(code) == [
+        "WAIT_S",
+        "Deadline(30, 'x')",
+        "thread.join(0.5 + left)",
+        "call(f, seconds=10, what='git')",
+    ]
+
+
+def test_no_limit_of_the_training_process_is_written_outside_the_table():
+    found = {name: hits for name, source in sources() if (hits := literal_limits(source))}
+    assert found == {}
+
+
+def test_every_limit_that_the_code_names_is_in_the_table_and_every_row_is_used():
+    text = "\n".join(source for _, source in sources())
+    named = set(re.findall(r"""(?:seconds|limit)\(\s*["'](\w+)["']""", text))
+    named |= set(re.findall(r"""TABLE\[["'](\w+)["']\]""", text))
+    named |= {phase_limit.name_of(phase) for phase in PHASES}
+    assert named <= set(limits.TABLE)
+    assert set(limits.TABLE) <= named

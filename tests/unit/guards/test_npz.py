@@ -1,0 +1,252 @@
+"""Cache files on real disks, FIFOs and a stalled mount: read in time and verified, or refused by name."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy
+import patches_stalled_fs as stalled
+import pytest
+
+from guards import bounded, npz
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def cache(tmp_path):
+    path = tmp_path / "a_flux.npz"
+    npz.save(path, latents=numpy.arange(4000, dtype="float32").reshape(40, 100), size=numpy.array([64, 64]), flag=True)
+    return path
+
+
+def damage(path: Path, at: float = 0.5) -> None:
+    """Flip bytes in the middle of the largest member; the zip directory stays as it is."""
+    data = bytearray(path.read_bytes())
+    middle = int(len(data) * at)
+    data[middle : middle + 8] = bytes(255 - b for b in data[middle : middle + 8])
+    path.write_bytes(bytes(data))
+
+
+def test_what_is_saved_is_loaded_and_is_what_numpy_reads(cache):
+    ours, theirs = npz.load(cache), numpy.load(cache)
+    assert list(ours) == theirs.files
+    for key in theirs.files:
+        numpy.testing.assert_array_equal(ours[key], theirs[key])
+        assert ours[key].dtype == theirs[key].dtype
+
+
+def test_only_the_keys_asked_for_are_read(cache):
+    assert list(npz.load(cache, keys=["size"])) == ["size"]
+
+
+def test_a_key_that_is_not_there_is_named_with_those_that_are(cache):
+    with pytest.raises(KeyError, match=r"a_flux\.npz: no 'nothing'; it holds latents, size, flag"):
+        npz.load(cache, keys=["nothing"])
+    assert cache.exists()
+
+
+def test_saving_adds_the_ending_as_numpy_does_and_leaves_no_temporary_file(tmp_path):
+    assert npz.save(tmp_path / "b", x=numpy.zeros(3)) == tmp_path / "b.npz"
+    assert [p.name for p in tmp_path.iterdir()] == ["b.npz"]
+
+
+def test_a_save_that_is_killed_in_the_middle_leaves_the_old_file(tmp_path):
+    path = npz.save(tmp_path / "c.npz", x=numpy.zeros(3))
+    script = (
+        "import os, sys, numpy; from guards import npz\n"
+        "real = numpy.savez\n"
+        "def savez(file, **arrays): file.write(b'PK half'); file.flush(); os.kill(os.getpid(), 9)\n"
+        "numpy.savez = savez\n"
+        "npz.save(sys.argv[1], x=numpy.ones(3))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, check=False, timeout=240)
+    assert ended.returncode == -signal.SIGKILL
+    numpy.testing.assert_array_equal(npz.load(path)["x"], numpy.zeros(3))
+
+
+@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.98])
+def test_a_truncated_file_is_set_aside(cache, kept):
+    data = cache.read_bytes()
+    cache.write_bytes(data[: int(len(data) * kept) if kept < 1 else kept])
+    with pytest.raises(ValueError, match=r"a_flux\.npz is damaged.*renamed to a_flux\.npz\.corrupt"):
+        npz.load(cache)
+    assert not cache.exists() and cache.with_name("a_flux.npz.corrupt").exists()
+    assert npz.found_corrupt(cache)
+
+
+def test_a_corrupt_member_is_found_although_the_directory_is_intact(cache):
+    damage(cache)
+    assert "latents" in numpy.load(cache)  # the directory says all is well
+    with npz.Archive(cache) as archive:
+        numpy.testing.assert_array_equal(archive["size"], [64, 64])  # this member is
+        with pytest.raises(ValueError, match=r"damaged \('latents'"):
+            archive["latents"]
+    assert not cache.exists()
+
+
+def test_every_single_flipped_byte_is_harmless_or_noticed(tmp_path):
+    """No byte of the file may be wrong without an error or the right values; and only builtin errors come out."""
+    path = npz.save(tmp_path / "small.npz", x=numpy.arange(6, dtype="float32"))
+    data = path.read_bytes()
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        try:
+            loaded = npz.load(path)
+        except (ValueError, OSError) as error:
+            assert type(error).__module__ == "builtins"
+            assert pickle.loads(pickle.dumps(error)).args == error.args
+        else:
+            assert list(loaded) != ["x"] or loaded["x"].tolist() == [0, 1, 2, 3, 4, 5], at
+
+
+def test_a_second_reader_reports_that_it_is_renamed(cache):
+    damage(cache)
+    with npz.Archive(cache) as one, npz.Archive(cache) as two:
+        with pytest.raises(ValueError, match="renamed"):
+            one["latents"]
+        with pytest.raises(ValueError, match="another worker has renamed it"):
+            two["latents"]
+
+
+def test_a_machine_without_threads_damages_no_cache(cache, monkeypatch):
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    outcome = []
+
+    def read():
+        try:
+            npz.load(cache)
+        except RuntimeError as error:
+            outcome.append(str(error))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    reader.join()
+    assert outcome == [], "on a healthy machine it is read"
+    begin = threading.Thread.start
+    reader = threading.Thread(target=read)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    begin(reader)
+    reader.join()
+    assert outcome == ["can't start new thread"] and cache.exists()
+
+
+def test_a_missing_file_is_simply_missing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        npz.load(tmp_path / "none.npz")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this platform")
+def test_a_fifo_times_out_on_the_main_thread_and_the_file_stays(tmp_path):
+    path = tmp_path / "f.npz"
+    os.mkfifo(path)
+    with pytest.raises(TimeoutError, match=r"waited 0\.3 s for the directory of .*f\.npz"):
+        npz.load(path, timeout_s=0.3)
+    assert path.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this platform")
+def test_a_fifo_times_out_on_another_thread(tmp_path):
+    path = tmp_path / "f.npz"
+    os.mkfifo(path)
+    caught = []
+
+    def read():
+        try:
+            npz.load(path, timeout_s=0.3)
+        except TimeoutError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join(60)
+    assert len(caught) == 1 and "f.npz" in str(caught[0]) and type(caught[0]) is TimeoutError
+
+
+@pytest.mark.skipif(bool(stalled.why_not()), reason=stalled.why_not() or "-")
+def test_a_read_that_no_signal_can_interrupt_kills_the_process(tmp_path):
+    """On a stalled mount SIGALRM has no effect; the deadline behind it kills the process."""
+    mount = tmp_path / "mnt"
+    mount.mkdir()
+    script = f"from guards import limits, npz; limits.TABLE['alarm_backstop_s'] = limits.Limit(1, 'SIGALRM'); npz.load({str(mount / 'x.npz')!r}, timeout_s=0.5)"
+    with stalled.stalled_mount(mount):
+        ended = subprocess.run(
+            [sys.executable, "-c", script], cwd=ROOT, check=False, timeout=120, capture_output=True, text=True
+        )
+        assert ended.returncode == 75, ended.stderr
+        assert "waited 1.5 s for " in ended.stderr and "x.npz (not interruptible)" in ended.stderr
+
+
+needs_alarm = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no SIGALRM on this platform")
+
+
+@pytest.fixture
+def alarm_restored():
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@needs_alarm
+def test_an_outer_alarm_keeps_its_handler_and_its_time(alarm_restored):
+    rung = threading.Event()
+    signal.signal(signal.SIGALRM, lambda *_: rung.set())
+    begun = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 30)
+    with bounded.alarm(5, "an inner wait"):
+        time.sleep(0.2)
+    left, passed = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic() - begun
+    assert abs(left - (30 - passed)) < 1, "the time inside counts"
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    assert rung.wait(30), "the handler is the outer one again"
+
+
+@needs_alarm
+def test_an_outer_alarm_that_is_due_first_rings_inside_and_ours_still_counts(alarm_restored):
+    rung = []
+    signal.signal(signal.SIGALRM, lambda *_: rung.append(time.monotonic()))
+    begun = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.15)
+    with pytest.raises(TimeoutError, match="waited"), bounded.alarm(2, "an inner wait"):
+        while time.monotonic() - begun < 60:
+            time.sleep(0.05)
+    ended = time.monotonic() - begun
+    assert len(rung) == 1 and rung[0] - begun >= 0.14 and 1.9 <= ended < 60
+
+
+@needs_alarm
+def test_nested_limits_report_the_one_that_expired(alarm_restored):
+    with (
+        pytest.raises(TimeoutError, match="the outer"),
+        bounded.alarm(0.2, "the outer"),
+        bounded.alarm(60, "the inner"),
+    ):
+        time.sleep(60)
+    with (
+        pytest.raises(TimeoutError, match="the inner"),
+        bounded.alarm(60, "the outer"),
+        bounded.alarm(0.2, "the inner"),
+    ):
+        time.sleep(60)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@needs_alarm
+def test_nothing_is_left_behind(alarm_restored):
+    before = signal.getsignal(signal.SIGALRM)
+    for _ in range(200):
+        assert bounded.bounded(lambda: 7, 30, "nothing") == 7
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_no_limit_means_no_limit():
+    assert bounded.bounded(lambda: time.sleep(0.05) or 3, 0, "anything") == 3

@@ -1,0 +1,68 @@
+"""The limit on the time between two beats, in real processes."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from guards import heartbeat
+
+ROOT = Path(__file__).resolve().parents[3]
+CODE = """
+import sys, time
+from guards import crash, deadline, phase_limit
+from guards.heartbeat import Heartbeat
+beat = Heartbeat({folder!r})
+crash.install(beat)
+deadline.install(beat)
+beat.phase({phase!r})
+phase_limit.watch(beat, interval_s=0.1)
+{body}
+print("ended by itself")
+"""
+
+
+def run(tmp_path, phase: str, body: str, **limits_s: str):
+    code = CODE.format(folder=str(tmp_path / "rank-0.hb"), phase=phase, body=body)
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", **limits_s}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    return done, time.monotonic() - began
+
+
+def test_a_wait_that_no_guard_covers_ends_with_the_name_of_its_phase(tmp_path):
+    done, _ = run(
+        tmp_path,
+        "step",
+        "import threading; threading.Lock().acquire(); threading.Event().wait()",
+        HANGPROOF_PHASE_STEP_S="1",
+    )
+    assert done.returncode == 75, done.stderr
+    assert "waited 1 s for any progress in phase step" in done.stderr
+    beat = heartbeat.read(tmp_path / "rank-0.hb")
+    assert beat.outcome == "deadline" and "phase step" in beat.note
+
+
+@pytest.mark.parametrize(
+    "phase, body",
+    [
+        ("step", "for n in range(20): time.sleep(0.15); beat.item(n)"),
+        ("cache_text", "for n in range(6): time.sleep(0.5); beat.step(n)"),
+        ("load", "for n in range(20): time.sleep(0.15); open('/dev/zero', 'rb').read(3 << 20)"),
+    ],
+)
+def test_a_process_that_makes_progress_is_left_alone(tmp_path, phase, body):
+    if phase == "load" and not Path("/proc/self/io").exists():
+        pytest.skip("this system does not tell how many bytes a process has read")
+    done, took_s = run(tmp_path, phase, body, **{f"HANGPROOF_PHASE_{phase.upper()}_S": "1.5"})
+    assert (done.returncode, done.stdout) == (0, "ended by itself\n"), done.stderr
+    assert took_s > 2
+
+
+def test_the_limit_can_be_switched_off(tmp_path):
+    done, _ = run(tmp_path, "step", "time.sleep(1.5)", HANGPROOF_PHASE_STEP_S="0")
+    assert done.returncode == 0, done.stderr

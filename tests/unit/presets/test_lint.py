@@ -1,0 +1,394 @@
+"""Lint finds what is known to hang in any training script, and fixes it without changing what is trained."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import tiny_sd_scripts
+import tomllib
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs_helpers import PROJECT, data, python, run_script, spec, stub  # noqa: F401
+
+import presets
+import runs
+from presets.fix import fix
+from presets.lint import CHECKS, lint
+from presets.training import trainings
+
+GOOD = """#!/bin/bash
+export PYTHONPATH=/hangproof
+accelerate launch --num_processes 1 -m sd_scripts_patches /sd/flux_train_network.py \\
+  --max_data_loader_n_workers 2 --persistent_data_loader_workers \\
+  --save_state --save_every_n_epochs 4 --save_last_n_epochs_state 2 \\
+  --cache_latents --cache_latents_to_disk --cache_text_encoder_outputs --cache_text_encoder_outputs_to_disk \\
+  --network_args "train_blocks=single" --output_dir /out --output_name x
+"""
+UNGUARDED = GOOD.replace("-m sd_scripts_patches ", "")
+NFS = "server:/x /net nfs4 rw 0 0\n/dev/sda1 / ext4 rw 0 0\nhost /home/me/my\\040share fuse.sshfs rw 0 0\n"
+
+
+def ids(text: str, name: str = "train.sh", mounts: str = "", base: Path | None = None) -> set[str]:
+    return {finding.id for finding in lint(text, name, base, mounts)}
+
+
+def flags_of(text: str, name: str = "train.sh", base: Path | None = None) -> dict[str, list]:
+    (training,) = trainings(text, name, base)
+    return {flag: known.values for flag, known in training.flags.items()}
+
+
+def plus(more: str, script: str = GOOD) -> str:
+    return script.rstrip("\n") + f" {more}\n"
+
+
+# rule: (a script that breaks it, flags that the fix may add, flags that it may remove)
+FAULTS = {
+    "line-endings": (GOOD.replace("\n", "\r\n"), set(), set()),
+    "byte-order-mark": (f"\ufeff{GOOD}", set(), set()),
+    "unquoted-path": (GOOD.replace("/out ", "/my loras/x "), set(), set()),
+    "block-swap": (plus("--blocks_to_swap 18"), {"split_mode"}, {"blocks_to_swap"}),
+    "split-mode": (plus("--split_mode", UNGUARDED), set(), set()),
+    "split-mode-conflict": (plus("--split_mode --cpu_offload_checkpointing"), set(), {"cpu_offload_checkpointing"}),
+    "fused-optimizer": (
+        plus("--blockwise_fused_optimizers --fused_backward_pass"), set(), {"blockwise_fused_optimizers", "fused_backward_pass"}
+    ),
+    "no-state": (GOOD.replace("--save_state", ""), {"save_state"}, set()),
+    "persistent-without-workers": (GOOD.replace("workers 2", "workers 0"), set(), {"persistent_data_loader_workers"}),
+    "many-workers": (GOOD.replace("workers 2", "workers 8"), set(), set()),
+    "windows-workers": ("accelerate launch ^\r\n  -m sd_scripts_patches sd\\flux_train_network.py ^\r\n  --save_state "
+                        "--save_every_n_steps 9 --save_last_n_steps_state 9 --persistent_data_loader_workers\r\n",
+                        {"max_data_loader_n_workers"}, {"persistent_data_loader_workers"}),
+    "sampling": (plus("--sample_every_n_steps=100 --sample_prompts p.txt", UNGUARDED), set(), set()),
+    "tracker": (plus("--log_with wandb", UNGUARDED), set(), set()),
+    "upload": (plus("--huggingface_repo_id me/x --async_upload", UNGUARDED), set(), set()),
+    "resume": (plus("--resume /out/x-state", UNGUARDED), set(), set()),
+    "unguarded": (UNGUARDED, set(), set()),
+    "cache-in-memory": (
+        GOOD.replace("--cache_latents_to_disk", "").replace("--cache_text_encoder_outputs_to_disk", ""),
+        {"cache_latents_to_disk", "cache_text_encoder_outputs_to_disk"}, set(),
+    ),
+    "network-output": (GOOD.replace("/out ", "/net/out "), set(), set()),
+    "network-data": (plus("--train_data_dir '/home/me/my share/cats'", UNGUARDED), set(), set()),
+    "collective-timeout": (GOOD.replace("processes 1", "processes 2 --multi_gpu"), {"ddp_timeout"}, set()),
+}  # fmt: skip
+MAY_CHANGE = {
+    "unquoted-path": "output_dir",
+    "many-workers": "max_data_loader_n_workers",
+    "network-output": "output_dir",
+}
+
+
+def test_a_good_script_is_clean_and_left_alone():
+    assert ids(GOOD, mounts=NFS) == set()
+    assert fix(GOOD, mounts=NFS).text == GOOD
+
+
+def test_every_rule_has_a_reason_a_source_a_fix_and_a_test():
+    rules = presets.tables._table("lint.toml")["rules"]
+    assert set(rules) == set(CHECKS) == {*FAULTS, "cut-off"}  # cut-off: tests/unit/presets/test_lint_corpus.py
+    for rule in rules.values():
+        assert rule["level"] in ("fail", "hang", "loss", "waste") and rule["why"] and rule["source"] and rule["fix"]
+
+
+@pytest.mark.parametrize("rule", list(FAULTS))
+def test_each_problem_is_found_and_fixed_and_the_training_stays(rule):
+    text, added, taken = FAULTS[rule]
+    name = "train.bat" if rule == "windows-workers" else "train.sh"
+    assert rule in ids(text, name, NFS)
+    finding = next(f for f in lint(text, name, mounts=NFS) if f.id == rule)
+    assert finding.fixable and finding.line >= 1
+    out = fix(text, name, mounts=NFS)
+    assert ids(out.text, name, NFS) == set() and rule in out.fixed
+    before, after = flags_of(text, name), flags_of(out.text, name)
+    assert set(after) - set(before) == added and set(before) - set(after) == taken
+    changed = {flag for flag in set(before) & set(after) if before[flag] != after[flag]}
+    assert changed <= {MAY_CHANGE.get(rule)}
+    assert fix(out.text, name, mounts=NFS).text == out.text, "a fixed script needs no fix"
+
+
+def test_a_split_mode_that_trains_all_blocks_is_left_out():
+    """With other blocks than the single ones it was block swap and nothing else; the launcher would refuse it."""
+    text = plus("--split_mode", UNGUARDED).replace("train_blocks=single", "train_blocks=all")
+    out = fix(text)
+    assert "--split_mode" not in out.text and "sd_scripts_patches" in out.text and ids(out.text) == set()
+
+
+def test_a_script_without_any_saves_gets_a_state_each_epoch():
+    text = re.sub(r"--save\S+( \d)?", "", GOOD)
+    after = flags_of(fix(text).text)
+    assert (after["save_state"], after["save_every_n_epochs"], after["save_last_n_epochs_state"]) == ([], ["1"], ["2"])
+
+
+def test_eight_workers_are_assumed_where_nothing_is_said():
+    assert "many-workers" in ids(GOOD.replace("--max_data_loader_n_workers 2", ""))
+
+
+FLUXGYM = r"""
+accelerate launch \
+  --mixed_precision bf16 \
+  --num_cpu_threads_per_process 1 \
+  sd-scripts/flux_train_network.py \
+  --pretrained_model_name_or_path "/gym/models/unet/flux1-dev.sft" \
+  --clip_l "/gym/it's here/clip_l.safetensors" \
+  --cache_latents_to_disk \
+  --sdpa --persistent_data_loader_workers \
+  --max_data_loader_n_workers 2 \
+  --optimizer_type adafactor \
+  --optimizer_args "relative_step=False" "scale_parameter=False" "warmup_init=False" \
+  --split_mode \
+  --network_args "train_blocks=single" \
+  --sample_prompts="/gym/prompts $USER.txt" --sample_every_n_steps="100" \
+  --learning_rate 8e-4 \
+  --max_train_epochs 16 \
+  --save_every_n_epochs 4 \
+  --output_dir "/gym/outputs/x" \
+  --output_name x \
+  --blocks_to_swap 18
+echo "trained"
+"""
+ARRAY = """
+CKPT=/models/dev.sft
+FLAGS="--sdpa --blocks_to_swap 10"
+args=(
+  --pretrained_model_name_or_path "$CKPT"   # the model
+  --blocks_to_swap 20 --output_name 'a b'
+)
+[ -d /x ] && cd /x
+CUDA_VISIBLE_DEVICES=0 exec python3 -u "$HOME/sd-scripts/sdxl_train_network.py" "${args[@]}" $FLAGS --seed 1 2>&1
+"""
+ONE_LINE = "cd /nowhere 2>/dev/null; if true; then python sd/train_network.py --cache_latents --max_data_loader_n_workers 8; fi\n"
+
+
+@pytest.mark.parametrize("text", [FLUXGYM, ARRAY, ONE_LINE], ids=["FluxGym", "arrays", "one line"])
+def test_a_fixed_script_runs_the_same_training_in_bash(tmp_path, text):
+    """bash runs both scripts with a launcher that prints its arguments; only the intended ones differ."""
+    launcher = stub(tmp_path)
+    for program in ("accelerate", "python", "python3"):
+        (tmp_path / program).symlink_to(launcher)
+    fixed = fix(text)
+    assert ids(fixed.text) == set() and {"unguarded", "no-state"} <= set(fixed.fixed)
+    runs_of = []
+    for name, content in (("before.sh", text), ("after.sh", fixed.text)):
+        (tmp_path / name).write_text(content)
+        done = run_script(tmp_path / name, None, PATH=f"{tmp_path}:/usr/bin:/bin", USER="me", HOME="/home/me")
+        assert done.returncode == 0, done.stderr
+        runs_of.append([w.decode() for w in done.stdout.removesuffix(b"trained\n").split(b"\0")[:-1]])
+    before, after = runs_of
+    script = next(i for i, w in enumerate(after) if w.endswith(".py"))
+    assert after[script - 2 : script] == ["-m", "sd_scripts_patches"] and after[script] in before
+    assert after[: script - 2] == before[: before.index(after[script])], "the launcher's own options"
+
+    def by_flag(words: list[str]) -> dict[str, list[str]]:
+        out: dict[str, list[str]] = {}
+        for word in words:
+            if word.startswith("--"):
+                key, equals, value = word.partition("=")
+                out[key] = [value] if equals else []
+            else:
+                out[key].append(word)
+        return out
+
+    old, new = by_flag(before[before.index(after[script]) + 1 :]), by_flag(after[script + 1 :])
+    assert old.pop("--blocks_to_swap", None) in (None, ["18"], ["10"]) and "--blocks_to_swap" not in new
+    for flag in ("--save_state", "--save_last_n_epochs_state", "--save_every_n_epochs", "--cache_latents_to_disk"):
+        new.pop(flag, None) if flag not in old else None
+    if "--max_data_loader_n_workers" in new:
+        assert int(new.pop("--max_data_loader_n_workers")[0]) <= 2
+        old.pop("--max_data_loader_n_workers", None)
+    assert new == old
+
+
+def test_only_the_words_concerned_are_changed():
+    """Every other line stays the same byte for byte."""
+    text = FLUXGYM + "\n# trailing é\udcff comment  \n\n"
+    out = fix(text).text
+    kept = [line for line in text.split("\n") if not re.search("launch|train_network|blocks_to_swap|output_name", line)]
+    assert [line for line in out.split("\n") if line in kept] == kept
+
+
+def test_kohya_ss_settings_in_a_config_file_are_read_and_fixed_in_a_copy(tmp_path):
+    config = tmp_path / "config_lora.toml"
+    config.write_text(
+        'output_dir = "/out"\nmax_data_loader_n_workers = 0\npersistent_data_loader_workers = true\nblocks_to_swap = 4\n'
+        "save_every_n_epochs = 1\nsave_state = false\nsample_every_n_epochs = 1 # often\n[nested]\ncache_latents = true\n",
+        encoding="utf-8",
+    )
+    original = config.read_bytes()
+    text = f"accelerate launch /kohya/sd-scripts/flux_train_network.py --config_file {config}\n"
+    assert ids(text) == {
+        "block-swap",
+        "no-state",
+        "persistent-without-workers",
+        "sampling",
+        "unguarded",
+        "cache-in-memory",
+    }
+    out = fix(text)
+    assert ids(out.text) == set() and config.read_bytes() == original
+    copy = tmp_path / "config_lora.fixed.toml"
+    assert str(copy) in out.text and "# often" in copy.read_text()
+    before, after = tomllib.loads(original.decode()), tomllib.loads(copy.read_text())
+    assert set(before) - set(after) == {"persistent_data_loader_workers", "blocks_to_swap"}
+
+
+def test_what_cannot_be_known_is_not_called_absent(tmp_path):
+    text = 'accelerate launch -m sd_scripts_patches sd/flux_train_network.py "$@"\n'
+    assert ids(text) == set()
+    assert (
+        ids("accelerate launch -m sd_scripts_patches x/flux_train_network.py --config_file gone.toml", base=tmp_path)
+        == set()
+    )
+    assert ids('python flux_train_network.py --blocks_to_swap "$N" "$@"') == {"block-swap", "unguarded"}
+    assert "block-swap" not in ids("python flux_train_network.py --blocks_to_swap 0 $X")
+
+
+def test_fluxgyms_windows_script_is_fixed(tmp_path):
+    text = (
+        "accelerate launch ^\r\n  --num_cpu_threads_per_process 1 ^\r\n  sd-scripts/flux_train_network.py ^\r\n"
+        '  --clip_l "C:\\my gym\\clip.safetensors" ^\r\n  --sdpa --persistent_data_loader_workers ^\r\n'
+        "  --max_data_loader_n_workers 2 ^\r\n  --save_every_n_epochs 4\r\necho done\r\n"
+    )
+    assert "windows-workers" in ids(text, "train.bat")
+    out = fix(text, "train.bat")
+    assert ids(out.text, "train.bat") == set()
+    lines = out.text.split("\r\n")
+    assert (
+        lines[0] == f'set "PYTHONPATH={PROJECT};%PYTHONPATH%"'
+        and "  -m sd_scripts_patches sd-scripts/flux_train_network.py ^" in lines
+    )
+    assert '  --clip_l "C:\\my gym\\clip.safetensors" ^' in lines and "  --sdpa ^" in lines
+    assert lines[-2] == "echo done" and all(line.endswith("^") for line in lines[1:-4])
+
+
+def test_output_on_a_network_file_system_is_written_here_and_copied_when_the_script_ends(tmp_path):
+    """Run for real: the program writes into its output folder, fails, and the files still arrive."""
+    share = tmp_path / "the share"
+    mounts = f"s:/x {str(share).replace(' ', chr(92) + '040')} nfs rw 0 0\n"
+    program = tmp_path / "python"
+    program.write_text(
+        '#!/bin/sh\nwhile [ "$1" != --output_dir ]; do shift; done\necho lora > "$2/it\'s.safetensors"\nexit 7\n'
+    )
+    program.chmod(0o755)
+    text = f"set -e\nexec python sd/flux_train_network.py --save_state --output_dir '{share}/out' --output_name \"my run\"\n"
+    out = fix(text, mounts=mounts)
+    assert ids(out.text, mounts=mounts) == set()
+    local = re.search(r"/var/tmp/hangproof-\d+/my-run-\w{16}", out.text)[0]
+    other = fix(text.replace("/out'", "/other'"), mounts=mounts).text
+    assert local not in other, "another output of the same name has another folder"
+    own = tmp_path / "hangproof-user"
+    script = out.text.replace(local.rpartition("/")[0], str(own))
+    (tmp_path / "train.sh").write_text(script)
+    done = run_script(tmp_path / "train.sh", None, PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert done.returncode == 7, "the exit code is still the trainer's"
+    assert (share / "out/it's.safetensors").read_text() == "lora\n"
+    assert list(own.iterdir()) == [] and own.stat().st_mode & 0o777 == 0o700, "what was copied is removed"
+    own.rmdir()
+    own.symlink_to(share)
+    done = run_script(tmp_path / "train.sh", None, PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert done.returncode == 1 and b"for this user alone" in done.stderr, "a link is not followed"
+    trapped = "trap 'echo mine' EXIT\n" + text.replace("exec ", "")
+    assert "network-output" in ids(fix(trapped, mounts=mounts).text, mounts=mounts), (
+        "two EXIT traps would lose one: not fixed"
+    )
+
+
+@pytest.mark.parametrize("tier", ["12G", "16G", "20G"])
+@pytest.mark.parametrize("backend", ["sd-scripts", "diffusers"])
+@pytest.mark.parametrize("platform", ["linux", "win32"])
+def test_our_own_scripts_are_clean(data, tier, backend, platform):  # noqa: F811
+    for more in ({}, {"gpus": 2, "prompts": ["x"], "sample_every_n_steps": 5, "trackers": "wandb", "workers": 0}):
+        made = spec(tier=tier, backend=backend, **more)
+        text = runs.script(made, data / "outputs/my-lora", data / "outputs/my-lora/x-state", platform)
+        assert ids(text, runs.script_name(platform=platform)) == set()
+        assert len(trainings(text, runs.script_name(platform=platform))) == 1
+
+
+lines = st.lists(
+    st.sampled_from([
+        "--blocks_to_swap 18", "--blocks_to_swap=3", "--split_mode", "--persistent_data_loader_workers", "--save_state",
+        "--max_data_loader_n_workers 0", "--max_data_loader_n_workers 4", "--network_args train_blocks=single",
+        "--network_args train_blocks=all in_dims=1,2", "--sample_every_n_steps 10", "--cache_latents", "--log_with all",
+        "--cpu_offload_checkpointing", "--fused_backward_pass", "--output_dir /net/x", "--train_data_dir '/net/my data'",
+        "--save_every_n_steps 50", "--save_n_epoch_ratio 3", "--resume '/a b/x-state'", "--training_comment 'it'\\''s $5'",
+        '--metadata_title "a \\"title\\" of $USER"', "--cache_text_encoder_outputs", "--async_upload",
+    ]), max_size=10,
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(flags=lines, joint=st.sampled_from([" ", " \\\n  ", "\t"]), start=st.sampled_from(["python", "accelerate launch --multi_gpu", "./"]),
+       script=st.sampled_from(["flux_train_network.py", "sdxl_train.py"]))  # fmt: skip
+def test_any_mix_of_problems_is_fixed_at_once(flags, joint, start, script):
+    text = f"cd /x\n{start if start == './' else start + ' '}{script}{joint}{joint.join(flags)}\n"
+    out = fix(text, mounts=NFS)
+    assert ids(out.text, mounts=NFS) == set()
+    done = subprocess.run(["bash", "-n"], input=out.text.encode(), capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    kept = {
+        "training_comment",
+        "metadata_title",
+        "save_every_n_steps",
+        "save_n_epoch_ratio",
+        "resume",
+        "log_with",
+        "train_data_dir",
+    }
+    before, after = flags_of(text), flags_of(out.text)
+    assert {k: v for k, v in after.items() if k in kept} == {k: v for k, v in before.items() if k in kept}
+
+
+def test_the_command_line_reports_and_fixes(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(FLUXGYM)
+    script.chmod(0o750)
+    first = python("-m", "presets", "lint", str(script), "--json")
+    value = json.loads(first.stdout.splitlines()[-1])
+    assert first.returncode == 1 and not value["clean"]
+    assert {f["id"] for f in value["findings"]} >= {"block-swap", "split-mode", "no-state", "sampling", "unguarded"}
+    assert all(set(f) == {"id", "level", "line", "why", "source", "fix", "fixable"} for f in value["findings"])
+    assert (
+        next(f["line"] for f in value["findings"] if f["id"] == "block-swap")
+        == FLUXGYM.split("\n").index("  --blocks_to_swap 18") + 1
+    )
+    fixed = python("-m", "presets", "lint", str(script), "--fix", "--json")
+    assert fixed.returncode == 0 and json.loads(fixed.stdout.splitlines()[-1])["clean"]
+    assert "-  --blocks_to_swap 18" in fixed.stdout and script.stat().st_mode & 0o777 == 0o750
+    again = python("-m", "presets", "lint", str(script))
+    assert again.returncode == 0 and again.stdout.strip() == f"{script}: no problems found"
+    assert [p.name for p in tmp_path.iterdir()] == ["train.sh"]
+
+
+def test_the_command_line_reads_a_bare_command_and_refuses_what_trains_nothing(tmp_path):
+    bare = subprocess.run(
+        ["python3", "-m", "presets", "lint", "-"], input="python sd/flux_train_network.py --blocks_to_swap 3", text=True,
+        capture_output=True, cwd=PROJECT, timeout=300, check=False,
+    )  # fmt: skip
+    assert bare.returncode == 1 and "block-swap" in bare.stdout
+    (tmp_path / "x.sh").write_text("echo hello\n")
+    for name, says in (("x.sh", "no training command found"), ("gone.sh", "No such file")):
+        done = python("-m", "presets", "lint", str(tmp_path / name))
+        assert done.returncode == 1 and says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_fixed_12g_script_of_fluxgym_is_taken_by_the_real_launcher(tmp_path):
+    """The fixed line starts the guarded launcher with sd-scripts' script; its patches match (it stops at --help)."""
+    tiny_sd_scripts.need()
+    tiny_sd_scripts.write_site(tmp_path)
+    script = tiny_sd_scripts.checkout() / "flux_train_network.py"
+    text = f"{tiny_sd_scripts.python()} {script} --help\n"
+    environment = tiny_sd_scripts.environment(tmp_path) | {"PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(
+        ["bash"],
+        input=fix(text).text,
+        text=True,
+        capture_output=True,
+        timeout=300,
+        env=environment,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0 and "--split_mode" in done.stdout, done.stderr[-1500:]
+    assert "sd_scripts_patches" in fix(text).text and os.sep in str(script)

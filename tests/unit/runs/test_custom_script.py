@@ -1,0 +1,298 @@
+"""A script that a person edited is kept byte for byte, and changes only where the run itself changes."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs_helpers import pictures
+
+import runs
+from presets import PresetError
+from presets.fix import set_flags
+from presets.training import trainings
+from runs import adopt_script, custom_script, manage, mitigate
+from runs.files import RunError
+from runs.folders import render, train_longer, write_attempt
+from runs.spec import dumps, load
+from tests.process.monitor.test_ladder import FORK, run  # noqa: F401
+
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "60"))
+
+
+def spec_of(**fields):
+    fields = {"name": "cat", "model": "flux-dev", "backend": "sd-scripts", "tier": "12G", "trigger": "cat", **fields}
+    return runs.make({"save_every_n_steps": 50, "sample_every_n_steps": 0, **fields})
+
+
+def folder_of(spec):
+    return runs.outputs_dir() / spec.slug
+
+
+def generated(spec):
+    return runs.script(spec, folder_of(spec))
+
+
+def adopted(spec, change):
+    """The spec with its script after `change`, and that script."""
+    text = change(generated(spec))
+    assert text != generated(spec)
+    return adopt_script.adopt(spec, text, folder_of(spec)), text
+
+
+def flags_of(text):
+    (one,) = trainings(text)
+    return custom_script.flags(one)
+
+
+OWN_LINES = "\n# mine: more open files\nulimit -n 4096\nexport MY_VARIABLE='a \"b\"'\n"
+
+
+def edit(text):
+    text = text.replace("set -eu\n", "set -eu" + OWN_LINES, 1)
+    text = text.replace("--learning_rate 0.0008", "--learning_rate 0.002   ").replace("  --highvram \\\n", "")
+    return text.replace("--max_data_loader_n_workers 2", "--max_data_loader_n_workers 4")
+
+
+def test_an_edited_script_is_the_script_of_the_run_byte_for_byte():
+    spec, text = adopted(spec_of(), edit)
+    assert generated(spec) == text
+    assert (spec.learning_rate, spec.workers, spec.extra) == (0.002, 4, {"highvram": False}), "as the script says"
+    import tomllib
+
+    assert runs.make(tomllib.loads(dumps(spec))) == spec
+
+
+def test_a_restart_adds_only_the_checkpoint():
+    spec, text = adopted(spec_of(), edit)
+    again = runs.script(spec, folder_of(spec), folder_of(spec) / "cat-step000050-state")
+    assert flags_of(again).pop("resume") == [str(folder_of(spec) / "cat-step000050-state")]
+    assert {**flags_of(text), "resume": flags_of(again)["resume"]} == flags_of(again) and OWN_LINES in again
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "value"),
+    [
+        ("workers_0", "max_data_loader_n_workers", ["0"]),
+        ("lower_lr", "learning_rate", ["0.001"]),
+        ("no_block_swap", "blocks_to_swap", None),
+        ("lean", "highvram", None),
+    ],
+)
+def test_a_mitigation_changes_the_edited_script(name, flag, value):
+    def change(text):
+        text = edit(text).replace("  --save_state", "  --blocks_to_swap 10 \\\n  --save_state")
+        return text.replace("--sdpa", "--highvram \\\n  --sdpa")
+
+    spec, text = adopted(spec_of(), change)
+    after, sentence = mitigate.apply(spec, name)
+    assert sentence and after != spec
+    assert flags_of(generated(after)).get(flag) == value and flags_of(text).get(flag) != value
+    assert OWN_LINES in generated(after)
+
+
+def test_a_mitigation_that_sets_a_variable_adds_its_line():
+    spec, text = adopted(spec_of(), edit)
+    after, _ = mitigate.apply(spec, "hub_offline")
+    lines = generated(after).splitlines()
+    assert [line for line in lines if line not in text.splitlines()] == ["export HF_HUB_OFFLINE=1"]
+
+
+def test_a_mitigation_that_cannot_change_the_script_is_left_out_and_says_why():
+    def change(text):
+        text = text.replace("set -eu\n", 'set -eu\nworkers="--max_data_loader_n_workers 4"\n')
+        return text.replace("--max_data_loader_n_workers 2", "$workers")
+
+    spec, _ = adopted(spec_of(), change)
+    assert mitigate.apply(spec, "workers_0") == (spec, "")
+    assert "--max_data_loader_n_workers is not written" in mitigate.refusal(spec, "workers_0")
+    assert (
+        "checkpoints itself" in mitigate.refusal(spec, "save_local") and mitigate.apply(spec, "save_local")[0] == spec
+    )
+    assert mitigate.refusal(spec_of(), "workers_0") == "", "of a generated script"
+
+
+def test_a_longer_training_and_a_rename_reach_the_edited_script(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    spec = runs.make({"name": "cat", "model": "tiny-flux", "trigger": "cat", "epochs": 4, "save_every_n_steps": 5})
+    spec, text = adopted(spec, lambda text: text.replace("set -eu\n", "set -eu" + OWN_LINES))
+    folder = runs.create(spec, pictures(tmp_path / "in", 3))
+    assert (folder / "train.sh").read_text() == text and load(folder) == spec
+    train_longer(folder, 9)
+    now = (folder / "train.sh").read_text()
+    assert flags_of(now)["max_train_epochs"] == ["9"] and OWN_LINES in now
+    path = write_attempt(folder, runs.pinned(folder), 2, folder / "cat-step000005-state")
+    assert flags_of(path.read_text())["resume"] and OWN_LINES in path.read_text()
+    new = manage.rename("cat", "big dog", lambda _: __import__("contextlib").nullcontext(True))
+    now = (new / "train.sh").read_text()
+    assert (
+        flags_of(now)["output_name"] == ["big-dog"] and flags_of(now)["output_dir"] == [str(new)] and OWN_LINES in now
+    )
+    assert render(new).read_text() == now
+
+
+def test_the_same_run_on_another_machine_has_the_paths_of_that_one(tmp_path, monkeypatch):
+    spec, text = adopted(spec_of(), edit)
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "other disk"))
+    there = generated(spec)
+    assert flags_of(there)["output_dir"] == [str(folder_of(spec))] and OWN_LINES in there
+    assert flags_of(there)["learning_rate"] == ["0.002"]
+    assert str(Path(flags_of(text)["output_dir"][0])) not in there
+
+
+def test_several_gpus_become_one_in_the_launcher_s_options():
+    spec, _ = adopted(spec_of(gpus=2), edit)
+    after, sentence = mitigate.apply(spec, "one_gpu")
+    now = generated(after)
+    assert sentence and "--num_processes 1" in now and "--multi_gpu" not in now and OWN_LINES in now
+
+
+def of_level(text, level="error", spec=None):
+    spec = spec or spec_of()
+    return [one for one in custom_script.problems(text, generated(spec)) if one.level == level]
+
+
+@pytest.mark.parametrize(
+    ("change", "line_of", "words", "fixed"),
+    [
+        (lambda t: t.replace("fi\n", "\n", 1), None, "bash:", False),
+        (lambda t: "echo nothing\n", None, "no trainer that Hangproof knows", False),
+        (lambda t: t + t, None, "2 training commands", False),
+        (
+            lambda t: t.replace("--output_dir ", "--output_dir /elsewhere"),
+            "--output_dir",
+            "--output_dir is /elsewhere",
+            True,
+        ),
+        (lambda t: t.replace("--output_name cat", ""), "flux_train", "--output_name is missing", True),
+        (
+            lambda t: t.replace("flux_train_network", "sdxl_train_network"),
+            "sdxl_train",
+            "need flux_train_network.py",
+            False,
+        ),
+        (lambda t: t.replace("-m sd_scripts_patches ", ""), "flux_train", "without the guards", True),
+        (lambda t: t + "\0", None, "NUL", False),
+        (lambda t: t + "#" * 300_000, None, "larger than", False),
+    ],
+)
+def test_what_start_refuses_has_a_line_and_a_fix(change, line_of, words, fixed):
+    text = change(generated(spec_of()))
+    found = of_level(text)
+    assert found and words in found[0].text and found[0].advice
+    if line_of:
+        assert line_of in text.splitlines()[found[0].line - 1]
+    with pytest.raises(RunError, match="script"):
+        adopt_script.adopt(spec_of(), text, folder_of(spec_of()))
+    assert bool(found[0].fix) == fixed
+    if fixed:
+        after = custom_script.fix(text, found[0].fix, generated(spec_of()))
+        assert not of_level(after)
+
+
+def test_lint_findings_have_a_fix_of_their_own():
+    text = generated(spec_of()).replace("  --save_state \\\n", "").replace("workers 2", "workers 8")
+    found = {one.fix: one for one in of_level(text, "hang") + of_level(text, "loss")}
+    assert set(found) == {"many-workers", "no-state"}
+    after = custom_script.fix(text, "no-state", generated(spec_of()))
+    assert "--save_state" in after and "workers 8" in after, "one fix at a time"
+    with pytest.raises(RunError, match="training commands"):
+        custom_script.fix("echo", "--output_dir", generated(spec_of()))
+
+
+def test_bash_reads_a_script_and_executes_nothing_of_it(tmp_path, monkeypatch):
+    flag = tmp_path / "executed"
+    rc = tmp_path / "rc"
+    rc.write_text(f"touch {flag}\n")
+    monkeypatch.setenv("BASH_ENV", str(rc))
+    text = f"touch {flag}\n$(touch {flag})\n" + generated(spec_of())
+    assert not of_level(text) and not flag.exists()
+
+
+def test_a_script_for_the_other_system_is_refused():
+    spec, _ = adopted(spec_of(), edit)
+    with pytest.raises(RunError, match="Linux or macOS"):
+        runs.script(spec, folder_of(spec), platform="win32")
+
+
+def test_flags_are_set_and_removed_wherever_they_are():
+    text = "accelerate launch flux_train_network.py --a 1 --list x y z --seed 5 \\\n  --a 2 --sw\n"
+    new, refused = set_flags(text, {"a": ["3 4"], "list": ["q"], "seed": None, "sw": None, "new": []})
+    assert not refused
+    assert custom_script.flags(trainings(new)[0]) == {"a": ["3 4"], "list": ["q"], "new": []}
+    with pytest.raises(PresetError, match="training commands"):
+        set_flags("echo", {"a": []})
+
+
+VALUE = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=12)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 60), VALUE), max_size=6))
+def test_no_edit_is_worse_than_a_clear_message_and_an_accepted_one_stays(tmp_path_factory, edits):
+    spec = spec_of()
+    lines = generated(spec).splitlines(keepends=True)
+    for at, text in edits:
+        lines.insert(min(at, len(lines)), text + "\n")
+    text = "".join(lines)
+    try:
+        after = adopt_script.adopt(spec, text, folder_of(spec))
+    except RunError as error:
+        assert str(error).strip()
+        return
+    assert generated(after) == text
+    import tomllib
+
+    assert runs.make(tomllib.loads(dumps(after))) == after
+    resumed = runs.script(after, folder_of(spec), folder_of(spec) / "cat-step000050-state")
+    kept = [line for line in text.splitlines() if not line.rstrip().endswith("\\")][:5]
+    assert all(line in resumed for line in kept) and "cat-step000050-state" in resumed
+
+
+def test_bash_starts_exactly_the_flags_that_lint_reads(tmp_path):
+    spec, _ = adopted(spec_of(), edit)
+    text = runs.script(spec, folder_of(spec), folder_of(spec) / "cat-step000050-state")
+    stand_in, out = tmp_path / "accelerate", tmp_path / "words"
+    stand_in.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {out}\n')
+    stand_in.chmod(0o755)
+    script = tmp_path / "train.sh"
+    script.write_text(text)
+    env = {"PATH": "/usr/bin:/bin", "TRAINER_PYTHON": str(stand_in)}
+    subprocess.run(["bash", str(script)], check=True, timeout=60, env=env)
+    words = out.read_text().splitlines()
+    assert words[words.index("--resume") + 1].endswith("cat-step000050-state") and words.count("--learning_rate") == 1
+
+
+# With a real monitor -----------------------------------------------------------------------------------------------------
+
+
+def edited_run(tmp_path, change) -> dict:
+    """The fields of a run of the tiny model with an edited script."""
+    fields = {"name": "Ladder 1", "trigger": "t", "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 40}
+    spec = runs.make({**fields, "save_every_n_steps": 10, "sample_every_n_steps": 0})
+    return adopted(spec, change)[0].model_dump()
+
+
+def test_the_monitor_restarts_an_edited_script_from_its_checkpoint_with_its_mitigation(run, tmp_path):  # noqa: F811
+    fields = edited_run(tmp_path, lambda text: text.replace("set -eu\n", f"set -eu\necho x >> {tmp_path}/mine\n"))
+    folder, code = run(FORK, **fields)
+    assert code == 0
+    attempts = sorted(folder.glob("train.attempt-*.sh"))
+    assert attempts and len((tmp_path / "mine").read_text().split()) == 1 + len(attempts), "each attempt ran my line"
+    last = flags_of(attempts[-1].read_text())
+    assert last["max_data_loader_n_workers"] == ["0"] and "-state" in last["resume"][0]
+    assert (folder / "train.sh").read_text() == fields["edited"]["script"], "the script itself stays as written"
+
+
+def test_the_monitor_says_which_mitigation_the_edited_script_prevents(run, tmp_path):  # noqa: F811
+    def change(text):
+        text = text.replace("set -eu\n", 'set -eu\nworkers="--max_data_loader_n_workers 2"\n')
+        return text.replace("--max_data_loader_n_workers 2 \\", "$workers \\")
+
+    folder, code = run(FORK, **edited_run(tmp_path, change))
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    (said,) = {one["message"] for one in events if one["kind"] == "not_mitigated"}
+    assert code == 4 and said.startswith("workers 0: ") and "--max_data_loader_n_workers is not written" in said

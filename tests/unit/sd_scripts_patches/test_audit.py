@@ -1,0 +1,496 @@
+"""The audit: it finds the known waits of real checkouts, planted ones, and says what ends each; it reads any input.
+
+Recall and precision are printed (`pytest -s`). On real code, precision is that of a sample labelled by hand
+(data/audit_labels.tsv); the part "fresh" was drawn after the rules were last changed for what the first part showed.
+"""
+
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tiny_musubi
+import tiny_sd_scripts as tiny
+import tomllib
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guards import limits
+from guards.heartbeat import PHASES
+from guards.phase_limit import name_of
+from sd_scripts_patches import audit, audit_calls, audit_waits, compatibility, patch, registry
+from sd_scripts_patches import audit_tables as tables
+from sd_scripts_patches.audit_source import Project
+
+ROOT = Path(__file__).resolve().parents[3]
+DATA = ROOT / "tests/support/data"
+VERSIONS = ("v0.10.1", "v0.11.1", "musubi")
+
+
+@cache
+def checkouts() -> dict[str, Path]:
+    """The checkouts that are there, by version. SD_SCRIPTS_DIR and MUSUBI_DIR hold one each, AUDIT_DIRS more (`:`)."""
+    named = [os.environ.get("SD_SCRIPTS_DIR", ROOT / "sd-scripts"), os.environ.get("MUSUBI_DIR", ROOT / "musubi-tuner")]
+    found = {}
+    for folder in map(Path, [*named, *filter(None, os.environ.get("AUDIT_DIRS", "").split(os.pathsep))]):
+        if (folder / "src/musubi_tuner").is_dir():
+            found.setdefault("musubi", folder)
+        elif (folder / "library/checkpoint_io.py").is_file():
+            found.setdefault("v0.11.1", folder)
+        elif (folder / "train_network.py").is_file():
+            found.setdefault("v0.10.1", folder)
+    return found
+
+
+def need(version: str) -> Path:
+    if version not in checkouts():
+        pytest.skip(f"no checkout of {version}: set SD_SCRIPTS_DIR, MUSUBI_DIR, or AUDIT_DIRS for several")
+    return checkouts()[version]
+
+
+@cache
+def report(version: str) -> audit.Report:
+    return audit.audit(need(version))
+
+
+def rows(name: str) -> list[list[str]]:
+    lines = (DATA / name).read_text(encoding="utf-8").splitlines()
+    return [line.split("\t") for line in lines if not line.startswith("#")]
+
+
+def called(call: str) -> str:
+    """The last name of a call, or the statement: `for`, `while`, `with`."""
+    statement = re.match(r"(for …|while|with|await|async for) ", call)
+    return statement[0].split()[0] if statement else re.sub(r"\((…)?\)$", "", call).split(".")[-1]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_known_waits_are_found(version):
+    found = {(f.file, f.function, f.kind) for f in report(version).findings}
+    known = [tuple(row[1:]) for row in rows("audit_known.tsv") if row[0] == version]
+    missing = [row for row in known if row not in found]
+    print(f"{version}: {len(known) - len(missing)} of {len(known)} known waits found")
+    assert known and not missing
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_is_found_waits(version):
+    found = {(f.file, f.function, f.kind, called(f.call)) for f in report(version).findings}
+    for part in ("first", "fresh"):
+        labels = {tuple(row[2:6]): row[6] == "yes" for row in rows("audit_labels.tsv") if row[:2] == [part, version]}
+        lost = [key for key, waits in labels.items() if waits and key not in found]
+        kept = [waits for key, waits in labels.items() if key in found]
+        precision = sum(kept) / len(kept)
+        print(f"{version}, {part} sample: {sum(kept)} of {len(kept)} places wait: precision {precision:.1%}")
+        assert precision >= 0.94 and not lost
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_nothing_that_a_run_can_reach_is_open(version):
+    one = report(version)
+    assert one.scripts and not one.unread
+    assert [f for f in one.findings if f.reachable and f.bound == audit.GUARD]
+    assert not one.open, one.open
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_readme_states_how_many_waits_a_run_can_reach(version):
+    reached = sum(f.reachable for f in report(version).findings)
+    name = "musubi-tuner 30c658c" if version == "musubi" else version
+    assert f"{reached} in {name}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["audit_planted.txt", "audit_unseen.txt"])
+def test_planted_waits_are_found_and_nothing_else(tmp_path, name):
+    text = (DATA / name).read_text(encoding="utf-8")
+    (tmp_path / "planted.py").write_text(text, encoding="utf-8")
+    findings = audit.audit(tmp_path, ()).findings
+
+    def marked(word: str) -> set[int]:
+        return {number for number, line in enumerate(text.splitlines(), 1) if f"# {word}" in line}
+
+    endless = {f.line for f in findings if f.bound == audit.OPEN}
+    limited = {f.line for f in findings if f.bound == audit.OWN}
+    wait, limit, missed = marked("WAIT"), marked("LIMIT"), marked("MISSED")
+    right = len(endless & wait)
+    print(f"{name}: recall {right} of {len(wait | missed)}, precision {right} of {len(endless)}, limits {len(limited)}")
+    assert endless == wait and limited - wait == limit and len(wait) >= 20
+    assert len(missed) <= 6
+
+
+# -- what ends a wait
+
+
+def scratch(tmp_path: Path, **files: str) -> Path:
+    """A checkout of a few lines with one training script."""
+    for name, text in {"train_network": "", "library__x": "", "networks__x": "", **files}.items():
+        path = tmp_path / (name.replace("__", "/") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def bounds(folder: Path) -> dict[str, tuple[str, bool]]:
+    return {f.function: (f.bound, f.reachable) for f in audit.audit(folder).findings}
+
+
+MAIN = "\nif __name__ == '__main__':\n    main()\n"
+
+
+def test_a_wait_that_only_a_tool_reaches_is_open(tmp_path):
+    body = "import subprocess\ndef main():\n    subprocess.run(['x'])\n"
+    folder = scratch(tmp_path, train_network=body + MAIN, tools__convert=body + MAIN)
+    found = {(f.file, f.bound, f.reachable) for f in audit.audit(folder).findings}
+    assert found == {("train_network.py", audit.PHASE, True), ("tools/convert.py", audit.OPEN, False)}
+
+
+def test_a_thread_that_nobody_waits_for_is_open_and_one_that_is_waited_for_is_not(tmp_path):
+    text = """
+import queue, threading
+class A:
+    def __init__(self):
+        self.inbox = queue.Queue()
+        threading.Thread(target=self.forgotten, daemon=True).start()
+    def forgotten(self):
+        self.inbox.get()
+class B:
+    def __init__(self):
+        self.inbox = queue.Queue()
+        self.thread = threading.Thread(target=self.watched, daemon=True)
+        self.thread.start()
+    def watched(self):
+        self.inbox.get()
+    def close(self):
+        self.thread.join()
+def main():
+    A()
+    B().close()
+"""
+    found = bounds(scratch(tmp_path, train_network=text + MAIN))
+    assert found["A.forgotten"] == (audit.OPEN, True)
+    assert found["B.watched"] == (audit.PHASE, True) and found["B.close"] == (audit.PHASE, True)
+    assert audit.main([str(tmp_path)]) == 1
+
+
+def test_what_is_also_called_outside_of_a_deadline_is_not_counted_as_guarded(tmp_path):
+    offloading = """
+class Offloader:
+    def _wait_blocks_move(self, block_idx):
+        settle(self.futures)
+def settle(futures):
+    futures[0].result()
+"""
+    script = "from library.custom_offloading_utils import Offloader, settle\ndef main():\n    Offloader()._wait_blocks_move(1)\n"
+    inside = scratch(tmp_path / "a", library__custom_offloading_utils=offloading, train_network=script + MAIN)
+    assert bounds(inside)["settle"] == (audit.GUARD, True)
+    both = script.replace("(1)\n", "(1)\n    settle([])\n")
+    outside = scratch(tmp_path / "b", library__custom_offloading_utils=offloading, train_network=both + MAIN)
+    assert bounds(outside)["settle"] == (audit.PHASE, True)
+
+
+def test_a_guard_that_lacks_its_target_bounds_nothing(tmp_path):
+    source = need("v0.10.1")
+    folder = tmp_path / "copy"
+    for part in ("library", "networks"):
+        shutil.copytree(source / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in source.glob("*.py"):
+        shutil.copy(path, folder)
+    before, path = audit.audit(folder), folder / "library/custom_offloading_utils.py"
+    path.write_text(path.read_text(encoding="utf-8").replace("_wait_blocks_move", "_await_block"), encoding="utf-8")
+    found = {f.function: f for f in audit.audit(folder).findings if f.file == "library/custom_offloading_utils.py"}
+    assert found["Offloader._await_block"].bound == audit.PHASE
+    gained, lost = audit.added(audit.audit(folder), before)
+    assert [f.function for f in gained] == ["Offloader._await_block"]
+    assert [f.function for f in lost] == ["Offloader._wait_blocks_move"]
+
+
+def test_every_guard_of_the_table_is_a_target_of_its_patch_that_sets_a_limit():
+    patches = [one for trainer in compatibility.MARKERS for one in registry.patches(trainer)]
+    targets = {(one.name, str(target)): target for one in patches for target in one.targets}
+    names = {one.name for one in patches}
+    words = (
+        "session.limit",
+        "Deadline",
+        "bounded",
+        "deadline.call",
+        "call_within",
+        "_read(",
+        "_within_limit",
+        "_with_limit",
+        "CacheFirst",
+        "sampling._sample_one",
+    )
+    for guard in tables.GUARDS:
+        assert guard.patch in names, guard
+        if not guard.target:
+            continue
+        target = targets.get((guard.patch, guard.target))
+        assert target is not None, f"{guard.patch} has no target {guard.target}"
+        assert set(guard.kinds) <= set(tables.KINDS), guard
+        if guard.limit.endswith("_s"):
+            assert guard.limit in limits.TABLE, guard
+        if guard.how == tables.WITHIN:
+            assert target.make is not None, f"{guard.target}: nothing is put around it"
+            source = inspect.getsource(target.make)
+            assert any(word in source for word in words), f"{guard.target}: {target.make.__name__} sets no limit"
+
+
+def test_every_phase_has_a_limit():
+    for phase in PHASES:
+        assert limits.TABLE[name_of(phase)].default_s > 0
+
+
+def test_the_scripts_of_the_presets_are_those_that_the_audit_starts_from():
+    families = [tomllib.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "presets/families").glob("*.toml")]
+    named = {text for family in families for text in texts(family) if re.fullmatch(r"\w+\.py", text)}
+    assert named and named <= set(tables.SCRIPTS), named - set(tables.SCRIPTS)
+
+
+def texts(value) -> list[str]:
+    if isinstance(value, dict):
+        return [text for one in value.values() for text in texts(one)]
+    if isinstance(value, list):
+        return [text for one in value for text in texts(one)]
+    return [value] if isinstance(value, str) else []
+
+
+TRACE = """
+import atexit, os, sys, threading
+_seen = set()
+def _note(frame, event, argument):
+    if event == "call" and frame.f_code.co_flags & 1:  # a function, not the body of a class or module
+        _seen.add(frame.f_code)
+threading.setprofile(_note)
+sys.setprofile(_note)
+def _write():
+    sys.setprofile(None)
+    with open(os.environ["AUDIT_SEEN"], "a", encoding="utf-8") as file:
+        for code in list(_seen):
+            file.write(f"{code.co_filename}\\t{code.co_firstlineno}\\t{code.co_name}\\n")
+atexit.register(_write)
+"""
+
+
+def test_every_function_that_a_real_run_calls_is_reached(tmp_path):
+    """The call graph is checked against a run: what ran must be reachable."""
+    tiny.need()
+    (tmp_path / "trace.py").write_text(TRACE)
+    work = tiny.workdir()
+    out = tmp_path / "out"
+    samples = {"sample_prompts": str(work / "prompts.txt"), "sample_every_n_steps": "1", "sample_sampler": "euler_a"}
+    arguments = tiny.arguments(
+        work, out, "--save_state", max_train_steps="2", save_every_n_steps="1", save_last_n_steps_state="1",
+        log_with="tensorboard", logging_dir=str(out / "logs"), **samples,
+    )  # fmt: skip
+    done = subprocess.run(
+        [tiny.python(), "-m", "sd_scripts_patches", str(tiny.checkout() / "flux_train_network.py"), *arguments],
+        cwd=ROOT, env=tiny.environment(work, TINY_FAULTS=f"library.utils={tmp_path / 'trace.py'}", AUDIT_SEEN=str(tmp_path / "seen")),
+        check=False, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(ran_and_reached(tiny.checkout(), tmp_path / "seen")) > 100
+
+
+@pytest.mark.skipif(bool(tiny_musubi.why_not()), reason=tiny_musubi.why_not() or "-")
+def test_every_function_that_a_real_run_of_musubi_calls_is_reached(tmp_path):
+    """Both caching commands and the trainer, without the patches: these call functions that the trainer itself does not."""
+    (tmp_path / "trace.py").write_text(TRACE)
+    work = tiny_musubi.workdir()
+    config = tiny_musubi.dataset(tmp_path, work / "images")
+    scripts = tiny_musubi.caching(config)
+    scripts["zimage_train_network.py"] = tiny_musubi.arguments(
+        work,
+        config,
+        tmp_path / "out",
+        "--save_state",
+        max_train_steps="2",
+        save_every_n_steps="1",
+        save_last_n_steps_state="1",
+    )
+    env = tiny_musubi.environment(
+        work, TINY_FAULTS=f"musubi_tuner.utils.model_utils={tmp_path / 'trace.py'}", AUDIT_SEEN=str(tmp_path / "seen")
+    )
+    env["PYTHONPATH"] += f"{os.pathsep}{tiny_musubi.checkout() / 'src'}"
+    for script, arguments in scripts.items():
+        done = subprocess.run(
+            tiny_musubi.command(script, *arguments, patched=False),
+            cwd=tmp_path, env=env, check=False, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert len(ran_and_reached(tiny_musubi.checkout(), tmp_path / "seen")) > 100
+
+
+def ran_and_reached(checkout: Path, seen: Path) -> set[str]:
+    """Return the functions of a checkout that a run has called. Fails when the graph does not reach one of them."""
+    project = Project(checkout.resolve())
+    functions = audit_waits.scan(project)
+    reached = audit_calls.build(project, functions).reached
+    lines = {}
+    for one, node in project.functions.items():
+        first = min([node.lineno, *(d.lineno for d in node.decorator_list)]) if hasattr(node, "lineno") else 0
+        lines[project.modules[one.split(":")[0]].file, first] = one
+    ran = set()
+    for line in seen.read_text(encoding="utf-8").splitlines():
+        file, number, name = line.split("\t")
+        path = Path(file)
+        if name.startswith("<") or not path.is_relative_to(project.folder):
+            continue
+        one = lines.get((path.relative_to(project.folder).as_posix(), int(number)))
+        if one is not None:  # None: a function that is defined twice under one name, or made by a decorator
+            ran.add(one)
+    lost = sorted(ran - reached)
+    print(f"{len(ran)} functions ran, {len(ran) - len(lost)} of them reached; {len(reached)} reached in all")
+    assert not lost
+    return ran
+
+
+# -- any input
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, capsys):
+    folder = scratch(tmp_path, train_network="def broken(:\n")
+    (folder / "nul.py").write_bytes(b"x = 1\0")
+    (folder / "latin.py").write_bytes("x = 'ü'".encode("latin-1"))
+    (folder / "deep.py").write_text("x = " + "(" * 5000 + "1" + ")" * 5000)
+    (folder / "long.py").write_text("x = " + "+".join(["1"] * 20000))
+    os.mkfifo(folder / "pipe.py")
+    (folder / "loop").symlink_to(folder)
+    assert audit.main([str(folder)]) == 1
+    shown = capsys.readouterr().out
+    for name in ("train_network.py", "nul.py", "latin.py", "deep.py"):
+        assert f"Not judged: {name}: " in shown
+    assert "pipe.py" not in shown
+
+
+@pytest.mark.parametrize("arguments, code", [([], 2), (["-x"], 2), (["a", "b"], 2), (["a", "--against"], 2)])
+def test_wrong_usage_exits_with_2(arguments, code, capsys):
+    assert audit.main(arguments) == code
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_a_folder_without_code_or_that_is_missing_exits_with_1(tmp_path, capsys):
+    assert audit.main([str(tmp_path)]) == 1 and audit.main([str(tmp_path / "none")]) == 1
+    shown = capsys.readouterr().err
+    assert "holds no training script" in shown and "is not a folder" in shown
+
+
+def test_json_is_one_value_and_against_lists_what_was_added(tmp_path):
+    old = scratch(tmp_path / "old", train_network="import time\ndef main():\n    open('a')\n" + MAIN)
+    moved = "import time\ndef main():\n    open('a')\ndef more(future):\n    while True:\n        time.sleep(1)\n"
+    new = scratch(tmp_path / "new", library__moved=moved, train_network="from library.moved import main" + MAIN)
+    done = subprocess.run(
+        [sys.executable, "-m", "sd_scripts_patches", "audit", str(new), "--against", str(old), "--json"],
+        cwd=ROOT, check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0 and answer["ok"], done.stderr
+    assert [(f["function"], f["kind"], f["reachable"]) for f in answer["added"]] == [("more", "polling", False)]
+    assert answer["removed"] == [] and answer["reachable"]["phase limit"] == 1
+    assert {"file", "line", "function", "kind", "call", "bound", "by", "reachable"} == set(answer["waits"][0])
+
+
+SNIPPETS = [path.read_text(encoding="utf-8") for path in (DATA / "audit_planted.txt", DATA / "audit_unseen.txt")]
+SNIPPETS += [(ROOT / "sd_scripts_patches" / name).read_text(encoding="utf-8") for name in ("hub.py", "exit.py")]
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_cut_and_mixed_source_never_ends_in_a_traceback(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cut")
+    for name in ("train_network.py", "library/a.py", "src/musubi_tuner/__init__.py"):
+        lines = data.draw(st.sampled_from(SNIPPETS)).splitlines()
+        start = data.draw(st.integers(0, len(lines)))
+        kept = lines[start : start + data.draw(st.integers(0, 60))]
+        for _ in range(data.draw(st.integers(0, 3))):
+            if kept:
+                at = data.draw(st.integers(0, len(kept) - 1))
+                kept[at] = data.draw(
+                    st.sampled_from(["", "    pass", kept[at].strip(), kept[at][:-1], "class A(A): pass"])
+                )
+        text = "\n".join(kept)
+        indent = min((len(line) - len(line.lstrip()) for line in kept if line.strip()), default=0)
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(line[indent:] for line in text.split("\n")), encoding="utf-8")
+    one = audit.audit(folder, ())
+    audit.format_table(one)
+
+
+NAMES = st.sampled_from(
+    ["a", "b", "self", "future", "queue", "wait", "accelerator", "A", "B", "get", "result", "futures"]
+)
+
+
+@st.composite
+def programs(draw) -> str:
+    """Statements that refer to each other in circles: names bound to themselves, classes that inherit from themselves."""
+    lines = []
+    for _ in range(draw(st.integers(1, 25))):
+        x, y, z = draw(NAMES), draw(NAMES), draw(NAMES)
+        lines.append(
+            draw(
+                st.sampled_from(
+                    [
+                        f"{x} = {y}",
+                        f"{x} = {y}.{z}",
+                        f"{x}.{y} = {z}()",
+                        f"{x} = {y}[{z}]",
+                        f"class {x}({y}): {z} = {x}",
+                        f"class {x}({y}):\n    def {z}(self): self.{y} = self.{z}(); return self.{y}.{x}()",
+                        f"def {x}({y}): return {z}({x})",
+                        f"for {x} in {y}: {z}()",
+                        f"with {x} as {y}: {y}.{z}()",
+                        f"from {x} import *",
+                        f"from train_network import {y} as {z}",
+                        f"from . import {x}",
+                        f"from ... import {x}",
+                        f"import {x}.{y} as {z}",
+                        f"{x} = [{y} for {y} in {z}]",
+                        f"while {x}.{y}(): {z}()",
+                        f"{x} = lambda: {y}.{z}()",
+                        f"async def {x}(): await {y}.{z}()",
+                        f"({x} := {y}).{z}()",
+                        f"def {x}({y}: '{z}'): {y}.wait()",
+                        f"{x}: list[{y}] = {z}",
+                        f"global {x}",
+                        f"del {x}",
+                    ]
+                )
+            )
+        )
+    return "\n".join(lines)
+
+
+@settings(max_examples=300)
+@given(one=programs(), two=programs())
+def test_names_that_refer_to_each_other_in_circles_are_read(one, two, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("circle")
+    (folder / "a").mkdir()
+    (folder / "train_network.py").write_text(one)
+    (folder / "a/__init__.py").write_text(two)
+    (folder / "b.py").write_text(one)
+    audit.format_table(audit.audit(folder, ()))
+
+
+@settings(max_examples=150)
+@given(
+    content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(lambda text: text.encode("utf-8", "replace")))
+)
+def test_random_bytes_are_read(content, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bytes")
+    (folder / "train_network.py").write_bytes(content)
+    audit.format_table(audit.audit(folder, ()))
+
+
+def test_a_patch_left_out_bounds_nothing(tmp_path):
+    text = "def main(accelerator):\n    accelerator.wait_for_everyone()\n"
+    folder = scratch(tmp_path, train_network=text + MAIN)
+    found = audit.audit(folder, [patch.Patch("none", "nothing")]).findings
+    assert [f.bound for f in found] == [audit.PHASE]
+    assert [f.bound for f in audit.audit(folder).findings] == [audit.GUARD]

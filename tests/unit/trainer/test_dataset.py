@@ -1,0 +1,206 @@
+"""The trainer's data: buckets, order, and errors in a data set, each with its file and key."""
+
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+
+import numpy
+import pytest
+from PIL import Image as Pillow
+from trainer_helpers import make_config, make_images
+
+from guards.loader import die_with_parent
+from trainer import setup
+from trainer.buckets import Rules, place, resolutions
+from trainer.data_order import EpochSampler, batches, seed_for
+from trainer.dataset import Image, header_of, pixels_and_mask, read
+from trainer.errors import TrainError
+
+ARGS = Namespace(
+    resolution=None,
+    enable_bucket=False,
+    min_bucket_reso=256,
+    max_bucket_reso=1024,
+    bucket_reso_steps=64,
+    bucket_no_upscale=False,
+    train_batch_size=1,
+    caption_extension=".txt",
+    caption_prefix=None,
+    caption_suffix=None,
+)
+
+
+def test_buckets_are_those_of_sd_scripts():
+    """Values from sd-scripts v0.10.1 (`model_util.make_bucket_resolutions`, `BucketManager.select_bucket`)."""
+    rules = Rules((512, 512), enable_bucket=True, max_bucket_reso=1024)
+    assert resolutions(rules)[:3] == [(256, 832), (256, 896), (256, 960)] and len(resolutions(rules)) == 17
+    assert place(rules, (1000, 1000)) == ((512, 512), (512, 512))
+    assert place(rules, (1600, 1000)) == ((640, 384), (640, 400))
+    assert place(rules, (1000, 3000)) == ((256, 832), (277, 832))
+    assert place(Rules((512, 512)), (1000, 500)) == ((512, 512), (1024, 512))
+    small = Rules((512, 512), enable_bucket=True, bucket_no_upscale=True)
+    assert place(small, (300, 200)) == ((256, 192), (300, 200))
+    assert place(small, (2000, 1000)) == ((640, 320), (640, 320))
+    assert place(small, (1234, 777)) == ((640, 384), (640, 403))
+    assert place(small, (20, 10))[0] == (64, 64)
+
+
+def images(count=7, batch_size=2):
+    size = [(64, 64), (80, 48)]
+    return [Image(Path(f"{i}.png"), "", 3, size[i % 2], size[i % 2], 0, batch_size) for i in range(count)]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch_and_shows_each_image_as_often_as_asked():
+    data = images()
+    one = batches(data, 1, 0)
+    assert one == batches(data, 1, 0)
+    assert one != batches(data, 1, 1) and one != batches(data, 2, 0)
+    assert Counter(i for batch in one for i in batch) == dict.fromkeys(range(7), 3)
+    assert all(len({data[i].bucket for i in batch}) == 1 for batch in one)
+
+
+def test_ranks_share_the_batches_of_an_epoch_evenly():
+    data = images(5, batch_size=1)  # 15 batches for 2 ranks: none is seen twice
+    shares = [list(EpochSampler(data, 1, rank, 2)) for rank in range(2)]
+    assert [len(share) for share in shares] == [8, 7] and len(EpochSampler(data, 1, 1, 2)) == 8
+    assert [shares[i % 2][i // 2] for i in range(15)] == batches(data, 1, 0)
+
+
+def test_an_epoch_continues_where_it_stopped():
+    order = EpochSampler(images(), 1, 0, 1)
+    order.start_at(3, 0)
+    original = list(order)
+    order.start_at(3, 4)
+    assert list(order) == original[4:]
+
+
+def test_seeds_depend_on_their_parts_alone():
+    assert seed_for(42, "noise", 7, 0, 0) == 2413588734058466749  # older states continue with the same numbers
+    assert len({seed_for(1, "noise", step, micro) for step in range(100) for micro in range(4)}) == 400
+    assert seed_for(1, 12) != seed_for(11, 2)
+
+
+def test_a_data_set_is_read_as_it_is_written(tmp_path):
+    folder = make_images(tmp_path / "images")
+    (folder / "0.txt").write_text("\ufeffa caption, ünï 🎉\nsecond line", encoding="utf-8")
+    found = read(make_config(tmp_path / "d.toml", folder), ARGS)
+    assert [image.path.name for image in found] == [f"{i}.png" for i in range(5)]
+    assert found[0].caption == "a caption, ünï 🎉"
+    assert found[1].bucket == (80, 48) and found[2].bucket == (48, 80)
+    assert all(pixels_and_mask(image)[0].shape == (image.bucket[1], image.bucket[0], 3) for image in found)
+
+
+def test_a_turned_photograph_and_a_transparent_image_are_seen_as_people_see_them(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    picture = Pillow.fromarray(numpy.full((48, 96, 3), 128, numpy.uint8))
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    picture.save(folder / "turned.jpg", exif=exif)
+    Pillow.fromarray(numpy.zeros((64, 64, 4), numpy.uint8)).save(folder / "clear.png")
+    for name in ("turned", "clear"):
+        (folder / f"{name}.txt").write_text("x", encoding="utf-8")
+    clear, turned = read(make_config(tmp_path / "d.toml", folder), ARGS)
+    assert turned.bucket[0] < turned.bucket[1]
+    assert pixels_and_mask(turned)[0].shape[:2] == turned.bucket[::-1]
+    assert (pixels_and_mask(clear)[0] == 255).all()
+
+
+def broken(tmp_path, what):
+    folder = make_images(tmp_path / "images", 2)
+    config = make_config(tmp_path / "d.toml", folder)
+    text = config.read_text(encoding="utf-8")
+    if what == "text as image":
+        (folder / "1.png").write_text("I am a text", encoding="utf-8")
+    elif what == "no caption":
+        (folder / "1.txt").unlink()
+    elif what == "latin-1 caption":
+        (folder / "1.txt").write_bytes("café".encode("latin-1"))
+    elif what == "no folder":
+        config.write_text(text.replace("/images", "/nowhere"), encoding="utf-8")
+    elif what == "empty folder":
+        for file in folder.iterdir():
+            file.unlink()
+    elif what == "unknown key":
+        config.write_text(text.replace("num_repeats", "num_repeat"), encoding="utf-8")
+    elif what == "shuffling":
+        config.write_text(text + "shuffle_caption = true\n", encoding="utf-8")
+    elif what == "odd size":
+        config.write_text(text.replace("bucket_reso_steps = 16", "bucket_reso_steps = 20"), encoding="utf-8")
+    elif what == "wrong type":
+        config.write_text(text.replace("batch_size = 1", 'batch_size = "1"'), encoding="utf-8")
+    elif what == "odd list":
+        config.write_text(text.replace("resolution = 64", "resolution = [64, 64, 64]"), encoding="utf-8")
+    elif what == "no table":
+        config.write_text("datasets = [1]\n", encoding="utf-8")
+    elif what == "latin-1 file":
+        config.write_bytes(f"# café\n{text}".encode("latin-1"))
+    elif what == "not toml":
+        config.write_text("[[datasets", encoding="utf-8")
+    elif what == "missing":
+        config.unlink()
+    return config
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("text as image", "1.png: Not a readable image. Export it as JPEG or PNG."),
+        ("no caption", "1.png: no caption; write 1.txt beside it"),
+        ("latin-1 caption", "1.txt: not UTF-8 text"),
+        ("no folder", "nowhere' does not exist; create it or fix the path"),
+        ("empty folder", "has no images (.png"),
+        ("unknown key", "unknown key 'num_repeat'; did you mean num_repeats?"),
+        ("shuffling", "shuffle_caption = True: not supported"),
+        ("odd size", "20 pixels: sizes must be multiples of 16 for FLUX.1"),
+        ("wrong type", "batch_size = '1': must be a whole number"),
+        ("odd list", "resolution [64, 64, 64]: must be one number, or width and height"),
+        ("no table", "[[datasets]] is 1; write a table"),
+        ("latin-1 file", "d.toml: not UTF-8 text; save the file as UTF-8"),
+        ("not toml", "not valid TOML"),
+        ("missing", "No such file"),
+    ],
+)
+def test_a_wrong_data_set_is_refused_by_name(tmp_path, what, message):
+    with pytest.raises(TrainError) as error:
+        read(broken(tmp_path, what), ARGS)
+    assert message in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_every_error_of_a_damaged_image_names_the_file(tmp_path, kind):
+    """Bytes flipped and cut at random: Pillow has a dozen errors for it."""
+    draw = numpy.random.default_rng(5)
+    file = tmp_path / f"damaged.{kind.lower()}"
+    picture = Pillow.fromarray(draw.integers(0, 255, (48, 64, 3), dtype=numpy.uint8))
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    picture.save(file, format=kind, exif=exif)
+    original, refused = file.read_bytes(), 0
+    for _ in range(300):
+        data = bytearray(original)
+        for at in draw.geometric(1 / 80, size=draw.integers(1, 6)):
+            data[min(at, len(data) - 1)] = draw.integers(256)
+        file.write_bytes(data[: draw.integers(len(data))] if draw.random() < 0.2 else data)
+        try:
+            pixels_and_mask(Image(file, "", 1, (48, 64), header_of(file)[0], 0, 1))
+        except TrainError as problem:
+            refused += 1
+            assert str(file) in str(problem)
+    assert refused > 30
+
+
+def test_an_image_of_absurd_size_is_refused_without_decoding_it(tmp_path):
+    """A 20,000-pixel PNG of one colour: some KB on disk, 1.2 GB as pixels."""
+    folder = make_images(tmp_path / "images", 1)
+    Pillow.new("1", (20000, 20000)).save(folder / "0.png")
+    with pytest.raises(TrainError, match=r"0\.png: the image cannot be read: .*decompression bomb"):
+        read(make_config(tmp_path / "d.toml", folder), ARGS)
+
+
+def test_the_loaders_workers_do_not_outlive_the_trainer():
+    """What that does to a worker: tests/process/guards/test_crash.py."""
+    args = Namespace(max_data_loader_n_workers=1, persistent_data_loader_workers=False)
+    loader = setup.make_loader(args, [(0,), (1,)], Namespace(latents=[], texts=[]), Namespace(type="cpu"))
+    assert loader.worker_init_fn is die_with_parent

@@ -1,0 +1,265 @@
+"""Dropped folders: every caption on its own picture, in every order of arrival and through the whole run."""
+
+import itertools
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import tomllib
+from draft_helpers import captions, drop, note, photo, run_of, set_caption, tree, upload
+from runs_helpers import data, picture  # noqa: F401
+
+import runs
+from runs import dataset
+from tests.unit.trainer.test_dataset import ARGS
+from trainer import dataset as trained
+from ui.dataset import draft, draft_store, images
+
+
+@pytest.fixture
+def mine(data) -> str:  # noqa: F811
+    return draft.new_id()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_a_caption_stays_in_its_folder_in_every_order_of_arrival(mine, tmp_path, order):
+    files = [
+        (photo(tmp_path / "a/1.png", 1), "a/1.png"),
+        (note(tmp_path / "a/1.txt", "one of a"), "a/1.txt"),
+        (photo(tmp_path / "b/1.png", 2), "b/1.png"),
+        (note(tmp_path / "b/1.txt", "one of b"), "b/1.txt"),
+    ]
+    first, last = [files[n] for n in order[:2]], [files[n] for n in order[2:]]
+    drop(mine, *first, drop="d", more=True)
+    _, messages = drop(mine, *last, drop="d")
+    assert messages == [] and captions(mine) == {"a/1.png": "one of a", "b/1.png": "one of b"}
+    by_content = {(upload(path).parent.name): path.parent.name for path, _ in files}
+    assert all(by_content[item.sha256] == item.folder for item in draft.items(mine)), "each picture in its own folder"
+
+
+def test_identical_files_in_two_folders_are_two_images_and_twice_in_one_folder_is_one(mine, tmp_path):
+    same = photo(tmp_path / "x.png")
+    added, messages = drop(mine, (same, "a/2.png"), (same, "b/2.png"), (same, "b/copy.png"))
+    assert added == 2 and messages == ["b/copy.png: already added as b/2.png"]
+    assert sorted(captions(mine)) == ["a/2.png", "b/2.png"] and len({item.id for item in draft.items(mine)}) == 2
+    set_caption(mine, "a/2.png", "only a")
+    assert captions(mine) == {"a/2.png": "only a", "b/2.png": ""}
+
+
+def test_two_drops_of_one_file_share_an_upload_and_both_work(data, mine, tmp_path):  # noqa: F811
+    shared, other = upload(photo(tmp_path / "x.png")), draft.new_id()
+    assert draft.add(mine, [(shared, "x.png")]) == (1, []) and shared.exists()
+    assert draft.add(other, [(shared, "x.png")]) == (1, []) and shared.exists()
+    shared.write_bytes(b"Gradio writes the upload again")
+    assert all(dataset.check_image(draft.original(one, draft.items(one)[0].id)) == "" for one in (mine, other))
+    sent = [{"path": str(upload(photo(tmp_path / "y.png", 1))), "name": "y.png"}]
+    answer = images.add_images({"draft": mine, "uploads": sent, "drop": "one", "more": False})
+    assert answer["added"] == 1 and [path.name for path in draft.uploads_dir().rglob("y.png")] == ["y.png"]
+
+
+def test_an_upload_is_deleted_by_its_age_only(data, mine, tmp_path):  # noqa: F811
+    old, new, again = (upload(photo(tmp_path / f"{n}.png", n)) for n in range(3))
+    for path in (old, old.parent, again.parent):  # `again` was written a second time, which its folder does not show
+        os.utime(path, (time.time() - 2 * draft_store.UPLOAD_EXPIRES_S,) * 2)
+    draft.delete_expired()
+    assert [path.exists() for path in (old, new, again)] == [False, True, True]
+
+
+def test_captions_of_two_drops_with_the_same_names_are_not_mixed(mine, tmp_path):
+    for seed, name in enumerate(("first", "second")):
+        photo(tmp_path / name / "1.png", seed)
+        note(tmp_path / name / "1.txt", name)
+        drop(mine, *tree(tmp_path / name))
+    assert captions(mine) == {"1.png": "first", "1-2.png": "second"}
+    _, messages = drop(mine, note(tmp_path / "1.txt", "whose?"))
+    assert messages == ["1.txt: it can belong to 1.png, 1-2.png; type the caption on its card"]
+    assert captions(mine) == {"1.png": "first", "1-2.png": "second"}
+
+
+def test_the_caption_of_an_image_that_was_refused_does_not_go_to_an_older_one(mine, tmp_path):
+    drop(mine, photo(tmp_path / "1.png", 1), note(tmp_path / "1.txt", "mine"))
+    for more in (True, False):
+        broken, text = note(tmp_path / "new/1.png", "no image"), note(tmp_path / "new/1.txt", "theirs")
+        drop(mine, broken, *([] if more else [text]), drop="d", more=more)
+        drop(mine, *([text] if more else []), drop="d")
+        assert captions(mine) == {"1.png": "mine"} and draft.waiting(mine) == ["1.txt"]
+    drop(mine, photo(tmp_path / "new/1.png", 2))
+    assert captions(mine) == {"1.png": "mine", "1-2.png": "theirs"}
+
+
+def test_a_folder_that_is_dropped_again_updates_its_captions(mine, tmp_path):
+    photo(tmp_path / "f/1.png", 1)
+    for text in ("old", "new"):
+        note(tmp_path / "f/1.txt", text)
+        _, messages = drop(mine, *tree(tmp_path / "f"))
+    assert messages == ["1.png: already added as 1.png"] and captions(mine) == {"1.png": "new"}
+
+
+def test_a_lone_caption_file_gives_a_message_and_waits(mine, tmp_path):
+    _, messages = drop(mine, note(tmp_path / "cat.txt", "a cat"))
+    assert messages == ["cat.txt: no image has this name; the caption is kept until you add that image"]
+    assert draft.waiting(mine) == ["cat.txt"]
+    _, messages = drop(mine, *(note(tmp_path / f"{n}.txt", "x") for n in range(8)))
+    assert len(messages) == 1 and "8 captions" in messages[0] and "and 3 more" in messages[0]
+    drop(mine, photo(tmp_path / "cat.png"))
+    assert captions(mine) == {"cat.png": "a cat"} and "cat.txt" not in draft.waiting(mine)
+
+
+def test_files_of_a_system_are_left_out_in_silence(mine, tmp_path):
+    junk = ["Thumbs.db", ".DS_Store", "a/desktop.ini", "__MACOSX/a/._1.png", ".git/1.png"]
+    assert drop(mine, *((note(tmp_path / "junk", "x"), name) for name in junk)) == (0, [])
+
+
+def test_a_path_that_leads_outside_is_refused_and_the_others_are_added(mine, tmp_path):
+    good = photo(tmp_path / "x.png")
+    bad = ["../x.png", "a/../../x.png", "/etc/x.png", "C:/x.png", "\\\\host\\x.png", "a\0.png", "", "///", "x" * 2000]
+    added, messages = drop(mine, (good, "ok/x.png"), *((good, name) for name in bad))
+    assert added == 1 and len(messages) == len(bad) and list(captions(mine)) == ["ok/x.png"]
+
+
+# The data set ----------------------------------------------------------------------------------------------------------
+
+
+def kohya(root: Path) -> list[tuple[Path, str]]:
+    """A folder in kohya's layout, with identical names everywhere."""
+    for seed, folder in enumerate(("10_cat", "3_dog", "plain", ".")):
+        photo(root / folder / "1.png", seed, size=(128, 96))
+        note(root / folder / "1.txt", f"caption of {folder}")
+    return tree(root)
+
+
+def test_kohyas_folders_become_subsets_with_their_repeats(data, mine, tmp_path):  # noqa: F811
+    assert drop(mine, *kohya(tmp_path / "set")) == (4, [])
+    assert draft.repeats(mine) == {"10_cat": 10, "3_dog": 3}
+    folder = run_of(mine, repeats=5, epochs=2)
+    place = data / "datasets/my-lora"
+    assert runs.read_captions("my-lora") == {
+        "1.png": "caption of .",
+        "10_cat/1.png": "caption of 10_cat",
+        "3_dog/1.png": "caption of 3_dog",
+        "plain/1.png": "caption of plain",
+    }
+    table = tomllib.loads((folder / "dataset.toml").read_text())
+    (one,) = table["datasets"]
+    subsets = {s["image_dir"]: (s["num_repeats"], s["class_tokens"]) for s in one["subsets"]}
+    want = {"": 5, "/10_cat": 10, "/3_dog": 3, "/plain": 5}
+    assert subsets == {f"{place.as_posix()}{name}": (number, "tok") for name, number in want.items()}
+    assert runs.planned_steps(runs.load(folder), draft.counts(mine)) == 2 * (5 + 10 + 3 + 5)
+    assert runs.planned_steps(runs.load(folder), 4) == 2 * 4 * 5
+    found = trained.read(folder / "dataset.toml", ARGS)
+    assert {(i.path.parent.name, i.repeats, i.caption) for i in found} == {
+        ("my-lora", 5, "caption of ."),
+        ("10_cat", 10, "caption of 10_cat"),
+        ("3_dog", 3, "caption of 3_dog"),
+        ("plain", 5, "caption of plain"),
+    }
+
+
+def test_without_a_trigger_word_a_folder_gives_its_subject_as_in_kohyas_trainers(data, mine, tmp_path):  # noqa: F811
+    drop(mine, (photo(tmp_path / "1.png"), "10_sks cat/1.png"))
+    folder = run_of(mine, trigger="")
+    assert list(runs.read_captions("my-lora").values()) == ["sks cat"]
+    assert 'class_tokens = "sks-cat"' in (folder / "dataset.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "repeats"),
+    [
+        ("10_cat", (10, "cat")),
+        ("a/10_cat", (10, "cat")),
+        ("10_cat/5_b", (5, "b")),
+        ("10_cat/b", (10, "cat")),
+        ("10_", (10, "")),
+        ("0_cat", None),
+        ("10cat", None),
+        ("-3_cat", None),
+        ("12345_cat", None),
+        ("١٠_cat", None),
+        ("", None),
+    ],
+)
+def test_the_repeats_of_a_folder(name, repeats):
+    assert dataset.repeats_of(name) == repeats
+
+
+def test_hostile_folders_become_plain_ones_that_keep_their_repeats(data, mine, tmp_path):  # noqa: F811
+    folders = [
+        "10_ca't",
+        "10_CA T",
+        "a/10_cat",
+        "b/10_cat",
+        "CON",
+        "日本",
+        "🦊",
+        "x" * 300,
+        "0_none",
+        "１０_wide",
+        "$(id)",
+    ]
+    for seed, folder in enumerate(folders):
+        drop(mine, (photo(tmp_path / f"{seed}.png", seed), f"{folder}/1.png"))
+    items = draft.items(mine)
+    for item in items:
+        draft.set_caption(mine, item.id, item.folder)
+    counts = draft.counts(mine)
+    run_of(mine, repeats=7)
+    place = data / "datasets/my-lora"
+    assert dataset.shown_per_epoch(counts, 7) == dataset.shown_per_epoch(dataset.counts(place), 7) == 4 * 10 + 7 * 7
+    names = [path.name for path in place.iterdir()]
+    assert len({name.casefold() for name in names}) == len(folders) and all(name.isascii() for name in names)
+    assert sorted(runs.read_captions("my-lora").values()) == sorted(dataset.one_line(name) for name in folders)
+    by_bytes = {(place / name).read_bytes(): text for name, text in runs.read_captions("my-lora").items()}
+    for item in items:
+        assert by_bytes[draft.original(mine, item.id).read_bytes()] == dataset.one_line(item.folder)
+
+
+def test_new_lora_from_this_keeps_folders_captions_and_identical_images(data, mine, tmp_path):  # noqa: F811
+    same = photo(tmp_path / "same.png", 9)
+    drop(
+        mine,
+        *kohya(tmp_path / "set"),
+        (same, "a/2.png"),
+        (same, "b/2.png"),
+        (note(tmp_path / "2.txt", "b2"), "b/2.txt"),
+    )
+    run_of(mine)
+    other = draft.new_id()
+    assert draft.copy_dataset(other, "my-lora", {"name": "again"}) == []
+    assert captions(other) == {**captions(mine), "a/2.png": "tok"}
+    assert draft.repeats(other) == {"10_cat": 10, "3_dog": 3} and draft.images_not_in_a_run(other) == 0
+    assert draft.form(other) == {"name": "again"}
+    before = {i.id: i.caption for i in draft.items(other)}
+    drop(other, photo(tmp_path / "later.png", 77))
+    draft.copy_dataset(other, "my-lora")
+    assert {i.id: i.caption for i in draft.items(other)} == before
+    assert draft.undo(other) == "Undone: copy of 6 images from a run." and len(draft.items(other)) == 7
+
+
+def test_an_error_while_a_data_set_is_copied_leaves_the_draft_unchanged(data, mine, tmp_path, monkeypatch):  # noqa: F811
+    drop(mine, *kohya(tmp_path / "set"))
+    run_of(mine)
+    other = draft.new_id()
+    drop(other, photo(tmp_path / "own.png", 5))
+    set_caption(other, "own.png", "an evening of work")
+    draft.save_fields(other, {"name": "mine"})
+    before = {path: path.read_bytes() for path in draft.folder(other).rglob("*") if path.is_file()}
+    copy, calls = shutil.copyfile, itertools.count()
+
+    def fail(*given, **more):
+        if next(calls) == 2:
+            raise OSError(28, "No space left on device", "disk")
+        return copy(*given, **more)
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(runs.RunError, match="the disk is full"):
+        draft.copy_dataset(other, "my-lora", {"name": "theirs"})
+    assert {path: path.read_bytes() for path in draft.folder(other).rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_is_read_with_its_subfolders_from_the_command_line(data, tmp_path):  # noqa: F811
+    kohya(tmp_path / "set")
+    photo(tmp_path / "set/.hidden/1.png", 5)
+    runs.create(runs.make({"name": "cli", "trigger": "tok", "model": "tiny-flux"}), tmp_path / "set")
+    assert runs.read_captions("cli")["10_cat/1.png"] == "caption of 10_cat" and len(runs.read_captions("cli")) == 4

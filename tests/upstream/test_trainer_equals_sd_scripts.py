@@ -1,0 +1,161 @@
+"""The trainer against kohya's real code: the same noise levels and losses, and a LoRA file that it takes.
+
+Both sides get the same tiny FLUX weights, the same batch and the same seed; sd-scripts answers in its own environment.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import tiny_sd_scripts
+from trainer_helpers import ROOT, flags
+
+from trainer import flow, lora, models, tiny_flux
+from trainer.arguments import parse
+
+torch = pytest.importorskip("torch")
+CPU = torch.device("cpu")
+SAMPLINGS = [
+    {"timestep_sampling": "uniform"},
+    {"timestep_sampling": "sigmoid", "sigmoid_scale": 0.7},
+    {"timestep_sampling": "shift", "sigmoid_scale": 1.3, "discrete_flow_shift": 3.1582},
+    {"timestep_sampling": "flux_shift"},
+    *({"timestep_sampling": "sigma", "weighting_scheme": w} for w in ("sigma_sqrt", "cosmap", "none", "uniform")),
+    {"timestep_sampling": "sigma", "weighting_scheme": "logit_normal", "logit_mean": 0.3, "logit_std": 0.8},
+    {"timestep_sampling": "sigma", "weighting_scheme": "mode", "mode_scale": 1.1, "discrete_flow_shift": 1.7},
+]
+LOSSES = [
+    {"timestep_sampling": "shift", "discrete_flow_shift": 3.1582, "model_prediction_type": "raw"},
+    {"timestep_sampling": "shift", "model_prediction_type": "additive"},
+    {"timestep_sampling": "shift", "guidance_scale": 3.5},
+    {"timestep_sampling": "shift", "apply_t5_attn_mask": True},
+    *({**how, "model_prediction_type": "sigma_scaled"} for how in SAMPLINGS),
+    {"timestep_sampling": "flux_shift", "loss_type": "l1"},
+    *(
+        {"timestep_sampling": "sigmoid", "loss_type": kind, "huber_schedule": schedule, "huber_c": 0.2}
+        for kind in ("huber", "smooth_l1")
+        for schedule in ("constant", "exponential")
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads that wait for each other make a small model slow where there are more threads than free processors."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def numbered(cases: list[dict]) -> list[dict]:
+    """The whole argument list of each case, as JSON can hold it, with a seed of its own for the noise."""
+    settings = [vars(parse(flags("m", "d", "o", **case))) for case in cases]
+    return [{**args, "noise_seed": 100 + number} for number, args in enumerate(settings)]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """Our model and batch, what was requested of sd-scripts, and its answers."""
+    from safetensors.torch import save_file
+
+    tiny_sd_scripts.need()
+    folder = tmp_path_factory.mktemp("beside")
+    tiny_sd_scripts.write_site(folder)
+    model = tiny_flux.ensure(folder / "tiny-flux")
+    draw = torch.Generator().manual_seed(3)
+    batch = {
+        "latents": torch.randn(6, 16, 8, 12, generator=draw),
+        "t5": torch.randn(6, 20, 64, generator=draw),
+        "clip": torch.randn(6, 32, generator=draw),
+        "mask": (torch.arange(20)[None] < torch.tensor([3, 20, 7, 12, 1, 19])[:, None]).long(),
+        "alpha_masks": torch.rand(6, 64, 96, generator=draw).round(),
+    }
+    save_file(batch, folder / "batch.safetensors")
+    transformer = models.load_transformer(model, torch.float32, CPU, False, lambda done, total: None)
+    parameters = lora.add(transformer, rank=3, alpha=2.0, blocks="all", dropout=0.0, seed=1, cast_inputs=True)
+    with torch.no_grad():
+        for number, (name, weight) in enumerate(sorted(parameters.items())):
+            if ".lora_B." in name:  # zero until it is trained
+                weight.normal_(0, 1.0, generator=torch.Generator().manual_seed(number))
+    (folder / "lora.safetensors").write_bytes(lora.to_file(parameters, 2.0 / 3, None, {}))
+    requested = {
+        "model": str(model),
+        "batch": str(folder / "batch.safetensors"),
+        "lora": str(folder / "lora.safetensors"),
+        "draws": numbered(SAMPLINGS),
+        "losses": numbered(LOSSES),
+    }
+    (folder / "requested.json").write_text(json.dumps(requested), encoding="utf-8")
+    script = [str(tiny_sd_scripts.python()), str(ROOT / "tests/support/trainer_sd_scripts.py")]
+    done = subprocess.run(
+        [*script, str(folder / "requested.json"), str(folder / "answered.json")],
+        env=tiny_sd_scripts.environment(folder),
+        cwd=tiny_sd_scripts.checkout(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answered = json.loads((folder / "answered.json").read_text(encoding="utf-8"))
+    return {"model": model, "batch": batch, "trained": transformer, "requested": requested, "answered": answered}
+
+
+def ours(requested: dict, transformer, batch: dict) -> float:
+    from argparse import Namespace
+
+    with torch.no_grad():
+        return flow.loss_of(
+            Namespace(**requested), transformer, batch, requested["noise_seed"], CPU, torch.float32
+        ).item()
+
+
+@pytest.mark.parametrize("number", range(len(SAMPLINGS)), ids=[" ".join(map(str, c.values())) for c in SAMPLINGS])
+def test_the_same_noise_gives_the_same_noise_levels(both, number):
+    from argparse import Namespace
+
+    requested, latents = both["requested"]["draws"][number], both["batch"]["latents"]
+    generator = torch.Generator().manual_seed(requested["noise_seed"])
+    torch.randn(latents.shape, generator=generator)  # the noise itself is drawn first, here as there
+    drawn = flow.draw_sigmas(Namespace(**requested), len(latents), 24, generator)
+    assert drawn.tolist() == pytest.approx(both["answered"]["sigmas"][number], rel=1e-6)
+
+
+def test_the_loss_is_that_of_sd_scripts_whatever_the_options(both):
+    transformer = models.load_transformer(both["model"], torch.float32, CPU, False, lambda done, total: None)
+    found = [ours(one, transformer, both["batch"]) for one in both["requested"]["losses"]]
+    assert found == pytest.approx(both["answered"]["losses"], rel=1e-5)
+    assert len({round(value, 4) for value in found}) == len(LOSSES), "options that change nothing test nothing"
+
+
+def test_the_loss_below_a_mask_is_that_of_sd_scripts(both):
+    transformer = models.load_transformer(both["model"], torch.float32, CPU, False, lambda done, total: None)
+    area = torch.nn.functional.interpolate(both["batch"]["alpha_masks"][:, None], size=(8, 12), mode="area")[:, 0]
+    batch = {**both["batch"], "loss_mask": area}
+    found = [ours(one, transformer, batch) for one in both["requested"]["losses"][:4]]
+    assert found == pytest.approx(both["answered"]["masked"], rel=1e-5)
+    assert all(mask < whole for mask, whole in zip(found, both["answered"]["losses"], strict=False))
+
+
+def test_sd_scripts_takes_the_lora_file_and_it_does_there_what_it_did_here(both):
+    requested, batch = both["requested"]["losses"][0], both["batch"]
+    trained = ours(requested, both["trained"].eval(), batch)
+    assert [trained] * 2 == pytest.approx([both["answered"]["merged"], both["answered"]["beside"]], rel=1e-5)
+    assert abs(trained - both["answered"]["losses"][0]) > 1e-2
+
+
+def test_the_tokens_are_those_of_the_real_t5_vocabulary(tmp_path):
+    """FLUX.1's tokenizer_2 as it is published (sd-scripts brings its vocabulary), against Google's own library."""
+    import shutil
+
+    import sentencepiece
+
+    source = Path(tiny_sd_scripts.checkout()) / "configs" / "t5_old"
+    if not (source / "spiece.model").is_file():
+        pytest.skip(tiny_sd_scripts.why_not(run=False) or "this sd-scripts brings no T5 vocabulary")
+    shutil.copytree(source, tmp_path / "tokenizer_2")
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(source / "spiece.model"))
+    tokenizer = models.load_tokenizer(tmp_path, "tokenizer_2")
+    for text in ("a photo of ohwx man, standing  in rain", "ünï 🎉 日本", " leading space", ""):
+        assert tokenizer(text).input_ids == [*reference.encode(text), 1]
