@@ -1,46 +1,25 @@
 #!/usr/bin/env bash
-# ./test.sh [pytest arguments]   sets up, then runs the tests (without arguments: all tests except the long ones)
+# ./test.sh          sets up, then runs the everyday tests: everything quick, and one real journey of each kind
+# ./test.sh all      all tests but the campaigns (CONTRIBUTING.md lists those)
+# ./test.sh setup    installs what some tests need from the machine: Chromium, Slurm, kohya's trainers. As root, in a container
+# ./test.sh WORDS    hands these words to pytest: files, -k, …
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . ./setup.sh
+
+if [ "${1:-}" = setup ]; then
+    exec tests/support/setup_machine.sh
+fi
 set_up requirements-dev.txt
 
-find_browser() {
-    local name
-    for name in "${CHROMIUM:-}" chromium chromium-browser google-chrome google-chrome-stable \
-        "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"; do
-        if [ -n "$name" ] && command -v "$name" >/dev/null 2>&1; then
-            command -v "$name"
-            return 0
-        fi
-    done
-    .venv/bin/python - <<'PYTHON' 2>/dev/null
-from pathlib import Path
-
-from playwright.sync_api import sync_playwright
-
-with sync_playwright() as p:
-    path = p.chromium.executable_path
-raise SystemExit(0 if Path(path).exists() and not print(path) else 1)
-PYTHON
-}
-
-if ! CHROMIUM=$(find_browser); then
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-        echo "Hangproof: installing Chromium from the distribution's packages for the browser tests …" >&2
-        (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium) >/dev/null 2>&1 || true
+# Chromium: the one named, the distribution's, Chrome, or Playwright's. Without any, the browser tests are skipped and say so.
+for name in "${CHROMIUM:-}" chromium chromium-browser google-chrome google-chrome-stable \
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"; do
+    if [ -n "$name" ] && CHROMIUM=$(command -v "$name"); then
+        export CHROMIUM
+        break
     fi
-    CHROMIUM=$(find_browser) || echo "Hangproof: no browser found (Chromium, Chrome or Playwright's); the browser tests are skipped" >&2
-fi
-export CHROMIUM
-
-# The tests of Slurm start a cluster of their own. Installed only in a container, and without starting services (RUNLEVEL=1).
-if [ "$(id -u)" = 0 ] && [ ! -d /run/systemd/system ] && ! command -v slurmctld >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1; then
-    echo "Hangproof: installing Slurm from the distribution's packages for its tests …" >&2
-    (apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -y -qq --no-install-recommends \
-        slurmctld slurmd slurm-client munge) >/dev/null 2>&1 ||
-        echo "Hangproof: Slurm cannot be installed; its tests are skipped" >&2
-fi
+done
 
 .venv/bin/ruff check . >&2
 .venv/bin/ruff format --check --quiet . >&2 || {
@@ -54,14 +33,19 @@ fi
 # The tests start some thousand processes: without this, each compiles the project's modules again where this variable is set.
 unset PYTHONDONTWRITEBYTECODE
 
-run() {
-    .venv/bin/python -m pytest -m "not long" "$@"
-}
+case "${1:-}" in
+    "") set -- -m "(unit or process or network) and not slow and not long or journey" ;;
+    all) shift && set -- -m "not campaigns and not long" "$@" ;;
+esac
+HANGPROOF_FAILURES=$(mktemp -u "${TMPDIR:-/tmp}/hangproof-failures-XXXXXX")
+export HANGPROOF_FAILURES
+trap 'rm -f "$HANGPROOF_FAILURES"' EXIT
 
 # Three files at a time, because most tests wait for processes. A file is not split, because its tests share fixtures that are slow to set up.
 code=0
-run -n 3 --dist loadfile --no-loadscope-reorder "$@" || code=$?
-[ "$code" = 1 ] || exit "$code"
-# A test that waited longer than its limit because the machine was busy passes alone; one that found a fault fails again.
-echo "Hangproof: what failed is run once more, alone" >&2
-run --last-failed --last-failed-no-failures none --maxfail 5 "$@"
+.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || code=$?
+if [ "$code" = 1 ] && [ -s "$HANGPROOF_FAILURES" ]; then
+    echo "Hangproof: the failed tests run once more, alone. A test that passes now is FLAKY, which is a fault of its own: the run fails" >&2
+    .venv/bin/python -m pytest --last-failed --last-failed-no-failures none --maxfail 5 "$@" || true
+fi
+exit "$code"

@@ -107,7 +107,7 @@ def take_turns(
     work: Path, folder: Path, steps: int, second_first: bool, sides: tuple[Side, Side] = OURS
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
     """(wall, processor) seconds of each step of the two sides, from two trainings that alternate."""
-    from tests import tiny_sd_scripts as tiny
+    from tests.support import tiny_sd_scripts as tiny
 
     folder.mkdir()
     (folder / "turns.py").write_text(TURNS, encoding="utf-8")
@@ -182,7 +182,7 @@ def compare(plain: list[float], patched: list[float]) -> dict[str, float]:
 
 def real_loop(steps: int, sides: tuple[Side, Side] = OURS) -> dict[str, Any]:
     """Two rounds of turns on the tiny FLUX, or {"skipped": reason}. `plain_ms` is the first side, `patched_ms` the second."""
-    from tests import tiny_sd_scripts as tiny
+    from tests.support import tiny_sd_scripts as tiny
 
     missing = tiny.why_not() or ("" if hasattr(os, "mkfifo") else "no FIFOs on this platform")
     if missing:

@@ -85,7 +85,7 @@ def built_in(work: Path) -> Start:
 
 def sd_scripts(work: Path) -> Start:
     """kohya's sd-scripts with the patches."""
-    from tests.tiny_sd_scripts import checkout, installation
+    from tests.support.tiny_sd_scripts import checkout, installation
 
     ours = installation()
     ours.write_site(work)
@@ -112,6 +112,6 @@ def sd_scripts(work: Path) -> Start:
 
 def why_not_sd_scripts() -> str:
     """Why sd-scripts cannot be measured here; "" where it can."""
-    from tests.tiny_sd_scripts import why_not
+    from tests.support.tiny_sd_scripts import why_not
 
     return why_not()

@@ -3,8 +3,10 @@
 import os
 import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from flaky_report import pytest_configure  # noqa: F401 - a hook
 from hypothesis import HealthCheck, settings
 from ui_helpers import browsing, serving
 from ui_page import a_tab
@@ -21,26 +23,32 @@ settings.register_profile("steady", deadline=None, derandomize=True, suppress_he
 settings.load_profile("steady")
 
 
-# No worker of ./test.sh is left alone with a long file at the end.
-LONGEST = (
-    "tests/browser/ui/test_journey.py",
-    "tests/process/benchmarks/test_faults.py",
-    "tests/process/monitor/cli/test_requests.py",
-    "tests/process/monitor/test_supervisor.py",
-)
+# The folder says what a test needs. Files that wait and files that compute take turns, and the short ones of `unit` come last, so that no worker is
+# left alone with a long file at the end.
+TIERS = ("process", "cluster", "network", "browser", "trainer", "upstream", "campaigns", "unit")
+WAITING = TIERS[:3]
+TESTS = Path(__file__).parent
 
 
+def tier(item: pytest.Item) -> str:
+    """The name of the folder that a test is in."""
+    return item.path.relative_to(TESTS).parts[0]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """The files that take longest come first; then those with a browser, which need the processor, among those that wait."""
-    places: dict[str, float] = {}
-    files = list(dict.fromkeys(item.path.name for item in items))
-    for group in (
-        [name for name in files if name.startswith("test_ui_")],
-        [name for name in files if name[:8] != "test_ui_"],
-    ):
-        places.update({name: (number + 0.5) / len(group) for number, name in enumerate(group)})
-    places.update({name: number - len(LONGEST) for number, name in enumerate(LONGEST)})
-    items.sort(key=lambda item: places[item.path.name])
+    """Each test has its tier as a mark; the order is the one above."""
+    files: dict[str, list[Path]] = {name: [] for name in ("waiting", "computing", "unit")}
+    for item in items:
+        name = tier(item)
+        item.add_marker(name)
+        group = files["unit" if name == "unit" else "waiting" if name in WAITING else "computing"]
+        if item.path not in group:
+            group.append(item.path)
+    places = {path: 2.0 for path in files.pop("unit")}
+    places.update({path: (n + 0.5) / len(group) for group in files.values() for n, path in enumerate(group)})
+    order = {path: n for n, path in enumerate(sorted(places, key=lambda path: places[path]))}
+    items.sort(key=lambda item: order[item.path])
 
 
 def pytest_terminal_summary(terminalreporter):
