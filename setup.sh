@@ -14,11 +14,24 @@ python_for_venv() {
     return 1
 }
 
+# The command `hangproof` of the environment. The folder may have been moved since it was written.
+console_script() {
+    local text
+    text=$(printf '#!/bin/sh\nexec "%s/.venv/bin/python" "%s/hangproof.py" "$@"' "$PWD" "$PWD")
+    if [ -d .venv/bin ] && [ "$(cat .venv/bin/hangproof 2>/dev/null)" != "$text" ]; then
+        printf '%s\n' "$text" >.venv/bin/hangproof && chmod +x .venv/bin/hangproof || true
+    fi
+}
+
 # set_up REQUIREMENTS: installs REQUIREMENTS into .venv. A stamp with the file's checksum is written last.
 set_up() {
     local requirements=$1 stamp=.venv/.installed wanted python
     wanted=$(cat requirements.txt "$requirements" | cksum)
-    case "$(cat "$stamp-$(basename "$requirements")" 2>/dev/null)" in "$wanted") return 0 ;; esac
+    case "$(cat "$stamp-$(basename "$requirements")" 2>/dev/null)" in "$wanted")
+        console_script
+        return 0
+        ;;
+    esac
     if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         python=$(python_for_venv) || return 1
         echo "Hangproof: creating .venv with $("$python" --version) …" >&2
@@ -34,6 +47,7 @@ set_up() {
         return 1
     }
     echo "$wanted" >"$stamp-$(basename "$requirements")"
+    console_script
     # Compile now, so that the first start is as fast as later ones.
     .venv/bin/python -m compileall -q app.py ui runs presets monitor guards >&2 || true
 }

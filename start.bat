@@ -4,6 +4,7 @@ rem start.bat demo [--json]    trains a tiny LoRA without a browser, with an inj
 rem start.bat doctor [--quick] says whether this machine and its trainers are ready, and what to do
 rem start.bat sd-scripts       installs kohya's sd-scripts at the tested commit, in its own environment
 rem start.bat musubi           installs kohya's musubi-tuner in the same way
+rem start.bat COMMAND ...      any other command (hangproof.py lists them), such as start.bat status cat
 setlocal
 cd /d "%~dp0"
 set PYTHONUTF8=1
@@ -30,18 +31,12 @@ if errorlevel 1 (
 )
 copy /y requirements.txt .venv\.installed-requirements.txt >nul
 :run
-if "%~1"=="demo" (
-    .venv\Scripts\python demo.py %2 %3 %4 %5 %6 %7 %8 %9
-    goto end
-)
-if "%~1"=="doctor" (
-    .venv\Scripts\python doctor.py %2 %3 %4 %5 %6 %7 %8 %9
-    goto end
-)
-for %%t in (sd-scripts musubi) do if "%~1"=="%%t" goto trainer
-.venv\Scripts\python app.py %*
+set "first=%~1"
+if "%first%"=="" goto page
+if "%first:~0,2%"=="--" goto page
+.venv\Scripts\python hangproof.py %*
 goto end
-:trainer
-.venv\Scripts\python -m sd_scripts_patches.install %*
+:page
+.venv\Scripts\python app.py %*
 :end
 exit /b %errorlevel%

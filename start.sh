@@ -4,24 +4,14 @@
 # ./start.sh doctor [--quick]    says whether this machine and its trainers are ready, and what to do
 # ./start.sh sd-scripts          installs kohya's sd-scripts at the tested commit, in its own environment
 # ./start.sh musubi              installs kohya's musubi-tuner in the same way
+# ./start.sh COMMAND ...         any other command (hangproof.py lists them), such as ./start.sh status cat
 set -euo pipefail
+from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . ./setup.sh
 set_up requirements.txt
+home=$PWD
 case "${1:-}" in
-demo)
-    shift
-    exec .venv/bin/python demo.py "$@"
-    ;;
-doctor)
-    shift
-    exec .venv/bin/python doctor.py "$@"
-    ;;
-sd-scripts)
-    exec .venv/bin/python -m sd_scripts_patches.install "$@"
-    ;;
-musubi)
-    exec .venv/bin/python -m sd_scripts_patches.install "$@"
-    ;;
-*) exec .venv/bin/python app.py "$@" ;;
+"" | --*) exec .venv/bin/python app.py "$@" ;;
+*) cd "$from" && exec "$home/.venv/bin/python" "$home/hangproof.py" "$@" ;;
 esac
