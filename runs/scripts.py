@@ -24,6 +24,7 @@ MISSING = "no accelerate for the {backend} backend: {path} does not exist and PA
 NO_NODE = "{name} is not set: this run trains on {nodes} machines, and the variable holds {what}"
 NO_PYTHON = "no python for the {backend} backend: {path} does not exist and PATH has none; {install}"
 INSTALL = {"diffusers": "run ./start.sh once"} | {name: f"run ./start.sh {name}" for name in CHECKOUTS}
+GUARDS = "sd_scripts_patches"
 
 
 def script_name(attempt: int = 1, platform: str = sys.platform) -> str:
@@ -68,6 +69,15 @@ def _secrets(job: Job) -> str:
 
 def _title(job: Job) -> str:
     return " ".join(f"Trains {job.slug}: {job.title}.".split())
+
+
+def _unguarded(lines: list[list[str]]) -> str:
+    """The comment on the guards: what they do, and the command without them; "" for the built-in trainer."""
+    words = [word for line in lines for word in line]
+    if GUARDS not in words:
+        return ""
+    script = " ".join(words[words.index(GUARDS) + 1].split())
+    return f"-m {GUARDS} adds a limit to every wait. Without it: accelerate launch {script} and the flags below"
 
 
 def _together(job: Job) -> str:
@@ -143,7 +153,7 @@ def _bash(job: Job, before: Before, lines: list[list[str]]) -> str:
     program = "$python" if job.direct else "$launcher"
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in job.environment.items())
     command = " \\\n  ".join(" ".join(map(quote, line)) for line in lines)
-    together = f"# {_together(job)}\n" if _together(job) else ""
+    comments = "".join(f"# {text}\n" for text in (_unguarded(lines), _together(job)) if text)
     aside, start = "", "exec "
     if job.save_dir:
         aside = _copy_at_exit(job.save_dir, job.places["run"])
@@ -152,7 +162,7 @@ def _bash(job: Job, before: Before, lines: list[list[str]]) -> str:
 # {_title(job)}
 # Written from run.toml. Run it without the monitor: bash train.sh
 # Run it with the monitor, which restarts it after a hang: python -m monitor run {job.slug}
-{together}set -eu
+{comments}set -eu
 cd {quote(str(ROOT))}
 export PYTHONPATH={quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"
 {exports}{_secrets(job)}{_bash_nodes(job)}{programs}{aside}{_bash_caching(before)}
@@ -278,7 +288,8 @@ def _batch(job: Job, before: Before, lines: list[list[str]]) -> str:
     programs += _batch_python(job) if job.direct or before else ""
     exports = "".join(f'set "{name}={_in_quotes(value)}"\n' for name, value in job.environment.items())
     command = " ^\n  ".join(" ".join(map(quote_cmd, line)) for line in lines)
-    together = f"rem {_together(job)}\n" if _together(job) else ""
+    plain = str.maketrans("", "", "%^&|<>")
+    comments = "".join(f"rem {text.translate(plain)}\n" for text in (_unguarded(lines), _together(job)) if text)
     make_local, after = "", "exit /b %ERRORLEVEL%\n"
     if job.save_dir:
         local, final = (_in_quotes(path.replace("/", "\\")) for path in (job.save_dir, job.places["run"]))
@@ -286,10 +297,10 @@ def _batch(job: Job, before: Before, lines: list[list[str]]) -> str:
         failed = quote_cmd(_not_copied(job.save_dir, job.places["run"]))
         after = COPY_AFTER.format(local=local, final=final, failed=failed)
     text = f"""@echo off
-rem {_title(job).translate(str.maketrans("", "", "%^&|<>"))}
+rem {_title(job).translate(plain)}
 rem Written from run.toml. Run it without the monitor: train.bat
 rem Run it with the monitor, which restarts it after a hang: python -m monitor run {job.slug}
-{together}chcp 65001 >nul
+{comments}chcp 65001 >nul
 setlocal DisableDelayedExpansion
 cd /d "{root}" || exit /b 1
 if defined PYTHONPATH (set "PYTHONPATH={root};%PYTHONPATH%") else (set "PYTHONPATH={root}")
