@@ -34,6 +34,7 @@ from runs.paths import ROOT
 
 LOOP, SHIMS = ROOT / "benchmarks" / "slow_loop.py", ROOT / "benchmarks" / "shims"
 WARM_S = 50.0  # at the usual pace, before the fault
+START_S = 300.0  # until the first step; 8 runs start at once
 LIMIT_S = 120.0  # from the fault to the event
 CGROUPS = Path("/sys/fs/cgroup")
 MIB = 1 << 20
@@ -268,7 +269,10 @@ def run(case: Case, root: Path, ordinary_s: float) -> dict[str, Any]:
 
 def watch(case: Case, box: Box, process: subprocess.Popen[bytes], ordinary_s: float) -> dict[str, Any]:
     found: dict[str, Any] = {"name": case.name, "cause": case.cause or None}
-    _until(lambda: bool(_trains(box.folder)), 60.0)
+    _until(lambda: bool(_trains(box.folder)), START_S)
+    if not _trains(box.folder):
+        log = (box.folder / "training.log").read_text(encoding="utf-8", errors="replace")
+        raise RuntimeError(f"{case.name}: no step within {START_S:.0f} s: {log[-2000:]}")
     began_s = time.monotonic()
     if not case.cause:
         set_gpu(box, case, changed=True)
