@@ -359,7 +359,7 @@ def loras(view: View | None, found: list[Lora], gallery: Gallery, marks: Mapping
             f'<p class="hp-download-all"><a class="hp-button" data-testid="download-all" download '
             f'href="{esc(downloads.address(view.folder))}">Download all as ZIP ({size})</a></p>'
         )
-    return _section(title, body, esc(f"outputs/{view.folder.name}"))
+    return _section(title, body, esc(str(view.folder.absolute())))
 
 
 def _lora(lora: Lora, gallery: Gallery, mark: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 from ui_helpers import serving, write_run
-from ui_page import a_tab
+from ui_page import a_tab, faint_texts
 
 from monitor import run_queue
 from runs import slug
@@ -52,3 +52,14 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, many, width):
         # The run's own header is beside the list, whichever run it is.
         page.evaluate("window.scrollTo(0, 0)")
         assert page.locator(".hp-head").first.is_visible() and box(page, ".hp-head")["y"] < 768
+
+
+def test_delete_does_not_look_like_cancel(browser, many):
+    with a_tab(browser) as page:
+        page.goto(f"{many.url}?run={slug(OLDEST)}")
+        page.locator("body.hp-open").wait_for()
+        page.locator("#delete").click()
+        page.locator("#delete-ok").wait_for()
+        colours = "selector => getComputedStyle(document.querySelector(selector)).backgroundColor"
+        assert page.evaluate(colours, "#delete-ok") != page.evaluate(colours, "#delete-no")
+        assert faint_texts(page) == []
