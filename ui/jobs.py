@@ -169,6 +169,16 @@ def read(folder: Path, name: str) -> Job | None:
     return Job(name, str(state), max(0.0, seconds), f"{began:.3f}-{state}-{size}")
 
 
+@contextlib.contextmanager
+def idle(folder: Path) -> Iterator[bool]:
+    """Keep a run's folder from being trained in (`tree.idle`). Raises RunError while a command works in it."""
+    with tree.idle(folder) as free:
+        for name, job in all_of(folder).items():
+            if job.state == "running":
+                raise RunError(f"'{name}' is working in {folder.name}; cancel it, or wait until it has ended")
+        yield free
+
+
 def wait(folder: Path, name: str, wait_s: float) -> Job | None:
     """The last command of this name once it has ended, or as it is after `wait_s`; None when there was none."""
     until = time.monotonic() + wait_s

@@ -5,7 +5,6 @@ from typing import Any
 
 import runs
 from launch.publish import SAMPLES
-from monitor.process.tree import idle
 from runs import manage, sweep
 from runs.files import RunError
 from ui import jobs
@@ -88,14 +87,14 @@ def train_longer(run: str, total: int) -> dict[str, Any]:
 
 def rename_run(run: str, name: str) -> dict[str, Any]:
     """Rename a run that is not running, with its data set and its LoRA files."""
-    folder = manage.rename(calls.folder_of(run), name, idle)
+    folder = manage.rename(calls.folder_of(run), name, jobs.idle)
     queue.follow_rename(run, folder.name)
     return _row(view.read(folder))
 
 
 def delete_run(run: str, images: bool = False) -> dict[str, Any]:
     """Delete a run that is not running, with its LoRAs; with `images`, its data set as well. It cannot be undone."""
-    freed = manage.delete(calls.folder_of(run), idle, images)
+    freed = manage.delete(calls.folder_of(run), jobs.idle, images)
     queue.follow_delete(run)
     return {"freed_bytes": freed}
 

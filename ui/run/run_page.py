@@ -14,9 +14,8 @@ from typing import Any
 import gradio as gr
 
 import runs
-from monitor.process.tree import idle
 from runs import manage
-from ui import scripts
+from ui import jobs, scripts
 from ui.dataset import draft, images
 from ui.html import esc
 from ui.new import form, script_editor, trainer_checks
@@ -340,7 +339,7 @@ def ask_delete(selected: str) -> list[Any]:
 def delete(selected: str, images: bool, search: str) -> list[Any]:
     """Delete the selected run and select another one."""
     try:
-        freed = manage.delete(selected, idle, images)
+        freed = manage.delete(selected, jobs.idle, images)
         queue.follow_delete(selected)
     except runs.RunError as error:
         return [*render(selected, "", search), notice([str(error)], "bad"), *close_panels()]
@@ -351,7 +350,7 @@ def delete(selected: str, images: bool, search: str) -> list[Any]:
 def rename(selected: str, name: str, search: str) -> list[Any]:
     """Rename the selected run. The panel stays open when the name cannot be used."""
     try:
-        folder = manage.rename(selected, name, idle)
+        folder = manage.rename(selected, name, jobs.idle)
         queue.follow_rename(selected, folder.name)
     except runs.RunError as error:
         return [*render(selected, "", search), notice(str(error).splitlines(), "bad"), *[gr.skip()] * 5]
