@@ -231,6 +231,7 @@ def environment(box: Box, case: Case) -> dict[str, str]:
     env |= {"HANGPROOF_DATA": str(box.folder.parent), "HANGPROOF_GPUS": "", "SLOW_WORK": str(box.work)}
     env |= {"FAULTS_CLOCK": str(box.clock), "PYTHONPATH": str(SHIMS / "clock"), "TMPDIR": str(box.folder.parent)}
     if case.gpu is not None:
+        env |= {"HANGPROOF_LOCKS": str(box.gpu.parent)}  # each case has a GPU of its own: none waits for another's
         env |= {"HANGPROOF_GPUS": "0", "FAULTS_NVML_VALUES": str(box.gpu), "FAULTS_NVML_GIB": "12"}
         env |= {"PYTHONPATH": f"{SHIMS / 'clock'}:{SHIMS / 'nvml'}", "PATH": f"{box.gpu.parent}:{os.environ['PATH']}"}
         env |= {"FAULTS_NVML_WSL": "1"} if case.wsl else {}
