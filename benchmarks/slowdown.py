@@ -341,6 +341,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run the cases; the last line is JSON. Exit code 1 where a cause was not named right, or an ordinary run was called slow."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks slowdown", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose name or cause contains this")
+    parser.add_argument(
+        "--json", action="store_true", help="as for the other benchmarks; the last line is JSON in any case"
+    )
     parser.add_argument("--seconds", type=float, default=180.0, help="of an ordinary run (180)")
     args = parser.parse_args(argv)
     cases = [case for case in CASES if args.only in case.name or (args.only and args.only in case.cause)]
