@@ -101,10 +101,7 @@ def test_of_two_servers_with_two_threads_one_starts_the_job_and_cancel_leaves_no
             jobs.start(folder, "work", ["job_program", str(folder), str(tmp_path / "go")], 120)
         jobs.cancel(folder, "work")
         assert jobs.wait(folder, "work", 60).state == "cancelled"
-        until(
-            lambda: not left(folder),
-            "the command and its process in another session are gone",
-        )
+        until(lambda: not left(folder), "the command and its process in another session are gone")
         assert not jobs.running(folder, "work") and len(pids(folder)) == 1
     finally:
         for one in started:

@@ -8,16 +8,10 @@ import threading
 
 import pytest
 from draft_helpers import captions, drop, item_of, note, photo, run_of, set_caption, upload
-from runs_helpers import data, picture  # noqa: F401
 
 import runs
 from runs import dataset
 from ui.dataset import draft, draft_store
-
-
-@pytest.fixture
-def mine(data) -> str:  # noqa: F811
-    return draft.new_id()
 
 
 @pytest.fixture
@@ -123,7 +117,7 @@ def test_a_history_that_was_damaged_is_an_error_and_loses_nothing(mine, tmp_path
     assert captions(mine) == {"0.png": "still here"}
 
 
-def test_a_draft_of_the_page_before_is_read_with_its_captions(data, mine, tmp_path):  # noqa: F811
+def test_a_draft_of_the_page_before_is_read_with_its_captions(data, mine, tmp_path):
     """Written by commit 17adc2a, whose images are named by their files."""
     path = photo(tmp_path / "cat.png")
     folder = draft.folder(mine)
@@ -141,12 +135,6 @@ def test_a_draft_of_the_page_before_is_read_with_its_captions(data, mine, tmp_pa
     assert captions(mine) == {"cat.png": "the cat", "dog.png": "a dog"}
     run_of(mine)
     assert runs.read_captions("my-lora") == {"cat.png": "the cat", "dog.png": "a dog"}
-
-
-def test_fields_are_stored_one_by_one(mine):
-    draft.save_fields(mine, {"name": "a", "epochs": 3})
-    draft.save_fields(mine, {"name": "b"})
-    assert draft.form(mine) == {"name": "b", "epochs": 3}
 
 
 def test_half_a_character_from_a_browser_is_stored_as_text_that_can_be_sent_back(mine, tmp_path):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from runs_helpers import data, picture, pictures  # noqa: F401
+from runs_helpers import picture, pictures
 
 import presets
 import runs
@@ -15,11 +15,6 @@ from ui.new import form, model_note, model_table, new_lora
 GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
 NO_GPU = Machine("", None, False, 31.2, 220.0)
 PAIRS = [(key, backend) for key in presets.models() for backend in presets.backends_of(key)]
-
-
-@pytest.fixture
-def mine(data) -> str:  # noqa: F811
-    return draft.new_id()
 
 
 def drop(draft_id: str, folder, count: int) -> None:
@@ -151,7 +146,7 @@ def test_a_tab_stores_only_the_fields_that_it_changed(mine):
 # Names ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_path):  # noqa: F811
+def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_path):
     runs.create(form.spec_of(values(name="First Light")), pictures(tmp_path / "in"))
     for name, sentence in (("First Light", "A run named 'First Light' already exists in "), ("first light", "A run named 'First-Light' already exists, and Windows and macOS do not tell it from 'first-light'")):  # fmt: skip
         marks = form.review(values(name=name), 2).marks()
@@ -161,7 +156,7 @@ def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_
     assert "name" not in form.review(values(name="Second Light"), 2).marks()
 
 
-def test_a_free_name_is_found_for_every_name(data):  # noqa: F811
+def test_a_free_name_is_found_for_every_name(data):
     long = "a very long name of a LoRA that goes on and on until its folder's name is cut " * 2
     for name in (
         "my lora",
@@ -189,14 +184,14 @@ def test_a_free_name_is_found_for_every_name(data):  # noqa: F811
 # Start ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_start_reports_all_errors_and_creates_nothing(data, mine):  # noqa: F811
+def test_a_failed_start_reports_all_errors_and_creates_nothing(data, mine):
     with pytest.raises(runs.RunError) as caught:
         form.create(values(name="", epochs=None), mine)
     assert {fault.field for fault in caught.value.faults} == {"name", "epochs", "images"}
     assert runs.list_runs() == []
 
 
-def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine, tmp_path):  # noqa: F811
+def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine, tmp_path):
     drop(mine, tmp_path, 1)
     with pytest.raises(runs.RunError) as caught:
         form.create(values(model="flux-dev", backend="sd-scripts"), mine)
@@ -204,7 +199,7 @@ def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine,
     assert runs.list_runs() == [] and len(draft.items(mine)) == 1
 
 
-def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_path):  # noqa: F811
+def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_path):
     drop(mine, tmp_path, 2)
     with pytest.raises(runs.RunError, match="no GPU has that much"):
         form.create(values(rank=1_000_000_000), mine)
@@ -216,7 +211,7 @@ def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_p
     )
 
 
-def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):  # noqa: F811
+def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
     drop(mine, tmp_path, 1)
     assert "With one image" in form.plan(form.review(values(), 1))
     folder, messages = form.create(values(), mine)
@@ -224,7 +219,7 @@ def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):  # noqa: F8
     assert runs.read_captions(folder.name) == {"0.png": "tok"}
 
 
-def test_a_name_that_exists_is_refused_and_the_draft_stays(data, mine, tmp_path):  # noqa: F811
+def test_a_name_that_exists_is_refused_and_the_draft_stays(data, mine, tmp_path):
     drop(mine, tmp_path, 1)
     folder, _ = form.create(values(), mine)
     before = (folder / "run.toml").read_bytes()
@@ -233,7 +228,7 @@ def test_a_name_that_exists_is_refused_and_the_draft_stays(data, mine, tmp_path)
     assert (folder / "run.toml").read_bytes() == before and len(draft.items(mine)) == 1
 
 
-def test_the_script_shown_is_the_script_written(data, mine, tmp_path):  # noqa: F811
+def test_the_script_shown_is_the_script_written(data, mine, tmp_path):
     drop(mine, tmp_path, 2)
     shown = form.script_of(form.review(values(), draft.counts(mine)))
     folder, _ = form.create(values(), mine)
@@ -281,7 +276,7 @@ def test_nothing_typed_is_lost_by_storing_it(mine):
     assert draft.form(mine) == json.loads(json.dumps(strange))
 
 
-def test_a_table_of_models_that_becomes_invalid_while_the_page_is_open_loses_nothing(data, mine, tmp_path):  # noqa: F811
+def test_a_table_of_models_that_becomes_invalid_while_the_page_is_open_loses_nothing(data, mine, tmp_path):
     drop(mine, tmp_path, 1)
     typed = values(trigger="kept")
     (data / "models.toml").write_text("[models.")
@@ -315,7 +310,7 @@ def test_every_model_can_be_chosen_and_its_label_names_its_family():
 
 
 @pytest.mark.parametrize(("key", "backend"), PAIRS)
-def test_the_values_of_a_model_are_valid_for_it(data, key, backend):  # noqa: F811
+def test_the_values_of_a_model_are_valid_for_it(data, key, backend):
     set_by_page = form.model_values(key, backend, NO_GPU)
     assert set_by_page["backend"] == backend
     assert form.parse(values(**set_by_page, model=key))[1] == []
@@ -360,7 +355,7 @@ def test_a_tier_that_is_too_small_changes_with_the_model_unless_the_user_chose_i
 
 
 @pytest.mark.parametrize(("key", "backend"), PAIRS)
-def test_the_notes_say_what_every_tier_needs(data, key, backend):  # noqa: F811
+def test_the_notes_say_what_every_tier_needs(data, key, backend):
     given = values(model=key, **form.model_values(key, backend, NO_GPU))
     shown, notes = model_note.html(given, form.parse(given)[0]), model_note.of_choices(given)
     for name, row in presets.tiers_of(key, backend).items():
@@ -371,7 +366,7 @@ def test_the_notes_say_what_every_tier_needs(data, key, backend):  # noqa: F811
     assert {name for name, note in notes["backend"].items() if not note["unfit"]} == set(presets.backends_of(key))
 
 
-def test_the_notes_name_a_trainer_that_is_not_installed_and_files_behind_a_licence(data, tmp_path, monkeypatch):  # noqa: F811
+def test_the_notes_name_a_trainer_that_is_not_installed_and_files_behind_a_licence(data, tmp_path, monkeypatch):
     monkeypatch.setenv("MUSUBI_DIR", str(tmp_path / "none"))
     given = values(model="krea2", **form.model_values("krea2", "musubi", NO_GPU))
     shown = model_note.html(given, form.parse(given)[0])
@@ -403,7 +398,7 @@ def test_the_table_has_every_model_with_every_tier():
 # Models that learn from pairs ----------------------------------------------------------------------------------------
 
 
-def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(data, mine, tmp_path):  # noqa: F811
+def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(data, mine, tmp_path):
     drop(mine, tmp_path / "in", 2)
     pairs = values(model="flux-kontext", **form.model_values("flux-kontext", "musubi", NO_GPU))
     open_yet = form.review(pairs, 2, NO_GPU)

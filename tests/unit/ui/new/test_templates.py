@@ -189,10 +189,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [*BAD, {"do": "restore", "draft": "a" * 24, "template": {"values": {}}}],
-)
+@pytest.mark.parametrize("data", [*BAD, {"do": "restore", "draft": "a" * 24, "template": {"values": {}}}])
 def test_calls_from_the_browser_get_an_answer_whatever_they_hold(data):
     answer = importing.setup(data)
     assert answer["ok"] is False and answer["error"]
