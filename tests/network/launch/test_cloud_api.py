@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
-import json
 import os
 import stat
 import subprocess
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from runs_helpers import data  # noqa: F401
+from loopback import Request, answering
 
 from launch import runpod, vast
 from launch.cloud_api import Api
 from launch.common import LaunchError
-from tests.unit.launch.test_slurm_nodes import OFFERS, POD, a_spec, arguments, clean  # noqa: F401
 
 KEY = "key-of-the-account"
 
@@ -44,8 +40,8 @@ class Cloud:
             return {**POD, "id": self.machines[-1]["id"]}
         return {"success": True, "new_contract": self.machines[-1]["id"]}
 
-    def answer(self, method: str, path: str, body: dict) -> tuple[int, object] | None:
-        """None: the connection is dropped."""
+    def answer(self, request: Request) -> tuple[int, object] | None:
+        method, path = request.method, request.path
         if path == "/api/v0/bundles/":
             return 200, OFFERS
         if method == "GET":
@@ -58,7 +54,7 @@ class Cloud:
         fault = self.faults.pop(0) if self.faults else ""
         if fault in ("429", "503 refused"):
             return int(fault[:3]), {"detail": "busy"}
-        made = self.made(path, body)
+        made = self.made(path, request.json)
         if fault == "drop":
             return None
         return (502, "<html>bad gateway</html>") if fault else (201, made)
@@ -66,34 +62,9 @@ class Cloud:
 
 @contextlib.contextmanager
 def served(cloud: Cloud) -> Iterator[Cloud]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def reply(self) -> None:
-            length = int(self.headers.get("Content-Length", 0))
-            answer = cloud.answer(self.command, self.path, json.loads(self.rfile.read(length)) if length else {})
-            if answer is None:
-                self.connection.close()
-                return
-            content = json.dumps(answer[1]).encode()
-            self.send_response(answer[0])
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_GET = do_POST = do_PUT = reply
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    cloud.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with answering(cloud.answer) as server:
+        cloud.url = server.url
         yield cloud
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(30)
 
 
 def rented(module, cloud: Cloud, patience_s: float = 20.0) -> str:
@@ -107,7 +78,7 @@ def rented(module, cloud: Cloud, patience_s: float = 20.0) -> str:
 @pytest.mark.parametrize("module", [runpod, vast])
 @pytest.mark.parametrize("fault", ["502", "drop"])
 @pytest.mark.parametrize("late", [0, 2])
-def test_one_machine_is_rented_when_its_creation_is_not_confirmed(module, fault, late, clean):  # noqa: F811
+def test_one_machine_is_rented_when_its_creation_is_not_confirmed(module, fault, late, clean):
     with served(Cloud([fault], late=late)) as cloud:
         number = rented(module, cloud)
     assert [one["id"] for one in cloud.machines] == [number] == ["100"], "it is found, and no second one is made"
@@ -115,7 +86,7 @@ def test_one_machine_is_rented_when_its_creation_is_not_confirmed(module, fault,
 
 
 @pytest.mark.parametrize("module", [runpod, vast])
-def test_a_creation_that_failed_is_repeated_after_a_look(module, clean):  # noqa: F811
+def test_a_creation_that_failed_is_repeated_after_a_look(module, clean):
     with served(Cloud(["503 refused", "429"])) as cloud:
         rented(module, cloud)
     assert cloud.creations == 3 and len(cloud.machines) == 1
@@ -123,7 +94,7 @@ def test_a_creation_that_failed_is_repeated_after_a_look(module, clean):  # noqa
 
 
 @pytest.mark.parametrize("module", [runpod, vast])
-def test_an_unknown_machine_is_named_where_the_list_cannot_be_read(module, clean):  # noqa: F811
+def test_an_unknown_machine_is_named_where_the_list_cannot_be_read(module, clean):
     with served(Cloud(["502"], listing="broken")) as cloud:
         with pytest.raises(LaunchError) as caught:
             rented(module, cloud)
@@ -133,13 +104,13 @@ def test_an_unknown_machine_is_named_where_the_list_cannot_be_read(module, clean
     assert name.startswith("hangproof-") and cloud.creations == 1
 
 
-def test_a_provider_that_fails_for_long_names_the_machine_to_look_for(clean):  # noqa: F811
+def test_a_provider_that_fails_for_long_names_the_machine_to_look_for(clean):
     with served(Cloud(["503 refused"] * 1000)) as cloud:
         with pytest.raises(LaunchError, match="HTTP 503.*Look for the machine hangproof-"):
             rented(runpod, cloud, patience_s=0.5)
 
 
-def test_another_machine_of_the_same_run_is_not_taken_for_the_new_one(clean):  # noqa: F811
+def test_another_machine_of_the_same_run_is_not_taken_for_the_new_one(clean):
     with served(Cloud([])) as cloud:
         first = rented(runpod, cloud)
         cloud.faults = ["502"]

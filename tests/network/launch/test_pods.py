@@ -2,73 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from provider_server import KEY, Provider, provider
 
 from launch import pods
 from launch.cloud_api import Api, ApiError
 from launch.common import LaunchError
-from launch.serve import GRACE_S, IDLE_S, Container, Idle, Observed, endings
+from launch.serve import Container
 
 ROOT = Path(__file__).resolve().parents[3]
-KEY = "rpa_0123456789SECRET"
-
-
-@dataclass
-class Provider:
-    """A double of an HTTP API: it answers with `answers` in turn (the last one again and again) and records the requests."""
-
-    url: str
-    answers: list[tuple[int, object, dict[str, str]]]
-    requests: list[tuple[str, str, object, dict[str, str]]] = field(default_factory=list)
-
-
-@contextlib.contextmanager
-def provider(*answers: tuple[int, object] | tuple[int, object, dict[str, str]]) -> Iterator[Provider]:
-    """A running Provider."""
-    full = [(*answer, {})[:3] for answer in answers]
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            length = int(self.headers.get("Content-Length", 0))
-            body = json.loads(self.rfile.read(length)) if length else None
-            double.requests.append((self.command, self.path, body, dict(self.headers)))
-            status, value, headers = full.pop(0) if len(full) > 1 else full[0]
-            if status == 0:  # no answer at all
-                self.connection.close()
-                return
-            data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
-            self.send_response(status)
-            for name, text in {"Content-Length": str(len(data)), **headers}.items():
-                self.send_header(name, text)
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_POST = do_PUT = answer
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    double = Provider(f"http://127.0.0.1:{server.server_port}", full)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield double
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(30)
 
 
 def api(double: Provider, **more) -> Api:
@@ -165,81 +113,6 @@ def test_stop_pod_as_a_command():
         assert KEY not in done.stdout + done.stderr
         elsewhere = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
     assert elsewhere.returncode == 1 and "no pod" in elsewhere.stderr
-
-
-def runs(**states: str) -> Observed:
-    """Runs by state; those in capitals are under way."""
-    return Observed({n: s.lower() for n, s in states.items()}, frozenset(n for n, s in states.items() if s.isupper()))
-
-
-def decided(rule: str, *moments: tuple[float, Observed], waiting: bool = False) -> list[bool]:
-    idle = Idle(rule)
-    return [bool(idle.reason(now, at_s, waiting)) for at_s, now in moments]
-
-
-def test_a_pod_stops_a_minute_after_its_last_run_has_ended():
-    for end in ("completed", "failed", "preempted", "unkillable"):
-        moments = (
-            (0.0, runs(a="RUNNING")),
-            (10.0, runs(a=end)),
-            (9.0 + GRACE_S, runs(a=end)),
-            (11.0 + GRACE_S, runs(a=end)),
-        )
-        assert decided("1", *moments) == [False, False, False, True], end
-    assert decided("", (0.0, runs(a="RUNNING")), (10.0, runs(a="completed")), (1e6, runs(a="completed"))) == [False] * 3
-
-
-def test_a_pod_does_not_stop_while_a_run_trains_or_may_go_on():
-    assert decided("1", (0.0, runs(a="RUNNING", b="completed")), (1e6, runs(a="RUNNING", b="completed"))) == [False] * 2
-    # its monitor was killed and is being replaced
-    assert decided("1", (0.0, runs(a="RUNNING")), (10.0, runs(a="running")), (1e6, runs(a="running"))) == [False] * 3
-    assert decided("1", (0.0, runs()), (1e6, runs()), waiting=True) == [False] * 2
-    # another one was started within the grace
-    moments = ((0.0, runs(a="RUNNING")), (10.0, runs(a="completed")), (60.0, runs(a="completed", b="STARTING")))
-    assert (
-        decided("1", *moments, (100.0, runs(a="completed", b="failed")), (120.0, runs(a="completed", b="failed")))
-        == [False] * 5
-    )
-
-
-def test_a_run_that_the_user_stopped_stops_the_pod_only_when_asked():
-    moments = ((0.0, runs(a="RUNNING")), (10.0, runs(a="stopped")), (1e6, runs(a="stopped")))
-    assert decided("1", *moments) == [False] * 3
-    assert decided("always", *moments) == [False, False, True]
-
-
-def test_a_pod_that_was_started_for_a_finished_run_stops_after_half_an_hour():
-    moments = ((0.0, runs(a="completed")), (IDLE_S - 1, runs(a="completed")), (IDLE_S + 1, runs(a="completed")))
-    assert decided("1", *moments) == [False, False, True]
-
-
-def test_a_pod_whose_run_cannot_be_started_stops_after_a_minute():
-    idle = Idle("1", failed="cat cannot start")
-    assert not idle.reason(runs(), 0.0, False)
-    assert "cat cannot start" in idle.reason(runs(), GRACE_S + 1, False)
-
-
-def test_a_wrong_variable_is_reported():
-    for rule, kept in (("", ""), ("0", ""), ("1", "1"), ("always", "always")):
-        assert Container(1, {"HANGPROOF_STOP_POD": rule}).idle.rule == kept
-    for wrong in ({"HANGPROOF_STOP_POD": "yes"}, {"HANGPROOF_STOP_AFTER_S": "soon"}, {"HANGPROOF_STOP_AFTER_S": "-1"}):
-        with pytest.raises(LaunchError, match=next(iter(wrong))):
-            Container(1, wrong)
-
-
-def test_the_container_log_says_how_the_runs_ended(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    folder = tmp_path / "outputs" / "cat"
-    folder.mkdir(parents=True)
-    status = {
-        "state": "preempted",
-        "reason": "this machine has none",
-        "store": {"pending": "the checkpoint of step 40"},
-    }
-    (folder / "status.json").write_text(json.dumps(status))
-    first, second = endings({"cat"})
-    assert first == "cat: preempted: this machine has none"
-    assert second == "cat: not in the store: the checkpoint of step 40. It is kept on this machine's disk"
 
 
 def test_a_provider_that_refuses_to_stop_the_pod_is_asked_again(tmp_path, monkeypatch, capsys):

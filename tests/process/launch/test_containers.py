@@ -29,7 +29,7 @@ from ui_helpers import free_port
 import runs
 from launch import skypilot, travel, vast
 from monitor import config
-from tests.network.launch.test_pods import KEY, provider
+from provider_server import KEY, provider
 
 ROOT = Path(__file__).resolve().parents[3]
 AUTH = "me:a-long-secret"
