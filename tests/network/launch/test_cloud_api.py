@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import stat
@@ -12,12 +13,21 @@ from pathlib import Path
 
 import pytest
 from loopback import Request, answering
+from provider_server import KEY, Provider, provider
+from runs_helpers import spec
 
-from launch import runpod, vast
-from launch.cloud_api import Api
+from launch import runpod, travel, vast
+from launch.cloud_api import Api, ApiError
 from launch.common import LaunchError
 
-KEY = "key-of-the-account"
+OFFERS = {"offers": [{"id": 12, "gpu_name": "L4", "dph_total": 0.2}]}
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    """No settings of this machine."""
+    for name in (*travel.STORE_SETTINGS, "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @dataclass
@@ -33,12 +43,11 @@ class Cloud:
     url: str = ""
 
     def made(self, path: str, body: dict) -> dict:
-        self.machines.append(
-            {"id": str(100 + len(self.machines)), "name": body.get("name"), "label": body.get("label")}
-        )
+        number = str(100 + len(self.machines))
+        self.machines.append({"id": number, "name": body.get("name"), "label": body.get("label")})
         if path.startswith("/v2"):
-            return {**POD, "id": self.machines[-1]["id"]}
-        return {"success": True, "new_contract": self.machines[-1]["id"]}
+            return {"id": number, "status": "PROVISIONING", "cost": 0.44}
+        return {"success": True, "new_contract": number}
 
     def answer(self, request: Request) -> tuple[int, object] | None:
         method, path = request.method, request.path
@@ -69,9 +78,11 @@ def served(cloud: Cloud) -> Iterator[Cloud]:
 
 def rented(module, cloud: Cloud, patience_s: float = 20.0) -> str:
     """The number of the machine that the command gets."""
-    args = arguments(module, "--image", "me/h:1")
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    made = spec(tier="20G", store="s3://bucket/runs")
     api = Api("the provider", cloud.url, KEY, pause_s=0.01, patience_s=patience_s)
-    answer = module.create(api, a_spec(), args, ["L4"])
+    answer = module.create(api, made, parser.parse_args(["RUN", "--image", "me/h:1"]), ["L4"])
     return str(answer["id"] if module is runpod else answer[0])
 
 
@@ -116,6 +127,48 @@ def test_another_machine_of_the_same_run_is_not_taken_for_the_new_one(clean):
         cloud.faults = ["502"]
         assert rented(runpod, cloud) != first
     assert len(cloud.machines) == 2
+
+
+# ---- answers ----
+
+
+def api(double: Provider, **more) -> Api:
+    return Api("RunPod", double.url, KEY, pause_s=0.01, **more)
+
+
+def test_passing_faults_are_tried_again_and_final_ones_are_not():
+    busy = {"title": "Too Many Requests", "status": 429, "detail": "rate limit exceeded for the minute window"}
+    with provider((429, busy, {"Retry-After": "0"}), (503, "down"), (0, ""), (200, {"id": "p"})) as double:
+        assert api(double).call("POST", "/v2/pods/p/action", {"action": "stop"}) == {"id": "p"}
+        assert len(double.requests) == 4
+    for status in (400, 401, 402, 403, 404, 422):
+        with provider((status, {"title": "No", "status": status, "detail": "because"})) as double:
+            with pytest.raises(ApiError, match="because") as caught:
+                api(double).call("POST", "/v2/pods", {})
+            assert caught.value.status == status and len(double.requests) == 1
+
+
+def test_a_provider_that_never_answers_is_given_up():
+    with provider((503, "down")) as double, pytest.raises(ApiError, match="HTTP 503"):
+        api(double, patience_s=0.3).call("GET", "/v2/pods")
+    assert 2 <= len(double.requests) < 40
+
+
+def test_the_key_goes_only_where_it_belongs():
+    with provider((200, {})) as thief, provider((307, "", {"Location": f"{thief.url}/steal"})) as double:
+        with pytest.raises(ApiError, match="HTTP 307"):
+            api(double).call("GET", "/v2/pods")
+        assert thief.requests == []
+    with pytest.raises(ApiError, match="https only"):
+        Api("RunPod", "http://api.runpod.io", KEY).call("GET", "/v2/pods")
+    with provider((400, {"detail": f"bad key {KEY}"})) as double, pytest.raises(ApiError) as caught:
+        api(double).call("GET", "/v2/pods")
+    assert KEY not in str(caught.value)
+
+
+def test_an_answer_that_is_no_json_is_reported():
+    with provider((200, "<html>captive portal</html>")) as double, pytest.raises(ApiError, match="not JSON"):
+        api(double).call("GET", "/v2/pods")
 
 
 # ---- /etc/environment of an instance of Vast.ai ----
