@@ -1,6 +1,7 @@
 """A draft's file: what was stored is there after a kill, two processes lose nothing, and drafts of earlier versions are read."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from ui.dataset import bulk, draft, draft_file, draft_store
 from ui.dataset.draft_file import new_positions
+from ui.new import new_lora
 
 WRITER = """
 import sys
@@ -162,3 +164,27 @@ def test_an_image_that_is_moved_to_the_same_place_again_and_again_stays_in_order
         draft.move(mine, ids[3], ids[2])
     draft_store._close(draft.folder(mine) / draft_file.NAME)
     assert texts(mine) == ["a", "d", "c", "b"]
+
+
+def test_drafts_that_no_page_opened_for_sixty_days_are_deleted(data):
+    now, day = time.time(), 24 * 3600
+
+    def aged(mine, days):
+        for path in draft.folder(mine).glob("draft.sqlite*"):
+            os.utime(path, (now - days * day,) * 2)
+
+    ages = {days: draft.new_id() for days in (0, 59, 61)}
+    for days, mine in ages.items():
+        draft.save_fields(mine, {"name": f"{days}"})
+        aged(mine, days)
+    other = draft.folder(ages[0]).parent / "not-a-draft"
+    other.mkdir()
+    os.utime(other, (0, 0))
+    draft.delete_expired()
+    assert [draft.folder(mine).exists() for mine in ages.values()] == [True, True, False] and other.exists()
+    draft.touch(ages[59])  # a page has opened it, which restarts its expiry
+    aged(ages[0], 61)
+    assert new_lora.load(ages[0])[0] == ages[0]  # opening the page does the same
+    draft.delete_expired()
+    assert draft.form(ages[59]) == {"name": "59"} and draft.form(ages[0]) == {"name": "0"}
+    assert new_lora.load(ages[61])[0] == ages[61]  # a deleted draft opens empty, without an error
