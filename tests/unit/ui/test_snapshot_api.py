@@ -141,12 +141,12 @@ def hostile(tmp_path_factory):
     """A data folder with files beside the samples that no answer may have."""
     with pytest.MonkeyPatch.context() as patch:
         root = tmp_path_factory.mktemp("hostile")
-        patch.setenv("HANGPROOF_DATA", str(data))
-        fill(write_run(data, "cat"), 10)
-        (data / "outputs" / "secret.txt").write_text("secret")
-        (data / "outputs" / "cat" / "train.sh").write_text("secret")
-        (data / "outputs" / ".cat").mkdir()
-        (data / "outputs" / ".cat" / "run.toml").write_text('name = "secret"')
+        patch.setenv("HANGPROOF_DATA", str(root))
+        fill(write_run(root, "cat"), 10)
+        (root / "outputs" / "secret.txt").write_text("secret")
+        (root / "outputs" / "cat" / "train.sh").write_text("secret")
+        (root / "outputs" / ".cat").mkdir()
+        (root / "outputs" / ".cat" / "run.toml").write_text('name = "secret"')
         yield root
 
 
