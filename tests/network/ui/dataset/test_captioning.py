@@ -1,18 +1,19 @@
 """What is stored of a caption job of a draft, whose captions are kept, and what the calls of the browser answer."""
 
 import json
-import os
 import subprocess
 import sys
-import time
+import tempfile
+from pathlib import Path
 
 import psutil
 import pytest
 from caption_server import answering, slow
 from draft_helpers import captions, drop, item_of, photo, set_caption
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ui_helpers import PROJECT
+from ui_page import until
 
 from captions.options import checked
 from captions.work import Picture
@@ -38,11 +39,8 @@ def options(url: str, **more) -> dict:
 
 
 def wait(draft_id: str) -> dict:
-    end = time.monotonic() + 120
-    while (now := captioning.status(draft_id))["state"] == "running":
-        assert time.monotonic() < end, now
-        time.sleep(0.05)
-    return now
+    until(lambda: captioning.status(draft_id)["state"] != "running", "the job has ended")
+    return captioning.status(draft_id)
 
 
 @pytest.mark.parametrize(
@@ -88,16 +86,14 @@ def test_a_trigger_word_alone_counts_as_no_caption(draft_id):
     assert [picture.name for picture in caption_work.DraftWork(draft_id).missing()] == ["3.png", "4.png"]
 
 
+@pytest.mark.slow
 def test_a_killed_job_is_shown_as_interrupted_and_continues(draft_id):
     with answering() as server:
         server.answer = slow(0.4)
         assert captioning.start(draft_id, options(server.url), "all", overwrite=True) == 5
         with pytest.raises(RunError, match="being written already"):
             captioning.start(draft_id, options(server.url), "all", overwrite=True)
-        end = time.monotonic() + 90
-        while captioning.status(draft_id)["done"] < 2:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: captioning.status(draft_id)["done"] >= 2, "two captions are written")
         values = json.loads((draft.folder(draft_id) / jobs.FOLDER / f"{captioning.JOB}.json").read_text())
         keeper = psutil.Process(values["pid"])
         for process in [*keeper.children(recursive=True), keeper]:
@@ -124,34 +120,33 @@ def test_a_job_that_fails_says_why(draft_id):
     assert captions(draft_id)["3.png"] == ""
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_draft(draft_id):
     with answering() as server:
         command = [sys.executable, "-m", "captions", draft_id, "--with=endpoint", f"--url={server.url}", "--model=m"]
-        done = subprocess.run(
-            command, cwd=PROJECT, env=os.environ, capture_output=True, text=True, timeout=120, check=False
-        )
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     entries = draft_store.read(draft_id)["images"].values()
     assert [entry["caption_by"] for entry in entries] == ["person", "file", "model", "model", "model"]
 
 
 @pytest.mark.parametrize(
-    "given_",
+    "options",
     [
-        {},
-        {"engine": "no"},
-        {"engine": "endpoint", "url": 7},
-        {"engine": "tagger", "general": "0.3"},
-        {"engine": "florence", "task": "poem"},
-        {"engine": "endpoint", "rewrite": True},
-        {"engine": "endpoint", "folder": "/"},
-        [],
-        None,
+        *(
+            {},
+            [],
+            None,
+            {"engine": "no"},
+            {"engine": "tagger", "general": "0.3"},
+            {"engine": "florence", "task": "poem"},
+        ),
+        *({"engine": "endpoint", **more} for more in ({"url": 7}, {"rewrite": True}, {"folder": "/"})),
     ],
 )
-def test_options_that_the_command_does_not_have_are_refused(given_):
+def test_options_that_the_command_does_not_have_are_refused(options):
     with pytest.raises(RunError):
-        checked(given_)
+        checked(options)
 
 
 @pytest.mark.parametrize(
@@ -173,27 +168,23 @@ def test_options_that_cannot_work_are_refused_before_the_job(draft_id, given_):
 
 
 TEXT = st.text(max_size=20)
+OPTIONS = st.dictionaries(st.sampled_from(["engine", "url", "model", "general"]), TEXT | st.integers(), max_size=3)
 CALL = st.dictionaries(
     st.sampled_from(["draft", "options", "which", "ids", "overwrite"]),
-    st.none()
-    | st.booleans()
-    | TEXT
-    | st.lists(TEXT, max_size=3)
-    | st.dictionaries(st.sampled_from(["engine", "url", "model", "general"]), TEXT | st.integers(), max_size=3),
+    st.none() | st.booleans() | TEXT | st.lists(TEXT, max_size=3) | OPTIONS,
 )
 
 
+@settings(max_examples=50)
 @given(CALL, st.sampled_from(captioning.CALLS), st.booleans())
 def test_no_call_from_a_browser_raises(data, function, known):
     answer = function({**data, "draft": "0" * 24} if known and function is captioning.captions_start else data)
     assert answer["ok"] is False and isinstance(answer["error"], str)
 
 
+@settings(max_examples=50)
 @given(st.binary(max_size=200) | st.just(b'{"job": "../x", "options": {}, "images": []}'))
 def test_any_job_file_is_no_job(content):
-    import tempfile
-    from pathlib import Path
-
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HANGPROOF_DATA", folder)
         target = draft.folder("0" * 24)
