@@ -47,6 +47,7 @@ def every_route(tmp_path_factory) -> dict[str, set[str]]:
         patch.setenv("HANGPROOF_DATA", str(tmp_path_factory.mktemp("routes")))
         guard = app.build(app.parser().parse_args(["--mcp"]), None, "x" * 43)
         on_demand = guard.app
+        assert on_demand._api is None, "a page that nobody asked for the API does not build it"
         found: dict[str, set[str]] = {}
         for one in (on_demand.app.app, on_demand.make()):
             for path, methods in routes(one):

@@ -204,6 +204,10 @@ def test_a_check_of_a_trainer_is_not_started_twice_and_keeps_the_checkout(
     repository, old, new = checkout
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(repository))
     used(tmp_path / "data", repository, old)
+    (repository / ".git/index.lock").touch()  # another git is at work there
+    said = str(trainer_checks.go_back("sd-scripts"))
+    assert "git checkout in" in said and "failed: " in said and versions.commit(repository) == new
+    (repository / ".git/index.lock").unlink()
     place, name = (
         trainer_checks.place(),
         trainer_checks.job_of(trainer_checks.status("sd-scripts"), trainer_checks.SELF_TEST),
@@ -224,8 +228,4 @@ def test_a_check_of_a_trainer_is_not_started_twice_and_keeps_the_checkout(
     (tmp_path / "go").touch()
     until(lambda: not jobs.running(place, "sd-scripts"), "the check has ended")
     git(repository, "checkout", "--quiet", new)
-    (repository / ".git/index.lock").touch()  # another git is at work there
-    said = str(trainer_checks.go_back("sd-scripts"))
-    assert "git checkout in" in said and "failed: " in said and versions.commit(repository) == new
-    (repository / ".git/index.lock").unlink()
     assert f"is at {old[:8]} again" in trainer_checks.go_back("sd-scripts")[0] and versions.commit(repository) == old

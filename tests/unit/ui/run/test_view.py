@@ -112,20 +112,14 @@ def test_a_run_whose_monitor_is_gone_is_not_shown_as_running(data):
     buttons = run_page._buttons(shown)
     assert not buttons["stop"]["visible"] and not buttons["total"]["visible"]
     assert buttons["go"] == {"visible": True, "value": "Resume"}
-
-
-def test_a_run_without_a_checkpoint_starts_over(data):
-    folder = write_run(data, state="failed", checkpoint=None, reason="out of memory")
-    shown = view.read(folder)
-    assert shown.start_label == "Start again" and "press Start again to start over" in cards.head(shown)
-
-
-def test_a_run_that_never_started_can_be_started(data):
-    folder = write_run(data)
-    (folder / "status.json").unlink()
+    (folder / "status.json").unlink()  # as one that never started
     shown = view.read(folder)
     assert shown.state == "new" and run_page._buttons(shown)["go"] == {"visible": True, "value": "Start"}
     assert everything(folder)
+    (folder / "run.toml").write_text("name = [")
+    assert "run.toml cannot be read" in cards.head(view.read(folder))
+    shown = view.read(write_run(data, "failed", state="failed", checkpoint=None, reason="out of memory"))
+    assert shown.start_label == "Start again" and "press Start again to start over" in cards.head(shown)
 
 
 def lora_cards(folder) -> str:
@@ -165,59 +159,41 @@ def test_a_broken_status_file_affects_only_its_own_run(data, content):
     assert "good" in run_page.render(good.name, "")[2]
 
 
-def test_a_broken_run_file_is_reported(data):
-    folder = write_run(data, "x")
-    (folder / "run.toml").write_text("name = [")
-    assert "run.toml cannot be read" in cards.head(view.read(folder))
-
-
-def test_an_incident_shows_the_change_and_its_cost(data):
+def test_an_incident_shows_the_change_and_its_cost_and_the_latest_comes_first(data):
     folder = write_run(data)
     fields = {"resumed_from": 30, "steps_repeated": 11, "detect_s": 2.25, "recover_s": 71, "changed": "workers 2 → 0"}
-    write_incident(folder, report="# Hang\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**bold**", **fields)
-    markup = cards.incidents(view.read(folder), view.incidents(folder))
-    for text in (
-        "Hung after step 41",
-        "Loader worker stuck",
-        "workers 2 → 0",
-        ">2.2 s<",
-        "1 min 11 s",
-        "step 30",
-        ">11<",
-        "<strong>bold</strong>",
-        "<td>1</td>",
-    ):
+    write_incident(folder, "0002", report="# Hang\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**bold**", **fields)
+    write_incident(folder, "0010", step=9)
+    found = view.incidents(folder)
+    markup = cards.incidents(view.read(folder), found)
+    shown = ["Hung after step 41", "Loader worker stuck", "workers 2 → 0", ">2.2 s<", "1 min 11 s", "step 30", ">11<"]
+    for text in [*shown, "<strong>bold</strong>", "<td>1</td>"]:
         assert text in markup, text
+    assert [one.number for one in found] == ["0010", "0002"]
 
 
 @pytest.mark.parametrize(
     ("known", "text"),
     [
         (
-            {"state": "ready", "pid": 7, "memory_bytes": 153_000_000, "reason": ""},
+            {"standby": {"state": "ready", "pid": 7, "memory_bytes": 153_000_000, "reason": ""}},
             "Standby attempt: ready (153.0 MB of",
         ),
-        ({"state": "starting", "pid": 7, "memory_bytes": 0, "reason": ""}, "Standby attempt: starting."),
+        ({"standby": {"state": "starting", "pid": 7, "memory_bytes": 0, "reason": ""}}, "Standby attempt: starting."),
         (
-            {"state": "none", "pid": None, "memory_bytes": 0, "reason": "memory is short: 1.0 GB free"},
-            "No standby attempt: memory is short: 1.0 GB free.",
+            {"standby": {"state": "none", "pid": None, "memory_bytes": 0, "reason": "1.0 GB free"}},
+            "No standby attempt: 1.0 GB free.",
         ),
+        (
+            {"snapshots": {"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}},
+            "step 1,200 (98.0 MB, every 3 steps)",
+        ),
+        ({"snapshots": {"step": None, "bytes": 0, "every": 0, "off": "full"}}, "Snapshots in memory are off: full."),
     ],
 )
-def test_the_page_shows_the_standby_attempt_or_why_there_is_none(data, known, text):
-    assert text in head_of_running(data, standby=known)
-
-
-def test_the_page_shows_the_snapshots_or_why_they_are_off(data):
-    on = {"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}
-    assert "step 1,200 (98.0 MB, every 3 steps)" in head_of_running(data, snapshots=on)
-    off = {"step": None, "bytes": 0, "every": 0, "off": "/dev/shm is full"}
-    assert "Snapshots in memory are off: /dev/shm is full." in head_of_running(data, snapshots=off)
-
-
-def head_of_running(data, **status) -> str:
-    shown = {"state": "running", "alive": True, "step": 40, "planned_steps": 100, **status}
-    return cards.head(view.View(data / "outputs" / "r", "r", shown))
+def test_the_page_shows_the_standby_attempt_and_the_snapshots_or_why_there_are_none(data, known, text):
+    shown = {"state": "running", "alive": True, "step": 40, "planned_steps": 100, **known}
+    assert text in cards.head(view.View(data / "outputs" / "r", "r", shown))
 
 
 def test_what_all_failures_cost_is_said_in_one_line(data):
@@ -229,13 +205,6 @@ def test_what_all_failures_cost_is_said_in_one_line(data):
     markup = cards.incidents(view.read(folder), view.incidents(folder))
     assert "Cost: 1 min 14 s until the next new step, 1 step trained twice" in markup
     assert "step 40, in memory" in markup and "Steps trained twice" in markup
-
-
-def test_the_latest_incident_comes_first(data):
-    folder = write_run(data)
-    write_incident(folder, "0002", step=7)
-    write_incident(folder, "0010", step=9)
-    assert [one.number for one in view.incidents(folder)] == ["0010", "0002"]
 
 
 def test_a_report_cannot_carry_links_or_pictures():
@@ -446,7 +415,7 @@ def test_a_long_list_names_the_runs_that_it_leaves_out(data):
 # A tick --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_tick_opens_no_file_that_did_not_change(data, monkeypatch):
+def test_a_tick_opens_no_file_that_did_not_change_and_sends_only_what_changed(data, monkeypatch):
     for n in range(30):
         write_run(data, f"run {n}", state="completed")
     folder = write_run(data, "shown", state="stopped")
@@ -456,54 +425,26 @@ def test_a_tick_opens_no_file_that_did_not_change(data, monkeypatch):
     lora_file(folder / "shown.safetensors", 3)
     sample(folder, "shown_000100_00_20260101120000_42.png")
     first = run_page.render("shown", "")
-    opened = []
-    real = type(folder).read_text
-    monkeypatch.setattr(
-        type(folder), "read_text", lambda path, *a, **k: opened.append(path.name) or real(path, *a, **k)
-    )
-    monkeypatch.setattr("safetensors.safe_open", lambda *a, **k: opened.append("lora"))
-    again = run_page.render("shown", first[1])
-    assert all(isinstance(part, dict) and len(part) == 1 for part in again[2:])
-    assert set(opened) <= {"sample_prompts.txt"}  # the samples are a moment old
-
-
-@pytest.mark.parametrize(
-    "seconds, expected",
-    [
-        (0, "0 s"),
-        (59.4, "59 s"),
-        (60, "1 min"),
-        (200, "3 min 20 s"),
-        (3599, "59 min"),
-        (7500, "2 h 5 min"),
-        (360000, "4 d 4 h"),
-        (None, "–"),
-        (math.nan, "–"),
-        (-5, "0 s"),
-    ],
-)
-def test_time_spans(seconds, expected):
-    assert html.duration(seconds) == expected
-
-
-def test_only_what_changed_is_sent_again(data):
-    folder = write_run(data)
-    (folder / "training.log").write_text("one\n")
-    first = run_page.render(folder.name, "")
-    again = run_page.render(folder.name, first[1])
+    opened, real = [], type(folder).read_text
+    with monkeypatch.context() as patch:
+        patch.setattr(type(folder), "read_text", lambda path, *a, **k: opened.append(path.name) or real(path, *a, **k))
+        patch.setattr("safetensors.safe_open", lambda *a, **k: opened.append("lora"))
+        again = run_page.render("shown", first[1])
     assert all(isinstance(part, dict) and part.get("__type__") == "update" and len(part) == 1 for part in again[2:])
+    assert set(opened) <= {"sample_prompts.txt"}  # the samples are a moment old
     (folder / "training.log").write_text("one\ntwo\n")
-    third = run_page.render(folder.name, again[1])
+    third = run_page.render("shown", again[1])
     shown = dict(zip(run_page.PARTS, third[2 : 2 + len(run_page.PARTS)], strict=True))
     assert [name for name, part in shown.items() if part.get("__type__") != "update"] == ["log"]
     assert shown["log"]["run"] == folder.name
 
 
-def test_a_late_refresh_does_not_undo_a_click(data):
-    write_run(data, "one")
-    write_run(data, "two")
-    assert run_page.refresh("one", "")[0] == {"__type__": "update"}  # keeps the current selection
-    assert run_page.refresh("", "")[0] in ("one", "two")
+SPANS = {0: "0 s", 59.4: "59 s", 60: "1 min", 200: "3 min 20 s", 3599: "59 min", 7500: "2 h 5 min", 360000: "4 d 4 h"}
+
+
+def test_time_spans():
+    for seconds, shown in {**SPANS, None: "–", math.nan: "–", -5: "0 s"}.items():
+        assert html.duration(seconds) == shown
 
 
 def test_a_selected_run_that_is_gone_is_not_replaced_by_another_one(data):
@@ -520,15 +461,14 @@ def test_a_selected_run_that_is_gone_is_not_replaced_by_another_one(data):
     assert run_page.render("one", "")[0] == "one"
 
 
-def test_without_runs_the_page_says_what_to_do(data):
+def test_a_page_opens_with_the_run_in_its_address_or_a_running_one_and_says_what_to_do_without(data, monkeypatch):
     parts = run_page.render("", "")
     assert "No runs yet" in parts[2] and "No run selected" in parts[3]
-
-
-def test_a_page_opens_with_the_run_in_its_address_or_a_running_one(data, monkeypatch):
     write_run(data, "old", state="completed")
     write_run(data, "busy")
     assert run_page.first_run("old") == "old"
     assert run_page.first_run("no-such-run") == "" and run_page.first_run("") == ""
+    assert run_page.refresh("old", "")[0] == {"__type__": "update"}, "a late refresh does not undo a click"
+    assert run_page.refresh("", "")[0] in ("old", "busy")
     monkeypatch.setattr("monitor.process.locks.is_held", lambda path: True)
     assert run_page.first_run("") == "busy"
