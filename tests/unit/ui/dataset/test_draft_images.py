@@ -31,9 +31,8 @@ def test_the_photos_of_phones_are_added_and_trained(data, mine, tmp_path, suffix
     with Image.open(draft.thumb(mine, item)) as thumb, Image.open(draft.large(mine, item.id)) as large:
         assert thumb.size == large.size == (128, 64) and large.getpixel((3, 3))[0] > 200
     notes = []
-    runs.create(
-        runs.make({"name": "p", "trigger": "t", "model": "tiny-flux"}), draft.sources(mine), on_note=notes.append
-    )
+    spec = runs.make({"name": "p", "trigger": "t", "model": "tiny-flux"})
+    runs.create(spec, draft.sources(mine), on_note=notes.append)
     (taken,) = runs.images_in(data / "datasets/p")
     with Image.open(taken) as image:
         assert (image.format, image.size) == ("JPEG", (128, 64)) and image.getpixel((3, 3))[0] > 200
@@ -220,9 +219,7 @@ def test_a_tiff_whose_second_frame_is_damaged_is_explained(mine, tmp_path, damag
     (table,) = struct.unpack_from("<L", content, table + 2 + 12 * struct.unpack_from("<H", content, table)[0])
     entries = range(table + 2, table + 2 + 12 * struct.unpack_from("<H", content, table)[0], 12)
     (entry,) = (at for at in entries if struct.unpack_from("<H", content, at)[0] == TAGS[damaged])
-    at, value = (
-        (entry, 65_000) if damaged == "width" else (entry + 8, 999)
-    )  # there is no width; a value that nobody knows
+    at, value = (entry, 65_000) if damaged == "width" else (entry + 8, 999)  # no width; a value that nobody knows
     struct.pack_into("<H", content, at, value)
     path.write_bytes(content)
     added, messages = drop(mine, path, photo(tmp_path / "y.png"))

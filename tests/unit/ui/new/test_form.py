@@ -217,15 +217,6 @@ def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
     assert runs.read_captions(folder.name) == {"0.png": "tok"}
 
 
-def test_a_name_that_exists_is_refused_and_the_draft_stays(data, mine, tmp_path):
-    drop(mine, tmp_path, 1)
-    folder, _ = form.create(values(), mine)
-    before = (folder / "run.toml").read_bytes()
-    with pytest.raises(runs.RunError, match="name: A run named 'my lora' already exists"):
-        form.create(values(epochs=2), mine)
-    assert (folder / "run.toml").read_bytes() == before and len(draft.items(mine)) == 1
-
-
 def test_the_script_shown_is_the_script_written(data, mine, tmp_path):
     drop(mine, tmp_path, 2)
     shown = form.script_of(form.review(values(), draft.counts(mine)))
@@ -259,13 +250,6 @@ def test_a_stored_form_is_restored_without_a_removed_model(mine):
     back = form.restored(draft.form(mine))
     assert back["trigger"] == "$(rm -rf /)" and back["epochs"] is None and back["model"] == form.defaults()["model"]
     assert set(back) == set(form.KEYS)
-
-
-def test_choosing_a_model_sets_its_own_values_and_resets_them():
-    tiny, big = form.model_values("tiny-flux", "diffusers"), form.model_values("flux-dev", "diffusers")
-    assert (tiny["resolution"], tiny["mixed_precision"]) == (64, "no")
-    assert (big["resolution"], big["mixed_precision"]) == (512, "bf16")
-    assert form.model_values("flux-dev2pro", "diffusers")["backend"] == "sd-scripts"
 
 
 def test_nothing_typed_is_lost_by_storing_it(mine):
