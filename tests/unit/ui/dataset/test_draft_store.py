@@ -108,6 +108,7 @@ def test_a_draft_of_an_earlier_version_keeps_its_images_its_form_and_its_history
     assert draft.items(mine)[0].weight == 2
 
 
+@pytest.mark.slow
 def test_ten_thousand_images_are_changed_in_a_moment(mine):
     """Processor time, because the tests run on busy machines; `benchmarks dataset` measures what a user waits for."""
     filled(mine, *[f"old tag, tag {n}" for n in range(10_000)])

@@ -84,10 +84,13 @@ def test_every_state_has_a_label_and_an_explanation(data, state):
 
 def test_the_last_progress_is_shown_as_an_age(data):
     folder = write_run(data)
-    for ago, expected in ((0.2, "just now"), (75, "1 min 15 s ago"), (None, None)):
-        then = (datetime.now(UTC) - timedelta(seconds=ago)).isoformat() if ago is not None else "not a time"
-        shown = dict((a, b) for a, b, _ in cards.facts(view.View(folder, "r", {"last_progress_at": then}), True))
-        assert re.sub("<[^>]*>", "", shown["Last progress"]) == expected if expected else "Last progress" not in shown
+
+    def shown(at: str) -> str | None:
+        facts = {name: value for name, value, _ in cards.facts(view.View(folder, "r", {"last_progress_at": at}), True)}
+        return re.sub("<[^>]*>", "", facts["Last progress"]) if "Last progress" in facts else None
+
+    assert shown(datetime.now(UTC).isoformat()) == "just now" and shown("not a time") is None
+    assert re.fullmatch("1 min [1-4][0-9] s ago", shown((datetime.now(UTC) - timedelta(seconds=75)).isoformat()))
 
 
 def test_old_figures_of_a_monitor_that_does_not_respond_are_called_old(data):
@@ -97,7 +100,8 @@ def test_old_figures_of_a_monitor_that_does_not_respond_are_called_old(data):
     lock = Lock(folder / LOCK)
     assert lock.acquire()
     shown = view.read(folder)
-    assert shown.running and "These figures are 95 s old: the monitor does not respond." in cards.head(shown)
+    assert shown.running
+    assert re.search(r"These figures are (9|1\d)\d s old: the monitor does not respond\.", cards.head(shown))
     assert "Monitor does not respond" in cards.head(shown) and "Training" not in cards.run_list([shown], "")
     (folder / "status.json").write_text(json.dumps(shown.status | {"updated_mono_s": now.mono_s}))
     assert view.read(folder).stale == "" and "Training" in cards.run_list([view.read(folder)], "")
