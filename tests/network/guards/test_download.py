@@ -147,6 +147,7 @@ def test_a_silent_server_is_out_of_reach_or_a_stall_where_it_answered_before(hub
     hub.silent = True
     with pytest.raises(DownloadError, match="out of reach"):
         get(tmp_path / "d" / NAME, stall_s=2)
+    hub_request.reach.__init__()
     hub.silent = False
     get(tmp_path / "d" / "config.json")
     hub.silent = True

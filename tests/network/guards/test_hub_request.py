@@ -81,14 +81,28 @@ def loading(case, folder, code=LOAD, **env):
             process.kill()
 
 
+CASES = {case.__name__: case for case in (no_name, refused, silent, lost, lost_route)}
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """The exit status and the log of each case; they wait at the same time."""
+    with ExitStack() as stack:
+        started = {}
+        for name, case in CASES.items():
+            if not (name.startswith("lost") and netns.missing()):
+                started[name] = stack.enter_context(loading(case, tmp_path_factory.mktemp(name)))
+        found = {name: process.communicate(timeout=240)[0] for name, process in started.items()}
+        return {name: (started[name].returncode, log) for name, log in found.items()}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [no_name, refused, silent, lost, lost_route])
-def test_without_a_network_the_library_raises_its_own_error_after_one_wait_for_all_files(tmp_path, case):
-    if case in (lost, lost_route) and netns.missing():
+@pytest.mark.parametrize("case", CASES)
+def test_without_a_network_the_library_raises_its_own_error_after_one_wait_for_all_files(logs, case):
+    if case not in logs:
         pytest.skip(netns.missing())
-    with loading(case, tmp_path) as process:
-        log, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, log
+    code, log = logs[case]
+    assert code == 0, log
     assert log.count("the library's own error") == len(FILES)
     assert log.count("hangproof: waited 4 s for an answer about some/model from ") == 1
     assert log.count("is out of reach") == 1

@@ -70,7 +70,10 @@ def test_no_route_answers_without_the_token_and_each_does_with_it(every_route, t
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
             for path, methods in sorted(every_route.items()):
                 for method in {*METHODS} | methods:
-                    for where, headers in ((path, {}), (f"{path}?token={'x' * 43}", wrong)):
+                    for where, headers in (
+                        (path, {}),
+                        *([(f"{path}?token={'x' * 43}", wrong)] if method in methods else []),
+                    ):
                         connection.request(method, where, headers=headers)
                         reply = connection.getresponse()
                         reply.read()

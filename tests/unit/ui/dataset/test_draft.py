@@ -15,16 +15,6 @@ from ui.new import form, proposals
 from ui.run import run_page
 
 
-def test_edits_stay_when_images_are_added_and_removed(mine):
-    drop(mine, *photos("astronaut.png", "chelsea.png", "coffee.png"))
-    set_caption(mine, "astronaut.png", "a woman in orange")
-    set_caption(mine, "coffee.png", "a cup")
-    remove(mine, "chelsea.png")
-    drop(mine, *photos("rocket.jpg"))
-    assert captions(mine) == {"astronaut.png": "a woman in orange", "coffee.png": "a cup", "rocket.jpg": ""}
-    assert [item.file for item in draft.items(mine)] == ["astronaut.png", "coffee.png", "rocket.jpg"]
-
-
 def test_a_caption_file_does_not_replace_what_was_typed(mine, tmp_path):
     drop(mine, *photos("coffee.png"))
     set_caption(mine, "coffee.png", "mine")
