@@ -222,10 +222,10 @@ def test_another_user_of_the_machine_gets_neither_the_token_nor_an_answer():
 
 @pytest.mark.slow
 def test_the_documented_client_works_as_it_stands(server, tmp_path):
-    """The README's lines and those of the API's page, on the account that started the server."""
+    """The lines of docs/api.md and those of the API's page, on the account that started the server."""
     shutil.copytree(server.config / "hangproof", tmp_path / ".config" / "hangproof")
-    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
-    block = next(one for one in re.findall(r"```\w*\n(.*?)```", readme, re.DOTALL) if "gradio_client" in one)
+    page = (PROJECT / "docs" / "api.md").read_text(encoding="utf-8")
+    block = next(one for one in re.findall(r"```\w*\n(.*?)```", page, re.DOTALL) if "gradio_client" in one)
     assert set(CLIENT.splitlines()[-2:]) <= set(block.splitlines())
     for code in (CLIENT, block.partition("draft =")[0]):
         code = code.replace("127.0.0.1:7860", f"127.0.0.1:{server.port}")

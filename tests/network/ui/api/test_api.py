@@ -137,7 +137,7 @@ HARMLESS = [  # those that start nothing and delete nothing of ours
 ]  # fmt: skip
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(name=st.sampled_from(HARMLESS), values=st.lists(JSON, max_size=6), known=st.booleans())
 def test_no_value_gets_more_than_an_answer_or_a_sentence(name, values, known, monkeypatch_data):
     """What the endpoints are called with by the server: any JSON. Nothing is written outside the data folder."""
