@@ -21,7 +21,7 @@ import tiny_sd_scripts
 from hub_server import COMMIT, Fault, Hub, serving
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from runs_helpers import PROJECT, data  # noqa: F401
+from runs_helpers import PROJECT
 from ui_helpers import small_disk
 
 from guards import download, hub_cache, hub_request
@@ -428,25 +428,6 @@ def test_a_name_that_leaves_the_repository_is_refused(hub, tmp_path, name):
     with pytest.raises(DownloadError, match="is not a name of a file"):
         hub_cache.snapshot(Source("me/model", ""), lambda names: names, options())
     assert hub.sent == []
-
-
-@pytest.mark.slow
-def test_the_command_downloads_a_models_files_through_faults(hub, data):  # noqa: F811
-    (data / "models.toml").write_text(
-        '[models.mine]\nname = "Mine"\nbackends = ["sd-scripts"]\n'
-        '[models.mine.files]\npretrained_model_name_or_path = "mine.safetensors"\n'
-        '[downloads."mine.safetensors"]\nrepo = "me/model"\npath = "x.safetensors"\n'
-    )
-    hub.faults = [Fault("drop", 100_000), Fault("busy"), Fault("drop", 70_000)]
-    command = [sys.executable, "-m", "runs", "fetch-model", "mine"]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (data / "models" / "mine.safetensors").read_bytes() == CONTENT and no_overlap(hub)
-    assert "mine.safetensors: 0.00 of 0.00 GB · 100 %" in done.stderr
-    (data / "models" / "mine.safetensors").unlink()
-    hub.refusal = (403, "GatedRepo")
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 1 and f"accept its licence at {hub.url}/me/model" in done.stderr
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hub_server import Fault, serving
-from runs_helpers import PROJECT, data  # noqa: F401
+from runs_helpers import PROJECT
 
 import runs
 from guards import download, hub_request
@@ -95,9 +95,10 @@ def test_too_little_space_is_an_error_before_the_download(hub, tmp_path, monkeyp
     assert not any(method == "GET" for method, *_ in hub.requests)
 
 
-def test_the_command_fetches_what_is_missing(hub, data):  # noqa: F811
+def test_the_command_fetches_what_is_missing_through_faults(hub, data):
     names = ["ae.safetensors", "flux1-schnell.safetensors", "t5xxl_fp16.safetensors"]
     hub.files = dict.fromkeys(names, CONTENT)
+    hub.faults = [Fault("drop", 100_000), Fault("busy"), Fault("drop", 70_000)]
     (data / "models").mkdir()
     (data / "models/clip_l.safetensors").write_bytes(b"already here")
 
@@ -110,7 +111,11 @@ def test_the_command_fetches_what_is_missing(hub, data):  # noqa: F811
     assert sorted(Path(f).name for f in json.loads(done.stdout.splitlines()[-1])["files"]) == names
     assert "ae.safetensors: 0.00 of 0.00 GB · 100 %" in done.stderr
     assert not runs.missing_files("flux-schnell") and not list((data / "models").glob(".*.part*"))
+    assert {(data / "models" / name).read_bytes() for name in names} == {CONTENT}
     assert (data / "models/clip_l.safetensors").read_bytes() == b"already here"
-    for name, says in (("tiny-flux", "is generated on this machine"), ("nope", "no base model 'nope'")):
-        wrong = fetch(name)
-        assert wrong.returncode == 1 and says in wrong.stderr
+    (data / "models/ae.safetensors").unlink()
+    hub.refusal = (403, "GatedRepo")
+    wrong = {"FLUX.1-schnell": f"accept its licence at {hub.url}/", "tiny-flux": "is generated on this machine"}
+    for name, says in (wrong | {"nope": "no base model 'nope'"}).items():
+        done = fetch(name)
+        assert done.returncode == 1 and says in done.stderr

@@ -86,6 +86,8 @@ def test_files_are_found_only_by_their_own_path(server, tmp_path):
         f"/file={thumb}",
         "/gradio_api/proxy=http://127.0.0.1/",
         "/gradio_api//file=/x",
+        "/api/gradio_api/file=/etc/passwd",
+        "/api/nonsense",
     ]
     for path in [*(f"/gradio_api/file={path}" for path in refused), *others]:
         status, _, body = ask(server, "GET", path)
@@ -147,7 +149,14 @@ def test_a_foreign_host_name_or_origin_is_refused(mode, request):
         "",
         "a@127.0.0.1",
     )
-    for path in ("/", "/config", "/login", "/gradio_api/heartbeat/a", f"http://127.0.0.1:{one.port}/config"):
+    for path in (
+        "/",
+        "/config",
+        "/api/config",
+        "/login",
+        "/gradio_api/heartbeat/a",
+        f"http://127.0.0.1:{one.port}/config",
+    ):
         for host in evil:
             assert raw(one, f"GET {path} HTTP/1.1", f"Host: {host}") in (400, 403), (path, host)
     assert raw(one, "GET /login HTTP/1.1", f"Host: 127.0.0.1:{one.port}", "Host: evil.example") in (400, 403)

@@ -110,7 +110,8 @@ def test_a_request_may_carry_the_token_in_three_ways_and_only_from_this_page(ser
         assert status(server, "GET", f"/config{query}", **headers) == 200, headers
         assert status(server, "POST", f"/gradio_api/queue/join{query}", **headers) == 422, headers
         for foreign in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
-            assert status(server, "GET", f"/config{query}", **headers, **foreign) == 403
+            for path in ("/config", "/api/config"):
+                assert status(server, "GET", f"{path}{query}", **headers, **foreign) == 403
     for wrong in (server.token[:-1], server.token + "x", server.token.upper(), "", "x" * 10_000):
         assert status(server, "GET", f"/config?token={wrong}") == 401
         assert status(server, "GET", "/config", Authorization=f"Bearer {wrong}") == 401
