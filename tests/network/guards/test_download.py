@@ -85,7 +85,7 @@ FAULT = st.builds(Fault, st.sampled_from(KINDS), st.integers(0, len(CONTENT)))
 HONEST_FAULT = st.builds(Fault, st.sampled_from(HONEST), st.integers(0, len(CONTENT)))
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(faults=st.lists(HONEST_FAULT, max_size=8))
 def test_a_connection_that_breaks_at_any_place_is_continued_and_no_byte_is_sent_twice(tmp_path_factory, faults):
     folder = tmp_path_factory.mktemp("d")
@@ -97,7 +97,7 @@ def test_a_connection_that_breaks_at_any_place_is_continued_and_no_byte_is_sent_
         assert {p.name for p in folder.iterdir()} == {NAME, f".{NAME}.lock"}
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(faults=st.lists(FAULT, max_size=6), hashes=st.booleans(), sizes=st.booleans())
 @example(faults=[Fault("drop", 100_000), Fault("moved", 0)], hashes=False, sizes=True)
 @example(faults=[Fault("drop", 100_000), Fault("changed")], hashes=False, sizes=True)
@@ -143,6 +143,7 @@ def test_a_server_that_sends_too_little_fails_with_the_reason_and_the_bytes_kept
     assert next(h["range"] for _, _, h in hub.requests if "range" in h) == f"bytes={kept}-"
 
 
+@pytest.mark.slow
 def test_a_silent_server_is_out_of_reach_or_a_stall_where_it_answered_before(hub, tmp_path):
     hub.silent = True
     with pytest.raises(DownloadError, match="out of reach"):
@@ -377,6 +378,7 @@ def test_xet_is_used_first_and_http_continues_where_it_does_not_end_well(xet, tm
         assert not (tmp_path / "seen").exists()  # not tried again
 
 
+@pytest.mark.slow
 def test_a_partial_file_is_continued_over_http_not_started_again_with_xet(xet, tmp_path, monkeypatch):
     monkeypatch.setenv("MODE", "works")
     monkeypatch.setattr(xet_module, "SMALLEST_BYTES", 1 << 40)

@@ -95,6 +95,7 @@ def test_too_little_space_is_an_error_before_the_download(hub, tmp_path, monkeyp
     assert not any(method == "GET" for method, *_ in hub.requests)
 
 
+@pytest.mark.slow
 def test_the_command_fetches_what_is_missing_through_faults(hub, data):
     names = ["ae.safetensors", "flux1-schnell.safetensors", "t5xxl_fp16.safetensors"]
     hub.files = dict.fromkeys(names, CONTENT)

@@ -563,6 +563,7 @@ def test_a_run_survives_on_every_store(server, run, other):
     assert done.step == 20 and belonging(outputs_dir() / run.name) == before and faults.failed > 5
 
 
+@pytest.mark.slow
 def test_two_machines_at_once_on_every_store(server, run):
     """All start at one time: one holds, the others say who."""
     one_of_three_holds(server.place(QUICK).under(run.name))

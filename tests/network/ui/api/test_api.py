@@ -48,6 +48,7 @@ def call(client, name, *values, **named):
     return client.predict(*values, api_name=f"/{name}", **named)
 
 
+@pytest.mark.slow
 def test_each_endpoint_is_documented_and_has_plain_types(client):
     known = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
     names = [name for group in endpoints().values() for name in group]
@@ -98,6 +99,7 @@ def test_a_lora_is_trained_from_upload_to_download_without_the_page(client, data
     assert not (data / "outputs" / renamed).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
@@ -115,6 +117,7 @@ def test_a_wrong_value_is_refused_with_a_sentence(client, name, values, message)
     assert message in str(caught.value) and "Traceback" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_file_outside_the_uploads_is_not_taken(client, tmp_path):
     draft = call(client, "new_draft")
     with pytest.raises(AppError):
@@ -162,6 +165,7 @@ def monkeypatch_data(tmp_path_factory):
         yield drafts.new_draft()
 
 
+@pytest.mark.slow
 def test_a_run_far_away_is_stopped_by_the_api_through_its_store(client, tmp_path):
     store, folder = str(tmp_path / "store"), tmp_path / "store" / "far-cat"
     (folder / "lease").mkdir(parents=True)
@@ -183,6 +187,7 @@ def test_a_run_far_away_is_stopped_by_the_api_through_its_store(client, tmp_path
     until(lambda: store not in [one["store"] for one in call(client, "list_fleet")], "the store is forgotten")
 
 
+@pytest.mark.slow
 def test_a_script_is_checked_and_only_an_orphan_is_ended(client):
     found = call(client, "check_script", "accelerate launch flux_train_network.py --split_mode\n")
     assert any(one["id"] for one in found["findings"]) and found["fixed"]
@@ -191,6 +196,7 @@ def test_a_script_is_checked_and_only_an_orphan_is_ended(client):
     assert os.getpid() not in [one["pid"] for one in call(client, "list_orphans")]
 
 
+@pytest.mark.slow
 def test_with_a_login_only_its_owner_gets_in(listening):
     with pytest.raises((AuthenticationError, ValueError)):
         Client(f"{listening.url}/api/", auth=("me", "wrong"), verbose=False)
