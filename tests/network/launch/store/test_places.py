@@ -84,6 +84,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
         ("", "no address"),
         ("ftp://host/x", "not a kind of store"),
         ("s3://key:secret@bucket/x", "holds no password"),
+        ("s3://key@bucket/x", "holds no password"),
         ("s3://bucket/x?token=1", "holds no password"),
         ("sftp://me:secret@host/x", "holds no password"),
         ("s3://bucket/../x", "without . and .."),

@@ -19,7 +19,9 @@ def no_merging(monkeypatch):
     monkeypatch.setattr(draft, "MERGE_S", 0)
 
 
-def test_a_rotation_and_a_caption_that_waits_are_undone_and_redone_with_what_came_before(mine, tmp_path, no_merging):
+def test_a_move_a_rotation_and_a_caption_that_waits_are_undone_and_redone_with_what_came_before(
+    mine, tmp_path, no_merging
+):
     """tests/unit/ui/dataset/test_hostile.py does it with all other changes, in any order."""
 
     def state():
@@ -27,7 +29,8 @@ def test_a_rotation_and_a_caption_that_waits_are_undone_and_redone_with_what_cam
 
     states = [state()]
     for change in (
-        lambda: drop(mine, photo(tmp_path / "0.png"), note(tmp_path / "0.txt", "one")),
+        lambda: drop(mine, photo(tmp_path / "0.png"), note(tmp_path / "0.txt", "one"), photo(tmp_path / "1.png", 1)),
+        lambda: draft.move(mine, draft.items(mine)[1].id, draft.items(mine)[0].id),
         lambda: draft.fix(mine, draft.items(mine)[0].id, "sideways"),
         lambda: drop(mine, note(tmp_path / "gone.txt", "waits")),
         lambda: draft.clear(mine),
