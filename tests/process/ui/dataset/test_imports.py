@@ -144,7 +144,7 @@ def test_an_import_that_waits_keeps_its_upload(mine, tmp_path, monkeypatch, clea
     assert not sent.exists()
     (result,) = until_done(mine)
     assert (result["state"], result["added"], result["messages"]) == ("done", 4, [])
-    assert [path.suffix for path in imports.place(mine).iterdir()] == [".done"], "nothing of the upload is left"
+    until(lambda: [path.suffix for path in imports.place(mine).iterdir()] == [".done"], "nothing of the upload is left")
 
 
 def test_an_import_whose_upload_is_gone_has_failed_and_says_what_to_do(mine, tmp_path):
