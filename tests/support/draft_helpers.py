@@ -9,12 +9,20 @@ import shutil
 import sqlite3
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import pytest
 from PIL import Image
 
 import presets
 import runs
-from ui.dataset import draft
+from ui.dataset import draft, draft_store
+
+
+@pytest.fixture
+def mine(data) -> str:
+    """A new draft; `data` is the data root."""
+    return draft.new_id()
 
 
 def upload(path) -> Path:
@@ -110,3 +118,30 @@ def limits(monkeypatch, **values):
     table = presets.defaults()
     table["images"] |= values
     monkeypatch.setattr(presets, "defaults", lambda: table)
+
+
+def item(key: str, width: int, height: int, **more: Any) -> draft.Item:
+    """An image of a draft, without a draft."""
+    return draft.Item(**{"id": key, "file": f"{key}.png", "folder": "", "width": width, "height": height, "caption": "",
+                         "sha256": key, "warnings": (), **more})  # fmt: skip
+
+
+def entry(number: int, caption: str, folder: str = "") -> dict:
+    """A stored image without a file: captions and subsets need none."""
+    return {
+        "width": 512, "height": 512, "sha256": f"{number:064x}", "bytes": 1, "hash": f"{random.Random(number).getrandbits(160):040x}",
+        "upright": 0, "turn": 0, "file": f"{number:05}.png", "stored": f"{number:024x}.png", "folder": folder,
+        "names": [["drop", f"{number:05}"]], "caption": caption, "crop": None, "mask": None, "weight": 1,
+        "caption_by": "file" if caption else "",
+    }  # fmt: skip
+
+
+def filled(draft_id: str, *texts: str) -> list[str]:
+    """Give a draft images with these captions. Returns their ids."""
+    with draft_store.change(draft_id) as edit:
+        edit.state["images"] = {f"{n:024x}": entry(n, text) for n, text in enumerate(texts)}
+    return list(draft_store.read(draft_id)["images"])
+
+
+def texts(draft_id: str) -> list[str]:
+    return [item.caption for item in draft.items(draft_id)]

@@ -1,8 +1,11 @@
 """What the servers of the tests share: an HTTP server on loopback whose clients may be killed at any moment."""
 
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
@@ -41,7 +44,7 @@ class Answers(BaseHTTPRequestHandler):
 @contextmanager
 def running(server: S) -> Iterator[S]:
     """The server while it answers."""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
         yield server
@@ -50,3 +53,68 @@ def running(server: S) -> Iterator[S]:
         server.shutdown()
         server.server_close()
         thread.join(10)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client sent. headers: by names in any case."""
+
+    method: str
+    path: str
+    headers: Message
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The value in the body; None without one."""
+        return json.loads(self.body) if self.body else None
+
+
+Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
+
+
+class Double(Server):
+    """`answer` makes of each request (status, bytes, text or a value for JSON, headers), or None: the connection ends."""
+
+    def __init__(self, answer: Callable[[Request], Answer]) -> None:
+        super().__init__(Replies)
+        self.answer = answer
+
+
+class Replies(Answers):
+    server: Double
+
+    def body(self) -> bytes:
+        """The body of the request, chunked or not."""
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        data = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            data += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return data
+
+    def reply(self) -> None:
+        found = self.server.answer(Request(self.command, self.path, self.headers, self.body()))
+        if found is None:
+            self.close_connection = True
+            return
+        status, value, headers = (*found, {})[:3]
+        data = value if isinstance(value, bytes) else (value if isinstance(value, str) else json.dumps(value)).encode()
+        self.send_response(status)
+        kind = {} if isinstance(value, bytes | str) else {"Content-Type": "application/json"}
+        for name, text in {"Content-Length": str(len(data)), **kind, **headers}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = reply
+
+
+@contextmanager
+def answering(answer: Callable[[Request], Answer]) -> Iterator[Double]:
+    """A running server that answers with a function."""
+    with running(Double(answer)) as server:
+        yield server

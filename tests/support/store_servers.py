@@ -20,16 +20,17 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import Answer, Double, Request, running
 
 from launch.store.places import Entry, Limits, Meter, Place, open_place
 from launch.store.places_folder import FolderKind
 
 KINDS = ("folder", "s3", "sftp", "hub")
+EACH_KIND = ["folder", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
 BUCKET = "runs-of-tests"
 
 
@@ -39,6 +40,15 @@ class Fails(Exception):
 
 class Full(Exception):
     """There is no space for this request."""
+
+
+@contextmanager
+def failing(error: Exception) -> Iterator[None]:
+    """A fault becomes what the server says then."""
+    try:
+        yield
+    except (Fails, Full) as fault:
+        raise error from fault
 
 
 @dataclass
@@ -133,30 +143,17 @@ def moto() -> Iterator[int]:
         process.communicate()
 
 
-class Proxy(ThreadingHTTPServer):
+class Proxy(Double):
     """Forwards S3 requests to moto, with faults."""
 
-    daemon_threads = True
-    request_queue_size = 64
-
     def __init__(self, port: int, faults: Faults):
-        super().__init__(("127.0.0.1", 0), _Forward)
+        super().__init__(self.forward)
         self.port, self.faults = port, faults
         self.conditional = True  # False: If-None-Match is ignored, as by some servers that speak S3
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # clients close connections here
-
-
-class _Forward(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Proxy
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
     def ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, list, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
+        """moto's own answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
@@ -164,68 +161,38 @@ class _Forward(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def forward(self) -> None:
-        body = _body(self)
-        url = urllib.parse.urlsplit(self.path)
+    def forward(self, request: Request) -> Answer:
+        url = urllib.parse.urlsplit(request.path)
         query = urllib.parse.parse_qs(url.query, keep_blank_values=True)
-        headers = {
-            k: v for k, v in self.headers.items() if k.lower() not in ("transfer-encoding", "connection", "expect")
-        }
-        if not self.server.conditional:
-            headers = {k: v for k, v in headers.items() if k.lower() != "if-none-match"}
-        faults = self.server.faults
-        parts = url.path.lstrip("/").partition("/")
-        completes = (self.command == "PUT" and "partNumber" not in query) or (
-            self.command == "POST" and "uploadId" in query
-        )
+        dropped = {"transfer-encoding", "connection", "expect"} | (set() if self.conditional else {"if-none-match"})
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in dropped}
+        writes = {"PUT": "partNumber" not in query, "POST": "uploadId" in query}.get(request.method, False)
+        name = urllib.parse.unquote(url.path.lstrip("/").partition("/")[2])
         try:
-            faults.before()
-            if self.command == "PUT":
-                faults.take(len(body))
-            drop = completes and bool(parts[2]) and faults.loses(urllib.parse.unquote(parts[2]))
+            self.faults.before()
+            if request.method == "PUT":
+                self.faults.take(len(request.body))
+            drop = writes and bool(name) and self.faults.loses(name)
             plain = {k: v for k, v in headers.items() if k.lower() in ("authorization", "host", "x-amz-date")}
             old = self.ask("GET", url.path, b"", plain) if drop else (0, [], b"")
-            status, fields, data = self.ask(self.command, self.path, body, headers)
+            status, fields, data = self.ask(request.method, request.path, request.body, headers)
             if drop and status == 200:
-                if old[0] == 200:
-                    self.ask("PUT", url.path, old[2], plain)
-                else:
-                    self.ask("DELETE", url.path, b"", plain)
-            faults.after()
+                self.ask("PUT" if old[0] == 200 else "DELETE", url.path, old[2] if old[0] == 200 else b"", plain)
+            self.faults.after()
         except Fails:
-            if faults.random.random() < 0.5:
-                self.close_connection = True  # without an answer
-                return
-            status, fields, data = 500, [("Content-Type", "application/xml")], _xml("InternalError", "injected")
+            return None if self.faults.random.random() < 0.5 else (500, ERROR % ("InternalError", "injected"), XML)
         except Full:
-            status, fields, data = 507, [("Content-Type", "application/xml")], _xml("XMinioStorageFull", "full")
-        self.send_response(status)
-        for name, value in fields:
-            if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
-                self.send_header(name, value)
-        length = dict((k.lower(), v) for k, v in fields).get("content-length") if self.command == "HEAD" else None
-        self.send_header("Content-Length", length or str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward
+            return 507, ERROR % ("XMinioStorageFull", "full"), XML
+        hidden = {"transfer-encoding", "connection", "date", "server"}
+        if request.method != "HEAD":
+            hidden.add("content-length")
+        return status, data, {k: v for k, v in fields if k.lower() not in hidden}
 
 
-def _xml(code: str, text: str) -> bytes:
-    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{text}</Message></Error>".encode()
-
-
-def _body(handler: BaseHTTPRequestHandler) -> bytes:
-    """The body of a request, chunked or not."""
-    if handler.headers.get("Transfer-Encoding", "").lower() == "chunked":
-        data = b""
-        while size := int(handler.rfile.readline().split(b";")[0], 16):
-            data += handler.rfile.read(size)
-            handler.rfile.readline()
-        handler.rfile.readline()
-        return data
-    return handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+ERROR, XML = (
+    "<?xml version='1.0'?><Error><Code>%s</Code><Message>%s</Message></Error>",
+    {"Content-Type": "application/xml"},
+)
 
 
 @contextmanager
@@ -235,25 +202,18 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[S
 
     faults = Faults()
     monkeypatch.setitem(OPTIONS["s3"]["config_kwargs"], "retries", {"mode": "standard", "total_max_attempts": 1})
-    with Proxy(port, faults) as proxy:
-        threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with running(Proxy(port, faults)) as proxy:
         for name, value in {
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_CONFIG_FILE": str(tmp_path / "none"),
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.server_port}",
+            "AWS_ENDPOINT_URL": proxy.url,
         }.items():
             monkeypatch.setenv(name, value)
         bucket = f"{BUCKET}-{os.urandom(4).hex()}"
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("PUT", f"/{bucket}")
-        assert connection.getresponse().status == 200
-        connection.close()
-        try:
-            yield Server(f"s3://{bucket}/runs", faults, proxy=proxy)
-        finally:
-            proxy.shutdown()
+        assert proxy.ask("PUT", f"/{bucket}", b"", {})[0] == 200
+        yield Server(f"s3://{bucket}/runs", faults, proxy=proxy)
 
 
 # SFTP -----------------------------------------------------------------------------------------------------------------
@@ -266,25 +226,15 @@ def _sftp_class(faults: Faults) -> type:
         """asyncssh's server; faults of every call that matters."""
 
         def _before(self, part: float = 0.5) -> None:
-            try:
+            with failing(asyncssh.SFTPFailure("injected")):
                 faults.before(part)
-            except Fails as error:
-                raise asyncssh.SFTPFailure("injected") from error
-
-        def _after(self) -> None:
-            try:
-                faults.after()
-            except Fails as error:
-                raise asyncssh.SFTPFailure("injected") from error
 
         def open(self, path, pflags, attrs):
             self._before()
-            name = path.decode()
             file = super().open(path, pflags, attrs)
-            created = bool(pflags & asyncssh.FXF_EXCL)
             self.created = getattr(self, "created", {})
-            if created:
-                self.created[id(file)] = name
+            if pflags & asyncssh.FXF_EXCL:
+                self.created[id(file)] = path.decode()
             return file
 
         def read(self, file, offset, size):
@@ -293,10 +243,8 @@ def _sftp_class(faults: Faults) -> type:
 
         def write(self, file, offset, data):
             self._before(0.02)
-            try:
+            with failing(asyncssh.SFTPFailure("No space left on device")):
                 faults.take(len(data))
-            except Full as error:
-                raise asyncssh.SFTPFailure("No space left on device") from error
             return super().write(file, offset, data)
 
         def close(self, file):
@@ -312,7 +260,8 @@ def _sftp_class(faults: Faults) -> type:
             super().posix_rename(old, new)
             if faults.loses(new.decode()):
                 target.unlink() if before is None else target.write_bytes(before)
-            self._after()
+            with failing(asyncssh.SFTPFailure("injected")):
+                faults.after()
 
         def stat(self, path):
             self._before()
@@ -389,123 +338,81 @@ def sftp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 # Hub buckets ----------------------------------------------------------------------------------------------------------
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(Double):
     """The hub's calls for buckets (huggingface_hub/hf_api.py, `…bucket…`)."""
 
-    daemon_threads = True
-    request_queue_size = 64
-
     def __init__(self, cas: Path, faults: Faults):
-        super().__init__(("127.0.0.1", 0), _HubAnswers)
+        super().__init__(self.reply)
         self.cas, self.faults = cas, faults
         self.buckets: dict[str, dict[str, dict[str, Any]]] = {}
-        self.private: dict[str, bool] = {}
-        self.tokens: set[str] = set()
         self.lock = threading.Lock()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # clients close connections here
-
-
-class _HubAnswers(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Hub
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def send(self, status: int, value: Any = None, headers: dict[str, str] | None = None) -> None:
-        data = b"" if value is None else json.dumps(value).encode()
-        self.send_response(status)
-        for name, text in {**(headers or {}), "Content-Length": str(len(data))}.items():
-            self.send_header(name, text)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    def answer(self) -> None:
-        hub, body = self.server, _body(self)
-        hub.tokens.add(self.headers.get("Authorization", ""))
+    def reply(self, request: Request) -> Answer:
         try:
-            hub.faults.before()
-            answer = self.carry_out(urllib.parse.urlsplit(self.path).path, body)
-            hub.faults.after()
-            self.send(*answer)
+            self.faults.before()
+            answer = self.carry_out(request, urllib.parse.urlsplit(request.path).path)
+            self.faults.after()
+            return answer
         except Fails:
-            if hub.faults.random.random() < 0.5:
-                self.close_connection = True
-            else:
-                self.send(503)
+            return None if self.faults.random.random() < 0.5 else (503, b"")
         except Full:
-            self.send(507, {"error": "storage limit reached"})
+            return 507, {"error": "storage limit reached"}
 
-    do_GET = do_POST = do_HEAD = answer
-
-    def carry_out(self, path: str, body: bytes) -> tuple[int, Any, dict[str, str]]:
-        hub = self.server
+    def carry_out(self, request: Request, path: str) -> Answer:
         if path.startswith("/buckets/"):  # HEAD of a file
             _, _, owner, name, _, file = path.split("/", 5)
-            row = hub.buckets.get(f"{owner}/{name}", {}).get(urllib.parse.unquote(file))
+            row = self.buckets.get(f"{owner}/{name}", {}).get(urllib.parse.unquote(file))
             if row is None:
-                return 404, None, {"X-Error-Code": "EntryNotFound"}
-            route = f"{hub.url}/api/buckets/{owner}/{name}/xet-read-token"
+                return 404, b"", {"X-Error-Code": "EntryNotFound"}
+            route = f"{self.url}/api/buckets/{owner}/{name}/xet-read-token"
             return (
                 200,
-                None,
+                b"",
                 {"X-Xet-Hash": row["xetHash"], "X-Xet-Refresh-Route": route, "X-Linked-Size": str(row["size"])},
             )
         _, _, _, owner, name, *rest = path.split("/", 5)
         bucket = f"{owner}/{name}"
-        with hub.lock:
-            if not rest and self.command == "POST":
-                if bucket in hub.buckets:
-                    return 409, {"url": f"{hub.url}/buckets/{bucket}", "error": "exists"}, {}
-                hub.buckets[bucket] = {}
-                hub.private[bucket] = json.loads(body or b"{}").get("visibility") == "private" or json.loads(
-                    body or b"{}"
-                ).get("private", False)
-                return 200, {"url": f"{hub.url}/buckets/{bucket}"}, {}
-            if bucket not in hub.buckets:
+        with self.lock:
+            if not rest and request.method == "POST":
+                if bucket in self.buckets:
+                    return 409, {"url": f"{self.url}/buckets/{bucket}", "error": "exists"}
+                self.buckets[bucket] = {}
+                return 200, {"url": f"{self.url}/buckets/{bucket}"}
+            if bucket not in self.buckets:
                 return 404, {"error": "no such bucket"}, {"X-Error-Code": "RepoNotFound"}
-            files = hub.buckets[bucket]
+            files = self.buckets[bucket]
             if not rest:
-                facts = {"id": bucket, "private": True, "createdAt": STAMP, "size": 0, "totalFiles": len(files)}
-                return 200, facts, {}
+                return 200, {"id": bucket, "private": True, "createdAt": STAMP, "size": 0, "totalFiles": len(files)}
             what = rest[0]
             if what.endswith("-token"):
-                expires = int(time.time()) + 3600
-                url = f"local://{hub.cas}"
+                expires, url = int(time.time()) + 3600, f"local://{self.cas}"
                 headers = {"X-Xet-Access-Token": "t", "X-Xet-Cas-Url": url, "X-Xet-Token-Expiration": str(expires)}
                 return 200, {"accessToken": "t", "casUrl": url, "exp": expires}, headers
             if what == "paths-info":
-                return 200, [_row(p, files[p]) for p in json.loads(body)["paths"] if p in files], {}
+                return 200, [_row(p, files[p]) for p in request.json["paths"] if p in files]
             if what.startswith("tree"):
                 prefix = urllib.parse.unquote(what.removeprefix("tree").lstrip("/"))
                 found = [_row(p, row) for p, row in sorted(files.items()) if p.startswith(prefix)]
-                if "recursive=true" in self.path.lower():
-                    return 200, found, {}
+                if "recursive=true" in request.path.lower():
+                    return 200, found
                 start = len(prefix) + 1 if prefix else 0  # only what is directly below
                 folders = {row["path"][:at] for row in found if (at := row["path"].find("/", start)) > 0}
                 rows = [row for row in found if "/" not in row["path"][start:]]
-                return 200, rows + [{"type": "directory", "path": path} for path in sorted(folders)], {}
+                return 200, rows + [{"type": "directory", "path": path} for path in sorted(folders)]
             assert what == "batch", path
-            for line in body.splitlines():
+            for line in request.body.splitlines():
                 self.change(files, json.loads(line))
-            return 200, {}, {}
+            return 200, {}
 
     def change(self, files: dict[str, dict[str, Any]], row: dict[str, Any]) -> None:
-        hub, name = self.server, row["path"]
+        name = row["path"]
         if row["type"] == "deleteFile":
             files.pop(name, None)
             return
         assert row["type"] == "addFile", row
         size = self.size_of(row["xetHash"])
-        hub.faults.take(size)
-        if not hub.faults.loses(name):
+        self.faults.take(size)
+        if not self.faults.loses(name):
             files[name] = {"xetHash": row["xetHash"], "size": size}
 
     def size_of(self, xet_hash: str) -> int:
@@ -517,13 +424,13 @@ class _HubAnswers(BaseHTTPRequestHandler):
             return sum(map(len, group.download_stream(hf_xet.XetFileInfo(xet_hash, None))))
 
         try:
-            return size(self.server.cas)
+            return size(self.cas)
         except RuntimeError:  # another process has it open; only its index is ever changed in place
-            with tempfile.TemporaryDirectory(dir=self.server.cas.parent) as copy:
+            with tempfile.TemporaryDirectory(dir=self.cas.parent) as copy:
                 index = Path("xet", "xorbs", "global_dedup_lookup.redb")
-                shutil.copytree(self.server.cas / "xet", Path(copy) / "xet", copy_function=_link)
+                shutil.copytree(self.cas / "xet", Path(copy) / "xet", copy_function=_link)
                 (Path(copy) / index).unlink()
-                shutil.copyfile(self.server.cas / index, Path(copy) / index)
+                shutil.copyfile(self.cas / index, Path(copy) / index)
                 return size(Path(copy))
 
 
@@ -548,8 +455,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     from launch.store import places_hub
 
     faults = Faults()
-    with Hub(tmp_path / "cas", faults) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with running(Hub(tmp_path / "cas", faults)) as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         for call in (_http.http_backoff, _http._http_backoff_base):  # the library's own retries wait up to 8 s
             for option, value in (("base_wait_time", 0.01), ("max_wait_time", 0.05), ("max_retries", 1)):
@@ -558,10 +464,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         monkeypatch.setenv("HF_XET_CLIENT_RETRY_BASE_DELAY", "10ms")
         made = places_hub.HubKind
         monkeypatch.setattr(places_hub, "HubKind", lambda bucket: made(bucket, HfApi(endpoint=server.url)))
-        try:
-            yield Server("hf://buckets/me/runs-of-tests/deep", faults)
-        finally:
-            server.shutdown()
+        yield Server("hf://buckets/me/runs-of-tests/deep", faults)
 
 
 # A folder -------------------------------------------------------------------------------------------------------------
@@ -575,16 +478,8 @@ class FaultyFolder(FolderKind):
         self.faults = faults
 
     def _before(self) -> None:
-        try:
+        with failing(OSError(errno.EIO, "injected")):
             self.faults.before()
-        except Fails as error:
-            raise OSError(errno.EIO, "injected") from error
-
-    def _after(self) -> None:
-        try:
-            self.faults.after()
-        except Fails as error:
-            raise OSError(errno.EIO, "injected") from error
 
     def size(self, name: str) -> int:
         self._before()
@@ -602,16 +497,15 @@ class FaultyFolder(FolderKind):
 
     def _write(self, name: str, source: bytes | str, work: Callable[[], None]) -> None:
         self._before()
-        try:
+        with failing(OSError(errno.ENOSPC, "No space left on device")):
             self.faults.take(len(source) if isinstance(source, bytes) else os.path.getsize(source))
-        except Full as error:
-            raise OSError(errno.ENOSPC, "No space left on device") from error
         path = self.root / name
         old = path.read_bytes() if path.exists() else None
         work()
         if self.faults.loses(name):
             path.unlink() if old is None else path.write_bytes(old)
-        self._after()
+        with failing(OSError(errno.EIO, "injected")):
+            self.faults.after()
 
     def list(self, prefix: str) -> dict[str, Entry]:
         self._before()

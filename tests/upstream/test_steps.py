@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import tiny_sd_scripts
+from draft_helpers import item
 from PIL import Image
+from upstream_code import code_of
 
 import runs
 from runs import command
 from runs.paths import CHECKOUTS, ROOT, datasets_dir
-from tests.unit.ui.dataset.test_bucket_preview import code_of, item
 from trainer import data_order, dataset, validation
 from ui.dataset import bucket_preview
 

@@ -21,7 +21,7 @@ import tiny_sd_scripts
 from hub_server import COMMIT, Fault, Hub, serving
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from runs_helpers import PROJECT, data  # noqa: F401
+from runs_helpers import PROJECT
 from ui_helpers import small_disk
 
 from guards import download, hub_cache, hub_request
@@ -45,12 +45,19 @@ def clean(environment) -> None:
     hub_request.reach.__init__()
 
 
+@contextlib.contextmanager
+def a_hub(environment, folder: Path, certificate: Path | None = None):
+    """A running hub that the environment leads to, with its files in this folder."""
+    clean(environment)
+    environment.setenv("HF_HOME", str(folder / "hf"))
+    with serving(dict(FILES), certificate) as server:
+        environment.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    clean(monkeypatch)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    with serving(dict(FILES)) as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
+    with a_hub(monkeypatch, tmp_path) as server:
         yield server
 
 
@@ -78,14 +85,11 @@ FAULT = st.builds(Fault, st.sampled_from(KINDS), st.integers(0, len(CONTENT)))
 HONEST_FAULT = st.builds(Fault, st.sampled_from(HONEST), st.integers(0, len(CONTENT)))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(faults=st.lists(HONEST_FAULT, max_size=8))
 def test_a_connection_that_breaks_at_any_place_is_continued_and_no_byte_is_sent_twice(tmp_path_factory, faults):
     folder = tmp_path_factory.mktemp("d")
-    with pytest.MonkeyPatch.context() as environment, serving(dict(FILES)) as hub:
-        clean(environment)
-        environment.setenv("HF_ENDPOINT", hub.url)
-        environment.setenv("HF_HOME", str(folder / "hf"))
+    with pytest.MonkeyPatch.context() as environment, a_hub(environment, folder) as hub:
         hub.faults = list(faults)
         get(folder / NAME, stall_s=120)
         assert (folder / NAME).read_bytes() == CONTENT
@@ -93,7 +97,7 @@ def test_a_connection_that_breaks_at_any_place_is_continued_and_no_byte_is_sent_
         assert {p.name for p in folder.iterdir()} == {NAME, f".{NAME}.lock"}
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(faults=st.lists(FAULT, max_size=6), hashes=st.booleans(), sizes=st.booleans())
 @example(faults=[Fault("drop", 100_000), Fault("moved", 0)], hashes=False, sizes=True)
 @example(faults=[Fault("drop", 100_000), Fault("changed")], hashes=False, sizes=True)
@@ -103,10 +107,7 @@ def test_whatever_a_server_does_the_file_is_right_or_there_is_a_reason(tmp_path_
     """Without a hash one wrong byte in the right place cannot be noticed, so that fault needs one."""
     folder = tmp_path_factory.mktemp("d")
     faults = [fault for fault in faults if hashes or fault.kind != "flipped"]
-    with pytest.MonkeyPatch.context() as environment, serving(dict(FILES)) as hub:
-        clean(environment)
-        environment.setenv("HF_ENDPOINT", hub.url)
-        environment.setenv("HF_HOME", str(folder / "hf"))
+    with pytest.MonkeyPatch.context() as environment, a_hub(environment, folder) as hub:
         hub.faults, hub.hashes, hub.sizes = list(faults), hashes, sizes
         for _ in range(10):  # each with what the one before has kept
             part = download.part_of(folder / NAME)
@@ -122,42 +123,33 @@ def test_whatever_a_server_does_the_file_is_right_or_there_is_a_reason(tmp_path_
         assert (folder / NAME).read_bytes() == hub.files[NAME]
 
 
-def test_a_connection_that_stalls_is_replaced_and_continued(hub, tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "2")
-    hub.faults = [Fault("stall", 200_000), Fault("stall", 100_000)]
-    get(tmp_path / "d" / NAME, stall_s=60)
-    assert (tmp_path / "d" / NAME).read_bytes() == CONTENT and no_overlap(hub)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stall", "trickle"])
 def test_a_server_that_sends_too_little_fails_with_the_reason_and_the_bytes_kept(hub, tmp_path, monkeypatch, kind):
-    """A byte now and then is not progress."""
+    """A byte now and then is not progress. A connection that stalls is replaced."""
     monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "1")
+    target = tmp_path / "d" / NAME
     hub.faults = [Fault(kind, 200_000), *[Fault(kind, 0)] * 100]
-    began = time.monotonic()
-    with pytest.raises(
-        DownloadError, match=r"no data from .* for 3 s .*bytes received are kept.* Check the network"
-    ) as error:
-        get(tmp_path / "d" / NAME, stall_s=3)
-    assert error.value.kind == "stalled" and time.monotonic() - began < 60
-    kept = download.part_of(tmp_path / "d" / NAME).stat().st_size
+    says = r"no data from .* for 3 s .*bytes received are kept.* Check the network"
+    with pytest.raises(DownloadError, match=says) as error:
+        get(target, stall_s=3)
+    assert error.value.kind == "stalled"
+    kept = download.part_of(target).stat().st_size
     assert kept >= 200_000
-    hub.faults = []
+    hub.faults = [Fault("stall", 100_000), Fault("stall", 50_000)]
     hub.requests.clear()
-    get(tmp_path / "d" / NAME)
-    assert (tmp_path / "d" / NAME).read_bytes() == CONTENT
-    assert {h["range"] for _, _, h in hub.requests if "range" in h} == {f"bytes={kept}-"}
+    get(target, stall_s=60)
+    assert target.read_bytes() == CONTENT
+    assert next(h["range"] for _, _, h in hub.requests if "range" in h) == f"bytes={kept}-"
 
 
-def test_a_server_that_never_answers_fails_within_the_limit(hub, tmp_path):
+@pytest.mark.slow
+def test_a_silent_server_is_out_of_reach_or_a_stall_where_it_answered_before(hub, tmp_path):
     hub.silent = True
-    began = time.monotonic()
     with pytest.raises(DownloadError, match="out of reach"):
         get(tmp_path / "d" / NAME, stall_s=2)
-    assert time.monotonic() - began < 30
-
-
-def test_a_server_that_answered_before_and_is_silent_now_fails_as_a_stall(hub, tmp_path):
+    hub_request.reach.__init__()
+    hub.silent = False
     get(tmp_path / "d" / "config.json")
     hub.silent = True
     with pytest.raises(DownloadError, match="no data from"):
@@ -176,14 +168,11 @@ def certificate_in(folder: Path) -> Path:
     return both
 
 
+@pytest.mark.slow
 def test_https_is_watched_too_and_an_unknown_certificate_is_refused_at_once(tmp_path, monkeypatch):
-    clean(monkeypatch)
-    certificate = certificate_in(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "3")
     try:
-        with serving(dict(FILES), certificate) as hub:
-            monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        with a_hub(monkeypatch, tmp_path, certificate_in(tmp_path)) as hub:
             with pytest.raises(DownloadError, match="CERTIFICATE_VERIFY_FAILED") as error:
                 get(tmp_path / "d" / NAME)
             assert error.value.kind == "server"
@@ -293,6 +282,7 @@ def process() -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", LOAD], env=env, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_two_processes_download_a_file_once(hub, tmp_path):
     hub.nap_s = 0.05
     both = [process(), process()]
@@ -301,6 +291,7 @@ def test_two_processes_download_a_file_once(hub, tmp_path):
     assert no_overlap(hub)
 
 
+@pytest.mark.slow
 def test_a_killed_download_continues_in_the_next_process(hub, tmp_path):
     """SIGKILL: its lock is free at once, its bytes are kept."""
     hub.nap_s = 0.2
@@ -361,12 +352,13 @@ def xet(hub, tmp_path, monkeypatch):
     return hub
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["works", "stalls", "stalls at the end", "fails", "damaged"])
 def test_xet_is_used_first_and_http_continues_where_it_does_not_end_well(xet, tmp_path, monkeypatch, mode):
     pytest.importorskip("hf_xet")
     monkeypatch.setenv("MODE", mode)
     if mode.startswith("stalls"):
-        monkeypatch.setenv("HANGPROOF_XET_STALL_S", "4")
+        monkeypatch.setenv("HANGPROOF_XET_STALL_S", "2")
     said: list[str] = []
     target = tmp_path / "d" / NAME
     get(target, say=said.append, stall_s=120)
@@ -378,7 +370,7 @@ def test_xet_is_used_first_and_http_continues_where_it_does_not_end_well(xet, tm
         os.kill(pid, 0)
     by_xet = mode in ("works", "stalls at the end")  # a complete file with the right hash counts
     assert xet.sent_of(NAME) == (0 if by_xet else len(CONTENT))
-    reasons = {"stalls": "no data for 4 s, killed", "fails": "connection refused", "damaged": "its file is damaged"}
+    reasons = {"stalls": "no data for 2 s, killed", "fails": "connection refused", "damaged": "its file is damaged"}
     if mode in reasons:
         assert len(said) == 1 and reasons[mode] in said[0] and "continues over HTTP" in said[0]
         (tmp_path / "seen").unlink()
@@ -386,6 +378,7 @@ def test_xet_is_used_first_and_http_continues_where_it_does_not_end_well(xet, tm
         assert not (tmp_path / "seen").exists()  # not tried again
 
 
+@pytest.mark.slow
 def test_a_partial_file_is_continued_over_http_not_started_again_with_xet(xet, tmp_path, monkeypatch):
     monkeypatch.setenv("MODE", "works")
     monkeypatch.setattr(xet_module, "SMALLEST_BYTES", 1 << 40)
@@ -400,6 +393,7 @@ def test_a_partial_file_is_continued_over_http_not_started_again_with_xet(xet, t
     assert not (tmp_path / "seen").exists() and no_overlap(xet)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", ["ours", "sd-scripts"])
 def test_the_real_child_downloads_with_the_hubs_library(hub, tmp_path, monkeypatch, environment):
     if environment == "sd-scripts":
@@ -438,24 +432,7 @@ def test_a_name_that_leaves_the_repository_is_refused(hub, tmp_path, name):
     assert hub.sent == []
 
 
-def test_the_command_downloads_a_models_files_through_faults(hub, data):  # noqa: F811
-    (data / "models.toml").write_text(
-        '[models.mine]\nname = "Mine"\nbackends = ["sd-scripts"]\n'
-        '[models.mine.files]\npretrained_model_name_or_path = "mine.safetensors"\n'
-        '[downloads."mine.safetensors"]\nrepo = "me/model"\npath = "x.safetensors"\n'
-    )
-    hub.faults = [Fault("drop", 100_000), Fault("busy"), Fault("drop", 70_000)]
-    command = [sys.executable, "-m", "runs", "fetch-model", "mine"]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (data / "models" / "mine.safetensors").read_bytes() == CONTENT and no_overlap(hub)
-    assert "mine.safetensors: 0.00 of 0.00 GB · 100 %" in done.stderr
-    (data / "models" / "mine.safetensors").unlink()
-    hub.refusal = (403, "GatedRepo")
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 1 and f"accept its licence at {hub.url}/me/model" in done.stderr
-
-
+@pytest.mark.slow
 def test_the_built_in_trainer_loads_a_hub_id_through_faults_and_again_without_a_network(hub, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     from trainer import models, tiny_flux

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import http.server
-import json
 import os
 import stat
 import subprocess
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from runs_helpers import data  # noqa: F401
+from loopback import Request, answering
+from provider_server import KEY, Provider, provider
+from runs_helpers import spec
 
-from launch import runpod, vast
-from launch.cloud_api import Api
+from launch import runpod, travel, vast
+from launch.cloud_api import Api, ApiError
 from launch.common import LaunchError
-from tests.unit.launch.test_slurm_nodes import OFFERS, POD, a_spec, arguments, clean  # noqa: F401
 
-KEY = "key-of-the-account"
+OFFERS = {"offers": [{"id": 12, "gpu_name": "L4", "dph_total": 0.2}]}
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    """No settings of this machine."""
+    for name in (*travel.STORE_SETTINGS, "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @dataclass
@@ -37,15 +43,14 @@ class Cloud:
     url: str = ""
 
     def made(self, path: str, body: dict) -> dict:
-        self.machines.append(
-            {"id": str(100 + len(self.machines)), "name": body.get("name"), "label": body.get("label")}
-        )
+        number = str(100 + len(self.machines))
+        self.machines.append({"id": number, "name": body.get("name"), "label": body.get("label")})
         if path.startswith("/v2"):
-            return {**POD, "id": self.machines[-1]["id"]}
-        return {"success": True, "new_contract": self.machines[-1]["id"]}
+            return {"id": number, "status": "PROVISIONING", "cost": 0.44}
+        return {"success": True, "new_contract": number}
 
-    def answer(self, method: str, path: str, body: dict) -> tuple[int, object] | None:
-        """None: the connection is dropped."""
+    def answer(self, request: Request) -> tuple[int, object] | None:
+        method, path = request.method, request.path
         if path == "/api/v0/bundles/":
             return 200, OFFERS
         if method == "GET":
@@ -58,7 +63,7 @@ class Cloud:
         fault = self.faults.pop(0) if self.faults else ""
         if fault in ("429", "503 refused"):
             return int(fault[:3]), {"detail": "busy"}
-        made = self.made(path, body)
+        made = self.made(path, request.json)
         if fault == "drop":
             return None
         return (502, "<html>bad gateway</html>") if fault else (201, made)
@@ -66,48 +71,25 @@ class Cloud:
 
 @contextlib.contextmanager
 def served(cloud: Cloud) -> Iterator[Cloud]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def reply(self) -> None:
-            length = int(self.headers.get("Content-Length", 0))
-            answer = cloud.answer(self.command, self.path, json.loads(self.rfile.read(length)) if length else {})
-            if answer is None:
-                self.connection.close()
-                return
-            content = json.dumps(answer[1]).encode()
-            self.send_response(answer[0])
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_GET = do_POST = do_PUT = reply
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    cloud.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with answering(cloud.answer) as server:
+        cloud.url = server.url
         yield cloud
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(30)
 
 
 def rented(module, cloud: Cloud, patience_s: float = 20.0) -> str:
     """The number of the machine that the command gets."""
-    args = arguments(module, "--image", "me/h:1")
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    made = spec(tier="20G", store="s3://bucket/runs")
     api = Api("the provider", cloud.url, KEY, pause_s=0.01, patience_s=patience_s)
-    answer = module.create(api, a_spec(), args, ["L4"])
+    answer = module.create(api, made, parser.parse_args(["RUN", "--image", "me/h:1"]), ["L4"])
     return str(answer["id"] if module is runpod else answer[0])
 
 
 @pytest.mark.parametrize("module", [runpod, vast])
 @pytest.mark.parametrize("fault", ["502", "drop"])
 @pytest.mark.parametrize("late", [0, 2])
-def test_one_machine_is_rented_when_its_creation_is_not_confirmed(module, fault, late, clean):  # noqa: F811
+def test_one_machine_is_rented_when_its_creation_is_not_confirmed(module, fault, late, clean):
     with served(Cloud([fault], late=late)) as cloud:
         number = rented(module, cloud)
     assert [one["id"] for one in cloud.machines] == [number] == ["100"], "it is found, and no second one is made"
@@ -115,7 +97,7 @@ def test_one_machine_is_rented_when_its_creation_is_not_confirmed(module, fault,
 
 
 @pytest.mark.parametrize("module", [runpod, vast])
-def test_a_creation_that_failed_is_repeated_after_a_look(module, clean):  # noqa: F811
+def test_a_creation_that_failed_is_repeated_after_a_look(module, clean):
     with served(Cloud(["503 refused", "429"])) as cloud:
         rented(module, cloud)
     assert cloud.creations == 3 and len(cloud.machines) == 1
@@ -123,7 +105,7 @@ def test_a_creation_that_failed_is_repeated_after_a_look(module, clean):  # noqa
 
 
 @pytest.mark.parametrize("module", [runpod, vast])
-def test_an_unknown_machine_is_named_where_the_list_cannot_be_read(module, clean):  # noqa: F811
+def test_an_unknown_machine_is_named_where_the_list_cannot_be_read(module, clean):
     with served(Cloud(["502"], listing="broken")) as cloud:
         with pytest.raises(LaunchError) as caught:
             rented(module, cloud)
@@ -133,18 +115,60 @@ def test_an_unknown_machine_is_named_where_the_list_cannot_be_read(module, clean
     assert name.startswith("hangproof-") and cloud.creations == 1
 
 
-def test_a_provider_that_fails_for_long_names_the_machine_to_look_for(clean):  # noqa: F811
+def test_a_provider_that_fails_for_long_names_the_machine_to_look_for(clean):
     with served(Cloud(["503 refused"] * 1000)) as cloud:
         with pytest.raises(LaunchError, match="HTTP 503.*Look for the machine hangproof-"):
             rented(runpod, cloud, patience_s=0.5)
 
 
-def test_another_machine_of_the_same_run_is_not_taken_for_the_new_one(clean):  # noqa: F811
+def test_another_machine_of_the_same_run_is_not_taken_for_the_new_one(clean):
     with served(Cloud([])) as cloud:
         first = rented(runpod, cloud)
         cloud.faults = ["502"]
         assert rented(runpod, cloud) != first
     assert len(cloud.machines) == 2
+
+
+# ---- answers ----
+
+
+def api(double: Provider, **more) -> Api:
+    return Api("RunPod", double.url, KEY, pause_s=0.01, **more)
+
+
+def test_passing_faults_are_tried_again_and_final_ones_are_not():
+    busy = {"title": "Too Many Requests", "status": 429, "detail": "rate limit exceeded for the minute window"}
+    with provider((429, busy, {"Retry-After": "0"}), (503, "down"), (0, ""), (200, {"id": "p"})) as double:
+        assert api(double).call("POST", "/v2/pods/p/action", {"action": "stop"}) == {"id": "p"}
+        assert len(double.requests) == 4
+    for status in (400, 401, 402, 403, 404, 422):
+        with provider((status, {"title": "No", "status": status, "detail": "because"})) as double:
+            with pytest.raises(ApiError, match="because") as caught:
+                api(double).call("POST", "/v2/pods", {})
+            assert caught.value.status == status and len(double.requests) == 1
+
+
+def test_a_provider_that_never_answers_is_given_up():
+    with provider((503, "down")) as double, pytest.raises(ApiError, match="HTTP 503"):
+        api(double, patience_s=0.3).call("GET", "/v2/pods")
+    assert 2 <= len(double.requests) < 40
+
+
+def test_the_key_goes_only_where_it_belongs():
+    with provider((200, {})) as thief, provider((307, "", {"Location": f"{thief.url}/steal"})) as double:
+        with pytest.raises(ApiError, match="HTTP 307"):
+            api(double).call("GET", "/v2/pods")
+        assert thief.requests == []
+    with pytest.raises(ApiError, match="https only"):
+        Api("RunPod", "http://api.runpod.io", KEY).call("GET", "/v2/pods")
+    with provider((400, {"detail": f"bad key {KEY}"})) as double, pytest.raises(ApiError) as caught:
+        api(double).call("GET", "/v2/pods")
+    assert KEY not in str(caught.value)
+
+
+def test_an_answer_that_is_no_json_is_reported():
+    with provider((200, "<html>captive portal</html>")) as double, pytest.raises(ApiError, match="not JSON"):
+        api(double).call("GET", "/v2/pods")
 
 
 # ---- /etc/environment of an instance of Vast.ai ----

@@ -23,13 +23,13 @@ import psutil
 import pytest
 import yaml
 from monitor_helpers import events, toy_run, undisturbed, wait_for, weight
+from provider_server import KEY, provider
 from runs_helpers import data, pictures, spec  # noqa: F401
 from ui_helpers import free_port
 
 import runs
 from launch import skypilot, travel, vast
 from monitor import config
-from tests.network.launch.test_pods import KEY, provider
 
 ROOT = Path(__file__).resolve().parents[3]
 AUTH = "me:a-long-secret"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from checkout_helpers import commit, git, used
 from ui_page import until
 
 from runs.files import RunError
 from sd_scripts_patches import versions
-from tests.browser.ui.new.test_trainer_checks import checkout, commit, git, used  # noqa: F401
 from ui import jobs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,9 +37,10 @@ import sys, threading, time
 from pathlib import Path
 from runs.files import RunError
 from ui import jobs
-folder, go, at = sys.argv[1:]
+folder, go, begin = sys.argv[1:]
+print("ready", flush=True)
 def start():
-    while time.time() < float(at):
+    while not Path(begin).exists():
         time.sleep(0.0005)
     try:
         jobs.start(Path(folder), "work", ["job_program", folder, go], 120)
@@ -82,12 +83,23 @@ def left(folder: Path) -> list[int]:
     return [pid for pair in pids(folder) for pid in pair if alive(pid)]
 
 
+@pytest.fixture
+def words(folder, tmp_path) -> list[str]:
+    """The command; it ends when tmp_path/"go" is there."""
+    return ["job_program", str(folder), str(tmp_path / "go")]
+
+
 def servers(folder: Path, go: Path, number: int) -> list["subprocess.Popen[str]"]:
-    words = [sys.executable, "-c", SERVER, str(folder), str(go), str(time.time() + 3)]
-    return [subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(number)]
+    """Servers that start the job at one moment: when each of them has said that it is ready."""
+    words = [sys.executable, "-c", SERVER, str(folder), str(go), str(go.with_name("begin"))]
+    started = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(number)]
+    for one in started:
+        assert one.stdout.readline() == "ready\n"
+    go.with_name("begin").touch()
+    return started
 
 
-def test_of_two_servers_with_two_threads_one_starts_the_job_and_cancel_leaves_nothing_of_it(folder, tmp_path):
+def test_of_two_servers_with_two_threads_one_starts_the_job_and_cancel_leaves_nothing_of_it(folder, words, tmp_path):
     started = servers(folder, tmp_path / "go", 2)
     try:
         said = [one.stdout.readline().strip() for one in started for _ in range(2)]
@@ -95,16 +107,13 @@ def test_of_two_servers_with_two_threads_one_starts_the_job_and_cancel_leaves_no
         until(lambda: pids(folder), "the command runs")
         for one in started:
             one.kill()  # both servers die; a third one adopts the job
-        time.sleep(0.5)
+            one.wait(30)
         assert jobs.read(folder, "work").state == "running" and len(pids(folder)) == 1
         with pytest.raises(RunError, match="running already"):
-            jobs.start(folder, "work", ["job_program", str(folder), str(tmp_path / "go")], 120)
+            jobs.start(folder, "work", words, 120)
         jobs.cancel(folder, "work")
         assert jobs.wait(folder, "work", 60).state == "cancelled"
-        until(
-            lambda: not left(folder),
-            "the command and its process in another session are gone",
-        )
+        until(lambda: not left(folder), "the command and its process in another session are gone")
         assert not jobs.running(folder, "work") and len(pids(folder)) == 1
     finally:
         for one in started:
@@ -112,37 +121,38 @@ def test_of_two_servers_with_two_threads_one_starts_the_job_and_cancel_leaves_no
             one.communicate()
 
 
-def test_a_command_whose_process_was_killed_still_runs_and_can_be_cancelled(folder, tmp_path):
-    jobs.start(folder, "work", ["job_program", str(folder), str(tmp_path / "go")], 120)
+def test_a_command_whose_process_was_killed_still_runs_and_can_be_cancelled(folder, words, tmp_path):
+    jobs.start(folder, "work", words, 120)
     until(lambda: pids(folder), "the command runs")
-    os.kill(json.loads((folder / ".jobs/work.json").read_text())["pid"], signal.SIGKILL)
-    time.sleep(0.3)
+    keeper = psutil.Process(json.loads((folder / ".jobs/work.json").read_text())["pid"])
+    keeper.kill()
+    psutil.wait_procs([keeper], 30)
     assert jobs.read(folder, "work").state == "running" and jobs.running(folder, "work")
     with pytest.raises(RunError, match="running already"):
-        jobs.start(folder, "work", ["job_program", str(folder), str(tmp_path / "go")], 120)
+        jobs.start(folder, "work", words, 120)
     jobs.cancel(folder, "work")
     assert jobs.read(folder, "work").state == "cancelled" and not jobs.running(folder, "work")
     assert not left(folder)
     (tmp_path / "go").touch()
-    jobs.start(folder, "work", ["job_program", str(folder), str(tmp_path / "go")], 120)
+    jobs.start(folder, "work", words, 120)
     assert jobs.wait(folder, "work", 60).state == "done"
 
 
-def test_a_process_that_outlived_its_starter_keeps_the_slot_against_another(folder, tmp_path):
+@pytest.mark.slow
+def test_a_process_that_outlived_its_starter_keeps_the_slot_against_another(folder, words, tmp_path):
     """A server is killed right after it started the process: nobody has seen that begin, and the file lock is all there is."""
     (folder / jobs.FOLDER).mkdir()
-    words = [sys.executable, "-m", "ui.jobs", str(folder / jobs.FOLDER)]
-    more = ["120", "job_program", str(folder), str(tmp_path / "go")]
-    started = [subprocess.Popen([*words, f"name-{n}", "slot", f"{n}" * 16, *more], cwd=ROOT) for n in range(2)]
+    command = [sys.executable, "-m", "ui.jobs", str(folder / jobs.FOLDER)]
+    names = [[f"name-{n}", "slot", f"{n}" * 16, "120"] for n in range(2)]
+    started = [subprocess.Popen([*command, *name, *words], cwd=ROOT) for name in names]
     until(lambda: any(one.poll() is not None for one in started), "one of them has ended")
     assert jobs.TAKEN in [one.poll() for one in started] and len(pids(folder)) == 1
     (tmp_path / "go").touch()
     assert sorted(one.wait(60) for one in started) == [0, jobs.TAKEN]
 
 
-def test_what_a_start_prepares_is_not_written_while_the_job_runs(folder, tmp_path):
+def test_what_a_start_prepares_is_not_written_while_the_job_runs(folder, words):
     written: list[int] = []
-    words = ["job_program", str(folder), str(tmp_path / "go")]
     outcomes: list[str] = []
 
     def start(number: int) -> None:
@@ -162,23 +172,31 @@ def test_what_a_start_prepares_is_not_written_while_the_job_runs(folder, tmp_pat
     jobs.wait(folder, "work", 60)
 
 
-# A server that starts a check of a trainer, as its page does, and lives on.
-CHECKING = """
-import sys
-from pathlib import Path
-from ui import jobs
-place, name, folder, go = sys.argv[1:]
-jobs.start(Path(place), name, ["job_program", folder, go], 120, slot="sd-scripts")
-print("started", flush=True)
-sys.stdin.read()
-"""
+def test_a_draft_at_which_a_command_works_is_not_cleaned(words, tmp_path):
+    """A laptop that slept for months wakes up, and its server is started anew."""
+    from ui.dataset import draft, draft_store
+
+    mine = draft.new_id()
+    draft.save_fields(mine, {"name": "x"})
+    new = draft.folder(mine) / ".new-0"
+    new.mkdir()
+    jobs.start(draft.folder(mine), "work", words, 120)
+
+    def clean_after_months() -> None:
+        for path in (new, *draft.folder(mine).glob("draft.sqlite*")):
+            os.utime(path, (time.time() - 2 * draft_store.DRAFT_EXPIRES_S,) * 2)
+        draft.delete_expired()
+
+    clean_after_months()
+    assert new.is_dir() and draft.form(mine) == {"name": "x"}
+    (tmp_path / "go").touch()
+    assert jobs.wait(draft.folder(mine), "work", 60).state == "done"
+    clean_after_months()
+    assert not draft.folder(mine).exists()
 
 
-def test_a_check_that_a_killed_server_started_is_not_started_again_and_keeps_the_checkout(
-    folder,
-    tmp_path,
-    checkout,  # noqa: F811
-    monkeypatch,
+def test_a_check_of_a_trainer_is_not_started_twice_and_keeps_the_checkout(
+    folder, words, tmp_path, checkout, monkeypatch
 ):
     """This process is the next server."""
     from ui.new import trainer_checks
@@ -186,16 +204,16 @@ def test_a_check_that_a_killed_server_started_is_not_started_again_and_keeps_the
     repository, old, new = checkout
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(repository))
     used(tmp_path / "data", repository, old)
+    (repository / ".git/index.lock").touch()  # another git is at work there
+    said = str(trainer_checks.go_back("sd-scripts"))
+    assert "git checkout in" in said and "failed: " in said and versions.commit(repository) == new
+    (repository / ".git/index.lock").unlink()
     place, name = (
         trainer_checks.place(),
         trainer_checks.job_of(trainer_checks.status("sd-scripts"), trainer_checks.SELF_TEST),
     )
-    words = [sys.executable, "-c", CHECKING, str(place), name, str(folder), str(tmp_path / "go")]
-    server = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert server.stdout.readline().strip() == "started"
+    jobs.start(place, name, words, 120, slot="sd-scripts")
     until(lambda: pids(folder), "the check runs")
-    server.kill()
-    server.communicate()
 
     note, test, *_ = trainer_checks.show("sd-scripts")
     assert "Testing sd-scripts: training tiny weights" in note and test["interactive"] is False
@@ -211,35 +229,3 @@ def test_a_check_that_a_killed_server_started_is_not_started_again_and_keeps_the
     until(lambda: not jobs.running(place, "sd-scripts"), "the check has ended")
     git(repository, "checkout", "--quiet", new)
     assert f"is at {old[:8]} again" in trainer_checks.go_back("sd-scripts")[0] and versions.commit(repository) == old
-
-
-def test_a_way_back_that_git_refuses_says_why_and_a_run_keeps_its_version(folder, tmp_path, checkout, monkeypatch):  # noqa: F811
-    from ui.new import trainer_checks
-
-    repository, old, new = checkout
-    monkeypatch.setenv("SD_SCRIPTS_DIR", str(repository))
-    used(tmp_path / "data", repository, old)
-    (repository / ".git/index.lock").touch()  # another git is at work there
-    said = str(trainer_checks.go_back("sd-scripts"))
-    assert "git checkout in" in said and "failed: " in said and versions.commit(repository) == new
-
-
-def test_a_draft_at_which_a_command_works_is_not_cleaned(folder, tmp_path):
-    """A laptop that slept for months wakes up, and its server is started anew."""
-    from ui.dataset import draft, draft_store
-
-    mine = draft.new_id()
-    draft.save_fields(mine, {"name": "x"})
-    new = draft.folder(mine) / ".new-0"
-    new.mkdir()
-    jobs.start(draft.folder(mine), "work", ["job_program", str(folder), str(tmp_path / "go")], 120)
-    for path in (new, *draft.folder(mine).glob("draft.sqlite*")):
-        os.utime(path, (time.time() - 2 * draft_store.DRAFT_EXPIRES_S,) * 2)
-    draft.delete_expired()
-    assert new.is_dir() and draft.form(mine) == {"name": "x"}
-    (tmp_path / "go").touch()
-    assert jobs.wait(draft.folder(mine), "work", 60).state == "done"
-    for path in (new, *draft.folder(mine).glob("draft.sqlite*")):
-        os.utime(path, (time.time() - 2 * draft_store.DRAFT_EXPIRES_S,) * 2)
-    draft.delete_expired()
-    assert not draft.folder(mine).exists()

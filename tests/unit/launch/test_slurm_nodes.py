@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from provider_server import KEY, Provider, provider
 from runs_helpers import data, pictures, python, spec  # noqa: F401
 
 import presets
@@ -18,7 +19,6 @@ from launch.__main__ import COMMANDS
 from launch.common import LaunchError
 from launch.store.copies import newest_manifest
 from launch.store.places import open_place
-from tests.network.launch.test_pods import KEY, Provider, provider
 
 ROOT = Path(__file__).resolve().parents[3]
 STORE = "s3://bucket/runs"

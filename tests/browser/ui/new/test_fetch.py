@@ -1,17 +1,13 @@
 """A base model's files are downloaded from the page, with progress and errors, by a process that outlives it."""
 
-import hashlib
 import json
 import re
 
 import psutil
 import pytest
-from ui_helpers import browsing, serving
-from ui_page import a_tab, field, open_page, until
-
-import presets
-from tests.network.runs.test_models import Hub, hub  # noqa: F401
-from ui.new import fetch
+from hub_server import serving as serving_hub
+from ui_helpers import serving
+from ui_page import field, open_page, until
 
 BYTES = 3_000_000
 HEAD = json.dumps({"w": {"dtype": "U8", "shape": [BYTES], "data_offsets": [0, BYTES]}}).encode()
@@ -61,52 +57,36 @@ def choose(page) -> None:
     page.locator("#fetch").wait_for()
 
 
-def test_every_trainer_that_loads_files_gets_a_download(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    for key, model in presets.models().items():
-        for backend in presets.backends_of(key):
-            by_page = presets.backends()[backend]["loads"] == "files" and not model["generated"]
-            assert fetch.model_to_fetch({"model": key, "backend": backend}) == (key if by_page else "")
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub on loopback with both files."""
+    with serving_hub({"flux.safetensors": WEIGHTS, "ae.safetensors": WEIGHTS}) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        yield running
 
 
-def test_missing_model_files_are_downloaded_and_the_download_outlives_the_page(data, hub, tmp_path):  # noqa: F811
-    hub.content, hub.etag, hub.nap_s = WEIGHTS, hashlib.sha256(WEIGHTS).hexdigest(), 0.5
-    environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "no_proxy": "127.0.0.1,localhost"}
-    with browsing() as browser, a_tab(browser) as page:
-        with serving(data, **environment) as server:
-            open_page(page, server)
-            choose(page)
-            page.locator("#fetch").click()
-            page.get_by_test_id("fetching").get_by_text(
-                re.compile(r"my-\w+\.safetensors: [\d.]+ of [\d.]+ GB")
-            ).wait_for()
-            page.locator("#fetch").wait_for(state="hidden")
-            (process,) = fetchers(data)
-            server.stop(hard=True)  # the page's server dies; the download continues
-        assert process.is_running()
-        page.goto("about:blank")  # an open page would reconnect during the next lines
-        with serving(data, port=server.port, **environment) as server:
-            open_page(page, server)
-            page.errors.clear()
-            hub.nap_s = 0
-            page.locator("#model-note").get_by_text("my-ae.safetensors").first.wait_for(state="detached")
-            page.get_by_test_id("fetching").wait_for(state="detached")
-            assert not page.locator("#fetch").is_visible()
+def test_missing_model_files_are_downloaded_and_the_download_outlives_the_page(tab, data, hub):
+    hub.refusal = (403, "GatedRepo")
+    with serving(data) as server:
+        open_page(tab, server)
+        choose(tab)
+        tab.locator("#fetch").click()
+        tab.get_by_test_id("fetch-error").get_by_text("licence").wait_for()
+        hub.refusal, hub.nap_s = None, 0.02
+        tab.locator("#fetch").click()  # it can be repeated
+        tab.get_by_test_id("fetching").get_by_text(re.compile(r"my-\w+\.safetensors: [\d.]+ of [\d.]+ GB")).wait_for()
+        tab.locator("#fetch").wait_for(state="hidden")
+        (process,) = fetchers(data)
+        server.stop(hard=True)  # the page's server dies; the download continues
+    assert process.is_running()
+    tab.goto("about:blank")  # an open page would reconnect during the next lines
+    with serving(data, port=server.port) as server:
+        open_page(tab, server)
+        tab.errors.clear()
+        hub.nap_s = 0
+        tab.locator("#model-note").get_by_text("my-ae.safetensors").first.wait_for(state="detached")
+        tab.get_by_test_id("fetching").wait_for(state="detached")
     for name in ("my-flux", "my-ae"):
         assert (data / "models" / f"{name}.safetensors").read_bytes() == WEIGHTS
     until(lambda: not fetchers(data), "the process has exited")
-
-
-def test_a_failed_download_shows_its_reason_and_can_be_repeated(data, hub, tmp_path):  # noqa: F811
-    hub.content, hub.etag = WEIGHTS, hashlib.sha256(WEIGHTS).hexdigest()
-    hub.status = {"HEAD": 403}
-    environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "no_proxy": "127.0.0.1,localhost"}
-    with serving(data, **environment) as server, browsing() as browser, a_tab(browser) as page:
-        open_page(page, server)
-        choose(page)
-        page.locator("#fetch").click()
-        page.get_by_test_id("fetch-error").get_by_text("licence").wait_for()
-        hub.status = {}
-        page.locator("#fetch").click()
-        page.locator("#model-note").get_by_text("my-ae.safetensors").first.wait_for(state="detached")
-    assert (data / "models" / "my-ae.safetensors").read_bytes() == WEIGHTS

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from store_helpers import QUICK
-from store_servers import KINDS, Server, serving
+from store_servers import EACH_KIND, Server, serving
 
 from launch.store.places import Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
 
 BIG = 9_000_000  # more than one piece, more than one part of an upload
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=EACH_KIND)
 def server(request, tmp_path, monkeypatch, moto_port) -> Iterator[Server]:
     with serving(request.param, tmp_path, monkeypatch, moto_port) as one:
         yield one
@@ -31,18 +31,12 @@ def test_what_is_written_is_read_and_listed(place, tmp_path):
     assert place.list() == {} and place.list("files") == {}
     big = tmp_path / "big"
     big.write_bytes(os.urandom(BIG))
-    place.put("files/small", b"one")
-    place.put("files/small", b"two!")
-    place.put("files/big", big)
-    place.put("files/empty", b"")
+    for name, content in {"small": b"one", "small ": b"two!", "big": big, "empty": b""}.items():
+        place.put(f"files/{name.strip()}", content)
     assert place.read("files/small") == b"two!" and place.read("files/empty") == b""
-    assert {name: entry.size for name, entry in place.list().items()} == {
-        "files/big": BIG,
-        "files/empty": 0,
-        "files/small": 4,
-    }
-    assert set(place.list("files")) == set(place.list())
-    assert place.under("files").read("small") == b"two!"
+    sizes = {"files/big": BIG, "files/empty": 0, "files/small": 4}
+    assert {name: entry.size for name, entry in place.list().items()} == sizes
+    assert set(place.list("files")) == set(sizes) and place.under("files").read("small") == b"two!"
     place.put("other/deep/x", b"1")
     place.put("file", b"1")
     assert place.folders() == ["files", "other"] and place.under("none").folders() == []
@@ -54,28 +48,22 @@ def test_what_is_written_is_read_and_listed(place, tmp_path):
     assert set(place.list()) == {"files/empty"}
 
 
-def test_a_file_that_does_not_exist(place, tmp_path):
+def test_a_missing_file_and_one_of_another_size_are_refused_and_only_one_creates_a_file(place, tmp_path):
     for call in (lambda: place.read("files/none"), lambda: place.get("files/none", tmp_path / "x", 3)):
         with pytest.raises(NotFound, match="files/none"):
             call()
     with pytest.raises(FileNotFoundError):
         place.put("files/x", tmp_path / "not here")
-
-
-def test_only_one_creates_a_file(place):
-    assert place.create("lease/000001.json", b"first")
-    assert not place.create("lease/000001.json", b"second")
-    assert place.create("lease/000001.json", b"first"), "a repeated call finds its own file"
-    assert place.read("lease/000001.json") == b"first"
-
-
-def test_a_file_of_another_size_is_refused(place, tmp_path):
     place.put("files/x", b"12345")
     for size in (4, 6):
         with pytest.raises(StoreError, match="5 bytes instead of"):
             place.get("files/x", tmp_path / "x", size)
     with pytest.raises(StoreError, match="larger than 3 bytes"):
         place.read("files/x", 3)
+    assert place.create("lease/000001.json", b"first")
+    assert not place.create("lease/000001.json", b"second")
+    assert place.create("lease/000001.json", b"first"), "a repeated call finds its own file"
+    assert place.read("lease/000001.json") == b"first"
 
 
 @pytest.mark.parametrize(
@@ -83,13 +71,8 @@ def test_a_file_of_another_size_is_refused(place, tmp_path):
 )
 def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
     place = open_place(str(tmp_path / "store"))
-    for call in (
-        place.read,
-        place.under,
-        lambda n: place.put(n, b""),
-        lambda n: place.create(n, b""),
-        lambda n: place.delete([n]),
-    ):
+    writes = (lambda n: place.put(n, b""), lambda n: place.create(n, b""), lambda n: place.delete([n]))
+    for call in (place.read, place.under, *writes):
         with pytest.raises(StoreError, match="not a name in a store"):
             call(name)
     assert not (tmp_path / "store").exists()
@@ -101,6 +84,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
         ("", "no address"),
         ("ftp://host/x", "not a kind of store"),
         ("s3://key:secret@bucket/x", "holds no password"),
+        ("s3://key@bucket/x", "holds no password"),
         ("s3://bucket/x?token=1", "holds no password"),
         ("sftp://me:secret@host/x", "holds no password"),
         ("s3://bucket/../x", "without . and .."),
@@ -123,7 +107,7 @@ def test_a_missing_library_is_named(monkeypatch):
 
 def test_a_store_that_fails_half_its_requests_still_works(server, tmp_path):
     server.faults.fail_share = 0.5
-    place = server.place(Limits(call_s=60, tries=30, first_wait_s=0.01, longest_wait_s=0.05)).under("my-run")
+    place = server.place(Limits(call_s=60, tries=30, first_wait_s=0.01, longest_wait_s=0.02)).under("my-run")
     data = os.urandom(300_000)
     (tmp_path / "x").write_bytes(data)
     for number in range(3):
@@ -137,19 +121,13 @@ def test_a_store_that_fails_half_its_requests_still_works(server, tmp_path):
     assert server.faults.failed > 5
 
 
-def test_a_store_that_always_fails_is_unavailable_in_bounded_time(server):
+def test_a_store_that_always_fails_is_unavailable_after_its_tries(server):
     server.faults.fail_share = 1.0
     place = server.place(Limits(call_s=0.7, tries=2, first_wait_s=0.01)).under("my-run")
-    began = time.monotonic()
-    for call in (
-        lambda: place.put("files/x", b"1"),
-        lambda: place.create("files/x", b"1"),
-        lambda: place.read("files/x"),
-        place.list,
-    ):
+    writes = (lambda: place.put("files/x", b"1"), lambda: place.create("files/x", b"1"))
+    for call in (*writes, lambda: place.read("files/x"), place.list):
         with pytest.raises(Unavailable, match="failed 2 times"):
             call()
-    assert time.monotonic() - began < 60
     server.faults.clear()
     place.put("files/y", b"1")
     assert "files/y" in place.list()
@@ -168,61 +146,48 @@ def test_a_full_store_is_refused_at_once_and_keeps_what_it_has(server):
 
 def test_a_store_that_does_not_answer_costs_the_limit_of_a_call(server):
     place = server.place(Limits(call_s=0.3, tries=1)).under("my-run")
-    server.faults.slow_s = 6
-    began = time.monotonic()
+    server.faults.slow_s = 4
     with pytest.raises(Unavailable, match="no answer within 0.3 s"):
         place.put("files/x", b"1")
-    assert time.monotonic() - began < 5
 
 
 def test_bytes_per_second_are_limited(server, tmp_path):
+    """A busy machine makes it slower, never faster."""
     data = os.urandom(300_000)
     (tmp_path / "x").write_bytes(data)
-    place = server.place(Limits(call_s=20, tries=1, bytes_per_s=400_000))
-    began = time.monotonic()
-    place.put("files/x", tmp_path / "x")
-    assert time.monotonic() - began > 0.7
-    began = time.monotonic()
-    place.get("files/x", tmp_path / "y", len(data))
-    assert time.monotonic() - began > 0.7
+    place = server.place(Limits(call_s=20, tries=1, bytes_per_s=600_000))
+    for call in (lambda: place.put("files/x", tmp_path / "x"), lambda: place.get("files/x", tmp_path / "y", len(data))):
+        began = time.monotonic()
+        call()
+        assert time.monotonic() - began > 0.4
     assert (tmp_path / "y").read_bytes() == data
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_limited_upload_delays_no_other_call(tmp_path, monkeypatch, moto_port):
     """A lease is renewed while a large file is sent slowly: all calls of fsspec share one event loop."""
     with serving("s3", tmp_path, monkeypatch, moto_port) as server:
-        check_that_calls_go_on(server, tmp_path)
+        (tmp_path / "x").write_bytes(os.urandom(3_000_000))
+        place, renewed = server.place(QUICK), 0
+        place.put("files/first", b"1")
+        slow = server.place(Limits(call_s=20, tries=1, bytes_per_s=1_000_000))
+        thread = threading.Thread(target=lambda: slow.put("files/x", tmp_path / "x"), daemon=True)
+        thread.start()
+        while thread.is_alive():
+            place.put("lease/000001.json", b"1")
+            renewed += thread.is_alive()
+        assert renewed > 3 and place.list("files")["files/x"].size == 3_000_000
 
 
-def check_that_calls_go_on(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(os.urandom(BIG))
-    place = server.place(QUICK)
-    place.put("files/first", b"1")
-    slow = server.place(Limits(call_s=20, tries=1, bytes_per_s=1_000_000))
-    thread = threading.Thread(target=lambda: slow.put("files/x", tmp_path / "x"), daemon=True)
-    thread.start()
-    slowest = 0.0
-    while thread.is_alive() and slowest < 5:
-        began = time.monotonic()
-        place.put("lease/000001.json", b"1")
-        slowest = max(slowest, time.monotonic() - began)
-        time.sleep(0.1)
-    thread.join(60)
-    assert slowest < 5
-    assert place.list("files")["files/x"].size == BIG
+@pytest.mark.parametrize("kind", EACH_KIND)
+def test_an_upload_that_is_given_up_leaves_what_was_there(kind, tmp_path, monkeypatch, moto_port):
+    class Stop(Exception):
+        pass
 
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_upload_that_is_given_up_is_not_visible(kind, tmp_path, monkeypatch, moto_port):
     with serving(kind, tmp_path, monkeypatch, moto_port) as server:
         (tmp_path / "x").write_bytes(os.urandom(BIG + 8_000_000))
-        place = server.place(QUICK)
-        place.put("first", b"1")
-        moved = [0]
-
-        class Stop(Exception):
-            pass
+        place, moved = server.place(QUICK), [0]
+        place.put("files/x", b"old")
 
         def meter(count: int) -> None:
             moved[0] += count
@@ -232,24 +197,9 @@ def test_an_upload_that_is_given_up_is_not_visible(kind, tmp_path, monkeypatch, 
         with pytest.raises(Stop):
             place.kind.put(f"{place.prefix}files/x", str(tmp_path / "x"), meter)
         gc.collect()
-        assert place.list("files") == {}
-
-
-def test_nothing_half_written_is_visible_in_a_folder(tmp_path):
-    place = open_place(str(tmp_path / "store"), QUICK)
-
-    class Stop(Exception):
-        pass
-
-    def stop(count: int) -> None:
-        raise Stop
-
-    (tmp_path / "x").write_bytes(b"new" * 1_000_000)
-    place.put("files/x", b"old")
-    with pytest.raises(Stop):
-        place.kind.put("files/x", str(tmp_path / "x"), stop)
-    assert place.read("files/x") == b"old"
-    assert [path.name for path in (tmp_path / "store" / "files").iterdir()] == ["x"]
+        assert set(place.list("files")) == {"files/x"} and place.read("files/x") == b"old"
+        if kind == "folder":
+            assert [path.name for path in (tmp_path / "folder store" / "files").iterdir()] == ["x"]
 
 
 def test_a_link_in_a_folder_is_not_followed(tmp_path):

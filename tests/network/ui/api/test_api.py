@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import time
+from dataclasses import asdict
 
 import pytest
 from gradio_client import Client, handle_file
@@ -14,22 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ui_helpers import kill_runs, photos, serving
 from ui_page import until
+from ui_requests import PASSWORD
 
+from launch.store.lease import this_owner
+from presets import PresetError
+from runs.files import RunError
 from ui.api.server import document, endpoints
 
-TINY = {
-    "name": "by api",
-    "model": "tiny-flux",
-    "backend": "diffusers",
-    "trigger": "cat",
-    "max_train_steps": 6,
-    "resolution": 64,
-    "rank": 4,
-    "workers": 0,
-    "sample_every_n_steps": 3,
-    "prompts": "a cat",
-    "save_every_n_steps": 3,
-}
+TINY = {"name": "by api", "model": "tiny-flux", "backend": "diffusers", "trigger": "cat", "prompts": "a cat", "rank": 4}
+TINY |= {"max_train_steps": 4, "sample_every_n_steps": 2, "save_every_n_steps": 2, "resolution": 64, "workers": 0}
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +48,7 @@ def call(client, name, *values, **named):
     return client.predict(*values, api_name=f"/{name}", **named)
 
 
+@pytest.mark.slow
 def test_each_endpoint_is_documented_and_has_plain_types(client):
     known = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
     names = [name for group in endpoints().values() for name in group]
@@ -67,6 +61,7 @@ def test_each_endpoint_is_documented_and_has_plain_types(client):
             assert all(one.annotation is not one.empty for one in inspect.signature(function).parameters.values()), name
 
 
+@pytest.mark.slow
 def test_a_lora_is_trained_from_upload_to_download_without_the_page(client, data):
     draft = call(client, "new_draft")
     assert call(client, "set_settings", draft, {**TINY, "rank": 4.5})["problems"]
@@ -82,7 +77,7 @@ def test_a_lora_is_trained_from_upload_to_download_without_the_page(client, data
     assert call(client, "undo", draft)
     assert call(client, "edit_image", draft, first, 1, None, 2)["weight"] == 2
     assert call(client, "set_settings", draft, TINY)["problems"] == []
-    assert "python" in call(client, "draft_script", draft) or "accelerate" in call(client, "draft_script", draft)
+    assert "--network_dim 4" in call(client, "draft_script", draft)
     run = call(client, "start_draft", draft)["run"]
     until(lambda: call(client, "run_status", run)["state"] in ("completed", "failed"), "the run did not end", 240)
     status = call(client, "run_status", run)
@@ -91,8 +86,8 @@ def test_a_lora_is_trained_from_upload_to_download_without_the_page(client, data
     final = next(one for one in call(client, "run_files", run) if one["file"] == f"{run}.safetensors")
     assert final["bytes"] == (data / "outputs" / run / f"{run}.safetensors").stat().st_size
     steps = [one["step"] for one in call(client, "run_evolution", run)["snapshots"]]
-    assert 6 in steps
-    assert call(client, "run_snapshot", run, 6)["step"] == 6
+    assert 4 in steps
+    assert call(client, "run_snapshot", run, 4)["step"] == 4
     with pytest.raises(AppError, match="There is no snapshot of step 5; there are: "):
         call(client, "run_snapshot", run, 5)
     assert any("loss" in line["key"] for line in call(client, "run_charts", run)["lines"])
@@ -104,6 +99,7 @@ def test_a_lora_is_trained_from_upload_to_download_without_the_page(client, data
     assert not (data / "outputs" / renamed).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
@@ -121,6 +117,7 @@ def test_a_wrong_value_is_refused_with_a_sentence(client, name, values, message)
     assert message in str(caught.value) and "Traceback" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_file_outside_the_uploads_is_not_taken(client, tmp_path):
     draft = call(client, "new_draft")
     with pytest.raises(AppError):
@@ -143,14 +140,10 @@ HARMLESS = [  # those that start nothing and delete nothing of ours
 ]  # fmt: skip
 
 
-@settings(max_examples=int(os.environ.get("HOSTILE_CASES", "300")))
+@settings(max_examples=50)
 @given(name=st.sampled_from(HARMLESS), values=st.lists(JSON, max_size=6), known=st.booleans())
 def test_no_value_gets_more_than_an_answer_or_a_sentence(name, values, known, monkeypatch_data):
     """What the endpoints are called with by the server: any JSON. Nothing is written outside the data folder."""
-    from presets import PresetError
-    from runs.files import RunError
-    from ui.api.server import endpoints
-
     function = next(group[name] for group in endpoints().values() if name in group)
     most = len(inspect.signature(function).parameters)
     given_values = ([monkeypatch_data] if known else []) + values
@@ -172,11 +165,14 @@ def monkeypatch_data(tmp_path_factory):
         yield drafts.new_draft()
 
 
+@pytest.mark.slow
 def test_a_run_far_away_is_stopped_by_the_api_through_its_store(client, tmp_path):
-    from tests.browser.ui.run.test_fleet_page import put_run
-
-    store = str(tmp_path / "store")
-    folder = put_run(tmp_path / "store")
+    store, folder = str(tmp_path / "store"), tmp_path / "store" / "far-cat"
+    (folder / "lease").mkdir(parents=True)
+    owner = {**asdict(this_owner()), "host": "far.example"}
+    claim = {"number": 1, "owner": owner, "beat": 3, "held": True, "released": False, "period_s": 60}
+    (folder / "lease" / "000001.json").write_text(json.dumps(claim))
+    (folder / "status.json").write_text(json.dumps({"name": "far cat", "state": "running", "step": 40}))
     with pytest.raises(AppError, match="is not in the list. Add it, then try again"):
         call(client, "stop_far_run", store, "far-cat")
     call(client, "add_store", store)
@@ -191,6 +187,7 @@ def test_a_run_far_away_is_stopped_by_the_api_through_its_store(client, tmp_path
     until(lambda: store not in [one["store"] for one in call(client, "list_fleet")], "the store is forgotten")
 
 
+@pytest.mark.slow
 def test_a_script_is_checked_and_only_an_orphan_is_ended(client):
     found = call(client, "check_script", "accelerate launch flux_train_network.py --split_mode\n")
     assert any(one["id"] for one in found["findings"]) and found["fixed"]
@@ -199,22 +196,18 @@ def test_a_script_is_checked_and_only_an_orphan_is_ended(client):
     assert os.getpid() not in [one["pid"] for one in call(client, "list_orphans")]
 
 
-def test_with_a_login_only_its_owner_gets_in(tmp_path):
-    with serving(tmp_path / "data", "--auth", "me:a-long-password") as server:
-        assert server.get("/api/config")[0] == 401
-        with pytest.raises((AuthenticationError, ValueError)):
-            Client(f"{server.url}/api/", auth=("me", "wrong"), verbose=False)
-        logged_in = Client(f"{server.url}/api/", auth=("me", "a-long-password"), verbose=False)
-        assert call(logged_in, "list_runs") == []
-        status, _ = server.get("/api/")
-        assert status == 200  # the login page, after a redirect
+@pytest.mark.slow
+def test_with_a_login_only_its_owner_gets_in(listening):
+    with pytest.raises((AuthenticationError, ValueError)):
+        Client(f"{listening.url}/api/", auth=("me", "wrong"), verbose=False)
+    logged_in = Client(f"{listening.url}/api/", auth=("me", PASSWORD), verbose=False)
+    assert isinstance(call(logged_in, "list_runs"), list)
+    assert listening.get("/api/")[0] == 200  # the login page, after a redirect
 
 
-def test_another_website_and_an_unknown_host_are_refused(page):
-    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
-        assert page.get("/api/config", **headers)[0] == 403
-    assert page.get("/api/gradio_api/file=/etc/passwd")[0] == 404
-    assert page.get("/api/nonsense")[0] == 404
+def test_without_mcp_there_are_no_tools(server):
+    assert server.get("/api/gradio_api/mcp/")[0] == 404
+    assert server.get("/api/config")[0] == 200
 
 
 MCP_CLIENT = """
@@ -234,6 +227,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_an_assistant_lists_the_tools_and_calls_one(page):
     pytest.importorskip("mcp", reason="the package mcp is not installed")
     page.get("/api/config")
@@ -242,13 +236,3 @@ def test_an_assistant_lists_the_tools_and_calls_one(page):
     assert done.returncode == 0, done.stderr[-2000:]
     tools, failed, text = json.loads(done.stdout.splitlines()[-1])
     assert "start_draft" in tools and not failed and "16G" in text
-
-
-def test_without_mcp_there_are_no_tools_and_a_page_that_nobody_asked_for_the_api_does_not_build_it(tmp_path):
-    with serving(tmp_path / "data") as server:
-        assert server.get("/api/gradio_api/mcp/")[0] == 404
-        began = time.monotonic()
-        assert server.get("/api/config")[0] == 200
-        first_s, began = time.monotonic() - began, time.monotonic()
-        assert server.get("/api/config")[0] == 200
-        assert time.monotonic() - began < first_s

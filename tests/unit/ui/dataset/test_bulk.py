@@ -1,13 +1,9 @@
 """Edits of many captions, filters, tags and subsets: what they change, what they refuse, and that each is one step."""
 
-import random
-import time
-
 import pytest
-from draft_helpers import captions, drop, item_of, note, photo, run_of, set_caption
+from draft_helpers import captions, drop, filled, item_of, note, photo, run_of, set_caption, texts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs_helpers import data  # noqa: F401
 
 import runs
 from runs import dataset
@@ -17,49 +13,17 @@ from ui.dataset.draft_history import applied, difference
 from ui.dataset.selection import Query
 
 
-@pytest.fixture
-def mine(data, monkeypatch) -> str:  # noqa: F811
-    monkeypatch.setattr(bulk, "PATTERN_S", 1.0)
-    return draft.new_id()
-
-
-def entry(number: int, caption: str, folder: str = "") -> dict:
-    """An image without a file: captions and subsets need none."""
-    sha = f"{number:064x}"
-    return {
-        **{
-            "width": 512,
-            "height": 512,
-            "sha256": sha,
-            "bytes": 1,
-            "hash": f"{random.Random(number).getrandbits(160):040x}",
-        },
-        **{"upright": 0, "turn": 0, "file": f"{number:05}.png", "stored": f"{number:024x}.png", "folder": folder},
-        **{"names": [["drop", f"{number:05}"]], "caption": caption, "crop": None, "mask": None, "weight": 1},
-        "caption_by": "file" if caption else "",
-    }
-
-
-def filled(draft_id: str, *texts: str, folder: str = "") -> list[str]:
-    """A draft with these captions. Returns the ids of its images."""
-    with draft_store.change(draft_id) as edit:
-        edit.state["images"] = {f"{n:024x}": entry(n, text, folder) for n, text in enumerate(texts)}
-    return list(draft_store.read(draft_id)["images"])
-
-
-def texts(draft_id: str) -> list[str]:
-    return [item.caption for item in draft.items(draft_id)]
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """A regular expression that needs long is given up soon."""
+    monkeypatch.setattr(bulk, "PATTERN_S", 0.3)
 
 
 @pytest.mark.parametrize(
     ("edit", "before", "after"),
     [
         ({"kind": "prefix", "text": "tok, "}, ["a cat", "", "tok, b"], ["tok, a cat", "tok", "tok, b"]),
-        (
-            {"kind": "suffix", "text": ", film grain"},
-            ["a", "", "b, film grain"],
-            ["a, film grain", "film grain", "b, film grain"],
-        ),
+        ({"kind": "suffix", "text": ", grain"}, ["a", "", "b, grain"], ["a, grain", "grain", "b, grain"]),
         ({"kind": "replace", "find": "cat", "with": "dog"}, ["cat, Cat, cat", "x"], ["dog, Cat, dog", "x"]),
         ({"kind": "replace", "find": "cat", "with": r"\1", "any_case": True}, ["cat, Cat"], [r"\1, \1"]),
         ({"kind": "replace", "find": r"(\w+) hair", "with": r"hair: \1", "pattern": True}, ["red hair"], ["hair: red"]),
@@ -102,7 +66,7 @@ def test_tags_are_shuffled_as_the_preview_showed_and_the_first_stay(mine):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        ({"kind": "replace", "find": "(a|aa)+$", "with": "", "pattern": True}, "needs more than 1 s; simplify it"),
+        ({"kind": "replace", "find": "(a|aa)+$", "with": "", "pattern": True}, "simplify it. Nested repetitions"),
         (
             {"kind": "replace", "find": r"(?s)(?=(.*)).", "with": r"\1" * 600, "pattern": True},
             "more than 20000 characters",
@@ -122,11 +86,10 @@ def test_tags_are_shuffled_as_the_preview_showed_and_the_first_stay(mine):
 )
 def test_an_edit_that_cannot_be_done_says_why_and_changes_nothing(mine, edit, message):
     filled(mine, "a" * 60 + "!", "b")
-    began = time.monotonic()
     for call in (bulk.preview, bulk.apply):
         with pytest.raises(RunError, match=message):
             call(mine, None, edit)
-    assert texts(mine) == ["a" * 60 + "!", "b"] and time.monotonic() - began < 30
+    assert texts(mine) == ["a" * 60 + "!", "b"]
 
 
 HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&\n\0é\ud83d💥 1"), max_size=12)
@@ -139,17 +102,14 @@ EDITS = st.one_of(
 )  # fmt: skip
 
 
-CAPTIONS = st.lists(HOSTILE, min_size=1, max_size=5)
-CHOSEN = st.sets(st.integers(0, 6))
-
-
-def check_edit(draft_id: str, edit: dict, before: list[str], chosen: set[int]) -> None:
-    """An edit of any captions is an error that changes nothing, or one step that can be undone."""
-    ids = filled(draft_id, *map(draft.plain_text, before))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edit=EDITS, before=st.lists(HOSTILE, min_size=1, max_size=5), chosen=st.sets(st.integers(0, 6)))
+def test_any_edit_of_any_captions_is_an_error_or_one_step(mine, edit, before, chosen):
+    ids = filled(mine, *map(draft.plain_text, before))
     own = [ids[n] if n < len(ids) else "gone" for n in chosen]
-    old = texts(draft_id)
-    answer = image_bulk.image_action({"draft": draft_id, "action": "edit", "ids": own, "edit": edit})
-    now = texts(draft_id)
+    old = texts(mine)
+    answer = image_bulk.image_action({"draft": mine, "action": "edit", "ids": own, "edit": edit})
+    now = texts(mine)
     if not answer["ok"]:
         assert now == old and answer["error"]
         return
@@ -157,21 +117,8 @@ def check_edit(draft_id: str, edit: dict, before: list[str], chosen: set[int]) -
     assert all(a == b for n, (a, b) in enumerate(zip(old, now, strict=True)) if ids[n] not in own)
     assert all(text.encode() is not None and len(text) <= draft_store.MAX_CAPTION for text in now)
     if answer["changed"]:
-        draft.undo(draft_id)
-        assert texts(draft_id) == old
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(edit=EDITS, before=CAPTIONS, chosen=CHOSEN)
-def test_any_edit_of_any_captions_is_an_error_or_one_step(mine, edit, before, chosen):
-    check_edit(mine, edit, before, chosen)
-
-
-@pytest.mark.long
-@settings(max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(edit=EDITS, before=CAPTIONS, chosen=CHOSEN)
-def test_five_thousand_edits(mine, edit, before, chosen):
-    check_edit(mine, edit, before, chosen)
+        draft.undo(mine)
+        assert texts(mine) == old
 
 
 CALLS = st.dictionaries(
@@ -181,9 +128,9 @@ CALLS = st.dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=CALLS, known=st.booleans(), action=st.sampled_from([None, *image_bulk.READS, *image_bulk.CHANGES]))
-def test_any_call_of_a_browser_is_answered(mine, data, known, action):  # noqa: F811
+def test_any_call_of_a_browser_is_answered(mine, data, known, action):
     sent = {**data, **({"draft": mine} if known else {}), **({"action": action} if action else {})}
     if sent.get("action") == "import_folder":
         sent["path"] = "/no/such/folder"
@@ -195,7 +142,7 @@ def test_any_call_of_a_browser_is_answered(mine, data, known, action):  # noqa: 
 KEYS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=50)
 @given(before=KEYS, after=KEYS, changed=st.sets(st.sampled_from("abcdefgh")))
 def test_a_step_leads_from_each_state_to_the_other_in_its_order(before, after, changed):
     old = {"images": {key: {"caption": key} for key in before}, "texts": {}}
@@ -251,10 +198,10 @@ def test_subsets_with_their_repeats_reach_the_data_set(mine, tmp_path):
     run_of(mine)
     assert dataset.counts(runs.datasets_dir() / "my-lora") == {"7_my-cat": 3, "3_wolves": 1}
     while draft.undo(mine):
-        pass
+        assert len(draft.items(mine)) in (0, 4)
     assert draft.items(mine) == []
     while draft.redo(mine):
-        pass
+        assert len(draft.items(mine)) == 4
     assert draft.counts(mine) == {"7_my-cat": 3, "3_wolves": 1} and captions(mine)["7_my cat/0.png"] == "zero"
 
 
@@ -294,10 +241,12 @@ def test_a_subset_that_cannot_be_is_refused(mine, name, repeats, message):
 def test_subset_names_do_not_collide(mine):
     ids = filled(mine, "a", "b", "c")
     subsets.move(mine, ids[:1], "cat", 10), subsets.move(mine, ids[1:2], "dog")
-    with pytest.raises(RunError, match="There is a subset 'cat' already"):
-        subsets.rename(mine, "dog", "cat")
-    with pytest.raises(RunError, match="no images any more"):
-        subsets.rename(mine, "horse", "x")
+    for old, wanted, message in (
+        ("dog", "cat", "There is a subset 'cat' already"),
+        ("horse", "x", "no images any more"),
+    ):
+        with pytest.raises(RunError, match=message):
+            subsets.rename(mine, old, wanted)
     assert subsets.rename(mine, "", "rest", 2) == 1 and subsets.parts_of("set/10_cat/x") == ("set/cat/x", 10)
 
 

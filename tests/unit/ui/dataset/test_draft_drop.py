@@ -4,23 +4,17 @@ import itertools
 import os
 import shutil
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import tomllib
 from draft_helpers import captions, drop, note, photo, run_of, set_caption, tree, upload
-from runs_helpers import data, picture  # noqa: F401
 
 import runs
 from runs import dataset
-from tests.unit.trainer.test_dataset import ARGS
 from trainer import dataset as trained
 from ui.dataset import draft, draft_store, images
-
-
-@pytest.fixture
-def mine(data) -> str:  # noqa: F811
-    return draft.new_id()
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
@@ -48,7 +42,7 @@ def test_identical_files_in_two_folders_are_two_images_and_twice_in_one_folder_i
     assert captions(mine) == {"a/2.png": "only a", "b/2.png": ""}
 
 
-def test_two_drops_of_one_file_share_an_upload_and_both_work(data, mine, tmp_path):  # noqa: F811
+def test_two_drops_of_one_file_share_an_upload_and_both_work(data, mine, tmp_path):
     shared, other = upload(photo(tmp_path / "x.png")), draft.new_id()
     assert draft.add(mine, [(shared, "x.png")]) == (1, []) and shared.exists()
     assert draft.add(other, [(shared, "x.png")]) == (1, []) and shared.exists()
@@ -59,7 +53,7 @@ def test_two_drops_of_one_file_share_an_upload_and_both_work(data, mine, tmp_pat
     assert answer["added"] == 1 and [path.name for path in draft.uploads_dir().rglob("y.png")] == ["y.png"]
 
 
-def test_an_upload_is_deleted_by_its_age_only(data, mine, tmp_path):  # noqa: F811
+def test_an_upload_is_deleted_by_its_age_only(data, mine, tmp_path):
     old, new, again = (upload(photo(tmp_path / f"{n}.png", n)) for n in range(3))
     for path in (old, old.parent, again.parent):  # `again` was written a second time, which its folder does not show
         os.utime(path, (time.time() - 2 * draft_store.UPLOAD_EXPIRES_S,) * 2)
@@ -130,61 +124,54 @@ def kohya(root: Path) -> list[tuple[Path, str]]:
     return tree(root)
 
 
-def test_kohyas_folders_become_subsets_with_their_repeats(data, mine, tmp_path):  # noqa: F811
+def test_kohyas_folders_become_subsets_with_their_repeats(data, mine, tmp_path):
     assert drop(mine, *kohya(tmp_path / "set")) == (4, [])
     assert draft.repeats(mine) == {"10_cat": 10, "3_dog": 3}
-    folder = run_of(mine, repeats=5, epochs=2)
-    place = data / "datasets/my-lora"
-    assert runs.read_captions("my-lora") == {
-        "1.png": "caption of .",
-        "10_cat/1.png": "caption of 10_cat",
-        "3_dog/1.png": "caption of 3_dog",
-        "plain/1.png": "caption of plain",
-    }
-    table = tomllib.loads((folder / "dataset.toml").read_text())
-    (one,) = table["datasets"]
+    folder, place = run_of(mine, repeats=5, epochs=2), data / "datasets/my-lora"
+    texts = {"1.png": "caption of ."} | {f"{name}/1.png": f"caption of {name}" for name in ("10_cat", "3_dog", "plain")}
+    assert runs.read_captions("my-lora") == texts
+    (one,) = tomllib.loads((folder / "dataset.toml").read_text())["datasets"]
     subsets = {s["image_dir"]: (s["num_repeats"], s["class_tokens"]) for s in one["subsets"]}
     want = {"": 5, "/10_cat": 10, "/3_dog": 3, "/plain": 5}
     assert subsets == {f"{place.as_posix()}{name}": (number, "tok") for name, number in want.items()}
     assert runs.planned_steps(runs.load(folder), draft.counts(mine)) == 2 * (5 + 10 + 3 + 5)
     assert runs.planned_steps(runs.load(folder), 4) == 2 * 4 * 5
-    found = trained.read(folder / "dataset.toml", ARGS)
-    assert {(i.path.parent.name, i.repeats, i.caption) for i in found} == {
-        ("my-lora", 5, "caption of ."),
-        ("10_cat", 10, "caption of 10_cat"),
-        ("3_dog", 3, "caption of 3_dog"),
-        ("plain", 5, "caption of plain"),
+    flags = {
+        "resolution": None,
+        "enable_bucket": False,
+        "min_bucket_reso": 256,
+        "max_bucket_reso": 1024,
+        "bucket_reso_steps": 64,
+    }
+    flags |= {"bucket_no_upscale": False, "train_batch_size": 1, "caption_extension": ".txt"}
+    found = trained.read(folder / "dataset.toml", Namespace(**flags, caption_prefix=None, caption_suffix=None))
+    assert {(f"/{i.path.parent.name}".replace("/my-lora", ""), i.repeats, i.caption) for i in found} == {
+        (name, number, f"caption of {name[1:] or '.'}") for name, number in want.items()
     }
 
 
-def test_without_a_trigger_word_a_folder_gives_its_subject_as_in_kohyas_trainers(data, mine, tmp_path):  # noqa: F811
+def test_without_a_trigger_word_a_folder_gives_its_subject_as_in_kohyas_trainers(data, mine, tmp_path):
     drop(mine, (photo(tmp_path / "1.png"), "10_sks cat/1.png"))
     folder = run_of(mine, trigger="")
     assert list(runs.read_captions("my-lora").values()) == ["sks cat"]
     assert 'class_tokens = "sks-cat"' in (folder / "dataset.toml").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "repeats"),
-    [
-        ("10_cat", (10, "cat")),
-        ("a/10_cat", (10, "cat")),
-        ("10_cat/5_b", (5, "b")),
-        ("10_cat/b", (10, "cat")),
-        ("10_", (10, "")),
-        ("0_cat", None),
-        ("10cat", None),
-        ("-3_cat", None),
-        ("12345_cat", None),
-        ("١٠_cat", None),
-        ("", None),
-    ],
-)
-def test_the_repeats_of_a_folder(name, repeats):
-    assert dataset.repeats_of(name) == repeats
+REPEATS = {
+    "10_cat": (10, "cat"),
+    "a/10_cat": (10, "cat"),
+    "10_cat/5_b": (5, "b"),
+    "10_cat/b": (10, "cat"),
+    "10_": (10, ""),
+}
 
 
-def test_hostile_folders_become_plain_ones_that_keep_their_repeats(data, mine, tmp_path):  # noqa: F811
+def test_the_repeats_of_a_folder():
+    for name, repeats in {**REPEATS, **dict.fromkeys(["0_cat", "10cat", "-3_cat", "12345_cat", "١٠_cat", ""])}.items():
+        assert dataset.repeats_of(name) == repeats, name
+
+
+def test_hostile_folders_become_plain_ones_that_keep_their_repeats(data, mine, tmp_path):
     folders = [
         "10_ca't",
         "10_CA T",
@@ -215,15 +202,9 @@ def test_hostile_folders_become_plain_ones_that_keep_their_repeats(data, mine, t
         assert by_bytes[draft.original(mine, item.id).read_bytes()] == dataset.one_line(item.folder)
 
 
-def test_new_lora_from_this_keeps_folders_captions_and_identical_images(data, mine, tmp_path):  # noqa: F811
-    same = photo(tmp_path / "same.png", 9)
-    drop(
-        mine,
-        *kohya(tmp_path / "set"),
-        (same, "a/2.png"),
-        (same, "b/2.png"),
-        (note(tmp_path / "2.txt", "b2"), "b/2.txt"),
-    )
+def test_new_lora_from_this_keeps_folders_captions_and_identical_images(data, mine, tmp_path):
+    same, text = photo(tmp_path / "same.png", 9), note(tmp_path / "2.txt", "b2")
+    drop(mine, *kohya(tmp_path / "set"), (same, "a/2.png"), (same, "b/2.png"), (text, "b/2.txt"))
     run_of(mine)
     other = draft.new_id()
     assert draft.copy_dataset(other, "my-lora", {"name": "again"}) == []
@@ -237,7 +218,7 @@ def test_new_lora_from_this_keeps_folders_captions_and_identical_images(data, mi
     assert draft.undo(other) == "Undone: copy of 6 images from a run." and len(draft.items(other)) == 7
 
 
-def test_an_error_while_a_data_set_is_copied_leaves_the_draft_unchanged(data, mine, tmp_path, monkeypatch):  # noqa: F811
+def test_an_error_while_a_data_set_is_copied_leaves_the_draft_unchanged(data, mine, tmp_path, monkeypatch):
     drop(mine, *kohya(tmp_path / "set"))
     run_of(mine)
     other = draft.new_id()
@@ -258,7 +239,7 @@ def test_an_error_while_a_data_set_is_copied_leaves_the_draft_unchanged(data, mi
     assert {path: path.read_bytes() for path in draft.folder(other).rglob("*") if path.is_file()} == before
 
 
-def test_a_folder_is_read_with_its_subfolders_from_the_command_line(data, tmp_path):  # noqa: F811
+def test_a_folder_is_read_with_its_subfolders_from_the_command_line(data, tmp_path):
     kohya(tmp_path / "set")
     photo(tmp_path / "set/.hidden/1.png", 5)
     runs.create(runs.make({"name": "cli", "trigger": "tok", "model": "tiny-flux"}), tmp_path / "set")

@@ -8,7 +8,6 @@ import threading
 
 import pytest
 from draft_helpers import captions, drop, item_of, note, photo, run_of, set_caption, upload
-from runs_helpers import data, picture  # noqa: F401
 
 import runs
 from runs import dataset
@@ -16,52 +15,37 @@ from ui.dataset import draft, draft_store
 
 
 @pytest.fixture
-def mine(data) -> str:  # noqa: F811
-    return draft.new_id()
-
-
-@pytest.fixture
 def no_merging(monkeypatch):
     monkeypatch.setattr(draft, "MERGE_S", 0)
 
 
-def test_every_change_is_undone_and_redone(mine, tmp_path, no_merging):
+def test_a_move_a_rotation_and_a_caption_that_waits_are_undone_and_redone_with_what_came_before(
+    mine, tmp_path, no_merging
+):
+    """tests/unit/ui/dataset/test_hostile.py does it with all other changes, in any order."""
+
     def state():
         return [(i.id, i.caption, i.turn) for i in draft.items(mine)], draft.waiting(mine)
 
-    def ids():
-        return [item.id for item in draft.items(mine)]
-
-    draft.save_fields(mine, {"trigger": "tok"})
-    changes = [
-        lambda: drop(mine, *(photo(tmp_path / f"{n}.png", n) for n in range(5)), note(tmp_path / "1.txt", "one")),
-        lambda: draft.set_caption(mine, ids()[0], "typed"),
-        lambda: draft.set_caption(mine, ids()[0], "typed again"),
-        lambda: draft.insert_trigger(mine, "tok"),
-        lambda: draft.move(mine, ids()[4], ids()[1]),
-        lambda: draft.move(mine, ids()[0], None),
-        lambda: draft.remove(mine, [ids()[2]]),
-        lambda: draft.fix(mine, ids()[0], "sideways"),
-        lambda: drop(mine, note(tmp_path / "gone.txt", "waits")),
-        lambda: draft.remove(mine, ids()[:2]),
-        lambda: draft.clear(mine),
-        lambda: drop(mine, photo(tmp_path / "9.png", 9)),
-        lambda: draft.set_caption(mine, ids()[0], ""),
-    ]
     states = [state()]
-    for change in changes:
+    for change in (
+        lambda: drop(mine, photo(tmp_path / "0.png"), note(tmp_path / "0.txt", "one"), photo(tmp_path / "1.png", 1)),
+        lambda: draft.move(mine, draft.items(mine)[1].id, draft.items(mine)[0].id),
+        lambda: draft.fix(mine, draft.items(mine)[0].id, "sideways"),
+        lambda: drop(mine, note(tmp_path / "gone.txt", "waits")),
+        lambda: draft.clear(mine),
+    ):
         change()
-        if state() != states[-1]:
-            states.append(state())
-    assert len(states) >= len(changes)
+        assert state() != states[-1]
+        states.append(state())
     for _ in range(2):
         for wanted in reversed(states[:-1]):
             assert draft.undo(mine).startswith("Undone: ") and state() == wanted
         assert draft.undo(mine) is None and draft.history(mine)[0] == ""
         for wanted in states[1:]:
             assert draft.redo(mine).startswith("Redone: ") and state() == wanted
-            assert all(dataset.check_image(draft.original(mine, key)) == "" for key in ids())
-            assert all(draft.thumb(mine, item).is_file() for item in draft.items(mine))
+            for item in draft.items(mine):
+                assert dataset.check_image(draft.original(mine, item.id)) == "" and draft.thumb(mine, item).is_file()
         assert draft.redo(mine) is None
 
 
@@ -123,7 +107,7 @@ def test_a_history_that_was_damaged_is_an_error_and_loses_nothing(mine, tmp_path
     assert captions(mine) == {"0.png": "still here"}
 
 
-def test_a_draft_of_the_page_before_is_read_with_its_captions(data, mine, tmp_path):  # noqa: F811
+def test_a_draft_of_the_page_before_is_read_with_its_captions(data, mine, tmp_path):
     """Written by commit 17adc2a, whose images are named by their files."""
     path = photo(tmp_path / "cat.png")
     folder = draft.folder(mine)
@@ -141,12 +125,6 @@ def test_a_draft_of_the_page_before_is_read_with_its_captions(data, mine, tmp_pa
     assert captions(mine) == {"cat.png": "the cat", "dog.png": "a dog"}
     run_of(mine)
     assert runs.read_captions("my-lora") == {"cat.png": "the cat", "dog.png": "a dog"}
-
-
-def test_fields_are_stored_one_by_one(mine):
-    draft.save_fields(mine, {"name": "a", "epochs": 3})
-    draft.save_fields(mine, {"name": "b"})
-    assert draft.form(mine) == {"name": "b", "epochs": 3}
 
 
 def test_half_a_character_from_a_browser_is_stored_as_text_that_can_be_sent_back(mine, tmp_path):

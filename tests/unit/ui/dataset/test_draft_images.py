@@ -2,24 +2,18 @@
 
 import random
 import struct
-import time
 from pathlib import Path
 
 import pytest
 from draft_helpers import captions, drop, item_of, limits, photo, run_of
 from PIL import Image
-from runs_helpers import data, picture  # noqa: F401
+from runs_helpers import picture
 from ui_helpers import photos
 
 import presets
 import runs
 from runs import dataset
 from ui.dataset import draft, draft_images
-
-
-@pytest.fixture
-def mine(data) -> str:  # noqa: F811
-    return draft.new_id()
 
 
 def heic(path: Path, image: Image.Image, **save) -> Path:
@@ -29,7 +23,7 @@ def heic(path: Path, image: Image.Image, **save) -> Path:
 
 
 @pytest.mark.parametrize("suffix", ["heic", "heif", "avif"])
-def test_the_photos_of_phones_are_added_and_trained(data, mine, tmp_path, suffix):  # noqa: F811
+def test_the_photos_of_phones_are_added_and_trained(data, mine, tmp_path, suffix):
     with Image.open(picture(tmp_path / "x.png", size=(128, 64))) as image:
         path = heic(tmp_path / f"phone.{suffix}", image.convert("RGB"), quality=95)
     assert drop(mine, path) == (1, [])
@@ -37,18 +31,22 @@ def test_the_photos_of_phones_are_added_and_trained(data, mine, tmp_path, suffix
     with Image.open(draft.thumb(mine, item)) as thumb, Image.open(draft.large(mine, item.id)) as large:
         assert thumb.size == large.size == (128, 64) and large.getpixel((3, 3))[0] > 200
     notes = []
-    runs.create(
-        runs.make({"name": "p", "trigger": "t", "model": "tiny-flux"}), draft.sources(mine), on_note=notes.append
-    )
+    spec = runs.make({"name": "p", "trigger": "t", "model": "tiny-flux"})
+    runs.create(spec, draft.sources(mine), on_note=notes.append)
     (taken,) = runs.images_in(data / "datasets/p")
     with Image.open(taken) as image:
         assert (image.format, image.size) == ("JPEG", (128, 64)) and image.getpixel((3, 3))[0] > 200
     assert f"phone.{suffix}: {'AVIF' if suffix == 'avif' else 'HEIF'} saved as JPEG" in notes
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif", "avif", "heic"])
-def test_exif_orientation_is_applied_to_size_thumbnail_and_data_set(data, mine, tmp_path, suffix, orientation):  # noqa: F811
+# HEIC has a decoder of its own, which turns the image itself.
+TURNED = [(suffix, n) for suffix in ("jpg", "heic") for n in range(1, 9)] + [
+    (suffix, 6) for suffix in ("png", "webp", "tif", "avif")
+]
+
+
+@pytest.mark.parametrize(("suffix", "orientation"), TURNED)
+def test_exif_orientation_is_applied_to_size_thumbnail_and_data_set(data, mine, tmp_path, suffix, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     with Image.open(picture(tmp_path / "x.png", size=(800, 400))) as image:
@@ -68,14 +66,10 @@ def test_exif_orientation_is_applied_to_size_thumbnail_and_data_set(data, mine, 
             assert pixel[0] > 180 and pixel[1] < 80 and pixel[2] < 80, (file, pixel)
 
 
-def warnings_of(draft_id: str, file: str) -> tuple[str, ...]:
-    return item_of(draft_id, file).warnings
-
-
 def test_a_small_image_is_flagged_and_removed_by_one_click(mine, tmp_path):
     side = presets.defaults()["images"]["small_side"]
     drop(mine, photo(tmp_path / "small.png", 1, (side - 1, 900)), photo(tmp_path / "big.png", 2, (side, 900)))
-    assert "small" in warnings_of(mine, "small.png") and "small" not in warnings_of(mine, "big.png")
+    assert "small" in item_of(mine, "small.png").warnings and "small" not in item_of(mine, "big.png").warnings
     draft.fix(mine, item_of(mine, "small.png").id, "small")
     assert list(captions(mine)) == ["big.png"]
     draft.undo(mine)
@@ -91,7 +85,7 @@ def twice_turned(path: Path, orientation: int, size=(400, 600)) -> Path:
 
 
 @pytest.mark.parametrize("orientation", [6, 8])
-def test_a_photo_that_is_rotated_twice_is_flagged_and_turned_upright(data, mine, tmp_path, orientation):  # noqa: F811
+def test_a_photo_that_is_rotated_twice_is_flagged_and_turned_upright(data, mine, tmp_path, orientation):
     drop(mine, twice_turned(tmp_path / "twice.jpg", orientation))
     item = item_of(mine, "twice.jpg")
     assert "sideways" in item.warnings and (item.width, item.height) == (600, 400)
@@ -104,7 +98,7 @@ def test_a_photo_that_is_rotated_twice_is_flagged_and_turned_upright(data, mine,
         with Image.open(file) as image:
             assert image.width < image.height and image.getpixel((4, 4))[0] > 180, "red is top left, as in the camera"
     draft.undo(mine)
-    assert "sideways" in warnings_of(mine, "twice.jpg")
+    assert "sideways" in item_of(mine, "twice.jpg").warnings
 
 
 def test_an_honest_photo_is_not_called_sideways_and_can_be_rotated(mine, tmp_path):
@@ -112,7 +106,7 @@ def test_an_honest_photo_is_not_called_sideways_and_can_be_rotated(mine, tmp_pat
     exif[0x0112] = 6
     exif.get_ifd(0x8769).update({0xA002: 600, 0xA003: 400})
     drop(mine, picture(tmp_path / "camera.jpg", size=(600, 400), exif=exif))
-    assert "sideways" not in warnings_of(mine, "camera.jpg")
+    assert "sideways" not in item_of(mine, "camera.jpg").warnings
     sizes = []
     for _ in range(4):
         draft.fix(mine, item_of(mine, "camera.jpg").id, "sideways")
@@ -141,44 +135,31 @@ def test_nearly_identical_images_are_flagged_and_different_ones_are_not(mine, tm
     assert "again.jpg" not in captions(mine) and "coffee.png" in captions(mine)
 
 
-def test_1200_images_are_compared_in_a_moment():
+def test_near_images_are_those_of_comparing_all_with_all():
     draw = random.Random(3)
-    bases = [(draw.getrandbits(64), draw.randbytes(12)) for _ in range(300)]
+    bases = [(draw.getrandbits(64), draw.randbytes(12)) for _ in range(100)]
     entries = {}
-    for n in range(1200):
-        bits, tone = bases[n % 300]
+    for n in range(400):
+        bits, tone = bases[n % 100]
         for place in draw.sample(range(64), draw.randrange(8)):
             bits ^= 1 << place
         entries[f"{n}"] = {"hash": f"{bits:016x}{tone.hex()}"}
-    began = time.process_time()
     found = draft_images.Near().of(entries)
-    seconds = time.process_time() - began
-    most = presets.defaults()["images"]["near_bits"]
-
-    def bits_of(key):
-        return int(entries[key]["hash"][:16], 16)
-
-    for key in entries:
-        near = [
-            one
-            for one in list(entries)[: int(key)]
-            if one not in found and (bits_of(one) ^ bits_of(key)).bit_count() <= most
-        ]
-        assert (key in found) == bool(near), "the same as comparing all with all"
-    same = {f"{n}": {"hash": f"{0:016x}{bytes([n % 250] * 12).hex()}"} for n in range(1200)}
-    draft_images.Near().of(same)
-    assert seconds < 2 and time.process_time() - began < 60
+    most, hashes = presets.defaults()["images"]["near_bits"], [int(one["hash"][:16], 16) for one in entries.values()]
+    for n, own in enumerate(hashes):
+        near = [k for k in range(n) if f"{k}" not in found and (hashes[k] ^ own).bit_count() <= most]
+        assert (f"{n}" in found) == bool(near)
 
 
 def test_an_image_without_a_caption_is_flagged_and_gets_the_trigger_word(mine, tmp_path):
     drop(mine, photo(tmp_path / "x.png"))
     key = item_of(mine, "x.png").id
-    assert "no_caption" in warnings_of(mine, "x.png")
+    assert "no_caption" in item_of(mine, "x.png").warnings
     with pytest.raises(runs.RunError, match="Type a trigger word in step 1 first"):
         draft.fix(mine, key, "no_caption")
     draft.save_fields(mine, {"trigger": " tok "})
     draft.fix(mine, key, "no_caption")
-    assert captions(mine) == {"x.png": "tok"} and "no_caption" not in warnings_of(mine, "x.png")
+    assert captions(mine) == {"x.png": "tok"} and "no_caption" not in item_of(mine, "x.png").warnings
     with pytest.raises(runs.RunError, match="out of date"):
         draft.fix(mine, key, "no_such_code")
     with pytest.raises(runs.RunError, match="This image was removed"):
@@ -243,9 +224,7 @@ def test_a_tiff_whose_second_frame_is_damaged_is_explained(mine, tmp_path, damag
     (table,) = struct.unpack_from("<L", content, table + 2 + 12 * struct.unpack_from("<H", content, table)[0])
     entries = range(table + 2, table + 2 + 12 * struct.unpack_from("<H", content, table)[0], 12)
     (entry,) = (at for at in entries if struct.unpack_from("<H", content, at)[0] == TAGS[damaged])
-    at, value = (
-        (entry, 65_000) if damaged == "width" else (entry + 8, 999)
-    )  # there is no width; a value that nobody knows
+    at, value = (entry, 65_000) if damaged == "width" else (entry + 8, 999)  # no width; a value that nobody knows
     struct.pack_into("<H", content, at, value)
     path.write_bytes(content)
     added, messages = drop(mine, path, photo(tmp_path / "y.png"))

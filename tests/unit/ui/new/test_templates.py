@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +71,7 @@ from runs.files import RunError
 from ui.new import form, templates
 version, rank, start = sys.argv[1:]
 values = {**form.defaults(), "rank": int(rank)}
+print("ready", flush=True)
 while not Path(start).exists():
     time.sleep(0.0005)
 try:
@@ -81,22 +81,20 @@ except RunError as error:
 """
 
 
+@pytest.mark.slow
 def test_of_many_servers_that_save_over_one_version_exactly_one_does_and_the_others_learn_what_it_changed(tmp_path):
     seen, start = templates.save("Same", VALUES)["version"], tmp_path / "start"
-    savers = [
-        subprocess.Popen(
-            [sys.executable, "-c", SAVER, seen, str(rank), str(start)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(1, 9)
-    ]
-    time.sleep(3)
+    words = [[sys.executable, "-c", SAVER, seen, str(rank), str(start)] for rank in range(1, 5)]
+    savers = [subprocess.Popen(one, cwd=ROOT, stdout=subprocess.PIPE, text=True) for one in words]
+    for one in savers:
+        assert one.stdout.readline() == "ready\n"
     start.touch()
     outcomes = [one.communicate(timeout=60)[0] for one in savers]
     (winner,) = [one.split()[1] for one in outcomes if one.startswith("saved")]
     (stored,) = own()
     rank = templates.values_of(stored["key"], {})["rank"]
     assert stored["version"] == winner
-    assert sum(f"Rank {rank}, yours " in one for one in outcomes) == 7, outcomes
+    assert sum(f"Rank {rank}, yours " in one for one in outcomes) == 3, outcomes
 
 
 def test_rename_delete_and_undo():
@@ -154,16 +152,12 @@ def test_a_name_must_be_one_line(name):
 
 @pytest.mark.parametrize("key", ["../x", "", None, "a" * 25, "/etc/passwd", "A" * 24, 3])
 def test_a_key_is_never_a_path(key):
-    for act in (
-        lambda: templates.delete(key),
-        lambda: templates.rename(key, "x"),
-        lambda: templates.values_of(key, {}),
-    ):
+    for act, *more in ((templates.delete,), (templates.rename, "x"), (templates.values_of, {})):
         with pytest.raises(RunError, match="no such template"):
-            act()
+            act(key, *more)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(
     st.text(max_size=90),
     st.dictionaries(st.text(max_size=6), st.integers() | st.text(max_size=20) | st.none(), max_size=4),
@@ -177,21 +171,12 @@ def test_any_name_and_values_stay_inside_the_folder(name, values):
     assert templates.delete(saved["key"])["name"] == saved["name"]
 
 
-BAD = [
-    None,
-    [],
-    "x",
-    {},
-    {"do": "list"},
-    {"do": "save", "draft": "../.."},
-    {"do": 3, "draft": "a" * 24},
-    {"do": "read", "draft": "a" * 24, "files": 3},
-]
+DRAFT = {"draft": "a" * 24}
+BAD = [{"do": "save", "draft": "../.."}, {"do": 3, **DRAFT}, {"do": "read", "files": 3, **DRAFT}]
 
 
 @pytest.mark.parametrize(
-    "data",
-    [*BAD, {"do": "restore", "draft": "a" * 24, "template": {"values": {}}}],
+    "data", [None, [], "x", {}, {"do": "list"}, *BAD, {"do": "restore", "template": {"values": {}}, **DRAFT}]
 )
 def test_calls_from_the_browser_get_an_answer_whatever_they_hold(data):
     answer = importing.setup(data)

@@ -1,9 +1,7 @@
 """The blind vote: votes are stored one by one and never lost, and they name the LoRA that is liked best."""
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -136,7 +134,7 @@ LINES = st.binary(max_size=30) | st.builds(
 
 
 @given(st.lists(LINES, max_size=12))
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_any_file_is_read_and_judged(tmp_path_factory, lines):
     folder = tmp_path_factory.mktemp("votes")
     (folder / bv.FILE).write_bytes(b"\n".join(lines))
@@ -170,9 +168,12 @@ def test_two_browsers_lose_no_vote(tmp_path):
 VOTER = """
 import sys
 from pathlib import Path
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests"]
-from tests.unit.ui.run.test_blind_vote import bv, run_of
-folder, found = Path(sys.argv[2]), run_of([100, 200])
+from runs.evolution import Evolution, Lora, Sample, Snapshot
+from ui.run import blind_vote as bv
+folder = Path(sys.argv[1])
+lora = lambda step: Lora(Path(f"{step}.safetensors"), 1, False, step, None)
+samples = lambda step: (Sample(Path(f"{step}.png"), "step", step, 0),)
+found = Evolution(snapshots=tuple(Snapshot(step, None, None, None, None, lora(step), samples(step)) for step in (100, 200)))
 for n in range(100000):
     bv.cast(folder, bv.next_pair(found, bv.Ballot()).id, "left", found)
     print(n + 1, flush=True)
@@ -181,17 +182,14 @@ for n in range(100000):
 
 def test_a_vote_that_was_acknowledged_survives_sigkill(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", VOTER, str(ROOT), str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", VOTER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
-    assert process.stdout is not None
     for _ in range(20):
         acknowledged = int(process.stdout.readline())
-    os.kill(process.pid, signal.SIGKILL)
-    rest = process.stdout.read().split()
-    process.wait(60)
+    process.kill()
+    rest = process.communicate(timeout=60)[0].split()
     acknowledged = int(rest[-1]) if rest else acknowledged
-    stored = len(bv.read(tmp_path).votes)
-    assert acknowledged <= stored <= acknowledged + 1
+    assert acknowledged <= len(bv.read(tmp_path).votes) <= acknowledged + 1
 
 
 # What the votes say ----------------------------------------------------------------------------------------------------
@@ -199,7 +197,7 @@ def test_a_vote_that_was_acknowledged_survives_sigkill(tmp_path):
 
 def test_the_lora_that_is_liked_best_is_named(tmp_path):
     right = 0
-    for seed in range(8):
+    for seed in range(5):
         folder = tmp_path / str(seed)
         folder.mkdir()
         found, rng = run_of(range(100, 700, 100)), random.Random(seed)
@@ -212,7 +210,7 @@ def test_the_lora_that_is_liked_best_is_named(tmp_path):
         text = bv.verdict(bv.standings(steps, votes), votes)
         assert f"The vote picks step {winner}" in text and "with a chance of" in text
         right += winner == 400
-    assert right >= 6
+    assert right >= 4
 
 
 def test_equal_loras_give_a_plain_answer(tmp_path):

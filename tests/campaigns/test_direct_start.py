@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from runs_helpers import pictures
 
 import runs
@@ -17,7 +16,6 @@ LAUNCHER = (
 )
 
 
-@pytest.mark.long
 def test_the_lora_is_the_one_that_the_launcher_trains(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     fields = {"name": "one", "trigger": "t", "model": "tiny-flux", "backend": "diffusers", "mixed_precision": "no"}

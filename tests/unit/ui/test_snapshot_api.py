@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
-from ui_helpers import lora_file, photos, serving, write_run
+from ui_helpers import lora_file, photos, write_run
 
-from tests.network.ui.test_security import ask
 from ui import snapshot_api
 from ui.run import evolution
 
@@ -31,14 +30,6 @@ def fill(folder, *steps: int) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    (tmp_path / "outputs").mkdir()
-    (tmp_path / "datasets").mkdir()
-    return tmp_path
-
-
 def get(path: str, **headers: str):
     """(status, headers, body) of a GET, without a server."""
     path, _, query = path.partition("?")
@@ -53,8 +44,8 @@ def get(path: str, **headers: str):
     return response.status_code, response.headers, getattr(response, "body", None)
 
 
-def test_the_list_and_one_snapshot(root):
-    fill(write_run(root, "My cat", state="completed"), 10, 20, 30)
+def test_the_list_and_one_snapshot(data):
+    fill(write_run(data, "My cat", state="completed"), 10, 20, 30)
     status, headers, body = get("/api/evolution/My-cat")
     found = json.loads(body)
     assert status == 200 and headers["content-type"] == "application/json"
@@ -71,14 +62,14 @@ def test_the_list_and_one_snapshot(root):
     assert json.loads(get("/api/evolution")[2])["runs"][0]["url"] == "api/evolution/My-cat"
 
 
-def test_what_is_missing_is_a_404_that_names_what_exists(root):
-    fill(write_run(root, "cat"), 10, 20)
+def test_what_is_missing_is_a_404_that_names_what_exists(data):
+    fill(write_run(data, "cat"), 10, 20)
     status, _, body = get("/api/evolution/cat/snapshot/15")
     assert status == 404 and json.loads(body) == {
         "error": "The run 'cat' has no snapshot of step '15'; it has the steps 10, 20",
         "steps": [10, 20],
     }
-    write_run(root, "empty")
+    write_run(data, "empty")
     status, _, body = get("/api/evolution/empty/snapshot/1")
     assert status == 404 and json.loads(body) == {
         "error": "The run 'empty' has no snapshot of step '1'; it has none yet",
@@ -91,8 +82,8 @@ def test_what_is_missing_is_a_404_that_names_what_exists(root):
         assert status == 404 and json.loads(body)["error"]
 
 
-def test_a_client_that_has_the_newest_answer_gets_304(root):
-    folder = write_run(root, "cat", state="completed")
+def test_a_client_that_has_the_newest_answer_gets_304(data):
+    folder = write_run(data, "cat", state="completed")
     fill(folder, 10)
     for path in ("/api/evolution/cat", "/api/evolution/cat/snapshot/10", "/api/evolution"):
         status, headers, _ = get(path)
@@ -104,10 +95,10 @@ def test_a_client_that_has_the_newest_answer_gets_304(root):
     assert get("/api/evolution/cat", **{"if-none-match": etag})[0] == 200
 
 
-def test_a_sample_as_a_small_picture(root):
+def test_a_sample_as_a_small_picture(data):
     from PIL import Image
 
-    folder = write_run(root, "cat")
+    folder = write_run(data, "cat")
     fill(folder, 10)
     url = evolution.snapshot(folder, 10)["samples"][0]["url"]
     name, version = url.split("/")[-1].split("?v=")
@@ -122,8 +113,8 @@ def test_a_sample_as_a_small_picture(root):
     assert status == 404 and "Not a readable image" in json.loads(body)["error"]
 
 
-def test_both_samples_of_a_pair_and_no_word_about_their_steps(root):
-    fill(write_run(root, "cat"), 10, 20)
+def test_both_samples_of_a_pair_and_no_word_about_their_steps(data):
+    fill(write_run(data, "cat"), 10, 20)
     pair = evolution.vote_next("cat")
     assert "10" not in json.dumps({key: value for key, value in pair.items() if key not in ("enough", "id")})
     for side in ("left", "right"):
@@ -138,7 +129,7 @@ PARTS = st.text(max_size=30) | st.sampled_from(
 
 
 @given(st.lists(PARTS, max_size=5))
-@settings(max_examples=300)
+@settings(max_examples=60)
 def test_any_address_gets_an_answer_and_no_other_file(hostile, parts):
     status, headers, body = get("/api/evolution/" + "/".join(parts))
     assert status in (200, 404) and headers["content-type"] in ("application/json", "image/webp")
@@ -159,8 +150,8 @@ def hostile(tmp_path_factory):
         yield root
 
 
-def test_a_link_out_of_the_folder_is_not_followed(root, tmp_path_factory):
-    folder = write_run(root, "cat")
+def test_a_link_out_of_the_folder_is_not_followed(data, tmp_path_factory):
+    folder = write_run(data, "cat")
     fill(folder, 10, 20)
     outside = tmp_path_factory.mktemp("outside") / "secret.png"
     shutil.copy(photos("coffee.png")[0], outside)
@@ -171,14 +162,3 @@ def test_a_link_out_of_the_folder_is_not_followed(root, tmp_path_factory):
     assert get(f"/api/evolution/cat/pair/{pair['id']}/left")[0] == 404
     name = evolution.snapshot(folder, 10)["samples"][0]["url"].split("/")[-1].split("?")[0]
     assert get(f"/api/evolution/cat/thumb/{name}")[0] == 404
-
-
-def test_the_guard_and_the_login_apply(tmp_path):
-    with serving(tmp_path / "data", "--listen", "--auth", "me:a-long-secret") as server:
-        fill(write_run(server.data, "cat"), 10)
-        for path in ("/api/evolution", "/api/evolution/cat", "/api/evolution/cat/snapshot/10"):
-            status, _, body = ask(server, "GET", path)
-            assert status == 401 and "error" in json.loads(body), path
-        assert ask(server, "GET", "/api/evolution/cat", Host="evil.example")[0] == 403
-        assert ask(server, "POST", "/api/evolution/cat")[0] == 401
-        assert ask(server, "GET", "/api/evolutionx")[0] == 401

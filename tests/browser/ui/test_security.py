@@ -1,0 +1,301 @@
+"""What other websites can do to the page: nothing. What a browser sees of the token and of the login.
+
+Real servers, a real browser, and an attacker's page on another port of this machine: `127.0.0.1` is then another origin of
+the same site, `localhost` another site.
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from loopback import answering
+from ui_helpers import PROJECT, Server, free_port, give_cookie, photos, serving, write_run
+from ui_page import PATIENCE_S, a_tab, open_page, until
+from ui_requests import PASSWORD, ask, uploads
+
+SCRIPT = b"<!doctype html><title>page</title><script>document.title = 'ran'</script>"
+SVG = b"""<svg xmlns="http://www.w3.org/2000/svg"><script>document.documentElement.setAttribute("ran", "1")</script></svg>"""
+
+
+@pytest.fixture(scope="module")
+def listening(tmp_path_factory):
+    """A server for other machines, behind a login."""
+    with serving(tmp_path_factory.mktemp("listen") / "data", "--listen", "--auth", f"me:{PASSWORD}") as running:
+        yield running
+
+
+@pytest.fixture(params=["server", "listening"])
+def mode(request) -> Server:
+    """A server with the token, and one with a login."""
+    return request.getfixturevalue(request.param)
+
+
+@contextlib.contextmanager
+def attacker(html: str) -> Iterator[int]:
+    """Another web server, with one page; its port."""
+    with answering(lambda request: (200, html, {"Content-Type": "text/html"})) as server:
+        yield server.server_port
+
+
+@contextlib.contextmanager
+def free_tab(browser) -> Iterator:
+    """A tab that may go anywhere and may see errors, as an attack needs, and that has no cookie."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_S * 1000)
+    try:
+        yield page
+    finally:
+        context.close()
+
+
+def give_login(page, server: Server) -> None:
+    """Log the tab's browser in; where there is no login, give it the token's cookie."""
+    give_cookie(page.context, server.url)
+    form = {"username": "me", "password": PASSWORD}
+    assert server.sends_token or page.context.request.post(f"{server.url}/login", form=form).ok
+    assert page.context.request.get(f"{server.url}/config").ok
+
+
+# Other websites ------------------------------------------------------------------------------------------------------
+
+
+def test_an_uploaded_page_never_runs_its_script(listening, browser):
+    with free_tab(browser) as page:
+        give_login(page, listening)
+        for name, content in (("evil.html", SCRIPT), ("evil.svg", SVG), ("evil.xhtml", SVG), ("evil.png", SCRIPT)):
+            part = {"name": name, "mimeType": "text/plain", "buffer": content}
+            reply = page.context.request.post(f"{listening.url}/gradio_api/upload", multipart={"files": part})
+            assert reply.ok
+            url = f"{listening.url}/gradio_api/file={urllib.parse.quote(reply.json()[0])}"
+            page.goto(url)
+            ran = page.evaluate("document.title === 'ran' || document.documentElement.hasAttribute('ran')")
+            answer = page.context.request.get(url)
+            assert not ran and answer.status == 404 and answer.headers["x-content-type-options"] == "nosniff", name
+
+
+def test_markup_in_the_page_runs_no_script(server, browser):
+    with free_tab(browser) as page:
+        page.goto(server.url)
+        page.locator("body.hp-open").wait_for()
+        page.evaluate("""() => {
+            const box = document.createElement("div");
+            box.innerHTML = "<img src='data:,' onerror='window.ran = 1'><a href='javascript:window.ran = 1'>x</a>";
+            document.body.append(box);
+            box.querySelector("a").click();
+            const script = document.createElement("script");
+            script.textContent = "window.ran = 1";
+            document.body.append(script);
+        }""")
+        page.wait_for_function("() => document.querySelector('img[src=\"data:,\"]').complete")
+        assert page.evaluate("window.ran") is None
+
+
+def test_the_page_cannot_be_framed(mode, browser):
+    with attacker(f'<iframe src="{mode.url}/"></iframe>') as port, free_tab(browser) as page:
+        give_cookie(page.context, mode.url)
+        page.goto(f"http://127.0.0.1:{port}/", wait_until="load")
+        until(lambda: len(page.frames) == 2 and page.frames[1].url not in ("", "about:blank"), "the frame has loaded")
+        assert page.frames[1].url.startswith("chrome-error:"), page.frames[1].url
+
+
+ATTACK = """
+<body><script>
+const to = "%s";
+const form = () => { const data = new FormData(); data.append("files", new File(["x"], "stolen.txt")); return data; };
+const tries = [
+  () => fetch(to + "/gradio_api/upload", { method: "POST", body: form(), credentials: "include" }),
+  () => fetch(to + "/gradio_api/upload", { method: "POST", body: form(), credentials: "include", mode: "no-cors" }),
+  () => fetch(to + "/gradio_api/upload", { method: "POST", body: form(), credentials: "include", headers: { "X-A": "1" } }),
+  () => fetch(to + "/config", { credentials: "include" }),
+  () => fetch(to + "/logout", { method: "POST", credentials: "include", mode: "no-cors" }),
+  () => fetch(to + "/logout", { credentials: "include", mode: "no-cors" }),
+];
+(async () => {
+  window.read = [];
+  for (const one of tries) {
+    try { const answer = await one(); if (answer.ok) window.read.push(await answer.text()); } catch (error) { }
+  }
+  const image = new Image();
+  image.onload = image.onerror = (event) => { window.image = event.type; };
+  image.src = to + "/gradio_api/file=%s";
+})();
+</script></body>"""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_another_origin_can_neither_read_nor_write(mode, host, browser):
+    picture = mode.data / "outputs" / "private" / "sample.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture.write_bytes(photos("chelsea.png")[0].read_bytes())
+    before = uploads(mode)
+    with attacker(ATTACK % (mode.url, picture)) as port, free_tab(browser) as page:
+        give_login(page, mode)
+        page.goto(f"http://{host}:{port}/")
+        page.wait_for_function("() => window.image")
+        assert page.evaluate("window.read") == [] and page.evaluate("window.image") == "error"
+        assert uploads(mode) == before
+        assert page.context.request.get(f"{mode.url}/config").ok  # and nobody was logged out
+
+
+def test_a_form_and_a_web_socket_of_another_origin_are_refused(mode, browser):
+    html = f"""<form method="post" enctype="multipart/form-data" action="{mode.url}/gradio_api/upload">
+        <input type="file" name="files"><button>Win</button></form>
+        <script>const socket = new WebSocket("ws://127.0.0.1:{mode.port}/gradio_api/queue/join");
+        socket.onopen = () => {{ window.end = "open"; }}; socket.onerror = () => {{ window.end ||= "refused"; }};</script>"""
+    before = uploads(mode)
+    with attacker(html) as port, free_tab(browser) as page:
+        give_login(page, mode)
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.wait_for_function("() => window.end")
+        assert page.evaluate("window.end") == "refused"
+        page.locator("input").set_input_files({"name": "stolen.txt", "mimeType": "text/plain", "buffer": b"x"})
+        with page.expect_navigation() as answer:
+            page.get_by_text("Win").click()
+        assert answer.value.status == 403 and uploads(mode) == before
+
+
+def test_a_link_from_another_site_opens_the_page(server, browser):
+    """Its cookie does not come with the link, only with the address that the first answer opens again."""
+    with attacker(f'<a href="{server.url}/?tab=doctor">Hangproof</a>') as port, free_tab(browser) as page:
+        give_cookie(page.context, server.url)
+        page.goto(f"http://localhost:{port}/")
+        page.get_by_text("Hangproof").click()
+        page.locator("body.hp-open").wait_for()
+        assert page.url == f"{server.url}/?tab=doctor"
+
+
+# The login ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_login_page(listening, browser):
+    """By keyboard, on a small screen, with what a password manager needs and nothing from Gradio."""
+    with a_tab(browser, width=390, height=800) as page:
+        seen = []
+        page.on("response", lambda reply: seen.append(reply.url))
+        page.goto(f"{listening.url}/?run=mine")
+        assert [urllib.parse.urlsplit(url).path for url in seen] == ["/", "/login"]
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        user, password = page.get_by_label("User name"), page.get_by_label("Password")
+        assert user.get_attribute("autocomplete") == "username"
+        assert (
+            password.get_attribute("autocomplete") == "current-password"
+            and password.get_attribute("type") == "password"
+        )
+        page.keyboard.type("me")  # the first field has the focus
+        page.keyboard.press("Tab")
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").get_by_text("Wrong user name or password. Try again.").wait_for()
+        assert user.input_value() == "me" and password.input_value() == ""
+        page.keyboard.type("a-long-secret")
+        with page.expect_navigation(url=re.compile(r"/\?run=mine$")):
+            page.keyboard.press("Enter")
+        page.locator("body.hp-open").wait_for()
+
+
+def test_logging_out(listening, browser):
+    with a_tab(browser) as page:
+        give_login(page, listening)
+        open_page(page, listening)
+        cookie = "; ".join(f"{one['name']}={one['value']}" for one in page.context.cookies())
+        assert ask(listening, "GET", "/config", Cookie=cookie)[0] == 200
+        page.get_by_role("button", name="Log out").click()
+        page.get_by_text("You are logged out.").wait_for()
+        assert page.context.cookies() == []
+        assert ask(listening, "GET", "/config", Cookie=cookie)[0] == 401  # the old cookie is worth nothing
+        page.goto(listening.url)
+        assert page.url.endswith("/login")
+
+
+# The token ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_token_is_in_no_page_no_log_and_no_file_but_its_own(server, browser):
+    write_run(server.data, "mine", "completed")
+    with free_tab(browser) as page:
+        page.goto(f"{server.url}/?run=mine&token={server.token}")
+        page.locator("body.hp-open").wait_for()
+        assert page.url == f"{server.url}/?run=mine" and server.token not in page.content()
+        assert server.token not in page.evaluate("document.cookie + JSON.stringify(localStorage) + document.referrer")
+    for path in ("/", "/config", "/api/", "/api/config", "/login"):
+        assert server.token not in ask(server, "GET", path)[2].decode()
+        assert server.token not in ask(server, "GET", path, Authorization="", Accept="text/html")[2].decode()
+    files = [path for path in server.data.parent.rglob("*") if path.is_file()]
+    own = server.config / "hangproof" / "token"
+    assert [path for path in files if server.token.encode() in path.read_bytes()] == [own]
+
+
+def test_a_bare_address_shows_where_the_token_is_and_takes_it(server, browser):
+    with free_tab(browser) as page:
+        page.evaluate(
+            "(url) => { location.href = url; }", f"{server.url}/?tab=doctor"
+        )  # without the cookie of the tests
+        page.get_by_text("config/hangproof/token").wait_for()
+        assert page.get_by_text("address that Hangproof printed").is_visible()
+        page.keyboard.type("wrong")  # the field has the focus
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").get_by_text("This is not the token.").wait_for()
+        page.get_by_label("Token").fill(f"  {server.url}/?token={server.token} ")  # the whole line from the terminal
+        page.get_by_role("button", name="Open Hangproof").click()
+        page.locator("body.hp-open").wait_for()
+        assert page.url == f"{server.url}/?tab=doctor"
+        (cookie,) = page.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        page.context.clear_cookies()
+        page.evaluate("hangproof.keep('test', 'x', 'y')")
+        page.get_by_text("Your login has ended.").first.wait_for()
+
+
+@pytest.mark.parametrize("deep", ["/none", "/gradio_api/file=/a%2Fb", "/scripts/x/y"])
+def test_any_address_shows_a_browser_that_page(server, browser, deep):
+    with free_tab(browser) as page:
+        page.evaluate("(url) => { location.href = url; }", server.url + deep)
+        page.get_by_label("Token").fill(server.token)
+        page.get_by_role("button", name="Open Hangproof").click()
+        page.locator("body.hp-open").wait_for()
+
+
+def test_the_printed_and_the_opened_address_open_the_page(tmp_path, browser):
+    """The browser's arguments show no token: other users can list them."""
+    seen, port = tmp_path / "seen", free_port()
+    opener = tmp_path / "browser"
+    opener.write_text(f'#!/bin/sh\necho "$1" > {seen}.new && mv {seen}.new {seen}\n')
+    opener.chmod(0o755)
+    env = {**os.environ, "HANGPROOF_DATA": str(tmp_path / "data"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    process = subprocess.Popen(
+        [sys.executable, "app.py", "--port", str(port)],
+        cwd=PROJECT,
+        env={**env, "BROWSER": f"{opener} %s"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stdout.readline()
+        secret = (tmp_path / "config" / "hangproof" / "token").read_text()
+        printed = f"http://127.0.0.1:{port}/?token={secret}"
+        assert line == f"Hangproof is running at {printed}\n"
+        until(seen.exists, "the browser is started")
+        opened = seen.read_text().strip()
+        assert opened.startswith("file:///") and secret not in opened
+        assert Path(opened.removeprefix("file://")).stat().st_mode & 0o077 == 0
+        for address in (printed, opened):
+            context = browser.new_context()
+            page = context.new_page()
+            page.goto(address)
+            page.locator("body.hp-open").wait_for()
+            assert page.url == f"http://127.0.0.1:{port}/"
+            page.go_back()
+            assert secret not in page.url
+            context.close()
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0 and not list((tmp_path / "data").rglob("*.html"))
+    finally:
+        process.kill()
+        process.wait()

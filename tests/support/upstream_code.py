@@ -1,0 +1,31 @@
+"""Classes and functions of a checkout, without what else its modules import; and images of a draft."""
+
+import ast
+import logging
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from ui.dataset.draft_items import Item
+
+
+def item(key: str, width: int, height: int, **more: Any) -> Item:
+    return Item(**{"id": key, "file": f"{key}.png", "folder": "", "width": width, "height": height, "caption": "",
+                   "sha256": key, "warnings": (), **more})  # fmt: skip
+
+
+def code_of(paths: list[Path], *names: str) -> dict[str, Any]:
+    """Classes and functions of a checkout by name, without what else its modules import."""
+    found: dict[str, Any] = {"np": numpy, "math": math, "random": random, "logger": logging.getLogger()}
+    tree = [node for path in paths if path.is_file() for node in ast.parse(path.read_text(encoding="utf-8")).body]
+    taken = [node for node in tree if getattr(node, "name", "") in names]
+    taken += [n for n in tree if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]).startswith("ARCHITECTURE_")]
+    names_first = sorted(taken, key=lambda node: not isinstance(node, ast.Assign))
+    module = ast.Module([*ast.parse("from __future__ import annotations").body, *names_first], [])
+    exec(compile(module, "checkout", "exec"), found)
+    missing = [name for name in names if name not in found]
+    assert not missing, f"{missing} not in {paths}"
+    return found

@@ -1,0 +1,73 @@
+"""What `/healthz` finds: 200 or 503 for many requests by one reading. (That it needs the token: tests/network.)"""
+
+import asyncio
+import json
+import shutil
+import threading
+
+import pytest
+from ui_helpers import write_run
+
+from monitor.process.locks import LOCK, Lock
+from ui import health
+
+
+@pytest.fixture(autouse=True)
+def fresh(data, monkeypatch):
+    """Both folders, and no answer that is kept from another test."""
+    for name in ("outputs", "datasets"):
+        (data / name).mkdir()
+    monkeypatch.setattr(health, "_latest", health._Latest())
+
+
+def many(count: int) -> list:
+    """The answers to so many requests at once."""
+
+    async def ask():
+        return await asyncio.gather(*(health.respond() for _ in range(count)))
+
+    return asyncio.run(ask())
+
+
+def test_a_run_whose_monitor_is_dead_is_a_fault_after_a_while(data):
+    unwatched: dict[str, float] = {}
+    folder = write_run(data, "lost", "running")
+    (folder / "train.sh").write_text("exit\n")
+    assert health.fault(unwatched, 100.0) == ""
+    assert health.fault(unwatched, 100.0 + health.MONITOR_S) == health.UNWATCHED
+    lock = Lock(folder / LOCK)
+    assert lock.acquire()
+    try:
+        assert health.fault(unwatched, 200.0) == "" and unwatched == {}
+    finally:
+        lock.release()
+    assert health.fault(unwatched, 201.0) == "" and "lost" in unwatched  # counted anew
+    for state in ("completed", "failed", "stopped", "preempted"):
+        (folder / "status.json").write_text(json.dumps({"state": state}))
+        assert health.fault({"lost": 0.0}, 1e6) == ""
+
+
+def test_a_damaged_status_file_is_no_fault_and_a_missing_folder_is(data):
+    folder = write_run(data, "odd", "running")
+    (folder / "train.sh").write_text("exit\n")
+    for text in ("", "{", "[]", '"x"', "{}"):
+        (folder / "status.json").write_text(text)
+        assert health.fault({}, 0.0) == ""
+    shutil.rmtree(data / "datasets")
+    assert health.fault({}, 0.0) == health.UNREADABLE
+
+
+def test_many_requests_cost_one_reading_also_of_a_disk_that_does_not_respond(monkeypatch):
+    calls, real = [], health.fault
+    monkeypatch.setattr(health, "fault", lambda *given: calls.append(1) or real(*given))
+    assert {answer.status_code for answer in many(100)} == {200} and len(calls) == 1
+    monkeypatch.setattr(health, "_latest", health._Latest())
+    stuck, calls = threading.Event(), []
+    monkeypatch.setattr(health, "DISK_S", 0.2)
+    monkeypatch.setattr(health, "fault", lambda *_: calls.append(1) or (stuck.wait(60) and ""))
+    try:
+        answers = many(20)
+        assert {answer.status_code for answer in answers} == {503} and len(calls) == 1
+        assert {json.loads(answer.body)["status"] for answer in answers} == {health.NO_ANSWER}
+    finally:
+        stuck.set()
