@@ -1,6 +1,6 @@
 """The walk of a hang: which functions of monitor/ are entered, in order, from the first suspicion to the restart.
 
-`python tests/monitor_walk.py FOLDER` supervises the toy run in FOLDER, which hangs once, and prints the walk as JSON: every
+`python tests/support/monitor_walk.py FOLDER` supervises the toy run in FOLDER, which hangs once, and prints the walk as JSON: every
 function that `supervisor.py` or `recovery.py` calls in another file, and their own, as "file:function", in the order of the
 first entry. What those call beneath (reading /proc, writing a file) is theirs alone.
 """

@@ -1,24 +1,16 @@
 """`./start.sh doctor` says what is ready, what is not, and what to do; the self-tests are part of it."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tiny_musubi
-
-from runs.paths import ROOT
+from runs_helpers import call
 
 
 def doctor(*flags: str, **environment: str) -> tuple[int, dict[str, dict], str]:
     """Its exit code, its findings by name, and its errors."""
-    done = subprocess.run(
-        [sys.executable, "doctor.py", "--json", *flags], cwd=ROOT, env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    assert done.stdout.count("\n") == 1, done.stderr
+    done = call("doctor", "--json", *flags, **environment)
     result = json.loads(done.stdout)
     assert result["ok"] == (done.returncode == 0)
     return done.returncode, {one["name"]: one for one in result["findings"]}, done.stderr
@@ -29,7 +21,7 @@ def test_what_is_not_installed_is_a_note_and_no_failure(tmp_path):
     code, found, _ = doctor("--quick", **missing)
     assert [found[name]["status"] for name in ("sd-scripts", "musubi-tuner", "Python")] == ["note", "note", "ok"]
     assert "./start.sh musubi installs v0.3.4" in found["musubi-tuner"]["text"]
-    assert code == 0 or found["GPU"]["status"] == "failed" or found.get("PyTorch")
+    assert code == any(one["status"] == "failed" for one in found.values())
 
 
 def test_a_trainer_without_its_environment_fails_with_the_command_that_makes_it(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_helpers import ROOT, environment, events, finish, status, wait_for
-from runs_helpers import data, pictures, spec  # noqa: F401
+from runs_helpers import pictures, spec
 
 import runs
 from launch import bundle
@@ -135,7 +135,7 @@ def test_an_edited_run_toml_changes_no_attempt_until_the_run_is_made_again(progr
     assert "--network_dim 64" in (program.folder / "train.sh").read_text() and not spec_edited(program.folder)
 
 
-def test_a_change_of_the_ladder_is_recorded_and_leaves_the_job_alone(run, monkeypatch):  # noqa: F811
+def test_a_change_of_the_ladder_is_recorded_and_leaves_the_job_alone(run, monkeypatch):
     kept = {}
     create = runs.create
 
@@ -159,7 +159,7 @@ def test_a_change_of_the_ladder_is_recorded_and_leaves_the_job_alone(run, monkey
     assert rendered(job, state) == (folder / "train.attempt-2.sh").read_text() and job.spec["workers"] == 0
 
 
-def test_a_run_of_an_earlier_version_trains_what_its_script_says(run, monkeypatch):  # noqa: F811
+def test_a_run_of_an_earlier_version_trains_what_its_script_says(run, monkeypatch):
     create = runs.create
 
     def older(*args):
@@ -257,7 +257,7 @@ def old_tables(folder: Path, monkeypatch) -> jobs.Job:
     return write(folder, job.patched(patch))
 
 
-def test_a_longer_training_keeps_what_the_tables_said_when_the_run_was_made(tmp_path, data, monkeypatch):  # noqa: F811
+def test_a_longer_training_keeps_what_the_tables_said_when_the_run_was_made(tmp_path, data, monkeypatch):
     folder = folder_of(tmp_path, epochs=2)
     old_tables(folder, monkeypatch)
     runs.train_longer(folder, 5)
@@ -266,7 +266,7 @@ def test_a_longer_training_keeps_what_the_tables_said_when_the_run_was_made(tmp_
     assert "--max_train_epochs 5" in (folder / "train.sh").read_text() and not spec_edited(folder)
 
 
-def test_a_bundle_trains_what_the_run_trained(tmp_path, data, monkeypatch):  # noqa: F811
+def test_a_bundle_trains_what_the_run_trained(tmp_path, data, monkeypatch):
     folder = folder_of(tmp_path, save_dir="/fast disk", store="/mnt/store")
     old_tables(folder, monkeypatch)
     packed = {entry.name: entry.source for entry in bundle.entries(runs.load(folder), None, models=False)}
@@ -283,7 +283,7 @@ def test_a_bundle_trains_what_the_run_trained(tmp_path, data, monkeypatch):  # n
     assert "--optimizer_type older" in (there / "train.sh").read_text() and not spec_edited(there)
 
 
-def test_a_mitigation_starts_from_the_job_and_touches_nothing_else(tmp_path, data, monkeypatch):  # noqa: F811
+def test_a_mitigation_starts_from_the_job_and_touches_nothing_else(tmp_path, data, monkeypatch):
     folder = folder_of(tmp_path, batch_size=2, tier="20G")
     job = old_tables(folder, monkeypatch)
     runs.save(folder, runs.load(folder).changed(batch_size=1))
@@ -296,7 +296,7 @@ def test_a_mitigation_starts_from_the_job_and_touches_nothing_else(tmp_path, dat
     assert smaller.spec["tier"] == "16G" and not mitigate.same_state(job, smaller)
 
 
-def test_a_script_edited_by_hand_is_what_every_attempt_runs(tmp_path, data):  # noqa: F811
+def test_a_script_edited_by_hand_is_what_every_attempt_runs(tmp_path, data):
     folder = folder_of(tmp_path)
     said: list[str] = []
     text = (folder / "train.sh").read_text().replace("set -eu\n", "set -eu\nulimit -n 4096\n")
@@ -327,7 +327,7 @@ def test_a_script_of_other_tables_gives_its_own_flags(model, backend, platform):
     assert adopted(job, rendered(job)) == job and adopted(job, "echo hello\n") is None
 
 
-def test_a_run_of_an_earlier_version_keeps_its_place_in_the_monitor(tmp_path, data):  # noqa: F811
+def test_a_run_of_an_earlier_version_keeps_its_place_in_the_monitor(tmp_path, data):
     folder = folder_of(tmp_path)
     (folder / "job.json").unlink()
     before = spec_hash(folder)
@@ -335,7 +335,7 @@ def test_a_run_of_an_earlier_version_keeps_its_place_in_the_monitor(tmp_path, da
     assert spec_hash(folder) == before and (folder / "job.json").is_file() and not spec_edited(folder)
 
 
-def test_a_data_set_file_edited_by_hand_is_written_again_before_the_first_attempt_as_before_all(tmp_path, data):  # noqa: F811
+def test_a_data_set_file_edited_by_hand_is_written_again_before_the_first_attempt_as_before_all(tmp_path, data):
     folder = folder_of(tmp_path)
     before = (folder / "dataset.toml").read_text()
     (folder / "dataset.toml").write_text(before.replace("resolution = 512", "resolution = 256"))
@@ -345,7 +345,7 @@ def test_a_data_set_file_edited_by_hand_is_written_again_before_the_first_attemp
     assert "dataset.toml said something else" in done["notes"][0] and ask(folder, data, "--problems")["notes"] == []
 
 
-def ask(folder: Path, data: Path, *arguments: str) -> dict:  # noqa: F811
+def ask(folder: Path, data: Path, *arguments: str) -> dict:
     """What the monitor's subprocess answers."""
     command = [sys.executable, "-m", "monitor.resume.script", str(folder), *arguments]
     env = {**os.environ, "HANGPROOF_DATA": str(data)}
@@ -354,7 +354,7 @@ def ask(folder: Path, data: Path, *arguments: str) -> dict:  # noqa: F811
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_damaged_job_is_an_error_that_render_corrects(tmp_path, data):  # noqa: F811
+def test_a_damaged_job_is_an_error_that_render_corrects(tmp_path, data):
     folder = folder_of(tmp_path)
     (folder / "job.json").write_text('{"commands": []}')
     with pytest.raises(runs.RunError, match="job.json cannot be read: .*python -m runs render my-lora"):
@@ -362,7 +362,7 @@ def test_a_damaged_job_is_an_error_that_render_corrects(tmp_path, data):  # noqa
     assert main(["render", "my-lora"]) == 0 and pinned(folder).flags
 
 
-def test_a_spec_that_this_version_refuses_still_resumes(tmp_path, data):  # noqa: F811
+def test_a_spec_that_this_version_refuses_still_resumes(tmp_path, data):
     """An update that removes a tier or renames a model ends no run."""
     folder = folder_of(tmp_path)
     job = pinned(folder)
@@ -373,7 +373,7 @@ def test_a_spec_that_this_version_refuses_still_resumes(tmp_path, data):  # noqa
     assert rendered(job, folder / "x-state") == (folder / "train.attempt-2.sh").read_text()
 
 
-def test_what_only_the_monitor_reads_is_taken_from_run_toml_at_each_start(tmp_path, data):  # noqa: F811
+def test_what_only_the_monitor_reads_is_taken_from_run_toml_at_each_start(tmp_path, data):
     folder = folder_of(tmp_path)
     runs.save(folder, runs.load(folder).changed(spend_limit=5.0, gpus=2))
     found = RunFolder(folder).spec

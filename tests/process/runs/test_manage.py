@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs_helpers import data  # noqa: F401
 from ui_helpers import PACED, kill_runs, lora_file, photos, wait_for_step
 from ui_page import until
 
@@ -62,7 +61,7 @@ def command(*arguments: str, **more) -> "subprocess.CompletedProcess[str]":
 # Delete ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_deleted_run_frees_what_was_said_and_keeps_its_images_unless_asked(data):  # noqa: F811
+def test_a_deleted_run_frees_what_was_said_and_keeps_its_images_unless_asked(data):
     folder, other = new_run(), new_run("other")
     (folder / "big.bin").write_bytes(b"x" * 3_000_000)
     used = manage.usage("first light")
@@ -75,7 +74,7 @@ def test_a_deleted_run_frees_what_was_said_and_keeps_its_images_unless_asked(dat
     assert not (runs.datasets_dir() / "other").exists()
 
 
-def test_a_running_run_is_neither_deleted_nor_renamed(data):  # noqa: F811
+def test_a_running_run_is_neither_deleted_nor_renamed(data):
     folder = new_run()
     lock = Lock(folder / LOCK)
     assert lock.acquire()
@@ -88,7 +87,7 @@ def test_a_running_run_is_neither_deleted_nor_renamed(data):  # noqa: F811
     assert folder.is_dir()
 
 
-def test_a_run_whose_training_lives_without_a_monitor_is_not_deleted(data):  # noqa: F811
+def test_a_run_whose_training_lives_without_a_monitor_is_not_deleted(data):
     folder = new_run()
     training = subprocess.Popen(
         ["sleep", "60"], env={**os.environ, "HANGPROOF_RUN": str(folder), "HANGPROOF_TOKEN": "0" * 32}
@@ -102,7 +101,7 @@ def test_a_run_whose_training_lives_without_a_monitor_is_not_deleted(data):  # n
     assert folder.is_dir()
 
 
-def test_a_link_is_not_followed(data, tmp_path):  # noqa: F811
+def test_a_link_is_not_followed(data, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "run.toml").write_text('name = "x"\n')
@@ -129,7 +128,7 @@ def test_a_link_is_not_followed(data, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("images", [False, True])
-def test_an_interrupted_deletion_leaves_no_half_run_and_is_completed_later(data, monkeypatch, images):  # noqa: F811
+def test_an_interrupted_deletion_leaves_no_half_run_and_is_completed_later(data, monkeypatch, images):
     new_run()
 
     def killed(path):
@@ -146,7 +145,7 @@ def test_an_interrupted_deletion_leaves_no_half_run_and_is_completed_later(data,
 
 
 @pytest.mark.parametrize("name", ["images-cat", "images-images-cat", "0badcafe-images-cat"])
-def test_a_deleted_run_takes_no_data_set_of_another_name_with_it(data, name):  # noqa: F811
+def test_a_deleted_run_takes_no_data_set_of_another_name_with_it(data, name):
     """Its folder's name in the trash must not read as "and the images of cat"."""
     new_run(name)
     images = runs.datasets_dir() / "cat"  # of no run, so nothing else protects it
@@ -165,7 +164,7 @@ def test_a_deleted_run_takes_no_data_set_of_another_name_with_it(data, name):  #
 # Rename ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_renamed_run_is_consistent(data):  # noqa: F811
+def test_a_renamed_run_is_consistent(data):
     old = new_run()
     folder = manage.rename("first light", "Second Light!", idle)
     assert folder == runs.outputs_dir() / "Second-Light" and not old.exists()
@@ -191,14 +190,14 @@ def test_a_renamed_run_is_consistent(data):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", ["train", "dataset", "sample", "run", "status", "monitor"])
-def test_a_run_named_like_its_files_keeps_them(data, name):  # noqa: F811
+def test_a_run_named_like_its_files_keeps_them(data, name):
     new_run(name)
     folder = manage.rename(name, "other", idle)
     assert {"train.sh", "dataset.toml", "sample_prompts.txt", "run.toml", "status.json"} <= set(os.listdir(folder))
     assert runs.load(folder).name == "other"
 
 
-def test_only_the_spelling_and_only_the_case_can_change(data):  # noqa: F811
+def test_only_the_spelling_and_only_the_case_can_change(data):
     new_run()
     assert manage.rename("first light", "first-light", idle).name == "first-light"
     assert runs.load(runs.outputs_dir() / "first-light").name == "first-light"
@@ -209,7 +208,7 @@ def test_only_the_spelling_and_only_the_case_can_change(data):  # noqa: F811
 @pytest.mark.parametrize(
     "name, problem", [("OTHER", "exists already"), ("other", "exists already"), ("!!", "letter or digit")]
 )
-def test_a_name_that_cannot_be_used_changes_nothing(data, name, problem):  # noqa: F811
+def test_a_name_that_cannot_be_used_changes_nothing(data, name, problem):
     new_run(), new_run("other")
     before = everything(data)
     with pytest.raises(runs.RunError, match=problem):
@@ -223,7 +222,7 @@ def steps_of_a_rename() -> list[int]:
 
 
 @pytest.mark.parametrize("step", steps_of_a_rename())
-def test_a_rename_that_is_killed_anywhere_is_completed(data, monkeypatch, step):  # noqa: F811
+def test_a_rename_that_is_killed_anywhere_is_completed(data, monkeypatch, step):
     """Killed before its n-th rename of a file or folder: the run is either untouched, or complete after the next look."""
     new_run()
     done, rename = [0], os.rename
@@ -259,7 +258,7 @@ def test_a_rename_that_is_killed_anywhere_is_completed(data, monkeypatch, step):
 # The command line -----------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_have_their_exit_codes(data):  # noqa: F811
+def test_the_commands_have_their_exit_codes(data):
     new_run()
     done = command("rename", "first light", "second", "--json")
     assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["folder"].endswith("outputs/second")
@@ -275,7 +274,7 @@ def test_the_commands_have_their_exit_codes(data):  # noqa: F811
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_renamed_run_is_resumed_from_its_checkpoint(data):  # noqa: F811
+def test_a_renamed_run_is_resumed_from_its_checkpoint(data):
     """A real training: stopped, renamed, resumed; no step is repeated."""
     spec = {
         "name": "before",

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from monitor_helpers import ROOT, environment, toy_run
-from runs_helpers import data, pictures, spec  # noqa: F401
+from runs_helpers import pictures, spec
 
 import runs
 from launch import slurm, slurm_nodes
@@ -45,7 +45,7 @@ def options(text):
     return dict(word.removeprefix("--").partition("=")[::2] for word in words)
 
 
-def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):  # noqa: F811
+def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):
     monkeypatch.setenv("PATH", "")  # no Slurm
     made = runs.create(spec(gpus=2, nodes=3, workers=2, name="Me & my cat"), pictures(data / "photos"))
     args = slurm_arguments(made, "--partition", "a b", "--time", "1-12", "--account", "me", "--mem", "64G")
@@ -72,7 +72,7 @@ def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):  # noqa: F81
     assert "export HANGPROOF_NEEDS_GPU=1" in text, "a node with a broken GPU does not train on its CPU"
 
 
-def test_a_model_that_trains_on_the_cpu_asks_for_no_gpu(data, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_a_model_that_trains_on_the_cpu_asks_for_no_gpu(data, tmp_path, monkeypatch, capsys):
     (tmp_path / "sinfo").write_text("#!/bin/sh\nprintf 'main*|n1|4|(null)\\nbig|g1|64|gpu:a100:4\\n'\n")
     (tmp_path / "sinfo").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -179,7 +179,7 @@ def test_a_slurm_that_does_not_answer_only_prevents_the_submission(tmp_path):
     assert "sinfo failed: Unable to contact slurm controller" in launch(folder, "--submit", code=1, path=path)
 
 
-def test_a_submission_names_what_is_missing(data, tmp_path, monkeypatch):  # noqa: F811
+def test_a_submission_names_what_is_missing(data, tmp_path, monkeypatch):
     """Stand-ins answer for Slurm, so that this is tested on any machine."""
     for name in ("sinfo", "sbatch", "squeue"):
         (tmp_path / name).write_text("#!/bin/sh\n")

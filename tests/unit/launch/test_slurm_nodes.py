@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs_helpers import data, pictures, python, spec  # noqa: F401
+from runs_helpers import pictures, python, spec
 
 import presets
 import runs
@@ -108,7 +108,7 @@ def test_a_rented_machine_needs_a_store_that_it_can_reach():
     assert travel.address(spec(store="hf://buckets/me/runs")) == "hf://buckets/me/runs"
 
 
-def test_one_pod_is_no_place_for_a_run_of_two_machines(data, clean):  # noqa: F811
+def test_one_pod_is_no_place_for_a_run_of_two_machines(data, clean):
     folder = a_run(data, nodes=2)
     for command in ("runpod", "vast", "docker"):
         done = python("-m", "launch", command, folder.name, "--image", "me/h:1")
@@ -241,7 +241,7 @@ exit "${SKY_CODE:-0}"
 """
 
 
-def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clean, quick, monkeypatch):  # noqa: F811
+def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clean, quick, monkeypatch):
     folder = a_run(data, store="memory-is-not-a-store")
     store = tmp_path / "store"
     monkeypatch.setattr(travel, "address", lambda made: str(store))
@@ -297,7 +297,7 @@ def assert_documented(request: dict) -> None:
 
 
 @pytest.fixture
-def remote(data, tmp_path, clean, quick, monkeypatch):  # noqa: F811
+def remote(data, tmp_path, clean, quick, monkeypatch):
     """A run whose store is a folder, which stands for one that the provider reaches."""
     folder = a_run(data, tier="12G")
     monkeypatch.setattr(travel, "address", lambda made: str(tmp_path / "store"))
@@ -355,7 +355,7 @@ def test_runpods_final_refusals_are_not_repeated(remote, monkeypatch, status, te
     assert len(double.requests) == 1 and "bogus" in str(caught.value) and KEY not in str(caught.value)
 
 
-def test_a_pod_needs_a_key_and_a_gpu_and_the_right_cloud(remote, data, monkeypatch):  # noqa: F811
+def test_a_pod_needs_a_key_and_a_gpu_and_the_right_cloud(remote, data, monkeypatch):
     monkeypatch.delenv("RUNPOD_API_KEY")
     with provider((201, POD)) as double:
         with pytest.raises(LaunchError, match="RUNPOD_API_KEY is not set"):
@@ -416,7 +416,7 @@ def test_onstart_is_short_enough_and_a_valid_script(choice, clean):
 # ---- docker ----
 
 
-def test_the_docker_command_mounts_what_the_run_uses_and_names_secrets_only(data, tmp_path, clean, monkeypatch):  # noqa: F811
+def test_the_docker_command_mounts_what_the_run_uses_and_names_secrets_only(data, tmp_path, clean, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
     (tmp_path / "bin").mkdir()
     docker = tmp_path / "bin" / "docker"
@@ -440,7 +440,7 @@ def test_the_docker_command_mounts_what_the_run_uses_and_names_secrets_only(data
     assert "hf_sesame" not in text + done.stdout + "\n".join(words) and os.access(folder / "docker.sh", os.X_OK)
 
 
-def test_docker_says_what_is_missing(data, tmp_path, clean, monkeypatch):  # noqa: F811
+def test_docker_says_what_is_missing(data, tmp_path, clean, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     folder = a_run(data)
     (tmp_path / "bin").mkdir()
@@ -457,7 +457,7 @@ def test_docker_says_what_is_missing(data, tmp_path, clean, monkeypatch):  # noq
 # ---- what prepares a run where it arrived ----
 
 
-def test_prepare_writes_the_script_for_this_machine_and_fetches_the_model(data, clean, monkeypatch):  # noqa: F811
+def test_prepare_writes_the_script_for_this_machine_and_fetches_the_model(data, clean, monkeypatch):
     from launch import train
 
     fetched = []

@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from runs_helpers import data, pictures, python, spec  # noqa: F401
+from runs_helpers import pictures, python, spec
 
 import runs
 from launch import bundle
@@ -52,7 +52,7 @@ def members(path: Path) -> dict[str, tarfile.TarInfo]:
         return {member.name: member for member in tar}
 
 
-def test_the_same_run_gives_the_same_bytes(data, tmp_path):  # noqa: F811
+def test_the_same_run_gives_the_same_bytes(data, tmp_path):
     folder = tiny(data)
     first = python("-m", "launch", "bundle", str(folder), "-o", str(tmp_path / "a.tar"), "--json")
     assert first.returncode == 0, first.stderr
@@ -69,7 +69,7 @@ def test_the_same_run_gives_the_same_bytes(data, tmp_path):  # noqa: F811
     assert not list(tmp_path.glob(".*")), "no temporary file is left"
 
 
-def test_it_holds_what_trains_and_nothing_else(data, tmp_path):  # noqa: F811
+def test_it_holds_what_trains_and_nothing_else(data, tmp_path):
     python("-m", "launch", "bundle", str(tiny(data)), "-o", str(tmp_path / "a.tar"))
     names = {name.partition("/")[2] for name in members(tmp_path / "a.tar")}
     assert {
@@ -88,14 +88,14 @@ def test_it_holds_what_trains_and_nothing_else(data, tmp_path):  # noqa: F811
     assert str(ROOT) not in "".join(map(str, names))
 
 
-def test_folders_of_this_machine_do_not_travel(data, tmp_path):  # noqa: F811
+def test_folders_of_this_machine_do_not_travel(data, tmp_path):
     made = spec(**SETTINGS, save_dir="/fast/disk", store="/mnt/store", control_dir="/photos/control")
     there = bundle.portable(made)
     assert (there.save_dir, there.store, there.control_dir) == ("", "", "control/my-lora")
     assert bundle.portable(spec(store="hf://buckets/me/runs")).store == "hf://buckets/me/runs"
 
 
-def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_path):  # noqa: F811
+def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_path):
     import presets
 
     made = spec(name="sd", model="sd15", backend="sd-scripts", trigger="x")
@@ -115,7 +115,7 @@ def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_pat
 
 
 @pytest.mark.parametrize("hidden", [True, False])
-def test_it_trains_to_the_same_lora_where_there_is_only_python(data, tmp_path, hidden):  # noqa: F811
+def test_it_trains_to_the_same_lora_where_there_is_only_python(data, tmp_path, hidden):
     if hidden and subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True).returncode:
         pytest.skip("no namespaces here (needs root): the project cannot be hidden from the bundle")
     if not hidden and not subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True).returncode:
@@ -147,7 +147,7 @@ def test_it_trains_to_the_same_lora_where_there_is_only_python(data, tmp_path, h
     assert here == elsewhere
 
 
-def test_without_an_environment_it_says_what_to_do(data, tmp_path):  # noqa: F811
+def test_without_an_environment_it_says_what_to_do(data, tmp_path):
     python("-m", "launch", "bundle", str(tiny(data)), "-o", str(tmp_path / "a.tar"))
     subprocess.run(["tar", "xf", "a.tar"], cwd=tmp_path, check=True)
     (tmp_path / "bin").mkdir()
@@ -199,7 +199,7 @@ def test_a_hostile_bundle_is_not_unpacked(tmp_path, added):
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["evil.tar"]
 
 
-def test_a_bundle_is_unpacked_once_and_a_damaged_one_never(data, tmp_path):  # noqa: F811
+def test_a_bundle_is_unpacked_once_and_a_damaged_one_never(data, tmp_path):
     path = tmp_path / "a.tar"
     python("-m", "launch", "bundle", str(tiny(data)), "-o", str(path))
     done = python("-m", "launch", "bundle", str(path), "--unpack", str(tmp_path / "to"), "--json")

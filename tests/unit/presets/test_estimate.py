@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 import tiny_sd_scripts
-from runs_helpers import data, pictures, python, spec  # noqa: F401
+from runs_helpers import pictures, python, spec
 
 import presets
 import runs
@@ -74,7 +74,7 @@ def test_the_tiny_model_needs_nearly_nothing():
     assert peak(model="tiny-flux") < 1.5
 
 
-def test_the_command_reads_a_run_by_name_folder_or_file(tmp_path, data):  # noqa: F811
+def test_the_command_reads_a_run_by_name_folder_or_file(tmp_path, data):
     folder = runs.create(spec(name="my run", tier="12G"), pictures(tmp_path / "in"))
     for name in ("my-run", str(folder), str(folder / "run.toml")):
         done = python("-m", "presets", "estimate", name, "--json")
@@ -110,7 +110,7 @@ def test_the_disk_space_counts_states_loras_and_caches():
     assert disk({"tier": "20G", "resolution": 1024}, 20)["caches"] > small["caches"]
 
 
-def test_the_disk_space_of_a_real_run_is_near_the_estimate(tmp_path, data):  # noqa: F811
+def test_the_disk_space_of_a_real_run_is_near_the_estimate(tmp_path, data):
     """Against the sizes of the files of a run of 60 steps of the tiny model, rank 4 (two CPU cores, 22 November 2026)."""
     run = {"model": "tiny-flux", "tier": "16G", "epochs": 10, "save_every_n_epochs": 4, "mixed_precision": "no"}
     found = disk(run, 6)

@@ -14,7 +14,7 @@ import pytest
 import tiny_musubi
 import tiny_sd_scripts
 import tomllib
-from runs_helpers import PROJECT, data, picture, pictures, python, run_script, spec  # noqa: F401
+from runs_helpers import PROJECT, picture, pictures, python, run_script, spec
 
 import presets
 import runs
@@ -143,7 +143,7 @@ def test_lint_allows_block_swap_where_its_waits_are_bounded():
         assert [f.id for f in lint(swap.format(script, 8))] == [*wanted, "many-workers"], "other rules hold for both"
 
 
-def test_a_new_run_of_each_model_has_its_trainer_and_settings(tmp_path, data, monkeypatch):  # noqa: F811
+def test_a_new_run_of_each_model_has_its_trainer_and_settings(tmp_path, data, monkeypatch):
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("MUSUBI_DIR", str(tmp_path / "none"))
     images = pictures(tmp_path / "in", 2)
@@ -159,7 +159,7 @@ def test_a_new_run_of_each_model_has_its_trainer_and_settings(tmp_path, data, mo
         assert all(size > 0 for part, size in disk(one.model_dump(), 10).items() if part != "samples")
 
 
-def test_the_command_makes_a_run_of_any_model(tmp_path, data):  # noqa: F811
+def test_the_command_makes_a_run_of_any_model(tmp_path, data):
     images = pictures(tmp_path / "in", 2)
     for key in ("sdxl", "z-image"):
         done = python(
@@ -188,7 +188,7 @@ def test_a_table_estimate_grows_with_resolution_batch_and_rank():
     assert estimate({"model": "z-image", "tier": "12G", "resolution": 512})["peak_gb"] < base["peak_gb"]
 
 
-def test_musubis_data_set_has_one_table_for_each_folder(tmp_path, data):  # noqa: F811
+def test_musubis_data_set_has_one_table_for_each_folder(tmp_path, data):
     folder = datasets_dir() / "my-lora"
     for name in ("a.png", "3_cat/b.png"):
         picture(folder / name)
@@ -208,7 +208,7 @@ def test_musubis_data_set_has_one_table_for_each_folder(tmp_path, data):  # noqa
     assert all(set(row) == {"image_directory", "cache_directory", "num_repeats"} for row in rows.values())
 
 
-def test_a_model_that_learns_from_pairs_needs_a_control_image_for_each_image(tmp_path, data):  # noqa: F811
+def test_a_model_that_learns_from_pairs_needs_a_control_image_for_each_image(tmp_path, data):
     pictures(datasets_dir() / "my-lora", 2)
     one = spec(model="qwen-image-edit", backend="musubi")
 
@@ -250,7 +250,7 @@ sys.exit(int(os.environ.get(name.removesuffix(".py").upper(), "0")))
 """
 
 
-def test_a_failing_caching_command_ends_the_script_with_its_exit_code(tmp_path, data):  # noqa: F811
+def test_a_failing_caching_command_ends_the_script_with_its_exit_code(tmp_path, data):
     programs = tmp_path / "its bin"
     programs.mkdir()
     for name in ("accelerate", "python"):  # the launcher is not used for one process

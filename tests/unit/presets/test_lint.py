@@ -11,7 +11,7 @@ import tiny_sd_scripts
 import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import PROJECT, data, python, run_script, spec, stub  # noqa: F401
+from runs_helpers import PROJECT, python, run_script, spec, stub
 
 import presets
 import runs
@@ -298,7 +298,7 @@ def test_output_on_a_network_file_system_is_written_here_and_copied_when_the_scr
 @pytest.mark.parametrize("tier", ["12G", "16G", "20G"])
 @pytest.mark.parametrize("backend", ["sd-scripts", "diffusers"])
 @pytest.mark.parametrize("platform", ["linux", "win32"])
-def test_our_own_scripts_are_clean(data, tier, backend, platform):  # noqa: F811
+def test_our_own_scripts_are_clean(data, tier, backend, platform):
     for more in ({}, {"gpus": 2, "prompts": ["x"], "sample_every_n_steps": 5, "trackers": "wandb", "workers": 0}):
         made = spec(tier=tier, backend=backend, **more)
         text = runs.script(made, data / "outputs/my-lora", data / "outputs/my-lora/x-state", platform)

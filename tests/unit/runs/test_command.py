@@ -9,7 +9,7 @@ import tiny_sd_scripts
 import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import data, spec  # noqa: F401
+from runs_helpers import spec
 
 import presets
 import runs
@@ -94,7 +94,7 @@ print(json.dumps(out))
 """
 
 
-def test_the_real_parser_of_sd_scripts_takes_every_script_as_meant(tmp_path, data):  # noqa: F811
+def test_the_real_parser_of_sd_scripts_takes_every_script_as_meant(tmp_path, data):
     tiny_sd_scripts.need()
     tiny_sd_scripts.write_site(tmp_path)
     specs = [spec(backend="sd-scripts", tier=tier) for tier in TIERS] + [spec(backend="sd-scripts", **everything())]
@@ -181,7 +181,7 @@ def test_a_model_has_its_own_defaults():
     assert spec(model="Flux.1-DEV").model == "flux-dev" and spec(tier="20G+").tier == "20G"
 
 
-def test_a_model_is_loaded_from_where_its_backend_looks(data):  # noqa: F811
+def test_a_model_is_loaded_from_where_its_backend_looks(data):
     def files(**fields):
         words = words_of(spec(**fields))
         return [words.get(f, [None])[0] for f in ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae")]
@@ -311,7 +311,7 @@ def test_names_make_folders():
             runs.slug(name)
 
 
-def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypatch):  # noqa: F811
+def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypatch):
     from runs.flags import check_extra, parse_settings
 
     check_extra(spec(extra={"network_dropout": 0.1, "highvram": False}))
@@ -338,7 +338,7 @@ def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypat
         check_extra(spec(backend="sd-scripts", extra={"lowram": True}))
 
 
-def test_a_users_model_is_used_and_a_broken_one_named(data):  # noqa: F811
+def test_a_users_model_is_used_and_a_broken_one_named(data):
     (data / "models.toml").write_text('[models.mine]\nname = "Mine"\nrepo = "/models/mine"\n', encoding="utf-8")
     assert words_of(spec(model="Mine"))["pretrained_model_name_or_path"] == ["/models/mine"]
     assert presets.models()["mine"]["backends"] == ["diffusers"]

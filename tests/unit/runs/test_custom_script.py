@@ -276,7 +276,7 @@ def edited_run(tmp_path, change) -> dict:
     return adopted(spec, change)[0].model_dump()
 
 
-def test_the_monitor_restarts_an_edited_script_from_its_checkpoint_with_its_mitigation(run, tmp_path):  # noqa: F811
+def test_the_monitor_restarts_an_edited_script_from_its_checkpoint_with_its_mitigation(run, tmp_path):
     fields = edited_run(tmp_path, lambda text: text.replace("set -eu\n", f"set -eu\necho x >> {tmp_path}/mine\n"))
     folder, code = run(FORK, **fields)
     assert code == 0
@@ -287,7 +287,7 @@ def test_the_monitor_restarts_an_edited_script_from_its_checkpoint_with_its_miti
     assert (folder / "train.sh").read_text() == fields["edited"]["script"], "the script itself stays as written"
 
 
-def test_the_monitor_says_which_mitigation_the_edited_script_prevents(run, tmp_path):  # noqa: F811
+def test_the_monitor_says_which_mitigation_the_edited_script_prevents(run, tmp_path):
     def change(text):
         text = text.replace("set -eu\n", 'set -eu\nworkers="--max_data_loader_n_workers 2"\n')
         return text.replace("--max_data_loader_n_workers 2 \\", "$workers \\")

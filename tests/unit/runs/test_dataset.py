@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from runs_helpers import data, picture, pictures, spec  # noqa: F401
+from runs_helpers import picture, pictures, spec
 
 import runs
 from runs import dataset
@@ -230,7 +230,7 @@ def test_two_files_of_one_name_from_two_folders_are_both_kept(tmp_path):
     assert (folder / "same.txt").read_text() == "first\n" and (folder / "same-2.txt").read_text() == "second\n"
 
 
-def test_captions_are_read_by_image(tmp_path, data):  # noqa: F811
+def test_captions_are_read_by_image(tmp_path, data):
     images = pictures(tmp_path / "in", 2)
     runs.create(spec(name="read me"), images, {"1.png": "ü\nfox"})
     assert runs.read_captions("read-me") == {"0.png": "ohwx", "1.png": "ü fox"}

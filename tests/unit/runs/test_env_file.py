@@ -16,7 +16,7 @@ import pytest
 from draft_helpers import drop, photo
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import data, pictures, python, run_script, spec, stub  # noqa: F401
+from runs_helpers import pictures, python, run_script, spec
 from safetensors.numpy import save_file
 
 import presets
@@ -143,7 +143,7 @@ WAYS = [by_python, by_command, by_options, by_import, by_script]
 
 
 @pytest.fixture
-def made(request, data, monkeypatch):  # noqa: F811
+def made(request, data, monkeypatch):
     """A run that got the secret in one of the ways."""
     for name in ("WANDB_API_KEY", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -156,7 +156,7 @@ each_way = pytest.mark.parametrize("made", WAYS, indirect=True, ids=lambda way: 
 
 
 @each_way
-def test_a_secret_is_in_no_file_but_the_private_one(made, data):  # noqa: F811
+def test_a_secret_is_in_no_file_but_the_private_one(made, data):
     kept = [str(path.relative_to(data)) for path in (data / ".secrets").iterdir()]
     assert sorted(exposed_in(data, VALUE, OTHER)) == sorted(kept) and str(private(made).relative_to(data)) in kept
     for path in (data / ".secrets").iterdir():
@@ -166,7 +166,7 @@ def test_a_secret_is_in_no_file_but_the_private_one(made, data):  # noqa: F811
 
 
 @each_way
-def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monkeypatch):  # noqa: F811
+def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
     loaded = runs.load(made)
@@ -223,7 +223,7 @@ def test_a_script_that_is_run_by_hand_reads_its_secrets_and_says_which_are_missi
 
 
 @each_way
-def test_copies_of_a_run_have_its_secrets_and_its_file_goes_where_it_goes(made, data):  # noqa: F811
+def test_copies_of_a_run_have_its_secrets_and_its_file_goes_where_it_goes(made, data):
     base = runs.load(made)
     edited = base.edited is not None
     if not edited:
@@ -245,13 +245,13 @@ def test_copies_of_a_run_have_its_secrets_and_its_file_goes_where_it_goes(made, 
     assert [path for path in exposed_in(data, VALUE, OTHER) if not path.startswith(".secrets/")] == []
 
 
-def test_a_new_run_does_not_get_the_secrets_of_an_earlier_one_of_its_name(data):  # noqa: F811
+def test_a_new_run_does_not_get_the_secrets_of_an_earlier_one_of_its_name(data):
     env_file.write(data / "outputs" / "cat", {"WANDB_API_KEY": VALUE})
     folder = runs.create(spec(**{**FIELDS, "store": ""}), pictures(data / "photos"))
     assert not private(folder).exists()
 
 
-def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):  # noqa: F811
+def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):
     draft_id = set_up(data, flags=f"wandb_api_key={VALUE}\nrank=8\n")
     templates.save("mine", {**importing.current(draft_id), "flags": f"WANDB_API_KEY={VALUE}\nrank=8"})
     (one,) = [one for one in templates.listing() if one["own"]]
@@ -266,7 +266,7 @@ def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):  # noqa: F
     assert list((data / "datasets" / ".drafts").rglob("*.zip"))
 
 
-def test_a_secret_that_is_typed_letter_by_letter_is_whole_at_the_end(data):  # noqa: F811
+def test_a_secret_that_is_typed_letter_by_letter_is_whole_at_the_end(data):
     draft_id = set_up(data)
     for end in range(1, len(VALUE) + 1):
         draft.save_fields(draft_id, {"flags": f"rank=8\nwandb_api_key={VALUE[:end]}"})
@@ -297,7 +297,7 @@ def old_run(root: Path) -> Path:
     return folder
 
 
-def test_a_run_of_an_earlier_version_is_put_right_when_it_is_read_and_can_go_on(data, tmp_path):  # noqa: F811
+def test_a_run_of_an_earlier_version_is_put_right_when_it_is_read_and_can_go_on(data, tmp_path):
     from monitor.state import spec_hash
 
     folder = old_run(data)
@@ -328,7 +328,7 @@ def test_a_run_of_an_earlier_version_is_put_right_when_it_is_read_and_can_go_on(
     assert run_script(script, program).stdout.decode().startswith(f"{VALUE} {OTHER} ")
 
 
-def test_a_script_that_was_edited_with_an_earlier_version_keeps_its_lines(data, tmp_path):  # noqa: F811
+def test_a_script_that_was_edited_with_an_earlier_version_keeps_its_lines(data, tmp_path):
     from runs import adopt_script
 
     plain = spec(**{**FIELDS, "store": ""})
@@ -380,7 +380,7 @@ def test_what_is_no_secret_stays_in_a_script(written):
 
 @pytest.mark.parametrize("backend, tier", [("diffusers", "20G"), ("sd-scripts", "12G")])
 @pytest.mark.parametrize("platform", ["linux", "win32"])
-def test_a_generated_script_is_read_as_it_was_before(data, backend, tier, platform):  # noqa: F811
+def test_a_generated_script_is_read_as_it_was_before(data, backend, tier, platform):
     """The lines that read the file are no setting, and hide no secret from lint or from the editor."""
     plain = spec(name="cat", backend=backend, tier=tier)
     text = runs.script(plain.changed(secrets=["HF_TOKEN", "MY_KEY"]), data / "outputs/cat", platform=platform)
@@ -415,7 +415,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
 
 
-def test_a_value_that_no_key_has_is_refused(data):  # noqa: F811
+def test_a_value_that_no_key_has_is_refused(data):
     with pytest.raises(runs.RunError, match="MY_KEY: the value has a line break"):
         env_file.write(data / "outputs" / "cat", {"MY_KEY": "a\nb"})
     (data / ".secrets").symlink_to(data)
@@ -423,7 +423,7 @@ def test_a_value_that_no_key_has_is_refused(data):  # noqa: F811
         env_file.write(data / "outputs" / "cat", {"MY_KEY": "ab"})
 
 
-def test_docker_gets_the_values_from_the_private_file(data, tmp_path, monkeypatch):  # noqa: F811
+def test_docker_gets_the_values_from_the_private_file(data, tmp_path, monkeypatch):
     for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     environment = {"WANDB_API_KEY": VALUE, "HF_TOKEN": OTHER}
@@ -441,7 +441,7 @@ def test_docker_gets_the_values_from_the_private_file(data, tmp_path, monkeypatc
     assert done.returncode == 1 and "this is a secret" in done.stderr and VALUE not in done.stderr
 
 
-def test_a_report_names_a_secret_that_the_trainer_printed(data):  # noqa: F811
+def test_a_report_names_a_secret_that_the_trainer_printed(data):
     from monitor.run_folder import RunFolder
 
     folder = by_python(data)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs_helpers import data  # noqa: F401
 
 import presets
 import runs
@@ -60,7 +59,7 @@ def _parser() -> str:
 
 
 @pytest.fixture
-def checkout(data, tmp_path, monkeypatch) -> Path:  # noqa: F811
+def checkout(data, tmp_path, monkeypatch) -> Path:
     """A data folder with a base model whose files are there, and a small checkout in place of sd-scripts."""
     folder = tmp_path / "sd-scripts"
     (folder / "library").mkdir(parents=True)

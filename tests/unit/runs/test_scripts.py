@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
-from runs_helpers import PROJECT, data, picture, pictures, python, spec  # noqa: F401
+from runs_helpers import picture, pictures, python, spec
 
 import runs
 
@@ -27,7 +27,7 @@ def tree(root: Path) -> dict[str, str]:
     }
 
 
-def test_a_run_has_its_files(tmp_path, data):  # noqa: F811
+def test_a_run_has_its_files(tmp_path, data):
     folder = runs.create(spec(name="Mein Hund", prompts=["ohwx at sea"]), pictures(tmp_path / "in"))
     assert folder == data / "outputs/Mein-Hund"
     assert {p.name for p in folder.iterdir()} == {
@@ -59,7 +59,7 @@ def test_the_same_spec_gives_the_same_bytes(tmp_path, monkeypatch):
     assert made[0] == made[1] and len(made[0]) == 5 + 2 * 3
 
 
-def test_render_writes_the_script_again_from_run_toml(tmp_path, data):  # noqa: F811
+def test_render_writes_the_script_again_from_run_toml(tmp_path, data):
     folder = runs.create(spec(), pictures(tmp_path / "in"))
     before = tree(folder)
     (folder / "train.sh").write_text("broken")
@@ -69,7 +69,7 @@ def test_render_writes_the_script_again_from_run_toml(tmp_path, data):  # noqa: 
     assert "--network_dim 32" in (folder / "train.sh").read_text()
 
 
-def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, data):  # noqa: F811
+def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, data):
     folder = runs.create(spec(), pictures(tmp_path / "in"))
     before = tree(folder)
     job = runs.resolve(runs.load(folder).changed(workers=0), folder)
@@ -84,7 +84,7 @@ def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, 
     )
 
 
-def test_states_are_saved_ten_times_per_run_by_default(tmp_path, data):  # noqa: F811
+def test_states_are_saved_ten_times_per_run_by_default(tmp_path, data):
     images = pictures(tmp_path / "in", 3)
     short = runs.create(spec(name="short", epochs=1, repeats=10), images)
     long = runs.create(spec(name="long", epochs=100, repeats=100), images)
@@ -112,7 +112,7 @@ def nothing_made(root: Path) -> None:
     assert left == []
 
 
-def test_bad_input_leaves_nothing(tmp_path, data):  # noqa: F811
+def test_bad_input_leaves_nothing(tmp_path, data):
     text = tmp_path / "words.png"
     text.write_text("words")
     for images, match in (
@@ -130,7 +130,7 @@ def test_bad_input_leaves_nothing(tmp_path, data):  # noqa: F811
     nothing_made(data)
 
 
-def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data):  # noqa: F811
+def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data):
     images = pictures(tmp_path / "in")
     runs.create(spec(name="a b"), images)
     before = tree(data)
@@ -144,7 +144,7 @@ def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data)
     assert again.is_dir() and {k: v for k, v in tree(data).items() if k in before} == before
 
 
-def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data):  # noqa: F811
+def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data):
     images = pictures(tmp_path / "in", 8)
     results: list[object] = []
     barrier = threading.Barrier(4)
@@ -243,13 +243,13 @@ def test_no_write_permission_is_an_error_that_says_what_to_do():
         assert list((place / "read only").iterdir()) == []
 
 
-def test_a_file_with_the_name_of_the_folder_is_an_error(tmp_path, data):  # noqa: F811
+def test_a_file_with_the_name_of_the_folder_is_an_error(tmp_path, data):
     (data / "outputs").write_text("I am a file")
     with pytest.raises(runs.RunError, match="a file has the name of the folder"):
         runs.create(spec(), pictures(tmp_path / "in"))
 
 
-def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):  # noqa: F811
+def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):
     from runs import pin
 
     def interrupted(*_):
@@ -271,7 +271,7 @@ def test_every_known_error_says_what_to_do():
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/x")
 
 
-def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatch):  # noqa: F811
+def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatch):
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "no checkout"))
     found = [fault.message for fault in runs.problems(spec(backend="sd-scripts", tier="12G"))]
     (files,) = [line for line in found if line.startswith("model files missing")]
@@ -292,7 +292,7 @@ def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatc
     assert any("no images" in line for line in found)
 
 
-def test_a_run_is_trained_longer(tmp_path, data):  # noqa: F811
+def test_a_run_is_trained_longer(tmp_path, data):
     folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
     assert runs.longer(runs.load(folder).model_dump()) == ("epochs", 4)
     assert runs.train_longer(folder, 6).epochs == 6 and runs.load(folder).epochs == 6
@@ -308,7 +308,7 @@ def test_a_run_is_trained_longer(tmp_path, data):  # noqa: F811
     assert runs.longer({}) is None and runs.longer({"epochs": "x"}) is None
 
 
-def test_the_command_line_makes_shows_and_renders(tmp_path, data):  # noqa: F811
+def test_the_command_line_makes_shows_and_renders(tmp_path, data):
     images = pictures(tmp_path / "in")
     made = python(
         "-m", "runs", "new", "--name", "cli run", "--images", str(images), "--trigger", "ohwx", "--model", "FLUX.1-schnell",
@@ -353,7 +353,7 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):  # noqa: F811
         ([], 2, "--name"),
     ],
 )
-def test_wrong_words_are_refused_by_name(tmp_path, data, words, code, says):  # noqa: F811
+def test_wrong_words_are_refused_by_name(tmp_path, data, words, code, says):
     done = python("-m", "runs", "new", "--images", str(pictures(tmp_path / "in")), *words)
     assert done.returncode == code and says in done.stderr, done.stderr
     assert "Traceback" not in done.stderr

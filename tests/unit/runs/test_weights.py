@@ -7,7 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from runs_helpers import PROJECT, data, spec  # noqa: F401
+from runs_helpers import PROJECT, spec
 
 import presets
 import runs
@@ -163,7 +163,7 @@ def test_what_needs_no_hub_to_be_known_is_reported_without_it(hub, monkeypatch):
     assert weights.problems(spec(), ask=True) == [] and hub.requests[0][1] == "Bearer hf_secret"
 
 
-def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch):  # noqa: F811
+def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch):
     content = (flux / "vae" / "diffusion_pytorch_model.safetensors").read_bytes()
     place = data / "models"
     place.mkdir()
@@ -179,7 +179,7 @@ def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch): 
     assert "(--ae) is not a safetensors file" in found[1] and "fetch-model flux-dev" in found[1]
 
 
-def test_the_monitor_tells_it_and_starts_nothing(data, hub, tmp_path, monkeypatch):  # noqa: F811
+def test_the_monitor_tells_it_and_starts_nothing(data, hub, tmp_path, monkeypatch):
     from runs_helpers import pictures, python
 
     hub.status = 404

@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from runs_helpers import arguments_of, data, pictures, run_script, spec, stub  # noqa: F401
+from runs_helpers import arguments_of, pictures, run_script, spec, stub
 
 import runs
 from runs import mitigate
@@ -20,7 +20,7 @@ def after(words: list[bytes], flag: str) -> str:
 
 
 @pytest.mark.parametrize("backend", ["diffusers", "sd-scripts"])
-def test_one_machine_gets_a_free_port_and_the_size_of_its_world(data, tmp_path, backend):  # noqa: F811
+def test_one_machine_gets_a_free_port_and_the_size_of_its_world(data, tmp_path, backend):
     folder = runs.create(spec(gpus=4, backend=backend), pictures(tmp_path / "images"))
     words = arguments_of(run_script(folder / "train.sh", stub(tmp_path)))
     assert b"--multi_gpu" in words and b"--machine_rank" not in words
@@ -33,13 +33,13 @@ def test_one_machine_gets_a_free_port_and_the_size_of_its_world(data, tmp_path, 
     )
 
 
-def test_one_process_has_no_world(data, tmp_path):  # noqa: F811
+def test_one_process_has_no_world(data, tmp_path):
     text = (runs.create(spec(), pictures(tmp_path / "images")) / "train.sh").read_text()
     assert "HANGPROOF_WORLD" not in text and "--multi_gpu" not in text and "together" not in text
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_several_machines_take_their_number_and_the_first_ones_address_from_the_environment(data, tmp_path, gpus):  # noqa: F811
+def test_several_machines_take_their_number_and_the_first_ones_address_from_the_environment(data, tmp_path, gpus):
     folder = runs.create(spec(nodes=3, gpus=gpus), pictures(tmp_path / "images"))
     words = arguments_of(run_script(folder / "train.sh", stub(tmp_path), **NODE))
     assert [after(words, f) for f in ("--num_processes", "--num_machines")] == [str(3 * gpus), "3"]
@@ -50,14 +50,14 @@ def test_several_machines_take_their_number_and_the_first_ones_address_from_the_
 
 
 @pytest.mark.parametrize("missing", NODE)
-def test_a_variable_that_is_not_set_is_named_before_anything_starts(data, tmp_path, missing):  # noqa: F811
+def test_a_variable_that_is_not_set_is_named_before_anything_starts(data, tmp_path, missing):
     folder = runs.create(spec(nodes=3), pictures(tmp_path / "images"))
     result = run_script(folder / "train.sh", stub(tmp_path), **{**NODE, missing: ""})
     assert result.returncode == 2 and not result.stdout
     assert f"{missing} is not set: this run trains on 3 machines" in result.stderr.decode()
 
 
-def test_a_hostile_value_of_a_variable_is_one_word(data, tmp_path):  # noqa: F811
+def test_a_hostile_value_of_a_variable_is_one_word(data, tmp_path):
     folder = runs.create(spec(nodes=2), pictures(tmp_path / "images"))
     hostile = "10.0.0.7 $(touch x); `id` \"'\n--multi"
     words = arguments_of(run_script(folder / "train.sh", stub(tmp_path), **{**NODE, "HANGPROOF_MAIN_ADDRESS": hostile}))
@@ -107,7 +107,7 @@ def test_one_gpu_goes_on_with_the_noise_of_several(backend, seeds):
 
 @pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="gloo under torchrun is not set up for Windows here")
-def test_the_script_trains_with_two_processes_as_it_is(data, tmp_path):  # noqa: F811
+def test_the_script_trains_with_two_processes_as_it_is(data, tmp_path):
     """The real launcher and trainer, with the tiny model, as a person starts it; no GPU is visible."""
     made = spec(
         model="tiny-flux", gpus=2, resolution=64, max_train_steps=2, mixed_precision="no", sample_every_n_steps=0
