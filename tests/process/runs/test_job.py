@@ -199,7 +199,7 @@ def test_a_job_from_its_file_is_the_script_of_its_spec_byte_for_byte(model, back
 HOSTILE = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=20)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(HOSTILE, HOSTILE, HOSTILE)
 def test_hostile_values_come_through_the_file_and_the_shell(trigger, value, other):
     """Bash reads exactly the words of the job, and a patch made of two jobs gives the second."""

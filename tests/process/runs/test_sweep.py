@@ -69,7 +69,7 @@ def test_a_sweep_that_cannot_be_made_says_why(texts, words):
         sweep.combinations(runs.make({"name": "cat", **FIELDS}), sweep.parse(texts))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(st.text(max_size=30), max_size=4), st.text(min_size=1, max_size=100))
 def test_hostile_values_and_names_make_a_message_or_names_that_stay_in_the_folder(texts, name):
     try:

@@ -11,7 +11,7 @@ import tiny_sd_scripts
 import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import PROJECT, python, run_script, spec, stub
+from runs_helpers import call, run_script, spec, stub
 
 import presets
 import runs
@@ -159,10 +159,9 @@ args=(
 [ -d /x ] && cd /x
 CUDA_VISIBLE_DEVICES=0 exec python3 -u "$HOME/sd-scripts/sdxl_train_network.py" "${args[@]}" $FLAGS --seed 1 2>&1
 """
-ONE_LINE = "cd /nowhere 2>/dev/null; if true; then python sd/train_network.py --cache_latents --max_data_loader_n_workers 8; fi\n"
 
 
-@pytest.mark.parametrize("text", [FLUXGYM, ARRAY, ONE_LINE], ids=["FluxGym", "arrays", "one line"])
+@pytest.mark.parametrize("text", [FLUXGYM, ARRAY], ids=["FluxGym", "arrays"])
 def test_a_fixed_script_runs_the_same_training_in_bash(tmp_path, text):
     """bash runs both scripts with a launcher that prints its arguments; only the intended ones differ."""
     launcher = stub(tmp_path)
@@ -218,14 +217,8 @@ def test_kohya_ss_settings_in_a_config_file_are_read_and_fixed_in_a_copy(tmp_pat
     )
     original = config.read_bytes()
     text = f"accelerate launch /kohya/sd-scripts/flux_train_network.py --config_file {config}\n"
-    assert ids(text) == {
-        "block-swap",
-        "no-state",
-        "persistent-without-workers",
-        "sampling",
-        "unguarded",
-        "cache-in-memory",
-    }
+    wanted = {"block-swap", "no-state", "persistent-without-workers", "sampling", "unguarded", "cache-in-memory"}
+    assert ids(text) == wanted
     out = fix(text)
     assert ids(out.text) == set() and config.read_bytes() == original
     copy = tmp_path / "config_lora.fixed.toml"
@@ -243,24 +236,6 @@ def test_what_cannot_be_known_is_not_called_absent(tmp_path):
     )
     assert ids('python flux_train_network.py --blocks_to_swap "$N" "$@"') == {"block-swap", "unguarded"}
     assert "block-swap" not in ids("python flux_train_network.py --blocks_to_swap 0 $X")
-
-
-def test_fluxgyms_windows_script_is_fixed(tmp_path):
-    text = (
-        "accelerate launch ^\r\n  --num_cpu_threads_per_process 1 ^\r\n  sd-scripts/flux_train_network.py ^\r\n"
-        '  --clip_l "C:\\my gym\\clip.safetensors" ^\r\n  --sdpa --persistent_data_loader_workers ^\r\n'
-        "  --max_data_loader_n_workers 2 ^\r\n  --save_every_n_epochs 4\r\necho done\r\n"
-    )
-    assert "windows-workers" in ids(text, "train.bat")
-    out = fix(text, "train.bat")
-    assert ids(out.text, "train.bat") == set()
-    lines = out.text.split("\r\n")
-    assert (
-        lines[0] == f'set "PYTHONPATH={PROJECT};%PYTHONPATH%"'
-        and "  -m sd_scripts_patches sd-scripts/flux_train_network.py ^" in lines
-    )
-    assert '  --clip_l "C:\\my gym\\clip.safetensors" ^' in lines and "  --sdpa ^" in lines
-    assert lines[-2] == "echo done" and all(line.endswith("^") for line in lines[1:-4])
 
 
 def test_output_on_a_network_file_system_is_written_here_and_copied_when_the_script_ends(tmp_path):
@@ -296,11 +271,11 @@ def test_output_on_a_network_file_system_is_written_here_and_copied_when_the_scr
 
 
 @pytest.mark.parametrize("tier", ["12G", "16G", "20G"])
-@pytest.mark.parametrize("backend", ["sd-scripts", "diffusers"])
 @pytest.mark.parametrize("platform", ["linux", "win32"])
-def test_our_own_scripts_are_clean(data, tier, backend, platform):
+def test_the_built_in_trainers_scripts_are_clean(data, tier, platform):
+    """Those of kohya's trainers: test_families.py."""
     for more in ({}, {"gpus": 2, "prompts": ["x"], "sample_every_n_steps": 5, "trackers": "wandb", "workers": 0}):
-        made = spec(tier=tier, backend=backend, **more)
+        made = spec(tier=tier, **more)
         text = runs.script(made, data / "outputs/my-lora", data / "outputs/my-lora/x-state", platform)
         assert ids(text, runs.script_name(platform=platform)) == set()
         assert len(trainings(text, runs.script_name(platform=platform))) == 1
@@ -318,7 +293,7 @@ lines = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(flags=lines, joint=st.sampled_from([" ", " \\\n  ", "\t"]), start=st.sampled_from(["python", "accelerate launch --multi_gpu", "./"]),
        script=st.sampled_from(["flux_train_network.py", "sdxl_train.py"]))  # fmt: skip
 def test_any_mix_of_problems_is_fixed_at_once(flags, joint, start, script):
@@ -327,15 +302,7 @@ def test_any_mix_of_problems_is_fixed_at_once(flags, joint, start, script):
     assert ids(out.text, mounts=NFS) == set()
     done = subprocess.run(["bash", "-n"], input=out.text.encode(), capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    kept = {
-        "training_comment",
-        "metadata_title",
-        "save_every_n_steps",
-        "save_n_epoch_ratio",
-        "resume",
-        "log_with",
-        "train_data_dir",
-    }
+    kept = {"training_comment", "metadata_title", "save_every_n_steps", "resume", "log_with", "train_data_dir"}
     before, after = flags_of(text), flags_of(out.text)
     assert {k: v for k, v in after.items() if k in kept} == {k: v for k, v in before.items() if k in kept}
 
@@ -344,33 +311,23 @@ def test_the_command_line_reports_and_fixes(tmp_path):
     script = tmp_path / "train.sh"
     script.write_text(FLUXGYM)
     script.chmod(0o750)
-    first = python("-m", "presets", "lint", str(script), "--json")
+    first = call("presets", "lint", script, "--json")
     value = json.loads(first.stdout.splitlines()[-1])
     assert first.returncode == 1 and not value["clean"]
     assert {f["id"] for f in value["findings"]} >= {"block-swap", "split-mode", "no-state", "sampling", "unguarded"}
     assert all(set(f) == {"id", "level", "line", "why", "source", "fix", "fixable"} for f in value["findings"])
-    assert (
-        next(f["line"] for f in value["findings"] if f["id"] == "block-swap")
-        == FLUXGYM.split("\n").index("  --blocks_to_swap 18") + 1
-    )
-    fixed = python("-m", "presets", "lint", str(script), "--fix", "--json")
+    lines = [f["line"] for f in value["findings"] if f["id"] == "block-swap"]
+    assert FLUXGYM.split("\n")[lines[0] - 1] == "  --blocks_to_swap 18"
+    fixed = call("presets", "lint", script, "--fix", "--json")
     assert fixed.returncode == 0 and json.loads(fixed.stdout.splitlines()[-1])["clean"]
     assert "-  --blocks_to_swap 18" in fixed.stdout and script.stat().st_mode & 0o777 == 0o750
-    again = python("-m", "presets", "lint", str(script))
+    again = call("presets", "lint", script)
     assert again.returncode == 0 and again.stdout.strip() == f"{script}: no problems found"
     assert [p.name for p in tmp_path.iterdir()] == ["train.sh"]
-
-
-def test_the_command_line_reads_a_bare_command_and_refuses_what_trains_nothing(tmp_path):
-    bare = subprocess.run(
-        ["python3", "-m", "presets", "lint", "-"], input="python sd/flux_train_network.py --blocks_to_swap 3", text=True,
-        capture_output=True, cwd=PROJECT, timeout=300, check=False,
-    )  # fmt: skip
-    assert bare.returncode == 1 and "block-swap" in bare.stdout
     (tmp_path / "x.sh").write_text("echo hello\n")
     for name, says in (("x.sh", "no training command found"), ("gone.sh", "No such file")):
-        done = python("-m", "presets", "lint", str(tmp_path / name))
-        assert done.returncode == 1 and says in done.stderr and "Traceback" not in done.stderr
+        done = call("presets", "lint", tmp_path / name)
+        assert done.returncode == 1 and says in done.stderr
 
 
 def test_a_fixed_12g_script_of_fluxgym_is_taken_by_the_real_launcher(tmp_path):
@@ -381,14 +338,7 @@ def test_a_fixed_12g_script_of_fluxgym_is_taken_by_the_real_launcher(tmp_path):
     text = f"{tiny_sd_scripts.python()} {script} --help\n"
     environment = tiny_sd_scripts.environment(tmp_path) | {"PYTHONPATH": str(tmp_path / "site")}
     done = subprocess.run(
-        ["bash"],
-        input=fix(text).text,
-        text=True,
-        capture_output=True,
-        timeout=300,
-        env=environment,
-        check=False,
-        cwd=tmp_path,
+        ["bash"], input=fix(text).text, text=True, capture_output=True, timeout=300, env=environment, cwd=tmp_path
     )
     assert done.returncode == 0 and "--split_mode" in done.stdout, done.stderr[-1500:]
     assert "sd_scripts_patches" in fix(text).text and os.sep in str(script)

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from lint_corpus import (
     CORPUS,
-    FLUXGYM,
     Hidden,
     Started,
     announced,
@@ -41,29 +40,19 @@ def name(entry: dict) -> str:
     return f"{entry['source'].partition('/')[2]}-{entry['where'][0].rpartition('/')[2]}"
 
 
+ENDS = ["\n", "", " \\\n", " \\", "\r\n"]
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory) -> Path:
     return stand_ins(tmp_path_factory.mktemp("programs"))
 
 
-def test_the_corpus_has_every_layout_and_names_its_sources():
-    assert (
-        len(SUPPORTED) >= 45
-        and len(OTHERS) >= 20
-        and {e["layout"] for e in IN_BASH} == {"continued", "not continued", "one line"}
-    )
-    assert all(
-        re.fullmatch("[0-9a-f]{40}", CORPUS["commits"][entry["source"]]) and entry["where"]
-        for entry in CORPUS["command"]
-    )
-
-
 @pytest.mark.parametrize(
-    "last", ["\n", "", " \\\n", " \\", "\r\n"], ids=["newline", "no newline", "continued", "backslash", "CRLF"]
+    ("number", "entry"), list(enumerate(IN_BASH)), ids=lambda value: "" if isinstance(value, int) else name(value)
 )
-@pytest.mark.parametrize("entry", IN_BASH, ids=name)
-def test_a_documented_command_starts_the_same_after_the_fix(tmp_path, programs, entry, last):
-    text = corpus_text(entry, last)
+def test_a_documented_command_starts_the_same_after_the_fix(tmp_path, programs, number, entry):
+    text = corpus_text(entry, ENDS[number % len(ENDS)])
     value = hold(tmp_path, programs, text)
     left = {finding["id"] for finding in value["findings"]}
     assert left == ({"cut-off"} if entry["layout"] == "not continued" else set())
@@ -106,20 +95,18 @@ def hold_by_parser(folder: Path, text: str, file: str) -> dict:
 def test_a_powershell_example_keeps_its_arguments(tmp_path, entry, last):
     text = '$dir = "D:\\my train"\r\n' + corpus_text(entry, last)
     value = hold_by_parser(tmp_path, text, "train.ps1")
-    assert (
-        value["clean"]
-        and f"$env:PYTHONPATH = '{ROOT}' + [IO.Path]::PathSeparator + $env:PYTHONPATH\r\n" in value["text"]
-        and "unguarded" in value["fixed"]
-    )
+    assert value["clean"] and "unguarded" in value["fixed"]
+    assert f"$env:PYTHONPATH = '{ROOT}' + [IO.Path]::PathSeparator + $env:PYTHONPATH\r\n" in value["text"]
 
 
 ADVANCED = ["--blocks_to_swap 18", "--save_state", "--log_with wandb", "--fused_backward_pass", "--noise_offset 0.1"]
 
 
 @pytest.mark.parametrize("windows", [False, True], ids=["sh", "bat"])
-@pytest.mark.parametrize("samples", [False, True], ids=["", "samples"])
-@pytest.mark.parametrize("advanced", [[], ADVANCED[:1], ADVANCED], ids=["", "one more", "more"])
-@pytest.mark.parametrize("tier", FLUXGYM)
+@pytest.mark.parametrize(
+    "tier, advanced, samples",
+    [("20G", [], True), ("16G", ADVANCED[:1], False), ("12G", ADVANCED, True), ("12G", [], False)],
+)
 def test_a_script_of_fluxgym_starts_the_same_after_the_fix(tmp_path, programs, tier, advanced, samples, windows):
     text = fluxgym(tier, samples, advanced, windows)
     assert text.endswith(("l2 \\", "l2 ^")) != bool(advanced)
@@ -170,17 +157,9 @@ GUI = {
     "no spaces": (kohya_ss("/kohya_ss", "sdxl_train_network.py"), set()),
     "a folder with a space": (kohya_ss("/my tools/kohya_ss", "flux_train_network.py"), {"unquoted-path"}),
     "two spaces in the folder": (kohya_ss("/my own tools/kohya_ss", "train_db.py", "--multi_gpu"), {"unquoted-path"}),
-    "a settings file with a space": (
-        kohya_ss("/k", "sd3_train_network.py", "", "/my runs/config.toml"),
-        {"unquoted-path"},
-    ),
     "both": (
         kohya_ss("./my k", "train_network.py", "--gpu_ids 0,1", "my runs/config.toml", "--flip_aug"),
         {"unquoted-path"},
-    ),
-    "an absolute settings file": (
-        kohya_ss("/kohya_ss", "fine_tune.py", "--config_file /a/b.yaml", "/x/config.toml"),
-        set(),
     ),
 }
 
@@ -276,15 +255,9 @@ TRICKY = {
 def test_a_tricky_script_starts_the_same_after_the_fix(tmp_path, programs, case):
     (tmp_path / "a.py").write_text("")
     value = hold(tmp_path, programs, TRICKY[case])
-    assert value["started"] or case in ("an open quote",)
-
-
-def test_a_command_that_only_names_a_training_script_is_left_alone(tmp_path):
-    path = tmp_path / "train.sh"
-    before = TRICKY["a script that only names another"].splitlines()
-    path.write_text("\n".join(before))
-    assert lint(path, "--fix")[0] == 0
-    assert path.read_text().splitlines()[:-1] == before[:-1] != before
+    assert value["started"] or case == "an open quote"
+    if case == "a script that only names another":
+        assert value["text"].splitlines()[:-1] == TRICKY[case].splitlines()[:-1]
 
 
 CUT_OFF = [case for case in TRICKY if case.endswith(("continued lines", "after the backslash"))]
@@ -462,22 +435,8 @@ START = ["accelerate launch", "accelerate launch --num_processes 2 --multi_gpu",
          "PYTHONPATH=/p accelerate launch", "exec python", "\"$(command -v accelerate)\" launch"]  # fmt: skip
 PATHS = ["sd/flux_train_network.py", "'/s d/sdxl_train.py'", "/s d/train_db.py"]
 WRAPPED = ["{}", "if true; then\n{}\nfi\n", "for s in 1; do {}\ndone\n", "(\n{}\n)\n"]
+END = ["\n", "", " \\", "\\", " \\\n", " # note", " # note \\\n--x\n", " && echo done\n", " || exit 3\n", " | cat\n", "; true\n", " &\nwait\n"]  # fmt: skip
 SPACE = [" ", "  ", "\t", " \\\n", " \\\n    ", "\\\n  ", " \\\n\t"]
-END = [
-    "\n",
-    "",
-    " \\",
-    "\\",
-    " \\\n",
-    " # note",
-    " # note \\\n--x\n",
-    " && echo done\n",
-    " || exit 3\n",
-    " | cat\n",
-    "; true\n",
-    " &\nwait\n",
-]
-
 pieces = st.lists(st.tuples(st.sampled_from(SPACE), st.sampled_from(FLAGS)), max_size=8)
 command_lines = st.builds(
     lambda start, gap, path, flags, end: f"{start}{gap}{path}{''.join(g + f for g, f in flags)}{end}",
@@ -486,7 +445,7 @@ command_lines = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     before=st.lists(st.sampled_from(BEFORE), max_size=4),
     first=command_lines,
@@ -535,7 +494,7 @@ def spell(value: str, language: str) -> str:
     )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flags=st.lists(st.tuples(windows_flags, st.booleans(), st.sampled_from([" ", "\t", "next line"])), max_size=8),
     language=st.sampled_from(["cmd", "ps"]),

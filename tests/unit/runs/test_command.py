@@ -255,7 +255,7 @@ def test_a_spec_survives_its_file(tmp_path):
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(name=text, trigger=text, prompts=st.lists(text), extra=st.dictionaries(st.sampled_from(["vae", "clip_l"]), text))
 def test_any_spec_survives_its_file(tmp_path_factory, name, trigger, prompts, extra):
     folder = tmp_path_factory.getbasetemp()

@@ -20,7 +20,7 @@ from runs.folders import render, train_longer, write_attempt
 from runs.spec import dumps, load
 from tests.process.monitor.test_ladder import FORK, run  # noqa: F401
 
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "20"))
 
 
 def spec_of(**fields):

@@ -396,7 +396,7 @@ def test_a_generated_script_is_read_as_it_was_before(data, backend, tier, platfo
 @given(
     st.text(st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_characters="\x7f"), min_size=1, max_size=80)
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_each_value_reaches_the_script_as_it_was_given(value):
     root = Path(os.environ["SECRETS_ROOT"])
     os.environ["HANGPROOF_DATA"] = str(root)

@@ -112,7 +112,7 @@ NAMES = st.text(
 
 
 @given(st.lists(NAMES, max_size=8))
-@settings(max_examples=150)
+@settings(max_examples=40)
 def test_any_file_name_gives_a_table(tmp_path_factory, names):
     folder = tmp_path_factory.mktemp("names")
     for name in names:
@@ -146,7 +146,7 @@ LINES = st.binary(max_size=40) | st.builds(
 
 
 @given(st.lists(LINES, max_size=12), st.integers(0, 2**32))
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_any_metrics_are_read_the_same_in_one_read_and_in_many(tmp_path_factory, lines, seed):
     path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
     whole = b"\n".join(lines) + b"\n"
@@ -274,7 +274,7 @@ def test_the_charts_have_the_validation_loss(tmp_path):
 
 
 @given(st.integers(2, 120), st.integers(1, 9), st.integers(0, 130))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_lines_of_validations_do_not_hide_the_line_of_a_step(tmp_path_factory, steps, every, wanted):
     from monitor.metrics_lines import last_step, step_line
 

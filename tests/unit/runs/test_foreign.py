@@ -302,7 +302,7 @@ def test_nothing_of_an_imported_script_is_executed(tmp_path, monkeypatch):
     )
 
 
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "60"))  # thousands were run once; the message is what matters
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "20"))  # thousands were run once; the message is what matters
 SCALARS = st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=30)
 VALUES = st.recursive(
     SCALARS,

@@ -56,7 +56,7 @@ def written(tmp_path: Path, *sources: Source, **more) -> Path:
 # Crop ----------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SIZES, crops())
 def test_a_crop_is_never_empty_and_never_outside(size, crop):
     left, top, right, bottom = pictures.crop_box(size, crop)
@@ -64,7 +64,7 @@ def test_a_crop_is_never_empty_and_never_outside(size, crop):
     assert pictures.cropped_size(size, crop) == (right - left, bottom - top)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(crops(), st.integers(0, 7), st.integers(0, 7))
 def test_turning_a_crop_twice_is_turning_it_once_by_the_sum(crop, first, second):
     twice = pictures.turned_crop(pictures.turned_crop(crop, first), second)
@@ -88,7 +88,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(ANYTHING | st.lists(st.floats() | st.integers(-2, 2) | FRACTION, min_size=4, max_size=4))
 @example([0, 0, float("nan"), 1])
 @example([True, 0, 1, 1])
@@ -163,7 +163,7 @@ def test_hostile_masks_are_refused_with_a_reason(tmp_path):
             masks.read(content, "m.png", (640, 640))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_a_damaged_mask_gives_a_mask_or_a_reason(data):
     content = bytearray(png_of(Image.new("L", (32, 32), 200)))
@@ -274,7 +274,7 @@ def test_images_with_a_weight_get_a_subset_with_more_repeats(tmp_path):
 FOLDERS = st.sampled_from(["", "cat", "10_cat", "9999_x", "a/b", "weight-2", "20_weight-2-cat", "2024_summer", "Ä/5_ö"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(FOLDERS, st.integers(1, 10)), min_size=1, max_size=12), st.integers(1, 50))
 def test_weights_multiply_the_repeats_of_their_folder(images, repeats):
     try:

@@ -59,7 +59,7 @@ def launcher(tmp_path_factory) -> Path:
 
 
 @settings(
-    max_examples=int(os.environ.get("HOSTILE_CASES", "300")), deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=int(os.environ.get("HOSTILE_CASES", "40")), deadline=None, suppress_health_check=list(HealthCheck)
 )
 @given(
     fields=specs,
@@ -79,7 +79,7 @@ def test_bash_reads_exactly_the_intended_arguments(launcher, tmp_path_factory, f
     assert arguments_of(run_script(script, launcher, LC_ALL=locale)) == list(map(encode, wanted))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(value=text)
 def test_a_quoted_value_stays_on_one_line(value):
     assert not re.search(r"[\n\r\x00-\x08]", quote(value))
@@ -250,7 +250,7 @@ def runtime_words(line: str) -> list[str]:
     return [*words, "".join(word)] if started else words
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(values=st.lists(text.map(lambda t: re.sub(r"[\r\n\x1a]", "", t)), min_size=1, max_size=4))
 def test_a_batch_file_hands_over_exactly_the_intended_arguments(values):
     assert cmd_words(" ".join(map(quote_cmd, values))) == values

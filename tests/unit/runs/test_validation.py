@@ -99,7 +99,7 @@ value = st.recursive(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(fields=st.dictionaries(st.sampled_from([*RunSpec.model_fields, "rankk"]), value, max_size=6) | value)
 def test_no_value_of_any_field_shows_a_sentence_of_pydantic(fields):
     try:

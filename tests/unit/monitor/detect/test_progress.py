@@ -92,7 +92,7 @@ HANGS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["heavy-tailed", "warm-up"])
+@pytest.mark.parametrize("kind", ["heavy-tailed", pytest.param("warm-up", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("where", HANGS)
 def test_every_hang_is_caught_in_its_own_phase(kind, where):
     event, after, phase = HANGS[where]
