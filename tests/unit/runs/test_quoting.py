@@ -85,14 +85,8 @@ def test_a_quoted_value_stays_on_one_line(value):
     assert not re.search(r"[\n\r\x00-\x08]", quote(value))
 
 
-def test_a_value_that_no_command_line_can_hold_is_refused():
-    with pytest.raises(runs.RunError, match="NUL"):
-        quote("a\0b")
-
-
-@pytest.mark.parametrize("name", ["it's here", "$(touch pwned) `id`", "-rf *", "日本 🦊\nline"])
-def test_a_project_folder_with_a_hostile_name_works(tmp_path, name, launcher):
-    project = tmp_path / name
+def test_a_project_folder_with_a_hostile_name_works(tmp_path, launcher):
+    project = tmp_path / "-rf * it's $(touch pwned) `id` 日本 🦊\nline"
     project.mkdir()
     for part in ("runs", "presets", "guards", "trainer/arguments.py"):
         source, target = PROJECT / part, project / part
@@ -176,6 +170,7 @@ def test_one_process_gets_the_interpreter_beside_a_named_launcher(tmp_path, data
 PROBE = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
+@pytest.mark.slow
 def test_one_process_has_the_environment_that_accelerate_gives_it(tmp_path, data_root_of_its_own):
     """Everything that the real `accelerate launch` adds for the options of one process, the script exports."""
     (tmp_path / "probe.py").write_text(PROBE)
@@ -256,9 +251,11 @@ def test_a_batch_file_hands_over_exactly_the_intended_arguments(values):
     assert cmd_words(" ".join(map(quote_cmd, values))) == values
 
 
-def test_a_batch_file_refuses_what_it_cannot_hold():
+def test_what_no_command_line_can_hold_is_refused():
     with pytest.raises(runs.RunError, match="batch file"):
         quote_cmd("two\nlines")
+    with pytest.raises(runs.RunError, match="NUL"):
+        quote("a\0b")
 
 
 def test_the_batch_script_is_whole(tmp_path, monkeypatch):
@@ -274,8 +271,5 @@ def test_the_batch_script_is_whole(tmp_path, monkeypatch):
     words = cmd_words(" ".join(command).replace('"%python%"', "x"))[1:]
     assert words == [w for line in launch(made) for w in line] + runs.arguments(
         made, Path("C:/out dir"), platform="win32"
-    )
-    assert (
-        "--persistent_data_loader_workers" not in words and words[words.index("--max_data_loader_n_workers") + 1] == "0"
     )
     assert lines[-2] == "exit /b %ERRORLEVEL%" and not any("\n" in line for line in lines)

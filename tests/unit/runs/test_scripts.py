@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
-from runs_helpers import picture, pictures, python, spec
+from runs_helpers import call, picture, pictures, python, spec
 
 import runs
 
@@ -30,13 +31,8 @@ def tree(root: Path) -> dict[str, str]:
 def test_a_run_has_its_files(tmp_path, data):
     folder = runs.create(spec(name="Mein Hund", prompts=["ohwx at sea"]), pictures(tmp_path / "in"))
     assert folder == data / "outputs/Mein-Hund"
-    assert {p.name for p in folder.iterdir()} == {
-        "run.toml",
-        "job.json",
-        "train.sh",
-        "dataset.toml",
-        "sample_prompts.txt",
-    }
+    files = "dataset.toml job.json run.toml sample_prompts.txt train.sh"
+    assert sorted(p.name for p in folder.iterdir()) == files.split()
     assert os.access(folder / "train.sh", os.X_OK)
     config = tomllib.loads((folder / "dataset.toml").read_text(encoding="utf-8"))
     assert config["datasets"][0]["subsets"][0]["image_dir"] == str(data / "datasets/Mein-Hund")
@@ -79,9 +75,8 @@ def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, 
     assert f"--resume {folder}/my-lora-step00000010-state" in text and "--max_data_loader_n_workers 0" in text
     assert "--persistent" not in text
     assert {k: v for k, v in tree(folder).items() if k != path.name} == before
-    assert runs.write_attempt(folder, runs.pinned(folder), 1) == folder / "train.sh" and tree(folder) | before == tree(
-        folder
-    )
+    assert runs.write_attempt(folder, runs.pinned(folder), 1) == folder / "train.sh"
+    assert tree(folder) | before == tree(folder)
 
 
 def test_states_are_saved_ten_times_per_run_by_default(tmp_path, data):
@@ -106,10 +101,7 @@ def test_planned_steps(images, batch, gpus, accumulation, steps):
 
 def nothing_made(root: Path) -> None:
     """No run, no data set, no temporary left."""
-    left = [p for part in ("outputs", "datasets") for p in (root / part).glob("*")] + [
-        p for part in ("outputs", "datasets") for p in (root / part).glob(".*")
-    ]
-    assert left == []
+    assert [p for part in ("outputs", "datasets") if (root / part).is_dir() for p in (root / part).iterdir()] == []
 
 
 def test_bad_input_leaves_nothing(tmp_path, data):
@@ -237,9 +229,7 @@ def test_no_write_permission_is_an_error_that_says_what_to_do():
         pictures(place / "in")
         (place / "read only").chmod(0o555)
         done = python("-c", AS_SOMEBODY_ELSE, *(str(place / part) for part in ("in", "mine", "read only")))
-        assert (
-            done.stdout.startswith("cannot create the run n (") and "no permission to write there; fix" in done.stdout
-        ), done
+        assert re.match(r"cannot create the run n \(.*no permission to write there; fix", done.stdout), done
         assert list((place / "read only").iterdir()) == []
 
 
@@ -279,15 +269,9 @@ def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatc
     assert [part.split(")")[0] for part in files.split(" (--")[1:]] == flags
     assert str(data / "models") in files and "trainer options FLAG=PATH" in files and "fetch-model flux-dev" in files
     elsewhere = spec(backend="sd-scripts", extra={"ae": str(tmp_path / "ae.safetensors")})
-    (missing,) = [
-        line
-        for line in (fault.message for fault in runs.problems(elsewhere))
-        if line.startswith("model files missing: ")
-    ]
-    assert (
-        f"{tmp_path / 'ae.safetensors'} (--ae)" in missing
-        and f"{data / 'models' / 'clip_l.safetensors'} (--clip_l)" in missing
-    )
+    missing = "\n".join(fault.message for fault in runs.problems(elsewhere) if "model files missing: " in fault.message)
+    assert f"{tmp_path / 'ae.safetensors'} (--ae)" in missing
+    assert f"{data / 'models' / 'clip_l.safetensors'} (--clip_l)" in missing
     assert any("start.sh sd-scripts" in line for line in found)
     assert any("no images" in line for line in found)
 
@@ -327,13 +311,13 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):
         "one --w 512 --h 512 --s 20 --d 42",
         "two --w 128 --h 512 --s 20 --d 42",
     ]
-    shown = python("-m", "runs", "show", "cli run", "--json")
+    shown = call("runs", "show", "cli run", "--json")
     assert json.loads(shown.stdout.splitlines()[-1])["spec"]["rank"] == 16
-    assert json.loads(python("-m", "runs", "show", "--json").stdout.splitlines()[-1])["runs"] == [str(folder)]
-    assert python("-m", "runs", "render", "cli-run").stdout.strip() == str(folder / "train.sh")
+    assert json.loads(call("runs", "show", "--json").stdout.splitlines()[-1])["runs"] == [str(folder)]
+    assert call("runs", "render", "cli-run").stdout.strip() == str(folder / "train.sh")
     assert "sample images are turned off" not in made.stderr
-    without = python("-m", "runs", "new", "--name", "quiet", "--images", str(images), "--model", "tiny-flux", "--backend", "diffusers",
-                     "--prompt", "one")  # fmt: skip
+    more = ("--model", "tiny-flux", "--backend", "diffusers", "--prompt", "one")
+    without = call("runs", "new", "--name", "quiet", "--images", images, *more)
     assert without.returncode == 0 and "sample images are turned off; turn them on with --set" in without.stderr
 
 
@@ -354,9 +338,8 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):
     ],
 )
 def test_wrong_words_are_refused_by_name(tmp_path, data, words, code, says):
-    done = python("-m", "runs", "new", "--images", str(pictures(tmp_path / "in")), *words)
+    done = call("runs", "new", "--images", pictures(tmp_path / "in"), *words)
     assert done.returncode == code and says in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
     nothing_made(data)
 
 
