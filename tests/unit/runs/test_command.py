@@ -16,9 +16,8 @@ import runs
 from presets import schema
 from runs.paths import ROOT
 
-ADAFACTOR = (
-    "--optimizer_type adafactor --optimizer_args relative_step=False scale_parameter=False warmup_init=False".split()
-)
+ADAFACTOR = ["--optimizer_type", "adafactor", "--optimizer_args"]
+ADAFACTOR += ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
 WARMUP = ["--lr_scheduler", "constant_with_warmup", "--max_grad_norm", "0.0"]
 OF_A_TIER = {"optimizer_type", "optimizer_args", "split_mode", "network_args", "lr_scheduler", "max_grad_norm"}
 TIERS = {
