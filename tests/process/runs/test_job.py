@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ladder_runs import CRASHES, FORK, TRAINER
 from monitor_helpers import ROOT, environment, events, finish, status, wait_for
 from runs_helpers import pictures, spec
 
@@ -24,7 +25,6 @@ from runs import manage, mitigate
 from runs.command import words
 from runs.pin import adopted, pinned
 from runs.scripts import rendered
-from tests.process.monitor.test_ladder import CRASHES, FORK, TRAINER, run  # noqa: F401
 from tests.unit.presets.test_families import MODELS, PLATFORMS, fitting, made
 
 PARTS = ("guards", "monitor", "presets", "runs")

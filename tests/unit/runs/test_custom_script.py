@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ladder_runs import FORK, maker
 from runs_helpers import pictures
 
 import runs
@@ -18,9 +19,8 @@ from runs import adopt_script, custom_script, manage, mitigate
 from runs.files import RunError
 from runs.folders import render, train_longer, write_attempt
 from runs.spec import dumps, load
-from tests.process.monitor.test_ladder import FORK, run  # noqa: F401
 
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "15"))
 
 
 def spec_of(**fields):
@@ -274,6 +274,11 @@ def edited_run(tmp_path, change) -> dict:
     fields = {"name": "Ladder 1", "trigger": "t", "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 40}
     spec = runs.make({**fields, "save_every_n_steps": 10, "sample_every_n_steps": 0})
     return adopted(spec, change)[0].model_dump()
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    return maker(tmp_path, monkeypatch)
 
 
 def test_the_monitor_restarts_an_edited_script_from_its_checkpoint_with_its_mitigation(run, tmp_path):
