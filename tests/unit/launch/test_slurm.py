@@ -6,11 +6,10 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 
 import pytest
-from monitor_helpers import ROOT, environment, toy_run
-from runs_helpers import pictures, spec
+from monitor_helpers import toy_run
+from runs_helpers import call, pictures, spec
 
 import runs
 from launch import slurm, slurm_nodes
@@ -28,9 +27,7 @@ def slurm_arguments(folder, *words):
 
 def launch(folder, *words, code=0, path):
     """The command with this PATH: its line of JSON, or its standard error where it has to fail."""
-    command = [sys.executable, "-m", "launch", "slurm", str(folder), "--json", *words]
-    env = environment(folder, PATH=path)
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    done = call("launch", "slurm", folder, "--json", *words, PATH=path)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stderr if code else json.loads(done.stdout.splitlines()[-1])
 

@@ -1,0 +1,132 @@
+"""What all rented machines have in common: a store that they reach, GPUs that hold the run, secrets by name; and docker here."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from launch_helpers import CHOICES, a_run, a_spec, arguments
+from runs_helpers import call, python, spec
+
+import presets
+import runs
+from launch import gpus, runpod, skypilot, train, travel, vast
+from launch.common import LaunchError
+
+
+def test_every_tier_of_every_family_has_gpus_with_its_memory():
+    places = ("skypilot", "runpod", "vast")
+    memory = {place: {row[place]: row["memory_gb"] for row in gpus.table() if place in row} for place in places}
+    for made in map(a_spec, CHOICES):
+        for place in places:
+            check_gpus(made, place, memory[place])
+
+
+def check_gpus(made, place: str, memory: dict[str, int]) -> None:
+    found = gpus.names(made, place)
+    if presets.models()[made.model]["generated"]:
+        assert found == []
+        return
+    assert 1 <= len(found) <= gpus.MOST
+    needs_gb = presets.tiers_of(made.model, made.backend)[made.tier]["needs_gb"]
+    sizes = [memory[name] for name in found]
+    assert min(sizes) >= max(presets.tiers()[made.tier]["vram_gb"], needs_gb) and sizes == sorted(sizes)
+
+
+def test_a_run_that_no_gpu_holds_is_refused_and_the_user_can_name_one():
+    made = a_spec(batch_size=64, resolution=2048)
+    with pytest.raises(LaunchError, match="name one with --gpu"):
+        gpus.names(made, "vast")
+    assert gpus.names(made, "vast", "B200") == ["B200"]
+
+
+def test_a_rented_machine_needs_a_store_that_it_can_reach():
+    for store, text in (
+        ("", "has no store"),
+        ("/mnt/runs", "folder of this machine"),
+        ("file:///mnt", "folder of this"),
+    ):
+        with pytest.raises(LaunchError, match=text):
+            travel.address(spec(store=store))
+    assert travel.address(spec(store="hf://buckets/me/runs")) == "hf://buckets/me/runs"
+
+
+def test_one_pod_is_no_place_for_a_run_of_two_machines(data, clean):
+    folder = a_run(data, nodes=2)
+    for command in ("runpod", "vast", "docker"):
+        done = call("launch", command, folder.name, "--image", "me/h:1")
+        assert done.returncode == 1 and "set nodes to 1" in done.stderr, command
+    assert [path.name for path in folder.glob("*.json")] == ["job.json"] and not (folder / "docker.sh").exists()
+
+
+def test_a_secret_is_a_name_only(clean, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sesame")
+    monkeypatch.setenv("WANDB_API_KEY", "open-wandb")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://s3.example.org")
+    made = a_spec()
+    for module, words in ((skypilot, ()), (runpod, ("--image", "me/h:1")), (vast, ("--image", "me/h:1"))):
+        args = arguments(module, *words, "--secret", "WANDB_API_KEY", "--env", "TZ=UTC")
+        assert travel.secrets(made, args) == ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY"]
+        text = {
+            skypilot: lambda a: skypilot.render(made, a, Path("x.yaml")),
+            runpod: lambda a: json.dumps(runpod.body(made, a, "NVIDIA L4")),
+            vast: lambda a: json.dumps(vast.body(made, a)),
+        }[module](args)
+        assert "sesame" not in text and "open-wandb" not in text
+        assert "https://s3.example.org" in text and '"UTC"' in text.replace("TZ: UTC", '"UTC"')
+        with pytest.raises(LaunchError, match="name of a variable only"):
+            travel.secrets(made, arguments(module, *words, "--secret", "A=sesame"))
+        with pytest.raises(LaunchError, match="secret, so its value is not written"):
+            travel.variables(made, arguments(module, *words, "--env", "HF_TOKEN=sesame"))
+
+
+def test_the_docker_command_mounts_what_the_run_uses_and_names_secrets_only(data, tmp_path, clean, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_sesame")
+    (tmp_path / "bin").mkdir()
+    docker = tmp_path / "bin" / "docker"
+    docker.write_text('#!/usr/bin/env bash\nprintf \'%s\\n\' "$@" > "$WORDS"\n')
+    docker.chmod(0o755)
+    folder = a_run(data, name="my run's", store=str(tmp_path / "my store"), gpus=2)
+    env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = python("-m", "launch", "docker", folder.name, "--env", "TZ=UTC", "--submit", "--json", **env)
+    assert done.returncode == 0, done.stderr
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words[:2] == ["run", "--detach"] and words[-3:] == ["hangproof", "train", folder.name]
+    assert words[words.index("--gpus") + 1] == "2" and int(words[words.index("--stop-timeout") + 1]) > 30
+    assert words[words.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
+    given = [words[i + 1] for i, word in enumerate(words) if word == "--env"]
+    assert "HF_TOKEN" in given and "TZ=UTC" in given and "HANGPROOF_NEEDS_GPU=1" in given
+    mounts = [words[i + 1] for i, word in enumerate(words) if word == "--mount"]
+    assert f"type=bind,source={folder},target=/data/outputs/{folder.name}" in mounts
+    assert f"type=bind,source={tmp_path / 'my store'},target={tmp_path / 'my store'}" in mounts
+    assert (tmp_path / "my store").is_dir() and (data / "models").is_dir()  # docker would make them as root
+    text = (folder / "docker.sh").read_text()
+    assert "hf_sesame" not in text + done.stdout + "\n".join(words) and os.access(folder / "docker.sh", os.X_OK)
+
+
+def test_docker_says_what_is_missing(data, tmp_path, clean, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    folder = a_run(data)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "docker").write_text("#!/bin/sh\nexit 125\n")
+    (tmp_path / "bin" / "docker").chmod(0o755)
+    env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = python("-m", "launch", "docker", folder.name, "--submit", **env)
+    assert done.returncode == 1 and "HF_TOKEN: set in the environment first" in done.stderr
+    keys = dict.fromkeys(("HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "x")
+    done = python("-m", "launch", "docker", folder.name, "--submit", **env, **keys)
+    assert done.returncode == 1 and "docker did not start the container" in done.stderr
+
+
+def test_prepare_writes_the_script_for_this_machine_and_fetches_the_model(data, clean, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(runs, "fetch_model", fetched.append)
+    for choice in (("sdxl", "sd-scripts", "12G"), ("flux-dev", "diffusers", "20G")):
+        folder = a_run(data, name=choice[0], model=choice[0], backend=choice[1], tier=choice[2])
+        for file in (folder / "train.sh", folder / "job.json"):
+            file.write_text(file.read_text().replace(str(data), "/another/machine"))
+        args = arguments(train, "--prepare")
+        args.run, args.json = folder.name, False
+        assert train.run(args) == 0
+        assert str(folder) in (folder / "train.sh").read_text()
+    assert fetched == ["sdxl"], "the built-in trainer fetches its own"
