@@ -3,20 +3,19 @@
 import argparse
 from pathlib import Path
 
+from families import MODELS, fitting
 from runs_helpers import pictures, spec
 
 import presets
 import runs
 
 STORE = "s3://bucket/runs"
-# One model of each family.
-MODELS = {entry["family"]: model for model, entry in presets.models().items()}.values()
 CHOICES = [
     (model, backend, tier)
-    for model in MODELS
-    for backend in presets.models()[model]["backends"]
-    for tier, row in presets.tiers_of(model, backend).items()
-    if not row["problem"]
+    for model, backend in {
+        (presets.models()[key]["family"], backend): (key, backend) for key, backend in MODELS
+    }.values()
+    for tier in fitting(model, backend)
 ]
 
 

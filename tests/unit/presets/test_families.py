@@ -14,6 +14,7 @@ import pytest
 import tiny_musubi
 import tiny_sd_scripts
 import tomllib
+from families import BY_FILE, FAMILIES, MODELS, PLATFORMS, fitting, made
 from runs_helpers import PROJECT, picture, pictures, run_script, spec
 
 import presets
@@ -25,22 +26,6 @@ from runs.command import caching
 from runs.flags import check_extra, known_flags, table_faults
 from runs.paths import CHECKOUTS, datasets_dir
 from runs.sanity import judge
-
-PLATFORMS = ("linux", "win32", "darwin")
-MODELS = [(key, backend) for key, model in presets.models().items() for backend in model["backends"]]
-BY_FILE = [(key, backend) for key, backend in MODELS if backend in CHECKOUTS]
-# One model of each family and trainer: the others differ in their files.
-FAMILIES = list({(presets.models()[key]["family"], backend): (key, backend) for key, backend in BY_FILE}.values())
-
-
-def fitting(model: str, backend: str) -> list[str]:
-    """The tiers that can hold a model."""
-    return [name for name, row in presets.tiers_of(model, backend).items() if not row["problem"]]
-
-
-def made(model: str, backend: str, tier: str, **fields) -> "runs.RunSpec":
-    sampling = {"prompts": ["a cat"], "sample_every_n_steps": 50, "save_every_n_steps": 100}
-    return runs.make({"name": "My it's run", "model": model, "backend": backend, "tier": tier, **sampling, **fields})
 
 
 def scripts(models=FAMILIES, platforms=PLATFORMS) -> Iterator[tuple["runs.RunSpec", str, str]]:
