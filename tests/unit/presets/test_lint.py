@@ -11,7 +11,8 @@ import tiny_sd_scripts
 import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import call, run_script, spec, stub
+from lint_corpus import fluxgym
+from runs_helpers import call, run_script, spec
 
 import presets
 import runs
@@ -126,85 +127,11 @@ def test_eight_workers_are_assumed_where_nothing_is_said():
     assert "many-workers" in ids(GOOD.replace("--max_data_loader_n_workers 2", ""))
 
 
-FLUXGYM = r"""
-accelerate launch \
-  --mixed_precision bf16 \
-  --num_cpu_threads_per_process 1 \
-  sd-scripts/flux_train_network.py \
-  --pretrained_model_name_or_path "/gym/models/unet/flux1-dev.sft" \
-  --clip_l "/gym/it's here/clip_l.safetensors" \
-  --cache_latents_to_disk \
-  --sdpa --persistent_data_loader_workers \
-  --max_data_loader_n_workers 2 \
-  --optimizer_type adafactor \
-  --optimizer_args "relative_step=False" "scale_parameter=False" "warmup_init=False" \
-  --split_mode \
-  --network_args "train_blocks=single" \
-  --sample_prompts="/gym/prompts $USER.txt" --sample_every_n_steps="100" \
-  --learning_rate 8e-4 \
-  --max_train_epochs 16 \
-  --save_every_n_epochs 4 \
-  --output_dir "/gym/outputs/x" \
-  --output_name x \
-  --blocks_to_swap 18
-echo "trained"
-"""
-ARRAY = """
-CKPT=/models/dev.sft
-FLAGS="--sdpa --blocks_to_swap 10"
-args=(
-  --pretrained_model_name_or_path "$CKPT"   # the model
-  --blocks_to_swap 20 --output_name 'a b'
-)
-[ -d /x ] && cd /x
-CUDA_VISIBLE_DEVICES=0 exec python3 -u "$HOME/sd-scripts/sdxl_train_network.py" "${args[@]}" $FLAGS --seed 1 2>&1
-"""
-
-
-@pytest.mark.parametrize("text", [FLUXGYM, ARRAY], ids=["FluxGym", "arrays"])
-def test_a_fixed_script_runs_the_same_training_in_bash(tmp_path, text):
-    """bash runs both scripts with a launcher that prints its arguments; only the intended ones differ."""
-    launcher = stub(tmp_path)
-    for program in ("accelerate", "python", "python3"):
-        (tmp_path / program).symlink_to(launcher)
-    fixed = fix(text)
-    assert ids(fixed.text) == set() and {"unguarded", "no-state"} <= set(fixed.fixed)
-    runs_of = []
-    for name, content in (("before.sh", text), ("after.sh", fixed.text)):
-        (tmp_path / name).write_text(content)
-        done = run_script(tmp_path / name, None, PATH=f"{tmp_path}:/usr/bin:/bin", USER="me", HOME="/home/me")
-        assert done.returncode == 0, done.stderr
-        runs_of.append([w.decode() for w in done.stdout.removesuffix(b"trained\n").split(b"\0")[:-1]])
-    before, after = runs_of
-    script = next(i for i, w in enumerate(after) if w.endswith(".py"))
-    assert after[script - 2 : script] == ["-m", "sd_scripts_patches"] and after[script] in before
-    assert after[: script - 2] == before[: before.index(after[script])], "the launcher's own options"
-
-    def by_flag(words: list[str]) -> dict[str, list[str]]:
-        out: dict[str, list[str]] = {}
-        for word in words:
-            if word.startswith("--"):
-                key, equals, value = word.partition("=")
-                out[key] = [value] if equals else []
-            else:
-                out[key].append(word)
-        return out
-
-    old, new = by_flag(before[before.index(after[script]) + 1 :]), by_flag(after[script + 1 :])
-    assert old.pop("--blocks_to_swap", None) in (None, ["18"], ["10"]) and "--blocks_to_swap" not in new
-    for flag in ("--save_state", "--save_last_n_epochs_state", "--save_every_n_epochs", "--cache_latents_to_disk"):
-        new.pop(flag, None) if flag not in old else None
-    if "--max_data_loader_n_workers" in new:
-        assert int(new.pop("--max_data_loader_n_workers")[0]) <= 2
-        old.pop("--max_data_loader_n_workers", None)
-    assert new == old
-
-
 def test_only_the_words_concerned_are_changed():
     """Every other line stays the same byte for byte."""
-    text = FLUXGYM + "\n# trailing é\udcff comment  \n\n"
+    text = fluxgym("12G", advanced=["--blocks_to_swap 18"]) + "\n# trailing é\udcff comment  \n\n"
     out = fix(text).text
-    kept = [line for line in text.split("\n") if not re.search("launch|train_network|blocks_to_swap|output_name", line)]
+    kept = [line for line in text.split("\n") if not re.search("launch|train_network|blocks_to_swap|loss_type", line)]
     assert [line for line in out.split("\n") if line in kept] == kept
 
 
@@ -309,7 +236,8 @@ def test_any_mix_of_problems_is_fixed_at_once(flags, joint, start, script):
 
 def test_the_command_line_reports_and_fixes(tmp_path):
     script = tmp_path / "train.sh"
-    script.write_text(FLUXGYM)
+    text = fluxgym("12G", samples=True, advanced=["--blocks_to_swap 18"])
+    script.write_text(text)
     script.chmod(0o750)
     first = call("presets", "lint", script, "--json")
     value = json.loads(first.stdout.splitlines()[-1])
@@ -317,7 +245,7 @@ def test_the_command_line_reports_and_fixes(tmp_path):
     assert {f["id"] for f in value["findings"]} >= {"block-swap", "split-mode", "no-state", "sampling", "unguarded"}
     assert all(set(f) == {"id", "level", "line", "why", "source", "fix", "fixable"} for f in value["findings"])
     lines = [f["line"] for f in value["findings"] if f["id"] == "block-swap"]
-    assert FLUXGYM.split("\n")[lines[0] - 1] == "  --blocks_to_swap 18"
+    assert text.split("\n")[lines[0] - 1] == "  --blocks_to_swap 18"
     fixed = call("presets", "lint", script, "--fix", "--json")
     assert fixed.returncode == 0 and json.loads(fixed.stdout.splitlines()[-1])["clean"]
     assert "-  --blocks_to_swap 18" in fixed.stdout and script.stat().st_mode & 0o777 == 0o750

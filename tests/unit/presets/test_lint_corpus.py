@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tiny_musubi
 import tiny_sd_scripts
+from cmd_words import cmd_words
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from lint_corpus import (
@@ -68,6 +69,11 @@ def test_a_command_of_another_trainer_is_refused_and_left_alone(tmp_path, entry)
     assert code == 1 and "no training command found" in printed and not value and path.read_bytes() == before
 
 
+def batch_words(text: str) -> list[str]:
+    """What the last command of a batch file starts, read independently of presets.batch; its variables are PYTHONPATH's alone."""
+    return cmd_words(re.sub(r"\^\r?(\n|\Z)", "", text).rstrip().rpartition("\n")[2])
+
+
 def parsed(text: str, file: str) -> list[list[str]]:
     """The words of each training command; a NUL stands for what only the interpreter knows."""
     return [[word.shape for word in t.command.words] for t in trainings(text, file)]
@@ -113,44 +119,10 @@ def test_a_script_of_fluxgym_starts_the_same_after_the_fix(tmp_path, programs, t
     value = hold_by_parser(tmp_path, text, "train.bat") if windows else hold(tmp_path, programs, text)
     assert value["clean"] and value["text"].endswith(("\\", "^")) != bool(advanced)
     if windows:
-        before, after = windows_arguments(text)[-1], windows_arguments(value["text"])[-1]
+        before, after = batch_words(text), batch_words(value["text"])
         assert after[1:] == announced(Started(before[0], "", before[1:]), value["changes"]).words
     else:
         assert len(value["started"]) == 1 and all(word.strip() for word in value["started"][0].words)
-
-
-def windows_arguments(text: str) -> list[list[str]]:
-    """The commands of a batch file in the order of cmd's own phases: variables, carets, then the program's own quotes.
-
-    Independent of presets.batch; for scripts with `set`, carets, quotes and no brackets.
-    """
-    variables: dict[str, str] = {}
-    out = []
-    for line in re.sub(r"\^\r?(\n|\Z)", "", text).replace("\r", "").split("\n"):
-        line = re.sub(r"%(\w+)%", lambda m: variables.get(m.group(1).lower(), ""), line).replace("%%", "%")
-        if found := re.match(r'\s*@?set "(\w+)=(.*)"', line, re.IGNORECASE):
-            variables[found.group(1).lower()] = found.group(2)
-            continue
-        plain, quoted = "", False
-        characters = iter(line)
-        for c in characters:
-            quoted ^= c == '"'
-            plain += next(characters, "") if c == "^" and not quoted else c
-        words = [""]
-        inside = False
-        for backslashes, quote, space, other in re.findall(r'(\\*)("|$)|(\s)|(\\+(?=[^"\\])|[^"\s\\])', plain):
-            words[-1] += "\\" * (len(backslashes) // (2 if quote else 1)) + other
-            if quote and len(backslashes) % 2:
-                words[-1] += '"'
-            elif quote:
-                inside = not inside
-            if space and inside:
-                words[-1] += space
-            elif space and words[-1]:
-                words.append("")
-        if any(words):
-            out.append([word for word in words if word])
-    return out
 
 
 GUI = {
@@ -466,64 +438,3 @@ def test_any_script_starts_the_same_after_the_fix(tmp_path, programs, before, fi
         hold(tmp_path, programs, text)
     except Hidden:
         reject()
-
-
-# Values that cmd and PowerShell pass on unchanged in double quotes, or without quotes where there is nothing to quote.
-windows_values = st.one_of(
-    st.from_regex(r"[a-z0-9./:=-]{1,8}", fullmatch=True).filter(lambda v: not v.startswith(("-", "="))),
-    st.sampled_from(
-        ["C:\\my loras\\x", "a & b", "a^b c", "(x86)", "one|two", "é 🦊", "100%", "a; b", "it's", "<x>", "#1"]
-    ),
-)
-windows_flags = st.one_of(
-    st.tuples(
-        st.sampled_from(["--learning_rate", "--seed", "--training_comment", "--vae", "--optimizer_args"]),
-        windows_values,
-    ),
-    st.tuples(st.sampled_from(["--blocks_to_swap", "--max_data_loader_n_workers"]), st.sampled_from(["0", "4"])),
-    st.tuples(st.sampled_from(["--split_mode", "--save_state", "--cache_latents", "--fused_backward_pass"]), st.none()),
-)
-
-
-def spell(value: str, language: str) -> str:
-    if language == "cmd":
-        plain = re.fullmatch(r"[\w./:\\=-]+", value)
-        return value if plain else '"' + value.replace("%", "%%") + '"'
-    return (
-        value if re.fullmatch(r"[\w./:=-]+", value) and not value[0].isdigit() else "'" + value.replace("'", "''") + "'"
-    )
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    flags=st.lists(st.tuples(windows_flags, st.booleans(), st.sampled_from([" ", "\t", "next line"])), max_size=8),
-    language=st.sampled_from(["cmd", "ps"]),
-    before=st.lists(st.sampled_from(["echo start", "cd .", "NOTE", "", "SET"]), max_size=3),
-    last=st.sampled_from(["", "\r\n", "MARK", " > log.txt\r\n", "\r\necho done\r\n"]),
-)
-def test_any_windows_script_keeps_its_arguments(tmp_path, flags, language, before, last):
-    """What was written is known here, so that the parser is tested as well."""
-    mark = {"cmd": "^", "ps": "`"}[language]
-    own = {"NOTE": {"cmd": "rem 'note", "ps": "# 'note"}, "SET": {"cmd": 'set "A=b c"', "ps": '$a = "b c"'}}
-    text = "\r\n".join(
-        [*(own.get(line, {}).get(language, line) for line in before), "accelerate launch sd/flux_train_network.py"]
-    )
-    words = ["launch", "sd/flux_train_network.py"]
-    for (flag, value), joined, gap in flags:
-        gap = f" {mark}\r\n  " if gap == "next line" else gap
-        text += gap + flag
-        if value is None:
-            words.append(flag)
-        elif joined and language == "cmd":
-            text += "=" + spell(value, language)
-            words.append(f"{flag}={value}")
-        else:
-            text += " " + spell(value, language)
-            words += [flag, value]
-    text += f" {mark}" if last == "MARK" else last
-    file = {"cmd": "train.bat", "ps": "train.ps1"}[language]
-    assert parsed(text, file) == [["accelerate", *words]]
-    value = hold_by_parser(tmp_path, text, file)
-    if language == "cmd" and "log" not in last:
-        after = next(line for line in windows_arguments(value["text"]) if line[0] == "accelerate")
-        assert after[1:] == announced(Started("accelerate", "", words), value["changes"]).words

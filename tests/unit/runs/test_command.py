@@ -1,7 +1,5 @@
 """What a spec becomes: the tiers' flags exactly, flags that the real parsers take, files that the trainers read."""
 
-import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -68,36 +66,6 @@ def everything() -> dict:
         "prompts": ["a"], "sample_every_n_steps": 5, "trackers": "wandb", "gpus": 2, "gradient_accumulation": 2,
         "max_train_steps": 9, "workers": 0, "extra": {"network_dropout": 0.1, "training_comment": "-starts with a dash"},
     }  # fmt: skip
-
-
-PARSE = """
-import importlib, json, sys
-sys.path.insert(0, sys.argv[1])
-parser = importlib.import_module(sys.argv[2]).setup_parser()
-out = []
-for words in json.load(sys.stdin):
-    out.append({k: str(v) for k, v in vars(parser.parse_args(words)).items()})
-print(json.dumps(out))
-"""
-
-
-def test_the_real_parser_of_sd_scripts_takes_every_script_as_meant(tmp_path, data):
-    tiny_sd_scripts.need()
-    tiny_sd_scripts.write_site(tmp_path)
-    specs = [spec(backend="sd-scripts", tier=tier) for tier in TIERS] + [spec(backend="sd-scripts", **everything())]
-    resume = [None, None, None, Path("/out/my-lora-step00000010-state")]
-    lines = [runs.arguments(s, Path("/out"), r, "linux") for s, r in zip(specs, resume, strict=True)]
-    done = subprocess.run(
-        [tiny_sd_scripts.python(), "-c", PARSE, str(tiny_sd_scripts.checkout()), "flux_train_network"], input=json.dumps(lines),
-        capture_output=True, text=True, timeout=300, cwd=tiny_sd_scripts.checkout(), check=False,
-        env=tiny_sd_scripts.environment(tmp_path),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    parsed = json.loads(done.stdout.splitlines()[-1])
-    assert [p["optimizer_type"] for p in parsed] == ["adafactor", "adafactor", "adamw8bit", "adamw8bit"]
-    assert [p["split_mode"] for p in parsed] == ["True", "False", "False", "False"]
-    assert parsed[3]["training_comment"] == "-starts with a dash" and parsed[3]["max_train_steps"] == "9"
-    assert parsed[3]["resume"] == "/out/my-lora-step00000010-state" and parsed[3]["ddp_timeout"] == "60"
 
 
 @pytest.mark.parametrize("backend", ["sd-scripts", "diffusers"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from cmd_words import cmd_words
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runs_helpers import PROJECT, arguments_of, encode, pictures, python, run_script, spec, stub
@@ -111,10 +112,8 @@ def test_the_script_imports_our_modules_from_anywhere(tmp_path, data_root_of_its
     program.chmod(0o755)
     script = tmp_path / "train.sh"
     script.write_text(runs.script(spec(), tmp_path, platform="linux"))
-    assert run_script(script, program, PYTHONPATH="/before").stdout.decode().split("\n")[:2] == [
-        f"{PROJECT}:/before",
-        str(PROJECT),
-    ]
+    shown = run_script(script, program, PYTHONPATH="/before").stdout.decode().split("\n")
+    assert shown[:2] == [f"{PROJECT}:/before", str(PROJECT)]
     assert run_script(script, program).stdout.decode().split("\n")[0] == str(PROJECT)
 
 
@@ -190,61 +189,6 @@ def test_one_process_has_the_environment_that_accelerate_gives_it(tmp_path, data
     assert added["ACCELERATE_MIXED_PRECISION"] == "fp16" and {n: own.get(n) for n in added} == added
 
 
-def cmd_words(line: str) -> list[str]:
-    """What a Windows program sees of a batch line: cmd.exe's carets, percents and quotes, then the C runtime's argv."""
-    out, quoted, i = [], False, 0
-    while i < len(line):
-        c = line[i]
-        if c == "%":
-            assert line[i : i + 2] == "%%", f"a single percent sign would be expanded: {line!r}"
-            out.append("%")
-            i += 2
-            continue
-        if c == "^" and not quoted:
-            out.append(line[i + 1])
-            i += 2
-            continue
-        if c == '"':
-            quoted = not quoted
-        elif not quoted:
-            assert c not in "&|<>()", f"cmd would act on {c!r} in {line!r}"
-        out.append(c)
-        i += 1
-    return runtime_words("".join(out))
-
-
-def runtime_words(line: str) -> list[str]:
-    """argv by the Microsoft C runtime's rules: backslashes count only before a quote."""
-    words, word, quoted, started, i = [], [], False, False, 0
-    while i < len(line):
-        run = len(line) - i - len(line[i:].lstrip("\\"))
-        if run and i + run < len(line) and line[i + run] == '"':
-            word.append("\\" * (run // 2))
-            started, i = True, i + run
-            if run % 2:
-                word.append('"')
-                i += 1
-            continue
-        if run:
-            word.append("\\" * run)
-            started, i = True, i + run
-        elif line[i] == '"':
-            if quoted and line[i + 1 : i + 2] == '"':
-                word.append('"')
-                i += 1
-            else:
-                quoted = not quoted
-            started, i = True, i + 1
-        elif line[i] in " \t" and not quoted:
-            if started:
-                words.append("".join(word))
-            word, started, i = [], False, i + 1
-        else:
-            word.append(line[i])
-            started, i = True, i + 1
-    return [*words, "".join(word)] if started else words
-
-
 @settings(max_examples=200, deadline=None)
 @given(values=st.lists(text.map(lambda t: re.sub(r"[\r\n\x1a]", "", t)), min_size=1, max_size=4))
 def test_a_batch_file_hands_over_exactly_the_intended_arguments(values):
@@ -269,7 +213,6 @@ def test_the_batch_script_is_whole(tmp_path, monkeypatch):
         if not line.endswith("^"):
             break
     words = cmd_words(" ".join(command).replace('"%python%"', "x"))[1:]
-    assert words == [w for line in launch(made) for w in line] + runs.arguments(
-        made, Path("C:/out dir"), platform="win32"
-    )
+    wanted = [word for line in launch(made) for word in line]
+    assert words == wanted + runs.arguments(made, Path("C:/out dir"), platform="win32")
     assert lines[-2] == "exit /b %ERRORLEVEL%" and not any("\n" in line for line in lines)
