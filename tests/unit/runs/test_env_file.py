@@ -419,6 +419,5 @@ def test_a_report_names_a_secret_that_the_trainer_printed(data):
 
 def test_the_private_files_stay_out_of_version_control_and_of_the_image():
     """The data folder is the project's by default; SkyPilot leaves out what .gitignore names."""
-    root = presets.tables.ROOT
-    assert f"/{env_file.FOLDER}/" in (root / ".gitignore").read_text().splitlines()
-    assert env_file.FOLDER in (root / ".dockerignore").read_text().splitlines()
+    for name, line in ((".gitignore", f"/{env_file.FOLDER}/"), (".dockerignore", env_file.FOLDER)):
+        assert line in (presets.tables.ROOT / name).read_text().splitlines()

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import random
-import re
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +11,12 @@ from hypothesis import strategies as st
 from strategies import ANY_VALUE
 from ui_helpers import lora_file
 
+from monitor import metrics_lines
 from runs import evolution
 from runs.evolution import Losses, read, read_samples
 from runs.overfitting import best, overfitting
+from ui.run.charts import lines_of
+from ui.run.metrics import Metrics
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -87,14 +89,11 @@ def test_an_epoch_becomes_its_last_step(tmp_path):
 
 
 def test_images_with_other_names_are_kept_apart(tmp_path):
+    assert read(tmp_path) == evolution.Evolution() == read(tmp_path / "none")
     sample(tmp_path, "my picture.png")
     sample(tmp_path, "notes.txt")
     found = read(tmp_path)
     assert found.snapshots == () and [one.path.name for one in found.others] == ["my picture.png"]
-
-
-def test_an_empty_or_missing_folder_has_nothing(tmp_path):
-    assert read(tmp_path) == evolution.Evolution() == read(tmp_path / "none")
 
 
 # Hostile files -------------------------------------------------------------------------------------------------------
@@ -178,12 +177,6 @@ def test_a_replaced_file_is_read_from_its_beginning(tmp_path):
     assert losses.between(0, 9) == [1.0, 2.0]  # a file that is gone for a moment
 
 
-def test_the_patterns_take_no_time_on_long_names():
-    for name in ("_" * 5000, "_0" * 2500, "_000000" * 700, "_e" * 2500):
-        assert evolution.SAMPLE.search(name) is None
-    assert re.compile(evolution.SEED).search(" --d" * 2000) is None
-
-
 # Best so far and overfitting -------------------------------------------------------------------------------------------
 
 
@@ -216,11 +209,11 @@ def alarm_at(kind: str, seed: int, wander: float = 0.5) -> int | None:
 
 
 def test_overfitting_is_noticed_and_a_run_without_it_hardly_ever_alarms():
-    noticed = [alarm_at("overfitting", seed) for seed in range(60)]
-    assert sum(one is not None for one in noticed) >= 58
-    for kind, most in (("falling", 2), ("plateau", 2), ("flat", 5)):
-        assert sum(alarm_at(kind, seed) is not None for seed in range(60)) <= most, kind
-    assert sum(alarm_at("falling", seed, 0.8) is not None for seed in range(60)) <= 6  # noise that wanders far
+    noticed = [alarm_at("overfitting", seed) for seed in range(20)]
+    assert sum(one is not None for one in noticed) >= 19
+    for kind, most in (("falling", 1), ("plateau", 1), ("flat", 2)):
+        assert sum(alarm_at(kind, seed) is not None for seed in range(20)) <= most, kind
+    assert sum(alarm_at("falling", seed, 0.8) is not None for seed in range(20)) <= 3  # noise that wanders far
 
 
 def test_the_warning_says_what_happened_and_what_to_do():
@@ -231,14 +224,10 @@ def test_the_warning_says_what_happened_and_what_to_do():
     assert f"since step {alarm.step:,} the validation loss has risen" in text and "Use the LoRA closest to" in text
 
 
-def test_without_training_losses_or_with_few_validations_there_is_no_alarm():
+def test_without_training_losses_with_few_validations_or_with_a_rise_of_both_there_is_no_alarm():
     found, between = curve("overfitting", 1)
     assert overfitting(found, lambda a, b: []) is None
     assert overfitting(found[:5], between) is None and overfitting([], between) is None
-
-
-def test_a_rise_of_both_losses_is_not_called_overfitting():
-    found, _ = curve("overfitting", 1)
     assert overfitting(found, lambda a, b: [0.4 + 1e-4 * step for step in range(max(0, a), b + 1)]) is None
 
 
@@ -256,9 +245,6 @@ def test_any_numbers_are_judged(validation, losses):
 
 
 def test_the_charts_have_the_validation_loss(tmp_path):
-    from ui.run.charts import lines_of
-    from ui.run.metrics import Metrics
-
     lines = "".join(step_line(step, t=f"2026-01-01T00:00:{step:02}.000Z") for step in range(1, 40))
     more = [json.loads(validation_line(step, 1.0 / step)) for step in (10, 20, 10)]
     text = "".join(json.dumps({**one, "t": f"2026-01-01T00:00:{one['step']:02}.500Z"}) + "\n" for one in more)
@@ -272,15 +258,13 @@ def test_the_charts_have_the_validation_loss(tmp_path):
 @given(st.integers(2, 120), st.integers(1, 9), st.integers(0, 130))
 @settings(max_examples=25)
 def test_lines_of_validations_do_not_hide_the_line_of_a_step(tmp_path_factory, steps, every, wanted):
-    from monitor.metrics_lines import last_step, step_line
-
     path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
     lines = [step_line_of(step) + (validation_line(step, 0.5) if step % every == 0 else "") for step in range(1, steps)]
     path.write_text("".join(lines))
     with path.open("rb") as file:
-        found = step_line(file, 0, path.stat().st_size, wanted)
+        found = metrics_lines.step_line(file, 0, path.stat().st_size, wanted)
         assert (found or {}).get("step") == (min(wanted, steps - 1) or None)
-        assert last_step(file, 0, path.stat().st_size)["step"] == steps - 1
+        assert metrics_lines.last_step(file, 0, path.stat().st_size)["step"] == steps - 1
 
 
 def step_line_of(step: int) -> str:
