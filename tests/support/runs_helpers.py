@@ -104,3 +104,11 @@ def call(module: str, *words: str, **env: str) -> subprocess.CompletedProcess:
         except SystemExit as end:
             code = end.code
     return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
+
+
+def executable(path: Path, text: str) -> Path:
+    """An executable file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ladder_runs import CRASHES, FORK, TRAINER
 from monitor_helpers import ROOT, environment, events, finish, status, wait_for
-from runs_helpers import pictures
+from runs_helpers import executable, pictures
 
 import runs
 from monitor.run_folder import RunFolder
@@ -45,9 +45,7 @@ class Program:
             shutil.copytree(ROOT / part, self.root / part, ignore=shutil.ignore_patterns("__pycache__"))
         (place / "trainer.py").write_text(TRAINER.replace("\nhb.plan(40)", KEEN).replace(str(ROOT), str(self.root)))
         (place / "limits.toml").write_text(CRASHES)
-        program = place / "python"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} {place}/trainer.py "$@"\n')
-        program.chmod(0o755)
+        program = executable(place / "python", f'#!/bin/sh\nexec {sys.executable} {place}/trainer.py "$@"\n')
         self.folder = self.data / "outputs" / "cat"
         more = {
             "HANGPROOF_DATA": str(self.data),

@@ -165,16 +165,6 @@ def literal_limits(source: str) -> list[str]:
     return found
 
 
-def test_the_search_for_literal_limits_finds_them():
-    code = "Deadline(30, 'x')\nthread.join(0.5 + left)\ncall(f, seconds=10, what='git')\nWAIT_S = 20.0\nPOLL_S = 1\nDeadline(t, 'x')\n"
-    assert literal_limits(code) == [
-        "WAIT_S",
-        "Deadline(30, 'x')",
-        "thread.join(0.5 + left)",
-        "call(f, seconds=10, what='git')",
-    ]
-
-
 def test_no_limit_of_the_training_process_is_written_outside_the_table():
     found = {name: hits for name, source in sources() if (hits := literal_limits(source))}
     assert found == {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from launch_helpers import CHOICES, a_run, a_spec, arguments
-from runs_helpers import PROJECT
+from runs_helpers import PROJECT, executable
 
 import presets
 from launch import skypilot, travel
@@ -100,9 +100,7 @@ def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clea
     store = tmp_path / "store"
     monkeypatch.setattr(travel, "address", lambda made: str(store))
     (tmp_path / "venv" / "bin").mkdir(parents=True)
-    sky = tmp_path / "venv" / "bin" / "sky"
-    sky.write_text(SKY)
-    sky.chmod(0o755)
+    executable(tmp_path / "venv" / "bin" / "sky", SKY)
     monkeypatch.setenv("SKYPILOT_VENV", str(tmp_path / "venv"))
     monkeypatch.setenv("HOME", str(tmp_path))
     args = arguments(skypilot, "--submit")

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 from monitor_helpers import toy_run
-from runs_helpers import call, pictures, spec
+from runs_helpers import call, executable, pictures, spec
 
 import runs
 from launch import slurm, slurm_nodes
@@ -70,8 +70,7 @@ def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):
 
 
 def test_a_model_that_trains_on_the_cpu_asks_for_no_gpu(data, tmp_path, monkeypatch, capsys):
-    (tmp_path / "sinfo").write_text("#!/bin/sh\nprintf 'main*|n1|4|(null)\\nbig|g1|64|gpu:a100:4\\n'\n")
-    (tmp_path / "sinfo").chmod(0o755)
+    executable(tmp_path / "sinfo", "#!/bin/sh\nprintf 'main*|n1|4|(null)\\nbig|g1|64|gpu:a100:4\\n'\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     made = runs.create(spec(model="tiny-flux", workers=9), pictures(data / "photos"))
     folder, found = slurm.find(str(made))
@@ -169,8 +168,7 @@ def test_without_slurm_the_script_is_written_and_a_submission_says_what_to_do(tm
 
 def test_a_slurm_that_does_not_answer_only_prevents_the_submission(tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)
-    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
-    (tmp_path / "sinfo").chmod(0o755)
+    executable(tmp_path / "sinfo", "#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
     path = f"{tmp_path}:{os.environ['PATH']}"
     assert launch(folder, path=path)["gpus"] == 1
     assert "sinfo failed: Unable to contact slurm controller" in launch(folder, "--submit", code=1, path=path)
@@ -179,8 +177,7 @@ def test_a_slurm_that_does_not_answer_only_prevents_the_submission(tmp_path):
 def test_a_submission_names_what_is_missing(data, tmp_path, monkeypatch):
     """Stand-ins answer for Slurm, so that this is tested on any machine."""
     for name in ("sinfo", "sbatch", "squeue"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     made = runs.create(spec(name="cat"), pictures(data / "photos"))
     for image in (data / "datasets" / "cat").glob("*.png"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from launch_helpers import CHOICES, a_run, a_spec, arguments
-from runs_helpers import call, python, spec
+from runs_helpers import call, executable, python, spec
 
 import presets
 import runs
@@ -83,9 +83,7 @@ def test_a_secret_is_a_name_only(clean, monkeypatch):
 def test_the_docker_command_mounts_what_the_run_uses_and_names_secrets_only(data, tmp_path, clean, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
     (tmp_path / "bin").mkdir()
-    docker = tmp_path / "bin" / "docker"
-    docker.write_text('#!/usr/bin/env bash\nprintf \'%s\\n\' "$@" > "$WORDS"\n')
-    docker.chmod(0o755)
+    executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$@" > "$WORDS"\n')
     folder = a_run(data, name="my run's", store=str(tmp_path / "my store"), gpus=2)
     env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = python("-m", "launch", "docker", folder.name, "--env", "TZ=UTC", "--submit", "--json", **env)
@@ -108,8 +106,7 @@ def test_docker_says_what_is_missing(data, tmp_path, clean, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     folder = a_run(data)
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "docker").write_text("#!/bin/sh\nexit 125\n")
-    (tmp_path / "bin" / "docker").chmod(0o755)
+    executable(tmp_path / "bin" / "docker", "#!/bin/sh\nexit 125\n")
     env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = python("-m", "launch", "docker", folder.name, "--submit", **env)
     assert done.returncode == 1 and "HF_TOKEN: set in the environment first" in done.stderr

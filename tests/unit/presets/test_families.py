@@ -15,7 +15,7 @@ import tiny_musubi
 import tiny_sd_scripts
 import tomllib
 from families import BY_FILE, FAMILIES, MODELS, PLATFORMS, fitting, made
-from runs_helpers import PROJECT, picture, pictures, run_script, spec
+from runs_helpers import PROJECT, executable, picture, pictures, run_script, spec
 
 import presets
 import runs
@@ -202,8 +202,7 @@ def test_a_failing_caching_command_ends_the_script_with_its_exit_code(tmp_path, 
     programs = tmp_path / "its bin"
     programs.mkdir()
     for name in ("accelerate", "python"):  # the launcher is not used for one process
-        (programs / name).write_text(STUB.format(python=sys.executable))
-        (programs / name).chmod(0o755)
+        executable(programs / name, STUB.format(python=sys.executable))
     script = tmp_path / "train.sh"
     script.write_text(runs.script(made("z-image", "musubi", "12G"), tmp_path / "out"))
     latents, captions, training = (

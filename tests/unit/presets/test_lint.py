@@ -12,7 +12,7 @@ import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lint_corpus import fluxgym
-from runs_helpers import call, run_script, spec
+from runs_helpers import call, executable, run_script, spec
 
 import presets
 import runs
@@ -169,11 +169,10 @@ def test_output_on_a_network_file_system_is_written_here_and_copied_when_the_scr
     """Run for real: the program writes into its output folder, fails, and the files still arrive."""
     share = tmp_path / "the share"
     mounts = f"s:/x {str(share).replace(' ', chr(92) + '040')} nfs rw 0 0\n"
-    program = tmp_path / "python"
-    program.write_text(
-        '#!/bin/sh\nwhile [ "$1" != --output_dir ]; do shift; done\necho lora > "$2/it\'s.safetensors"\nexit 7\n'
+    executable(
+        tmp_path / "python",
+        '#!/bin/sh\nwhile [ "$1" != --output_dir ]; do shift; done\necho lora > "$2/it\'s.safetensors"\nexit 7\n',
     )
-    program.chmod(0o755)
     text = f"set -e\nexec python sd/flux_train_network.py --save_state --output_dir '{share}/out' --output_name \"my run\"\n"
     out = fix(text, mounts=mounts)
     assert ids(out.text, mounts=mounts) == set()

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs_helpers import executable
 
 from presets.shell import commands, dialect
 
@@ -70,9 +71,10 @@ wait
 
 
 def test_a_script_is_read_as_bash_runs_it(tmp_path):
-    stub = tmp_path / "program"
-    stub.write_text('#!/bin/sh\n{ for w in "$@"; do printf "%s\\0" "$w"; done; printf "\\n\\0"; } >> "$PRINTED"\n')
-    stub.chmod(0o755)
+    executable(
+        tmp_path / "program",
+        '#!/bin/sh\n{ for w in "$@"; do printf "%s\\0" "$w"; done; printf "\\n\\0"; } >> "$PRINTED"\n',
+    )
     printed = tmp_path / "printed"
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PRINTED": str(printed)}
     subprocess.run(["bash"], input=SCRIPT, text=True, env=env, check=True, timeout=300, capture_output=True)

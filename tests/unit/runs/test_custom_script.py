@@ -8,7 +8,7 @@ import pytest
 import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import pictures
+from runs_helpers import executable, pictures
 
 import runs
 from presets import PresetError
@@ -237,8 +237,7 @@ def test_bash_starts_exactly_the_flags_that_lint_reads(tmp_path):
     spec, _ = adopted(spec_of(), edit)
     text = runs.script(spec, folder_of(spec), folder_of(spec) / "cat-step000050-state")
     stand_in, out = tmp_path / "accelerate", tmp_path / "words"
-    stand_in.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {out}\n')
-    stand_in.chmod(0o755)
+    executable(stand_in, f'#!/bin/sh\nprintf "%s\\n" "$@" > {out}\n')
     script = tmp_path / "train.sh"
     script.write_text(text)
     env = {"PATH": "/usr/bin:/bin", "TRAINER_PYTHON": str(stand_in)}

@@ -15,7 +15,7 @@ import pytest
 from draft_helpers import drop, photo
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import call, pictures, python, run_script, spec
+from runs_helpers import call, executable, pictures, python, run_script, spec
 from safetensors.numpy import save_file
 
 import presets
@@ -203,9 +203,9 @@ def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monke
 
 @each_way
 def test_a_script_that_is_run_by_hand_reads_its_secrets_and_says_which_are_missing(made, tmp_path):
-    program = tmp_path / "python"
-    program.write_text('#!/bin/sh\nprintf "%s" "$WANDB_API_KEY"; for word in "$@"; do echo "$word"; done\n')
-    program.chmod(0o755)
+    program = executable(
+        tmp_path / "python", '#!/bin/sh\nprintf "%s" "$WANDB_API_KEY"; for word in "$@"; do echo "$word"; done\n'
+    )
     done = run_script(made / "train.sh", program)
     assert done.returncode == 0 and done.stdout.decode().startswith(VALUE), done.stderr
     assert done.stdout.decode().count(VALUE) == 1 and b"no value" not in done.stderr, "and it is in no argument"
@@ -299,9 +299,7 @@ def test_a_run_of_an_earlier_version_is_put_right_when_it_is_read_and_can_go_on(
     values = json.loads((folder / "monitor.json").read_text())
     assert values["spec_hash"] == spec_hash(folder) != known, "its state and its changes stay valid"
     assert values["checkpoint"] == {"path": "/fast/cat-state"}
-    program = tmp_path / "python"
-    program.write_text('#!/bin/sh\necho "$WANDB_API_KEY $HF_TOKEN" "$@"\n')
-    program.chmod(0o755)
+    program = executable(tmp_path / "python", '#!/bin/sh\necho "$WANDB_API_KEY $HF_TOKEN" "$@"\n')
     for name in ("train.sh", "train.attempt-2.sh"):
         done = run_script(folder / name, program)
         assert done.returncode == 0, done.stderr
@@ -328,9 +326,7 @@ def test_a_script_that_was_edited_with_an_earlier_version_keeps_its_lines(data, 
     runs.render(folder)
     script = (folder / "train.sh").read_text()
     assert "echo hello" in script and str(private(folder)) in script and VALUE not in script
-    program = tmp_path / "python"
-    program.write_text('#!/bin/sh\necho "$WANDB_API_KEY"\n')
-    program.chmod(0o755)
+    program = executable(tmp_path / "python", '#!/bin/sh\necho "$WANDB_API_KEY"\n')
     assert run_script(folder / "train.sh", program).stdout.decode() == f"hello\n{VALUE}\n"
     assert mine != generated
 
@@ -399,9 +395,7 @@ def test_docker_gets_the_values_from_the_private_file(data, tmp_path, monkeypatc
     environment = {"WANDB_API_KEY": VALUE, "HF_TOKEN": OTHER}
     runs.create(spec(**{**FIELDS, "store": ""}, environment=environment), pictures(data / "photos"))
     (tmp_path / "bin").mkdir()
-    docker = tmp_path / "bin" / "docker"
-    docker.write_text('#!/usr/bin/env bash\nprintf \'%s\\n\' "$WANDB_API_KEY" "$@" > "$WORDS"\n')
-    docker.chmod(0o755)
+    executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$WANDB_API_KEY" "$@" > "$WORDS"\n')
     env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = python("-m", "launch", "docker", "cat", "--submit", **env)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs_helpers import run_script, spec
+from runs_helpers import executable, run_script, spec
 
 import runs
 from presets.lint import lint
@@ -231,8 +231,7 @@ def saved_locally(tmp_path, monkeypatch):
     for name in ("my-lora-state/weights", "my-lora-state/only-in-the-old-one", "sample/1.png"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("old")
-    launcher.write_text(TRAINER)
-    launcher.chmod(0o755)
+    executable(launcher, TRAINER)
     script.write_text(runs.script(mitigate.save_local(spec())[0], folder, platform="linux"))
     return script, launcher, folder
 
@@ -260,8 +259,7 @@ def test_a_copy_that_is_killed_leaves_nothing_truncated_and_the_next_one_complet
     script, launcher, folder = saved_locally
     programs, stalled = tmp_path / "programs", tmp_path / "stalled"
     programs.mkdir()
-    (programs / "cp").write_text(SLOW_COPY.format(python=sys.executable))
-    (programs / "cp").chmod(0o755)
+    executable(programs / "cp", SLOW_COPY.format(python=sys.executable))
     path = f"{programs}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "STALL": stall, "STALLED": str(stalled), "TRAINER_PYTHON": str(launcher)}
     process = subprocess.Popen(["bash", str(script)], env=env, start_new_session=True)
@@ -285,8 +283,7 @@ def test_a_copy_that_fails_is_an_error_even_where_the_training_succeeded(saved_l
     script, launcher, folder = saved_locally
     programs = tmp_path / "programs"
     programs.mkdir()
-    (programs / "cp").write_text("#!/bin/sh\necho 'cp: No space left on device' >&2\nexit 1\n")
-    (programs / "cp").chmod(0o755)
+    executable(programs / "cp", "#!/bin/sh\necho 'cp: No space left on device' >&2\nexit 1\n")
     before = contents(folder)
     path = f"{programs}:{os.environ['PATH']}"
     done = run_script(script, launcher, PATH=path)

@@ -12,7 +12,7 @@ import pytest
 from cmd_words import cmd_words
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs_helpers import PROJECT, arguments_of, encode, pictures, python, run_script, spec, stub
+from runs_helpers import PROJECT, arguments_of, encode, executable, pictures, python, run_script, spec, stub
 
 import runs
 from runs.command import launch
@@ -107,9 +107,7 @@ def test_a_project_folder_with_a_hostile_name_works(tmp_path, launcher):
 
 def test_the_script_imports_our_modules_from_anywhere(tmp_path, data_root_of_its_own):
     """PYTHONPATH gets the project folder in front of what was there."""
-    program = tmp_path / "launcher"
-    program.write_text('#!/bin/sh\nprintf "%s\\n%s\\n" "$PYTHONPATH" "$PWD"\n')
-    program.chmod(0o755)
+    program = executable(tmp_path / "launcher", '#!/bin/sh\nprintf "%s\\n%s\\n" "$PYTHONPATH" "$PWD"\n')
     script = tmp_path / "train.sh"
     script.write_text(runs.script(spec(), tmp_path, platform="linux"))
     shown = run_script(script, program, PYTHONPATH="/before").stdout.decode().split("\n")
@@ -130,9 +128,9 @@ def test_what_is_started_is_what_is_named_else_the_environments_else_what_is_on_
 ):
     def says(folder: Path, word: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
-        program = folder / ("python" if folder.parent.name == "venv" and gpus == 1 else name)
-        program.write_text(f"#!/bin/sh\necho {word}\n")
-        program.chmod(0o755)
+        program = executable(
+            folder / ("python" if folder.parent.name == "venv" and gpus == 1 else name), f"#!/bin/sh\necho {word}\n"
+        )
         return program
 
     named, own = says(tmp_path / "named", "named"), says(tmp_path / "venv/bin", "environment")
@@ -156,8 +154,7 @@ def test_what_is_started_is_what_is_named_else_the_environments_else_what_is_on_
 def test_one_process_gets_the_interpreter_beside_a_named_launcher(tmp_path, data_root_of_its_own):
     (tmp_path / "other").mkdir()
     for name in ("accelerate", "python"):
-        (tmp_path / "other" / name).write_text(f"#!/bin/sh\necho {name}\n")
-        (tmp_path / "other" / name).chmod(0o755)
+        executable(tmp_path / "other" / name, f"#!/bin/sh\necho {name}\n")
     script = tmp_path / "train.sh"
     script.write_text(runs.script(spec(), tmp_path, platform="linux"))
     assert run_script(script, None, ACCELERATE=str(tmp_path / "other" / "accelerate")).stdout == b"python\n"
@@ -178,9 +175,7 @@ def test_one_process_has_the_environment_that_accelerate_gives_it(tmp_path, data
     options += ["--num_cpu_threads_per_process", "1", str(tmp_path / "probe.py")]
     launched = python("-m", "accelerate.commands.accelerate_cli", "launch", *options)
     assert launched.returncode == 0, launched.stderr
-    program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/probe.py"\n')
-    program.chmod(0o755)
+    program = executable(tmp_path / "python", f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/probe.py"\n')
     script = tmp_path / "train.sh"
     script.write_text(runs.script(made, tmp_path, platform="linux"))
     own = json.loads(run_script(script, program).stdout)
