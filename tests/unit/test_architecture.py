@@ -1,6 +1,7 @@
 """The shape that keeps the code readable: who may import whom, and who writes what."""
 
 import ast
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -85,6 +86,17 @@ def test_only_the_supervisor_and_recovery_change_the_state_of_a_run():
                 if owner is not None and target.attr in names and ast.unparse(owner).endswith("state"):
                     found.append(f"{path.name}:{node.lineno}")
     assert not found
+
+
+def test_each_function_of_the_walk_in_the_monitors_readme_exists():
+    text = (MONITOR / "README.md").read_text(encoding="utf-8").partition("## The walk of a hang")[2]
+    steps = re.findall(r"`([\w/]+\.py)` `([\w.]+)`", "\n".join(re.findall(r"^\d+\. .*$", text, re.MULTILINE)))
+    assert len(steps) > 15
+    for file, name in steps:
+        assert re.search(rf"def {name.rpartition('.')[2]}\(", (MONITOR / file).read_text(encoding="utf-8")), (
+            file,
+            name,
+        )
 
 
 def test_the_monitors_process_holds_none_of_the_large_modules():
