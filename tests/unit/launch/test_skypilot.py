@@ -17,8 +17,8 @@ from launch.store.copies import newest_manifest
 from launch.store.places import open_place
 
 
-def test_the_skypilot_job_of_each_choice(clean):
-    scripts = [check_job(a_spec(choice)) for choice in CHOICES]
+def test_the_skypilot_job_of_each_family(clean):
+    scripts = [check_job(a_spec(choice)) for choice in {choice[:2]: choice for choice in CHOICES}.values()]
     assert subprocess.run(["bash", "-n"], input="\n".join(scripts), text=True).returncode == 0
 
 

@@ -1,13 +1,11 @@
 """Lint finds what is known to hang in any training script, and fixes it without changing what is trained."""
 
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
-import tiny_sd_scripts
 import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -255,17 +253,3 @@ def test_the_command_line_reports_and_fixes(tmp_path):
     for name, says in (("x.sh", "no training command found"), ("gone.sh", "No such file")):
         done = call("presets", "lint", tmp_path / name)
         assert done.returncode == 1 and says in done.stderr
-
-
-def test_a_fixed_12g_script_of_fluxgym_is_taken_by_the_real_launcher(tmp_path):
-    """The fixed line starts the guarded launcher with sd-scripts' script; its patches match (it stops at --help)."""
-    tiny_sd_scripts.need()
-    tiny_sd_scripts.write_site(tmp_path)
-    script = tiny_sd_scripts.checkout() / "flux_train_network.py"
-    text = f"{tiny_sd_scripts.python()} {script} --help\n"
-    environment = tiny_sd_scripts.environment(tmp_path) | {"PYTHONPATH": str(tmp_path / "site")}
-    done = subprocess.run(
-        ["bash"], input=fix(text).text, text=True, capture_output=True, timeout=300, env=environment, cwd=tmp_path
-    )
-    assert done.returncode == 0 and "--split_mode" in done.stdout, done.stderr[-1500:]
-    assert "sd_scripts_patches" in fix(text).text and os.sep in str(script)

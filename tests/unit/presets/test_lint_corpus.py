@@ -340,30 +340,6 @@ def test_a_script_on_standard_input_comes_back_without_the_report():
     assert done.stdout.startswith("PYTHONPATH=") and done.stdout.endswith("--lr 3\n") and "cut-off" not in done.stdout
 
 
-def documents() -> list[Path]:
-    checkout = tiny_sd_scripts.checkout()
-    return sorted([*checkout.glob("*.md"), *checkout.glob("docs/*.md")])
-
-
-def test_every_command_in_the_documents_of_a_checkout_starts_the_same_after_the_fix(tmp_path, programs):
-    """The real documents, as they are written; the corpus has the same commands in a short form."""
-    tiny_sd_scripts.need(run=False)
-    count = 0
-    for document in documents():
-        text = document.read_text(encoding="utf-8")
-        for number, block in enumerate(
-            re.findall(r"^[ \t]*```[a-z]*\r?\n(.*?)^[ \t]*```", text, re.MULTILINE | re.DOTALL)
-        ):
-            if not trainings(block):
-                continue
-            folder = tmp_path / f"{document.stem}-{number}"
-            folder.mkdir()
-            value = hold(folder, programs, block)
-            assert {f["id"] for f in value["findings"]} <= {"cut-off"}, document
-            count += 1
-    assert count >= 25
-
-
 def test_the_flags_called_paths_take_one_value_in_every_script_of_a_checkout():
     tiny_sd_scripts.need(run=False)
     if tiny_musubi.why_not():

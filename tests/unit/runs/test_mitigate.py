@@ -119,26 +119,6 @@ def test_a_smaller_tier_is_not_undone_by_extra_flags():
     assert lint(text) == []
 
 
-def test_one_image_at_a_time_also_where_only_the_encoders_take_several():
-    extra = {"vae_batch_size": 8, "text_encoder_batch_size": 4}
-    after, sentence = mitigate.apply(spec(backend="sd-scripts", extra=extra), "batch_1")
-    assert in_force(after, "vae_batch_size") == in_force(after, "text_encoder_batch_size") == ["1"] and sentence
-    assert mitigate.apply(after, "batch_1") == (after, "")
-
-
-def test_a_wider_format_leaves_out_the_flag_that_asks_for_fp16():
-    half = spec(backend="sd-scripts", mixed_precision="fp16", extra={"full_fp16": True})
-    after, _ = mitigate.apply(half, "fp32_guard")
-    assert in_force(after, "mixed_precision") == ["bf16"] and in_force(after, "full_fp16") is None
-
-
-def test_a_hub_that_is_not_contacted_is_not_uploaded_to():
-    made = spec(backend="sd-scripts", extra={"huggingface_repo_id": "me/x", "async_upload": True})
-    after, sentence = mitigate.apply(made, "hub_offline")
-    assert in_force(after, "huggingface_repo_id") is in_force(after, "async_upload") is None
-    assert after.environment["HF_HUB_OFFLINE"] == "1" and "nothing is uploaded" in sentence
-
-
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
@@ -155,16 +135,33 @@ def test_a_mitigation_that_changes_nothing_for_the_trainer_says_so(name, fields)
     assert mitigate.apply(before, name) == (before, "")
 
 
+ENCODERS, UPLOADS = (
+    {"vae_batch_size": 8, "text_encoder_batch_size": 4},
+    {"huggingface_repo_id": "me/x", "async_upload": True},
+)
+WITH_EXTRAS = [  # the mitigation, the spec's fields, the flags afterwards
+    ("batch_1", {"extra": ENCODERS}, {"vae_batch_size": ["1"], "text_encoder_batch_size": ["1"]}),
+    (
+        "fp32_guard",
+        {"mixed_precision": "fp16", "extra": {"full_fp16": True}},
+        {"mixed_precision": ["bf16"], "full_fp16": None},
+    ),
+    ("hub_offline", {"extra": UPLOADS}, {"huggingface_repo_id": None, "async_upload": None}),
+    ("workers_0", {"extra": {"persistent_data_loader_workers": True}}, {"persistent_data_loader_workers": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "flags"), WITH_EXTRAS)
+def test_what_an_extra_flag_asks_for_is_changed_too(name, fields, flags):
+    after, sentence = mitigate.apply(spec(backend="sd-scripts", **fields), name)
+    assert sentence and {flag: in_force(after, flag) for flag in flags} == flags
+    assert mitigate.apply(after, name) == (after, "")
+
+
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
 def test_fewer_workers_change_nothing_where_the_platform_has_none(platform):
     before = spec(workers=2)
     assert mitigate.apply(before, "workers_0", platform) == (before, "")
-
-
-def test_persistent_workers_of_an_extra_flag_go_with_the_workers():
-    after, _ = mitigate.apply(spec(extra={"persistent_data_loader_workers": True}), "workers_0")
-    assert in_force(after, "persistent_data_loader_workers") is None
-    assert in_force(after, "max_data_loader_n_workers") == ["0"]
 
 
 def test_tiers_go_down_to_the_smallest():
