@@ -13,7 +13,7 @@ from ui_helpers import lora_file
 
 from monitor import metrics_lines
 from runs import evolution
-from runs.evolution import Losses, read, read_samples
+from runs.evolution import Losses, read
 from runs.overfitting import best, overfitting
 from ui.run.charts import lines_of
 from ui.run.metrics import Metrics
@@ -124,7 +124,6 @@ def test_any_file_name_gives_a_table(tmp_path_factory, names):
     shown = [one for snapshot in found.snapshots for one in snapshot.samples]
     for one in (*shown, *found.others):
         assert one.path.parent == folder / "sample" and one.path.is_file()
-    assert len(read_samples(folder / "sample")) == len(shown) + len(found.others) or len(shown) < len(names)
     steps = found.steps
     assert steps == sorted(set(steps))
 
