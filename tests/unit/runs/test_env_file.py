@@ -81,17 +81,9 @@ def by_python(root: Path) -> Path:
 
 
 def by_command(root: Path) -> Path:
-    words = [
-        "--images",
-        pictures(root / "photos"),
-        "--model",
-        "tiny-flux",
-        "--trigger",
-        "ohwx",
-        "--set",
-        "resolution=64",
-    ]
-    done = call("runs", "new", "--name", "cat", *words, "--set", f"wandb_api_key={VALUE}", "--set", f"store={STORE}")
+    words = ["--images", pictures(root / "photos"), "--model", "tiny-flux", "--trigger", "ohwx"]
+    words += ["--set", "resolution=64", "--set", f"store={STORE}", "--set", f"wandb_api_key={VALUE}"]
+    done = call("runs", "new", "--name", "cat", *words)
     assert done.returncode == 0, done.stderr
     assert "WANDB_API_KEY: kept in a file that only you can read" in done.stderr
     assert VALUE not in done.stdout + done.stderr

