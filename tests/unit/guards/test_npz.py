@@ -226,3 +226,7 @@ def test_nothing_is_left_behind(alarm_restored):
         assert bounded.bounded(lambda: 7, 30, "nothing") == 7
     assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_no_limit_means_no_limit():
+    assert bounded.bounded(lambda: time.sleep(0.05) or 3, 0, "anything") == 3

@@ -337,3 +337,12 @@ def test_every_flag_is_one_that_the_source_of_the_checkout_names(backend):
     for model, trainer in BY_FILE:
         for tier in fitting(model, trainer) if trainer == backend else ():
             assert table_faults(made(model, trainer, tier)) == [], (model, tier)
+
+
+def test_a_table_estimate_grows_with_resolution_batch_and_rank():
+    base = estimate({"model": "z-image", "tier": "12G"})
+    assert base["peak_gb"] == presets.tiers_of("z-image")["12G"]["needs_gb"]
+    assert base["tiers"] == {"8G": False, "12G": True, "16G": True, "20G": True}
+    for more in ({"resolution": 1536}, {"batch_size": 2}, {"rank": 128}, {"tier": "20G"}):
+        assert estimate({"model": "z-image", "tier": "12G", **more})["peak_gb"] > base["peak_gb"], more
+    assert estimate({"model": "z-image", "tier": "12G", "resolution": 512})["peak_gb"] < base["peak_gb"]

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -174,6 +175,12 @@ def test_a_replaced_file_is_read_from_its_beginning(tmp_path):
     path.unlink()
     losses.update()
     assert losses.between(0, 9) == [1.0, 2.0]  # a file that is gone for a moment
+
+
+def test_the_patterns_take_no_time_on_long_names():
+    for name in ("_" * 5000, "_0" * 2500, "_000000" * 700, "_e" * 2500):
+        assert evolution.SAMPLE.search(name) is None
+    assert re.compile(evolution.SEED).search(" --d" * 2000) is None
 
 
 # Best so far and overfitting -------------------------------------------------------------------------------------------

@@ -198,6 +198,15 @@ def test_an_incident_is_read_back_as_it_was_written(tmp_path):
     assert opened(tmp_path).number == "0002"
 
 
+def test_an_open_incident_of_a_version_that_knew_no_snapshots_is_continued(tmp_path):
+    path = opened(tmp_path).folder
+    values = json.loads((path / "incident.json").read_text())
+    del values["from_memory"], values["standby"]
+    (path / "incident.json").write_text(json.dumps(values))
+    again = Incident.load(path)
+    assert again is not None and not again.from_memory and again.attempt == values["attempt"]
+
+
 def test_after_a_reboot_the_time_of_the_last_progress_comes_from_the_wall_clock(tmp_path, monkeypatch):
     found = opened(tmp_path, started_at=platform.utc(platform.now().wall_s - 100), progress_s=1e9)
     assert Incident.load(found.folder).progress_s == 1e9
