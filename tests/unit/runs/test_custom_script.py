@@ -213,7 +213,7 @@ def test_flags_are_set_and_removed_wherever_they_are():
 VALUE = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=12)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), VALUE), max_size=6))
 def test_no_edit_is_worse_than_a_clear_message_and_an_accepted_one_stays(tmp_path_factory, edits):
     spec = spec_of()

@@ -26,7 +26,7 @@ from monitor.detect.progress import (
 
 CONFIG = config.load()
 # seconds a step -> simulated hours of each training stage, and how many of these the script has
-HOURS = {0.05: (0.06, 2), 2.0: (1.2, 2), 8.0: (13.0, 1)}
+HOURS = {0.05: (0.06, 2), 2.0: (1.2, 1), 8.0: (13.0, 1)}
 
 
 def beat(**values) -> Beat:
