@@ -316,12 +316,14 @@ def parse(code: str, backend: str, interpreter: Path, environment: dict[str, str
     return len(wanted)
 
 
+@pytest.mark.slow
 def test_the_real_parsers_of_sd_scripts_take_the_scripts_of_every_family_tier_and_platform(tmp_path):
     tiny_sd_scripts.need()
     tiny_sd_scripts.write_site(tmp_path)
     assert parse(PARSE_SD_SCRIPTS, "sd-scripts", tiny_sd_scripts.python(), tiny_sd_scripts.environment(tmp_path)) == 7
 
 
+@pytest.mark.slow
 def test_the_real_parsers_of_musubi_take_the_scripts_of_every_family_tier_and_platform(tmp_path):
     if reason := tiny_musubi.why_not():
         pytest.skip(reason)

@@ -119,6 +119,7 @@ print(json.dumps(out))
 """
 
 
+@pytest.mark.slow
 def test_the_flags_read_from_the_source_are_those_of_sd_scripts_parsers(tmp_path):
     import inspect
 
