@@ -16,7 +16,6 @@ from safetensors.numpy import save_file
 
 from guards import checkpoint
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 WRITER = """
 import sys
