@@ -1,4 +1,4 @@
-"""A run that is renamed between two trainings, and a sweep through the queue: on the built-in trainer."""
+"""A sweep through the queue, and a run that is renamed between two trainings: on the built-in trainer."""
 
 import json
 import re
