@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -99,6 +100,11 @@ def fault_at(step: int, code: str, attempts: str = "attempt == 1") -> str:
     """A fault: `code` once step `step` is complete, on the attempts for which the condition holds."""
     body = "\n".join("        " + line for line in code.strip().splitlines())
     return f"def fault(step):\n    if step == {step} and {attempts}:\n{body}\n"
+
+
+SHORT = dict(steps=50, pace=0.03, every=10)
+AT = 34  # of SHORT: the monitor knows its steps by then, and it is between two checkpoints
+HANG = fault_at(AT, "time.sleep(3600)")
 
 
 def limits_file(folder: Path, text: str) -> Path:
@@ -224,14 +230,23 @@ def wait_for(condition, timeout_s: float = 120.0, what: str = "") -> object:
     raise AssertionError(f"not within {timeout_s} s: {what or condition}")
 
 
+def clean_up(folder: Path) -> None:
+    """Kill what is left of a run: a test that failed must leave nothing behind."""
+    with contextlib.suppress(OSError, ValueError):
+        for name in ("keeper_pid", "monitor_pid"):
+            with contextlib.suppress(psutil.NoSuchProcess, KeyError):
+                psutil.Process(status(folder)[name]).kill()
+    for pid in trainers(folder):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+
+
 def step_of(folder: Path) -> int:
     return status(folder).get("step", 0)
 
 
 def trainers(folder: Path) -> list[int]:
     """Process numbers of living toy trainers of this run."""
-    import psutil
-
     found = []
     for process in psutil.process_iter(["cmdline", "cwd", "status"]):
         command = process.info["cmdline"] or []

@@ -1,9 +1,14 @@
 """Shared by the tests of runs: a temporary data root, test images, a launcher that only prints its arguments."""
 
+import contextlib
+import importlib
+import importlib.util
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from PIL import Image
@@ -87,3 +92,23 @@ def python(*words: str, cwd: Path = PROJECT, timeout: float = 300, **env: str) -
         env=os.environ | env,
         check=False,
     )
+
+
+def call(module: str, *words: str, **env: str) -> subprocess.CompletedProcess:
+    """`python -m MODULE WORDS` in this process: its exit code and what it printed. For commands that start no training."""
+    name = f"{module}.__main__" if importlib.util.find_spec(module).submodule_search_locations else module
+    out, err = io.StringIO(), io.StringIO()
+    with mock.patch.dict(os.environ, env), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = importlib.import_module(name).main([str(word) for word in words])
+        except SystemExit as end:
+            code = end.code
+    return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
+
+
+def executable(path: Path, text: str) -> Path:
+    """An executable file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path

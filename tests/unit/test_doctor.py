@@ -1,73 +1,14 @@
-"""`./start.sh doctor` says what is ready, what is not, and what to do; the self-tests are part of it."""
+"""What `./start.sh doctor` says of a trainer; the complete command: tests/process/test_doctor.py."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-import tiny_musubi
-
-from runs.paths import ROOT
+from doctor import installed
+from sd_scripts_patches.trainers import TRAINERS
 
 
-def doctor(*flags: str, **environment: str) -> tuple[int, dict[str, dict], str]:
-    """Its exit code, its findings by name, and its errors."""
-    done = subprocess.run(
-        [sys.executable, "doctor.py", "--json", *flags], cwd=ROOT, env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    assert done.stdout.count("\n") == 1, done.stderr
-    result = json.loads(done.stdout)
-    assert result["ok"] == (done.returncode == 0)
-    return done.returncode, {one["name"]: one for one in result["findings"]}, done.stderr
-
-
-def test_what_is_not_installed_is_a_note_and_no_failure(tmp_path):
-    missing = {name: str(tmp_path / name) for name in ("SD_SCRIPTS_DIR", "MUSUBI_DIR")}
-    code, found, _ = doctor("--quick", **missing)
-    assert [found[name]["status"] for name in ("sd-scripts", "musubi-tuner", "Python")] == ["note", "note", "ok"]
-    assert "./start.sh musubi installs v0.3.4" in found["musubi-tuner"]["text"]
-    assert code == 0 or found["GPU"]["status"] == "failed" or found.get("PyTorch")
-
-
-def test_a_trainer_without_its_environment_fails_with_the_command_that_makes_it(tmp_path):
+def test_what_is_not_installed_is_a_note_and_what_is_half_installed_a_failure_with_its_fix(tmp_path, monkeypatch):
     (tmp_path / "m").mkdir()
-    settings = {
-        "SD_SCRIPTS_DIR": str(tmp_path / "no"),
-        "MUSUBI_DIR": str(tmp_path / "m"),
-        "MUSUBI_VENV": str(tmp_path / "v"),
-    }
-    code, found, _ = doctor("--quick", **settings)
-    assert code == 1 and found["musubi-tuner"]["action"] == "Run ./start.sh musubi."
-    assert str(tmp_path / "v") in found["musubi-tuner"]["text"]
-
-
-def test_a_folder_that_is_no_trainer_fails_its_self_test(tmp_path):
-    for name in ("s", "v/bin"):
-        (tmp_path / name).mkdir(parents=True)
-    settings = {
-        "SD_SCRIPTS_DIR": str(tmp_path / "s"),
-        "SD_SCRIPTS_VENV": str(tmp_path / "v"),
-        "MUSUBI_DIR": str(tmp_path / "no"),
-    }
-    code, found, _ = doctor(**settings)
-    assert code == 1 and found["sd-scripts self-test"]["status"] == "failed"
-    assert f"selftest {tmp_path / 's'}" in found["sd-scripts self-test"]["action"]
-
-
-@pytest.mark.timeout(1000)
-@pytest.mark.skipif(bool(tiny_musubi.why_not()), reason=tiny_musubi.why_not() or "-")
-def test_the_self_test_of_an_installed_trainer_is_part_of_it(tmp_path):
-    from sd_scripts_patches.tiny import Installation
-
-    installed = Installation(tiny_musubi.checkout(), tiny_musubi.python())
-    lacks = any(map(installed.lacks, installed.row.STAND_INS))
-    settings = {"MUSUBI_DIR": str(installed.checkout), "MUSUBI_VENV": str(Path(installed.python).parent.parent)}
-    code, found, said = doctor(SD_SCRIPTS_DIR=str(tmp_path / "no"), **settings)
-    assert "musubi-tuner self-test: about one minute" in said
-    if lacks:
-        assert code == 1 and "missing, and musubi-tuner imports" in found["musubi-tuner environment"]["text"]
-    else:
-        assert found["musubi-tuner self-test"]["status"] == "ok"
+    for name, place in (("SD_SCRIPTS_DIR", "s"), ("MUSUBI_DIR", "m"), ("MUSUBI_VENV", "v")):
+        monkeypatch.setenv(name, str(tmp_path / place))
+    (absent,) = installed(TRAINERS["sd-scripts"], quick=True)
+    assert absent.status == "note" and "./start.sh sd-scripts installs v0." in absent.text
+    _, half = installed(TRAINERS["musubi"], quick=True)
+    assert (half.status, half.action) == ("failed", "Run ./start.sh musubi.") and str(tmp_path / "v") in half.text

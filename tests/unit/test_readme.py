@@ -3,8 +3,8 @@
 Inline code and code blocks are checked. Words in capitals (RUN, NAME) are placeholders.
 """
 
-import functools
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -56,14 +56,6 @@ def commands(text: str) -> set[tuple[str, str, str]]:
     return found
 
 
-@functools.cache
-def help_of(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *words, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    return done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_path_exists(document):
     text = (ROOT / document).read_text(encoding="utf-8")
@@ -72,18 +64,44 @@ def test_every_path_exists(document):
     assert not missing, f"{document} names paths that do not exist: {missing}"
 
 
+# One process prints the help of every command: each of its own would import most of the project again.
+HELP = """
+import contextlib, json, runpy, sys, tempfile
+texts, path = [], sys.path[:]
+for words in json.load(sys.stdin):
+    sys.path[:] = path
+    sys.argv, out = [*words, "--help"], tempfile.TemporaryFile("w+")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    out.seek(0)
+    texts.append(out.read())
+print(json.dumps(texts))
+"""
+
+
+@pytest.fixture(scope="module")
+def help_of() -> dict[tuple[str, ...], str]:
+    found = set().union(*(commands((ROOT / document).read_text(encoding="utf-8")) for document in DOCUMENTS))
+    known = [(module, name) for module, name, _ in found if module != "pytest" and importlib.util.find_spec(module)]
+    words = sorted({(module,) for module, _ in known} | {(module, name) for module, name in known if name})
+    command = [sys.executable, "-c", HELP]
+    done = subprocess.run(command, cwd=ROOT, input=json.dumps(words), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(words, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_command_and_its_flags_exist(document):
+def test_every_command_and_its_flags_exist(document, help_of):
     found = commands((ROOT / document).read_text(encoding="utf-8"))
     problems = []
     for module, subcommand, rest in sorted(found):
         if importlib.util.find_spec(module) is None:
             problems.append(f"python -m {module}: no such module")
         elif module != "pytest":
-            text = help_of(module)
+            text = help_of[module,]
             if subcommand and not re.search(rf"(?<![\w-]){re.escape(subcommand)}(?![\w-])", text):
                 problems.append(f"python -m {module} {subcommand}: no such subcommand")
-            text += help_of(module, subcommand) if subcommand else ""
+            text += help_of[module, subcommand] if subcommand else ""
             problems += [
                 f"python -m {module} {subcommand} {flag}: no such flag"
                 for flag in set(re.findall(r"(?<!\S)--[\w-]+", rest)) - {"--help"}

@@ -4,18 +4,13 @@ import errno
 import io
 import json
 import os
-import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from runs_helpers import call
 from safetensors.numpy import save_file
 
 from guards import checkpoint
@@ -62,10 +57,6 @@ def test_nan_weights_that_load_without_an_error_are_named(tmp_path):
     state = make(tmp_path, 10, value=float("nan"))
     assert checkpoint.problems(state) == []
     assert checkpoint.problems(state, deep=True) == ["model.safetensors: w holds NaN or infinity"]
-    command = [sys.executable, "-m", "guards.checkpoint", "verify", str(state), "--deep", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert json.loads(done.stdout.splitlines()[-1])["problems"] == ["model.safetensors: w holds NaN or infinity"]
 
 
 def test_bfloat16_infinity_is_seen_and_finite_bfloat16_is_not(tmp_path):
@@ -166,40 +157,6 @@ def test_a_bad_state_is_set_aside_with_its_reason_and_no_longer_listed(tmp_path)
     assert checkpoint.states(tmp_path) == []
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from guards import checkpoint
-folder, step = Path(sys.argv[1]), 0
-while True:
-    step += 1
-    with checkpoint.writing(folder / f"lora-step{step % 3:08d}-state", step=step, epoch=1) as temporary:
-        for part in range(4):
-            (temporary / f"part{part}.bin").write_bytes(str(step).encode() * 20000)
-    print(step, flush=True)
-"""
-
-
-def test_kills_at_twenty_moments_never_leave_an_incomplete_state_that_verifies(tmp_path):
-    """Each state that verifies is complete, at most one step is lost, and a sweep removes what killed writers left."""
-    dice = random.Random(7)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for number in range(20):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], env=environment, stdout=subprocess.PIPE)
-        steps = [int(process.stdout.readline()) for _ in range(2)]
-        time.sleep(dice.random() * 0.02)
-        process.send_signal(signal.SIGKILL)
-        steps += [int(line) for line in process.communicate()[0].split(b"\n") if line]
-        newest = checkpoint.newest_valid(folder)
-        step = checkpoint.guard_of(newest)["step"]
-        assert step in (steps[-1], steps[-1] + 1)
-        assert all((newest / f"part{p}.bin").read_bytes() == str(step).encode() * 20000 for p in range(4))
-        checkpoint.sweep(folder)
-        assert [p for p in folder.iterdir() if p.name.startswith(".")] == []
-
-
 def test_a_sweep_removes_what_trainers_left_and_nothing_that_another_process_is_writing(tmp_path):
     left = [".x-step00000010-state.7.tmp", ".x-state.7.old", ".x-000002-state.7.gone", ".x.safetensors.7.tmp"]
     left += [".x-step00000004.7.tmp.safetensors", ".x_000010_00_1_42.7.tmp.png"]
@@ -228,30 +185,8 @@ def failing(number: int, *names: str):
     return wrap
 
 
-def test_states_are_listed_while_the_trainer_renames_and_deletes_them(tmp_path):
-    """As the monitor does each second of a healthy run."""
-    stays = make(tmp_path, 1)
-    moving, hidden = tmp_path / "lora-step00000009-state", tmp_path / ".lora-step00000009-state.7.gone"
-    moving.mkdir()
-    stop = threading.Event()
-
-    def rename():
-        while not stop.is_set():
-            os.replace(moving, hidden)
-            os.replace(hidden, moving)
-
-    thread = threading.Thread(target=rename)
-    thread.start()
-    try:
-        listings = [checkpoint.states(tmp_path) for _ in range(3000)]
-    finally:
-        stop.set()
-        thread.join()
-    assert all(listing[0] == stays for listing in listings)
-
-
 def test_a_state_that_vanishes_between_two_calls_is_left_out(tmp_path, monkeypatch):
-    """The same at fixed moments: the folder vanishes after the listing, and after its status was read."""
+    """As the monitor lists them each second: the folder vanishes after the listing, and after its status was read."""
     make(tmp_path, 1)
     for number in (1, 2):
         gone = make(tmp_path, 9)
@@ -290,11 +225,7 @@ def test_a_state_on_a_disk_that_does_not_read_is_not_bad(tmp_path, monkeypatch):
             patch.setattr("builtins.open", failing(errno.EIO, name)(open))
             patch.setattr(io, "open", failing(errno.EIO, name)(io.open))
             result = checkpoint.verify(state)
-        assert (
-            result.problems == ()
-            and "cannot read it: Input/output error" in result.error
-            and name in result.error + name
-        )
+        assert result.problems == () and "cannot read it: Input/output error" in result.error
         assert not result.usable
     assert checkpoint.verify(state).usable
 
@@ -328,56 +259,6 @@ def with_optimizer(folder: Path) -> Path:
     return folder / "lora-step00000010-state"
 
 
-def command(*arguments: str, **environment: str) -> tuple[int, dict, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "guards.checkpoint", *arguments, "--json"],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        "raise ImportError('libcudart.so.12: cannot open shared object file')",
-        "raise OSError('libcudart.so.12: cannot open shared object file')",
-        "raise RuntimeError('CUDA driver initialization failed')",
-        "raise MemoryError",
-        "import a_module_that_is_missing",
-        "def broken(:",
-    ],
-)
-def test_where_torch_is_broken_the_hashes_count(tmp_path, broken):
-    state = with_optimizer(tmp_path)
-    (tmp_path / "torch.py").write_text(broken)
-    code, answer, _ = command("verify", str(state), "--deep", PYTHONPATH=str(tmp_path))
-    assert (code, answer["problems"], answer["error"], answer["usable"], answer["step"]) == (0, [], "", True, 10)
-    assert len(answer["unchecked"]) == 1
-    assert answer["unchecked"][0].startswith("optimizer.bin: torch cannot be imported: ")
-    os.truncate(state / "model.safetensors", 30)
-    code, answer, _ = command("verify", str(state), "--deep", PYTHONPATH=str(tmp_path))
-    assert code == 1 and "truncated" in answer["problems"][0]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        "MemoryError",
-        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
-    ],
-)
-def test_where_memory_runs_out_the_hashes_count(tmp_path, error):
-    state = with_optimizer(tmp_path)
-    kind, _, text = error.partition(": ")
-    (tmp_path / "torch.py").write_text(f"def load(*args, **kwargs): raise {kind}({text!r})")
-    code, answer, _ = command("verify", str(state), "--deep", PYTHONPATH=str(tmp_path))
-    assert (code, answer["problems"], answer["usable"]) == (0, [], True) and answer["unchecked"]
-
-
 def test_the_command_tells_bad_from_cannot_verify(tmp_path):
     state = with_optimizer(tmp_path)
     assert command("verify", str(state), "--deep")[0] == 0
@@ -387,6 +268,11 @@ def test_the_command_tells_bad_from_cannot_verify(tmp_path):
     (state / checkpoint.GUARD).unlink()
     code, answer, _ = command("verify", str(state))
     assert code == 1 and "has no guard file" in answer["problems"][0]
+
+
+def command(*words: object) -> tuple[int, dict, str]:
+    done = call("guards.checkpoint", *words, "--json")
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
 def lora(path: Path, **tensors: np.ndarray) -> Path:
@@ -422,7 +308,7 @@ def test_a_lora_that_is_missing_not_finite_or_not_one_is_bad_and_one_that_cannot
     assert result.problems == () and "cannot read it" in result.error
 
 
-READ_ONLY = [errno.EROFS, errno.EACCES, errno.EIO]
+READ_ONLY = [errno.EROFS, errno.EIO]
 
 
 @pytest.mark.parametrize("number", READ_ONLY)

@@ -11,6 +11,9 @@ import pytest
 
 from guards import limits, phase_limit
 from guards.heartbeat import PHASES
+from monitor import config
+from sd_scripts_patches import timeouts
+from trainer import loop
 
 ROOT = Path(__file__).resolve().parents[3]
 INSIDE = ("guards", "sd_scripts_patches", "trainer")
@@ -40,14 +43,20 @@ def sources():
                 yield name, path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("factor", [1, 100], ids=["defaults", "raised by the user"])
-def test_each_outer_limit_is_at_least_the_inner_one_plus_its_grace(monkeypatch, factor):
-    from monitor import config
+RAISED = {
+    "defaults": (),
+    "all": tuple(limits.TABLE),
+    **{name: (name,) for name, row in limits.TABLE.items() if row.user},
+}
 
+
+@pytest.mark.parametrize("raised", RAISED.values(), ids=RAISED)
+def test_each_outer_limit_is_at_least_the_inner_one_plus_its_grace_whatever_a_user_raises(monkeypatch, raised):
     monkeypatch.delenv("HANGPROOF_LIMITS", raising=False)
     for name, limit in limits.TABLE.items():
-        if limit.user:
-            monkeypatch.setenv(limits.variable(name), str(limit.default_s * factor))
+        monkeypatch.delenv(limits.variable(name), raising=False)
+        if limit.user and name in raised:
+            monkeypatch.setenv(limits.variable(name), str(20_000 + limit.default_s))
     loaded = config.load()
     checked = 0
     for name, limit in limits.TABLE.items():
@@ -55,18 +64,6 @@ def test_each_outer_limit_is_at_least_the_inner_one_plus_its_grace(monkeypatch, 
             checked += 1
             assert value_of(loaded, key) >= limits.seconds(name) + limit.grace_s, f"{key} is shorter than {name}"
     assert checked >= len(limits.TABLE)
-
-
-@pytest.mark.parametrize("name", [name for name, limit in limits.TABLE.items() if limit.user])
-def test_each_single_limit_that_a_user_raises_raises_what_encloses_it(monkeypatch, name):
-    from monitor import config
-
-    monkeypatch.delenv("HANGPROOF_LIMITS", raising=False)
-    monkeypatch.setenv(limits.variable(name), "20000")
-    loaded = config.load()
-    assert limits.TABLE[name].outer
-    for key in limits.TABLE[name].outer:
-        assert value_of(loaded, key) >= 20000 + limits.TABLE[name].grace_s
 
 
 def test_a_finished_process_has_time_for_its_exit_before_the_monitor_acts():
@@ -77,8 +74,6 @@ def test_a_finished_process_has_time_for_its_exit_before_the_monitor_acts():
 
 
 def test_the_patches_offer_the_limits_of_this_table_as_flags(monkeypatch):
-    from sd_scripts_patches import timeouts
-
     monkeypatch.setenv("HANGPROOF_NPZ_TIMEOUT_S", "30")  # restored after take_flags has set it
     flags = {line.split()[0] for line in timeouts.listing().splitlines()}
     for name, limit in limits.TABLE.items():
@@ -90,16 +85,13 @@ def test_the_patches_offer_the_limits_of_this_table_as_flags(monkeypatch):
 def test_a_limit_that_is_off_encloses_nothing_and_one_that_is_no_number_is_refused():
     off = {limits.variable(name): "0" for name, limit in limits.TABLE.items() if limit.user}
     assert limits.seconds("npz_timeout_s", off) == 0
+    assert limits.seconds("flush_s", {"HANGPROOF_FLUSH_S": "100"}) == limits.TABLE["flush_s"].default_s
     assert limits.minimums(off)["watch.exit_s"] == 10  # the constants: nobody can switch them off
     for text in ("soon", "-1", "inf", "nan"):
         with pytest.raises(limits.LimitError, match="HANGPROOF_NPZ_TIMEOUT_S='.*': expected seconds, 0 for no limit"):
             limits.seconds("npz_timeout_s", {"HANGPROOF_NPZ_TIMEOUT_S": text})
         unreadable = dict.fromkeys(("HANGPROOF_BARRIER_TIMEOUT_S", "HANGPROOF_COLLECTIVE_S"), text)
         assert limits.minimums(unreadable).get("watch.between_steps_s") is None
-
-
-def test_a_constant_does_not_change_with_the_environment():
-    assert limits.seconds("flush_s", {"HANGPROOF_FLUSH_S": "100"}) == limits.TABLE["flush_s"].default_s
 
 
 def test_limits_that_a_script_sets_are_found():
@@ -120,16 +112,13 @@ def test_the_trainer_saves_first_then_ends_its_trackers_within_their_limit_and_r
     tmp_path, monkeypatch, capsys
 ):
     """A tracker that hangs lost the LoRA: it was ended before the save, without a limit."""
-    from trainer import loop
-
     events = []
     hung = threading.Event()
     monkeypatch.setenv("HANGPROOF_TRACKERS_END_S", "0.3")
     monkeypatch.setattr(loop, "save_lora", lambda t, path, step: events.append(f"saved {path.name}"))
+    states = {"save_state": False, "save_state_on_train_end": False}
     training = SimpleNamespace(
-        args=SimpleNamespace(
-            output_dir=str(tmp_path), output_name="x", save_state=False, save_state_on_train_end=False, log_with="wandb"
-        ),
+        args=SimpleNamespace(output_dir=str(tmp_path), output_name="x", log_with="wandb", **states),
         main=True,
         say=events.append,
         hb=SimpleNamespace(phase=lambda name, note: events.append(f"{name}: {note}")),
@@ -174,16 +163,6 @@ def literal_limits(source: str) -> list[str]:
         if literal(limit):
             found.append(ast.unparse(node))
     return found
-
-
-def test_the_search_for_literal_limits_finds_them():
-    code = "Deadline(30, 'x')\nthread.join(0.5 + left)\ncall(f, seconds=10, what='git')\nWAIT_S = 20.0\nPOLL_S = 1\nDeadline(t, 'x')\n"
-    assert literal_limits(code) == [
-        "WAIT_S",
-        "Deadline(30, 'x')",
-        "thread.join(0.5 + left)",
-        "call(f, seconds=10, what='git')",
-    ]
 
 
 def test_no_limit_of_the_training_process_is_written_outside_the_table():

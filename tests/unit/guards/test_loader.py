@@ -14,13 +14,8 @@ def test_workers_imply_a_timeout():
 
 def test_no_workers_drop_persistence_prefetch_and_timeout_together():
     made = rules(0, persistent_workers=True, prefetch_factor=4, timeout=60, platform="linux")
-    assert made == {
-        "num_workers": 0,
-        "persistent_workers": False,
-        "prefetch_factor": None,
-        "timeout": 0.0,
-        "pin_memory": False,
-    }
+    off = {"persistent_workers": False, "prefetch_factor": None, "pin_memory": False}
+    assert made == {"num_workers": 0, "timeout": 0.0, **off}
 
 
 @pytest.mark.parametrize("platform", ["win32", "darwin"])

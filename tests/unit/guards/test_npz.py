@@ -41,11 +41,8 @@ def test_what_is_saved_is_loaded_and_is_what_numpy_reads(cache):
         assert ours[key].dtype == theirs[key].dtype
 
 
-def test_only_the_keys_asked_for_are_read(cache):
-    assert list(npz.load(cache, keys=["size"])) == ["size"]
-
-
 def test_a_key_that_is_not_there_is_named_with_those_that_are(cache):
+    assert list(npz.load(cache, keys=["size"])) == ["size"]
     with pytest.raises(KeyError, match=r"a_flux\.npz: no 'nothing'; it holds latents, size, flag"):
         npz.load(cache, keys=["nothing"])
     assert cache.exists()
@@ -144,18 +141,11 @@ def test_a_missing_file_is_simply_missing(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this platform")
-def test_a_fifo_times_out_on_the_main_thread_and_the_file_stays(tmp_path):
+def test_a_fifo_times_out_on_the_main_thread_and_on_another_and_the_file_stays(tmp_path):
     path = tmp_path / "f.npz"
     os.mkfifo(path)
     with pytest.raises(TimeoutError, match=r"waited 0\.3 s for the directory of .*f\.npz"):
         npz.load(path, timeout_s=0.3)
-    assert path.exists()
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this platform")
-def test_a_fifo_times_out_on_another_thread(tmp_path):
-    path = tmp_path / "f.npz"
-    os.mkfifo(path)
     caught = []
 
     def read():
@@ -167,7 +157,7 @@ def test_a_fifo_times_out_on_another_thread(tmp_path):
     thread = threading.Thread(target=read)
     thread.start()
     thread.join(60)
-    assert len(caught) == 1 and "f.npz" in str(caught[0]) and type(caught[0]) is TimeoutError
+    assert len(caught) == 1 and "f.npz" in str(caught[0]) and type(caught[0]) is TimeoutError and path.exists()
 
 
 @pytest.mark.skipif(bool(stalled.why_not()), reason=stalled.why_not() or "-")
@@ -199,12 +189,10 @@ def alarm_restored():
 def test_an_outer_alarm_keeps_its_handler_and_its_time(alarm_restored):
     rung = threading.Event()
     signal.signal(signal.SIGALRM, lambda *_: rung.set())
-    begun = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, 30)
     with bounded.alarm(5, "an inner wait"):
         time.sleep(0.2)
-    left, passed = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic() - begun
-    assert abs(left - (30 - passed)) < 1, "the time inside counts"
+    assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] < 29.9, "the time inside counts"
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     assert rung.wait(30), "the handler is the outer one again"
 
@@ -215,27 +203,19 @@ def test_an_outer_alarm_that_is_due_first_rings_inside_and_ours_still_counts(ala
     signal.signal(signal.SIGALRM, lambda *_: rung.append(time.monotonic()))
     begun = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, 0.15)
-    with pytest.raises(TimeoutError, match="waited"), bounded.alarm(2, "an inner wait"):
+    with pytest.raises(TimeoutError, match="waited"), bounded.alarm(0.5, "an inner wait"):
         while time.monotonic() - begun < 60:
             time.sleep(0.05)
     ended = time.monotonic() - begun
-    assert len(rung) == 1 and rung[0] - begun >= 0.14 and 1.9 <= ended < 60
+    assert len(rung) == 1 and rung[0] - begun >= 0.14 and 0.4 <= ended < 60
 
 
 @needs_alarm
 def test_nested_limits_report_the_one_that_expired(alarm_restored):
-    with (
-        pytest.raises(TimeoutError, match="the outer"),
-        bounded.alarm(0.2, "the outer"),
-        bounded.alarm(60, "the inner"),
-    ):
-        time.sleep(60)
-    with (
-        pytest.raises(TimeoutError, match="the inner"),
-        bounded.alarm(60, "the outer"),
-        bounded.alarm(0.2, "the inner"),
-    ):
-        time.sleep(60)
+    for outer_s, inner_s, expired in ((0.2, 60, "the outer"), (60, 0.2, "the inner")):
+        with pytest.raises(TimeoutError, match=expired):
+            with bounded.alarm(outer_s, "the outer"), bounded.alarm(inner_s, "the inner"):
+                time.sleep(60)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 

@@ -6,11 +6,10 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 
 import pytest
-from monitor_helpers import ROOT, environment, toy_run
-from runs_helpers import data, pictures, spec  # noqa: F401
+from monitor_helpers import toy_run
+from runs_helpers import call, executable, pictures, spec
 
 import runs
 from launch import slurm, slurm_nodes
@@ -28,9 +27,7 @@ def slurm_arguments(folder, *words):
 
 def launch(folder, *words, code=0, path):
     """The command with this PATH: its line of JSON, or its standard error where it has to fail."""
-    command = [sys.executable, "-m", "launch", "slurm", str(folder), "--json", *words]
-    env = environment(folder, PATH=path)
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    done = call("launch", "slurm", folder, "--json", *words, PATH=path)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stderr if code else json.loads(done.stdout.splitlines()[-1])
 
@@ -45,7 +42,7 @@ def options(text):
     return dict(word.removeprefix("--").partition("=")[::2] for word in words)
 
 
-def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):  # noqa: F811
+def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):
     monkeypatch.setenv("PATH", "")  # no Slurm
     made = runs.create(spec(gpus=2, nodes=3, workers=2, name="Me & my cat"), pictures(data / "photos"))
     args = slurm_arguments(made, "--partition", "a b", "--time", "1-12", "--account", "me", "--mem", "64G")
@@ -72,9 +69,8 @@ def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):  # noqa: F81
     assert "export HANGPROOF_NEEDS_GPU=1" in text, "a node with a broken GPU does not train on its CPU"
 
 
-def test_a_model_that_trains_on_the_cpu_asks_for_no_gpu(data, tmp_path, monkeypatch, capsys):  # noqa: F811
-    (tmp_path / "sinfo").write_text("#!/bin/sh\nprintf 'main*|n1|4|(null)\\nbig|g1|64|gpu:a100:4\\n'\n")
-    (tmp_path / "sinfo").chmod(0o755)
+def test_a_model_that_trains_on_the_cpu_asks_for_no_gpu(data, tmp_path, monkeypatch, capsys):
+    executable(tmp_path / "sinfo", "#!/bin/sh\nprintf 'main*|n1|4|(null)\\nbig|g1|64|gpu:a100:4\\n'\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     made = runs.create(spec(model="tiny-flux", workers=9), pictures(data / "photos"))
     folder, found = slurm.find(str(made))
@@ -172,18 +168,16 @@ def test_without_slurm_the_script_is_written_and_a_submission_says_what_to_do(tm
 
 def test_a_slurm_that_does_not_answer_only_prevents_the_submission(tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)
-    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
-    (tmp_path / "sinfo").chmod(0o755)
+    executable(tmp_path / "sinfo", "#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
     path = f"{tmp_path}:{os.environ['PATH']}"
     assert launch(folder, path=path)["gpus"] == 1
     assert "sinfo failed: Unable to contact slurm controller" in launch(folder, "--submit", code=1, path=path)
 
 
-def test_a_submission_names_what_is_missing(data, tmp_path, monkeypatch):  # noqa: F811
+def test_a_submission_names_what_is_missing(data, tmp_path, monkeypatch):
     """Stand-ins answer for Slurm, so that this is tested on any machine."""
     for name in ("sinfo", "sbatch", "squeue"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     made = runs.create(spec(name="cat"), pictures(data / "photos"))
     for image in (data / "datasets" / "cat").glob("*.png"):

@@ -2,22 +2,12 @@
 
 import re
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
-import monitor
 from guards import limits
 from guards.heartbeat import PHASES
 from monitor import config
-
-
-def value(loaded: config.Config, dotted: str) -> float:
-    """The value of a dotted key such as "phases.step.floor_s"."""
-    section, _, key = dotted.rpartition(".")
-    if section.startswith("phases."):
-        return getattr(loaded.phases[section.removeprefix("phases.")], key)
-    return getattr(getattr(loaded, section), key)
 
 
 def test_every_key_ends_in_its_unit():
@@ -36,25 +26,7 @@ def test_floors_are_below_ceilings_and_a_pre_emption_fits_into_its_total():
     loaded = config.load()
     assert all(phase.floor_s <= phase.ceiling_s for phase in loaded.phases.values())
     end = loaded.end
-    assert end.preempt_save_s + end.preempt_grace_s + end.preempt_kill_s <= end.preempt_total_s
-
-
-def test_every_limit_is_at_least_what_the_guards_need(monkeypatch):
-    for name in limits.TABLE:
-        monkeypatch.delenv(limits.variable(name), raising=False)
-    loaded = config.load()
-    minimums = limits.minimums()
-    assert minimums
-    for dotted, least_s in minimums.items():
-        assert value(loaded, dotted) >= least_s, dotted
-
-
-def test_a_longer_guard_raises_the_limit_outside(monkeypatch):
-    assert config.load().watch.exit_s < 100
-    monkeypatch.setenv("HANGPROOF_EXIT_GRACE_S", "100")
-    assert config.load().watch.exit_s >= 110
-    monkeypatch.delenv("HANGPROOF_EXIT_GRACE_S")
-    assert config.load(environ={"HANGPROOF_EXIT_GRACE_S": "100"}).watch.exit_s >= 110
+    assert end.preempt_save_s + end.preempt_grace_s + end.preempt_kill_s <= end.preempt_total_s - 2
 
 
 def test_a_floor_that_is_raised_takes_its_ceiling_along():
@@ -79,9 +51,7 @@ def test_a_file_replaces_values_but_not_below_the_guards(tmp_path, monkeypatch):
         ("[watch]\nexitt_s = 3", "unknown key watch.exitt_s"),
         ("[watch]\nexit = 3", "unknown key watch.exit."),
         ("[wacht]\nexit_s = 3", "unknown key wacht"),
-        ("watch = 3", "unknown key watch."),
         ("[phases.steps]\nfloor_s = 3", "unknown key phases.steps"),
-        ("[phases]\nstep = 3", "unknown key phases.step."),
         ("[end]\ngrace_s = -1", "Use a number of seconds, 0 or more"),
         ("[end]\ngrace_s = 'x'", "Use a number of seconds"),
         ("[end]\ngrace_s = nan", "Use a number of seconds"),
@@ -102,7 +72,3 @@ def test_a_wrong_file_is_refused_with_the_key_and_the_fix(tmp_path, text, messag
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(config.ConfigError, match="unset HANGPROOF_LIMITS"):
         config.load(tmp_path / "none.toml")
-
-
-def test_the_table_is_the_one_beside_the_module():
-    assert (Path(monitor.__file__).parent / "config.toml").is_file()

@@ -1,14 +1,14 @@
 """A script that a person edited is kept byte for byte, and changes only where the run itself changes."""
 
-import json
-import os
+import contextlib
 import subprocess
 from pathlib import Path
 
 import pytest
+import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import pictures
+from runs_helpers import executable, pictures
 
 import runs
 from presets import PresetError
@@ -18,9 +18,6 @@ from runs import adopt_script, custom_script, manage, mitigate
 from runs.files import RunError
 from runs.folders import render, train_longer, write_attempt
 from runs.spec import dumps, load
-from tests.process.monitor.test_ladder import FORK, run  # noqa: F401
-
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "60"))
 
 
 def spec_of(**fields):
@@ -61,8 +58,6 @@ def test_an_edited_script_is_the_script_of_the_run_byte_for_byte():
     spec, text = adopted(spec_of(), edit)
     assert generated(spec) == text
     assert (spec.learning_rate, spec.workers, spec.extra) == (0.002, 4, {"highvram": False}), "as the script says"
-    import tomllib
-
     assert runs.make(tomllib.loads(dumps(spec))) == spec
 
 
@@ -109,9 +104,8 @@ def test_a_mitigation_that_cannot_change_the_script_is_left_out_and_says_why():
     spec, _ = adopted(spec_of(), change)
     assert mitigate.apply(spec, "workers_0") == (spec, "")
     assert "--max_data_loader_n_workers is not written" in mitigate.refusal(spec, "workers_0")
-    assert (
-        "checkpoints itself" in mitigate.refusal(spec, "save_local") and mitigate.apply(spec, "save_local")[0] == spec
-    )
+    assert "checkpoints itself" in mitigate.refusal(spec, "save_local")
+    assert mitigate.apply(spec, "save_local")[0] == spec
     assert mitigate.refusal(spec_of(), "workers_0") == "", "of a generated script"
 
 
@@ -126,11 +120,10 @@ def test_a_longer_training_and_a_rename_reach_the_edited_script(tmp_path, monkey
     assert flags_of(now)["max_train_epochs"] == ["9"] and OWN_LINES in now
     path = write_attempt(folder, runs.pinned(folder), 2, folder / "cat-step000005-state")
     assert flags_of(path.read_text())["resume"] and OWN_LINES in path.read_text()
-    new = manage.rename("cat", "big dog", lambda _: __import__("contextlib").nullcontext(True))
+    new = manage.rename("cat", "big dog", lambda _: contextlib.nullcontext(True))
     now = (new / "train.sh").read_text()
-    assert (
-        flags_of(now)["output_name"] == ["big-dog"] and flags_of(now)["output_dir"] == [str(new)] and OWN_LINES in now
-    )
+    assert flags_of(now)["output_name"] == ["big-dog"] and flags_of(now)["output_dir"] == [str(new)]
+    assert OWN_LINES in now
     assert render(new).read_text() == now
 
 
@@ -161,19 +154,9 @@ def of_level(text, level="error", spec=None):
         (lambda t: t.replace("fi\n", "\n", 1), None, "bash:", False),
         (lambda t: "echo nothing\n", None, "no trainer that Hangproof knows", False),
         (lambda t: t + t, None, "2 training commands", False),
-        (
-            lambda t: t.replace("--output_dir ", "--output_dir /elsewhere"),
-            "--output_dir",
-            "--output_dir is /elsewhere",
-            True,
-        ),
+        (lambda t: t.replace("_dir ", "_dir /elsewhere"), "--output_dir", "--output_dir is /elsewhere", True),
         (lambda t: t.replace("--output_name cat", ""), "flux_train", "--output_name is missing", True),
-        (
-            lambda t: t.replace("flux_train_network", "sdxl_train_network"),
-            "sdxl_train",
-            "need flux_train_network.py",
-            False,
-        ),
+        (lambda t: t.replace("flux_train", "sdxl_train"), "sdxl_train", "need flux_train_network.py", False),
         (lambda t: t.replace("-m sd_scripts_patches ", ""), "flux_train", "without the guards", True),
         (lambda t: t + "\0", None, "NUL", False),
         (lambda t: t + "#" * 300_000, None, "larger than", False),
@@ -230,7 +213,7 @@ def test_flags_are_set_and_removed_wherever_they_are():
 VALUE = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=12)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), VALUE), max_size=6))
 def test_no_edit_is_worse_than_a_clear_message_and_an_accepted_one_stays(tmp_path_factory, edits):
     spec = spec_of()
@@ -244,8 +227,6 @@ def test_no_edit_is_worse_than_a_clear_message_and_an_accepted_one_stays(tmp_pat
         assert str(error).strip()
         return
     assert generated(after) == text
-    import tomllib
-
     assert runs.make(tomllib.loads(dumps(after))) == after
     resumed = runs.script(after, folder_of(spec), folder_of(spec) / "cat-step000050-state")
     kept = [line for line in text.splitlines() if not line.rstrip().endswith("\\")][:5]
@@ -256,43 +237,10 @@ def test_bash_starts_exactly_the_flags_that_lint_reads(tmp_path):
     spec, _ = adopted(spec_of(), edit)
     text = runs.script(spec, folder_of(spec), folder_of(spec) / "cat-step000050-state")
     stand_in, out = tmp_path / "accelerate", tmp_path / "words"
-    stand_in.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {out}\n')
-    stand_in.chmod(0o755)
+    executable(stand_in, f'#!/bin/sh\nprintf "%s\\n" "$@" > {out}\n')
     script = tmp_path / "train.sh"
     script.write_text(text)
     env = {"PATH": "/usr/bin:/bin", "TRAINER_PYTHON": str(stand_in)}
     subprocess.run(["bash", str(script)], check=True, timeout=60, env=env)
     words = out.read_text().splitlines()
     assert words[words.index("--resume") + 1].endswith("cat-step000050-state") and words.count("--learning_rate") == 1
-
-
-# With a real monitor -----------------------------------------------------------------------------------------------------
-
-
-def edited_run(tmp_path, change) -> dict:
-    """The fields of a run of the tiny model with an edited script."""
-    fields = {"name": "Ladder 1", "trigger": "t", "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 40}
-    spec = runs.make({**fields, "save_every_n_steps": 10, "sample_every_n_steps": 0})
-    return adopted(spec, change)[0].model_dump()
-
-
-def test_the_monitor_restarts_an_edited_script_from_its_checkpoint_with_its_mitigation(run, tmp_path):  # noqa: F811
-    fields = edited_run(tmp_path, lambda text: text.replace("set -eu\n", f"set -eu\necho x >> {tmp_path}/mine\n"))
-    folder, code = run(FORK, **fields)
-    assert code == 0
-    attempts = sorted(folder.glob("train.attempt-*.sh"))
-    assert attempts and len((tmp_path / "mine").read_text().split()) == 1 + len(attempts), "each attempt ran my line"
-    last = flags_of(attempts[-1].read_text())
-    assert last["max_data_loader_n_workers"] == ["0"] and "-state" in last["resume"][0]
-    assert (folder / "train.sh").read_text() == fields["edited"]["script"], "the script itself stays as written"
-
-
-def test_the_monitor_says_which_mitigation_the_edited_script_prevents(run, tmp_path):  # noqa: F811
-    def change(text):
-        text = text.replace("set -eu\n", 'set -eu\nworkers="--max_data_loader_n_workers 2"\n')
-        return text.replace("--max_data_loader_n_workers 2 \\", "$workers \\")
-
-    folder, code = run(FORK, **edited_run(tmp_path, change))
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    (said,) = {one["message"] for one in events if one["kind"] == "not_mitigated"}
-    assert code == 4 and said.startswith("workers 0: ") and "--max_data_loader_n_workers is not written" in said

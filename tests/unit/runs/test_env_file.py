@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -16,17 +15,19 @@ import pytest
 from draft_helpers import drop, photo
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import data, pictures, python, run_script, spec, stub  # noqa: F401
+from runs_helpers import call, executable, pictures, python, run_script, spec
 from safetensors.numpy import save_file
 
 import presets
 import runs
-from launch import publish, runpod, skypilot, slurm, vast
+from launch import publish
 from launch.store.copies import Copier
 from launch.store.lease import Lease
 from launch.store.places import open_place
 from monitor.process.tree import idle
-from runs import custom_script, env_file, manage, sweep
+from monitor.run_folder import RunFolder
+from monitor.state import spec_hash
+from runs import adopt_script, custom_script, env_file, manage, sweep
 from ui.api import drafts as api
 from ui.dataset import draft
 from ui.new import form, importing, script_editor, templates
@@ -75,29 +76,17 @@ def start(draft_id: str) -> Path:
 
 
 def by_python(root: Path) -> Path:
-    return runs.create(
-        spec(**FIELDS, environment={"WANDB_API_KEY": VALUE, "PLAIN": "shown"}), pictures(root / "photos")
-    )
+    made = spec(**FIELDS, environment={"WANDB_API_KEY": VALUE, "PLAIN": "shown"})
+    return runs.create(made, pictures(root / "photos"))
 
 
 def by_command(root: Path) -> Path:
-    words = [
-        "--name",
-        "cat",
-        "--images",
-        str(pictures(root / "photos")),
-        "--model",
-        "tiny-flux",
-        "--set",
-        "resolution=64",
-    ]
-    done = python(
-        "-m", "runs", "new", *words, "--trigger", "ohwx", "--set", f"wandb_api_key={VALUE}", "--set", f"store={STORE}"
-    )
+    words = ["--images", pictures(root / "photos"), "--model", "tiny-flux", "--trigger", "ohwx"]
+    words += ["--set", "resolution=64", "--set", f"store={STORE}", "--set", f"wandb_api_key={VALUE}"]
+    done = call("runs", "new", "--name", "cat", *words)
     assert done.returncode == 0, done.stderr
-    assert (
-        "WANDB_API_KEY: kept in a file that only you can read" in done.stderr and VALUE not in done.stdout + done.stderr
-    )
+    assert "WANDB_API_KEY: kept in a file that only you can read" in done.stderr
+    assert VALUE not in done.stdout + done.stderr
     return Path(done.stdout.strip())
 
 
@@ -133,9 +122,8 @@ def by_script(root: Path) -> Path:
     generated = script_editor._generated(draft_id)
     edited = generated.replace("set -eu\n", f"set -eu\nexport WANDB_API_KEY={VALUE} # mine\n", 1)
     script_editor.save(draft_id, edited, "", generated)
-    assert (
-        VALUE not in script_editor.stored(draft_id)["script"] and "# mine" in script_editor.stored(draft_id)["script"]
-    )
+    stored = script_editor.stored(draft_id)["script"]
+    assert VALUE not in stored and "# mine" in stored
     return start(draft_id)
 
 
@@ -143,7 +131,7 @@ WAYS = [by_python, by_command, by_options, by_import, by_script]
 
 
 @pytest.fixture
-def made(request, data, monkeypatch):  # noqa: F811
+def made(request, data, monkeypatch):
     """A run that got the secret in one of the ways."""
     for name in ("WANDB_API_KEY", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -153,10 +141,12 @@ def made(request, data, monkeypatch):  # noqa: F811
 
 
 each_way = pytest.mark.parametrize("made", WAYS, indirect=True, ids=lambda way: way.__name__)
+# A run keeps its secrets in one of two forms: in its settings, or in a script of its own.
+each_form = pytest.mark.parametrize("made", [by_command, by_script], indirect=True, ids=lambda way: way.__name__)
 
 
 @each_way
-def test_a_secret_is_in_no_file_but_the_private_one(made, data):  # noqa: F811
+def test_a_secret_is_in_no_file_but_the_private_one(made, data):
     kept = [str(path.relative_to(data)) for path in (data / ".secrets").iterdir()]
     assert sorted(exposed_in(data, VALUE, OTHER)) == sorted(kept) and str(private(made).relative_to(data)) in kept
     for path in (data / ".secrets").iterdir():
@@ -165,8 +155,8 @@ def test_a_secret_is_in_no_file_but_the_private_one(made, data):  # noqa: F811
     assert "WANDB_API_KEY" in (made / "run.toml").read_text() and "WANDB_API_KEY" in (made / "train.sh").read_text()
 
 
-@each_way
-def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monkeypatch):  # noqa: F811
+@each_form
+def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
     loaded = runs.load(made)
@@ -174,19 +164,15 @@ def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monke
     with open(out / "all.zip", "wb") as file:
         file.writelines(downloads.pieces(downloads.archive(made)))
     for name in ("bundle.tar", "bundle.zip"):
-        assert python("-m", "launch", "bundle", "cat", "-o", str(out / name)).returncode == 0
+        assert call("launch", "bundle", "cat", "-o", out / name).returncode == 0
     with tarfile.open(out / "bundle.tar") as tar:
         assert "WANDB_API_KEY" in tar.extractfile("cat/README.txt").read().decode()
-    for module, words in (
-        (skypilot, []),
-        (runpod, ["--image", "me/h:1", "--gpu", "L4"]),
-        (vast, ["--image", "me/h:1", "--gpu", "L4"]),
-        (slurm, []),
-    ):
-        done = python("-m", "launch", module.__name__.rpartition(".")[2], "cat", *words, "--json")
+    rented = ["--image", "me/h:1", "--gpu", "L4"]
+    for place, words in (("skypilot", []), ("runpod", rented), ("vast", rented), ("slurm", [])):
+        done = call("launch", place, "cat", *words, "--json")
         assert done.returncode == 0, done.stderr
-        (out / f"{module.__name__}.txt").write_text(done.stdout + done.stderr)
-        if module is not slurm:
+        (out / f"{place}.txt").write_text(done.stdout + done.stderr)
+        if place != "slurm":
             assert "WANDB_API_KEY" in json.loads(done.stdout.splitlines()[-1])["secrets"]
     place = open_place(str(out / "store")).under("cat")
     lease = Lease(place, period_s=1.5)
@@ -200,7 +186,7 @@ def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monke
     shown = view.read(made)
     texts = [
         runs.dumps(loaded), repr(loaded), json.dumps(loaded.public()), json.dumps(compare.settings(shown)),
-        python("-m", "runs", "show", "cat", "--json").stdout, json.dumps(shown.spec, default=str),
+        call("runs", "show", "cat", "--json").stdout, json.dumps(shown.spec, default=str),
     ]  # fmt: skip
     (out / "shown.txt").write_text("\n".join(texts))
     assert exposed_in(out, VALUE, OTHER) == []
@@ -209,9 +195,9 @@ def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monke
 
 @each_way
 def test_a_script_that_is_run_by_hand_reads_its_secrets_and_says_which_are_missing(made, tmp_path):
-    program = tmp_path / "python"
-    program.write_text('#!/bin/sh\nprintf "%s" "$WANDB_API_KEY"; for word in "$@"; do echo "$word"; done\n')
-    program.chmod(0o755)
+    program = executable(
+        tmp_path / "python", '#!/bin/sh\nprintf "%s" "$WANDB_API_KEY"; for word in "$@"; do echo "$word"; done\n'
+    )
     done = run_script(made / "train.sh", program)
     assert done.returncode == 0 and done.stdout.decode().startswith(VALUE), done.stderr
     assert done.stdout.decode().count(VALUE) == 1 and b"no value" not in done.stderr, "and it is in no argument"
@@ -222,8 +208,8 @@ def test_a_script_that_is_run_by_hand_reads_its_secrets_and_says_which_are_missi
     assert done.stdout.decode().startswith("from outside") and b"no value" not in done.stderr
 
 
-@each_way
-def test_copies_of_a_run_have_its_secrets_and_its_file_goes_where_it_goes(made, data):  # noqa: F811
+@each_form
+def test_copies_of_a_run_have_its_secrets_and_its_file_goes_where_it_goes(made, data):
     base = runs.load(made)
     edited = base.edited is not None
     if not edited:
@@ -245,28 +231,24 @@ def test_copies_of_a_run_have_its_secrets_and_its_file_goes_where_it_goes(made, 
     assert [path for path in exposed_in(data, VALUE, OTHER) if not path.startswith(".secrets/")] == []
 
 
-def test_a_new_run_does_not_get_the_secrets_of_an_earlier_one_of_its_name(data):  # noqa: F811
+def test_a_new_run_does_not_get_the_secrets_of_an_earlier_one_of_its_name(data):
     env_file.write(data / "outputs" / "cat", {"WANDB_API_KEY": VALUE})
     folder = runs.create(spec(**{**FIELDS, "store": ""}), pictures(data / "photos"))
     assert not private(folder).exists()
 
 
-def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):  # noqa: F811
+def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):
     draft_id = set_up(data, flags=f"wandb_api_key={VALUE}\nrank=8\n")
     templates.save("mine", {**importing.current(draft_id), "flags": f"WANDB_API_KEY={VALUE}\nrank=8"})
     (one,) = [one for one in templates.listing() if one["own"]]
-    assert (
-        templates.values_of(one["key"], importing.current(draft_id))["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "ui.new.export_job", draft_id], capture_output=True, text=True, cwd=presets.tables.ROOT
-    )
-    assert done.returncode == 0, done.stderr
+    values = templates.values_of(one["key"], importing.current(draft_id))
+    assert values["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
+    assert call("ui.new.export_job", draft_id).returncode == 0
     assert [path for path in exposed_in(data, VALUE) if not path.startswith(".secrets/")] == []
     assert list((data / "datasets" / ".drafts").rglob("*.zip"))
 
 
-def test_a_secret_that_is_typed_letter_by_letter_is_whole_at_the_end(data):  # noqa: F811
+def test_a_secret_that_is_typed_letter_by_letter_is_whole_at_the_end(data):
     draft_id = set_up(data)
     for end in range(1, len(VALUE) + 1):
         draft.save_fields(draft_id, {"flags": f"rank=8\nwandb_api_key={VALUE[:end]}"})
@@ -275,9 +257,6 @@ def test_a_secret_that_is_typed_letter_by_letter_is_whole_at_the_end(data):  # n
     assert env_file.read(start(draft_id))["WANDB_API_KEY"] == VALUE
     draft.save_fields(draft_id, {"flags": "seed=3\n"})
     assert env_file.read(draft.folder(draft_id)) == {}, "it is no longer named"
-
-
-OLD_SCRIPT = "export WANDB_API_KEY={value}\n"
 
 
 def old_run(root: Path) -> Path:
@@ -297,9 +276,7 @@ def old_run(root: Path) -> Path:
     return folder
 
 
-def test_a_run_of_an_earlier_version_is_put_right_when_it_is_read_and_can_go_on(data, tmp_path):  # noqa: F811
-    from monitor.state import spec_hash
-
+def test_a_run_of_an_earlier_version_is_put_right_when_it_is_read_and_can_go_on(data, tmp_path):
     folder = old_run(data)
     known = spec_hash(folder)
     for file in ("monitor.json", "status.json"):
@@ -314,23 +291,18 @@ def test_a_run_of_an_earlier_version_is_put_right_when_it_is_read_and_can_go_on(
     values = json.loads((folder / "monitor.json").read_text())
     assert values["spec_hash"] == spec_hash(folder) != known, "its state and its changes stay valid"
     assert values["checkpoint"] == {"path": "/fast/cat-state"}
-    program = tmp_path / "python"
-    program.write_text('#!/bin/sh\necho "$WANDB_API_KEY $HF_TOKEN" "$@"\n')
-    program.chmod(0o755)
+    program = executable(tmp_path / "python", '#!/bin/sh\necho "$WANDB_API_KEY $HF_TOKEN" "$@"\n')
     for name in ("train.sh", "train.attempt-2.sh"):
         done = run_script(folder / name, program)
         assert done.returncode == 0, done.stderr
         said = done.stdout.decode()
-        assert (
-            said.startswith(f"{VALUE} {OTHER} ") and "--huggingface_token" not in said and "--output_name cat" in said
-        )
+        assert said.startswith(f"{VALUE} {OTHER} ")
+        assert "--huggingface_token" not in said and "--output_name cat" in said
     script = runs.write_attempt(folder, runs.pinned(folder), 3, folder / "cat-state")
     assert run_script(script, program).stdout.decode().startswith(f"{VALUE} {OTHER} ")
 
 
-def test_a_script_that_was_edited_with_an_earlier_version_keeps_its_lines(data, tmp_path):  # noqa: F811
-    from runs import adopt_script
-
+def test_a_script_that_was_edited_with_an_earlier_version_keeps_its_lines(data, tmp_path):
     plain = spec(**{**FIELDS, "store": ""})
     folder = runs.create(plain, pictures(data / "photos"))
     base = runs.load(folder)
@@ -346,9 +318,7 @@ def test_a_script_that_was_edited_with_an_earlier_version_keeps_its_lines(data, 
     runs.render(folder)
     script = (folder / "train.sh").read_text()
     assert "echo hello" in script and str(private(folder)) in script and VALUE not in script
-    program = tmp_path / "python"
-    program.write_text('#!/bin/sh\necho "$WANDB_API_KEY"\n')
-    program.chmod(0o755)
+    program = executable(tmp_path / "python", '#!/bin/sh\necho "$WANDB_API_KEY"\n')
     assert run_script(folder / "train.sh", program).stdout.decode() == f"hello\n{VALUE}\n"
     assert mine != generated
 
@@ -380,42 +350,30 @@ def test_what_is_no_secret_stays_in_a_script(written):
 
 @pytest.mark.parametrize("backend, tier", [("diffusers", "20G"), ("sd-scripts", "12G")])
 @pytest.mark.parametrize("platform", ["linux", "win32"])
-def test_a_generated_script_is_read_as_it_was_before(data, backend, tier, platform):  # noqa: F811
+def test_a_generated_script_is_read_as_it_was_before(data, backend, tier, platform):
     """The lines that read the file are no setting, and hide no secret from lint or from the editor."""
     plain = spec(name="cat", backend=backend, tier=tier)
     text = runs.script(plain.changed(secrets=["HF_TOKEN", "MY_KEY"]), data / "outputs/cat", platform=platform)
     assert env_file.of_script(text) == (text, {}) and "HF_TOKEN" in text
-    mine, before = (
-        custom_script.only(text, platform),
-        custom_script.only(runs.script(plain, data / "outputs/cat", platform=platform), platform),
-    )
-    assert custom_script.flags(mine) == custom_script.flags(before)
+    before = runs.script(plain, data / "outputs/cat", platform=platform)
+    assert len({str(custom_script.flags(custom_script.only(one, platform))) for one in (text, before)}) == 1
     assert presets.lint.lint(text, runs.script_name(platform=platform)) == []
 
 
-@given(
-    st.text(st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_characters="\x7f"), min_size=1, max_size=80)
-)
-@settings(max_examples=60, deadline=None)
-def test_each_value_reaches_the_script_as_it_was_given(value):
-    root = Path(os.environ["SECRETS_ROOT"])
-    os.environ["HANGPROOF_DATA"] = str(root)
-    env_file.write(root / "outputs" / "cat", {"MY_KEY": value})
-    assert env_file.read(root / "outputs" / "cat") == {"MY_KEY": value}
-    path = env_file.path_of(root / "outputs" / "cat")
-    done = subprocess.run(
-        ["bash", "-euc", '. "$1"; printf %s "$MY_KEY"', "x", str(path)], capture_output=True, timeout=60
-    )
-    assert done.stdout.decode() == value, done.stderr
+def test_each_value_reaches_the_script_as_it_was_given(data):
+    @settings(max_examples=20, deadline=None)
+    @given(st.text(st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_characters="\x7f"), min_size=1))
+    def holds(value):
+        env_file.write(data / "outputs" / "cat", {"MY_KEY": value})
+        assert env_file.read(data / "outputs" / "cat") == {"MY_KEY": value}
+        command = ["bash", "-euc", '. "$1"; printf %s "$MY_KEY"', "x", private(data / "outputs" / "cat")]
+        done = subprocess.run(command, capture_output=True, timeout=60)
+        assert done.stdout.decode() == value, done.stderr
+
+    holds()
 
 
-@pytest.fixture(autouse=True)
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("SECRETS_ROOT", str(tmp_path / "root"))
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
-
-
-def test_a_value_that_no_key_has_is_refused(data):  # noqa: F811
+def test_a_value_that_no_key_has_is_refused(data):
     with pytest.raises(runs.RunError, match="MY_KEY: the value has a line break"):
         env_file.write(data / "outputs" / "cat", {"MY_KEY": "a\nb"})
     (data / ".secrets").symlink_to(data)
@@ -423,27 +381,23 @@ def test_a_value_that_no_key_has_is_refused(data):  # noqa: F811
         env_file.write(data / "outputs" / "cat", {"MY_KEY": "ab"})
 
 
-def test_docker_gets_the_values_from_the_private_file(data, tmp_path, monkeypatch):  # noqa: F811
+def test_docker_gets_the_values_from_the_private_file(data, tmp_path, monkeypatch):
     for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     environment = {"WANDB_API_KEY": VALUE, "HF_TOKEN": OTHER}
     runs.create(spec(**{**FIELDS, "store": ""}, environment=environment), pictures(data / "photos"))
     (tmp_path / "bin").mkdir()
-    docker = tmp_path / "bin" / "docker"
-    docker.write_text('#!/usr/bin/env bash\nprintf \'%s\\n\' "$WANDB_API_KEY" "$@" > "$WORDS"\n')
-    docker.chmod(0o755)
+    executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$WANDB_API_KEY" "$@" > "$WORDS"\n')
     env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = python("-m", "launch", "docker", "cat", "--submit", **env)
     assert done.returncode == 0, done.stderr
     first, *words = (tmp_path / "words").read_text().splitlines()
     assert first == VALUE and VALUE not in words and "WANDB_API_KEY" in words
-    done = python("-m", "launch", "docker", "cat", "--env", f"MY_TOKEN={VALUE}", **env)
+    done = call("launch", "docker", "cat", "--env", f"MY_TOKEN={VALUE}", **env)
     assert done.returncode == 1 and "this is a secret" in done.stderr and VALUE not in done.stderr
 
 
-def test_a_report_names_a_secret_that_the_trainer_printed(data):  # noqa: F811
-    from monitor.run_folder import RunFolder
-
+def test_a_report_names_a_secret_that_the_trainer_printed(data):
     folder = by_python(data)
     (folder / "training.log").write_text(f"login with {VALUE}\nfailed: 401\n")
     assert RunFolder(folder).log_tail(0, 1000) == "login with (WANDB_API_KEY)\nfailed: 401\n"
@@ -451,6 +405,5 @@ def test_a_report_names_a_secret_that_the_trainer_printed(data):  # noqa: F811
 
 def test_the_private_files_stay_out_of_version_control_and_of_the_image():
     """The data folder is the project's by default; SkyPilot leaves out what .gitignore names."""
-    root = presets.tables.ROOT
-    assert f"/{env_file.FOLDER}/" in (root / ".gitignore").read_text().splitlines()
-    assert env_file.FOLDER in (root / ".dockerignore").read_text().splitlines()
+    for name, line in ((".gitignore", f"/{env_file.FOLDER}/"), (".dockerignore", env_file.FOLDER)):
+        assert line in (presets.tables.ROOT / name).read_text().splitlines()

@@ -9,11 +9,15 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import ANY_VALUE
 from ui_helpers import lora_file
 
+from monitor import metrics_lines
 from runs import evolution
-from runs.evolution import Losses, read, read_samples
+from runs.evolution import Losses, read
 from runs.overfitting import best, overfitting
+from ui.run.charts import lines_of
+from ui.run.metrics import Metrics
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -86,14 +90,11 @@ def test_an_epoch_becomes_its_last_step(tmp_path):
 
 
 def test_images_with_other_names_are_kept_apart(tmp_path):
+    assert read(tmp_path) == evolution.Evolution() == read(tmp_path / "none")
     sample(tmp_path, "my picture.png")
     sample(tmp_path, "notes.txt")
     found = read(tmp_path)
     assert found.snapshots == () and [one.path.name for one in found.others] == ["my picture.png"]
-
-
-def test_an_empty_or_missing_folder_has_nothing(tmp_path):
-    assert read(tmp_path) == evolution.Evolution() == read(tmp_path / "none")
 
 
 # Hostile files -------------------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ NAMES = st.text(
 
 
 @given(st.lists(NAMES, max_size=8))
-@settings(max_examples=150)
+@settings(max_examples=40)
 def test_any_file_name_gives_a_table(tmp_path_factory, names):
     folder = tmp_path_factory.mktemp("names")
     for name in names:
@@ -124,29 +125,23 @@ def test_any_file_name_gives_a_table(tmp_path_factory, names):
     shown = [one for snapshot in found.snapshots for one in snapshot.samples]
     for one in (*shown, *found.others):
         assert one.path.parent == folder / "sample" and one.path.is_file()
-    assert len(read_samples(folder / "sample")) == len(shown) + len(found.others) or len(shown) < len(names)
     steps = found.steps
     assert steps == sorted(set(steps))
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
 LINES = st.binary(max_size=40) | st.builds(
     lambda kind, step, loss, value: json.dumps(
         {"kind": kind, "step": step, "epoch": step, "loss": loss, "val_loss": value}
     ).encode(),
     st.sampled_from(["step", "validation", "gpu", 3, None]),
-    st.integers(-5, 300) | VALUES,
-    VALUES,
-    VALUES,
+    st.integers(-5, 300) | ANY_VALUE,
+    ANY_VALUE,
+    ANY_VALUE,
 )
 
 
 @given(st.lists(LINES, max_size=12), st.integers(0, 2**32))
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_any_metrics_are_read_the_same_in_one_read_and_in_many(tmp_path_factory, lines, seed):
     path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
     whole = b"\n".join(lines) + b"\n"
@@ -220,11 +215,11 @@ def alarm_at(kind: str, seed: int, wander: float = 0.5) -> int | None:
 
 
 def test_overfitting_is_noticed_and_a_run_without_it_hardly_ever_alarms():
-    noticed = [alarm_at("overfitting", seed) for seed in range(60)]
-    assert sum(one is not None for one in noticed) >= 58
-    for kind, most in (("falling", 2), ("plateau", 2), ("flat", 5)):
-        assert sum(alarm_at(kind, seed) is not None for seed in range(60)) <= most, kind
-    assert sum(alarm_at("falling", seed, 0.8) is not None for seed in range(60)) <= 6  # noise that wanders far
+    noticed = [alarm_at("overfitting", seed) for seed in range(20)]
+    assert sum(one is not None for one in noticed) >= 19
+    for kind, most in (("falling", 1), ("plateau", 1), ("flat", 2)):
+        assert sum(alarm_at(kind, seed) is not None for seed in range(20)) <= most, kind
+    assert sum(alarm_at("falling", seed, 0.8) is not None for seed in range(20)) <= 3  # noise that wanders far
 
 
 def test_the_warning_says_what_happened_and_what_to_do():
@@ -235,14 +230,10 @@ def test_the_warning_says_what_happened_and_what_to_do():
     assert f"since step {alarm.step:,} the validation loss has risen" in text and "Use the LoRA closest to" in text
 
 
-def test_without_training_losses_or_with_few_validations_there_is_no_alarm():
+def test_without_training_losses_with_few_validations_or_with_a_rise_of_both_there_is_no_alarm():
     found, between = curve("overfitting", 1)
     assert overfitting(found, lambda a, b: []) is None
     assert overfitting(found[:5], between) is None and overfitting([], between) is None
-
-
-def test_a_rise_of_both_losses_is_not_called_overfitting():
-    found, _ = curve("overfitting", 1)
     assert overfitting(found, lambda a, b: [0.4 + 1e-4 * step for step in range(max(0, a), b + 1)]) is None
 
 
@@ -260,9 +251,6 @@ def test_any_numbers_are_judged(validation, losses):
 
 
 def test_the_charts_have_the_validation_loss(tmp_path):
-    from ui.run.charts import lines_of
-    from ui.run.metrics import Metrics
-
     lines = "".join(step_line(step, t=f"2026-01-01T00:00:{step:02}.000Z") for step in range(1, 40))
     more = [json.loads(validation_line(step, 1.0 / step)) for step in (10, 20, 10)]
     text = "".join(json.dumps({**one, "t": f"2026-01-01T00:00:{one['step']:02}.500Z"}) + "\n" for one in more)
@@ -274,17 +262,15 @@ def test_the_charts_have_the_validation_loss(tmp_path):
 
 
 @given(st.integers(2, 120), st.integers(1, 9), st.integers(0, 130))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_lines_of_validations_do_not_hide_the_line_of_a_step(tmp_path_factory, steps, every, wanted):
-    from monitor.metrics_lines import last_step, step_line
-
     path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
     lines = [step_line_of(step) + (validation_line(step, 0.5) if step % every == 0 else "") for step in range(1, steps)]
     path.write_text("".join(lines))
     with path.open("rb") as file:
-        found = step_line(file, 0, path.stat().st_size, wanted)
+        found = metrics_lines.step_line(file, 0, path.stat().st_size, wanted)
         assert (found or {}).get("step") == (min(wanted, steps - 1) or None)
-        assert last_step(file, 0, path.stat().st_size)["step"] == steps - 1
+        assert metrics_lines.last_step(file, 0, path.stat().st_size)["step"] == steps - 1
 
 
 def step_line_of(step: int) -> str:

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from runs_helpers import data  # noqa: F401
 
 import runs
 from runs.history import earlier
@@ -11,7 +10,7 @@ from runs.history import earlier
 FIELDS = {"name": "one", "model": "tiny-flux", "tier": "16G"}
 
 
-def write(data, name: str, at: str = "2026-01-01T00:20:00.000Z", spec=(), **status) -> None:  # noqa: F811
+def write(data, name: str, at: str = "2026-01-01T00:20:00.000Z", spec=(), **status) -> None:
     folder = data / "outputs" / name
     folder.mkdir(parents=True)
     (folder / "run.toml").write_text(runs.dumps(runs.make({**FIELDS, "name": name, **dict(spec)})), encoding="utf-8")
@@ -26,26 +25,26 @@ def spec(**fields) -> dict:
     return runs.make({**FIELDS, **fields}).model_dump()
 
 
-def test_a_completed_run_with_the_same_settings_gives_its_speed_and_the_rest_of_its_time(data):  # noqa: F811
+def test_a_completed_run_with_the_same_settings_gives_its_speed_and_the_rest_of_its_time(data):
     write(data, "before")
     found = earlier(spec())
     assert (found.name, found.step_s, found.other_s) == ("before", 2.0, pytest.approx(200.0))
 
 
 @pytest.mark.parametrize("change", [{"resolution": 128}, {"tier": "20G"}, {"batch_size": 2}, {"model": "flux-dev"}, {"mixed_precision": "bf16"}])  # fmt: skip
-def test_a_run_with_other_settings_does_not_count(data, change):  # noqa: F811
+def test_a_run_with_other_settings_does_not_count(data, change):
     write(data, "before")
     assert earlier(spec(**change)) is None
 
 
-def test_the_newest_completed_run_comes_first(data):  # noqa: F811
+def test_the_newest_completed_run_comes_first(data):
     write(data, "old", step_s=9.0)
     write(data, "new", "2026-01-02T00:20:00.000Z", step_s=3.0)
     write(data, "restarted", "2026-01-03T00:20:00.000Z", step_s=4.0, restarts=2)
     assert earlier(spec()).name == "new"
 
 
-def test_a_stopped_run_gives_the_speed_of_its_steps_only(data):  # noqa: F811
+def test_a_stopped_run_gives_the_speed_of_its_steps_only(data):
     write(data, "stopped", state="stopped")
     assert earlier(spec()).other_s is None and earlier(spec()).step_s == 2.0
 
@@ -54,12 +53,12 @@ def test_a_stopped_run_gives_the_speed_of_its_steps_only(data):  # noqa: F811
     "status",
     [{"step": 3}, {"step_s": None}, {"step_s": "x"}, {"updated_at": "yesterday"}, {"started_at": None}, {"step": None}],
 )
-def test_runs_without_a_usable_speed_are_passed_over(data, status):  # noqa: F811
+def test_runs_without_a_usable_speed_are_passed_over(data, status):
     write(data, "broken", **status)
     assert earlier(spec()) is None
 
 
-def test_broken_files_are_passed_over(data):  # noqa: F811
+def test_broken_files_are_passed_over(data):
     write(data, "a")
     (data / "outputs" / "a" / "status.json").write_text("{")
     write(data, "b")

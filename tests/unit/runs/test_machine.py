@@ -1,8 +1,8 @@
 """The machine: its GPU through a stand-in for the driver, its tier, and the trainer's torch without importing it."""
 
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,11 @@ from runs import machine
 from runs.machine import Machine, tier_for
 
 SHIM = PROJECT / "benchmarks" / "shims" / "nvml"
-ASK = "import json, sys; from runs import machine; machine.DRIVER_TIMEOUT_S = 3; m = machine.this_machine(); print(m); print('torch' in sys.modules)"
+ASK = "import json, sys; from runs import machine; machine.DRIVER_TIMEOUT_S = 1; m = machine.this_machine(); print(m); print('torch' in sys.modules)"
 
 
 def machine_of(**env: str) -> list[str]:
     """this_machine() of a new process with the stand-in driver, and whether torch was imported."""
-    import os
-
     done = subprocess.run(
         [sys.executable, "-c", ASK], cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True,
         env={**os.environ, "PYTHONPATH": str(SHIM), **env},
@@ -46,9 +44,7 @@ def test_a_driver_that_fails_is_a_plain_answer():
 
 
 def test_a_driver_that_never_answers_does_not_block_the_page():
-    began = time.monotonic()
-    assert "the NVIDIA driver did not answer within 3 s" in machine_of(FAULTS_NVML="hangs")[0]
-    assert time.monotonic() - began < 30
+    assert "the NVIDIA driver did not answer within 1 s" in machine_of(FAULTS_NVML="hangs")[0]
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has an NVIDIA driver")

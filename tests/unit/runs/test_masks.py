@@ -1,6 +1,7 @@
 """Crop, mask and weight of an image: in the data set that a run trains on, and in what a trainer reads of it."""
 
 import io
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -12,6 +13,7 @@ from draft_helpers import photo
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from strategies import ANY_VALUE
 
 import runs
 from runs import dataset, masks, pictures
@@ -56,7 +58,7 @@ def written(tmp_path: Path, *sources: Source, **more) -> Path:
 # Crop ----------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SIZES, crops())
 def test_a_crop_is_never_empty_and_never_outside(size, crop):
     left, top, right, bottom = pictures.crop_box(size, crop)
@@ -64,7 +66,7 @@ def test_a_crop_is_never_empty_and_never_outside(size, crop):
     assert pictures.cropped_size(size, crop) == (right - left, bottom - top)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(crops(), st.integers(0, 7), st.integers(0, 7))
 def test_turning_a_crop_twice_is_turning_it_once_by_the_sum(crop, first, second):
     twice = pictures.turned_crop(pictures.turned_crop(crop, first), second)
@@ -81,15 +83,8 @@ def test_a_turned_image_with_its_turned_crop_keeps_the_same_pixels(tmp_path, tur
     assert suffix == ".png" and "cropped" in why and ("rotated" in why) == bool(turn)
 
 
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=500, deadline=None)
-@given(ANYTHING | st.lists(st.floats() | st.integers(-2, 2) | FRACTION, min_size=4, max_size=4))
+@settings(max_examples=50, deadline=None)
+@given(ANY_VALUE | st.lists(st.floats() | st.integers(-2, 2) | FRACTION, min_size=4, max_size=4))
 @example([0, 0, float("nan"), 1])
 @example([True, 0, 1, 1])
 @example([0.5, 0, 0.5000000001, 1])
@@ -138,9 +133,8 @@ def _bomb() -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(10**7))) + chunk(b"IEND", b"")
-    )
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(10**7))) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
 
 
 def test_hostile_masks_are_refused_with_a_reason(tmp_path):
@@ -163,7 +157,7 @@ def test_hostile_masks_are_refused_with_a_reason(tmp_path):
             masks.read(content, "m.png", (640, 640))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_a_damaged_mask_gives_a_mask_or_a_reason(data):
     content = bytearray(png_of(Image.new("L", (32, 32), 200)))
@@ -219,21 +213,14 @@ def test_a_mask_that_is_gone_is_an_error_with_the_name_of_its_image(tmp_path):
 
 def test_a_masked_image_is_split_into_image_and_mask(tmp_path):
     picture = gradient(tmp_path / "a.png")
-    data = written(
-        tmp_path, Source(picture, "a.png", "c", mask=left_half(tmp_path / "m.png")), Source(picture, "b.png", "c")
-    )
+    with_mask = Source(picture, "a.png", "c", mask=left_half(tmp_path / "m.png"))
+    data = written(tmp_path, with_mask, Source(picture, "b.png", "c"))
+    assert not masks.any_mask([data / "b.png", data / "none.png"])
     mask = masks.split(data, data / "a.png", tmp_path / "out.png")
     with Image.open(tmp_path / "out.png") as image, Image.open(picture) as before:
         assert image.mode == "RGB" and image.tobytes() == before.tobytes()
     assert mask.getpixel((0, 0)) == 255 and mask.getpixel((95, 0)) == 0
     assert masks.split(data, data / "b.png", tmp_path / "other.png") is None and not (tmp_path / "other.png").exists()
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "P"])
-def test_an_image_without_alpha_has_no_mask(tmp_path, mode):
-    Image.new(mode, (8, 8)).save(tmp_path / "a.png")
-    (tmp_path / "b.png").write_bytes(b"\x89PNG")
-    assert not masks.any_mask([tmp_path / "a.png", tmp_path / "b.png", tmp_path / "c.png", tmp_path / "a.jpg"])
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
@@ -247,49 +234,34 @@ def test_images_with_a_weight_get_a_subset_with_more_repeats(tmp_path):
         )
     ]
     data = written(tmp_path, *sources)
+    # folder in the data set: (its images, their weight, the folder that they came from)
+    made = {
+        "": (1, 1, ""), "weight-3": (2, 3, ""), "10_cat": (1, 1, "10_cat"), "20_weight-2-cat": (1, 2, "10_cat"),
+        "weight-10-dogs": (1, 10, "dogs"), "folder-weight-3": (1, 1, "folder-weight-3"),
+        "weight-3-folder-weight-3": (1, 3, "folder-weight-3"),
+    }  # fmt: skip
     found = dataset.counts(data)
-    assert found == {
-        "": 1,
-        "weight-3": 2,
-        "10_cat": 1,
-        "20_weight-2-cat": 1,
-        "weight-10-dogs": 1,
-        "folder-weight-3": 1,
-        "weight-3-folder-weight-3": 1,
-    }
+    assert found == {name: count for name, (count, _, _) in made.items()}
     assert found == dataset.folder_counts((source.folder, source.weight) for source in sources)
     assert dataset.shown_per_epoch(found, 5) == 5 + 2 * 15 + 10 + 20 + 50 + 5 + 15
-    assert {name: dataset.weight_of(name) for name in found} == {
-        "": (1, ""),
-        "weight-3": (3, ""),
-        "10_cat": (1, "10_cat"),
-        "20_weight-2-cat": (2, "10_cat"),
-        "weight-10-dogs": (10, "dogs"),
-        "folder-weight-3": (1, "folder-weight-3"),
-        "weight-3-folder-weight-3": (3, "folder-weight-3"),
-    }
+    assert {name: dataset.weight_of(name) for name in found} == {name: row[1:] for name, row in made.items()}
     assert dataset.repeats_of("20_weight-2-cat") == (20, "cat")
 
 
 FOLDERS = st.sampled_from(["", "cat", "10_cat", "9999_x", "a/b", "weight-2", "20_weight-2-cat", "2024_summer", "Ä/5_ö"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(FOLDERS, st.integers(1, 10)), min_size=1, max_size=12), st.integers(1, 50))
 def test_weights_multiply_the_repeats_of_their_folder(images, repeats):
     try:
         found = dataset.folder_counts(images)
     except runs.RunError as error:
-        assert "9999" in str(error)
+        assert re.match(r"(9999_x: 9999|2024_summer: 2024) repeats × weight \d+ is more than 9999", str(error))
         return
     own = {folder: dataset.repeats_of(folder) for folder, _ in images}
     wanted = sum((own[folder][0] if own[folder] else repeats) * weight for folder, weight in images)
     assert dataset.shown_per_epoch(found, repeats) == wanted and sum(found.values()) == len(images)
-
-
-def test_too_many_repeats_are_refused_by_name():
-    with pytest.raises(runs.RunError, match="9999_x: 9999 repeats × weight 2 is more than 9999"):
-        dataset.folder_counts([("9999_x", 2)])
 
 
 # dataset.toml --------------------------------------------------------------------------------------------------------
@@ -299,9 +271,10 @@ def table(spec) -> dict:
     return tomllib.loads(runs.dataset_toml(spec))
 
 
-@pytest.mark.parametrize(
-    ("backend", "model"), [("diffusers", "tiny-flux"), ("sd-scripts", "flux-dev"), ("musubi", "z-image")]
-)
+MODELS = [("diffusers", "tiny-flux"), ("sd-scripts", "flux-dev"), ("musubi", "z-image")]
+
+
+@pytest.mark.parametrize(("backend", "model"), MODELS)
 def test_every_trainer_reads_masks_and_weights_as_it_can(tmp_path, monkeypatch, backend, model):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "home"))
     spec = runs.make({"name": "cat", "model": model, "backend": backend, "repeats": 7, "trigger": "tok"})
@@ -319,12 +292,5 @@ def test_every_trainer_reads_masks_and_weights_as_it_can(tmp_path, monkeypatch, 
         assert all(row["alpha_mask"] is True for row in rows)
         assert [row["class_tokens"] for row in rows] == ["tok", "tok"]
     assert [row["num_repeats"] for row in rows] == [7, 30]
-    assert masks.ignored_note(backend, 1) == "" or backend == "musubi"
-    assert "cannot use masks" in masks.ignored_note("musubi", 2)
-
-
-def test_a_data_set_without_masks_is_written_as_before(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "home"))
-    spec = runs.make({"name": "cat", "model": "tiny-flux", "backend": "diffusers"})
-    runs.create(spec, [Source(gradient(tmp_path / "a.png"), "a.png", "c")])
-    assert "alpha_mask" not in runs.dataset_toml(spec)
+    note = masks.ignored_note(backend, 2)
+    assert "cannot use masks" in note if backend == "musubi" else note == ""

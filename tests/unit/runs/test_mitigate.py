@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from runs_helpers import run_script, spec
+from runs_helpers import executable, run_script, spec
 
-import presets
 import runs
 from presets.lint import lint
 from runs import mitigate, staging
@@ -45,13 +44,13 @@ def test_it_changes_something_once_and_says_what(name):
         assert mitigate.apply(after, name) == (after, "")
 
 
-@pytest.mark.parametrize(
-    "name",
-    sorted(set(mitigate.MITIGATIONS) - {"lower_lr", "tier_down", "hub_offline", "lean", "save_local", "fp32_guard"}),
-)
-def test_where_there_is_nothing_to_change_the_spec_stays(name):
+def test_where_there_is_nothing_to_change_the_spec_stays():
     plain = spec(workers=0)
-    assert mitigate.apply(plain, name) == (plain, "")
+    always = {"lower_lr", "tier_down", "hub_offline", "lean", "save_local", "fp32_guard"}
+    for name in set(mitigate.MITIGATIONS) - always:
+        assert mitigate.apply(plain, name) == (plain, ""), name
+    with pytest.raises(runs.RunError, match="there are: workers_0"):
+        mitigate.apply(plain, "hope")
 
 
 def in_force(made: "runs.RunSpec", flag: str) -> list[str] | None:
@@ -107,34 +106,11 @@ def test_a_smaller_tier_is_not_undone_by_extra_flags():
     args = ["train_blocks=all", "in_dims=[4,4]", "rank_dropout=0.1"]
     extra = {"network_args": args, "split_mode": False, "blocks_to_swap": 18, "cpu_offload_checkpointing": True}
     after, _ = mitigate.apply(spec(tier="16G", backend="sd-scripts", extra=extra), "tier_down")
-    assert in_force(after, "split_mode") == [] and in_force(after, "network_args") == [
-        "rank_dropout=0.1",
-        "train_blocks=single",
-    ]
+    assert in_force(after, "split_mode") == []
+    assert in_force(after, "network_args") == ["rank_dropout=0.1", "train_blocks=single"]
     assert in_force(after, "blocks_to_swap") is None and in_force(after, "cpu_offload_checkpointing") is None
     text = runs.script(after, Path("/out/my-lora"), platform="linux")
     assert lint(text) == []
-
-
-def test_one_image_at_a_time_also_where_only_the_encoders_take_several():
-    extra = {"vae_batch_size": 8, "text_encoder_batch_size": 4}
-    after, sentence = mitigate.apply(spec(backend="sd-scripts", extra=extra), "batch_1")
-    assert in_force(after, "vae_batch_size") == in_force(after, "text_encoder_batch_size") == ["1"] and sentence
-    assert mitigate.apply(after, "batch_1") == (after, "")
-
-
-def test_a_wider_format_leaves_out_the_flag_that_asks_for_fp16():
-    after, _ = mitigate.apply(
-        spec(backend="sd-scripts", mixed_precision="fp16", extra={"full_fp16": True}), "fp32_guard"
-    )
-    assert in_force(after, "mixed_precision") == ["bf16"] and in_force(after, "full_fp16") is None
-
-
-def test_a_hub_that_is_not_contacted_is_not_uploaded_to():
-    made = spec(backend="sd-scripts", extra={"huggingface_repo_id": "me/x", "async_upload": True})
-    after, sentence = mitigate.apply(made, "hub_offline")
-    assert in_force(after, "huggingface_repo_id") is in_force(after, "async_upload") is None
-    assert after.environment["HF_HUB_OFFLINE"] == "1" and "nothing is uploaded" in sentence
 
 
 @pytest.mark.parametrize(
@@ -153,42 +129,33 @@ def test_a_mitigation_that_changes_nothing_for_the_trainer_says_so(name, fields)
     assert mitigate.apply(before, name) == (before, "")
 
 
+ENCODERS, UPLOADS = (
+    {"vae_batch_size": 8, "text_encoder_batch_size": 4},
+    {"huggingface_repo_id": "me/x", "async_upload": True},
+)
+WITH_EXTRAS = [  # the mitigation, the spec's fields, the flags afterwards
+    ("batch_1", {"extra": ENCODERS}, {"vae_batch_size": ["1"], "text_encoder_batch_size": ["1"]}),
+    (
+        "fp32_guard",
+        {"mixed_precision": "fp16", "extra": {"full_fp16": True}},
+        {"mixed_precision": ["bf16"], "full_fp16": None},
+    ),
+    ("hub_offline", {"extra": UPLOADS}, {"huggingface_repo_id": None, "async_upload": None}),
+    ("workers_0", {"extra": {"persistent_data_loader_workers": True}}, {"persistent_data_loader_workers": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "flags"), WITH_EXTRAS)
+def test_what_an_extra_flag_asks_for_is_changed_too(name, fields, flags):
+    after, sentence = mitigate.apply(spec(backend="sd-scripts", **fields), name)
+    assert sentence and {flag: in_force(after, flag) for flag in flags} == flags
+    assert mitigate.apply(after, name) == (after, "")
+
+
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
 def test_fewer_workers_change_nothing_where_the_platform_has_none(platform):
     before = spec(workers=2)
     assert mitigate.apply(before, "workers_0", platform) == (before, "")
-
-
-@pytest.mark.parametrize(
-    "flag", ["max_data_loader_n_workers", "train_batch_size", "sample_every_n_steps", "learning_rate"]
-)
-def test_no_extra_flag_can_stand_for_a_field(flag):
-    """So no later flag overrides workers_0, batch_1, sampling_off."""
-    with pytest.raises(runs.RunError, match=flag):
-        spec(extra={flag: 4})
-
-
-def test_persistent_workers_of_an_extra_flag_go_with_the_workers():
-    after, _ = mitigate.apply(spec(extra={"persistent_data_loader_workers": True}), "workers_0")
-    assert in_force(after, "persistent_data_loader_workers") is None and in_force(
-        after, "max_data_loader_n_workers"
-    ) == ["0"]
-
-
-def test_workers_to_zero_takes_persistent_ones_along():
-    words = runs.arguments(mitigate.workers_0(spec())[0], Path("/out"), platform="linux")
-    assert (
-        "--persistent_data_loader_workers" not in words and words[words.index("--max_data_loader_n_workers") + 1] == "0"
-    )
-
-
-def test_batch_and_gpus_keep_the_effective_batch_and_the_steps():
-    before = spec(**EVERYTHING)
-    for name in ("batch_1", "one_gpu"):
-        after = mitigate.apply(before, name)[0]
-        size = [s.batch_size * s.gpus * s.gradient_accumulation for s in (before, after)]
-        assert size[0] == size[1]
-        assert runs.planned_steps(before, 24) == runs.planned_steps(after, 24)
 
 
 def test_tiers_go_down_to_the_smallest():
@@ -204,9 +171,11 @@ def test_states_of_another_optimizer_or_other_blocks_do_not_fit():
     assert not same_state(base, base.changed(tier="16G"))
     assert not same_state(base.changed(tier="16G"), base.changed(tier="12G"))
     assert not same_state(base, base.changed(rank=8))
+    before = spec(**EVERYTHING)
     for name in set(mitigate.MITIGATIONS) - {"tier_down"}:
-        before = spec(**EVERYTHING)
-        assert same_state(before, mitigate.apply(before, name)[0]), name
+        after = mitigate.apply(before, name)[0]
+        assert same_state(before, after), name
+        assert runs.planned_steps(before, 24) == runs.planned_steps(after, 24), name
 
 
 def test_trackers_go_offline_and_then_away():
@@ -253,8 +222,7 @@ def saved_locally(tmp_path, monkeypatch):
     for name in ("my-lora-state/weights", "my-lora-state/only-in-the-old-one", "sample/1.png"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("old")
-    launcher.write_text(TRAINER)
-    launcher.chmod(0o755)
+    executable(launcher, TRAINER)
     script.write_text(runs.script(mitigate.save_local(spec())[0], folder, platform="linux"))
     return script, launcher, folder
 
@@ -282,8 +250,7 @@ def test_a_copy_that_is_killed_leaves_nothing_truncated_and_the_next_one_complet
     script, launcher, folder = saved_locally
     programs, stalled = tmp_path / "programs", tmp_path / "stalled"
     programs.mkdir()
-    (programs / "cp").write_text(SLOW_COPY.format(python=sys.executable))
-    (programs / "cp").chmod(0o755)
+    executable(programs / "cp", SLOW_COPY.format(python=sys.executable))
     path = f"{programs}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "STALL": stall, "STALLED": str(stalled), "TRAINER_PYTHON": str(launcher)}
     process = subprocess.Popen(["bash", str(script)], env=env, start_new_session=True)
@@ -307,8 +274,7 @@ def test_a_copy_that_fails_is_an_error_even_where_the_training_succeeded(saved_l
     script, launcher, folder = saved_locally
     programs = tmp_path / "programs"
     programs.mkdir()
-    (programs / "cp").write_text("#!/bin/sh\necho 'cp: No space left on device' >&2\nexit 1\n")
-    (programs / "cp").chmod(0o755)
+    executable(programs / "cp", "#!/bin/sh\necho 'cp: No space left on device' >&2\nexit 1\n")
     before = contents(folder)
     path = f"{programs}:{os.environ['PATH']}"
     done = run_script(script, launcher, PATH=path)
@@ -325,14 +291,3 @@ def test_a_batch_file_copies_under_another_name_first():
     assert 'copy /b /y "%%F" "C:\\x\\.%%~nxF.tmp"' in lora and 'move /y "C:\\x\\.%%~nxF.tmp" "C:\\x\\%%~nxF"' in lora
     assert 'xcopy /e /i /y /q "D:\\local 100%%\\x\\%~1" "C:\\x\\.%~1.tmp" >nul || exit /b 1' in lines
     assert lines[lines.index(":copy_state") - 2] == "exit /b %code%"
-
-
-def test_a_name_that_does_not_exist_is_refused():
-    with pytest.raises(runs.RunError, match="there are: workers_0"):
-        mitigate.apply(spec(), "hope")
-
-
-def test_every_mitigation_that_the_monitor_names_exists():
-    (causes, *_) = Path(presets.ROOT, "monitor").rglob("causes.toml")
-    named = {name for row in presets.tables.read_toml(causes)["cause"] for name in row.get("ladder", [])}
-    assert named and named <= set(mitigate.MITIGATIONS)

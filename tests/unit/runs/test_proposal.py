@@ -13,7 +13,7 @@ def distance(steps: int) -> int:
     return max(LEAST - steps, steps - MOST, 0)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(IMAGES, st.one_of(st.just(0), st.integers(1, 20_000)), BATCH, ACCUMULATION)
 def test_the_steps_are_those_of_the_plan_and_as_near_to_the_range_as_any_choice(images, fixed, batch, accumulation):
     found = propose(images, fixed, batch, accumulation)
@@ -28,7 +28,7 @@ def test_the_steps_are_those_of_the_plan_and_as_near_to_the_range_as_any_choice(
             assert distance(found.steps) <= distance(epochs * other), (found, repeats, epochs)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 1250))
 def test_up_to_1250_images_give_1500_to_2500_steps_at_batch_size_1(images):
     assert LEAST <= propose(images).steps <= MOST

@@ -1,7 +1,7 @@
 """Sample images by default: every tenth of the run, and never a reason that a run cannot start."""
 
 from PIL import Image
-from runs_helpers import data, pictures, spec  # noqa: F401
+from runs_helpers import pictures, spec
 
 import runs
 from runs.examples import SIDE, TRIGGER, write_examples
@@ -12,7 +12,7 @@ def open_spec(**fields):
     return spec(**{"sample_every_n_steps": None, **fields})
 
 
-def test_samples_come_every_tenth_of_the_run_with_the_trigger_word(tmp_path, data):  # noqa: F811
+def test_samples_come_every_tenth_of_the_run_with_the_trigger_word(tmp_path, data):
     folder = runs.create(open_spec(trigger="tok", repeats=10, epochs=20), pictures(tmp_path / "in"))
     made = runs.load(folder)
     count = len(runs.images_in(data / "datasets" / made.slug))
@@ -29,7 +29,7 @@ def test_without_a_trigger_the_first_caption_is_drawn_without_its_options():
     assert runs.sample_prompts(made).startswith("a cat w 9999 n x --w 512 --h 512")
 
 
-def test_with_nothing_to_draw_samples_are_off_and_the_run_is_created(tmp_path, data):  # noqa: F811
+def test_with_nothing_to_draw_samples_are_off_and_the_run_is_created(tmp_path, data):
     assert with_sample_interval(open_spec(trigger=""), 5).sample_every_n_steps == 0
     images = pictures(tmp_path / "in")
     for text in (tmp_path / "in").glob("*.txt"):

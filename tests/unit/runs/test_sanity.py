@@ -1,4 +1,4 @@
-"""Values are judged before Start: 60 impossible or absurd settings are refused or explained, 60 sensible ones pass.
+"""Values are judged before Start: impossible or absurd settings are refused or explained, sensible ones pass.
 
 Both lists go through `form.review`, the function that Start uses.
 """
@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs_helpers import data  # noqa: F401
 
 import presets
 import runs
 from runs.machine import Machine
-from runs.sanity import IMPOSSIBLE, WARNING, holds, judge
+from runs.sanity import IMPOSSIBLE, WARNING, facts, holds, judge
+from runs.spec import MOST
 from ui.new import form
 
 RTX_3060 = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
@@ -46,21 +46,14 @@ def _parser() -> str:
         kind, _, names = line.partition(": ")
         for name in names.split():
             name, _, choices = name.partition("=")
-            how = {
-                "bool": 'action="store_true"',
-                "list": 'type=str, nargs="*"',
-                "choice": f"choices={choices.split(',')}",
-            }
+            how = {"bool": 'action="store_true"', "list": 'nargs="*"', "choice": f"choices={choices.split(',')}"}
             lines.append(f'    parser.add_argument("--{name}", {how.get(kind, f"type={kind}")})')
-    return (
-        "import argparse\ndef setup_parser():\n    parser = argparse.ArgumentParser()\n"
-        + "\n".join(lines)
-        + "\n    return parser\n"
-    )
+    head = ["import argparse", "def setup_parser():", "    parser = argparse.ArgumentParser()"]
+    return "\n".join([*head, *lines, "    return parser"])
 
 
 @pytest.fixture
-def checkout(data, tmp_path, monkeypatch) -> Path:  # noqa: F811
+def checkout(data, tmp_path, monkeypatch) -> Path:
     """A data folder with a base model whose files are there, and a small checkout in place of sd-scripts."""
     folder = tmp_path / "sd-scripts"
     (folder / "library").mkdir(parents=True)
@@ -88,34 +81,33 @@ def case(what: str, field: str, machine: Machine | None = RTX_4090, images: int 
 ABSURD = [
     # memory that no machine has, or that this one lacks
     case("rank of a billion", "rank", rank=1_000_000_000),
-    case("rank of 20,000", "rank", rank=20_000),
     case("rank of 1,024", "rank", rank=1024),
     case("batch of 10,000", "batch_size", batch_size=10_000),
     case("batch above the images", "batch_size", batch_size=64, repeats=1, machine=H100),
     case("4,096 pixels", "resolution", resolution=4096, machine=H100),
-    case("2,560 pixels", "resolution", resolution=2560, machine=H100),
     case("64 pixels", "resolution", resolution=64),
     case("thumbnails enlarged to 1,024", "resolution", resolution=1024, size=THUMBNAIL),
     case("float32 weights on 24 GB", "tier", mixed_precision="no"),
     case("20 GB setting on a 12 GB GPU", "tier", machine=RTX_3060),
-    case("16 GB setting on a 12 GB GPU", "tier", machine=RTX_3060, tier="16G"),
     case("12 GB setting at 1,536 pixels", "tier", machine=RTX_3060, tier="12G", resolution=1536),
     case("no GPU", "model", machine=NO_GPU),
     case("PyTorch without CUDA", "model", machine=CPU_TORCH),
     case("8 GB of memory", "model", machine=LITTLE_MEMORY, tier="12G"),
     case("fp16", "mixed_precision", mixed_precision="fp16"),
     case("a disk with 50 MB", "keep_states", machine=FULL_DISK, rank=64),
-    case("a million checkpoints", "keep_states", keep_states=1_000_000, rank=64, save_every_n_steps="1"),
     case("1,000 GPUs", "gpus", gpus=1000),
     case("a spend limit without a price", "spend_limit", spend_limit="5"),
     case("two GPUs where there is none", "gpus", gpus=2, machine=NO_GPU),
+    case("a million checkpoints", "keep_states", keep_states=1_000_000, rank=64, save_every_n_steps="1"),
     case("500 machines", "nodes", nodes=500),
+    case("one image used 8,000 times", "epochs", images=1, repeats=500),
+    case("learning rate 1e6", "learning_rate", learning_rate="1e6"),
+    case("a million sampling steps", "sample_steps", sample_steps=1_000_000),
+    case("a sample of 9,000 pixels", "prompts", prompts="a cat --w 9000 --h 9000"),
+    case("100 loader workers", "workers", workers=100),
     # time
     case("2 billion steps", "epochs", repeats=1_000_000, epochs=100),
-    case("a trillion epochs", "epochs", epochs=1_000_000_000_000),
     case("300 images at the defaults", "epochs", images=300),
-    case("20 images with 1,000 repeats", "epochs", repeats=1000),
-    case("one image used 8,000 times", "epochs", images=1, repeats=500),
     case("a hundred million maximum steps", "epochs", max_train_steps="100000000"),
     case("fewer steps than images", "max_train_steps", max_train_steps="5"),
     case("a share that holds out no image", "validation_split", images=5, validation_split="0.05"),
@@ -126,8 +118,6 @@ ABSURD = [
     case("more batches per step than an epoch has", "gradient_accumulation", gradient_accumulation=500),
     # learning
     case("learning rate 5", "learning_rate", learning_rate="5"),
-    case("learning rate 0.08, a hundred times the default", "learning_rate", learning_rate="0.08"),
-    case("learning rate 1e6", "learning_rate", learning_rate="1e6"),
     case("learning rate 1e-9", "learning_rate", learning_rate="1e-9"),
     case("AdamW's rate with Prodigy", "learning_rate", flags="optimizer_type=prodigy", learning_rate="0.0001"),
     case("Prodigy's rate with AdamW", "learning_rate", flags="optimizer_type=AdamW", learning_rate="1"),
@@ -142,15 +132,12 @@ ABSURD = [
     case("samples after the end", "sample_every_n_steps", sample_every_n_steps="9000"),
     case("samples without a prompt", "prompts", sample_every_n_steps="100", trigger=""),
     case("a sample every step", "sample_every_n_steps", sample_every_n_steps="1", prompts="a cat\na dog"),
-    case("a million sampling steps", "sample_steps", sample_steps=1_000_000),
     case("500 sampling steps", "sample_steps", sample_steps=500, sample_every_n_steps="1000"),
-    case("a sample of 9,000 pixels", "prompts", prompts="a cat --w 9000 --h 9000"),
     case("prompts with samples off", "prompts", prompts="a cat", sample_every_n_steps="0"),
     case("a prompt of 2,000 words", "prompts", prompts="cat " * 2000),
     case("a trigger of 50 words", "trigger", trigger="cat " * 50),
     # the machine, and extra options
     case("a billion loader workers", "workers", workers=1_000_000_000),
-    case("100 loader workers", "workers", workers=100),
     case("control images that are not there", "control_dir", model="qwen-image-edit", backend="musubi", control_dir="/none/at/all"),
     case("an optimizer that does not exist", "flags", flags="optimizer_type=AdamWW"),
     case("an option that does not exist", "flags", flags="noise_ofset=0.05"),
@@ -159,8 +146,6 @@ ABSURD = [
     case("optimizer arguments that are no numbers", "flags", flags='optimizer_args=["weight_decay=much"]'),
     case("a schedule that does not exist", "flags", flags="lr_scheduler=cosinus"),
     case("block swap, which is known to hang", "flags", flags="blocks_to_swap=20"),
-    case("noise offset 5", "flags", flags="noise_offset=5"),
-    case("gradient norm of a million", "flags", flags="max_grad_norm=1e6"),
     case("a time shift of 1,000", "flags", flags="discrete_flow_shift=1000"),
 ]  # fmt: skip
 
@@ -180,90 +165,53 @@ def good(source: str, what: str, machine: Machine | None = RTX_4090, images: int
 # Settings that people use. The learning rates, ranks and lengths are those of the sources; images are 10 to 200 photographs.
 SENSIBLE = [
     good(FLUXGYM, "defaults, 24 GB"),
-    good(FLUXGYM, "defaults, 10 images", images=10),
     good(FLUXGYM, "12 GB", machine=RTX_3060, tier="12G"),
-    good(FLUXGYM, "16 GB", tier="16G"),
     good(FLUXGYM, "built-in trainer", backend="diffusers"),
     good(FLUXGYM, "built-in trainer, 12 GB", backend="diffusers", machine=RTX_3060, tier="12G"),
     good(FLUXGYM, "samples every 250 steps", sample_every_n_steps="250", prompts="ohwx cat on a beach\nohwx cat, oil painting"),
     good(FLUXGYM, "rank 16", rank=16, alpha="16"),
     good(FLUXGYM, "1,024 pixels on 24 GB", resolution=1024),
-    good(FLUXGYM, "768 pixels", resolution=768),
-    good(FLUXGYM, "seed and two workers", seed=1234, workers=2),
     good(FLUXGYM, "no trigger word", trigger="", sample_every_n_steps="0"),
     good(FLUXGYM, "tiny model without a GPU", machine=NO_GPU, model="tiny-flux", backend="diffusers", resolution=64,
          mixed_precision="no", sample_steps=2),
     good(FLUXGYM, "machine not known", machine=None),
     good(FLUXGYM, "no images yet", images=0),
     good(KOHYA, "network_dim 4 and 1e-4", rank=4, alpha="1", learning_rate="1e-4"),
-    good(KOHYA, "network_dim 16, alpha 16", rank=16, alpha="16", learning_rate="1e-4"),
-    good(KOHYA, "network_dim 32, alpha 1", rank=32, alpha="1", learning_rate="1e-4"),
     good(KOHYA, "network_dim 128, alpha 1", rank=128, alpha="1", learning_rate="1e-4"),
-    good(KOHYA, "network_dim 64, alpha 32", rank=64, alpha="32", learning_rate="1e-4"),
     good(KOHYA, "Adafactor", flags="optimizer_type=Adafactor\noptimizer_args=relative_step=False scale_parameter=False",
          learning_rate="4e-4"),
     good(KOHYA, "Lion", flags="optimizer_type=Lion8bit", learning_rate="3e-5"),
     good(KOHYA, "Prodigy", flags='optimizer_type=Prodigy\noptimizer_args=["decouple=True", "weight_decay=0.01"]',
          learning_rate="1"),
-    good(KOHYA, "D-Adaptation", flags="optimizer_type=DAdaptAdam", learning_rate="1.0"),
     good(KOHYA, "a class of a library", flags="optimizer_type=bitsandbytes.optim.AdEMAMix8bit", learning_rate="1e-4"),
-    good(KOHYA, "paged AdamW", flags="optimizer_type=PagedAdamW8bit", learning_rate="1e-4"),
     good(KOHYA, "schedule-free", flags="optimizer_type=AdamWScheduleFree", learning_rate="2e-4"),
-    good(KOHYA, "cosine with restarts", flags="lr_scheduler=cosine_with_restarts\nlr_scheduler_num_cycles=3"),
     good(KOHYA, "warm-up", flags="lr_scheduler=constant_with_warmup\nlr_warmup_steps=100"),
-    good(KOHYA, "polynomial", flags="lr_scheduler=polynomial\nlr_scheduler_power=2"),
     good(KOHYA, "noise offset", flags="noise_offset=0.05"),
     good(KOHYA, "dropout", flags="network_dropout=0.1\ncaption_dropout_rate=0.1"),
-    good(KOHYA, "gradient norm", flags="max_grad_norm=0"),
-    good(KOHYA, "huber loss", flags="loss_type=huber"),
     good(KOHYA, "flux shift", flags="timestep_sampling=flux_shift\nguidance_scale=1.0"),
-    good(KOHYA, "weighting", flags="weighting_scheme=logit_normal\nlogit_mean=0\nlogit_std=1"),
     good(KOHYA, "single blocks", flags="network_args=train_blocks=single", tier="16G"),
     good(KOHYA, "longer captions", flags="t5xxl_max_token_length=512\napply_t5_attn_mask=true"),
     good(KOHYA, "batch of 4", batch_size=4, machine=H100, repeats=20),
     good(KOHYA, "samples each epoch", sample_every_n_steps="0", flags="sample_every_n_epochs=1\nsample_at_first=true",
          prompts="a cat --w 1024 --h 1024 --d 42 --s 20"),
     good(KOHYA, "200 images", images=200, repeats=1, epochs=10),
-    good(KOHYA, "60 images at 3 repeats", images=60, repeats=3, epochs=10),
     good(AI_TOOLKIT, "2,000 steps, rank 16", rank=16, alpha="16", learning_rate="1e-4", max_train_steps="2000",
          sample_every_n_steps="250", prompts="a\nb\nc\nd\ne", sample_steps=20, save_every_n_steps="250"),
-    good(AI_TOOLKIT, "rank 32", rank=32, alpha="32", learning_rate="1e-4", max_train_steps="3000"),
-    good(AI_TOOLKIT, "4,000 steps", max_train_steps="4000", learning_rate="1e-4", rank=16, alpha="16"),
-    good(AI_TOOLKIT, "caption dropout", flags="caption_dropout_rate=0.05", learning_rate="1e-4"),
-    good(AI_TOOLKIT, "4 checkpoints kept", keep_states=4),
     good(CIVITAI, "rank 2, alpha 16", rank=2, alpha="16", learning_rate="5e-4", epochs=5, repeats=20),
-    good(CIVITAI, "10 epochs", rank=16, alpha="8", learning_rate="5e-4", epochs=10, save_every_n_epochs=1),
     good(CIVITAI, "1,024 pixels, batch 2", resolution=1024, batch_size=2, machine=H100, learning_rate="5e-4"),
     good(ONETRAINER, "3e-4", rank=16, alpha="1", learning_rate="3e-4", resolution=768, epochs=100, repeats=1,
          save_every_n_epochs=10),
-    good(ONETRAINER, "batch 4 on 80 GB", batch_size=4, machine=H100, learning_rate="3e-4", repeats=20),
-    good(REPLICATE, "1,000 steps", max_train_steps="1000", rank=16, alpha="16", learning_rate="4e-4"),
-    good(REPLICATE, "rank 32, 1,500 steps", max_train_steps="1500", rank=32, alpha="32", learning_rate="4e-4"),
     good(REPLICATE, "a rented machine with a store and a limit", learning_rate="4e-4", store="s3://bucket/runs",
          price_per_hour="0.4", spend_limit="5"),
     good(REPLICATE, "8 images", images=8, max_train_steps="1000", rank=16, alpha="16", learning_rate="4e-4"),
-    good(SIMPLETUNER, "rank 16 at 1e-4", rank=16, alpha="16", learning_rate="1e-4", max_train_steps="3000"),
     good(SIMPLETUNER, "gradient accumulation 4", gradient_accumulation=4, learning_rate="1e-4"),
-    good(SIMPLETUNER, "rank 64 at 4e-4", rank=64, alpha="64", learning_rate="4e-4", max_train_steps="2400"),
     good(SIMPLETUNER, "512-pixel photographs", size=(512, 640), learning_rate="1e-4"),
     good(SIMPLETUNER, "a tenth held out", validation_split="0.1", validate_every_n_steps="50", learning_rate="1e-4"),
-    good(SIMPLETUNER, "wandb", trackers="wandb", learning_rate="1e-4"),
-    good(SIMPLETUNER, "bf16 only", flags="full_bf16=true", learning_rate="1e-4"),
 ]  # fmt: skip
 
 
 def review(given: dict, machine: Machine | None, images: int, size: tuple[int, int]) -> form.Review:
     return form.review(values(**given), images, machine, [size] * images)
-
-
-def test_the_lists_are_long_enough_and_vary_every_field_of_the_form():
-    assert len(ABSURD) >= 60 and len(SENSIBLE) >= 60
-    changed = {key for param in ABSURD for key in param.values[1]} | {
-        key for param in SENSIBLE for key in param.values[0]
-    }
-    assert changed >= set(form.KEYS) - {
-        "name"
-    }  # names: tests/unit/runs/test_scripts.py, tests/unit/ui/new/test_form.py
 
 
 @pytest.mark.parametrize(("field", "given", "machine", "images", "size"), ABSURD)
@@ -294,8 +242,6 @@ def test_impossible_values_come_first_and_every_rule_names_a_fact():
     spec = runs.make({"name": "x", "rank": 10**9, "learning_rate": 5, "backend": "diffusers"})
     severities = [finding.severity for finding in judge(spec, 20, NO_GPU)]
     assert severities == sorted(severities) and {*severities} == {IMPOSSIBLE, WARNING}
-    from runs.sanity import facts
-
     full = runs.make({"name": "x", "save_every_n_steps": 10, "sample_every_n_steps": 10, "prompts": ["a"]})
     known = facts(full, 20, RTX_4090, [PHOTO])
     for rule in presets.sanity()["rule"]:
@@ -312,8 +258,6 @@ def test_a_fact_that_is_not_known_holds_never():
 
 
 def test_the_largest_counts_do_not_break_the_computation():
-    from runs.spec import MOST
-
     most = {"rank": MOST, "repeats": MOST, "epochs": MOST, "batch_size": MOST, "keep_states": MOST, "gpus": MOST}
     spec = runs.make({"name": "x", "alpha": 1.7e308, "learning_rate": 1.7e308, **most})
     assert any(finding.severity == IMPOSSIBLE for finding in judge(spec, 10**6, FULL_DISK, [(1, 1)]))

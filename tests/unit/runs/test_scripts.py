@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
-from runs_helpers import PROJECT, data, picture, pictures, python, spec  # noqa: F401
+from runs_helpers import call, picture, pictures, python, spec
 
 import runs
 
@@ -27,16 +28,11 @@ def tree(root: Path) -> dict[str, str]:
     }
 
 
-def test_a_run_has_its_files(tmp_path, data):  # noqa: F811
+def test_a_run_has_its_files(tmp_path, data):
     folder = runs.create(spec(name="Mein Hund", prompts=["ohwx at sea"]), pictures(tmp_path / "in"))
     assert folder == data / "outputs/Mein-Hund"
-    assert {p.name for p in folder.iterdir()} == {
-        "run.toml",
-        "job.json",
-        "train.sh",
-        "dataset.toml",
-        "sample_prompts.txt",
-    }
+    files = "dataset.toml job.json run.toml sample_prompts.txt train.sh"
+    assert sorted(p.name for p in folder.iterdir()) == files.split()
     assert os.access(folder / "train.sh", os.X_OK)
     config = tomllib.loads((folder / "dataset.toml").read_text(encoding="utf-8"))
     assert config["datasets"][0]["subsets"][0]["image_dir"] == str(data / "datasets/Mein-Hund")
@@ -59,7 +55,7 @@ def test_the_same_spec_gives_the_same_bytes(tmp_path, monkeypatch):
     assert made[0] == made[1] and len(made[0]) == 5 + 2 * 3
 
 
-def test_render_writes_the_script_again_from_run_toml(tmp_path, data):  # noqa: F811
+def test_render_writes_the_script_again_from_run_toml(tmp_path, data):
     folder = runs.create(spec(), pictures(tmp_path / "in"))
     before = tree(folder)
     (folder / "train.sh").write_text("broken")
@@ -69,7 +65,7 @@ def test_render_writes_the_script_again_from_run_toml(tmp_path, data):  # noqa: 
     assert "--network_dim 32" in (folder / "train.sh").read_text()
 
 
-def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, data):  # noqa: F811
+def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, data):
     folder = runs.create(spec(), pictures(tmp_path / "in"))
     before = tree(folder)
     job = runs.resolve(runs.load(folder).changed(workers=0), folder)
@@ -79,12 +75,11 @@ def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, 
     assert f"--resume {folder}/my-lora-step00000010-state" in text and "--max_data_loader_n_workers 0" in text
     assert "--persistent" not in text
     assert {k: v for k, v in tree(folder).items() if k != path.name} == before
-    assert runs.write_attempt(folder, runs.pinned(folder), 1) == folder / "train.sh" and tree(folder) | before == tree(
-        folder
-    )
+    assert runs.write_attempt(folder, runs.pinned(folder), 1) == folder / "train.sh"
+    assert tree(folder) | before == tree(folder)
 
 
-def test_states_are_saved_ten_times_per_run_by_default(tmp_path, data):  # noqa: F811
+def test_states_are_saved_ten_times_per_run_by_default(tmp_path, data):
     images = pictures(tmp_path / "in", 3)
     short = runs.create(spec(name="short", epochs=1, repeats=10), images)
     long = runs.create(spec(name="long", epochs=100, repeats=100), images)
@@ -106,13 +101,10 @@ def test_planned_steps(images, batch, gpus, accumulation, steps):
 
 def nothing_made(root: Path) -> None:
     """No run, no data set, no temporary left."""
-    left = [p for part in ("outputs", "datasets") for p in (root / part).glob("*")] + [
-        p for part in ("outputs", "datasets") for p in (root / part).glob(".*")
-    ]
-    assert left == []
+    assert [p for part in ("outputs", "datasets") if (root / part).is_dir() for p in (root / part).iterdir()] == []
 
 
-def test_bad_input_leaves_nothing(tmp_path, data):  # noqa: F811
+def test_bad_input_leaves_nothing(tmp_path, data):
     text = tmp_path / "words.png"
     text.write_text("words")
     for images, match in (
@@ -130,7 +122,7 @@ def test_bad_input_leaves_nothing(tmp_path, data):  # noqa: F811
     nothing_made(data)
 
 
-def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data):  # noqa: F811
+def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data):
     images = pictures(tmp_path / "in")
     runs.create(spec(name="a b"), images)
     before = tree(data)
@@ -144,7 +136,7 @@ def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data)
     assert again.is_dir() and {k: v for k, v in tree(data).items() if k in before} == before
 
 
-def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data):  # noqa: F811
+def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data):
     images = pictures(tmp_path / "in", 8)
     results: list[object] = []
     barrier = threading.Barrier(4)
@@ -237,19 +229,17 @@ def test_no_write_permission_is_an_error_that_says_what_to_do():
         pictures(place / "in")
         (place / "read only").chmod(0o555)
         done = python("-c", AS_SOMEBODY_ELSE, *(str(place / part) for part in ("in", "mine", "read only")))
-        assert (
-            done.stdout.startswith("cannot create the run n (") and "no permission to write there; fix" in done.stdout
-        ), done
+        assert re.match(r"cannot create the run n \(.*no permission to write there; fix", done.stdout), done
         assert list((place / "read only").iterdir()) == []
 
 
-def test_a_file_with_the_name_of_the_folder_is_an_error(tmp_path, data):  # noqa: F811
+def test_a_file_with_the_name_of_the_folder_is_an_error(tmp_path, data):
     (data / "outputs").write_text("I am a file")
     with pytest.raises(runs.RunError, match="a file has the name of the folder"):
         runs.create(spec(), pictures(tmp_path / "in"))
 
 
-def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):  # noqa: F811
+def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):
     from runs import pin
 
     def interrupted(*_):
@@ -271,7 +261,7 @@ def test_every_known_error_says_what_to_do():
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/x")
 
 
-def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatch):  # noqa: F811
+def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatch):
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "no checkout"))
     found = [fault.message for fault in runs.problems(spec(backend="sd-scripts", tier="12G"))]
     (files,) = [line for line in found if line.startswith("model files missing")]
@@ -279,20 +269,14 @@ def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatc
     assert [part.split(")")[0] for part in files.split(" (--")[1:]] == flags
     assert str(data / "models") in files and "trainer options FLAG=PATH" in files and "fetch-model flux-dev" in files
     elsewhere = spec(backend="sd-scripts", extra={"ae": str(tmp_path / "ae.safetensors")})
-    (missing,) = [
-        line
-        for line in (fault.message for fault in runs.problems(elsewhere))
-        if line.startswith("model files missing: ")
-    ]
-    assert (
-        f"{tmp_path / 'ae.safetensors'} (--ae)" in missing
-        and f"{data / 'models' / 'clip_l.safetensors'} (--clip_l)" in missing
-    )
+    missing = "\n".join(fault.message for fault in runs.problems(elsewhere) if "model files missing: " in fault.message)
+    assert f"{tmp_path / 'ae.safetensors'} (--ae)" in missing
+    assert f"{data / 'models' / 'clip_l.safetensors'} (--clip_l)" in missing
     assert any("start.sh sd-scripts" in line for line in found)
     assert any("no images" in line for line in found)
 
 
-def test_a_run_is_trained_longer(tmp_path, data):  # noqa: F811
+def test_a_run_is_trained_longer(tmp_path, data):
     folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
     assert runs.longer(runs.load(folder).model_dump()) == ("epochs", 4)
     assert runs.train_longer(folder, 6).epochs == 6 and runs.load(folder).epochs == 6
@@ -308,7 +292,7 @@ def test_a_run_is_trained_longer(tmp_path, data):  # noqa: F811
     assert runs.longer({}) is None and runs.longer({"epochs": "x"}) is None
 
 
-def test_the_command_line_makes_shows_and_renders(tmp_path, data):  # noqa: F811
+def test_the_command_line_makes_shows_and_renders(tmp_path, data):
     images = pictures(tmp_path / "in")
     made = python(
         "-m", "runs", "new", "--name", "cli run", "--images", str(images), "--trigger", "ohwx", "--model", "FLUX.1-schnell",
@@ -327,13 +311,13 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):  # noqa: F811
         "one --w 512 --h 512 --s 20 --d 42",
         "two --w 128 --h 512 --s 20 --d 42",
     ]
-    shown = python("-m", "runs", "show", "cli run", "--json")
+    shown = call("runs", "show", "cli run", "--json")
     assert json.loads(shown.stdout.splitlines()[-1])["spec"]["rank"] == 16
-    assert json.loads(python("-m", "runs", "show", "--json").stdout.splitlines()[-1])["runs"] == [str(folder)]
-    assert python("-m", "runs", "render", "cli-run").stdout.strip() == str(folder / "train.sh")
+    assert json.loads(call("runs", "show", "--json").stdout.splitlines()[-1])["runs"] == [str(folder)]
+    assert call("runs", "render", "cli-run").stdout.strip() == str(folder / "train.sh")
     assert "sample images are turned off" not in made.stderr
-    without = python("-m", "runs", "new", "--name", "quiet", "--images", str(images), "--model", "tiny-flux", "--backend", "diffusers",
-                     "--prompt", "one")  # fmt: skip
+    more = ("--model", "tiny-flux", "--backend", "diffusers", "--prompt", "one")
+    without = call("runs", "new", "--name", "quiet", "--images", images, *more)
     assert without.returncode == 0 and "sample images are turned off; turn them on with --set" in without.stderr
 
 
@@ -343,20 +327,15 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):  # noqa: F811
         (["--name", "x", "--set", "rnak=3"], 1, "did you mean"),
         (["--name", "x", "--set", "rank=many"], 1, "rank: "),
         (["--name", "x", "--set", "rank"], 1, "KEY=VALUE"),
-        (["--name", "x", "--set", "output_dir=/"], 1, "output_dir: The run's folder determines this flag"),
-        (["--name", "x", "--set", "seed=-1"], 1, "seed"),
         (["--name", "☃☃"], 1, "Use at least one letter or digit"),
-        (["--name", "NUL"], 1, "Windows reserves"),
         (["--name", "x", "--tier", "8G"], 1, "tier"),
         (["--name", "x", "--model", "flux-devv"], 1, "did you mean flux-dev"),
-        (["--name", "x", "--backend", "kohya"], 1, "backend"),
         ([], 2, "--name"),
     ],
 )
-def test_wrong_words_are_refused_by_name(tmp_path, data, words, code, says):  # noqa: F811
-    done = python("-m", "runs", "new", "--images", str(pictures(tmp_path / "in")), *words)
+def test_wrong_words_are_refused_by_name(tmp_path, data, words, code, says):
+    done = call("runs", "new", "--images", pictures(tmp_path / "in"), *words)
     assert done.returncode == code and says in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
     nothing_made(data)
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from runs_helpers import PROJECT, data, pictures, spec  # noqa: F401
+from runs_helpers import pictures, spec
 
 import runs
 from monitor.process.tree import idle
@@ -15,7 +15,7 @@ from runs import manage, mitigate, staging
 
 
 @pytest.fixture
-def place(data, tmp_path, monkeypatch):  # noqa: F811
+def place(data, tmp_path, monkeypatch):
     """The machine's lasting temporary folder."""
     (tmp_path / "var tmp").mkdir()
     (tmp_path / "var tmp").chmod(0o1777)
@@ -23,7 +23,7 @@ def place(data, tmp_path, monkeypatch):  # noqa: F811
     return tmp_path / "var tmp"
 
 
-def made(data: Path, name: str = "cat") -> Path:  # noqa: F811
+def made(data: Path, name: str = "cat") -> Path:
     shutil.rmtree(data / "datasets" / name, ignore_errors=True)
     return runs.create(spec(name=name), pictures(data / "photos"))
 
@@ -38,7 +38,7 @@ def locally(folder: Path) -> Path:
     return Path(local)
 
 
-def test_a_later_run_of_the_same_name_does_not_see_the_files_of_the_first(data, place):  # noqa: F811
+def test_a_later_run_of_the_same_name_does_not_see_the_files_of_the_first(data, place):
     folder = made(data)
     first = locally(folder)
     assert locally(folder) == first, "the same for all attempts of a run"
@@ -50,7 +50,7 @@ def test_a_later_run_of_the_same_name_does_not_see_the_files_of_the_first(data, 
     assert not first.exists(), "what a run that is gone left behind is removed"
 
 
-def test_deleting_a_run_removes_its_local_folder(data, place):  # noqa: F811
+def test_deleting_a_run_removes_its_local_folder(data, place):
     folder = made(data)
     local = locally(folder)
     manage.delete("cat", idle)
@@ -58,7 +58,7 @@ def test_deleting_a_run_removes_its_local_folder(data, place):  # noqa: F811
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners of files")
-def test_the_local_folder_is_this_users_alone(data, place):  # noqa: F811
+def test_the_local_folder_is_this_users_alone(data, place):
     folder = made(data)
     local = locally(folder)
     for path in (local, local.parent, local.parent.parent):
@@ -74,7 +74,7 @@ def test_the_local_folder_is_this_users_alone(data, place):  # noqa: F811
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root, to be another user as well")
-def test_a_second_account_has_a_local_folder_of_its_own(data, place, tmp_path):  # noqa: F811
+def test_a_second_account_has_a_local_folder_of_its_own(data, place, tmp_path):
     locally(made(data))
     own = place / "run of another user" / "cat"
     own.mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_a_second_account_has_a_local_folder_of_its_own(data, place, tmp_path): 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_the_local_folder_is_removed_once_the_run_has_all_of_its_files(data, place):  # noqa: F811
+def test_the_local_folder_is_removed_once_the_run_has_all_of_its_files(data, place):
     folder = made(data)
     local = locally(folder)
     for name in ("cat.safetensors", "cat-step000010-state/weights", "sample/1.png"):
@@ -110,7 +110,7 @@ def test_the_local_folder_is_removed_once_the_run_has_all_of_its_files(data, pla
     assert staging.drop_copied(folder) == ""
 
 
-def test_the_local_folder_of_a_run_whose_disk_is_not_there_is_kept(data, place):  # noqa: F811
+def test_the_local_folder_of_a_run_whose_disk_is_not_there_is_kept(data, place):
     local = locally(made(data))
     (data / "outputs").rename(data / "unmounted")
     staging.sweep()

@@ -70,6 +70,7 @@ def test_each_type_of_error_has_its_own_sentence(kind):
         ({"extra": {"sdpa": {"a": 1}}}, f"extra: sdpa: {VALUE}"),
         ({"extra": {"sdpa": None}}, f"extra: sdpa: {VALUE}"),
         ({"extra": {"network_dim": 3}}, "extra: network_dim: Set the field rank instead"),
+        ({"extra": {"resume": "/x"}}, "extra: resume: The run's folder determines this flag; remove it"),
         ({"xyz": 1}, "xyz: Unknown field; remove it"),
         ({"name": "!!!"}, "name: Use at least one letter or digit"),
         ({"name": "con"}, "name: Windows reserves the name con; choose another name"),
@@ -86,6 +87,16 @@ def test_a_value_is_refused_in_one_line(fields, line):
     assert str(shown.value) == line
 
 
+def test_what_no_command_line_can_hold_is_refused():
+    rows = (
+        ({"extra": {"--bad": 1}}, "without dashes"),
+        ({"extra": {"network_args": ["-x"]}}, "cannot start with a dash"),
+    )
+    for fields, message in (*rows, ({"trigger": "a\0b"}, "NUL")):
+        with pytest.raises(runs.RunError, match=message):
+            runs.make({"name": "x", **fields})
+
+
 def test_every_wrong_field_has_a_line():
     with pytest.raises(runs.RunError) as shown:
         runs.make({"name": "x", "rank": 0, "alpha": "a", "tier": "1G"})
@@ -99,7 +110,7 @@ value = st.recursive(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(fields=st.dictionaries(st.sampled_from([*RunSpec.model_fields, "rankk"]), value, max_size=6) | value)
 def test_no_value_of_any_field_shows_a_sentence_of_pydantic(fields):
     try:

@@ -1,13 +1,13 @@
 """A base model that is missing, incomplete or not available is reported before a run starts, with what to do."""
 
 import shutil
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
-from runs_helpers import PROJECT, data, spec  # noqa: F401
+from runs_helpers import pictures, python, spec
+from safetensors.numpy import save_file
 
 import presets
 import runs
@@ -49,14 +49,11 @@ def hub(monkeypatch, tmp_path):
 def flux(tmp_path_factory):
     """A complete model in diffusers' layout."""
     folder = tmp_path_factory.mktemp("model") / "flux"
-    made = subprocess.run(
-        [sys.executable, "-m", "trainer.tiny_flux", str(folder)],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert made.returncode == 0, made.stderr
+    for part, (config, *stem) in presets.families()["flux"]["parts"].items():
+        (folder / part).mkdir(parents=True)
+        (folder / part / config).write_text("{}")
+        for name in stem:
+            save_file({"w": np.ones((8, 8), np.float32)}, folder / part / f"{name}.safetensors")
     return folder
 
 
@@ -76,9 +73,8 @@ def test_a_complete_folder_is_fine_and_an_incomplete_one_names_each_file(flux, t
     broken = shutil.copytree(flux, tmp_path / "flux")
     (broken / "vae" / "config.json").unlink()
     (broken / "text_encoder" / "model.safetensors").unlink()
-    (broken / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(
-        (flux / "transformer" / "diffusion_pytorch_model.safetensors").read_bytes()[:-100]
-    )
+    weights_file = broken / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights_file.write_bytes(weights_file.read_bytes()[:-100])
     (broken / "text_encoder_2" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     (problem,) = weights.problems(of(broken))
     assert str(broken) in problem and "download the complete folder again" in problem
@@ -163,7 +159,7 @@ def test_what_needs_no_hub_to_be_known_is_reported_without_it(hub, monkeypatch):
     assert weights.problems(spec(), ask=True) == [] and hub.requests[0][1] == "Bearer hf_secret"
 
 
-def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch):  # noqa: F811
+def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch):
     content = (flux / "vae" / "diffusion_pytorch_model.safetensors").read_bytes()
     place = data / "models"
     place.mkdir()
@@ -179,15 +175,10 @@ def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch): 
     assert "(--ae) is not a safetensors file" in found[1] and "fetch-model flux-dev" in found[1]
 
 
-def test_the_monitor_tells_it_and_starts_nothing(data, hub, tmp_path, monkeypatch):  # noqa: F811
-    from runs_helpers import pictures, python
-
+def test_the_monitor_tells_it_and_starts_nothing(data, hub, tmp_path, monkeypatch):
     hub.status = 404
     folder = runs.create(of(REPO), pictures(tmp_path / "in"))
     done = python("-m", "monitor", "start", folder.name)
-    assert (
-        done.returncode == 1
-        and "cannot be started" in done.stderr
-        and "neither a folder here nor a model" in done.stderr
-    )
+    assert done.returncode == 1 and "cannot be started" in done.stderr
+    assert "neither a folder here nor a model" in done.stderr
     assert not (folder / "training.log").exists() and not (folder / "status.json").exists()

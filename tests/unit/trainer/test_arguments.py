@@ -11,15 +11,8 @@ from trainer.arguments import parse, parser
 from trainer.unsupported import reasons
 
 ROOT = Path(__file__).resolve().parents[3]
-LEAST = [
-    "--pretrained_model_name_or_path",
-    "m",
-    "--dataset_config",
-    "d",
-    "--output_dir",
-    "o",
-    "--network_train_unet_only",
-]
+LEAST = ["--pretrained_model_name_or_path", "m", "--dataset_config", "d", "--output_dir", "o"]
+LEAST += ["--network_train_unet_only"]
 
 
 def flags_in(folder: Path) -> set[str]:
@@ -49,24 +42,15 @@ def test_an_unknown_flag_is_refused_with_its_closest_matches(capsys):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (
-            ["--blocks_to_swap", "18"],
-            "--blocks_to_swap is not supported by the built-in trainer: moving blocks",
-        ),
+        (["--blocks_to_swap", "18"], "--blocks_to_swap is not supported by the built-in trainer: moving blocks"),
         (["--t5xxl=x.safetensors"], "use the sd-scripts backend for single files"),
-        (
-            ["--scale_weight_norms", "1"],
-            "is not supported by the built-in trainer: use the sd-scripts backend for this",
-        ),
+        (["--scale_weight_norms", "1"], "not supported by the built-in trainer: use the sd-scripts backend for this"),
         (["--split_mode"], "add --network_args train_blocks=single"),
         (
             ["--optimizer_type", "Prodigy"],
             "--optimizer_type prodigy: not supported; use adafactor or adamw8bit or adamw",
         ),
-        (
-            ["--network_args", "train_block=single"],
-            "--network_args train_block: not supported; use train_blocks or split_qkv",
-        ),
+        (["--network_args", "train_block=single"], "train_block: not supported; use train_blocks or split_qkv"),
         (["--optimizer_args", "weight_decay"], "--optimizer_args 'weight_decay': not KEY=VALUE"),
         (["--lr_scheduler", "constant", "--lr_warmup_steps", "5"], "use --lr_scheduler constant_with_warmup"),
         (["--loss_type", "huber"], "use constant or exponential"),
@@ -107,10 +91,8 @@ def test_the_flags_of_every_tier_are_taken():
         words = []
         for key, value in {**trainer["memory"], **trainer["flags"], **table}.items():
             if value is not False:
-                words += [
-                    f"--{key}",
-                    *([] if value is True else map(str, value if isinstance(value, list) else [value])),
-                ]
+                values = [] if value is True else value if isinstance(value, list) else [value]
+                words += [f"--{key}", *map(str, values)]
         args = parse([*LEAST, *[w for w in words if w != LEAST[-1]]])
         assert args.optimizer_type in ("adafactor", "adamw8bit")
         assert not args.split_mode or args.train_blocks == "single"

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,46 +17,11 @@ from monitor.process import platform
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals")
 
-FAKE = """
-import os, time
-from pathlib import Path
-class NVMLError(Exception): pass
-here = Path(__file__).parent
-def nvmlInit():
-    if (here / "fails").exists(): raise NVMLError("Driver/library version mismatch")
-def nvmlDeviceGetCount():
-    while (here / "hangs").exists(): time.sleep(0.05)
-    if (here / "lost").exists(): raise NVMLError("GPU is lost")
-    return 1
-def nvmlDeviceGetHandleByIndex(i): return i
-class Values:
-    used, total, gpu = 3, 24, 97
-def nvmlDeviceGetMemoryInfo(h): return Values
-def nvmlDeviceGetName(h): return "Fake 4090"
-def nvmlDeviceGetUtilizationRates(h): return Values
-def nvmlDeviceGetTemperature(h, which): raise NVMLError("not supported")
-def nvmlDeviceGetPowerUsage(h): return 250500
-def nvmlDeviceGetCurrentClocksThrottleReasons(h): return 0x4 | 0x20 | 0x40
-def nvmlDeviceGetUUID(h): return f"GPU-{h}" if isinstance(h, int) else h
-def nvmlDeviceGetMigMode(h):
-    if not (here / "mig").exists(): raise NVMLError("not supported")
-    return [1, 1]
-def nvmlDeviceGetMaxMigDeviceCount(h): return 7
-def nvmlDeviceGetMigDeviceHandleByIndex(h, i):
-    if i > 1: raise NVMLError("not found")
-    return f"MIG-{i}"
-class Process:
-    def __init__(self, pid): self.pid = int(pid)
-def nvmlDeviceGetComputeRunningProcesses(h):
-    pids = here / "pids"
-    return [Process(pid) for pid in pids.read_text().split()] if pids.exists() else []
-"""
-
 
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
     """A folder with a fake `pynvml`; files in it say how it behaves."""
-    (tmp_path / "pynvml.py").write_text(FAKE)
+    shutil.copy(ROOT / "tests/support/fake_pynvml.py", tmp_path / "pynvml.py")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("HANGPROOF_GPUS", "0")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -1,5 +1,6 @@
 """What the machines of a run send each other: only what is signed, new, well-formed and about their own ranks counts."""
 
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -133,6 +134,13 @@ def test_what_is_no_json_object_is_refused(data):
         wire.decode(data)
 
 
+def posted(nodes: Nodes, path: str, body: bytes | None, headers: dict) -> int:
+    """The status of the leader's answer."""
+    with contextlib.closing(http.client.HTTPConnection(nodes.host, nodes.port, timeout=5)) as connection:
+        connection.request("POST", path, body, headers)
+        return connection.getresponse().status
+
+
 def test_nothing_is_answered_without_the_secret(nodes):
     with pytest.raises(OSError, match="another HANGPROOF_NODE_TOKEN"):
         client(nodes, b"b secret that is long enough").ask(wire.POLL, wire.values_of(report()))
@@ -140,10 +148,7 @@ def test_nothing_is_answered_without_the_secret(nodes):
         (wire.POLL, {}, 403), (wire.FILE, {wire.SIGNATURE: "x"}, 403), ("/", {}, 404),
         (wire.POLL, {"Content-Length": str(wire.REQUEST_BYTES + 1)}, 413), (wire.POLL, {"Content-Length": "-1"}, 404),
     ):  # fmt: skip
-        connection = http.client.HTTPConnection(nodes.host, nodes.port, timeout=5)
-        connection.request("POST", path, b"{}" if "Content-Length" not in headers else None, headers)
-        assert connection.getresponse().status == status
-        connection.close()
+        assert posted(nodes, path, b"{}" if "Content-Length" not in headers else None, headers) == status
     assert nodes.status()[0]["silent_s"] is None
 
 
@@ -168,10 +173,7 @@ def test_a_signature_is_of_one_path_and_one_body(nodes):
     body = wire.encode(wire.values_of(report()))
     good = wire.sign(TOKEN, b"request", wire.POLL.encode(), body)
     for path, sent in ((wire.LIST, body), (wire.POLL, body + b" ")):
-        connection = http.client.HTTPConnection(nodes.host, nodes.port, timeout=5)
-        connection.request("POST", path, sent, {wire.SIGNATURE: good})
-        assert connection.getresponse().status == 403
-        connection.close()
+        assert posted(nodes, path, sent, {wire.SIGNATURE: good}) == 403
 
 
 def test_a_replayed_report_changes_nothing(nodes):
@@ -224,12 +226,8 @@ def test_a_file_that_is_not_in_the_list_is_not_sent(nodes, folder, tmp_path):
     assert files.listed(asks.ask(wire.LIST, {})).keys() == {"run/train.sh"}
     asks.fetch("run/train.sh", 5, target)
     assert target.read_text() == "hello"
-    for name, offset in (
-        ("run/monitor.json", 0),
-        ("run/../monitor.json", 0),
-        ("run/train.sh", -1),
-        ("run/train.sh", 999),
-    ):
+    refused = [("run/monitor.json", 0), ("run/../monitor.json", 0), ("run/train.sh", -1), ("run/train.sh", 999)]
+    for name, offset in refused:
         with pytest.raises(OSError, match="refused"):
             asks.fetch(name, offset, target)
 
@@ -247,7 +245,6 @@ def leaders(folder, monkeypatch, tmp_path):
     """A run with a spec, a data set and a state on the leader; a function that lists it, and where a node keeps its own."""
     (folder.folder / "run.toml").write_text("nodes = 2\n")
     folder.spec = {"nodes": 2}
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     data = tmp_path / "datasets" / "toy"
     (data / "sub").mkdir(parents=True)
     (data / "sub" / "a.png").write_bytes(b"A" * 3000)
@@ -259,7 +256,13 @@ def leaders(folder, monkeypatch, tmp_path):
     (state / "weights").write_bytes(bytes(range(256)) * 100)
     found = files.Catalogue(folder)
     monkeypatch.setattr(endpoint.files, "Catalogue", lambda _: found)
-    return lambda: files.listed({"files": found.entries(state.name, str(state))}), state, found
+
+    def wanted() -> dict:
+        with monkeypatch.context() as patch:
+            patch.setenv("HANGPROOF_DATA", str(tmp_path))
+            return files.listed({"files": found.entries(state.name, str(state))})
+
+    return wanted, state
 
 
 @pytest.fixture
@@ -270,14 +273,12 @@ def away(leaders, nodes, monkeypatch, tmp_path):
     return root
 
 
-def test_a_node_gets_the_spec_the_data_set_and_the_state_and_nothing_twice(leaders, nodes, away, monkeypatch, tmp_path):
-    wanted, state, _ = leaders
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+def test_a_node_gets_the_spec_the_data_set_and_the_state_and_nothing_twice(leaders, nodes, away, tmp_path):
+    wanted, state = leaders
     listed = wanted()
     assert sorted(listed) == [
         "dataset/a.npz", "dataset/sub/a.png", "run/run.toml", f"state/{state.name}/hangproof.json", f"state/{state.name}/weights"
     ]  # fmt: skip
-    monkeypatch.setenv("HANGPROOF_DATA", str(away))
     asked = []
 
     def fetch(name, offset, path):
@@ -293,11 +294,9 @@ def test_a_node_gets_the_spec_the_data_set_and_the_state_and_nothing_twice(leade
     assert len(asked) == 5 and not list(away.rglob("*.part"))
 
 
-def test_a_copy_that_was_cut_is_continued_and_a_wrong_one_is_thrown_away(leaders, nodes, away, monkeypatch, tmp_path):
-    wanted, state, _ = leaders
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+def test_a_copy_that_was_cut_is_continued_and_a_wrong_one_is_thrown_away(leaders, nodes, away, tmp_path):
+    wanted, state = leaders
     listed = {name: value for name, value in wanted().items() if name.startswith("state/")}
-    monkeypatch.setenv("HANGPROOF_DATA", str(away))
     run, name, offsets = away / "outputs" / "toy", f"state/{state.name}/weights", []
 
     def cut(what, offset, path):
@@ -314,21 +313,16 @@ def test_a_copy_that_was_cut_is_continued_and_a_wrong_one_is_thrown_away(leaders
             copier(nodes, run, cut).copy(listed, state.name)
         assert not (run / state.name).exists()
     copier(nodes, run, cut).copy(listed, state.name)
-    assert (
-        offsets == [0, 10_000, 20_000]
-        and (run / state.name / "weights").read_bytes() == (state / "weights").read_bytes()
-    )
+    assert offsets == [0, 10_000, 20_000]
+    assert (run / state.name / "weights").read_bytes() == (state / "weights").read_bytes()
     (run / state.name / "weights").write_bytes(b"damaged")
     with pytest.raises(files.CopyError, match="not what the leader listed"):
         copier(nodes, run, lambda what, offset, path: path.write_bytes(b"x" * listed[what][0])).copy(listed, state.name)
     assert (run / state.name / "weights").read_bytes() == b"damaged", "the old one stays until the new one is complete"
 
 
-def test_a_data_set_of_the_nodes_user_is_never_changed(leaders, nodes, away, monkeypatch, tmp_path):
-    wanted, _, _ = leaders
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    listed = wanted()
-    monkeypatch.setenv("HANGPROOF_DATA", str(away))
+def test_a_data_set_of_the_nodes_user_is_never_changed(leaders, nodes, away, tmp_path):
+    listed = leaders[0]()
     own = away / "datasets" / "toy" / "mine.png"
     own.parent.mkdir(parents=True)
     own.write_bytes(b"mine")
@@ -337,30 +331,20 @@ def test_a_data_set_of_the_nodes_user_is_never_changed(leaders, nodes, away, mon
     assert own.read_bytes() == b"mine" and len(list(own.parent.iterdir())) == 1
 
 
-def test_a_copied_data_set_follows_the_leaders(leaders, nodes, away, monkeypatch, tmp_path):
-    wanted, _, _ = leaders
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+def test_a_copied_data_set_follows_the_leaders(leaders, nodes, away, tmp_path):
+    wanted, _ = leaders
     before = wanted()
     (tmp_path / "datasets" / "toy" / "sub" / "a.png").rename(tmp_path / "datasets" / "toy" / "b.png")
     after = wanted()
     (tmp_path / "datasets" / "toy" / "sub" / "a.png").write_bytes(b"A" * 3000)
-    monkeypatch.setenv("HANGPROOF_DATA", str(away))
     run = away / "outputs" / "toy"
     copier(nodes, run).copy(before, "")
     copier(nodes, run).copy(after, "")
-    found = {
-        p.relative_to(away / "datasets" / "toy").as_posix()
-        for p in (away / "datasets" / "toy").rglob("*")
-        if p.is_file()
-    }
-    assert found == {"a.npz", "b.png", files.COPIED}
+    assert {p.name for p in (away / "datasets" / "toy").rglob("*") if p.is_file()} == {"a.npz", "b.png", files.COPIED}
 
 
-def test_a_link_in_the_nodes_folder_leads_nowhere_else(leaders, nodes, away, monkeypatch, tmp_path):
-    wanted, _, _ = leaders
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    listed = wanted()
-    monkeypatch.setenv("HANGPROOF_DATA", str(away))
+def test_a_link_in_the_nodes_folder_leads_nowhere_else(leaders, nodes, away, tmp_path):
+    listed = leaders[0]()
     outside = tmp_path / "outside"
     outside.mkdir()
     data = away / "datasets" / "toy"
@@ -444,6 +428,4 @@ def test_an_address_of_another_machine_is_refused_with_the_reason(folder):
 def test_the_secret_is_in_no_answer(nodes, folder):
     nodes.waiting()
     answer = contact(nodes, client(nodes))
-    assert (
-        TOKEN.decode() not in json.dumps(answer) and TOKEN.decode() not in (folder.folder / "monitor.log").read_text()
-    )
+    assert TOKEN.decode() not in json.dumps(answer) + (folder.folder / "monitor.log").read_text()

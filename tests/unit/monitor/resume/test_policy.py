@@ -53,8 +53,3 @@ def test_a_failure_is_counted_in_the_returned_history_only():
 
 def test_a_cause_that_needs_time_gets_it_on_the_first_failure_too():
     assert policy.after_failure(policy.History(), "x", True, False, CONFIG.restart, least_wait_s=30)[1].wait_s == 30
-
-
-def test_the_times_of_a_pre_emption_fit_into_25_seconds():
-    end = CONFIG.end
-    assert end.preempt_save_s + end.preempt_grace_s + end.preempt_kill_s <= end.preempt_total_s - 2

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import goodput
-from benchmarks.goodput_contenders import CONTENDERS
 from guards import checkpoint, snapshots
 from guards.snapshot_record import File, RecordError
 from guards.snapshots import Snapshots
@@ -172,20 +170,3 @@ def test_without_a_file_system_in_memory_the_reason_is_in_the_status(run, monkey
     folder, why = ours.folder_of(run, "")
     assert folder == "" and "no file system in memory" in why
     assert ours.summary("", why)["off"] == why and ours.summary("", "") is None
-
-
-@pytest.mark.parametrize(
-    ("faults", "most"),
-    [
-        pytest.param(("sigkill@13", "raises@27"), 2, id="two failures"),
-        pytest.param(("record_torn@13", "sigkill@25"), 14, id="torn"),
-        pytest.param(("record_damaged@13",), 13, id="damaged", marks=pytest.mark.long),
-        pytest.param(("record_of_another_run@13",), 13, id="of another run", marks=pytest.mark.long),
-        pytest.param(("records_gone@13",), 13, id="gone", marks=pytest.mark.long),
-    ],
-)
-def test_a_run_under_real_supervision_repeats_at_most_one_step_for_each_failure(faults, most):
-    """The faults of the second group leave no usable record: the disk's checkpoint, or the start, is used instead."""
-    done = goodput.one_run(CONTENDERS["ours"], 40, faults, 30.0, torch=False)
-    assert done["finished"] and done["right"] and done["faults"] == len(faults)
-    assert done["repeated"] <= most and (most > 2) == (done["repeated"] > 2)

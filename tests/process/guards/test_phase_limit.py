@@ -9,6 +9,7 @@ import pytest
 
 from guards import heartbeat
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 CODE = """
 import sys, time

@@ -3,20 +3,16 @@
 import json
 import os
 import secrets
-import subprocess
-import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import toy_loop
-from benchmarks.goodput_contenders import begin, finish, ours
+from benchmarks import goodput, toy_loop
+from benchmarks.goodput_contenders import CONTENDERS, begin, finish, ours
 from guards import checkpoint
-from monitor import config, recovery
 
-pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")]
 
 STEPS = 60
 ONE_FAILURE = "[restart]\nwithout_progress_count = 1\nbackoff_first_s = 0.5\n"
@@ -122,18 +118,6 @@ def test_steps_that_the_disk_refuses_stay_in_memory_and_the_next_start_goes_on_f
     assert run.steps().count(30) == 1  # no step before the fault is trained twice
 
 
-def test_a_start_that_the_system_refuses_is_tried_for_ten_minutes_with_growing_waits(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(recovery.time, "monotonic", lambda: clock[0])
-    run = SimpleNamespace(tries=0, failing_since_s=0.0, config=config.load(environ={}))
-    waits = []
-    while isinstance(wait := recovery._try_again(run, "no descriptor"), recovery.Wait):
-        waits.append(wait.seconds)
-        clock[0] += wait.seconds
-    assert waits == sorted(waits) and waits[0] <= 2 and waits[-1] >= 30 and clock[0] >= 600
-    assert wait.reason.startswith("no descriptor (tried ")
-
-
 def test_a_start_that_the_system_refused_once_is_made(toy):
     run = toy()
     log = run.folder / "training.log"
@@ -143,19 +127,15 @@ def test_a_start_that_the_system_refused_once_is_made(toy):
     assert run.end()["state"] == "completed"
 
 
-def test_a_read_that_lacks_a_descriptor_is_tried_again_at_once(tmp_path):
-    """A scan reads hundreds of files: when each fails once in fifty times, it must not fail as a whole."""
-    code = (
-        "import builtins, errno, io, random\n"
-        "from monitor.process import platform\n"
-        "real, draw = open, random.Random(1)\n"
-        "def flaky(*args, **more):\n"
-        "    if draw.random() < 0.02:\n"
-        "        raise OSError(errno.EMFILE, 'Too many open files')\n"
-        "    return real(*args, **more)\n"
-        "builtins.open = flaky\n"
-        "for _ in range(200):\n"
-        "    platform.scan()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize(
+    ("faults", "most"),
+    [
+        pytest.param(("sigkill@13", "raises@27"), 2, id="two failures"),
+        pytest.param(("record_torn@13", "sigkill@25"), 14, id="torn"),
+    ],
+)
+def test_a_run_under_real_supervision_repeats_at_most_one_step_for_each_failure(faults, most):
+    """A torn record is not usable: the disk's checkpoint, or the start, is used instead."""
+    done = goodput.one_run(CONTENDERS["ours"], 40, faults, 30.0, torch=False)
+    assert done["finished"] and done["right"] and done["faults"] == len(faults)
+    assert done["repeated"] <= most and (most > 2) == (done["repeated"] > 2)

@@ -1,0 +1,48 @@
+"""`./start.sh doctor` says what is ready, what is not, and what to do; the self-tests are part of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_musubi
+from runs_helpers import call
+
+pytestmark = pytest.mark.slow
+
+
+def doctor(*flags: str, **environment: str) -> tuple[int, dict[str, dict], str]:
+    """Its exit code, its findings by name, and its errors."""
+    done = call("doctor", "--json", *flags, **environment)
+    result = json.loads(done.stdout)
+    assert result["ok"] == (done.returncode == 0)
+    return done.returncode, {one["name"]: one for one in result["findings"]}, done.stderr
+
+
+def test_a_folder_that_is_no_trainer_fails_its_self_test(tmp_path):
+    for name in ("s", "v/bin"):
+        (tmp_path / name).mkdir(parents=True)
+    settings = {
+        "SD_SCRIPTS_DIR": str(tmp_path / "s"),
+        "SD_SCRIPTS_VENV": str(tmp_path / "v"),
+        "MUSUBI_DIR": str(tmp_path / "no"),
+    }
+    code, found, _ = doctor(**settings)
+    assert [found[name]["status"] for name in ("Python", "musubi-tuner")] == ["ok", "note"]
+    assert code == 1 and found["sd-scripts self-test"]["status"] == "failed"
+    assert f"selftest {tmp_path / 's'}" in found["sd-scripts self-test"]["action"]
+
+
+@pytest.mark.timeout(1000)
+@pytest.mark.skipif(bool(tiny_musubi.why_not()), reason=tiny_musubi.why_not() or "-")
+def test_the_self_test_of_an_installed_trainer_is_part_of_it(tmp_path):
+    from sd_scripts_patches.tiny import Installation
+
+    installed = Installation(tiny_musubi.checkout(), tiny_musubi.python())
+    lacks = any(map(installed.lacks, installed.row.STAND_INS))
+    settings = {"MUSUBI_DIR": str(installed.checkout), "MUSUBI_VENV": str(Path(installed.python).parent.parent)}
+    code, found, said = doctor(SD_SCRIPTS_DIR=str(tmp_path / "no"), **settings)
+    assert "musubi-tuner self-test: about one minute" in said
+    if lacks:
+        assert code == 1 and "missing, and musubi-tuner imports" in found["musubi-tuner environment"]["text"]
+    else:
+        assert found["musubi-tuner self-test"]["status"] == "ok"

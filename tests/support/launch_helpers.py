@@ -1,0 +1,34 @@
+"""Shared by the tests of launch: a spec for a rented machine, a command's arguments, every choice of model, trainer and tier."""
+
+import argparse
+from pathlib import Path
+
+from families import MODELS, fitting
+from runs_helpers import pictures, spec
+
+import presets
+import runs
+
+STORE = "s3://bucket/runs"
+CHOICES = [
+    (model, backend, tier)
+    for model, backend in {
+        (presets.models()[key]["family"], backend): (key, backend) for key, backend in MODELS
+    }.values()
+    for tier in fitting(model, backend)
+]
+
+
+def arguments(module, *words: str):
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    return parser.parse_args(["RUN", *words])
+
+
+def a_spec(choice=("flux-dev", "diffusers", "20G"), **fields):
+    model, backend, tier = choice
+    return spec(**{"model": model, "backend": backend, "tier": tier, "store": STORE, **fields})
+
+
+def a_run(root: Path, **fields) -> Path:
+    return runs.create(a_spec(**fields), pictures(root / "photos"))

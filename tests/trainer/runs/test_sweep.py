@@ -1,0 +1,67 @@
+"""A sweep through the queue, and a run that is renamed between two trainings: on the built-in trainer."""
+
+import json
+import re
+
+import pytest
+from monitor_helpers import wait_for
+from runs_helpers import pictures, python
+from ui_helpers import PACED, kill_runs, wait_for_step
+
+import runs
+from monitor import run_queue
+from monitor.process.locks import LOCK, is_held
+from monitor.process.tree import idle
+from runs import manage, sweep
+
+pytestmark = pytest.mark.slow
+FIELDS = {"model": "tiny-flux", "backend": "diffusers", "trigger": "ohwx", "resolution": 64, "workers": 0}
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    monkeypatch.setenv("HANGPROOF_GPUS", "")
+    yield tmp_path
+    kill_runs(tmp_path)
+
+
+def monitor(*words: str) -> None:
+    done = python("-m", "monitor", *words, **PACED)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_renamed_run_is_resumed_from_its_checkpoint(data):
+    """Stopped, renamed, resumed; no step is repeated."""
+    spec = runs.make({"name": "before", **FIELDS, "max_train_steps": 16, "save_every_n_steps": 4})
+    folder = runs.create(spec, pictures(data / "in"))
+    monitor("start", "before")
+    wait_for_step(folder, 5)
+    monitor("stop", "before", "--wait", "200")
+    stopped = json.loads((folder / "status.json").read_text())
+    assert stopped["state"] == "stopped" and 5 <= stopped["step"] < 16
+    folder = manage.rename("before", "after", idle)
+    monitor("start", "after")
+    wait_for(lambda: '"completed"' in (folder / "status.json").read_text(), 400, "the renamed run completes")
+    steps = [int(s) for s in re.findall(r'"step": ?(\d+)', (folder / "metrics.jsonl").read_text())]
+    assert steps == list(range(1, 17))
+    assert (folder / "after.safetensors").is_file() and "before" not in (folder / "train.sh").read_text()
+
+
+def test_a_sweep_is_one_entry_of_the_queue_and_encodes_the_images_once(data):
+    fields = {"max_train_steps": 4, "sample_every_n_steps": 0, "save_every_n_steps": 2}
+    runs.create(runs.make({"name": "cat", **FIELDS, **fields}), pictures(data / "in", 2))
+    done = python("-m", "runs", "sweep", "cat", "--set", "rank=2,4", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["sweep"] == "cat-sweep"
+    folders = [runs.outputs_dir() / name for name in ("cat-r2", "cat-r4")]
+
+    def ended(folder):
+        return json.loads((folder / "status.json").read_text())["state"] == "completed" and not is_held(folder / LOCK)
+
+    wait_for(lambda: all(map(ended, folders)), timeout_s=300, what="two trainings")
+    logs = [(folder / "training.log").read_text(encoding="utf-8") for folder in folders]
+    assert "caching latents" in logs[0].lower() and "caching latents" not in logs[1].lower(), logs[1][:3000]
+    table = sweep.table(sweep.find("cat-sweep"))
+    assert [row["state"] for row in table] == ["completed"] * 2
+    assert all(row["lora"] and row["final_loss"] for row in table) and not run_queue.read().entries

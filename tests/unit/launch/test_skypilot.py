@@ -1,0 +1,122 @@
+"""SkyPilot: the job that is written for a run, and what is submitted."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from launch_helpers import CHOICES, a_run, a_spec, arguments
+from runs_helpers import PROJECT, executable
+
+import presets
+from launch import skypilot, travel
+from launch.common import LaunchError
+from launch.store.copies import newest_manifest
+from launch.store.places import open_place
+
+
+def test_the_skypilot_job_of_each_family(clean):
+    scripts = [check_job(a_spec(choice)) for choice in {choice[:2]: choice for choice in CHOICES}.values()]
+    assert subprocess.run(["bash", "-n"], input="\n".join(scripts), text=True).returncode == 0
+
+
+def check_job(made) -> str:
+    text = skypilot.render(made, arguments(skypilot), Path("skypilot.yaml"))
+    job = yaml.safe_load(text)
+    generated = presets.models()[made.model]["generated"]
+    assert ("accelerators" in job["resources"]) != generated
+    assert job["resources"]["use_spot"] is True and job["workdir"] == str(PROJECT)
+    assert job["resources"]["job_recovery"] == {
+        "strategy": "EAGER_NEXT_REGION",
+        "max_restarts_on_errors": 0,
+        "recover_on_exit_codes": [5],
+    }
+    assert "MOUNT" not in text and "file_mounts" not in job
+    lines = job["run"].splitlines()
+    restore = next(i for i, line in enumerate(lines) if "store restore s3://bucket/runs my-lora" in line)
+    assert lines[restore + 1 :] == ["exec .venv/bin/python -m monitor run my-lora"]
+    assert ("fetch-model" in job["setup"]) == (made.backend != "diffusers")
+    assert (f"./start.sh {made.backend}" in job["setup"]) == (made.backend != "diffusers")
+    assert all(value is None for value in job["secrets"].values())
+    return f"{job['setup']}\n{job['run']}"
+
+
+def test_a_skypilot_job_of_several_nodes_and_one_of_an_image(clean):
+    made = a_spec(nodes=3, gpus=2)
+    job = yaml.safe_load(skypilot.render(made, arguments(skypilot, "--image", "me/h:1", "--on-demand"), Path("x")))
+    assert job["num_nodes"] == 3 and job["resources"]["image_id"] == "docker:me/h:1" and "workdir" not in job
+    assert set(job["resources"]["accelerators"].values()) == {2} and job["resources"]["use_spot"] is False
+    assert 'monitor node my-lora --rank "$SKYPILOT_NODE_RANK" --leader "$leader"' in job["run"]
+    assert "HANGPROOF_NODE_TOKEN" in job["secrets"] and "cd /hangproof\nexport HANGPROOF_DATA=/data\n" in job["run"]
+
+
+READ = """
+import json, sys, yaml
+from sky import Task
+for path in sys.argv[1:]:
+    task = Task.from_yaml_config(yaml.safe_load(open(path)))
+    found = sorted((str(r.accelerators), r.use_spot, json.dumps(r.job_recovery)) for r in task.resources)
+    print("task", json.dumps([path, task.num_nodes, found]))
+"""
+
+
+def test_skypilot_itself_takes_the_job_of_every_choice(tmp_path):
+    venv = Path(os.environ.get("SKYPILOT_VENV", "/nowhere"))
+    if not (venv / "bin" / "python").exists():
+        pytest.skip("SKYPILOT_VENV names no environment with SkyPilot (pip install skypilot==0.14.1)")
+    paths = []
+    for number, choice in enumerate(CHOICES):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(skypilot.render(a_spec(choice), arguments(skypilot), path))
+        paths.append(str(path))
+    several = tmp_path / "several.yaml"
+    several.write_text(skypilot.render(a_spec(nodes=2), arguments(skypilot, "--image", "me/h:1"), several))
+    env = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    command = [str(venv / "bin" / "python"), "-c", READ]
+    done = subprocess.run([*command, *paths, str(several)], env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    tasks = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("task ")]
+    assert len(tasks) == len(CHOICES) + 1 and tasks[-1][1] == 2
+    for _, _, resources in tasks:
+        for _, spot, recovery in resources:
+            assert spot and json.loads(recovery)["recover_on_exit_codes"] == [5]
+            assert json.loads(recovery)["strategy"] == "EAGER_NEXT_REGION"
+    wrong = tmp_path / "wrong.yaml"  # it would notice
+    wrong.write_text(Path(paths[0]).read_text().replace("recover_on_exit_codes:", "recover_on_exit_codes: x #"))
+    env["SKYPILOT_DEBUG"] = "0"
+    assert subprocess.run([*command, str(wrong)], env=env, capture_output=True, timeout=500).returncode != 0
+
+
+SKY = """#!/usr/bin/env bash
+printf '%s\\n' "$@" > "$HOME/words"
+exit "${SKY_CODE:-0}"
+"""
+
+
+def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clean, quick, monkeypatch):
+    folder = a_run(data, store="memory-is-not-a-store")
+    store = tmp_path / "store"
+    monkeypatch.setattr(travel, "address", lambda made: str(store))
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    executable(tmp_path / "venv" / "bin" / "sky", SKY)
+    monkeypatch.setenv("SKYPILOT_VENV", str(tmp_path / "venv"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    args = arguments(skypilot, "--submit")
+    args.run, args.json = folder.name, False
+    with pytest.raises(LaunchError, match="HF_TOKEN: set in the environment first"):
+        skypilot.run(args)
+    monkeypatch.setenv("HF_TOKEN", "hf_sesame")
+    assert skypilot.run(args) == 0
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words[:2] == ["jobs", "launch"] and words[-1] == str(folder / "skypilot.yaml")
+    assert words[words.index("--secret") :][:2] == ["--secret", "HF_TOKEN"] and "hf_sesame" not in " ".join(words)
+    manifest = newest_manifest(open_place(str(store)).under(folder.name), folder.name)
+    assert manifest is not None and {"run/run.toml", "data/0.png"} & set(manifest.files)
+    monkeypatch.setenv("SKY_CODE", "1")
+    with pytest.raises(LaunchError, match="did not accept the job"):
+        skypilot.run(args)
+    monkeypatch.setenv("SKYPILOT_VENV", str(tmp_path / "none"))
+    with pytest.raises(LaunchError, match="SkyPilot is not installed"):
+        skypilot.run(args)

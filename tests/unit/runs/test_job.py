@@ -1,0 +1,211 @@
+"""A run is resolved once: every attempt runs its job.json, whatever the tables or run.toml say since."""
+
+import contextlib
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from families import FAMILIES, PLATFORMS, fitting, made
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs_helpers import call, pictures, spec
+
+import runs
+from launch import bundle
+from monitor.run_folder import RunFolder
+from monitor.state import spec_edited, spec_hash
+from runs import job as jobs
+from runs import manage, mitigate
+from runs.command import words
+from runs.pin import adopted, pinned, write
+from runs.scripts import rendered
+
+
+@pytest.mark.parametrize(("model", "backend"), [*FAMILIES, ("flux-dev", "diffusers")])
+def test_a_job_from_its_file_is_the_script_of_its_spec_byte_for_byte(model, backend):
+    """Each family and tier, each platform and thing that a script can have in turn."""
+    variants = [{}, {"gpus": 2}, {"save_dir": "/fast disk"}, {"trackers": "tensorboard"}]
+    folder = Path("/out/my it's run")
+    for number, tier in enumerate(fitting(model, backend)):
+        one = made(model, backend, tier, **variants[number % len(variants)])
+        for platform in {"linux", PLATFORMS[number % 3]}:
+            job = jobs.resolve(one, folder, platform)
+            again = jobs.loads(jobs.dumps(job))
+            assert again == job
+            for resume in (None, Path("/out/x-state")):
+                assert rendered(again, resume) == runs.script(one, folder, resume, platform)
+
+
+HOSTILE = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=20)
+
+
+@settings(max_examples=20, deadline=None)
+@given(HOSTILE, HOSTILE, HOSTILE)
+def test_hostile_values_come_through_the_file_and_the_shell(trigger, value, other):
+    """Bash reads exactly the words of the job, and a patch made of two jobs gives the second."""
+    plain = spec(trigger=trigger, extra={"training_comment": value})
+    folder = Path(f"/tmp/写真 $(id) it's `x` {os.getpid()}")
+    job = jobs.loads(jobs.dumps(jobs.resolve(plain, folder)))
+    changed = plain.changed(extra={"training_comment": other}, environment={"A": other}, gpus=2)
+    patch = json.loads(json.dumps(jobs.difference(job, jobs.resolve(changed, folder))))
+    assert job.patched(patch).trains() == jobs.resolve(changed, folder).trains()
+    command = rendered(job).split('\nexec "$python"', 1)[1]
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
+    read = done.stdout.decode("utf-8", "surrogateescape").split("\0")[2:-1]
+    assert read == [word for line in words(job.flags) for word in line]
+
+
+def folder_of(tmp_path, **fields) -> Path:
+    return runs.create(spec(**fields), pictures(tmp_path / "in"))
+
+
+def test_a_hostile_name_and_place_hold_through_a_rename_and_a_move(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "da ta's $(x)"))
+    folder = folder_of(tmp_path, name='写真 `it\'s` $(id) "x"', prompts=["a"], sample_every_n_steps=2)
+    before = pinned(folder)
+
+    folder = manage.rename(folder, "other %PATH% & 写真2", lambda _: contextlib.nullcontext(True))
+    job = pinned(folder)
+    assert job.digest == before.digest and job.flags["output_name"] == folder.name == job.slug
+    assert job.flags["output_dir"] == str(folder) and job.flags["sample_prompts"] == f"{folder}/sample_prompts.txt"
+    assert rendered(job) == (folder / "train.sh").read_text() == runs.script(runs.load(folder), folder)
+    assert not spec_edited(folder)
+    moved = tmp_path / "写真 other"
+    os.rename(tmp_path / "da ta's $(x)", moved)
+    monkeypatch.setenv("HANGPROOF_DATA", str(moved))
+    there = moved / "outputs" / folder.name
+    assert rendered(pinned(there)) == (there / "train.sh").read_text() == runs.script(runs.load(there), there)
+    assert str(folder.parent) not in (there / "train.sh").read_text() + (there / "dataset.toml").read_text()
+
+
+def old_tables(folder: Path, monkeypatch) -> jobs.Job:
+    """The job of a run that was made with other tables than those of now."""
+    job = pinned(folder)
+    patch = {"commands": {"0": {"flags": {"optimizer_type": "older", "optimizer_args": ["a=1"]}}}}
+    return write(folder, job.patched(patch))
+
+
+def test_a_longer_training_keeps_what_the_tables_said_when_the_run_was_made(tmp_path, data, monkeypatch):
+    folder = folder_of(tmp_path, epochs=2)
+    old_tables(folder, monkeypatch)
+    runs.train_longer(folder, 5)
+    job = pinned(folder)
+    assert job.flags["optimizer_type"] == "older" and job.flags["max_train_epochs"] == 5 == runs.load(folder).epochs
+    assert "--max_train_epochs 5" in (folder / "train.sh").read_text() and not spec_edited(folder)
+
+
+def test_a_bundle_trains_what_the_run_trained(tmp_path, data, monkeypatch):
+    folder = folder_of(tmp_path, save_dir="/fast disk", store="/mnt/store")
+    old_tables(folder, monkeypatch)
+    packed = {entry.name: entry.source for entry in bundle.entries(runs.load(folder), None, models=False)}
+    there = tmp_path / "there" / "outputs" / folder.name
+    there.mkdir(parents=True)
+    for name in ("run.toml", "job.json", "dataset.toml"):
+        content = packed[f"outputs/{folder.name}/{name}"]
+        assert isinstance(content, bytes) and str(tmp_path).encode() not in content and b"/mnt" not in content
+        (there / name).write_bytes(content)
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "there"))
+    job = pinned(there)
+    assert job.flags["optimizer_type"] == "older" and job.flags["output_dir"] == str(there)
+    assert job.dataset["datasets"][0]["subsets"][0]["image_dir"] == f"{tmp_path}/there/datasets/{folder.name}"
+    assert "--optimizer_type older" in (there / "train.sh").read_text() and not spec_edited(there)
+
+
+def test_a_mitigation_starts_from_the_job_and_touches_nothing_else(tmp_path, data, monkeypatch):
+    folder = folder_of(tmp_path, batch_size=2, tier="20G")
+    job = old_tables(folder, monkeypatch)
+    runs.save(folder, runs.load(folder).changed(batch_size=1))
+    patch, sentence = mitigate.change(job, "batch_1")
+    after = job.patched(patch)
+    assert "batch size 1 instead of 2" in sentence and after.dataset["datasets"][0]["batch_size"] == 1
+    assert after.flags == {**job.flags, "gradient_accumulation_steps": 2} and mitigate.same_state(job, after)
+    assert mitigate.change(after, "batch_1") == ({}, "")
+    smaller = job.patched(mitigate.change(job, "tier_down")[0])
+    assert smaller.spec["tier"] == "16G" and not mitigate.same_state(job, smaller)
+
+
+def test_a_script_edited_by_hand_is_what_every_attempt_runs(tmp_path, data):
+    folder = folder_of(tmp_path)
+    said: list[str] = []
+    text = (folder / "train.sh").read_text().replace("set -eu\n", "set -eu\nulimit -n 4096\n")
+    text = text.replace("--network_dim 4", "--network_dim 12")
+    (folder / "train.sh").write_text(text)
+    job = pinned(folder, said.append)
+    assert rendered(job) == text == (folder / "train.sh").read_text() and job.flags["network_dim"] == "12"
+    assert len(said) == 1 and "edited by hand" in said[0] and job.spec["rank"] == 12 and "edited" in job.spec
+    again = rendered(pinned(folder, said.append), folder / "x-state")
+    assert "ulimit -n 4096" in again and "--resume" in again and len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "backend"), [("z-image", "musubi"), ("flux-dev", "sd-scripts"), ("tiny-flux", "diffusers")]
+)
+@pytest.mark.parametrize("platform", ["linux", "win32"])
+def test_a_script_of_other_tables_gives_its_own_flags(model, backend, platform):
+    """Those of the commands that cache, too; nothing of it is executed."""
+    one = made(model, backend, fitting(model, backend)[-1])
+    job = jobs.resolve(one, Path("/out/my it's run"), platform)
+    older = replace(
+        job,
+        commands=[{**c, "flags": {**c["flags"], "batch_size": "3", "mixed_precision": "a b's"}} for c in job.commands],
+    )
+    found = adopted(job, rendered(older))
+    assert found is not None and "edited" not in found.spec
+    assert rendered(found) == rendered(older)
+    assert adopted(job, rendered(job)) == job and adopted(job, "echo hello\n") is None
+
+
+def test_a_run_of_an_earlier_version_keeps_its_place_in_the_monitor(tmp_path, data):
+    folder = folder_of(tmp_path)
+    (folder / "job.json").unlink()
+    before = spec_hash(folder)
+    pinned(folder)
+    assert spec_hash(folder) == before and (folder / "job.json").is_file() and not spec_edited(folder)
+
+
+def test_a_data_set_file_edited_by_hand_is_written_again_before_the_first_attempt_as_before_all(tmp_path, data):
+    folder = folder_of(tmp_path)
+    before = (folder / "dataset.toml").read_text()
+    (folder / "dataset.toml").write_text(before.replace("resolution = 512", "resolution = 256"))
+    assert (folder / "dataset.toml").read_text() != before
+    done = ask(folder, "--problems")
+    assert (folder / "dataset.toml").read_text() == before
+    assert "dataset.toml said something else" in done["notes"][0] and ask(folder, "--problems")["notes"] == []
+
+
+def ask(folder: Path, *arguments: str) -> dict:
+    """What the process that the monitor asks answers."""
+    done = call("monitor.resume.script", folder, *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_damaged_job_is_an_error_that_render_corrects(tmp_path, data):
+    folder = folder_of(tmp_path)
+    (folder / "job.json").write_text('{"commands": []}')
+    with pytest.raises(runs.RunError, match="job.json cannot be read: .*python -m runs render my-lora"):
+        pinned(folder)
+    assert call("runs", "render", "my-lora").returncode == 0 and pinned(folder).flags
+
+
+def test_a_spec_that_this_version_refuses_still_resumes(tmp_path, data):
+    """An update that removes a tier or renames a model ends no run."""
+    folder = folder_of(tmp_path)
+    job = pinned(folder)
+    gone = replace(job, spec={**job.spec, "tier": "11G"})
+    (folder / "job.json").write_text(jobs.dumps(gone))
+    assert "refuses the run's spec" in ask(folder, "--problems")["notes"][-1]
+    assert ask(folder, "--attempt", "2", "--resume", str(folder / "x-state"))["compatible"]
+    assert rendered(job, folder / "x-state") == (folder / "train.attempt-2.sh").read_text()
+
+
+def test_what_only_the_monitor_reads_is_taken_from_run_toml_at_each_start(tmp_path, data):
+    folder = folder_of(tmp_path)
+    runs.save(folder, runs.load(folder).changed(spend_limit=5.0, gpus=2))
+    found = RunFolder(folder).spec
+    assert found["spend_limit"] == 5.0 and found["gpus"] == 1
+    (folder / "run.toml").write_text("not TOML")
+    assert not RunFolder(folder).foreign and RunFolder(folder).spec["model"] == "flux-dev"
