@@ -5,15 +5,14 @@ memory, and by a pause; at each of them before, at and after an epoch's end, in 
 learning rates and the LoRA are compared. The runs of a family are forked from one process that has done its imports.
 
 The campaign: all families of a checkout, gradient accumulation 1 and 2, loaders without workers, with new ones each epoch, and
-with workers that stay. EPOCH_ENDS_SEED changes the order of the kills.
+with workers that stay. HANGPROOF_SEED repeats an order of the kills.
 
-    python -m pytest -m long -s tests/campaigns/test_epoch_ends.py [-k "sd-scripts and sdxl"]
+    python -m pytest -s tests/campaigns/test_epoch_ends.py [-k "sd-scripts and sdxl"]          3 hours
 """
 
 import contextlib
 import functools
 import json
-import os
 import random
 import shutil
 import signal
@@ -29,17 +28,14 @@ import tiny_musubi
 import tiny_sd_scripts
 import trainer_helpers
 from nursery import Nursery
+from seeds import seed
 
 from guards import checkpoint, gate, snapshots
 from runs.paths import ROOT
 from sd_scripts_patches import trainer_state
 from trainer import tiny_flux
 
-pytestmark = [
-    pytest.mark.timeout(3000),
-    pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm"),
-]
-SEED = int(os.environ.get("EPOCH_ENDS_SEED", "25"))
+pytestmark = [pytest.mark.timeout(3000), pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")]
 ENDS = (1, 2, 4, 5, 6, 7, 9, 10, 11, 12)  # a resumed run passes the end of one epoch or of two; one more epoch follows
 POINTS = [*((kind, offset) for kind in ("step", "snapshot", "pause") for offset in (-1, 0, 1)), ("epoch", 0)]
 WORKERS = {
@@ -218,7 +214,7 @@ def compare(trainer: str, name: str, accumulation: int, workers: str, points: li
     expected, found = dict(losses(plain)), losses(ended)
     differ = [step for step, value in found if expected[step] != value]
     print(
-        f"{trainer:10} {name:12} accumulation {accumulation} workers {workers:4} seed {SEED}: "
+        f"{trainer:10} {name:12} accumulation {accumulation} workers {workers:4} seed {seed()}: "
         f"{len(points)} ends, {len(found)} losses, {len(differ)} differ {differ[:5]}"
     )
     assert not differ, (differ, points)
@@ -255,11 +251,10 @@ def test_a_state_of_two_processes_goes_on_in_one_with_the_order_of_its_epoch_wit
         assert losses(tmp_path / str(step)) == [(at, value) for at, value in expected.items() if at > step], step
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("accumulation", "workers"), LOADING)
 @pytest.mark.parametrize(("trainer", "name"), [(t, name) for t, (_, names, _) in TRAINERS.items() for name in names])
 def test_ended_before_at_and_after_an_epochs_end_no_loss_differs(trainer, name, accumulation, workers, tmp_path):
     points = list(POINTS)
-    random.Random(f"{SEED}/{trainer}/{name}/{accumulation}/{workers}").shuffle(points)
+    random.Random(f"{seed()}/{trainer}/{name}/{accumulation}/{workers}").shuffle(points)
     points = [(epoch, kind, offset) for epoch, (kind, offset) in zip(ENDS, points, strict=True)]
     compare(trainer, name, accumulation, workers, points, tmp_path)

@@ -1,6 +1,6 @@
 """Faults in runs of the real sd-scripts end as on the built-in trainer: completed, with the undisturbed run's steps, LR, names.
 
-Without a checkout they are skipped, with the reason. Two of them always run, all of them with `-m long`.
+python -m pytest tests/campaigns/test_faults_sd_scripts.py          10 minutes, with a checkout of sd-scripts
 """
 
 from functools import partial
@@ -38,7 +38,6 @@ ROWS = {
         row("corrupt cache", "corrupt_npz", (8, 10), cause=["npz_corrupt"]),
     )
 }
-QUICK = ("SIGSTOP worker", "kill in mid-save")
 SLACK_S = 120.0  # the benchmarks measure how fast
 
 
@@ -57,20 +56,9 @@ def played(request, started):
     return ROWS[request.param], started[request.param].result()
 
 
-def ended_well(played):
+@pytest.mark.timeout(1200)
+@asks("played", *ROWS)
+def test_sd_scripts_comes_back_from(played):
     row, result = played
     assert result["ok"], faults.describe(row, result)
     assert result["seen"]["step"] == STEPS
-
-
-@pytest.mark.timeout(1200)
-@asks("played", *QUICK)
-def test_sd_scripts_comes_back_from(played):
-    ended_well(played)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@asks("played", *(name for name in ROWS if name not in QUICK))
-def test_sd_scripts_comes_back_from_each(played):
-    ended_well(played)

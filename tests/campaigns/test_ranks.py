@@ -1,4 +1,8 @@
-"""Real gloo ranks under the real monitor: one hangs, is named with its place, and the run finishes with the undisturbed LoRA."""
+"""Real gloo ranks under the real monitor: one hangs, is named with its place, and the run finishes with the undisturbed LoRA.
+
+python -m pytest tests/campaigns/test_ranks.py          4 minutes
+python -m benchmarks ranks                              the complete form
+"""
 
 import json
 import subprocess
@@ -6,11 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from benchmarks import ranks
 from benchmarks.faults_reference import create, environment
-from benchmarks.ranks import Trial
 from guards import startup
 from monitor.cli.commands import rank_report
 from monitor.process import tree
@@ -26,23 +27,6 @@ def test_a_campaign_takes_every_place_in_turn_and_is_the_same_for_a_seed():
     assert {t.rank for t in made} == {0, 1, 2, 3} and len({t.kind for t in made}) == 5
 
 
-def test_a_rank_that_hangs_is_named_and_the_run_finishes():
-    result = ranks.campaign([Trial(0, 2, "network", "lock")], budget_s=4.0, parallel=1, quiet=True)
-    assert (result["named"], result["finished"]) == (1, 1), result
-
-
-@pytest.mark.long
-def test_the_short_campaign():
-    chosen = [
-        Trial(0, 0, "finished", "pipe"),
-        Trial(1, 3, ranks.COLLECTIVE, "sleeps", 5),
-        Trial(2, 1, "arguments", "spins"),
-    ]
-    result = ranks.campaign(chosen, budget_s=4.0, parallel=1, quiet=True)
-    assert (result["named"], result["finished"]) == (3, 3), result
-
-
-@pytest.mark.long
 def test_diagnose_shows_the_rank_report_of_a_run_whose_rank_hangs(tmp_path):
     run, mark = create(tmp_path / "data", 0, ranks.SPEC), tmp_path / "mark"
     env = environment(

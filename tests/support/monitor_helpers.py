@@ -105,6 +105,7 @@ def fault_at(step: int, code: str, attempts: str = "attempt == 1") -> str:
 SHORT = dict(steps=50, pace=0.03, every=10)
 AT = 34  # of SHORT: the monitor knows its steps by then, and it is between two checkpoints
 HANG = fault_at(AT, "time.sleep(3600)")
+HOLD = fault_at(15, "while not hb.request:\n    time.sleep(0.02)")  # the first attempt waits for a request to stop
 
 
 def limits_file(folder: Path, text: str) -> Path:
@@ -124,8 +125,10 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return env | own | {"HANGPROOF_GPUS": ""} | more
 
 
-def monitor(folder: Path, *words: str, **env: str) -> subprocess.Popen:
-    """`python -m monitor run FOLDER`, or another command, as a real process."""
+def monitor(folder: Path, *words: str, limits: str | None = None, **env: str) -> subprocess.Popen:
+    """`python -m monitor run FOLDER`, or another command, as a real process. limits: the text of a limits file."""
+    if limits is not None:
+        env["HANGPROOF_LIMITS"] = str(limits_file(folder, limits))
     command = [sys.executable, "-m", "monitor", *(words or ("run",)), str(folder)]
     return subprocess.Popen(
         command,
@@ -151,9 +154,24 @@ def finish(process: subprocess.Popen, timeout_s: float = 180.0) -> tuple[int, st
     return process.returncode, out, err
 
 
-def supervise(folder: Path, timeout_s: float = 180.0, **env: str) -> tuple[int, str, str]:
+def supervise(folder: Path, limits: str | None = None, **env: str) -> tuple[int, str, str]:
     """Supervise the run until it has ended."""
-    return finish(monitor(folder, **env), timeout_s)
+    return finish(monitor(folder, limits=limits, **env))
+
+
+def started(folder: Path, step: int = 5, **env) -> subprocess.Popen:
+    """The monitor of a run that has passed this step."""
+    process = monitor(folder, **env)
+    wait_for(lambda: step_of(folder) > step, what=f"step {step}")
+    return process
+
+
+def cli(folder: Path, *words: str, **env: str) -> str:
+    """What `python -m monitor WORDS` prints on a data root; `folder` is one of its runs."""
+    command = [sys.executable, "-m", "monitor", *words]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(folder, **env), capture_output=True, text=True, timeout=120, check=True
+    ).stdout
 
 
 def kill_monitor(process: subprocess.Popen, folder: Path) -> None:
@@ -188,13 +206,6 @@ def events(folder: Path, kind: str | None = None) -> list[dict]:
 
 def incidents(folder: Path) -> list[dict]:
     return [json.loads(p.read_text(encoding="utf-8")) for p in sorted(folder.glob("incidents/*/incident.json"))]
-
-
-def in_time(folder: Path, incident: dict) -> bool:
-    """Was a hang declared when it was due? The limit is learned: on a busy machine the steps before it were slow, and while
-    others keep the processor or the disk busy the monitor is eight times as patient (`slow_times`)."""
-    times = 8 if events(folder, "slow") else 2
-    return incident["detect_s"] <= times * incident["evidence"]["budget_s"] + 10
 
 
 def report(folder: Path, number: int = 1) -> str:

@@ -1,14 +1,17 @@
 """Shared by the tests of rehearsal, ladder and drill: a tiny run, what is on the disk, what still runs."""
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from runs_helpers import picture
+from runs_helpers import PROJECT, picture
 
 import runs
 
@@ -62,8 +65,59 @@ def _uses(process: psutil.Process, data: Path) -> bool:
     return False
 
 
-@pytest.fixture
-def one_cpu(monkeypatch):
-    """No GPU, and one thread: a tiny model is slower with several."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def launched(tool: str, folder: Path | str, *words: str, **environment: str) -> tuple[int, dict, str]:
+    """`python -m launch TOOL FOLDER --json WORDS` (or an option in place of the folder): the exit code, what its last line says, and all of its output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", tool, str(folder), "--json", *words], cwd=PROJECT, capture_output=True,
+        text=True, timeout=500, env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
+
+
+def states(found: dict) -> dict[str, str]:
+    """The stages of a rehearsal, and how far each came."""
+    return {stage["key"]: stage["state"] for stage in found["stages"]}
+
+
+HANGS = {  # stage of a rehearsal: what the injector is told
+    "load": {"PHASE": "load", "STEP": "0"},
+    "cache": {"PHASE": "cache_latents", "STEP": "0"},
+    "train": {"PHASE": "step", "STEP": "1"},
+    "sample": {"PHASE": "sample", "STEP": "2"},
+    "save": {"PHASE": "save", "STEP": "2"},
+    "resume": {"PHASE": "step", "STEP": "3", "EVERY": "1"},
+}
+
+
+def hang_in(stage: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rehearse a run that hangs in this stage: it fails there, says so, and leaves nothing."""
+    from dataclasses import asdict
+
+    from launch import rehearse, short_run
+
+    for name, value in HANGS[stage].items():
+        monkeypatch.setenv(f"HANGPROOF_FAULT_{name}", value)
+    monkeypatch.setenv("HANGPROOF_INJECT", "benchmarks.injector:fire")
+    monkeypatch.setenv("HANGPROOF_FAULT", "step_sleeps")
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    monkeypatch.setattr(short_run, "QUIET_S", 3.0)
+    found = asdict(rehearse.rehearse(tiny_run(data)))
+    assert (found["state"], states(found)[stage]) == (rehearse.FAILED, rehearse.FAILED), found
+    order = list(states(found))
+    assert {states(found)[later] for later in order[order.index(stage) + 1 :]} <= {rehearse.SKIPPED}
+    assert found["problem"]["stage"] == rehearse.STAGES[stage][0] and "step_sleeps" in found["problem"]["text"], found
+    assert nothing_runs(data) and not (data / short_run.SCRATCH).exists()
+
+
+def drilled(kind: str, data: Path) -> None:
+    """A drill of this kind freezes, recovers, finishes, and leaves nothing but its run."""
+    code, found, said = launched("drill", f"--kind={kind}")
+    assert code == 0, said[-5000:]
+    assert found["state"] == "completed" and [one["state"] for one in found["stages"]] == ["done"] * 8
+    times = [found["times"][name] for name in ("detected", "killed", "restarted", "recovered")]
+    assert times == sorted(times) and times[0] > 0
+    incident = json.loads(Path(found["folder"], "incidents", "0001", "incident.json").read_text())
+    causes = {"worker": ["worker_stuck"], "stopped": ["trainer_stopped"], "deadlock": ["deadlock", "stuck"]}
+    assert incident["cause"] in causes[kind]
+    assert list(Path(found["folder"]).glob("*.safetensors")) and nothing_runs(data)

@@ -54,6 +54,7 @@ def test_the_trainers_start_with_the_limit(tmp_path, command):
     assert f"{amx.LIMIT}={amx.BELOW_AMX}" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_this_machine_computes_bfloat16_products():
     environment = {key: value for key, value in os.environ.items() if key != amx.LIMIT}
     done = subprocess.run(

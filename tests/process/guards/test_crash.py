@@ -47,6 +47,7 @@ def test_a_deadline_kills_a_process_whose_main_thread_waits_in_c(tmp_path):
     assert (beat.outcome, beat.phase, beat.note) == ("deadline", "load", "waited 0.5 s for a lock that nobody frees")
 
 
+@pytest.mark.slow
 def test_a_deadline_kills_a_process_whose_standard_error_nobody_reads(tmp_path):
     """Standard error is a pipe that is full: every write to it waits for ever."""
     code = PRELUDE + (
@@ -61,6 +62,7 @@ def test_a_deadline_kills_a_process_whose_standard_error_nobody_reads(tmp_path):
     assert read(path_of(tmp_path, 0)).note == "waited 0.5 s for a reader"
 
 
+@pytest.mark.slow
 def test_a_deadline_that_was_met_does_nothing_and_nested_deadlines_keep_their_own_limits(tmp_path):
     code = PRELUDE + (
         "\nfor _ in range(200):\n    with deadline.Deadline(5, 'short'): pass\n"
@@ -124,7 +126,7 @@ if __name__ == "__main__":
     worker.start()
     there.close()
     print(here.recv(), flush=True)
-    time.sleep(1)
+    time.sleep(0.2)
     done.set()
     print(here.recv(), flush=True)
     exec(sys.argv[2])
@@ -132,9 +134,15 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child at its parent's death")
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "crash.exit_now(1)"], ids=["killed", "failed"])
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        *((method, "os.kill(os.getpid(), 9)") for method in ("fork", "spawn", "forkserver")),
+        ("fork", "crash.exit_now(1)"),
+    ],
+)
 def test_a_loader_worker_works_and_does_not_outlive_its_trainer(tmp_path, method, how):
     """Python 3.14 starts workers by a fork server. Each worker saw a parent that is not the trainer, and exited."""
     (tmp_path / "a_worker.py").write_text(WORKER)
@@ -184,19 +192,19 @@ limits.TABLE["gil_grace_s"] = limits.Limit(1.0, "the GIL", user=False)
 HOLD_THE_GIL = "\nimport ctypes\nhold = ctypes.PyDLL(None).sleep\n"  # PyDLL keeps the GIL during the call
 
 
+@pytest.mark.slow
 @needs_kernel_timer
 @pytest.mark.parametrize("start", ["", "hb.phase('step')\ntime.sleep(0.5)\n"], ids=["at once", "later"])
 def test_a_deadline_kills_a_process_whose_gil_is_held_in_c(tmp_path, start):
     """The deadline's thread never runs again. The old code waits as long as the C code does."""
     code = SHORT_GRACE + PRELUDE + HOLD_THE_GIL + start + "with deadline.Deadline(0.5, 'C code'): hold(200)\n"
-    began = time.monotonic()
     done = run(code, tmp_path, timeout_s=120)
     assert done.returncode == -signal.SIGVTALRM
-    assert time.monotonic() - began < 100
     stacks = [path.read_text() for path in tmp_path.glob("stacks-*.txt")]
     assert len(stacks) == 1 and 'File "<string>"' in stacks[0] and "in <module>" in stacks[0]
 
 
+@pytest.mark.slow
 def test_on_windows_faulthandler_kills_a_process_whose_gil_is_held_in_c(tmp_path):
     """Its timer works everywhere, so this does not need Windows."""
     code = (
@@ -228,7 +236,7 @@ def test_a_forked_child_has_a_backstop_of_its_own(tmp_path):
     assert (done.returncode, done.stdout) == (0, f"{-signal.SIGVTALRM}\n")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @needs_kernel_timer
 def test_a_deadline_that_was_met_kills_nobody_however_long_the_gil_is_held_afterwards(tmp_path):
     """Nested, extended, on threads, with errors, in a child forked inside one: nothing stays armed."""
@@ -238,56 +246,35 @@ def test_a_deadline_that_was_met_kills_nobody_however_long_the_gil_is_held_after
         + HOLD_THE_GIL
         + (
             "import os\n"
-            "with deadline.Deadline(5, 'outer') as outer:\n"
+            "with deadline.Deadline(2, 'outer') as outer:\n"
             "    for _ in range(100):\n"
-            "        with deadline.Deadline(5, 'inner') as inner: inner.extend(); outer.extend()\n"
-            "    try:\n        with deadline.Deadline(5, 'an error'): raise KeyError\n"
+            "        with deadline.Deadline(2, 'inner') as inner: inner.extend(); outer.extend()\n"
+            "    try:\n        with deadline.Deadline(2, 'an error'): raise KeyError\n"
             "    except KeyError: pass\n"
-            "def work():\n    with deadline.Deadline(5, 'a thread'): pass\n"
+            "def work():\n    with deadline.Deadline(2, 'a thread'): pass\n"
             "threads = [threading.Thread(target=work) for _ in range(8)]\n"
             "for t in threads: t.start()\nfor t in threads: t.join()\n"
             "fired = []\n"
             "with deadline.Deadline(0.1, 'an action', lambda *_: fired.append(1)):\n    while not fired: time.sleep(0.01)\n"
-            "    hold(3)\n"
-            "with deadline.Deadline(5, 'the parent of a child'):\n    child = os.fork()\n"
-            "if child == 0: hold(8); os._exit(0)\n"
-            "hold(8)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\nprint('alive')\n"
+            "    hold(2)\n"
+            "with deadline.Deadline(2, 'the parent of a child'):\n    child = os.fork()\n"
+            "if child == 0: hold(4); os._exit(0)\n"
+            "hold(4)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\nprint('alive')\n"
         )
     )
     done = run(code, tmp_path)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
+@pytest.mark.slow
 @needs_kernel_timer
-def test_a_process_that_was_suspended_outside_its_deadlines_continues(tmp_path):
-    """As with Ctrl-Z and fg, for longer than deadline and margin together."""
-    code = (
-        SHORT_GRACE
-        + PRELUDE
-        + (
-            "for _ in range(3):\n    with deadline.Deadline(2, 'a step'): pass\n"
-            "print('ready', flush=True)\ntime.sleep(0.5)\nprint('alive', flush=True)\n"
-        )
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HANGPROOF_HEARTBEAT": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(5)
-        process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=120)[0] == b"alive\n"
-        assert process.returncode == 0
-
-
-@pytest.mark.long
-@needs_kernel_timer
-def test_after_a_suspension_a_deadline_has_a_backstop_again(tmp_path):
-    """The timer fired while the process was suspended, and no deadline was open."""
+def test_a_process_that_was_suspended_outside_its_deadlines_continues_and_has_a_backstop_again(tmp_path):
+    """As with Ctrl-Z and fg, for longer than deadline and margin together: the timer fires while no deadline is open."""
     code = (
         SHORT_GRACE
         + PRELUDE
         + HOLD_THE_GIL
-        + "with deadline.Deadline(0.5, 'a step'): pass\nprint('ready', flush=True)\ntime.sleep(0.1)\n"
+        + "for _ in range(3):\n    with deadline.Deadline(0.5, 'a step'): pass\nprint('ready', flush=True)\ntime.sleep(0.1)\n"
         + "for _ in range(1000):\n    with deadline.Deadline(20, 'a step'): pass\nprint('alive', flush=True)\n"
         + "with deadline.Deadline(0.5, 'C code'): hold(200)\n"
     )
@@ -295,22 +282,21 @@ def test_after_a_suspension_a_deadline_has_a_backstop_again(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGSTOP)
-        time.sleep(4)
+        time.sleep(3)
         process.send_signal(signal.SIGCONT)
         assert process.communicate(timeout=120)[0] == b"alive\n"
         assert process.returncode == -signal.SIGVTALRM
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @needs_kernel_timer
 def test_a_long_deadline_is_not_cut_short_by_the_timer_of_a_short_one(tmp_path):
     code = (
         SHORT_GRACE
         + PRELUDE
         + HOLD_THE_GIL
-        + "with deadline.Deadline(0.5, 'short'): pass\nwith deadline.Deadline(60, 'long'): hold(4)\n"
-        + "with deadline.Deadline(60, 'outer'):\n    with deadline.Deadline(0.5, 'inner'): pass\n    hold(4)\n"
-        + "with deadline.Deadline(0.5, 'extended') as d: d.extend(60); hold(4)\nprint('alive', flush=True)\n"
+        + "with deadline.Deadline(60, 'outer'):\n    with deadline.Deadline(0.5, 'inner'): pass\n    hold(3)\n"
+        + "with deadline.Deadline(0.5, 'extended') as d: d.extend(60); hold(3)\nprint('alive', flush=True)\n"
         + "with deadline.Deadline(0.5, 'outer'), deadline.Deadline(60, 'inner'): hold(200)\n"
     )
     done = run(code, tmp_path, timeout_s=120)
@@ -328,15 +314,11 @@ def test_deadlines_that_are_met_make_hardly_any_system_call(tmp_path):
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_the_backstop_is_off_where_no_guards_are_installed():
     """As under pytest: a test that holds the GIL must not be killed."""
-    code = (
-        SHORT_GRACE
-        + "from guards import deadline\nimport ctypes\nwith deadline.Deadline(0.5, 'x') as d:\n    ctypes.PyDLL(None).sleep(3)\n"
-    )
-    code = (
-        code.replace("deadline.Deadline(0.5, 'x')", "deadline.Deadline(0.5, 'x', lambda *_: None)") + "print('alive')\n"
-    )
+    held = "with deadline.Deadline(0.5, 'x', lambda *_: None):\n    ctypes.PyDLL(None).sleep(3)\nprint('alive')\n"
+    code = SHORT_GRACE + "from guards import deadline\nimport ctypes\n" + held
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 
 from guards import heartbeat
 from guards.heartbeat import Heartbeat, HeartbeatError, path_of, read, read_all, set_request
@@ -66,6 +67,7 @@ def test_a_request_reaches_the_writer_and_survives_its_beats(tmp_path):
 
 
 @given(note=st.text(max_size=600))
+@settings(max_examples=examples(30))
 def test_any_note_is_cut_between_characters(tmp_path_factory, note):
     folder = tmp_path_factory.mktemp("hb")
     writer = Heartbeat(path_of(folder, 0))
@@ -152,6 +154,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_no_read_is_torn_while_another_process_writes_in_bursts_and_is_killed(tmp_path):
     environment = {**os.environ, "HANGPROOF_HEARTBEAT": str(tmp_path), "RANK": "2", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, "-c", WRITER], env=environment)

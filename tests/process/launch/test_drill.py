@@ -1,14 +1,11 @@
 """The hang drill: its stages are read from a run's files; the real one freezes, recovers and finishes."""
 
-# ruff: noqa: F401, F811 - fixtures
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from runs_helpers import data
-from short_run_helpers import nothing_runs, one_cpu
 
 import runs
 from launch import drill
@@ -110,24 +107,3 @@ def test_only_a_demo_run_can_be_frozen(data):
         [sys.executable, "-m", "launch", "drill", "my-run"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
-
-
-@pytest.mark.long
-@pytest.mark.timeout(700)
-@pytest.mark.parametrize("kind", drill.FAULTS)
-def test_the_drill_freezes_and_finishes(kind, data, one_cpu):
-    done = subprocess.run(
-        [sys.executable, "-m", "launch", "drill", f"--kind={kind}", "--json"], cwd=ROOT, capture_output=True, text=True,
-        timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert answer["state"] == "completed" and [one["state"] for one in answer["stages"]] == ["done"] * 8
-    times = [answer["times"][name] for name in ("detected", "killed", "restarted", "recovered")]
-    assert times == sorted(times) and 0 < times[0] < 60
-    incident = json.loads(Path(answer["folder"], "incidents", "0001", "incident.json").read_text())
-    assert (
-        incident["cause"]
-        in {"worker": ["worker_stuck"], "stopped": ["trainer_stopped"], "deadlock": ["deadlock", "stuck"]}[kind]
-    )
-    assert list(Path(answer["folder"]).glob("*.safetensors")) and nothing_runs(data)

@@ -1,29 +1,11 @@
 """The ladder: which rung fails on real training of the tiny model, and what that says; a broken image is named."""
 
-# ruff: noqa: F401, F811 - fixtures
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from runs_helpers import data
-from short_run_helpers import listing, nothing_runs, one_cpu, tiny_run
+from short_run_helpers import launched, tiny_run
 
 from launch import ladder
 from launch.ladder import FAILS, SLOW, TRAINS, Climb, Rung, compare, rungs
-from launch.short_run import SCRATCH, Result
-from runs.paths import ROOT
-
-
-def command(folder: Path, *words: str, **environment: str) -> tuple[int, dict, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "launch", "ladder", str(folder), "--json", *words], cwd=ROOT, capture_output=True,
-        text=True, timeout=500, env={**os.environ, **environment},
-    )  # fmt: skip
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout
+from launch.short_run import Result
 
 
 @pytest.mark.parametrize(
@@ -89,43 +71,11 @@ def test_a_number_of_images_that_fails_without_a_bad_one_is_a_problem_of_scale(t
     assert found.kind == "scale" and "no single image is to blame" in found.text and "No memory." in found.text
 
 
-@pytest.mark.long
-def test_a_good_run_trains_on_every_rung_and_nothing_is_left(data, one_cpu):
-    folder = tiny_run(data, images=4)
-    before = listing(data)
-    code, found, said = command(folder)
-    assert code == 0 and found["kind"] == "fine", said
-    assert [one["outcome"] for one in found["rungs"]] == [TRAINS, TRAINS]
-    assert all(one["step_s"] > 0 and one["host_bytes"] > 10**8 for one in found["rungs"])
-    left = {name: stamp for name, stamp in listing(data).items() if not name.startswith("models/")}
-    assert left == before and nothing_runs(data) and not (data / SCRATCH).exists()
-
-
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_broken_image_is_named(data, one_cpu):
     folder = tiny_run(data, images=5)
     broken = sorted((data / "datasets" / folder.name).glob("*.png"))[3]
     broken.write_bytes(broken.read_bytes()[:80])
-    code, found, said = command(folder)
+    code, found, said = launched("ladder", folder)
     assert code == 1 and (found["kind"], found["image"]) == ("image", broken.name), said
     assert found["rungs"][0]["outcome"] == TRAINS and "export it again" in found["advice"]
-
-
-@pytest.mark.long
-def test_a_basic_problem_fails_already_with_two_images(data, one_cpu):
-    folder = tiny_run(data, images=5)
-    fault = {"INJECT": "benchmarks.injector:fire", "FAULT": "raises", "FAULT_PHASE": "first_step", "FAULT_STEP": "0"}
-    code, found, said = command(
-        folder, PYTHONPATH=str(ROOT), **{f"HANGPROOF_{name}": value for name, value in fault.items()}
-    )
-    assert code == 1 and found["kind"] == "basic" and "it is not the data set" in found["finding"], said
-    assert "injected: the step failed" in found["finding"], found
-    assert [one["outcome"] for one in found["rungs"]] == [FAILS, "skipped"]
-    assert nothing_runs(data)
-
-
-@pytest.mark.long
-def test_the_limit_ends_it(data, one_cpu):
-    folder = tiny_run(data, images=4)
-    code, found, said = command(folder, "--limit", "3")
-    assert code == 1 and found["kind"] == "slow" and found["took_s"] < 60, said

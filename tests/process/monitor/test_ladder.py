@@ -2,27 +2,23 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 from ladder_runs import FORK, HANGS
 from monitor_helpers import (
-    ROOT,
     STAND,
-    environment,
+    cli,
     events,
     finish,
     incidents,
     kill_monitor,
     monitor,
     report,
+    started,
     status,
-    step_of,
     stop,
     toy_run,
     trainers,
-    wait_for,
 )
 
 import runs
@@ -59,9 +55,6 @@ STUCK = {
     "a tracker": (
         "os.environ.get('WANDB_MODE') != 'offline'", "stand('tracking.py:log')", {"trackers": "wandb"},
         ["tracker_start"], "trackers_offline"),
-    "a loader worker": (
-        "args.max_data_loader_n_workers", "stand('dataloader.py:_try_get_data')", {"workers": 2},
-        ["worker_stuck", "worker_stuck"], "workers_0"),
     "a save": (
         "str(args.output_dir) == os.environ['HANGPROOF_RUN']", "hb.phase('save'); stand('serialization.py:save_file')", {},
         ["save_slow", "save_slow"], "save_local"),
@@ -114,13 +107,9 @@ def test_a_run_that_lacks_something_is_refused_at_once_by_name(run, tmp_path):
 def test_a_training_that_nobody_watches_is_listed_and_can_be_stopped(tmp_path):
     folder = toy_run(tmp_path / "outputs" / "toy", steps=2000, pace=0.03, every=1000)
     env = {"HANGPROOF_DATA": str(tmp_path)}
-    process = monitor(folder, **env)
-    wait_for(lambda: step_of(folder) > 10)
+    process = started(folder, 10, **env)
     kill_monitor(process, folder)
-    command = [sys.executable, "-m", "monitor", "status"]
-    shown = subprocess.run(
-        command, cwd=ROOT, env=environment(folder, **env), capture_output=True, text=True, timeout=120, check=True
-    ).stdout
+    shown = cli(folder, "status", **env)
     assert "unwatched" in shown and str(folder) in shown and "not watched; start it again" in shown
     other = toy_run(tmp_path / "outputs" / "other", steps=20, pace=0.01)
     assert finish(monitor(other, **env))[0] == 0

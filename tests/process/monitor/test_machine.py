@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from monitor_helpers import (
+    HOLD,
     events,
+    finish,
     limits_file,
     monitor,
     status,
@@ -20,14 +23,12 @@ from monitor_helpers import (
     wait_for,
     weight,
 )
-from monitor_helpers import finish as end_of
 
 from guards import checkpoint, tensor_copies
 from monitor.gpu import nvml
 from monitor.recovery import EXIT_BUDGET, EXIT_DONE, EXIT_PREEMPTED
 from monitor.spend import REFRESH_S, Spend
 from runs.paths import ROOT
-from tests.process.monitor.gpu.test_nvml import FAKE
 
 LIMITS = "[end]\nstop_save_s = 20\n"
 
@@ -84,6 +85,7 @@ def cheap(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_a_run_that_reaches_its_spend_limit_stops_with_a_checkpoint_and_goes_on_when_it_is_raised(cheap, tmp_path):
     folder, env = cheap(0.25)  # 2.5 s
     code, _, err = supervise(folder, **env)
@@ -116,21 +118,16 @@ def test_an_attempt_copies_fast_where_the_training_waits_for_it(tmp_path, gpus, 
     assert f"copies {given}" in (folder / "training.log").read_text(encoding="utf-8").splitlines()
 
 
-GPU_TOY = "hb.describe('cuda:0', 'nccl')\n"
+# It trains on a GPU, and its first attempt waits for a request to stop.
+GPU_TOY = "hb.describe('cuda:0', 'nccl')\n" + HOLD
 
 
 @pytest.fixture
 def rented(tmp_path):
     """A toy run on a machine with a fake GPU; the file `absent` takes the GPU away."""
-    folder = toy_run(tmp_path / "toy", GPU_TOY, steps=70, pace=0.03, every=10)
+    folder = toy_run(tmp_path / "toy", GPU_TOY, steps=40, pace=0.03, every=10)
     (tmp_path / "fake").mkdir()
-    absent = "class NVMLError_LibraryNotFound(NVMLError): pass\n"
-    fake = FAKE.replace(
-        "def nvmlInit():\n",
-        absent
-        + "def nvmlInit():\n    if (here / 'absent').exists(): raise NVMLError_LibraryNotFound('NVML Shared Library Not Found')\n",
-    )
-    (tmp_path / "fake" / "pynvml.py").write_text(fake)
+    shutil.copy(ROOT / "tests/support/fake_pynvml.py", tmp_path / "fake" / "pynvml.py")
     env = {
         "PYTHONPATH": str(tmp_path / "fake"),
         "HANGPROOF_GPUS": "0",
@@ -139,12 +136,13 @@ def rented(tmp_path):
     return folder, tmp_path / "fake" / "absent", env
 
 
+@pytest.mark.slow
 def test_a_machine_that_comes_back_without_its_gpu_trains_nothing_and_the_run_can_go_on(rented):
     folder, absent, env = rented
     first = monitor(folder, **env)
-    wait_for(lambda: status(folder)["step"] > 20)
+    wait_for(lambda: status(folder)["step"] == 15)
     first.terminate()
-    assert end_of(first)[0] == EXIT_PREEMPTED
+    assert finish(first)[0] == EXIT_PREEMPTED
     assert json.loads((folder / "monitor.json").read_text())["gpu"]
 
     absent.touch()
@@ -157,7 +155,7 @@ def test_a_machine_that_comes_back_without_its_gpu_trains_nothing_and_the_run_ca
 
     absent.unlink()
     code, _, err = supervise(folder, **env)
-    assert code == EXIT_DONE and weight(folder) == undisturbed(70), err
+    assert code == EXIT_DONE and weight(folder) == undisturbed(40), err
 
 
 def test_a_rented_machine_that_never_had_a_gpu_is_not_requeued(rented):
@@ -168,14 +166,15 @@ def test_a_rented_machine_that_never_had_a_gpu_is_not_requeued(rented):
     assert not events(folder, "started")
 
 
+@pytest.mark.slow
 def test_a_run_may_train_without_a_gpu_when_asked_and_when_the_driver_fails(rented):
     folder, absent, env = rented
     (absent.parent / "fails").touch()  # a broken driver is no proof that there is no GPU
     first = monitor(folder, HANGPROOF_NEEDS_GPU="1", **env)
-    wait_for(lambda: status(folder)["step"] > 5)
+    wait_for(lambda: status(folder)["step"] == 15)
     stop(folder)
-    end_of(first)
+    finish(first)
     (absent.parent / "fails").unlink()
     absent.touch()
     code, _, err = supervise(folder, HANGPROOF_NEEDS_GPU="0", **env)
-    assert code == EXIT_DONE and weight(folder) == undisturbed(70), err
+    assert code == EXIT_DONE and weight(folder) == undisturbed(40), err

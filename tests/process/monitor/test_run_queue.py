@@ -1,68 +1,27 @@
 """The queue: toy runs wait for a GPU (named by HANGPROOF_GPUS), and go on whatever is killed."""
 
-import contextlib
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
-from monitor_helpers import ROOT, events, members, status, step_of, toy_run, undisturbed, wait_for, weight
+from monitor_helpers import events, step_of, undisturbed, wait_for, weight
+from queue_helpers import command, ended, made, one_gpu, processes
 
 from monitor import run_queue
 from monitor.cli import queue_worker
-from monitor.process.locks import LOCK, Lock, is_held
+from monitor.process.locks import LOCK, Lock
 from monitor.run_folder import MonitorError
 from runs import manage
 
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    """A data root with one GPU. At the end nothing of it is alive."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    monkeypatch.setenv("HANGPROOF_GPUS", "test")
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    for name in [key for key in os.environ if key in ("HANGPROOF_RUN", "HANGPROOF_LIMITS")]:
-        monkeypatch.delenv(name)
-    yield tmp_path
-    (tmp_path / "outputs" / run_queue.FILE).unlink(missing_ok=True)
-    for process in processes(tmp_path):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-def processes(data: Path, *words: str) -> list[psutil.Process]:
-    """The living processes that work on this data root, and whose command line has all `words`."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            own = process.environ().get("HANGPROOF_DATA") == str(data) and process.pid != os.getpid()
-            if own and process.status() != psutil.STATUS_ZOMBIE and set(words) <= {*process.cmdline()}:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def command(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "monitor", *words], cwd=ROOT, capture_output=True, text=True, timeout=90
-    )
-
-
-def made(data: Path, *names: str, steps: int = 12, **more) -> list[Path]:
-    return [toy_run(data / "outputs" / name, steps=steps, **more) for name in names]
-
-
-def ended(folder: Path, state: str = "completed") -> bool:
-    return status(folder)["state"] == state and not is_held(folder / LOCK)
+    with one_gpu(tmp_path, monkeypatch) as root:
+        yield root
 
 
 def starts(folder: Path) -> list[str]:
@@ -70,6 +29,7 @@ def starts(folder: Path) -> list[str]:
     return [event["t"] for event in events(folder) if event["kind"] in ("started", "restarted")]
 
 
+@pytest.mark.slow
 def test_runs_are_trained_one_after_another_in_the_order_that_people_choose(data):
     first, second, third, broken = made(data, "first", "second", "third", "broken")
     (broken / "run.toml").write_text('name = "broken"\nmodel = "no-such-model"\n', encoding="utf-8")
@@ -89,22 +49,7 @@ def test_runs_are_trained_one_after_another_in_the_order_that_people_choose(data
     assert run_queue.cancel("broken").run == "broken" and not run_queue.read().entries
 
 
-@pytest.mark.long  # the browser's test does it too
-def test_run_now_pauses_what_trains_and_continues_it_afterwards(data):
-    long, waiting, urgent = made(data, "long", "waiting", "urgent", steps=25)
-    queue_worker.add(long)
-    wait_for(lambda: step_of(long) >= 2, what="two steps")
-    assert queue_worker.start_or_wait(waiting) == {"position": 1, "pid": None}
-    queue_worker.add(urgent)
-    assert queue_worker.run_now("urgent") == ["long"]
-    assert [entry.run for entry in run_queue.read().entries] == ["urgent", "long", "waiting"]
-    wait_for(lambda: all(map(ended, (long, waiting, urgent))), what="three runs")
-    assert all(weight(one) == undisturbed(25) for one in (long, waiting, urgent))
-    kinds = [event["kind"] for event in events(long) if event["kind"] in ("paused", "completed")]
-    assert kinds == ["paused", "completed"] and len(starts(long)) == 2
-    assert starts(urgent)[0] < starts(long)[1] < starts(waiting)[0]
-
-
+@pytest.mark.slow
 def test_a_queue_whose_process_is_stopped_goes_on_with_another(data, monkeypatch):
     first, second = made(data, "first", "second", steps=60)
     queue_worker.add(first)
@@ -119,6 +64,7 @@ def test_a_queue_whose_process_is_stopped_goes_on_with_another(data, monkeypatch
     assert not stuck.is_running()
 
 
+@pytest.mark.slow
 def test_what_was_started_before_a_kill_is_not_started_again(data):
     (run,) = made(data, "run")
     run_queue.add(run)
@@ -196,7 +142,7 @@ def test_a_damaged_queue_is_an_empty_one(data, text):
     assert run_queue.add(folder) == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monkeypatch):
     busy, other = made(data, "busy", "other", steps=200)
     queue_worker.start_or_wait(busy)
@@ -208,57 +154,3 @@ def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monke
     assert queue_worker.start_or_wait(other)["pid"]
     for name in ("busy", "other"):
         assert command("stop", name, "--wait", "60").returncode == 0
-
-
-def chaos(data: Path, seed: int, runs: int, kills: int) -> None:
-    """Kill the queue's process, monitors, keepers and trainings at random moments; every run ends right, started once a time."""
-    draw = random.Random(seed)
-    folders = made(data, *(f"run-{n}" for n in range(runs)), steps=40)
-    for folder in folders:
-        queue_worker.add(folder)
-    done = 0
-    until = time.monotonic() + 300
-    while not all(_is_done(folder) for folder in folders):
-        assert time.monotonic() < until, [status(f) if (f / "status.json").exists() else f for f in folders]
-        time.sleep(draw.uniform(0.1, 1.0))
-        alive = [folder for folder in folders if members(folder)]
-        assert len(alive) <= 1, f"two trainings at once: {alive}"
-        if done < kills:
-            kind = draw.choice(("work", "work", "--child", "toy.py"))
-            victims = processes(data, kind)
-            for victim in victims[:1]:
-                victim.kill()
-                done += 1
-        elif not processes(data, "work"):
-            command("resume-all")  # what a reboot, or the page, does
-    assert all(weight(folder) == undisturbed(40) for folder in folders)
-    for folder in folders:
-        assert [event["kind"] for event in events(folder)].count("completed") == 1
-
-
-def _is_done(folder: Path) -> bool:
-    try:
-        return ended(folder)
-    except (OSError, ValueError):
-        return False
-
-
-@pytest.mark.timeout(400)
-def test_kills_of_the_queue_and_of_monitors_lose_nothing_and_start_nothing_twice(data):
-    chaos(data, seed=3, runs=2, kills=4)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("seed", range(5))
-def test_many_kills(data, seed):
-    chaos(data, seed=seed, runs=6, kills=20)
-
-
-def test_a_sweep_is_one_entry_that_starts_its_runs_in_turn(data):
-    a, b, other = made(data, "base-a", "base-b", "other")
-    run_queue.add_sweep("base", ["base-a", "base-b"])
-    queue_worker.add(other)
-    wait_for(lambda: all(map(ended, (a, b, other))), what="three runs")
-    assert starts(a) < starts(b) < starts(other)
-    assert json.loads(command("queue", "--json").stdout.splitlines()[-1]) == []

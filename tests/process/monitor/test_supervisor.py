@@ -5,23 +5,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 from monitor_helpers import (
-    ROOT,
-    environment,
+    AT,
+    HOLD,
+    SHORT,
+    cli,
     events,
     fault_at,
     finish,
-    in_time,
     incidents,
-    limits_file,
-    monitor,
     report,
+    started,
     status,
-    step_of,
     stop,
     supervise,
     toy_run,
@@ -32,17 +30,10 @@ from monitor_helpers import (
 )
 
 from guards import checkpoint
+from monitor import ledger
 
+pytestmark = pytest.mark.slow
 LINUX = sys.platform.startswith("linux")
-SHORT = dict(steps=50, pace=0.03, every=10)
-AT = 34  # well known by then, and between two checkpoints
-
-
-@pytest.fixture
-def folder(tmp_path):
-    yield tmp_path / "toy"
-    for pid in trainers(tmp_path / "toy"):  # a test that failed must leave nothing behind
-        psutil.Process(pid).kill()
 
 
 def completed(folder, restarts, steps=SHORT["steps"]):
@@ -56,9 +47,12 @@ def completed(folder, restarts, steps=SHORT["steps"]):
 
 def test_an_undisturbed_run_completes_with_exit_code_0_and_no_incident(folder):
     toy_run(folder, **SHORT)
-    code, _, _ = supervise(folder)
-    assert code == 0
+    note = "the tracker did not finish: waited 30 s for wandb to finish"
+    text = (folder / "toy.py").read_text()
+    (folder / "toy.py").write_text(text.replace('hb.end("done")', f'hb.end("done", "{note}")'))
+    assert supervise(folder)[0] == 0
     now = completed(folder, restarts=0)
+    assert now["reason"].endswith(f"LoRA: toy.safetensors; {note}"), "with what the training reported"
     assert now["planned_steps"] == 50 and now["checkpoint"]["step"] == 50 and now["incidents"] == 0
     assert now["lora"] == str(folder / "toy.safetensors")
     assert incidents(folder) == []
@@ -74,27 +68,27 @@ HANGS = {
         "libc.pthread_mutex_lock(lock); libc.pthread_mutex_lock(lock)"
     ),
     "is stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
-    "deadlocks": "import threading; l = threading.Lock(); l.acquire(); l.acquire()",
-    "spins beside a ticking heartbeat": (
-        "import threading\n"
-        "def tick():\n    while True:\n        hb.item(0); time.sleep(0.02)\n"
-        "threading.Thread(target=tick, daemon=True).start()\n"
-        "while True: pass"
-    ),
 }
 
 
-@pytest.mark.parametrize("what", HANGS)
+JOURNEY = pytest.mark.journey
+
+
+@pytest.mark.parametrize("what", [pytest.param(what, marks=JOURNEY if what == "sleeps" else ()) for what in HANGS])
 def test_a_step_that(what, folder):
     """… is found, ended, and resumed from the last checkpoint, with the result of a calm run."""
     toy_run(folder, fault_at(AT, HANGS[what]), **SHORT)
-    code, _, _ = supervise(folder)
+    code, output, _ = supervise(folder)
     assert code == 0
     completed(folder, restarts=1)
     (incident,) = incidents(folder)
     assert incident["kind"] == "hang" and incident["phase"] == "step" and incident["step"] == AT
     assert incident["resumed_from"] == 30 and incident["steps_repeated"] == AT - 30
-    assert in_time(folder, incident) and incident["recover_s"] > incident["detect_s"]
+    assert incident["recover_s"] > incident["detect_s"]
+    (event,), found = events(folder, "ledger"), ledger.read(folder)
+    assert f"toy: {event['message']}" in output.splitlines()
+    assert (found.steps, found.repeated, found.failures, found.recovered) == (50, AT - 30, 1, 1)
+    assert found.seconds["lost"] >= incident["detect_s"] and found.seconds["recovering"] > 0
     text = report(folder)
     assert f"step {AT} of 50" in text and "checkpoint of step 30" in text and "## Cost" in text
     if what != "is stopped":
@@ -104,20 +98,15 @@ def test_a_step_that(what, folder):
 
 DEATHS = {
     "SIGKILL": ("os.kill(os.getpid(), 9)", "killed"),
-    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed_in_c"),
     "an exception": ("raise RuntimeError('the loss machine broke')", "exception"),
-    "out of memory": ("raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')", "cuda_out_of_memory"),
-    "exit code 0 without an outcome": ("os._exit(0)", "exited_unexpectedly"),
 }
 
 
-@pytest.mark.parametrize("what", DEATHS)
+@pytest.mark.parametrize("what", [pytest.param(what, marks=JOURNEY if what == "SIGKILL" else ()) for what in DEATHS])
 def test_a_death_by(what, folder):
     code_of_fault, cause = DEATHS[what]
     toy_run(folder, fault_at(AT, code_of_fault), **SHORT)
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, ""))}
-    code, _, _ = supervise(folder, **env)
-    assert code == 0
+    assert supervise(folder, limits="")[0] == 0
     completed(folder, restarts=1)
     (incident,) = incidents(folder)
     assert (incident["kind"], incident["cause"]) == ("crash", cause)
@@ -127,9 +116,7 @@ def test_a_death_by(what, folder):
 
 def test_the_same_exception_three_times_without_a_new_step_ends_the_run_with_code_4_and_the_report(folder):
     toy_run(folder, fault_at(24, "raise ValueError('always here')", "True"), **SHORT)
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[restart]\nbackoff_first_s = 0.2\n"))}
-    code, _, _ = supervise(folder, **env)
-    assert code == 4
+    assert supervise(folder, limits="[restart]\nbackoff_first_s = 0.2\n")[0] == 4
     now = status(folder)
     assert now["state"] == "failed" and now["restarts"] == 2
     assert "always here" in now["reason"] and "incidents/0003/report.md" in now["reason"]
@@ -142,20 +129,9 @@ def test_a_process_that_does_not_exit_after_its_outcome_does_not_keep_the_run_fr
     toy_run(folder, **SHORT)
     text = (folder / "toy.py").read_text()
     (folder / "toy.py").write_text(text.replace('hb.end("done")', 'hb.end("done"); time.sleep(3600)'))
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nexit_s = 2\n"))}
-    code, _, _ = supervise(folder, **env)
-    assert code == 0
+    assert supervise(folder, limits="[watch]\nexit_s = 2\n")[0] == 0
     completed(folder, restarts=0)
     assert [i["cause"] for i in incidents(folder)] == ["exit"]
-
-
-def test_a_completed_run_says_what_its_training_reported_with_the_outcome(folder):
-    toy_run(folder, **SHORT)
-    note = "the tracker did not finish: waited 30 s for wandb to finish"
-    text = (folder / "toy.py").read_text()
-    (folder / "toy.py").write_text(text.replace('hb.end("done")', f'hb.end("done", "{note}")'))
-    assert supervise(folder)[0] == 0
-    assert completed(folder, restarts=0)["reason"].endswith(f"LoRA: toy.safetensors; {note}")
 
 
 @pytest.mark.skipif(not LINUX, reason="sessions and SIGTERM are POSIX")
@@ -169,9 +145,7 @@ time.sleep(0.3)
 time.sleep(3600)
 """
     toy_run(folder, fault_at(AT, spawn), launcher="child", **SHORT)
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[end]\ngrace_s = 0.5\n"))}
-    code, _, _ = supervise(folder, **env)
-    assert code == 0
+    assert supervise(folder, limits="[end]\ngrace_s = 0.5\n")[0] == 0
     completed(folder, restarts=1)
     left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
     assert not [c for c in left if "toy-leftover" in c or "3617" in c]
@@ -180,57 +154,48 @@ time.sleep(3600)
 @pytest.mark.skipif(not LINUX, reason="os.getppid of an orphan")
 def test_an_orphaned_trainer_is_watched_to_its_end_not_doubled(folder):
     toy_run(folder, fault_at(12, "os.kill(os.getppid(), 9)"), launcher="child", **SHORT)
-    code, _, _ = supervise(folder)
-    assert code == 0
+    assert supervise(folder)[0] == 0
     completed(folder, restarts=0)
 
 
 def test_a_dead_trainer_below_a_living_launcher_is_a_crash(folder):
     toy_run(folder, fault_at(AT, "os.kill(os.getpid(), 9)"), **SHORT)
     (folder / "train.sh").write_text(f"cd {folder}\n{sys.executable} toy.py || sleep 3600\n")
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nlauncher_s = 1\n"))}
-    code, _, _ = supervise(folder, **env)
-    assert code == 0
+    assert supervise(folder, limits="[watch]\nlauncher_s = 1\n")[0] == 0
     completed(folder, restarts=1)
     assert incidents(folder)[0]["kind"] == "crash"
 
 
+@pytest.mark.journey
 def test_a_users_stop_saves_first_and_the_next_start_goes_on_from_there(folder):
-    toy_run(folder, steps=300, pace=0.03, every=1000)
-    process = monitor(folder)
-    wait_for(lambda: step_of(folder) > 15)
+    toy_run(folder, HOLD, **SHORT)
+    process = started(folder, 14)
     stop(folder, "--wait", "60")
     assert finish(process)[0] == 3
     now = status(folder)
-    assert now["state"] == "stopped" and now["checkpoint"]["step"] == now["step"] < 300
+    assert now["state"] == "stopped" and now["checkpoint"]["step"] == now["step"] == 16
     assert trainers(folder) == []
     assert supervise(folder)[0] == 0
-    assert completed(folder, restarts=0, steps=300)["attempt"] == 2
+    assert completed(folder, restarts=0)["attempt"] == 2
     assert f"from step {now['step']}" in events(folder, "started")[1]["message"]
 
 
-def test_a_pre_emption_saves_ends_within_25_s_and_is_resumed_by_resume_all(tmp_path):
-    folder = toy_run(tmp_path / "outputs" / "toy", steps=120, pace=0.03, every=50)
+def test_a_pre_emption_saves_and_is_resumed_by_resume_all(tmp_path):
+    folder = toy_run(tmp_path / "outputs" / "toy", HOLD, **SHORT)
     env = {"HANGPROOF_DATA": str(tmp_path)}
-    process = monitor(folder, **env)
-    wait_for(lambda: step_of(folder) > 15)
-    began = time.monotonic()
+    process = started(folder, 14, **env)
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 5
-    assert time.monotonic() - began < 25
     now = status(folder)
     assert now["state"] == "preempted" and now["checkpoint"]["step"] == now["step"]
-    command = [sys.executable, "-m", "monitor", "resume-all", "--json"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(folder, **env), capture_output=True, text=True, timeout=120, check=True
-    )
-    (started,) = json.loads(done.stdout.splitlines()[-1])
-    assert started["folder"] == str(folder)
+    (resumed,) = json.loads(cli(folder, "resume-all", "--json", **env).splitlines()[-1])
+    assert resumed["folder"] == str(folder)
     wait_for(lambda: status(folder)["state"] == "completed")
-    wait_for(lambda: not psutil.pid_exists(started["pid"]))
-    completed(folder, restarts=0, steps=120)
+    wait_for(lambda: not psutil.pid_exists(resumed["pid"]))
+    completed(folder, restarts=0)
 
 
+@pytest.mark.journey
 def test_bad_checkpoints_are_set_aside_and_named_and_the_run_goes_on_from_the_last_good_one(folder):
     spoil = """
 newest, second = state(step - step % 10), state(step - step % 10 - 10)
@@ -248,36 +213,24 @@ os.kill(os.getpid(), 9)
     assert "set aside" in report(folder)
 
 
-def test_when_all_checkpoints_are_bad_the_run_begins_again(folder):
-    spoil = "for s in run.glob('*-state'): (s / 'weight.json').write_bytes(b'')\nos.kill(os.getpid(), 9)"
-    toy_run(folder, fault_at(AT, spoil), **SHORT)
-    assert supervise(folder)[0] == 0
-    completed(folder, restarts=1)
-    assert incidents(folder)[0]["resumed_from"] == 0
-
-
 def test_a_script_without_heartbeats_is_watched_by_its_log(folder):
     folder.mkdir()
     (folder / "train.sh").write_text(
         'for i in 1 2 3; do echo "line $i of attempt $HANGPROOF_ATTEMPT"; sleep 0.3; done\n'
         '[ "$HANGPROOF_ATTEMPT" = 1 ] && sleep 3600\necho done\n'
     )
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nlog_silence_s = 2\n"))}
-    code, _, _ = supervise(folder, **env)
-    assert code == 0
+    assert supervise(folder, limits="[watch]\nlog_silence_s = 2\n")[0] == 0
     now = status(folder)
     assert now["state"] == "completed" and now["restarts"] == 1
     (incident,) = incidents(folder)
-    assert incident["kind"] == "hang" and incident["detect_s"] >= 2 and in_time(folder, incident)
+    assert incident["kind"] == "hang" and incident["detect_s"] >= 2
     assert "line 3 of attempt 1" in (folder / "incidents/0001/log_tail.txt").read_text()
 
 
 def test_a_script_that_fails_at_once_is_tried_three_times_and_the_reason_is_its_own(folder):
     folder.mkdir()
     (folder / "train.sh").write_text("echo 'FileNotFoundError: no such model: flux.safetensors' >&2\nexit 1\n")
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[restart]\nbackoff_first_s = 0.1\n"))}
-    code, _, _ = supervise(folder, **env)
-    assert code == 4
+    assert supervise(folder, limits="[restart]\nbackoff_first_s = 0.1\n")[0] == 4
     assert "no such model: flux.safetensors" in status(folder)["reason"]
 
 
@@ -290,46 +243,3 @@ def test_orphans_of_a_dead_attempt_are_named_and_killed_before_a_new_one_starts(
     assert supervise(folder)[0] == 0
     assert orphan.wait(60) == -signal.SIGTERM
     assert str(orphan.pid) in events(folder, "killed")[0]["message"]
-
-
-def test_a_driver_that_fails_changes_nothing_but_the_report(folder):
-    (folder.parent / "pynvml.py").write_text(
-        "class NVMLError(Exception): pass\ndef nvmlInit(): raise NVMLError('Driver/library version mismatch')\n"
-    )
-    (folder.parent / "sitecustomize.py").write_text(
-        "import sys\nif 'monitor' in sys.orig_argv:\n"
-        f"    sys.path.insert(0, {str(ROOT)!r})\n    import monitor.gpu.nvml\n    import pathlib\n    monitor.gpu.nvml.DRIVER_FILES = (pathlib.Path('/'),)\n"
-    )
-    toy_run(folder, fault_at(AT, "time.sleep(3600)"), **SHORT)
-    env = {"PYTHONPATH": str(folder.parent)}
-    assert supervise(folder, **env)[0] == 0
-    completed(folder, restarts=1)
-    assert "version mismatch" in report(folder)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not LINUX, reason="/proc/PID/schedstat")
-def test_the_monitor_costs_under_40_mb_and_half_a_percent_of_a_core_at_20_steps_a_second(folder):
-    toy_run(folder, steps=2000, pace=0.05, every=100)
-    process = monitor(folder)
-    wait_for(lambda: step_of(folder) > 40)
-
-    pid = status(folder)["monitor_pid"]
-
-    def cpu_s():
-        with open(f"/proc/{pid}/schedstat") as file:
-            return int(file.read().split()[0]) / 1e9
-
-    shares: list[float] = []
-    while (
-        min(shares, default=1.0) >= 0.005 and len(shares) < 4
-    ):  # others on this machine make a window dearer, never cheaper
-        before, began = cpu_s(), time.monotonic()
-        time.sleep(12)
-        shares.append((cpu_s() - before) / (time.monotonic() - began))
-    memory = psutil.Process(pid).memory_info().rss
-    stop(folder, "--now")
-    finish(process)
-    print(f"monitor: {', '.join(f'{share:.2%}' for share in shares)} of a core, {memory / 1e6:.0f} MB")
-    assert memory < 40e6
-    assert min(shares) < 0.005

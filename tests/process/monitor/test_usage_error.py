@@ -1,17 +1,16 @@
 """A usage error of a trainer, in real processes behind a real launcher: never retried, and its own line leads."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from runs_helpers import PROJECT, data, pictures, spec  # noqa: F401
+from runs_helpers import PROJECT, pictures, spec
 
 import runs
 from runs import job, pin
-from runs.paths import sd_scripts_dir, venv_program
+from runs.paths import venv_program
 
 # The parser of sd-scripts as far as it matters here: argparse's own error, with the usage of many options before it.
 KOHYA = """
@@ -51,7 +50,8 @@ def check(found: dict, line: str) -> None:
     assert line in found["status"]["message"]
 
 
-def test_the_built_in_trainers_error_leads(data, tmp_path):  # noqa: F811
+@pytest.mark.slow
+def test_the_built_in_trainers_error_leads(data, tmp_path):
     wanted = spec(model="tiny-flux")
     folder = runs.create(wanted, pictures(tmp_path / "in"))
     changed = wanted.changed(extra={"optimizer_type": "nonsense", "training_comment": LONG})
@@ -60,7 +60,8 @@ def test_the_built_in_trainers_error_leads(data, tmp_path):  # noqa: F811
     check(supervise(folder), "error: --optimizer_type nonsense: not supported; use adafactor or adamw8bit or adamw")
 
 
-def test_the_error_of_a_script_of_kohyas_leads(data, tmp_path):  # noqa: F811
+@pytest.mark.slow
+def test_the_error_of_a_script_of_kohyas_leads(data, tmp_path):
     folder = data / "outputs" / "kohya"
     folder.mkdir(parents=True)
     script = tmp_path / "flux_train_network.py"
@@ -75,7 +76,7 @@ def test_the_error_of_a_script_of_kohyas_leads(data, tmp_path):  # noqa: F811
     check(supervise(folder), line)
 
 
-def test_a_script_that_was_deleted_stops_the_run_at_once(data):  # noqa: F811
+def test_a_script_that_was_deleted_stops_the_run_at_once(data):
     folder = data / "outputs" / "gone"
     folder.mkdir(parents=True)
     (folder / "train.sh").write_text(f"exec {sys.executable} /no/such/place/flux_train_network.py --seed 1\n")
@@ -84,15 +85,3 @@ def test_a_script_that_was_deleted_stops_the_run_at_once(data):  # noqa: F811
     assert [one["cause"] for one in found["incidents"]] == ["cannot_start"]
     assert "can't open file '/no/such/place/flux_train_network.py'" in found["status"]["message"]
     assert "./start.sh sd-scripts" in found["report"]
-
-
-def test_the_error_of_a_real_sd_scripts_leads(data, tmp_path):  # noqa: F811
-    script = sd_scripts_dir() / "flux_train_network.py"
-    python = os.environ.get("SD_SCRIPTS_PYTHON") or venv_program(PROJECT / ".venv-sd-scripts", "python")
-    if not script.is_file() or not Path(python).is_file():
-        pytest.skip("no sd-scripts with its environment: run ./start.sh sd-scripts")
-    folder = data / "outputs" / "real"
-    folder.mkdir(parents=True)
-    (folder / "train.sh").write_text(f"cd {script.parent}\nexec {python} {script.name} --seed many\n")
-    found = supervise(folder)
-    check(found, "flux_train_network.py: error: argument --seed: invalid int value: 'many'")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from loopback import answering
 from monitor_helpers import ROOT, environment, finish, monitor, status, step_of, stop, toy_run, wait_for
 
 from monitor.cli import commands, metrics, notify
@@ -96,6 +97,7 @@ def test_the_live_table_shows_a_run(tmp_path):
     assert "12/100" in shown and "not watched" in shown and "not started" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LINUX, reason="/proc")
 def test_diagnose_explains_a_living_run_and_any_process(tmp_path):
     folder = toy_run(tmp_path / "toy", "def fault(step):\n    if step == 5:\n        time.sleep(3600)\n")
@@ -123,27 +125,12 @@ def test_diagnose_explains_a_living_run_and_any_process(tmp_path):
 @pytest.fixture
 def listener():
     """A server that keeps what it is sent; stands in for a chat service."""
-    import http.server
-    import threading
-
     got = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            got.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield made.server_port, got
-    made.shutdown()
-    made.server_close()
+    with answering(lambda request: got.append(request.body.decode()) or (200, "")) as server:
+        yield server.server_port, got
 
 
+@pytest.mark.slow
 def test_people_are_notified_of_a_hang_and_of_the_end_and_their_addresses_stay_secret(tmp_path, listener):
     port, got = listener
     config = tmp_path / "notify.toml"

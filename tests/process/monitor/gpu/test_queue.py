@@ -10,9 +10,10 @@ import tempfile
 import pytest
 from monitor_helpers import (
     ROOT,
-    environment,
+    cli,
     events,
     finish,
+    kill_monitor,
     members,
     monitor,
     status,
@@ -35,7 +36,7 @@ def waiting(tmp_path):
     """Two waiting runs behind one that trains: (folders, their monitors), in the order they queued."""
     (tmp_path / "outputs").mkdir()
     names = ("first", "second", "third")
-    folders = [toy_run(tmp_path / "outputs" / name, steps=5000 if name == "first" else 60, pace=0.03) for name in names]
+    folders = [toy_run(tmp_path / "outputs" / name, steps=5000 if name == "first" else 20, pace=0.03) for name in names]
     env = {**GPU, "HANGPROOF_DATA": str(tmp_path)}
     processes = []
     for folder in folders:
@@ -51,18 +52,13 @@ def waiting(tmp_path):
         monitored.communicate()
 
 
-def kill_monitor(process):
-    """Kill a monitor and, first, its keeper, which would restart it; the training stays."""
-    monitors = [p for p in platform.scan().values() if p.ppid == process.pid]
-    process.kill()
-    for one in monitors:
-        platform.send(one.pid, one.start, signal.SIGKILL)
-    process.communicate()
-
-
-def test_they_train_one_after_the_other_in_the_order_they_queued(waiting):
+@pytest.mark.slow
+def test_they_train_one_after_the_other_in_the_order_they_queued_and_status_says_who_waits_for_whom(waiting):
     folders, processes, env = waiting
     assert [status(f)["state"] for f in folders] == ["running", "queued", "queued"]
+    shown = cli(folders[0], "status", **env)
+    assert "second: queued, step 0. waiting for GPU 0: the run 'first' uses it" in shown
+    assert "third: queued, step 0. waiting for GPU 0: 1 run queued before" in shown
     stop(folders[0], "--now", **env)
     assert [finish(p)[0] for p in processes] == [3, 0, 0]
     starts = [events(f, "started")[0]["t"] for f in folders]
@@ -70,43 +66,19 @@ def test_they_train_one_after_the_other_in_the_order_they_queued(waiting):
     assert starts[0] < ends[0] <= starts[1] < ends[1] <= starts[2]
 
 
-def test_status_names_who_has_the_gpu_and_how_many_queued_before(waiting):
-    folders, _, env = waiting
-    command = [sys.executable, "-m", "monitor", "status"]
-    shown = subprocess.run(
-        command, cwd=ROOT, env=environment(folders[0], **env), capture_output=True, text=True, check=True
-    ).stdout
-    assert "second: queued, step 0. waiting for GPU 0: the run 'first' uses it" in shown
-    assert "third: queued, step 0. waiting for GPU 0: 1 run queued before" in shown
-
-
-def test_a_waiting_run_can_be_stopped_and_its_place_goes_to_the_next(waiting):
+@pytest.mark.slow
+def test_the_place_of_a_stopped_run_goes_to_the_next_and_the_gpu_stays_with_a_training_whose_monitor_is_killed(waiting):
     folders, processes, env = waiting
     stop(folders[1], **env)
     assert finish(processes[1])[0] == 3
     assert status(folders[1])["state"] == "stopped" and events(folders[1], "started") == []
     wait_for(lambda: "'first' uses it" in status(folders[2])["message"])
-    stop(folders[0], "--now", **env)
-    assert finish(processes[2])[0] == 0
-
-
-def test_the_place_of_a_killed_monitor_goes_to_the_next(waiting):
-    folders, processes, env = waiting
-    kill_monitor(processes[1])
-    wait_for(lambda: "'first' uses it" in status(folders[2])["message"])
-    stop(folders[0], "--now", **env)
-    assert finish(processes[2])[0] == 0
-
-
-def test_the_gpu_stays_taken_while_the_training_of_a_killed_monitor_lives(waiting):
-    folders, processes, env = waiting
-    kill_monitor(processes[0])
-    before = status(folders[1])["updated_at"]
-    wait_for(lambda: status(folders[1])["updated_at"] > before)
-    wait_for(lambda: status(folders[1])["updated_at"] > before and members(folders[0]))
-    assert status(folders[1])["state"] == "queued" and trainers(folders[0])
+    kill_monitor(processes[0], folders[0])
+    before = status(folders[2])["updated_at"]
+    wait_for(lambda: status(folders[2])["updated_at"] > before and members(folders[0]))
+    assert status(folders[2])["state"] == "queued" and trainers(folders[0])
     stop(folders[0], "--now", "--wait", "120", **env)
-    assert [finish(p)[0] for p in processes[1:]] == [0, 0]
+    assert finish(processes[2])[0] == 0
 
 
 def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
@@ -317,7 +289,7 @@ import os, random, sys, time
 from pathlib import Path
 from monitor.gpu.queue import GpuQueue
 name, folder = sys.argv[1], Path(sys.argv[2])
-until, turns = time.monotonic() + 4, 0
+until, turns = time.monotonic() + 2, 0
 while time.monotonic() < until:
     queue = GpuQueue(name, {})
     queue.ask(None)
@@ -337,13 +309,14 @@ PROBES = """
 import os, sys, time
 from pathlib import Path
 from monitor.process.locks import is_held
-until = time.monotonic() + 5
+until = time.monotonic() + 3
 while time.monotonic() < until:
     for path in Path(sys.argv[1]).glob("hangproof-gpu.*"):
         is_held(path)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="os.getuid")
 def test_runs_that_queue_and_probe_all_the_time_share_a_gpu(tmp_path):
     """Real processes: each gets its turn, never two at once, and no ticket is lost."""
@@ -363,6 +336,7 @@ def test_runs_that_queue_and_probe_all_the_time_share_a_gpu(tmp_path):
         probe.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="os.getuid")
 def test_a_free_gpu_that_is_only_probed_is_taken_at_once(tmp_path, gpus):
     one = gpus("one")

@@ -1,7 +1,6 @@
 """The ledger: where a run's time went, whatever its clocks did. A simulation writes the files of runs whose true hours it knows."""
 
 import json
-import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from monitor_helpers import events, fault_at, supervise, toy_run
+from seeds import examples
 
 from monitor import ledger, metrics_lines
 from monitor.ledger import STATES
@@ -59,18 +58,18 @@ class World:
         self.event(kind, attempt=self.attempt, step=self.saved, metrics_bytes=size, waited_s=waited)
 
     def trains(self, steps: int, step_s: float, every: int) -> None:
-        for _ in range(steps):
-            self.passes(step_s, "training")
-            self.since_saved += step_s
-            self.step += 1
-            self.best = max(self.best, self.step)
-            line = {"kind": "step", **self.stamp(), "attempt": self.attempt, "step": self.step, "step_s": step_s}
-            with (self.folder / "metrics.jsonl").open("a") as file:
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            for _ in range(steps):
+                self.passes(step_s, "training")
+                self.since_saved += step_s
+                self.step += 1
+                self.best = max(self.best, self.step)
+                line = {"kind": "step", **self.stamp(), "attempt": self.attempt, "step": self.step, "step_s": step_s}
                 file.write(json.dumps(line) + "\n")
                 if self.step % 7 == 0:
                     file.write(json.dumps({"kind": "gpu", **self.stamp(), "gpu": 0}) + "\n")
-            if self.step % every == 0:
-                self.saved, self.since_saved = self.step, 0.0
+                if self.step % every == 0:
+                    self.saved, self.since_saved = self.step, 0.0
 
     def loses(self) -> None:
         """Everything since the last checkpoint has to be trained again."""
@@ -161,23 +160,6 @@ def test_the_pause_after_a_stop_is_not_part_of_the_run_and_the_time_between_mach
     assert found.machine_s == pytest.approx(112) and (found.failures, found.recovered) == (1, 1)
 
 
-def test_a_machine_that_vanishes_is_lost_time_that_costs_nothing(tmp_path):
-    world = run_of(tmp_path)
-    world.starts()
-    world.passes(10, "loading")
-    world.trains(25, 1.0, every=10)
-    world.reboots()  # no event says so
-    world.passes(3600, "lost")
-    world.unpaid += 3600
-    world.loses()
-    world.starts()
-    world.passes(10, "recovering")
-    world.trains(5, 1.0, every=10)
-    found = world.read(state="running")
-    world.check(found)
-    assert found.repeated == 5
-
-
 def test_a_run_that_is_under_way_is_counted_up_to_now(tmp_path, monkeypatch):
     world = run_of(tmp_path)
     monkeypatch.setattr(ledger.platform, "boot_id", lambda: world.boot)
@@ -197,17 +179,6 @@ def test_a_run_that_is_under_way_is_counted_up_to_now(tmp_path, monkeypatch):
     world.event("crash", phase="step", step=3, since_s=30.0)
     world.passes(8, "recovering")
     world.check(world.read(state="recovering", alive=True))
-
-
-def test_a_monitor_that_is_replaced_changes_nothing(tmp_path):
-    world = run_of(tmp_path)
-    world.starts()
-    world.passes(10, "loading")
-    world.trains(5, 1.0, every=10)
-    world.event("started", message="adopted the running training")  # no attempt: nothing was started
-    world.trains(5, 1.0, every=10)
-    world.event("completed")
-    world.check(world.read(state="completed"))
 
 
 def test_a_failure_before_the_first_step_is_loading_that_was_not_lost(tmp_path):
@@ -261,10 +232,10 @@ def test_a_long_metrics_file_is_not_read(tmp_path, monkeypatch):
     world = run_of(tmp_path)
     world.starts()
     world.passes(10, "loading")
-    world.trains(40_000, 0.5, every=1000)
+    world.trains(20_000, 0.5, every=1000)
     world.passes(9, "lost")
-    world.event("hang", phase="step", step=40_000, since_s=9.0)
-    world.saved, world.since_saved = 31_000, 4500.0  # the newer checkpoints are damaged
+    world.event("hang", phase="step", step=20_000, since_s=9.0)
+    world.saved, world.since_saved = 11_000, 4500.0  # the newer checkpoints are damaged
     world.loses()
     world.starts("restarted")
     world.passes(10, "recovering")
@@ -277,7 +248,7 @@ def test_a_long_metrics_file_is_not_read(tmp_path, monkeypatch):
         metrics_lines, "read_bytes", lambda file, begin, length: taken.append(length) or real(file, begin, length)
     )
     world.check(world.read(state="completed"))
-    assert size > 4_000_000 and sum(taken) < 500_000, (size, sum(taken))
+    assert size > 2_000_000 and sum(taken) < 500_000, (size, sum(taken))
 
 
 def test_damaged_and_hostile_lines_cost_only_themselves(tmp_path):
@@ -327,7 +298,7 @@ PART = st.tuples(
 )
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(40))
 @given(st.lists(PART, max_size=8), st.integers(1, 12), st.floats(0.05, 20), SECONDS)
 def test_the_hours_by_state_are_those_that_passed(tmp_path_factory, parts, every, step_s, first):
     """And their sum is the wall time of the run: reboots, other machines, clocks that are set, monitors that are replaced."""
@@ -390,21 +361,3 @@ def test_the_hours_by_state_are_those_that_passed(tmp_path_factory, parts, every
     world.check(found)
     assert found.recovered <= found.failures
     assert world.read(state="completed").seconds == found.seconds
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="the toy is a shell script")
-def test_a_real_run_ends_with_its_ledger(tmp_path):
-    """A toy run that hangs and recovers: the line is printed and is an event, and its times are those of the incident."""
-    folder = toy_run(tmp_path / "toy", fault_at(34, "time.sleep(3600)"), steps=50, pace=0.03, every=10)
-    code, output, errors = supervise(folder)
-    assert code == 0, errors[-2000:]
-    (event,) = events(folder, "ledger")
-    assert f"toy: {event['message']}" in output.splitlines()
-    found = ledger.read(folder)
-    incident = json.loads((folder / "incidents/0001/incident.json").read_text())
-    assert (found.steps, found.repeated, found.failures, found.recovered) == (50, incident["steps_repeated"], 1, 1)
-    assert found.kept_steps == incident["resumed_from"] == 30
-    assert found.seconds["lost"] >= incident["detect_s"] and found.seconds["recovering"] > 0
-    first, last = events(folder)[0], event
-    taken = last["mono_s"] - first["mono_s"] + first["waited_s"]
-    assert found.wall_s == pytest.approx(taken, abs=1.5)

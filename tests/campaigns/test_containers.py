@@ -1,0 +1,119 @@
+"""Journeys of the image: a page that dies, a pod with an empty disk, SkyPilot's job, Vast's onstart.
+
+python -m pytest tests/campaigns/test_containers.py          5 minutes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from image_helpers import AUTH, PATIENCE_S, container, healthy, log_of, make_image, of_data, state_of
+from monitor_helpers import wait_for
+from provider_server import KEY, provider
+from runs_helpers import pictures, spec
+from ui_helpers import free_port
+
+import runs
+from launch import skypilot, travel, vast
+from launch.store.copies import newest_manifest
+from launch.store.places import open_place
+
+SETTINGS = {"save_every_n_steps": 2, "resolution": 64, "mixed_precision": "no", "repeats": 1, "workers": 0}
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory) -> Path:
+    """The image, as a folder."""
+    return make_image(tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch) -> Path:
+    """An empty data root."""
+    root = tmp_path / "data"
+    root.mkdir()
+    monkeypatch.setenv("HANGPROOF_DATA", str(root))
+    return root
+
+
+def test_a_page_that_dies_is_started_again(image, tmp_path):
+    root, port = tmp_path / "data", free_port()
+    with container(image, root, port) as process:
+        wait_for(lambda: healthy(image, root, port), PATIENCE_S)
+        (page,) = [p for p in of_data(root) if "app.py" in p.cmdline()]
+        assert "--listen" in page.cmdline()
+        page.kill()
+        wait_for(lambda: not healthy(image, root, port), PATIENCE_S)
+        wait_for(lambda: healthy(image, root, port), PATIENCE_S, "the page is back")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_a_pod_fetches_its_run_trains_it_and_stops(image, data, tmp_path, monkeypatch):
+    """An empty disk, the name of a run and its store: what a rented machine begins with."""
+    store = str(tmp_path / "store")
+    made = spec(model="tiny-flux", max_train_steps=6, sample_every_n_steps=0, store=store, **SETTINGS)
+    home = runs.create(made, pictures(data / "photos"))
+    travel.upload(home, store)
+    root, port = tmp_path / "pod" / "data", free_port()
+    root.mkdir(parents=True)
+    start = {"HANGPROOF_START_RUN": made.slug, "HANGPROOF_START_STORE": store, "HANGPROOF_STOP_POD": "1"}
+    start |= {"CONTAINER_ID": "329838", "CONTAINER_API_KEY": KEY, "HANGPROOF_STOP_AFTER_S": "1"}
+    with provider((200, {"success": True})) as double:
+        with container(image, root, port, HANGPROOF_VAST_URL=double.url, **start) as process:
+            wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(100) == 0, log_of(root)
+    there = root / "outputs" / made.slug
+    assert state_of(there) == "completed" and (there / f"{made.slug}.safetensors").is_file(), log_of(root)
+    assert double.requests[0][1:3] == ("/api/v0/instances/329838/", {"state": "stopped"})
+    manifest = newest_manifest(open_place(store).under(made.slug), made.slug)
+    assert manifest is not None and f"run/{made.slug}.safetensors" in manifest.files, "it stopped after the last copy"
+
+
+def test_skypilots_job_sets_itself_up_restores_the_run_and_trains_it(image, data, tmp_path):
+    """Its two scripts with bash, in a home as SkyPilot makes it: the project in ~/sky_workdir, and nothing of the run."""
+    store = str(tmp_path / "store")
+    made = spec(model="tiny-flux", max_train_steps=6, sample_every_n_steps=0, store=store, **SETTINGS)
+    travel.upload(runs.create(made, pictures(data / "photos")), store)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "sky_workdir").symlink_to(image)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(tmp_path), "HANGPROOF_GPUS": ""}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
+    for script in (skypilot.set_up(made, False), skypilot.command(made, store, False)):
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=1000)
+        assert done.returncode == 0, done.stderr[-3000:]
+    folder = home / "hangproof-data" / "outputs" / made.slug
+    assert state_of(folder) == "completed" and (folder / f"{made.slug}.safetensors").is_file()
+
+
+def test_vasts_onstart_starts_the_entry_point(image, tmp_path):
+    if shutil.which("tini") is None:
+        pytest.skip("onstart needs tini, which is not installed here")
+    port, etc = free_port(), tmp_path / "environment"
+    script = vast.ONSTART.replace("/etc/environment", str(etc))
+    script = script.replace("cd /hangproof", f"cd {image}").replace("launch serve", f"launch serve --port {port}")
+    root = tmp_path / "workspace" / "hangproof"
+    environment = {"PATH": os.environ["PATH"], "HANGPROOF_DATA": str(root), "HF_HOME": str(tmp_path / "cache")}
+    environment |= {"HANGPROOF_AUTH": AUTH, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "HANGPROOF_GPUS": ""}
+    try:
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        wait_for(lambda: healthy(image, root, port), PATIENCE_S, "the health check")
+        assert (root / "container.log").is_file() and "HANGPROOF_DATA=" in etc.read_text()
+        (entry,) = [p for p in of_data(root) if "serve" in p.cmdline() and "tini" not in p.name()]
+        entry.terminate()
+        wait_for(lambda: not of_data(root), PATIENCE_S, "everything has ended")
+    finally:
+        for process in of_data(root):
+            with contextlib.suppress(psutil.Error):
+                process.kill()

@@ -1,0 +1,102 @@
+"""A keeper whose disk is frozen, one that replaces a second monitor, and one that was stopped with its monitor.
+
+python -m pytest tests/campaigns/test_keeper.py          2 minutes, as root on Linux
+"""
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+from frozen_disk import frozen, loop_disk, why_not
+from monitor_helpers import (
+    clean_up,
+    events,
+    finish,
+    monitor,
+    started,
+    status,
+    step_of,
+    stop,
+    toy_run,
+    trainers,
+    undisturbed,
+    wait_for,
+    weight,
+)
+
+from monitor.state import read_status
+
+SILENT = "[watch]\nsilent_s = 6\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    yield tmp_path / "toy"
+    clean_up(tmp_path / "toy")
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_frozen_disk_is_reported_at_once_and_the_run_goes_on_when_it_thaws(tmp_path):
+    with loop_disk(tmp_path) as disk:
+        folder = toy_run(disk / "toy", steps=200, pace=0.03, every=20)
+        (tmp_path / "limits.toml").write_text("allow_below_guards = true\n" + SILENT)
+        (tmp_path / "tmp").mkdir()
+        env = {"TMPDIR": str(tmp_path / "tmp"), "HANGPROOF_SHM": str(tmp_path / "tmp")}
+        env["HANGPROOF_LIMITS"] = str(tmp_path / "limits.toml")
+        process = monitor(folder, **env)
+        try:
+            wait_for(lambda: step_of(folder) > 5)
+            stuck = psutil.Process(status(folder)["monitor_pid"])
+            said = []
+            reader = threading.Thread(target=lambda: said.extend(iter(process.stderr.readline, "")), daemon=True)
+            with frozen(disk):
+                reader.start()
+                wait_for(lambda: any("cannot be killed" in line for line in said), what="it is reported")
+                assert "Nothing watches the training" in said[-1], said
+                assert stuck.status() == psutil.STATUS_DISK_SLEEP and len(trainers(folder)) == 1
+                assert read_status(folder)["age_s"] > 10, "it can still be read, and says how old it is"
+            assert process.wait(180) == 0, said
+            assert status(folder)["state"] == "completed" and weight(folder) == undisturbed(200)
+            assert len(events(folder, "started")) == 2, "started once, adopted once"
+        finally:
+            clean_up(folder)
+            process.kill()
+            reader.join()
+            process.communicate()
+
+
+def test_a_keeper_that_has_replaced_a_monitor_watches_the_next_one_too(folder):
+    """The first one is watched by a shell, the others by Python."""
+    toy_run(folder, steps=5000, pace=0.03, every=100)
+    process = monitor(folder, limits=SILENT)
+    seen = []
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        wait_for(lambda: status(folder)["monitor_pid"] not in seen and status(folder)["state"] == "running")
+        seen.append(status(folder)["monitor_pid"])
+        os.kill(seen[-1], number)
+    wait_for(lambda: status(folder)["monitor_pid"] not in seen and status(folder)["state"] == "running")
+    stop(folder, "--now")
+    code, _, err = finish(process)
+    assert code == 3 and "was killed by SIGKILL; restarting" in err and f"(pid {seen[1]}) has not responded" in err
+    assert len(events(folder, "started")) == 3 and trainers(folder) == []
+
+
+def test_a_keeper_that_was_stopped_with_its_monitor_does_not_replace_it(folder):
+    """A laptop that sleeps, a container that is paused: the monitor gets a moment to beat again."""
+    toy_run(folder, steps=5000, pace=0.03, every=100)
+    process = started(folder, limits=SILENT)
+    watching = status(folder)["monitor_pid"]
+    for pid in (process.pid, watching):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(8)
+    for pid in (process.pid, watching):
+        os.kill(pid, signal.SIGCONT)
+    step = step_of(folder)
+    wait_for(lambda: step_of(folder) > step)
+    assert status(folder)["monitor_pid"] == watching
+    stop(folder, "--now")
+    code, _, err = finish(process)
+    assert code == 3 and "not responded" not in err

@@ -1,0 +1,222 @@
+"""A real Slurm takes the job away in every way it can; the run completes with the result of an undisturbed one.
+
+python -m pytest tests/campaigns/test_slurm.py          25 minutes; HANGPROOF_SEED repeats the random disturbances
+"""
+
+import contextlib
+import random
+import sys
+import time
+
+import nodes_helpers
+import psutil
+import pytest
+import slurm_cluster
+from monitor_helpers import ROOT, events, fault_at, limits_file, status, step_of, stop, toy_run, trainers, wait_for
+from seeds import seed
+from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit
+
+pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
+
+
+@pytest.fixture(scope="module")
+def started():
+    with slurm_cluster.cluster() as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(started):
+    """The cluster without jobs."""
+    yield started
+    started.clear()
+
+
+TAKEN = {  # what happens to the job at step 30: (how, starts, whether there is time to save)
+    "a kill -9 of its step": (lambda cluster, job, node: kill_step(cluster, job), 2, False),
+    "a drained node": (drain, 2, True),
+    "a node that is down": (down, 2, True),
+    "a warning of the time limit": (
+        lambda cluster, job, node: cluster.ask("scancel", "--signal=TERM", "--batch", job),
+        2,
+        True,
+    ),
+    "a job of higher priority": (
+        lambda cluster, job, node: cluster.ask(
+            *("sbatch", "--parsable", "--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null"),
+            *("--wrap", "sleep 3"),
+        ),
+        2,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAKEN)
+def test_a_run_survives(what, cluster, tmp_path):
+    take, starts, saves = TAKEN[what]
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    job = submit(cluster, folder)
+    at_step(folder, 30)
+    node = cluster.job(job)["BatchHost"]
+    take(cluster, job, node)
+    try:
+        completed(cluster, folder, job, starts)
+    finally:
+        if cluster.states()[node] != "idle":
+            cluster.ask("scontrol", "update", f"nodename={node}", "state=resume", check=False)
+    assert repeated(folder) <= (0 if saves else SHORT["every"])
+    if what in ("a drained node", "a node that is down"):
+        assert cluster.job(job)["BatchHost"] != node
+
+
+def test_a_drained_node_that_returns_continues_the_job(cluster, tmp_path):
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    job = submit(cluster, folder, "--time", "1:00:00")
+    at_step(folder, 30)
+    for node in ("n1", "n2"):
+        cluster.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    cluster.ask("scontrol", "requeue", job)
+    cluster.wait_state(job, "PENDING")
+    time.sleep(10)
+    assert cluster.job(job)["JobState"] == "PENDING"
+    for node in ("n1", "n2"):
+        cluster.ask("scontrol", "update", f"nodename={node}", "state=resume")
+    completed(cluster, folder, job, starts=2)
+    assert repeated(folder) == 0
+
+
+def test_the_time_limit_of_a_job_is_no_end_of_its_run(cluster, tmp_path):
+    """Slurm checks limits once a minute: a limit of 3 minutes with 120 s of notice is 60 to 120 s of training."""
+    folder = toy_run(tmp_path / "toy", steps=200, pace=0.4, every=100)
+    job = submit(cluster, folder, "--time", "3")
+    completed(cluster, folder, job, starts=2, steps=200, timeout_s=400)
+    assert repeated(folder) == 0
+
+
+def test_a_run_that_its_user_stops_is_not_requeued(cluster, tmp_path):
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    job = submit(cluster, folder)
+    at_step(folder, 30)
+    stop(folder)
+    now = cluster.wait_state(job, "FAILED", "COMPLETED")
+    assert (now["JobState"], now["ExitCode"], now["Restarts"]) == ("FAILED", "3:0", "0")
+
+
+@pytest.mark.parametrize(
+    "what", ["nothing", "a requeue", "a warning of the time limit", "a kill -9 of the task on the second node"]
+)
+def test_two_nodes_train_one_run(what, cluster, tmp_path):
+    """One task on each node: the monitor, and a node of it; a secret of the job that no command line shows."""
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    toy = nodes_helpers.TOY.format(root=str(ROOT), nodes=2, steps=80, pace=0.1, every=20, faults="")
+    (folder / "toy.py").write_text(toy, encoding="utf-8")
+    (folder / "train.sh").write_text(f"cd {folder}\nexec {sys.executable} toy.py\n", encoding="utf-8")
+    limits = limits_file(folder, nodes_helpers.LIMITS.replace("return_s = 60", "return_s = 20"))
+    job = submit(cluster, folder, HANGPROOF_NODES="2", HANGPROOF_LIMITS=str(limits))
+    at_step(folder, 25)
+    assert cluster.job(job)["NumNodes"] == "2"
+    monitors = cluster.processes_of("monitor")
+    (token,) = {process.environ()["HANGPROOF_NODE_TOKEN"] for process in monitors}
+    assert len(token) == 64 and token not in str([p.cmdline() for p in cluster.processes()])
+    assert token not in "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+    if what == "a requeue":
+        cluster.ask("scontrol", "requeue", job)
+    elif what == "a warning of the time limit":
+        cluster.ask("scancel", "--signal=TERM", "--batch", job)
+    elif what != "nothing":
+        for process in cluster.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("SLURM_PROCID") == "1" and "slurmstepd" not in process.name():
+                    process.kill()
+    completed(cluster, folder, job, starts=1 if what == "nothing" else 2, steps=80)
+    assert repeated(folder) <= (20 if "kill" in what else 0)
+
+
+def test_a_node_that_slurm_gave_up_trains_on_and_the_next_start_waits_for_it(cluster, tmp_path):
+    """Its slurmd is stopped, so nothing tells the monitor there to end: the job runs on the other node and must not write."""
+    folder = toy_run(tmp_path / "toy", steps=300, pace=0.1, every=20)
+    job = submit(cluster, folder)
+    at_step(folder, 30)
+    node = cluster.job(job)["BatchHost"]
+    lost = [p for p in cluster.processes() if p.cmdline()[:1] == ["slurmd"] and node in p.cmdline()]
+    assert len(lost) == 1
+    lost[0].suspend()
+    try:
+        down(cluster, job, node)
+        wait_for(lambda: cluster.job(job).get("BatchHost", node) != node, 60)
+        step = step_of(folder)
+        time.sleep(5)
+        assert step < step_of(folder) < 300, "the first node trains on"
+        assert trainers(folder) and len(trainers(folder)) == 1
+        completed(cluster, folder, job, starts=2, steps=300)
+    finally:
+        lost[0].resume()
+    assert repeated(folder) == 0
+    assert [event["step"] for event in events(folder, "started")] == [0, 300], (
+        "the second start had nothing left to train"
+    )
+
+
+def test_a_controller_that_restarts_loses_no_run(cluster, tmp_path):
+    """Slurm's controller is gone when the monitor has saved and the job wants to be requeued."""
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    job = submit(cluster, folder)
+    at_step(folder, 30)
+    keeper = psutil.Process(status(folder)["keeper_pid"])
+    cluster.stop_controller()
+    keeper.terminate()
+    wait_for(lambda: "trying again" in log(folder, job), 60)
+    cluster.start_controller()
+    completed(cluster, folder, job, starts=2)
+    assert repeated(folder) == 0
+
+
+@pytest.mark.parametrize("number", [seed(), seed() + 1])
+def test_a_run_survives_eight_disturbances_at_random_moments(number, cluster, tmp_path):
+    """A requeue or a kill -9 of the step at any moment of a start, its first second included; or a warning while it trains."""
+    moments = random.Random(number)
+    steps = 1200  # more than eight starts of up to 8 s can train
+    folder = toy_run(tmp_path / "toy", steps=steps, pace=0.05, every=20)
+    job, kills = submit(cluster, folder), 0
+    for start in range(8):
+        wait_for(lambda start=start: cluster.job(job).get("Restarts") == str(start), 120, f"start {start + 1}")
+        cluster.wait_state(job, "RUNNING")
+        what = moments.choice(("requeue", "kill", "warning"))
+        if what == "warning":
+            before = len(events(folder, "phase"))
+            wait_for(lambda before=before: [e for e in events(folder, "phase")[before:] if e["phase"] == "step"], 60)
+        time.sleep(moments.uniform(0, 8))
+        if what == "kill":
+            kills += 1
+            wait_for(lambda: kill_step(cluster, job, at_least=1), 60, "a step to kill")
+        else:
+            words = ("scontrol", "requeue") if what == "requeue" else ("scancel", "--signal=TERM", "--batch")
+            cluster.ask(*words, job)
+        print(f"{start + 1}: {what} at step {step_of(folder) if (folder / 'status.json').exists() else 0}")
+    completed(cluster, folder, job, starts=9, steps=steps, timeout_s=300)
+    assert repeated(folder) <= 20 * kills
+
+
+def test_a_cancelled_job_is_not_requeued_and_its_run_can_be_submitted_again(cluster, tmp_path):
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    job = submit(cluster, folder)
+    at_step(folder, 30)
+    cluster.ask("scancel", job)
+    cluster.wait_state(job, "CANCELLED")
+    wait_for(lambda: status(folder)["state"] == "preempted", what="the run was saved")
+    time.sleep(10)
+    assert cluster.job(job)["JobState"] == "CANCELLED"
+    second = submit(cluster, folder)
+    assert second != job
+    completed(cluster, folder, second, starts=1)
+    assert repeated(folder) == 0
+
+
+def test_a_run_that_fails_again_and_again_is_not_requeued(cluster, tmp_path):
+    folder = toy_run(tmp_path / "toy", fault_at(30, "raise RuntimeError('always')", "True"), **SHORT)
+    job = submit(cluster, folder)
+    now = cluster.wait_state(job, "FAILED", "COMPLETED")
+    assert (now["JobState"], now["ExitCode"], now["Restarts"]) == ("FAILED", "4:0", "0")
+    assert "not requeued" in log(folder, job)

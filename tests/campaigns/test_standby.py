@@ -1,0 +1,102 @@
+"""A standby attempt during its imports, and what it costs while it waits. The fault matrix has its deaths and hangs.
+
+python -m pytest tests/campaigns/test_standby.py          2 minutes
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from monitor_helpers import members, status, stop, wait_for
+from standby_helpers import EARLY, Run, trainer_of
+
+from monitor.cli.commands import line
+from monitor.process import platform
+from runs.manage import size_text
+
+pytestmark = pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")
+
+
+def slow_imports(run: Run, command: str) -> None:
+    """Whoever starts at the gate runs this shell command before Python."""
+    launcher = run.data / "accelerate"
+    first, rest = launcher.read_text().split("\n", 1)
+    launcher.write_text(f'{first}\n[ -z "$HANGPROOF_GATE" ] || {command}\n{rest}')
+
+
+def until_starting(run: Run) -> int:
+    return wait_for(lambda: run.standby()["state"] == "starting" and run.standby()["pid"], what="a standby that starts")
+
+
+def test_a_crash_while_the_standby_imports_is_continued_by_it(tmp_path):
+    run = Run(tmp_path)
+    slow_imports(run, "timeout 5 sh -c 'while :; do :; done'")
+    process = run.start()
+    shell = until_starting(run)
+    os.kill(status(run.folder)["trainer_pids"][0], signal.SIGKILL)
+    wait_for(lambda: run.restarted(), what="the restart")
+    assert EARLY in run.restarted()[0] and status(run.folder)["pid"] == shell
+    run.finish(process)
+    run.check_complete(restarts=1)
+
+
+def test_a_standby_that_hangs_in_its_imports_is_not_waited_for(tmp_path):
+    run = Run(tmp_path)
+    slow_imports(run, "sleep 1000")
+    process = run.start()
+    shell = psutil.Process(until_starting(run))
+    time.sleep(7)  # longer than it takes to see that it uses no processor time
+    os.kill(status(run.folder)["trainer_pids"][0], signal.SIGKILL)
+    wait_for(lambda: run.restarted(), what="the restart")
+    assert EARLY not in run.restarted()[0] and not shell.is_running()
+    assert "it hangs in its imports" in (run.folder / "monitor.log").read_text()
+    run.finish(process)
+    run.check_complete(restarts=1)
+
+
+def test_while_it_waits_it_uses_no_processor_time_and_is_the_first_that_short_memory_kills(tmp_path):
+    run = Run(tmp_path)
+    process = run.start(TOY_TORCH="1")
+    shell = run.until_ready()
+    pids = [shell, *(child.pid for child in psutil.Process(shell).children(recursive=True))]
+    found = status(run.folder)
+    assert found["standby"]["memory_bytes"] > 20e6, "torch is in it"
+    text = line(run.folder, {**found, "alive": True})
+    assert f"next attempt ready ({size_text(found['standby']['memory_bytes'])})" in text
+    assert [score(pid) for pid in pids] == [1000] * len(pids) and score(found["trainer_pids"][0]) == score(os.getpid())
+
+    before, began_s = used_s(pids), time.monotonic()
+    assert before > 0.1, "its imports are counted"
+    time.sleep(20)
+    share = (used_s(pids) - before) / (time.monotonic() - began_s)
+    print(f"the waiting standby uses {share:.4%} of a core and {found['standby']['memory_bytes'] / 1e6:.0f} MB")
+    assert share <= 0.001
+
+    os.kill(found["trainer_pids"][0], signal.SIGKILL)
+    wait_for(lambda: run.restarted(), what="the restart")
+    assert [score(pid) for pid in pids] == [score(os.getpid())] * len(pids)
+    run.finish(process)
+    run.check_complete(restarts=1)
+
+
+def score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+def used_s(pids: list[int]) -> float:
+    """Processor time of all their threads."""
+    files = (file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+
+def test_a_stop_ends_the_standby_at_once(tmp_path):
+    run = Run(tmp_path, step_s=0.1)
+    process = run.start()
+    waiting = trainer_of(run.until_ready())
+    stop(run.folder, **run.env)
+    run.finish(process, code=3)
+    assert not waiting.is_running()
+    assert not members(run.folder) and status(run.folder)["state"] == "stopped"

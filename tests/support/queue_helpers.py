@@ -1,0 +1,58 @@
+"""Toy runs that wait for a GPU in the queue of a data root of their own."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from monitor_helpers import ROOT, status, toy_run
+
+from monitor import run_queue
+from monitor.process.locks import LOCK, is_held
+
+
+@contextlib.contextmanager
+def one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A data root with one GPU. At the end nothing of it is alive."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    monkeypatch.setenv("HANGPROOF_GPUS", "test")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    for name in [key for key in os.environ if key in ("HANGPROOF_RUN", "HANGPROOF_LIMITS")]:
+        monkeypatch.delenv(name)
+    yield tmp_path
+    (tmp_path / "outputs" / run_queue.FILE).unlink(missing_ok=True)
+    for process in processes(tmp_path):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def processes(data: Path, *words: str) -> list[psutil.Process]:
+    """The living processes that work on this data root, and whose command line has all `words`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            own = process.environ().get("HANGPROOF_DATA") == str(data) and process.pid != os.getpid()
+            if own and process.status() != psutil.STATUS_ZOMBIE and set(words) <= {*process.cmdline()}:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def command(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "monitor", *words], cwd=ROOT, capture_output=True, text=True, timeout=90
+    )
+
+
+def made(data: Path, *names: str, steps: int = 12, **more) -> list[Path]:
+    return [toy_run(data / "outputs" / name, steps=steps, **more) for name in names]
+
+
+def ended(folder: Path, state: str = "completed") -> bool:
+    return status(folder)["state"] == state and not is_held(folder / LOCK)

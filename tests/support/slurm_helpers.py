@@ -1,0 +1,88 @@
+"""A toy run as a job of the test cluster: submitted, followed, disturbed, and judged at its end."""
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import psutil
+from monitor_helpers import (
+    ROOT,
+    environment,
+    status,
+    step_of,
+    undisturbed,
+    wait_for,
+    weight,
+)
+
+SHORT = dict(steps=120, pace=0.05, every=20)
+
+
+def launch(cluster, folder, *words, code=0, **env):
+    """`python -m launch slurm FOLDER …` on the cluster: its line of JSON, or its standard error where it has to fail."""
+    command = [sys.executable, "-m", "launch", "slurm", str(folder), "--json", *words]
+    more = {name: cluster.environment[name] for name in ("PATH", "SLURM_CONF")}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(folder) | more | env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr if code else json.loads(done.stdout.splitlines()[-1])
+
+
+def submit(cluster, folder, *words, **env):
+    """Submit the run; the job's number."""
+    return launch(cluster, folder, "--partition", "main", "--submit", *words, **env)["job"]
+
+
+def log(folder, job):
+    return (folder / f"slurm-{job}.log").read_text(encoding="utf-8")
+
+
+def repeated(folder):
+    """How many steps were done twice or more."""
+    steps = Counter(re.findall(r"^step (\d+)$", (folder / "training.log").read_text(), re.M))
+    return sum(count - 1 for count in steps.values())
+
+
+def at_step(folder, step):
+    wait_for(lambda: step_of(folder) >= step, what=f"step {step}")
+
+
+def completed(cluster, folder, job, starts, steps=SHORT["steps"], timeout_s=120.0):
+    """Assert that the job and the run completed with the result of an undisturbed one, and nothing of them is left."""
+    now = cluster.wait_state(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", timeout_s=timeout_s)
+    text = log(folder, job)
+    assert (now["JobState"], now["ExitCode"]) == ("COMPLETED", "0:0"), text
+    assert status(folder)["state"] == "completed" and weight(folder) == undisturbed(steps)
+    assert int(now["Restarts"]) == starts - 1, text
+    wait_for(lambda: not cluster.processes_of("monitor"), 30, "no monitor left")
+    print(f"repeated {repeated(folder)} steps, {starts} starts")
+
+
+def kill_step(cluster, job, at_least=3):
+    """SIGKILL the monitor, its keeper and the training, as a node that runs out of memory may; their process numbers."""
+    killed = []
+    for process in cluster.processes():
+        with contextlib.suppress(psutil.Error):
+            env = process.environ()
+            if (
+                env.get("SLURM_JOB_ID") == job
+                and env.get("SLURM_STEP_ID") == "0"
+                and "slurmstepd" not in process.name()
+            ):
+                process.kill()
+                killed.append(process.pid)
+    assert len(killed) >= at_least or at_least < 3, killed
+    return killed
+
+
+def drain(cluster, job, node):
+    cluster.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    cluster.ask("scontrol", "requeue", job)
+
+
+def down(cluster, job, node):
+    cluster.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=test")

@@ -1,0 +1,69 @@
+"""A toy run with a standby attempt, and what must hold when it has ended."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import psutil
+from monitor_helpers import events, finish, members, monitor, status, wait_for
+
+from benchmarks import machines
+
+EARLY = "which had been started early"
+STEPS, EVERY = 90, 10
+
+
+class Run:
+    """A toy run as a user makes one."""
+
+    def __init__(self, data: Path, step_s: float = 0.05, limits: str = "", **spec):
+        self.data = data
+        self.toy = machines.toy(STEPS, EVERY, step_s)
+        self.env = self.toy.environment(data)
+        self.folder = self.toy.create(data, spec)
+        (data / "limits.toml").write_text(f"allow_below_guards = true\n{limits}")
+        (data / "done").mkdir()
+        self.env |= {"HANGPROOF_LIMITS": str(data / "limits.toml"), "TOY_FAULTS_DONE": str(data / "done")}
+        self.env |= {"HANGPROOF_GPUS": "", "TMPDIR": str(data / "tmp"), "HANGPROOF_SHM": str(data / "tmp")}
+        (data / "tmp").mkdir()
+        # From step 4 on a step takes a second until `hurry` is called, however long a standby needs on a busy machine.
+        self.env |= {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_SLOW": f"4:1:{data / 'hurry'}"}
+
+    def start(self, **more: str):
+        return monitor(self.folder, **self.env, **more)
+
+    def standby(self) -> dict:
+        return status(self.folder)["standby"] if (self.folder / "status.json").exists() else {"state": "none"}
+
+    def finish(self, process, code: int = 0) -> None:
+        """Waits for the end of the run, whose steps are short from now on."""
+        (self.data / "hurry").touch()
+        assert finish(process)[0] == code
+
+    def until_ready(self) -> int:
+        """Waits for the standby; the process number of its shell."""
+        return wait_for(lambda: self.standby()["state"] == "ready" and self.standby()["pid"], what="a standby")
+
+    def ledger(self) -> list[dict]:
+        return [json.loads(line) for line in (self.data / "ledger.jsonl").read_text().splitlines()]
+
+    def check_complete(self, restarts: int) -> None:
+        found = status(self.folder)
+        assert (found["state"], found["restarts"]) == ("completed", restarts), found["reason"]
+        lora = (self.folder / f"{self.folder.name}.safetensors").read_bytes()
+        assert hashlib.sha256(lora).hexdigest() == self.toy.expected()
+        assert not members(self.folder), "nothing is left behind"
+        self.check_one_writer()
+
+    def check_one_writer(self) -> None:
+        """The steps of a process are never between those of another one."""
+        pids = [line["pid"] for line in self.ledger() if line["what"] == "step"]
+        runs = [pid for i, pid in enumerate(pids) if i == 0 or pids[i - 1] != pid]
+        assert len(runs) == len(set(runs)), "two processes trained at the same time"
+
+    def restarted(self) -> list[str]:
+        return [event["message"] for event in events(self.folder, "restarted")]
+
+
+def trainer_of(shell: int) -> psutil.Process:
+    return psutil.Process(shell).children(recursive=True)[-1]

@@ -1,0 +1,40 @@
+"""What is kept between two monitors, and what a status says about its age."""
+
+import json
+import time
+
+from monitor.process import platform
+from monitor.run_folder import RunFolder
+from monitor.state import AttemptRecord, Failure, RunState, Shutdown, State, with_age
+
+
+def test_the_state_is_the_same_after_it_was_saved_and_loaded(tmp_path):
+    folder = RunFolder(tmp_path)
+    record = AttemptRecord("boot", 3, "token", "/tmp/x", 10, 1.5, (7, 8.0), {"/proc/vmstat": 2})
+    saved = RunState(State.RECOVERING, 3, current=record, failure=Failure("hang", "0001"), shutdown=Shutdown("stopped"))
+    assert saved.save(folder)
+    assert RunState.load(folder) == saved
+
+
+def test_a_file_of_the_first_version_keeps_what_a_user_has(tmp_path):
+    old = {"version": 1, "state": "failed", "attempt": 4, "best_step": 90, "changes": [{"name": "workers_0", "sentence": "x"}],
+           "was": ["workers_0"], "used": {"worker_stuck": 2}, "spec_mark": "abc", "asked_at": 5.0,
+           "history": {"restarts": 2, "seen": {"a": 1}, "new_steps_s": 3.0}, "known": {}, "attempt_under_way": None}  # fmt: skip
+    (tmp_path / "monitor.json").write_text(json.dumps(old))
+    state = RunState.load(RunFolder(tmp_path))
+    assert (state.state, state.attempt, state.best_step, state.spec_hash) == (State.FAILED, 4, 90, "abc")
+    assert state.changes_at_save == ["workers_0"] and state.cause_counts == {"worker_stuck": 2}
+    assert state.history.failures == {"a": 1}
+
+
+def test_old_figures_are_called_old():
+    now_s = time.monotonic()
+    known = {"state": "running", "alive": True, "boot": platform.boot_id()[:8], "updated_at": platform.utc(time.time())}
+    fresh = with_age({**known, "updated_mono_s": now_s})
+    assert fresh["stale"] == "" and fresh["age_s"] < 25
+    old = with_age({**known, "updated_mono_s": now_s - 95})
+    assert old["stale"].endswith("s old: the monitor does not respond") and 94 <= old["age_s"] < 130
+    assert with_age({**known, "alive": False, "updated_mono_s": now_s - 95})["stale"] == ""
+    assert with_age({**known, "boot": "another", "updated_at": "2026-01-01T00:00:00Z", "updated_mono_s": now_s})[
+        "stale"
+    ]
