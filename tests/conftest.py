@@ -1,5 +1,6 @@
 """What holds for every test: what did not run is said with its reason; no verdict hangs on how busy the machine is."""
 
+import contextlib
 import os
 import tempfile
 from collections import Counter
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from flaky_report import pytest_configure  # noqa: F401 - a hook
 from hypothesis import HealthCheck, settings
-from ui_helpers import browsing, serving
+from ui_helpers import browsing, serving, without_its_loop
 from ui_page import a_tab
 
 from guards import amx
@@ -59,9 +60,16 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"{count} {'test' if count == 1 else 'tests'} did not run: {reason}")
 
 
-@pytest.fixture(scope="module")
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Only tests with a browser see the event loop that Playwright runs from the first of them on."""
+    with contextlib.nullcontext() if "browser" in item.fixturenames else without_its_loop():
+        return (yield)
+
+
+@pytest.fixture(scope="session")
 def browser():
-    """One browser for a file's tests."""
+    """One browser for all tests of this process."""
     with browsing() as one:
         yield one
 
@@ -73,9 +81,9 @@ def tab(browser):
         yield page
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """A server for tests that start no run."""
+    """One server for all tests of this process that start no run and need no folder of their own."""
     with serving(tmp_path_factory.mktemp("page") / "data") as running:
         yield running
 

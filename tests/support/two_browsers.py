@@ -5,18 +5,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from ui_helpers import Server, kill_runs
-from ui_page import a_tab
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch) -> Iterator[Path]:
-    """A data folder of its own; what runs in it is killed at the end."""
-    root = tmp_path / "data"
-    monkeypatch.setenv("HANGPROOF_DATA", str(root))
-    yield root
-    kill_runs(root)
+from ui_helpers import Server
+from ui_page import a_tab, open_page
 
 
 @contextlib.contextmanager
@@ -41,6 +31,27 @@ def open_tab(server: Server, tab: str, *pages) -> None:
     for page in pages:
         page.goto(f"{server.url}/?tab={tab}")
         page.locator("body.hp-open").wait_for()
+
+
+def continue_draft(page, server: Server) -> None:
+    """Open the draft that another browser made."""
+    open_page(page, server)
+    page.get_by_role("button", name="Continue a draft").click()
+    with page.expect_navigation():
+        page.locator(".hp-recent button").first.click()
+    page.locator("body.hp-open").wait_for()
+    page.locator(".hp-card").first.wait_for()
+
+
+def stays_open(*pages) -> None:
+    """Mark pages: the mark is gone after a reload."""
+    for page in pages:
+        page.evaluate("window.notReloaded = true")
+
+
+def was_not_reloaded(page) -> bool:
+    """Whether the page is the one that `stays_open` marked."""
+    return page.evaluate("window.notReloaded === true")
 
 
 def status(folder: Path) -> dict:

@@ -1,5 +1,6 @@
 """Shared by the page's tests: a real server process, the browser, photographs and hand-made run folders."""
 
+import asyncio
 import contextlib
 import functools
 import json
@@ -18,6 +19,7 @@ from typing import Any, ClassVar
 
 import psutil
 import pytest
+from nursery import Forked, Nursery
 
 from ui.token import bearer, cookie_value
 
@@ -39,6 +41,22 @@ def photos(*names: str) -> list[Path]:
 
     folder = Path(skimage.data.__file__).parent
     return [folder / name for name in names]
+
+
+def squares(folder: Path, count: int, start: int = 0) -> list[Path]:
+    """Small images of one colour each."""
+    from PIL import Image
+
+    folder.mkdir(exist_ok=True)
+    paths = [folder / f"{number:04}.png" for number in range(start, start + count)]
+    for number, path in enumerate(paths, start):
+        Image.new("RGB", (256, 256), (number % 256, number * 7 % 256, number * 31 % 256)).save(path)
+    return paths
+
+
+def alone(folder: Path) -> dict[str, str]:
+    """Variables for a server that finds no GPU and no token, whatever this machine has."""
+    return {"CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder / "hf"), "HF_TOKEN": "", "HUGGING_FACE_HUB_TOKEN": ""}
 
 
 @functools.cache
@@ -66,28 +84,38 @@ def free_port() -> int:
 class Server:
     """`python app.py` as a process with its own data folder and its own token.
 
-    Requests of tests carry the token, and browsers the cookie (`browsing`), unless the page has a login.
+    Requests of tests carry the token, and browsers the cookie (`browsing`), unless the page has a login. The process is forked
+    from one that has the imports done (page_nursery.py); with `fresh` it is an interpreter of its own.
     """
 
     started: ClassVar[dict[str, "Server"]] = {}  # the newest of each address
+    nursery: ClassVar[Nursery | None] = None
 
-    def __init__(self, data: Path, *arguments: str, port: int | None = None, **env: str):
+    def __init__(self, data: Path, *arguments: str, port: int | None = None, fresh: bool = False, **env: str):
         self.data, self.port = data, port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = Path(env.get("XDG_CONFIG_HOME", data.parent / "config"))
         self.sends_token = not ({"--auth", "--auth-file", "--no-token"} & {*arguments} or "HANGPROOF_AUTH" in env)
         Server.started[self.url] = self
         self.log = data.parent / f"app-{self.port}-{time.monotonic_ns()}.log"
-        self._output = self.log.open("ab")
+        self.log.touch()
         self.began = time.monotonic()
-        self.process = subprocess.Popen(
-            [sys.executable, "app.py", "--port", str(self.port), "--no-browser", *arguments],
-            cwd=PROJECT,
-            env={**os.environ, "HANGPROOF_DATA": str(data), "XDG_CONFIG_HOME": str(self.config), **env},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )
+        argv = ["--port", str(self.port), "--no-browser", *arguments]
+        environment = {**os.environ, "HANGPROOF_DATA": str(data), "XDG_CONFIG_HOME": str(self.config), **env}
+        self.process = self._started(argv, environment, fresh or not hasattr(os, "fork"))
+
+    def _started(self, argv: list[str], environment: dict[str, str], fresh: bool) -> subprocess.Popen[bytes] | Forked:
+        if fresh:
+            with self.log.open("ab") as output:
+                return subprocess.Popen(
+                    [sys.executable, "app.py", *argv], cwd=PROJECT, env=environment,
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                )  # fmt: skip
+        if Server.nursery is None:
+            command = [sys.executable, str(PROJECT / "tests/support/page_nursery.py")]
+            kept = {name: value for name, value in os.environ.items() if not name.startswith("HANGPROOF_")}  # kill_runs
+            Server.nursery = Nursery(command, kept, PROJECT)
+        return Server.nursery.start(argv, environment, self.log, self.log)
 
     def wait_for_output(self, text: str, seconds: float = 200) -> str:
         """Wait for a text in its output; fails with the complete output when the process exits or time runs out."""
@@ -132,16 +160,14 @@ class Server:
         """Stop it, with SIGKILL when `hard`. Returns its exit code."""
         if self.process.poll() is None:
             self.process.kill() if hard else self.process.terminate()
-        code = self.process.wait(120)
-        self._output.close()
-        return code
+        return self.process.wait(120)
 
 
 @contextlib.contextmanager
-def serving(data: Path, *arguments: str, port: int | None = None, **env: str) -> Iterator[Server]:
+def serving(data: Path, *arguments: str, port: int | None = None, fresh: bool = False, **env: str) -> Iterator[Server]:
     """A running server, stopped on exit."""
     data.mkdir(exist_ok=True)
-    server = Server(data, *arguments, port=port, **env)
+    server = Server(data, *arguments, port=port, fresh=fresh, **env)
     try:
         server.wait_for_output("Hangproof is running at")
         yield server
@@ -174,10 +200,23 @@ def browsing() -> Iterator:
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setattr(Page, "goto", goto_with_cookie)
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        loop = asyncio._get_running_loop()
         try:
             yield browser
         finally:
+            asyncio._set_running_loop(loop)  # see without_its_loop
             browser.close()
+
+
+@contextlib.contextmanager
+def without_its_loop() -> Iterator[None]:
+    """Playwright's event loop counts as running in this thread while there is a browser. A test without one starts its own."""
+    loop = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop if loop is not None and loop.is_running() else None)
 
 
 def give_cookie(context: Any, url: str) -> None:

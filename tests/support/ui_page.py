@@ -4,8 +4,11 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import TimeoutError
+from ui_helpers import photos
 
 PATIENCE_S = 90  # for the page itself; a busy machine responds late
 RUN_S = 400  # for a run on the tiny model
@@ -97,6 +100,32 @@ def choose_tiny(page) -> None:
     page.get_by_role("option", name=re.compile("Tiny Flux")).click()
 
 
+def fill_in(page, **fields: str) -> None:
+    """Type into fields and leave each, as a user does."""
+    for key, text in fields.items():
+        field(page, key).fill(text)
+        field(page, key).blur()
+
+
+def set_up_run(page, server, name: str, **fields: str) -> Path:
+    """Fill in the three steps with photographs and start. Returns the run's folder."""
+    if not page.url.startswith(server.url):
+        open_page(page, server)
+    field(page, "name").fill(name)
+    field(page, "trigger").fill("tok")
+    choose_tiny(page)
+    page.get_by_text("More settings").click()
+    for key, value in fields.items():
+        field(page, key).fill(value)
+    drop(page, *photos("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg"), count=4)
+    caption(page, "chelsea.png").fill("tok, a tabby cat")
+    page.locator("#start").click()  # at once: the run must contain the caption typed last
+    shown = page.get_by_test_id("run-name").get_by_text(name).or_(page.locator("#problem .hp-bad, #run-notice .hp-bad"))
+    shown.first.wait_for()
+    assert page.locator(".hp-bad:visible").all_inner_texts() == []  # the form, now hidden, says that the name is used
+    return server.data / "outputs" / name
+
+
 def state_is(page, *states: str, seconds: float = RUN_S) -> None:
     """Wait until the run page shows one of these states."""
     wanted = ", ".join(f"[data-testid=state][data-state={state}]" for state in states)
@@ -159,3 +188,21 @@ def faint_texts(page) -> list[str]:
 def nameless_controls(page) -> list[str]:
     """Visible buttons, fields and links without an accessible name."""
     return page.evaluate(NAMELESS)
+
+
+def serious(page, part: str | None = None) -> list[str]:
+    """What axe-core calls serious or critical in a part of the page, or in all of it: rule, element."""
+    found = Axe().run(page, context=part).response["violations"]
+    return [
+        f"{one['id']}: {node['html'][:200]} ({node.get('failureSummary', '')[:200]})"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]
+
+
+def assert_accessible(page, part: str | None = None) -> None:
+    """axe-core finds nothing serious, everything can be read and has a name, and the page does not scroll sideways."""
+    assert serious(page, part) == [] and faint_texts(page) == [] and nameless_controls(page) == []
+    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wide <= 0, f"the page scrolls sideways by {wide} pixels"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import threading
 import time
@@ -9,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Error as PlaywrightError
-from ui_helpers import Server, kill_runs, photos, serving
+from ui_helpers import Server, photos, serving
 from ui_page import PATIENCE_S, a_tab, caption, captions, choose_tiny, drop, field, open_page, saved, until
 
 from ui.dataset import draft
 
-SHORT_KILLS, FULL_KILLS = 1, 20
+KILLS = int(os.environ.get("PAGE_KILLS", "1"))
 
 
 @pytest.fixture
@@ -22,14 +23,6 @@ def tab(browser):
     with a_tab(browser) as page:
         yield page
         page.errors.clear()  # requests to the dead server failed
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """The server's data folder, where `draft` reads too. Runs are killed after the test."""
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
-    yield tmp_path / "data"
-    kill_runs(tmp_path / "data")
 
 
 def mark(page, file: str):
@@ -54,7 +47,7 @@ def nothing_is_kept(page) -> bool:
         return False
 
 
-def test_a_caption_typed_while_the_server_is_dead_is_not_called_saved_and_arrives_later(tab, data):
+def test_what_is_typed_while_the_server_is_dead_is_not_called_saved_and_arrives_later(tab, data):
     with serving(data) as server:
         open_page(tab, server)
         drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)
@@ -62,6 +55,9 @@ def test_a_caption_typed_while_the_server_is_dead_is_not_called_saved_and_arrive
         saved(tab, "coffee.png")
         server.stop(hard=True)
         caption(tab, "coffee.png").fill("a cup of coffee")
+        field(tab, "name").fill("after")
+        field(tab, "repeats").fill("7")  # Gradio has noticed the dead server and sends no more events
+        tab.get_by_label("16 GB").click()
         mark(tab, "coffee.png").get_by_text("not saved").wait_for()
         banner(tab).get_by_text("Not connected to Hangproof. Your changes are kept in this browser").wait_for()
         tab.get_by_label("Remove rocket.jpg").click()
@@ -72,6 +68,10 @@ def test_a_caption_typed_while_the_server_is_dead_is_not_called_saved_and_arrive
         banner(tab).wait_for(state="hidden")
         assert mark(tab, "coffee.png").inner_text() in ("saved", "")  # "" after Gradio has reloaded the page
         assert stored_captions(tab) == {"coffee.png": "a cup of coffee", "rocket.jpg": ""}
+        stored = draft.form(tab.evaluate("hangproof.draft()"))
+        assert [stored[key] for key in ("name", "repeats", "tier")] == ["after", 7, "16G"]
+        until(lambda: field(tab, "name").input_value() == "after", "the page shows the name")
+        until(lambda: field(tab, "repeats").input_value() == "7", "the page shows the repeats")
 
 
 def test_texts_outlive_a_closed_tab_and_fields_a_restarted_server(tab, data):
@@ -96,26 +96,6 @@ def test_texts_outlive_a_closed_tab_and_fields_a_restarted_server(tab, data):
         assert stored_captions(other) == {"coffee.png": "a cup"}
         stored = draft.form(other.evaluate("hangproof.draft()"))
         assert (stored["name"], stored["trigger"], stored["epochs"]) == ("kept", "tok", 3)
-
-
-@pytest.mark.long
-def test_fields_typed_while_the_server_is_dead_are_stored_by_the_page_that_stayed_open(tab, data):
-    with serving(data) as server:
-        open_page(tab, server)
-        field(tab, "name").fill("before")
-        until(lambda: nothing_is_kept(tab), "the name is stored")
-        server.stop(hard=True)
-        field(tab, "name").fill("after")
-        field(tab, "repeats").fill("7")  # Gradio has noticed the dead server and sends no more events
-        banner(tab).get_by_text("Not connected to Hangproof").wait_for()
-        field(tab, "trigger").fill("tok")
-        tab.get_by_label("16 GB").click()
-    with serving(data, port=server.port):
-        until(lambda: nothing_is_kept(tab), "the server has everything")
-        stored = draft.form(tab.evaluate("hangproof.draft()"))
-        assert [stored[key] for key in ("name", "repeats", "trigger", "tier")] == ["after", 7, "tok", "16G"]
-        until(lambda: field(tab, "name").input_value() == "after", "the page shows the name")
-        until(lambda: field(tab, "repeats").input_value() == "7", "the page shows the repeats")
 
 
 def test_files_dropped_while_the_server_is_dead_are_uploaded_when_it_is_back(tab, data):
@@ -145,6 +125,7 @@ def test_an_ended_login_saves_nothing_and_loses_nothing(tab, data):
         tab.goto(server.url)
         log_in(tab)
         drop(tab, *photos("coffee.png"), count=1)
+        tab.wait_for_function("() => [...document.images].every((one) => one.complete && one.naturalWidth)")
         tab.context.clear_cookies()
         caption(tab, "coffee.png").fill("a cup")
         mark(tab, "coffee.png").get_by_text("not saved").wait_for()
@@ -162,33 +143,30 @@ def test_an_ended_login_saves_nothing_and_loses_nothing(tab, data):
         assert field(tab, "trigger").input_value() == "tok"
 
 
-def test_start_is_refused_while_a_caption_cannot_be_saved(tab, data):
-    with serving(data) as server:
-        open_page(tab, server)
-        field(tab, "name").fill("refused")
-        choose_tiny(tab)
-        drop(tab, *photos("coffee.png"), count=1)
-        caption(tab, "coffee.png").fill("x" * 20_001)
-        mark(tab, "coffee.png").get_by_text("not saved").wait_for()
-        banner(tab).get_by_text("shorten it to 20000").wait_for()
-        tab.locator("#start").click()
-        tab.locator("#problem").get_by_text("Captions or masks not saved: 1").wait_for()
-        assert not (data / "outputs" / "refused").exists()
-        caption(tab, "coffee.png").fill("a cup")
-        saved(tab, "coffee.png")
-        banner(tab).wait_for(state="hidden")
+def test_start_is_refused_while_a_caption_cannot_be_saved(tab, server):
+    open_page(tab, server)
+    field(tab, "name").fill("refused")
+    choose_tiny(tab)
+    drop(tab, *photos("coffee.png"), count=1)
+    caption(tab, "coffee.png").fill("x" * 20_001)
+    mark(tab, "coffee.png").get_by_text("not saved").wait_for()
+    banner(tab).get_by_text("shorten it to 20000").wait_for()
+    tab.locator("#start").click()
+    tab.locator("#problem").get_by_text("Captions or masks not saved: 1").wait_for()
+    assert not (server.data / "outputs" / "refused").exists()
+    caption(tab, "coffee.png").fill("a cup")
+    saved(tab, "coffee.png")
+    banner(tab).wait_for(state="hidden")
 
 
-def test_two_tabs_of_a_new_browser_share_one_draft(browser, data):
-    with serving(data) as server:
-        context = browser.new_context()
-        tabs = [context.new_page() for _ in range(2)]
-        for page in tabs:
-            page.goto(server.url, wait_until="commit")
-        for page in tabs:
-            page.locator("body.hp-open").wait_for(timeout=PATIENCE_S * 1000)
-        assert len({page.evaluate("hangproof.draft()") for page in tabs}) == 1
-        context.close()
+def test_two_tabs_of_a_new_browser_share_one_draft(browser, server):
+    context = browser.new_context()
+    tabs = [context.new_page() for _ in range(2)]
+    for page in tabs:
+        page.goto(server.url, wait_until="commit")
+    for page in tabs:
+        page.locator("body.hp-open").wait_for(timeout=PATIENCE_S * 1000)
+    assert len({page.evaluate("hangproof.draft()") for page in tabs}) == 1
 
 
 # The server is killed at random moments ----------------------------------------------------------------------------
@@ -450,12 +428,8 @@ def kill_runs_but(data: Path, server: Server) -> None:
                 process.kill()
 
 
-@pytest.mark.timeout(1200)
-def test_killed_at_a_few_random_moments(browser, data, tmp_path):
-    campaign(browser, data, tmp_path / "work", SHORT_KILLS, seed=random.SystemRandom().randrange(10**6))
-
-
-@pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_killed_at_twenty_random_moments(browser, data, tmp_path):
-    campaign(browser, data, tmp_path / "work", FULL_KILLS, seed=random.SystemRandom().randrange(10**6))
+def test_killed_at_random_moments(browser, data, tmp_path):
+    """PAGE_KILLS=20 and more for a campaign; PAGE_SEED repeats one."""
+    seed = int(os.environ.get("PAGE_SEED") or random.SystemRandom().randrange(10**6))
+    campaign(browser, data, tmp_path / "work", KILLS, seed)

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import tiny_sd_scripts
 from runs_helpers import arguments_of, run_script, stub
-from ui_helpers import browsing, kill_runs, photos, serving
+from ui_helpers import kill_runs, photos, serving
 from ui_page import a_tab, caption, drop, field, open_page, state_is, step_of, until
 
 TIERS = {"12G": "12 GB", "16G": "16 GB", "20G": "20 GB and more"}
@@ -86,9 +86,9 @@ def starts_and_completes(page, server, tier: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(1500)
-def test_each_tier_set_up_in_the_browser_trains_on_the_real_sd_scripts(weights, tmp_path):
+def test_each_tier_set_up_in_the_browser_trains_on_the_real_sd_scripts(browser, weights, tmp_path):
     data, environment, flags = weights
-    with serving(data, **environment) as server, browsing() as browser, a_tab(browser) as page:
+    with serving(data, **environment) as server, a_tab(browser) as page:
         open_page(page, server)
         field(page, "trigger").fill("tok")
         field(page, "model").click()

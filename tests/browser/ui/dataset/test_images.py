@@ -1,6 +1,5 @@
 """Step 2 in a real browser: folders, undo, order, warnings, filters, and the same draft in two tabs and two browsers."""
 
-import io
 import re
 import zipfile
 from pathlib import Path
@@ -72,73 +71,48 @@ def on_disk(monkeypatch, server):
 # Folders and files -------------------------------------------------------------------------------------------------
 
 
-def two_folders(root: Path) -> None:
+def two_folders(root: Path, green: int = 10) -> None:
     """a/ and b/ with a picture of one name each, captions, and one picture that both contain."""
-    for folder, color in (("a", (200, 10, 10)), ("b", (10, 10, 203))):
+    for folder, color in (("a", (200, green, 10)), ("b", (10, green, 203))):
         picture(root / folder / "1.png", color)
         (root / folder / "1.txt").write_text(f"the picture of {folder}")
-        picture(root / folder / "2.png", (10, 201, 10))
+        picture(root / folder / "2.png", (10, 190 + green, 10))
 
 
-def test_a_dropped_folder_keeps_its_captions_with_its_images(tab, server, tmp_path):
+def test_folders_archives_and_files_are_added_however_they_come(tab, server, tmp_path):
+    pillow_heif = pytest.importorskip("pillow_heif")
     two_folders(tmp_path)
+    two_folders(tmp_path / "set", 40)
     open_page(tab, server)
     os_drop(tab, tmp_path / "a", tmp_path / "b")
     shows(tab, 4)
-    assert by_name(tab) == {
-        "a/1.png": "the picture of a",
-        "a/2.png": "",
-        "b/1.png": "the picture of b",
-        "b/2.png": "",
-    }
+    first = {"a/1.png": "the picture of a", "a/2.png": "", "b/1.png": "the picture of b", "b/2.png": ""}
+    assert by_name(tab) == first
     assert "No such file" not in tab.locator(".hp-notes").inner_text()
-
-
-def test_a_folder_can_be_chosen(tab, server, tmp_path):
-    two_folders(tmp_path / "set")
-    open_page(tab, server)
+    os_drop(tab, picture(tmp_path / "one.png", (90, 20, 30)), on=".hp-top")  # beside the zone: the page stays
+    shows(tab, 5)
+    assert set(names(tab)) == {*first, "one.png"}
+    assert tab.url.startswith(server.url) and len(tab.context.pages) == 1
     with tab.expect_file_chooser() as chooser:
         tab.get_by_role("button", name="Choose a folder").click()
     chooser.value.set_files(str(tmp_path / "set"))
-    shows(tab, 4)
+    shows(tab, 9)
     assert by_name(tab)["set/b/1.png"] == "the picture of b"
 
-
-def test_a_drop_beside_the_zone_adds_the_file_and_the_page_stays(tab, server, tmp_path):
-    open_page(tab, server)
-    os_drop(tab, picture(tmp_path / "one.png", (90, 20, 30)), on=".hp-top")
-    shows(tab, 1)
-    assert names(tab) == ["one.png"] and tab.url.startswith(server.url) and len(tab.context.pages) == 1
-
-
-def test_a_zip_a_heic_and_an_avif_can_be_chosen_and_are_added(tab, server, tmp_path):
-    pillow_heif = pytest.importorskip("pillow_heif")
-    image = Image.open(photos("coffee.png")[0]).convert("RGB")
-    pillow_heif.from_pillow(image).save(tmp_path / "phone.heic")
+    pillow_heif.from_pillow(Image.open(photos("coffee.png")[0]).convert("RGB")).save(tmp_path / "phone.heic")
     Image.open(photos("rocket.jpg")[0]).save(tmp_path / "web.avif")
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
-        data = io.BytesIO()
-        Image.open(photos("chelsea.png")[0]).save(data, "PNG")
-        archive.writestr("cats/cat.png", data.getvalue())
+        archive.write(photos("chelsea.png")[0], "cats/cat.png")
         archive.writestr("cats/cat.txt", "a cat")
-    open_page(tab, server)
     accept = tab.get_by_test_id("image-picker").get_attribute("accept").split(",")
     assert {".heic", ".avif", ".zip", ".txt"} <= set(accept)
-    drop(tab, tmp_path / "phone.heic", tmp_path / "web.avif", tmp_path / "set.zip", count=3)
+    drop(tab, tmp_path / "phone.heic", tmp_path / "web.avif", tmp_path / "set.zip", count=12)
     assert "a cat" in captions(tab).values()
     tab.wait_for_function("() => [...document.querySelectorAll('.hp-card img')].every((i) => i.naturalWidth)")
-
-
-def test_the_sentence_about_added_images_goes_after_a_removal(tab, server, tmp_path):
-    open_page(tab, server)
-    drop(tab, *[picture(tmp_path / f"{n}.png", (n * 40, 30, 90)) for n in range(3)], count=3)
     tab.locator(".hp-notes").get_by_text("3 images added.").wait_for()
-    tab.get_by_label("Remove 0.png").click()
-    shows(tab, 2)
-    assert "added" not in tab.locator(".hp-notes").inner_text()
-
-
-# Undo, order, warnings, filters ------------------------------------------------------------------------------------
+    tab.get_by_label("Remove one.png").click()
+    shows(tab, 11)
+    assert "added" not in tab.locator(".hp-notes").inner_text()  # the sentence goes after a removal
 
 
 def test_a_removal_a_caption_and_the_trigger_word_can_be_undone_and_redone(tab, server, tmp_path):
@@ -214,7 +188,8 @@ def test_captions_are_filtered_replaced_and_images_removed_in_bulk(tab, server, 
     drop(tab, *[picture(tmp_path / f"{n:02}.png", (n * 15, 30, 90)) for n in range(16)], count=16)
     for n in (1, 14):
         if n == 14:
-            tab.get_by_role("button", name="Next ›").click()
+            tab.get_by_label("Go to page").fill("2")
+            tab.keyboard.press("Enter")
             tab.get_by_text("Page 2 of 2").wait_for()
         caption(tab, f"{n:02}.png").fill("a grey cat, grey")
         saved(tab, f"{n:02}.png")
@@ -236,18 +211,17 @@ def test_captions_are_filtered_replaced_and_images_removed_in_bulk(tab, server, 
     until(lambda: names(tab) == ["01.png", "13.png", "14.png", "15.png"], "the other images stay")
 
 
-def test_any_page_can_be_opened_directly(tab, server, tmp_path):
-    open_page(tab, server)
-    drop(tab, *[picture(tmp_path / f"{n:02}.png", (n * 5, 30, 90), side=64) for n in range(40)], count=40)
-    tab.get_by_label("Go to page").fill("3")
-    tab.keyboard.press("Enter")
-    tab.get_by_text("Page 3 of 4").wait_for()
-    assert names(tab)[0] == "24.png"
-
-
-def test_the_grid_can_be_skipped_and_an_image_opened_by_keyboard(tab, server):
+def test_the_grid_can_be_skipped_an_image_opened_by_keyboard_and_each_control_shows_its_focus(tab, server):
     open_page(tab, server)
     drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)
+    controls = tab.locator(".hp-card").locator("button, input, textarea")
+    tab.get_by_role("button", name="Select this page").focus()
+    for _ in range(controls.count()):
+        tab.keyboard.press("Tab")
+        style = "(({ outlineStyle: s, outlineWidth: w, opacity: o }) => [s, w, o])(getComputedStyle(document.activeElement))"
+        outline, width, opacity = tab.evaluate(style)
+        name = tab.evaluate("document.activeElement.outerHTML.slice(0, 90)")
+        assert outline != "none" and float(width.removesuffix("px")) >= 2 and opacity == "1", name
     skip = tab.get_by_role("link", name="Skip the images")
     skip.focus()
     assert skip.bounding_box()["x"] >= 0  # visible while it has the focus
@@ -263,19 +237,6 @@ def test_the_grid_can_be_skipped_and_an_image_opened_by_keyboard(tab, server):
     tab.keyboard.press("Escape")
     dialog.wait_for(state="detached")
     has_focus(tab, "aria-label", "Open rocket.jpg")
-
-
-def test_every_control_of_a_card_shows_its_focus(tab, server):
-    open_page(tab, server)
-    drop(tab, *photos("coffee.png"), count=1)
-    controls = tab.locator(".hp-card").locator("button, input, textarea")
-    tab.get_by_role("button", name="Select this page").focus()
-    for _ in range(controls.count()):
-        tab.keyboard.press("Tab")
-        style = "(({ outlineStyle: s, outlineWidth: w, opacity: o }) => [s, w, o])(getComputedStyle(document.activeElement))"
-        outline, width, opacity = tab.evaluate(style)
-        name = tab.evaluate("document.activeElement.outerHTML.slice(0, 90)")
-        assert outline != "none" and float(width.removesuffix("px")) >= 2 and opacity == "1", name
 
 
 # Two tabs, two browsers --------------------------------------------------------------------------------------------
@@ -303,36 +264,48 @@ def keeps_its_list(page) -> None:
     page.route(re.compile("/component_server"), respond)
 
 
-def test_fields_of_two_tabs_are_merged_one_by_one(tab, server, browser, on_disk):
+def test_fields_and_captions_of_two_tabs_are_merged_one_by_one(tab, server, browser, on_disk):
     open_page(tab, server)
-    field(tab, "name").fill("first")
-    until(lambda: on_disk.form(draft_of(tab)).get("name") == "first", "the name is stored")
+    drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)
+
+    def typed(page, key: str, value: str | int) -> None:
+        field(page, key).fill(str(value))
+        until(lambda: on_disk.form(draft_of(tab)).get(key) == value, f"{key} is stored")
+
+    typed(tab, "name", "first")
     other = second(browser, tab, server)
-    field(tab, "epochs").fill("3")
-    until(lambda: on_disk.form(draft_of(tab)).get("epochs") == 3, "the epochs are stored")
-    field(other, "trigger").fill("tok")
-    until(lambda: on_disk.form(draft_of(tab)).get("trigger") == "tok", "the trigger word is stored")
-    field(other, "repeats").fill("7")
-    until(lambda: on_disk.form(draft_of(tab)).get("repeats") == 7, "the repeats are stored")
+    for page, key, value in ((tab, "epochs", 3), (other, "trigger", "tok"), (other, "repeats", 7)):
+        typed(page, key, value)
     stored = on_disk.form(draft_of(tab))
     assert (stored["name"], stored["epochs"], stored["trigger"], stored["repeats"]) == ("first", 3, "tok", 7)
     until(lambda: field(other, "epochs").input_value() == "3", "the other tab shows the epochs")
     until(lambda: field(tab, "trigger").input_value() == "tok", "this tab shows the trigger word")
+    captions_are_merged(tab, other, on_disk)
 
 
-@pytest.mark.parametrize("own_storage", [False, True])
-def test_captions_of_two_tabs_are_merged(tab, server, browser, on_disk, own_storage):
+def captions_are_merged(tab, other, on_disk) -> None:
+    """Each page types the caption of one of the two images."""
+    for page, file, text in ((other, "rocket.jpg", "a rocket"), (tab, "coffee.png", "a cup")):
+        caption(page, file).fill(text)
+        saved(page, file)
+    stored = {item.file: item.caption for item in on_disk.items(draft_of(tab))}
+    assert stored == {"coffee.png": "a cup", "rocket.jpg": "a rocket"}
+
+
+def test_another_browser_continues_a_draft_and_its_captions_are_merged(tab, server, browser, on_disk):
     open_page(tab, server)
+    field(tab, "name").fill("to be continued")
     drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)
-    other = second(browser, tab, server, own_storage)
-    caption(other, "rocket.jpg").fill("a rocket")
-    saved(other, "rocket.jpg")
-    caption(tab, "coffee.png").fill("a cup")
+    caption(tab, "coffee.png").fill("a cup to begin with")
     saved(tab, "coffee.png")
-    assert {item.file: item.caption for item in on_disk.items(draft_of(tab))} == {
-        "coffee.png": "a cup",
-        "rocket.jpg": "a rocket",
-    }
+    with a_tab(browser) as other:
+        open_page(other, server)
+        other.get_by_role("button", name="Continue a draft").click()
+        other.get_by_role("button", name=re.compile("to be continued · 2 images")).click()
+        shows(other, 2)
+        assert captions(other) == {"coffee.png": "a cup to begin with", "rocket.jpg": ""}
+        until(lambda: field(other, "name").input_value() == "to be continued", "the name is shown")
+        captions_are_merged(tab, other, on_disk)
 
 
 def test_a_proposal_does_not_replace_what_was_typed_in_another_browser(tab, server, browser, on_disk, tmp_path):
@@ -367,18 +340,3 @@ def test_a_caption_is_never_stored_with_another_image_of_the_same_name(tab, serv
     aside.get_by_text("a.png was removed in another tab").wait_for()
     assert aside.locator("textarea").input_value() == "the red picture"  # not lost
     assert [item.caption for item in on_disk.items(draft_of(tab))] == [""]
-
-
-def test_another_browser_continues_a_draft(tab, server, browser, tmp_path):
-    open_page(tab, server)
-    field(tab, "name").fill("to be continued")
-    drop(tab, *photos("coffee.png"), count=1)
-    caption(tab, "coffee.png").fill("a cup")
-    saved(tab, "coffee.png")
-    with a_tab(browser) as other:
-        open_page(other, server)
-        other.get_by_role("button", name="Continue a draft").click()
-        other.get_by_role("button", name=re.compile("to be continued · 1 image")).click()
-        shows(other, 1)
-        assert captions(other) == {"coffee.png": "a cup"}
-        until(lambda: field(other, "name").input_value() == "to be continued", "the name is shown")

@@ -2,23 +2,10 @@
 
 import re
 
-import pytest
-from ui_helpers import serving
 from ui_page import a_tab, faint_texts, field, nameless_controls, open_page, until
 
 import presets
 from ui.new import form, model_table
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A server on a machine without a GPU and without kohya's trainers."""
-    folder = tmp_path_factory.mktemp("families")
-    nothing = str(folder / "none")
-    with serving(
-        folder / "data", CUDA_VISIBLE_DEVICES="", HF_HOME=nothing, MUSUBI_DIR=nothing, SD_SCRIPTS_DIR=nothing
-    ) as one:
-        yield one
 
 
 def choose(page, name: str) -> int:
@@ -46,8 +33,8 @@ def become(page, **expected: str) -> None:
     until(lambda: now() == expected, f"the page shows {expected}")
 
 
-def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, server):
-    open_page(tab, server)
+def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bare_server):
+    open_page(tab, bare_server)
     note = tab.locator("#model-note")
     tab.get_by_test_id("memory").get_by_text("8 GB: too small: its text encoder").wait_for()
     tab.get_by_text("More settings").click()
@@ -91,10 +78,9 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, ser
     assert "Qwen-Image" in field(tab, "model").input_value()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_the_table_lists_every_model_and_is_readable(browser, server, width, scheme):
-    with a_tab(browser, width=width, color_scheme=scheme) as page:
-        open_page(page, server)
+def test_the_table_lists_every_model_and_is_readable(browser, bare_server):
+    with a_tab(browser, width=390, color_scheme="dark") as page:
+        open_page(page, bare_server)
         assert page.get_by_test_id("models").count() == 0  # sent when it is opened
         page.get_by_text("Which model fits my GPU?").click()
         table = page.get_by_test_id("models")
@@ -104,6 +90,6 @@ def test_the_table_lists_every_model_and_is_readable(browser, server, width, sch
         row = rows.filter(has_text="draws 2048 pixels").first
         assert row.get_by_text("too small: needs 20 GB").count() == 3 and "kohya's sd-scripts" in row.inner_text()
         assert faint_texts(page) == [] and nameless_controls(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
         region = page.locator(".hp-models")
         assert region.evaluate("(one) => one.scrollWidth <= one.clientWidth + 1"), "the table is cut off"

@@ -1,52 +1,20 @@
 """After an update the page names both versions, compares them, and puts the old one back without losing a change."""
 
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import tiny_musubi
 import tiny_sd_scripts
-from ui_helpers import serving, write_run
+from checkout_helpers import commit, git, used
+from ui_helpers import serving
 from ui_page import RUN_S, faint_texts, nameless_controls, open_page
 
 from sd_scripts_patches import versions
 from sd_scripts_patches.trainers import TRAINERS
 
 LABELS = {"sd-scripts": "kohya's sd-scripts", "musubi": "kohya's musubi-tuner"}
-
-
-def git(folder: Path, *words: str) -> str:
-    command = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.invalid", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def commit(folder: Path, subject: str) -> str:
-    git(folder, "add", "-A")
-    git(folder, "commit", "--quiet", "-m", subject)
-    return git(folder, "rev-parse", "HEAD")
-
-
-@pytest.fixture
-def checkout(tmp_path) -> tuple[Path, str, str]:
-    """A folder in place of sd-scripts with two commits: the one of the last run, and an update."""
-    folder = tmp_path / "sd-scripts"
-    folder.mkdir()
-    git(folder, "init", "--quiet", "--initial-branch=main")
-    (folder / "train_network.py").write_text("old\n")
-    old = commit(folder, "the first <b>one</b>")
-    (folder / "train_network.py").write_text("new\n")
-    return folder, old, commit(folder, "the update")
-
-
-def used(data: Path, folder: Path, old: str, **run) -> Path:
-    """A run that trained with a commit of the checkout."""
-    made = write_run(data, state="completed", **run)
-    note = {"trainer": "sd-scripts", "checkout": str(folder), "commits": [old]}
-    (made / versions.FILE).write_text(json.dumps(note))
-    return made
 
 
 def served(data: Path, folder: Path, venv: Path | None = None, key: str = "sd-scripts"):
@@ -131,40 +99,6 @@ def test_a_comparison_that_cannot_run_says_why_and_the_version_of_a_running_run_
             tab.locator("#trainer-question").get_by_text("The run 'my run' is training with sd-scripts").wait_for()
             assert tab.locator("#trainer-back-ok").is_hidden()
         assert versions.commit(folder) == new
-
-
-def test_the_last_used_version_is_that_of_the_latest_run_with_this_checkout(tmp_path, checkout, monkeypatch):
-    from ui.new import trainer_checks
-
-    folder, old, new = checkout
-    (tmp_path / "link").symlink_to(folder)
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "link"))
-    used(tmp_path, folder, "1" * 40, name="earlier")
-    os.utime(tmp_path / "outputs/earlier" / versions.FILE, (1, 1))
-    used(tmp_path, folder, old, name="later")
-    used(tmp_path, tmp_path, "2" * 40, name="elsewhere")
-    broken = used(tmp_path, folder, old, name="broken")
-    (broken / versions.FILE).write_text("{")
-    found = trainer_checks.status("sd-scripts")
-    assert (found.now, found.before, found.used) == (new, old, True)
-    assert trainer_checks.status("diffusers") is None and trainer_checks.status(["x"]) is None
-
-
-def test_a_run_that_continues_on_another_version_says_so(tmp_path, checkout, monkeypatch):
-    from ui.run import control, run_page
-
-    folder, old, new = checkout
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
-    monkeypatch.setattr(control, "start", lambda folder: None)
-    made = used(tmp_path, folder, old)
-    (made / "status.json").write_text(json.dumps({"state": "stopped"}))
-    said = run_page.start("my-run", None)
-    assert f"commit {old[:8]} of sd-scripts so far and continues on {new[:8]}" in said
-    used_now = {"trainer": "sd-scripts", "checkout": str(folder), "commits": [old, new]}
-    (made / versions.FILE).write_text(json.dumps(used_now))
-    assert run_page.start("my-run", None) == ""
 
 
 @pytest.mark.parametrize("key", LABELS)

@@ -1,25 +1,12 @@
 """Runs side by side, and a run's LoRAs as one archive."""
 
-import io
 import json
-import os
 import urllib.request
 import zipfile
 
-import pytest
 from PIL import Image
-from ui_helpers import browsing, lora_file, serving, write_incident, write_run
+from ui_helpers import lora_file, serving, write_incident, write_run
 from ui_page import a_tab
-
-import runs
-from ui.run import compare, downloads, view
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """A data folder of its own."""
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    return tmp_path
 
 
 def a_run(data, name: str, rate: float, rank: int = 8, losses: int = 60, **extra):
@@ -56,99 +43,8 @@ def a_run(data, name: str, rate: float, rank: int = 8, losses: int = 60, **extra
     return folder
 
 
-def test_runs_side_by_side(data):
-    folders = [a_run(data, "low", 1e-4), a_run(data, "high", 1e-3, rank=16, min_snr_gamma=5)]
-    names = [folder.name for folder in folders]
-    answer = compare.compare_runs({"run": "low", "runs": names})
-    assert answer["ok"] and [one["name"] for one in answer["runs"]] == ["low", "high"]
-    assert answer["settings"] == [
-        ["Learning rate", "0.0001", "0.001"],
-        ["Rank", "8", "16"],
-        ["min_snr_gamma", "–", "5"],
-    ]
-    rows = {row[0]: row[1:] for row in answer["facts"]}
-    assert rows["Peak GPU memory"] == ["8.0 GB", "16.0 GB"] and rows["Steps"] == ["60 of 60", "60 of 60"]
-    assert rows["State"] == ["Completed", "Completed"] and rows["Restarts"] == ["1", "1"]
-    assert [line["x"][-1] for line in answer["lines"]] == [60.0, 60.0] and answer["range"] == [1.0, 60.0]
-    (sample,) = answer["samples"]
-    assert sample["prompt"] == "a cat" and [image["at"] for image in sample["images"]] == ["step 60", "step 60"]
-    json.dumps(answer, allow_nan=False)
-
-
-def test_runs_without_anything_can_be_compared(data):
-    write_run(data, "bare")
-    write_run(data, "broken")
-    (data / "outputs/broken/run.toml").write_text("= not TOML")
-    (data / "outputs/broken/metrics.jsonl").write_bytes(b"\xff\x00{}\n[]\n")
-    answer = compare.compare_runs({"run": "bare", "runs": ["bare", "broken"]})
-    assert answer["ok"] and answer["samples"] == [] and answer["lines"][0]["x"] == []
-    assert [one["run"] for one in compare.compare_list({"run": "bare"})["runs"]]
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        None,
-        "low",
-        [],
-        ["low"],
-        ["low", "low"],
-        ["low", 3],
-        ["low", "../low"],
-        ["low", "gone"],
-        [f"r{n}" for n in range(7)],
-    ],
-)
-def test_a_strange_choice_gets_a_sentence(data, names):
-    a_run(data, "low", 1e-4)
-    answer = compare.compare_runs({"run": "low", "runs": names})
-    assert answer["ok"] is False and len(answer["error"]) > 10
-
-
-def test_keys_in_the_environment_of_a_run_are_not_compared(data):
-    one, two = a_run(data, "one", 1e-4), a_run(data, "two", 1e-4)
-    for folder, key in ((one, "hf_one"), (two, "hf_two")):
-        with (folder / "run.toml").open("a") as file:
-            file.write(f'[environment]\nWANDB_API_KEY = "{key}"\n')
-    assert "hf_" not in json.dumps(compare.compare_runs({"run": "one", "runs": ["one", "two"]}))
-
-
-# The archive ------------------------------------------------------------------------------------------------------------
-
-
-def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
-    folder = a_run(data, "with loras", 1e-4)
-    lora_file(folder / f"{folder.name}-step000020.safetensors", 20)
-    lora_file(folder / f"{folder.name}.safetensors", 60)
-    (folder / "cut.safetensors").write_bytes(
-        (folder / f"{folder.name}.safetensors").read_bytes()[:100]
-    )  # still written
-    lora_file(data / "elsewhere.safetensors", 1)
-    os.symlink(data / "elsewhere.safetensors", folder / "link.safetensors")
-    stream = downloads.archive(folder)
-    whole = b"".join(downloads.pieces(stream))
-    assert len(whole) == len(downloads.archive(folder))
-    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
-        assert archive.testzip() is None
-        names = sorted(archive.namelist())
-        name = folder.name
-        assert names == [
-            f"{name}/run.toml",
-            f"{name}/sample_prompts.txt",
-            f"{name}/{name}-step000020.safetensors",
-            f"{name}/{name}.safetensors",
-        ]
-        assert archive.read(f"{name}/{name}.safetensors") == (folder / f"{name}.safetensors").read_bytes()
-    assert list(view.loras(folder))
-
-
-def test_a_run_without_a_lora_has_no_archive(data):
-    with pytest.raises(runs.RunError, match="no LoRA yet"):
-        downloads.archive(write_run(data, "empty"))
-
-
-def test_runs_are_compared_and_downloaded_on_the_page(tmp_path):
-    with browsing() as browser, serving(tmp_path / "data") as server:
+def test_runs_are_compared_and_downloaded_on_the_page(browser, tmp_path):
+    with serving(tmp_path / "data") as server:
         low = a_run(server.data, "low", 1e-4)
         a_run(server.data, "high", 1e-3, rank=16)
         a_run(server.data, "other", 1e-3, rank=32)
@@ -161,10 +57,7 @@ def test_runs_are_compared_and_downloaded_on_the_page(tmp_path):
             page.get_by_role("checkbox", name="high").check()
             page.get_by_role("img", name="Loss of the runs").wait_for()
             table = page.get_by_role("region", name="Settings that differ")
-            assert table.get_by_role("row", name="Learning rate").inner_text().split()[2:] == [
-                "0.0001",
-                "0.001",
-            ]
+            assert table.get_by_role("row", name="Learning rate").inner_text().split()[2:] == ["0.0001", "0.001"]
             page.get_by_role("img", name="Sample of high, step 60: a cat").wait_for()
             page.get_by_role("searchbox", name="Search runs to compare").fill("oth")
             page.get_by_role("checkbox", name="other").check()

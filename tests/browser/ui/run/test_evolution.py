@@ -1,88 +1,43 @@
-"""The part Evolution in a real browser: real training with samples, validation and a restart, then every view; a large grid."""
+"""The part Evolution in a real browser: samples, validation and checkpoints in every view; two browsers vote while the server is killed."""
 
 import contextlib
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
 import urllib.parse
 from pathlib import Path
 
-import psutil
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import TimeoutError
-from trainer_helpers import make_images
-from ui_helpers import PROJECT, Server, kill_runs, lora_file, photos, wait_for_step, write_run
-from ui_page import a_tab, state_is, until
+from ui_helpers import Server, lora_file, photos, write_run
+from ui_page import a_tab, serious, until
 
 from ui.run import blind_vote
 
-PACE = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.2"}
-SETTINGS = (
-    "rank=4",
-    "repeats=1",
-    "max_train_steps=24",
-    "save_every_n_steps=4",
-    "save_every_n_epochs=0",
-    "keep_states=9",
-)
-SAMPLED = ("sample_every_n_steps=8", "sample_steps=2", "validation_split=0.25", "validate_every_n_steps=4", "workers=0")
-VIEWS = [("steps", "Step by step"), ("compare", "Compare two"), ("vote", "Blind vote"), ("grid", "Grid")]
+STEPS = (8, 16, 24)
+VIEWS = ("steps", "compare", "vote", "grid")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("evolution") / "data"
-    folder.mkdir()
-    yield folder
-    kill_runs(folder)
-
-
-@pytest.fixture(scope="module")
-def trained(data):
-    """A run whose trainer was killed in the middle: 24 steps in two attempts, with two prompts and two held-out images."""
-    images = make_images(data.parent / "photos", 8)
-    words = [
-        "--name",
-        "my cat",
-        "--images",
-        str(images),
-        "--model",
-        "tiny-flux",
-        "--prompt",
-        "a cat",
-        "--prompt",
-        "a <b>dog",
+@pytest.fixture
+def folder(data) -> Path:
+    """A run whose trainer was killed once: 24 steps in two attempts, with two prompts and held-out images."""
+    made = write_run(data, "my cat", state="completed", step=24, planned_steps=24)
+    (made / "sample").mkdir()
+    (made / "sample_prompts.txt").write_text("a cat\na <b>dog\n")
+    for step in STEPS:
+        for prompt, picture in enumerate(("coffee.png", "rocket.jpg")):
+            shutil.copy(photos(picture)[0], made / "sample" / f"my-cat_{step:06}_{prompt:02}_20260101120000_42.png")
+    for step in range(4, 24, 4):
+        lora_file(made / f"my-cat-step{step:08}.safetensors", step)
+    lora_file(made / "my-cat.safetensors", 24)
+    steps = [(1, n) for n in range(1, 14)] + [(2, n) for n in range(13, 25)]
+    rows = [{"kind": "step", "attempt": attempt, "step": n, "epoch": 1, "loss": 1 / n} for attempt, n in steps]
+    rows += [
+        {"kind": "validation", "step": n, "epoch": 1, "val_loss": 0.5 + abs(n - 16) / 100} for n in range(0, 25, 4)
     ]
-    words += [part for setting in (*SETTINGS, *SAMPLED) for part in ("--set", setting)]
-    env = {**os.environ, "HANGPROOF_DATA": str(data), **PACE}
-    new = subprocess.run(
-        [sys.executable, "-m", "runs", "new", *words], cwd=PROJECT, env=env, capture_output=True, text=True
+    (made / "metrics.jsonl").write_text(
+        "".join(json.dumps({**row, "t": "2026-11-22T12:00:00.000Z"}) + "\n" for row in rows)
     )
-    assert new.returncode == 0, new.stderr
-    folder = data / "outputs" / "my-cat"
-    with (data.parent / "monitor.log").open("wb") as log:
-        monitor = subprocess.Popen(
-            [sys.executable, "-m", "monitor", "run", str(folder)], cwd=PROJECT, env=env, stdout=log, stderr=log
-        )
-        wait_for_step(folder, 13)
-        kill_trainer(folder)
-        assert monitor.wait(400) == 0, (folder / "training.log").read_text()[-3000:]
-    return folder
-
-
-def kill_trainer(folder: Path) -> None:
-    """SIGKILL the process that trains."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            if str(folder) in " ".join(words) and "trainer" in words and "launch" not in words:
-                process.kill()
-                return
-    raise AssertionError("no process trains")
+    return made
 
 
 def start(data: Path, port: int | None = None) -> Server:
@@ -102,17 +57,6 @@ def open_view(page, name: str) -> None:
     page.locator(f"#evolution-{name}").wait_for()
 
 
-def serious(page) -> list[str]:
-    """What axe-core calls serious or critical in this part."""
-    found = Axe().run(page, "#run-samples").response["violations"]
-    return [
-        f"{one['id']}: {node['html'][:200]}"
-        for one in found
-        if one["impact"] in ("serious", "critical")
-        for node in one["nodes"]
-    ]
-
-
 def loaded(locator) -> None:
     locator.scroll_into_view_if_needed()  # pictures of the grid are loaded when they are near
     until(lambda: locator.evaluate("(image) => image.complete && image.naturalWidth > 0"), "the picture")
@@ -123,22 +67,20 @@ def votes(folder: Path) -> list[dict]:
     return [one for one in map(json.loads, text.splitlines()) if one["kind"] == "vote"]
 
 
-@pytest.mark.long
-def test_every_view_of_a_real_run_and_no_vote_is_lost(browser, data, trained):
+def test_every_view_of_a_run_and_no_vote_is_lost(browser, data, folder):
     server = start(data)
     try:
         with a_tab(browser) as page, a_tab(browser, width=390, color_scheme="dark") as second:
-            show(page, server, trained)
-            state_is(page, "completed")
-            the_grid(page, server, trained)
+            show(page, server, folder)
+            the_grid(page, server, folder)
             step_by_step(page)
             two_checkpoints(page)
-            show(second, server, trained)
-            server = voting(page, second, server, data, trained)
+            show(second, server, folder)
+            server = voting(page, second, server, data, folder)
             for one in (page, second):
-                for name, _ in VIEWS:
+                for name in VIEWS:
                     open_view(one, name)
-                    assert serious(one) == [], name
+                    assert serious(one, "#run-samples") == [], name
                 assert one.evaluate("document.documentElement.scrollWidth <= innerWidth")
             page.errors[:] = [
                 text for text in page.errors if "Failed to fetch" not in text
@@ -150,8 +92,6 @@ def test_every_view_of_a_real_run_and_no_vote_is_lost(browser, data, trained):
 
 def the_grid(page, server, folder: Path) -> None:
     """Samples before and after the restart are one series, with losses, downloads and the lowest validation loss."""
-    events = [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert "attempt_started" in events or events.count("started") > 1 or len(set(events)) > 3
     grid = page.locator(".hp-ev-grid")
     assert [one.inner_text() for one in grid.locator("thead strong").all()] == ["Step 8", "Step 16", "Step 24"]
     rows = page.get_by_test_id("sample-row")
@@ -168,7 +108,7 @@ def the_grid(page, server, folder: Path) -> None:
     assert status == 200 and {4, 8, 12, 16, 20, 24} <= {one["step"] for one in found["snapshots"]}
     assert [one["step"] for one in found["validation"]] == [0, 4, 8, 12, 16, 20, 24]
     lowest = min(found["validation"][1:], key=lambda one: one["val_loss"])
-    assert found["best"] == lowest
+    assert found["best"] == lowest and lowest["step"] == 16
     assert f"step {lowest['step']} with a validation loss of" in page.get_by_test_id("evolution-best").inner_text()
     assert server.get("/api/evolution/my-cat/snapshot/9")[0] == 404
 
@@ -269,55 +209,3 @@ def cast(page, folder: Path, side: str) -> None:
     page.get_by_test_id(f"vote-{side}").click()
     until(lambda: len(votes(folder)) > before, "the vote")
     until(lambda: not page.get_by_test_id(f"vote-{side}").is_disabled(), "the next pair")
-
-
-@pytest.mark.long
-def test_a_hundred_steps_of_ten_prompts_stay_quick(browser, data):
-    steps, folder = range(100, 10_100, 100), write_run(data, "large", state="completed", step=10_000)
-    (folder / "sample").mkdir()
-    (folder / "sample_prompts.txt").write_text("".join(f"prompt {n}\n" for n in range(10)))
-    for step in steps:
-        for prompt in range(10):
-            shutil.copy(
-                photos("coffee.png")[0], folder / "sample" / f"large_{step:06}_{prompt:02}_20260101120000_42.png"
-            )
-    lora_file(folder / "large-step00000500.safetensors", 500)
-    (folder / "metrics.jsonl").write_text(
-        "".join(f'{{"kind":"step","step":{n},"epoch":1,"loss":0.5}}\n' for n in range(1, 100_001))
-    )
-    server = start(data)
-    try:
-        server.get("/api/evolution")  # imports
-        began = time.monotonic()
-        status, body = server.get("/api/evolution/large")
-        first_s = time.monotonic() - began
-        assert status == 200 and len(json.loads(body)["snapshots"]) == 100
-        began = time.monotonic()
-        server.get("/api/evolution/large")
-        assert time.monotonic() - began < first_s + 1
-        with a_tab(browser) as page:
-            began = time.monotonic()
-            show(page, server, folder)
-            page.locator(".hp-sample").nth(999).wait_for(state="attached")
-            shown_s = time.monotonic() - began
-            pictures = page.evaluate(
-                "[...document.querySelectorAll('.hp-sample img')].filter((i) => i.complete && i.naturalWidth).length"
-            )
-            assert pictures < 600  # the others are loaded when they are scrolled to
-            moved = page.evaluate(
-                """() => new Promise((done) => {
-                  const grid = document.querySelector('.hp-ev-grid'), times = [];
-                  let last = performance.now(), n = 0;
-                  const frame = (now) => {
-                    times.push(now - last); last = now; grid.scrollLeft = n * 120;
-                    if ((n += 1) < 40) requestAnimationFrame(frame); else done(times.sort((a, b) => a - b)[20]);
-                  };
-                  requestAnimationFrame(frame);
-                })"""
-            )
-            print(
-                f"first answer {first_s:.2f} s, page {shown_s:.2f} s, median frame {moved:.0f} ms, {pictures} pictures"
-            )
-            assert first_s < 20 and shown_s < 60 and moved < 500
-    finally:
-        server.stop()

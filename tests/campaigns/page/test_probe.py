@@ -5,13 +5,12 @@ import time
 
 import psutil
 import pytest
-from two_browsers import open_run, two_browsers
-from ui_helpers import browsing, kill_runs, photos, serving, write_run
+from two_browsers import open_run, stays_open, two_browsers, was_not_reloaded
+from ui_helpers import kill_runs, photos, serving, write_run
 from ui_page import RUN_S, a_tab, field, state_is, until
 
 import runs
 from launch import short_run
-from tests.browser.captions.test_journey import stays_open, was_not_reloaded
 from ui import jobs
 
 
@@ -30,11 +29,10 @@ def probe_is(page, state: str) -> None:
     page.get_by_test_id("fold-probe").locator(f".hp-job-state[data-state={state}]").wait_for(timeout=RUN_S * 1000)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_probe_in_two_browsers_goes_on_while_the_server_is_killed(folder):
+def test_a_probe_in_two_browsers_goes_on_while_the_server_is_killed(browser, folder):
     data = folder.parent.parent
-    with browsing() as browser, two_browsers(browser) as (one, other):
+    with two_browsers(browser) as (one, other):
         with serving(data) as server:
             open_run(server, "cup", one, other)
             stays_open(one)
@@ -72,7 +70,6 @@ def test_a_probe_in_two_browsers_goes_on_while_the_server_is_killed(folder):
         assert not list((data / short_run.SCRATCH).glob("*")), "nothing of the probe is left"
 
 
-@pytest.mark.long
 def test_the_verdict_is_shown_although_the_first_requests_for_it_failed(browser, tmp_path):
     folder = write_run(tmp_path / "data", "cup", state="completed")
     (folder / jobs.FOLDER).mkdir()

@@ -57,7 +57,6 @@ def show_runs(page, server) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.long
 def test_a_queue_in_two_browsers(browser, data):
     environment = {"HANGPROOF_GPUS": "test"}
     with a_tab(browser) as page, a_tab(browser) as other:

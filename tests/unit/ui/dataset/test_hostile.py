@@ -1,7 +1,7 @@
 """Hostile and random folders, names, captions, ZIPs, images and calls: a clear answer, nothing outside the two data
 folders, no caption on another picture.
 
-300 cases by default. The complete count: HOSTILE_CASES=5000 .venv/bin/python -m pytest -q tests/browser/ui/test_hostile.py
+100 cases by default. The complete count: HOSTILE_CASES=5000 .venv/bin/python -m pytest -q tests/unit/ui/dataset/test_hostile.py
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from runs import archives, dataset
 from ui.dataset import draft, draft_images, draft_store, images
 from ui.new import new_lora
 
-CASES = int(os.environ.get("HOSTILE_CASES", "300"))
+CASES = int(os.environ.get("HOSTILE_CASES", "100"))
 SHARES = {"drops": 0.3, "zips": 0.2, "images": 0.15, "calls": 0.15, "changes": 0.2}
 MARKUP = [
     "<img src=x onerror=alert(1)>",

@@ -6,8 +6,8 @@ import re
 import pytest
 from runs_helpers import picture
 from short_run_helpers import TINY, nothing_runs
-from two_browsers import data, open_run, two_browsers  # noqa: F401
-from ui_helpers import PACED, browsing, serving
+from two_browsers import open_run, two_browsers
+from ui_helpers import PACED, serving
 from ui_page import RUN_S, until
 
 import runs
@@ -22,9 +22,10 @@ def job_shows(page, text: str | re.Pattern[str]) -> None:
     page.get_by_test_id("fold-ladder").get_by_text(text).first.wait_for(timeout=RUN_S * 1000)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_the_ladder_leaves_its_finding_in_two_browsers_although_the_server_is_killed_in_its_second_rung(data, tmp_path):  # noqa: F811
+def test_the_ladder_leaves_its_finding_in_two_browsers_although_the_server_is_killed_in_its_second_rung(
+    browser, data, tmp_path
+):
     for number in range(IMAGES):
         picture(tmp_path / "pictures" / f"photo{number}.png", (96, 64 if number % 2 else 96))
     folder = runs.create(runs.make({"name": "tiny", **TINY}), tmp_path / "pictures")
@@ -32,7 +33,7 @@ def test_the_ladder_leaves_its_finding_in_two_browsers_although_the_server_is_ki
     whole = broken.read_bytes()
     broken.write_bytes(whole[:80])
     output = folder / ".jobs" / "ladder.out"
-    with browsing() as browser, two_browsers(browser) as (first, second):
+    with two_browsers(browser) as (first, second):
         with serving(data, **PACE) as server:
             open_run(server, "tiny", first, second)
             first.get_by_test_id("fold-ladder").locator("summary").click()
@@ -60,7 +61,7 @@ def test_the_ladder_leaves_its_finding_in_two_browsers_although_the_server_is_ki
     assert nothing_runs(data)
 
 
-def nothing_runs_but(server, data) -> bool:  # noqa: F811
+def nothing_runs_but(server, data) -> bool:
     """Whether nothing of the data folder runs beside the page's server."""
     import psutil
 

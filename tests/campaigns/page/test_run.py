@@ -2,16 +2,15 @@
 show each run from its first step to its last."""
 
 import contextlib
-import json
 import os
 import signal
 import zipfile
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from ui_helpers import PACED, browsing, kill_runs, photos, serving, wait_for_step
-from ui_page import RUN_S, a_tab, state_is, until
+from two_browsers import status, trained_steps
+from ui_helpers import PACED, kill_runs, photos, serving, wait_for_step
+from ui_page import RUN_S, a_tab, assert_accessible, state_is, until
 
 import runs
 from ui.run import view
@@ -34,17 +33,6 @@ def create(name: str, rate: float) -> Path:
     return runs.create(runs.make({**fields, **length, "prompts": ["a cup"]}), photos("coffee.png"))
 
 
-def steps_in(folder: Path) -> list[int]:
-    """The steps of metrics.jsonl in the order of its lines: a step that was trained twice is there twice."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["step"] for line in lines if '"step"' in line]
-
-
-def status(folder: Path) -> dict:
-    """What the run's monitor says."""
-    return json.loads((folder / "status.json").read_text())
-
-
 def shows_every_step(page) -> None:
     """Wait until the loss chart has all steps as one line, with one mark for the restart."""
     page.locator("#run-charts").scroll_into_view_if_needed()  # what is not on the screen is not asked for
@@ -53,21 +41,13 @@ def shows_every_step(page) -> None:
     until(lambda: page.locator(".hp-main-chart .hp-mark").count() == 1, "one mark")
 
 
-def assert_accessible(page) -> None:
-    """axe-core finds nothing serious, and the page does not scroll sideways."""
-    found = [one for one in Axe().run(page).response["violations"] if one["impact"] in ("serious", "critical")]
-    assert found == [], [(one["id"], one["nodes"][0]["html"][:200]) for one in found]
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-@pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_a_run_is_complete_in_two_browsers_after_its_trainer_and_the_server_were_killed(tmp_path, monkeypatch):
+def test_a_run_is_complete_in_two_browsers_after_its_trainer_and_the_server_were_killed(browser, tmp_path, monkeypatch):
     data = tmp_path / "data"
     monkeypatch.setenv("HANGPROOF_DATA", str(data))
     one, two = create("one", 1e-4), create("two", 1e-3)
     try:
-        with browsing() as browser, contextlib.ExitStack() as tabs:
+        with contextlib.ExitStack() as tabs:
             first = tabs.enter_context(a_tab(browser))
             second = tabs.enter_context(a_tab(browser, width=390, color_scheme="dark"))
             with serving(data, **SLOW) as server:
@@ -88,7 +68,7 @@ def test_a_run_is_complete_in_two_browsers_after_its_trainer_and_the_server_were
                     state_is(page, "completed")
                     shows_every_step(page)
                 assert view.with_metrics(one, lambda found: found.steps["step"].tolist()) == list(range(1, STEPS + 1))
-                assert len(steps_in(one)) > STEPS, "some steps were trained twice"
+                assert len(trained_steps(one)) > STEPS, "some steps were trained twice"
                 evolution(first)
                 log_and_incident(first, second)
                 download(second, one)

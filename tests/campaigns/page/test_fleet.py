@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from two_browsers import open_tab, trained_steps, two_browsers
-from ui_helpers import browsing, kill_runs, photos, serving
+from ui_helpers import kill_runs, photos, serving
 from ui_page import RUN_S, until
 
 import runs
@@ -62,16 +62,17 @@ def shows(page, state: str) -> None:
     card_of(page).get_by_test_id("far-state").get_by_text(state, exact=True).wait_for(timeout=RUN_S * 1000)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_run_far_away_is_stopped_by_one_browser_and_both_see_it_although_the_server_is_killed_meanwhile(tmp_path):
+def test_a_run_far_away_is_stopped_by_one_browser_and_both_see_it_although_the_server_is_killed_meanwhile(
+    browser, tmp_path
+):
     store, data = str(tmp_path / "store"), tmp_path / "data"
     training = far_training()
     far = Machine(training, tmp_path / "far", limits={"bandwidth_bytes": 0})
     training.create(far.data, {"store": store})
     try:
         far.run()
-        with browsing() as browser, two_browsers(browser) as (first, second):
+        with two_browsers(browser) as (first, second):
             with serving(data) as server:
                 open_tab(server, "fleet", first, second)
                 first.get_by_test_id("store-address").fill(store)

@@ -15,7 +15,7 @@ import numpy
 import pytest
 from safetensors.numpy import load_file
 from two_browsers import open_run, status, trained_steps, two_browsers
-from ui_helpers import PACED, PROJECT, browsing, kill_runs, photos, serving
+from ui_helpers import PACED, PROJECT, kill_runs, photos, serving
 from ui_page import RUN_S, reaches, state_is, until
 
 import runs
@@ -74,16 +74,15 @@ def sampled_at(page) -> int:
     return int(head.inner_text().removeprefix("Step "))
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_run_is_sampled_paused_and_resumed_in_two_browsers_while_the_server_is_killed(tmp_path, monkeypatch):
+def test_a_run_is_sampled_paused_and_resumed_in_two_browsers_while_the_server_is_killed(browser, tmp_path, monkeypatch):
     data = tmp_path / "data"
     monkeypatch.setenv("HANGPROOF_DATA", str(data))
     cat, twin = create("cat", trackers="trackio"), create("twin")
     modules, logged = tracker(tmp_path)
     env = {**PACED, "HANGPROOF_PACE_S": "1.5", **modules}
     try:
-        with browsing() as browser, two_browsers(browser) as (first, second):
+        with two_browsers(browser) as (first, second):
             with serving(data, **env) as server:
                 open_run(server, "cat", first, second)
                 first.locator("#go").click()

@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from two_browsers import two_browsers
-from ui_helpers import PACED, browsing, photos, serving
+from two_browsers import continue_draft, stays_open, two_browsers, was_not_reloaded
+from ui_helpers import PACED, photos, serving
 from ui_page import RUN_S, choose_tiny, drop, faint_texts, field, open_page, state_is, until
 
 from launch import rehearse, short_run
-from tests.browser.captions.test_journey import continue_draft, data, stays_open, was_not_reloaded  # noqa: F401 - data is a fixture
 from ui import jobs
 from ui.new import rehearsal
 
@@ -20,10 +19,9 @@ def rehearsal_is(page, state: str) -> None:
     page.locator(f".hp-rehearsal[data-state={state}]").wait_for(timeout=RUN_S * 1000)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_rehearsal_in_two_browsers_goes_on_while_the_server_is_killed(data):  # noqa: F811
-    with browsing() as browser, two_browsers(browser) as (one, other):
+def test_a_rehearsal_in_two_browsers_goes_on_while_the_server_is_killed(browser, data):
+    with two_browsers(browser) as (one, other):
         with serving(data, **SLOW) as server:
             open_page(one, server)
             drop(one, *photos("coffee.png", "chelsea.png"), count=2)

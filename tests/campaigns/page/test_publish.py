@@ -4,13 +4,11 @@ import json
 
 import pytest
 from hub_repo_server import TOKEN
-from two_browsers import open_run, two_browsers
-from ui_helpers import browsing, kill_runs, photos, serving
+from two_browsers import open_run, stays_open, two_browsers
+from ui_helpers import kill_runs, photos, serving
 from ui_page import RUN_S, state_is, until
 
 import runs
-from tests.browser.captions.test_journey import stays_open
-from tests.network.launch.test_publish import hub  # noqa: F401 - a fixture
 from ui import jobs
 from ui.run import publish
 
@@ -38,15 +36,14 @@ def choose_licence(page) -> None:
     page.get_by_role("option", name="Apache").click()
 
 
-def puts(hub) -> int:  # noqa: F811
+def puts(hub) -> int:
     """How many uploads were begun."""
     return [method for method, _ in hub.requests].count("PUT")
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_a_trained_lora_is_published_in_two_browsers_while_the_server_is_killed(hub, folder):  # noqa: F811
-    with browsing() as browser, two_browsers(browser) as (one, other):
+def test_a_trained_lora_is_published_in_two_browsers_while_the_server_is_killed(browser, hub, folder):
+    with two_browsers(browser) as (one, other):
         with serving(folder.parent.parent) as server:
             open_run(server, "cup", one, other)
             one.locator("#go").click()
@@ -97,31 +94,3 @@ def test_a_trained_lora_is_published_in_two_browsers_while_the_server_is_killed(
     assert json.loads((folder / "published.json").read_text())["repo"] == "me/cup"
     data = folder.parent.parent
     assert not [path for path in data.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
-
-
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (b'{"title": "a", "repo": 7}', {"title": "a"}),
-        (b"[]", {}),
-        (b"\xff{", {}),
-        (b'{"title": "cut', {}),
-        (None, {}),
-    ],
-)
-def test_what_was_typed_is_read_from_any_file(tmp_path, content, found):
-    if content is not None:
-        (tmp_path / publish.TYPED).write_bytes(content)
-    assert publish.typed(tmp_path) == found
-
-
-def test_what_is_typed_is_kept_while_there_is_a_run(tmp_path):
-    values = {"title": "Die Katze \u2665", "licence": None}
-    publish.keep_typed(tmp_path, values)
-    assert publish.typed(tmp_path) == {"title": "Die Katze \u2665", "licence": ""}
-    publish.keep_typed(tmp_path / "deleted", values)
-    assert not (tmp_path / "deleted").exists()
-    with pytest.raises(runs.RunError, match="keep what was typed"):
-        (tmp_path / publish.TYPED).unlink()
-        (tmp_path / publish.TYPED).mkdir()
-        publish.keep_typed(tmp_path, values)

@@ -5,21 +5,9 @@ import json
 import pytest
 from caption_server import answering, slow
 from draft_helpers import photo
-from two_browsers import data, two_browsers  # noqa: F401
-from ui_helpers import browsing, serving
-from ui_page import (
-    a_tab,
-    caption,
-    captions,
-    choose_tiny,
-    drop,
-    faint_texts,
-    field,
-    open_page,
-    saved,
-    state_is,
-    until,
-)
+from two_browsers import two_browsers
+from ui_helpers import serving
+from ui_page import a_tab, caption, captions, choose_tiny, drop, faint_texts, field, open_page, saved, state_is, until
 
 IMAGES = 8
 
@@ -59,11 +47,10 @@ def was_not_reloaded(page) -> bool:
     return page.evaluate("window.notReloaded === true")
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_captions_are_written_in_two_browsers_while_the_server_is_killed(data, tmp_path):  # noqa: F811
+def test_captions_are_written_in_two_browsers_while_the_server_is_killed(browser, data, tmp_path):
     files = [photo(tmp_path / "in" / f"{number}.png", seed=number) for number in range(IMAGES)]
-    with answering() as model, browsing() as browser, two_browsers(browser) as (one, other):
+    with answering() as model, two_browsers(browser) as (one, other):
         model.answer = slow(2.0)
         with serving(data) as server:
             open_page(one, server)
@@ -133,8 +120,7 @@ def test_captions_are_written_in_two_browsers_while_the_server_is_killed(data, t
         assert json.loads((data / "outputs" / "bird" / "status.json").read_text())["step"] == IMAGES
 
 
-@pytest.mark.long
-def test_the_cards_show_the_captions_although_requests_for_them_failed(data, tmp_path):  # noqa: F811
+def test_the_cards_show_the_captions_although_requests_for_them_failed(browser, data, tmp_path):
     files = [photo(tmp_path / "in" / f"{number}.png", seed=number) for number in range(2)]
     failed, works = [], []
 
@@ -145,7 +131,7 @@ def test_the_cards_show_the_captions_although_requests_for_them_failed(data, tmp
         else:
             route.continue_()
 
-    with answering() as model, serving(data) as server, browsing() as browser, a_tab(browser) as page:
+    with answering() as model, serving(data) as server, a_tab(browser) as page:
         page.route("**/component_server**", fail)
         open_page(page, server)
         drop(page, *files, count=2)

@@ -7,8 +7,8 @@ import pytest
 from monitor_helpers import events
 from safetensors.numpy import load_file
 from short_run_helpers import nothing_runs
-from two_browsers import data, open_tab, status, two_browsers  # noqa: F401
-from ui_helpers import browsing, serving
+from two_browsers import open_tab, status, two_browsers
+from ui_helpers import serving
 from ui_page import RUN_S, state_is, until
 
 from launch import drill
@@ -36,10 +36,9 @@ def kinds(folder: Path) -> list[str]:
     return [event["kind"] for event in events(folder)]
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_a_drill_recovers_in_two_browsers_although_the_server_is_killed_after_the_freeze(data):  # noqa: F811
-    with browsing() as browser, two_browsers(browser) as (first, second):
+def test_a_drill_recovers_in_two_browsers_although_the_server_is_killed_after_the_freeze(browser, data):
+    with two_browsers(browser) as (first, second):
         with serving(data) as server:
             open_tab(server, "runs", second)
             folder = start(first, server, "worker")
@@ -63,10 +62,9 @@ def test_a_drill_recovers_in_two_browsers_although_the_server_is_killed_after_th
     assert nothing_runs(data)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_the_other_browser_stops_a_drill_that_is_frozen(data):  # noqa: F811
-    with browsing() as browser, two_browsers(browser) as (first, second):
+def test_the_other_browser_stops_a_drill_that_is_frozen(browser, data):
+    with two_browsers(browser) as (first, second):
         with serving(data) as server:
             open_tab(server, "runs", second)
             folder = start(first, server, "stopped")

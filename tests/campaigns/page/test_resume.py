@@ -1,0 +1,51 @@
+"""A run is stopped, resumed, trained longer and copied in a browser."""
+
+import re
+
+import pytest
+from ui_helpers import PACED, serving
+from ui_page import RUN_S, caption, captions, field, reaches, saved, set_up_run, state_is, step_of
+
+
+@pytest.mark.timeout(1200)
+def test_a_run_is_monitored_stopped_and_resumed_from_its_checkpoint(tab, data):
+    # Slow, so that a page on a busy machine has a minute between step 2 and the end; resumed at full speed.
+    with serving(data, **{**PACED, "HANGPROOF_PACE_S": "2.5"}) as server:
+        folder = set_up_run(tab, server, "stopped", repeats="1", epochs="6", save_every_n_steps="20")
+        reaches(tab, 2)
+        other = tab.context.new_page()
+        other.goto(server.url)  # a new page shows the running run
+        other.get_by_test_id("run-name").get_by_text("stopped").wait_for()
+        other.close()
+        tab.locator("#stop").click()
+        state_is(tab, "stopped")
+        done = step_of(tab)
+        assert 2 <= done < 24
+        tab.goto("about:blank")  # an open page would reconnect during the next lines
+    with serving(data, port=server.port):
+        tab.goto(f"{server.url}?run=stopped")
+        tab.locator("#go").get_by_text("Resume").click()
+        state_is(tab, "completed")
+        tab.errors.clear()
+        assert step_of(tab) == 24
+
+        tab.locator("#go").get_by_text("Train longer").click()
+        tab.locator("#run-notice").get_by_text(
+            "Total epochs: Already trained for 6 epochs; enter a larger number"
+        ).wait_for()
+        field(tab, "total").fill("8")
+        tab.locator("#go").get_by_text("Train longer").click()
+        tab.get_by_test_id("steps").get_by_text("32 of 32 steps").wait_for(timeout=RUN_S * 1000)
+        state_is(tab, "completed")
+        steps = [int(s) for s in re.findall(r'"step": ?(\d+)', (folder / "metrics.jsonl").read_text())]
+        assert steps == list(
+            range(1, 33)
+        )  # none repeated: it continued from the stop's checkpoint, and then from its end
+
+        tab.get_by_role("button", name="New LoRA from this run").click()
+        tab.locator("#new-note").get_by_text("Copied the settings, images and captions of 'stopped'").wait_for()
+        assert [field(tab, key).input_value() for key in ("name", "trigger", "epochs")] == ["stopped 2", "tok", "8"]
+        assert captions(tab)["chelsea.png"] == "tok, a tabby cat" and len(captions(tab)) == 4
+        caption(tab, "chelsea.png").fill("tok, somebody's cat")
+        saved(tab, "chelsea.png")
+    assert (data / "datasets" / "stopped" / "chelsea.txt").read_text() == "tok, a tabby cat\n"

@@ -1,0 +1,146 @@
+"""Runs on other machines: what a store holds is read, however broken or hostile it is; a stop goes through the store."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+from fleet_helpers import picture, put_run, put_sample
+from monitor_helpers import wait_for
+from PIL import Image
+
+from launch import fleet
+from launch.common import LaunchError
+from launch.store.lease import Lease
+from launch.store.places import open_place
+from runs.paths import ROOT
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_a_store_shows_its_runs_with_the_machine_that_holds_each(data, tmp_path):
+    store = tmp_path / "store"
+    put_run(store)
+    put_run(store, "done", state="completed", step=100)
+    lease = Lease(open_place(str(store)).under("starting"))  # has a lease, and no status yet
+    wait_for(lambda: lease.poll() == "held", what="the lease is held")
+    put_sample(store, picture())
+    (store / "far-cat" / "requests").mkdir()
+    (store / "an-empty-folder").mkdir()
+    (store / "not a run").mkdir()
+    found = {run["slug"]: run for run in fleet.read_store(str(store), samples=True)}
+    assert set(found) == {"far-cat", "done", "starting"}
+    assert found["starting"]["state"] == "unknown" and socket.gethostname() in found["starting"]["holder"]
+    one = found["far-cat"]
+    assert (one["state"], one["step"], one["planned_steps"], one["loss"]) == ("running", 40, 100, 0.25)
+    assert one["held"] and "far.example" in one["holder"] and not one["stop_requested"] and not one["problem"]
+    (thumb,) = one["samples"]
+    with Image.open(fleet.thumbs_dir() / thumb) as image:
+        assert image.format == "JPEG" and max(image.size) <= fleet.THUMB_SIDE
+    assert found["done"]["state"] == "completed" and found["done"]["samples"] == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no json",
+        b"[1]",
+        b"[" * 100_000,
+        b'{"state": "<script>alert(1)</script>", "step": "many", "loss": 1e999, "name": 7, "message": ["x"]}',
+        b'{"state": ["running"], "updated_at": "9999-12-31T23:59:59+99:99", "checkpoint": "x", "step": -1e400, "loss": 1' + b"0" * 400 + b"}",
+        b'{"name": "' + b"a\\n\\u0000\\u202e" * 1000 + b'", "planned_steps": true}',
+        b"x" * (fleet.STATUS_BYTES + 1),
+    ],
+)  # fmt: skip
+def test_a_hostile_status_costs_only_itself(data, tmp_path, content):
+    store = tmp_path / "store"
+    put_run(store, "bad")
+    (store / "bad" / "status.json").write_bytes(content)
+    (store / "bad" / "lease" / "000001.json").write_bytes(content)
+    put_run(store, "good")
+    found = {run["slug"]: run for run in fleet.read_store(str(store), samples=True)}
+    assert found["good"]["state"] == "running" and not found["good"]["problem"]
+    bad = found["bad"]
+    assert bad["state"] == "unknown" and len(json.dumps(bad)) < 4000 and bad["name"].isprintable()
+    assert all(not isinstance(bad.get(key), str | bool) for key in fleet.NUMBERS)
+    fleet.describe(bad, datetime.now(UTC))
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("run/sample/a.png", b"no image"),
+        ("run/sample/a.png", b"<svg onload=alert(1)>"),
+        ("run/sample/a.png", picture()[:60]),
+        ("run/sample/a.gif", picture()),
+        ("run/sample/../../a.png", picture()),
+        ("run/sample/huge.png", picture((7000, 7000))),
+    ],
+)
+def test_a_sample_that_is_no_plain_image_is_not_shown(data, tmp_path, name, content):
+    store = tmp_path / "store"
+    put_run(store)
+    put_sample(store, content, name)
+    (run,) = fleet.read_store(str(store), samples=True)
+    assert run["samples"] == [] and run["state"] == "running"
+    assert not fleet.thumbs_dir().exists() or not list(fleet.thumbs_dir().iterdir())
+
+
+def test_names_that_leave_the_store_are_no_runs(data, tmp_path):
+    store = tmp_path / "store"
+    put_run(store)
+    for slug in ("..", "../far-cat", "a/b", "", ".hidden", "x" * 200, "a b"):
+        with pytest.raises(LaunchError):
+            fleet.request_stop(str(store), slug)
+    with pytest.raises(LaunchError, match="has no run"):
+        fleet.request_stop(str(store), "other")
+    assert not list(store.glob("**/requests"))
+
+
+def test_the_stores_are_those_of_the_runs_and_those_that_were_added(data):
+    for name, store in (("one", "/far/one"), ("two", ""), ("three", "/far/one")):
+        folder = data / "outputs" / name
+        folder.mkdir(parents=True)
+        (folder / "run.toml").write_text(f'name = "{name}"\nstore = "{store}"\n')
+    assert fleet.stores() == ["/far/one"]
+    fleet.add("/far/two")
+    fleet.add("/far/two")
+    assert fleet.stores() == ["/far/one", "/far/two"]
+    for secret in ("s3://key:password@bucket/x", "https://x?token=1", "sftp://me:secret@host/x", ""):
+        with pytest.raises(LaunchError):
+            fleet.add(secret)
+    assert "password" not in (data / fleet.STORES).read_text() and "secret" not in (data / fleet.STORES).read_text()
+    fleet.remove("/far/two")
+    assert fleet.added() == []
+    (data / fleet.STORES).write_text("{broken")
+    assert fleet.stores() == ["/far/one"]
+
+
+@pytest.mark.slow
+def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_path):
+    put_run(tmp_path / "store")
+    (tmp_path / "file").write_text("")
+
+    def run(*words: str) -> tuple[int, list]:
+        command = [sys.executable, "-m", "launch", "fleet", *words, "--json"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=200, check=False
+        )
+        return done.returncode, json.loads(done.stdout.splitlines()[-1]) if done.stdout else [done.stderr]
+
+    code, (first, second) = run(f"--store={tmp_path / 'store'}", f"--store={tmp_path / 'file'}")
+    assert code == 0 and [row["slug"] for row in first["runs"]] == ["far-cat"]
+    assert second["runs"] == []
+    code, _ = run(f"--store={tmp_path / 'store'}", "--stop=far-cat")
+    assert code == 0
+    assert json.loads((tmp_path / "store/far-cat/requests/stop.json").read_text())["now"] is False
+    assert fleet.read_store(str(tmp_path / "store"))[0]["stop_requested"]
+    assert run("--store=ftp://x/y")[0] == 1 and run("--stop=far-cat")[0] == 1

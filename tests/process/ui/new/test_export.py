@@ -1,0 +1,56 @@
+"""A draft and a run as a ZIP with script, data set and images."""
+
+import zipfile
+
+import pytest
+from configure_helpers import DRAFT, FORM, do, edit, exported
+from draft_helpers import photo
+from ui_page import until
+
+import runs
+from runs.files import RunError
+from ui import jobs, served
+from ui.dataset import draft
+from ui.new import export, export_job
+from ui.run import launch_tab
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_draft_is_exported_with_its_script_data_set_and_images(filled):
+    do("save", text=edit(do("start")["script"]), version="")
+    path = exported()
+    with zipfile.ZipFile(path) as archive:
+        names = {name.removeprefix("cat/") for name in archive.namelist()}
+        assert {"train.sh", "train.bat", "README.txt", "outputs/cat/dataset.toml", "outputs/cat/run.toml"} <= names
+        assert {"datasets/cat/a.png", "datasets/cat/b.png", "datasets/cat/a.txt"} <= names
+        assert len(archive.read("cat/README.txt").decode().strip().splitlines()) == 3
+        assert 'image_dir = "./datasets/cat"' in archive.read("cat/outputs/cat/dataset.toml").decode()
+        assert "# mine" in archive.read("cat/outputs/cat/run.toml").decode()
+        assert archive.read("cat/train.bat").count(b"\r\n") > 10
+        assert archive.getinfo("cat/train.sh").external_attr >> 16 & 0o111
+    assert served.find(str(path))[1] == "application/zip"
+    assert served.find(str(path.parent / ".jobs" / "export.json")) is None
+    assert not [one for one in path.parent.glob(".work*")], "no working folder is left"
+    assert not (runs.outputs_dir() / "cat").exists()
+
+
+def test_an_export_that_cannot_be_made_says_why(data):
+    draft.save_fields(DRAFT, {**FORM, "rank": 0})
+    export.start(DRAFT)
+    until(lambda: export.status(DRAFT)["state"] != "running", "the end")
+    assert export.status(DRAFT)["state"] == "failed" and "rank" in export.status(DRAFT)["error"].lower()
+    draft.save_fields(DRAFT, {"rank": 4})
+    with pytest.raises(RunError, match="at least one image"):
+        export_job.write(DRAFT)
+
+
+def test_a_run_is_exported_as_a_zip_that_the_page_sends(data, tmp_path):
+    folder = runs.create(runs.make(FORM), [photo(tmp_path / "a.png", 1)])
+    answer = launch_tab.write_files({"run": "cat", "kind": "bundle", "options": {"--zip": True}})
+    assert answer == {"ok": True}
+    until(lambda: jobs.read(folder, "launch-bundle").state == "done", "the ZIP")
+    (file,) = launch_tab.job_output({"run": "cat", "job": "launch-bundle"})["files"]
+    assert file["name"] == "cat.zip" and served.find(str(folder / "cat.zip"))[1] == "application/zip"
+    with zipfile.ZipFile(folder / "cat.zip") as archive:
+        assert archive.testzip() is None and {"cat/train.sh", "cat/train.bat"} <= set(archive.namelist())

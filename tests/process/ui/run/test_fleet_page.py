@@ -1,0 +1,84 @@
+"""Runs on other machines: what a store holds is read and shown, however slow, broken or hostile it is."""
+
+import socket
+import threading
+import time
+
+import pytest
+from fleet_helpers import put_run
+from monitor_helpers import wait_for
+from ui_page import until
+
+from launch import fleet
+from ui.run import fleet_page
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def silent_server():
+    """An address that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        accepted = []
+        thread = threading.Thread(target=lambda: accepted.append(listening.accept()), daemon=True)
+        thread.start()
+        yield f"sftp://nobody@127.0.0.1:{listening.getsockname()[1]}/runs"
+
+
+def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, silent_server):
+    put_run(tmp_path / "store")
+    for address in (silent_server, str(tmp_path / "store")):
+        fleet.add(address)
+    one = fleet_page.Fleet()
+    slowest_s = 0.0
+
+    def shown() -> dict:
+        nonlocal slowest_s
+        began_s = time.monotonic()
+        found = {store["store"]: store for store in one.snapshot() or ()}
+        slowest_s = max(slowest_s, time.monotonic() - began_s)
+        return found
+
+    until(lambda: shown().get(str(tmp_path / "store"), {}).get("runs"), "the store that answers is shown")
+    now = shown()
+    assert now[str(tmp_path / "store")]["age_s"] is not None and not now[str(tmp_path / "store")]["error"]
+    assert now[silent_server]["runs"] == [] and now[silent_server]["age_s"] is None
+    assert now[silent_server]["reading"] or now[silent_server]["error"]
+    assert slowest_s < 2, "asking never waits for a store"
+    # The store goes away: what was read stays, with its age and the reason.
+    (tmp_path / "store").rename(tmp_path / "gone")
+    (tmp_path / "store").write_text("")
+    one.refresh()
+    wait_for(lambda: shown()[str(tmp_path / "store")]["error"] or not shown()[str(tmp_path / "store")]["runs"])
+    for store in one.stores.values():
+        if store.job is not None:
+            store.job.kill()
+
+
+def test_nothing_is_read_while_nobody_looks(data, tmp_path, monkeypatch):
+    put_run(tmp_path / "store")
+    fleet.add(str(tmp_path / "store"))
+    monkeypatch.setattr(fleet_page, "WATCHED_S", 0.3)
+    monkeypatch.setattr(fleet_page, "REFRESH_S", 0.1)
+    one = fleet_page.Fleet()
+    until(lambda: one.snapshot() and one.snapshot()[0]["runs"], "it is read")
+    until(lambda: one._thread is None, "the thread ends")
+    read_s = one.stores[str(tmp_path / "store")].read_s
+    time.sleep(0.5)
+    assert one.stores[str(tmp_path / "store")].read_s == read_s
+    one.snapshot()
+    until(lambda: one.stores[str(tmp_path / "store")].read_s != read_s, "it is read again")
+
+
+@pytest.mark.parametrize("sent", [None, {}, [], {"add": 1}, {"add": "a" * 501}, {"add": "a\nb"}, {"remove": None}])
+def test_calls_with_wrong_values_change_nothing(data, sent):
+    assert fleet_page.change_stores(sent)["ok"] is False
+    assert fleet_page.stop_far(sent)["ok"] is False
+    assert fleet_page.stop_far({"store": "/etc", "run": "x"})["ok"] is False
+    assert not (data / fleet.STORES).exists()

@@ -1,0 +1,45 @@
+"""A draft with settings and two images, and the calls of the script's editor: shared by the tests of the tab New LoRA."""
+
+from pathlib import Path
+
+import pytest
+from draft_helpers import drop, photo
+
+from ui.dataset import draft
+from ui.new import script_editor
+
+DRAFT = "d" * 24
+FORM = {"name": "cat", "trigger": "ohwx", "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64}
+FORM |= {"mixed_precision": "no", "max_train_steps": "12", "save_every_n_steps": "6", "sample_every_n_steps": "0"}
+FORM |= {"workers": 0, "repeats": 1}
+
+
+@pytest.fixture
+def filled(data, tmp_path) -> str:
+    """The id of a draft with settings and two images."""
+    draft.save_fields(DRAFT, FORM)
+    drop(DRAFT, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2))
+    return DRAFT
+
+
+def do(what, **more):
+    """Call the script's editor as the page does."""
+    return script_editor.script_tools({"draft": DRAFT, "do": what, **more})
+
+
+def edit(text):
+    """A script with a line of its own."""
+    return text.replace("set -eu\n", "set -eu\n# mine\n", 1)
+
+
+def exported():
+    """The ZIP of the draft, once its job has ended."""
+    from ui_page import until
+
+    from ui.new import export
+
+    export.start(DRAFT)
+    until(lambda: export.status(DRAFT)["state"] != "running", "the ZIP")
+    found = export.status(DRAFT)
+    assert found["state"] == "done", found
+    return Path(found["file"])

@@ -1,0 +1,49 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { load } from "./page.mjs";
+
+const { shortNumber, timeSpan, position, tickValues, smoothed, valueRange } = load(
+  ["run/plot"],
+  ["shortNumber", "timeSpan", "position", "tickValues", "smoothed", "valueRange"],
+);
+
+test("a number is short at any size", () => {
+  const expected = [[0.123456, "0.1235"], [1e-4, "1e-4"], [0.00012345, "1.23e-4"], [1234567, "1.23e6"], [-2e9, "-2e9"], [0, "0"], [42, "42"]];
+  for (const [value, text] of expected) assert.equal(shortNumber(value), text);
+  for (const value of [null, undefined, NaN, Infinity]) assert.equal(shortNumber(value), "–");
+});
+
+test("a span of time has the two largest units", () => {
+  const expected = [[0, "0 s"], [59, "59 s"], [60, "1 min"], [3599, "59 min"], [3600, "1 h 0 min"], [90_061, "1 d 1 h"]];
+  for (const [seconds, text] of expected) assert.equal(timeSpan(seconds), text);
+  assert.equal(position("time", 90), "1 min");
+  assert.equal(position("step", 1900.4), "step 1,900");
+});
+
+test("the ticks of an axis are few, round and around the values", () => {
+  for (const [low, high] of [[0, 1], [0.37, 0.41], [-3, 1e6], [1e-9, 3e-9], [5, 5]]) {
+    const ticks = tickValues(low, high);
+    assert.ok(ticks.length >= 2 && ticks.length <= 8, `${low} to ${high}: ${ticks}`);
+    assert.ok(ticks[0] <= low && ticks.at(-1) >= high, `${low} to ${high}: ${ticks}`);
+    assert.deepEqual(ticks, [...ticks].sort((a, b) => a - b));
+  }
+  assert.deepEqual(tickValues(0, 1), [0, 0.25, 0.5, 0.75, 1]);
+  assert.deepEqual(tickValues(1, 3, "step"), [1, 2, 3]); // no half steps
+  assert.deepEqual(tickValues(0, 240, "time"), [0, 60, 120, 180, 240]);
+  assert.deepEqual(tickValues(0, 4 * 86400, "time"), [0, 1, 2, 3, 4].map((day) => day * 86400));
+});
+
+test("the smoothed line starts at the first value and follows the mean", () => {
+  assert.deepEqual(smoothed([2, 2, 2], 0.9), [2, 2, 2]);
+  const line = smoothed([0, 1, 1, 1, 1], 0.5);
+  assert.equal(line[0], 0);
+  assert.deepEqual(line, [...line].sort((a, b) => a - b));
+  assert.ok(line.at(-1) > 0.9 && line.at(-1) < 1);
+  assert.deepEqual(smoothed([3, 5], 0), [3, 5]);
+});
+
+test("a single spike does not flatten the line", () => {
+  const mean = [...Array(400).fill(1), 1e6];
+  assert.deepEqual(valueRange([{ mean }]), [1, 1]);
+  assert.deepEqual(valueRange([{ mean: [2], low: [1], high: [3] }, { mean: [7] }]), [1, 7]);
+});

@@ -1,0 +1,178 @@
+"""The table of a trainer's options: listed as in its parser, validated by runs, stored in one field."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ui_helpers import PROJECT
+
+import presets
+from runs.flags import known_flags
+from runs.paths import CHECKOUTS, sd_scripts_dir
+from ui.new import flags, form, new_lora
+
+# A small checkout in sd-scripts' layout, because these tests must also run without the real one.
+PARSER = """
+import argparse
+
+def setup_parser():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ae", type=str, help="path")
+    parser.add_argument("--output_dir", type=str)
+    parser.add_argument("--network_dim", type=int)
+    parser.add_argument("--split_mode", action="store_true")
+    parser.add_argument("--optimizer_type", type=str)
+    parser.add_argument("--guidance_scale", type=float, default=3.5)
+    parser.add_argument("--log_level", choices=["DEBUG", "INFO"], help="Set it / ログ")
+    parser.add_argument("--noise_offset", type=float, help="<img src=x onerror='document.title=1'> {{7*7}} ${7*7}")
+    parser.add_argument("--betas", type=float, nargs="*")
+    return parser
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Path:
+    """A small checkout in place of sd-scripts."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    (folder / "flux_train_network.py").write_text(PARSER, encoding="utf-8")
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
+    return folder
+
+
+def values(**given) -> dict:
+    return {**form.defaults(), "model": "flux-dev", "backend": "sd-scripts", "tier": "12G", **given}
+
+
+def row(name: str, **given) -> dict:
+    return next(flag for flag in flags.listing(values(**given))["flags"] if flag["name"] == name)
+
+
+def test_the_list_shows_what_sets_an_option_and_which_values_are_valid(data, checkout):
+    owners = {flag["name"]: (flag["by"], flag["value"], flag["locked"]) for flag in flags.listing(values())["flags"]}
+    assert list(owners) == sorted(owners)
+    assert owners.pop("ae")[::2] == ("Base model", False)
+    assert owners == {
+        "output_dir": ("the run's folder", "", True),
+        "network_dim": ("Rank", "", True),
+        "split_mode": ("VRAM", "true", True),
+        "optimizer_type": ("VRAM", "adafactor", True),
+        "guidance_scale": ("Hangproof", "1", False),
+        "log_level": ("", "", False),
+        "noise_offset": ("", "", False),
+        "betas": ("", "", False),
+    }
+    assert row("split_mode", tier="16G")["by"] == "" and not row("split_mode", tier="16G")["locked"]
+    level = row("log_level")
+    assert level["choices"] == ["DEBUG", "INFO"] and (level["help"], level["brief"]) == ("Set it / ログ", "Set it")
+    assert row("betas")["type"] == "list of numbers" and row("guidance_scale")["default"] == "3.5"
+
+
+def test_the_built_in_trainers_options_are_complete():
+    listed = flags.listing(values(backend="diffusers"))
+    known = known_flags("diffusers", "flux")
+    assert {flag["name"] for flag in listed["flags"]} == set(known) and len(known) > 50
+
+
+def test_a_real_checkouts_options_are_complete(data):
+    if not (sd_scripts_dir() / "flux_train_network.py").is_file():
+        pytest.skip("no sd-scripts checkout: set SD_SCRIPTS_DIR or run ./start.sh sd-scripts")
+    listed = flags.listing(values())["flags"]
+    assert len(listed) == len(known_flags("sd-scripts", "flux")) > 150
+    assert sum(bool(flags.JAPANESE.search(flag["brief"])) for flag in listed) < 10
+
+
+def test_without_a_checkout_the_message_says_how_to_install_one(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "none"))
+    listed = flags.listing(values())
+    assert listed["flags"] == [] and "Run ./start.sh sd-scripts" in listed["problem"]
+    assert flags.listing(values(model="flux-dev2pro", backend="diffusers"))["problem"]  # an unsupported pair
+    monkeypatch.setenv("MUSUBI_DIR", str(tmp_path / "none"))
+    listed = flags.listing(values(model="z-image", backend="musubi"))
+    assert listed["flags"] == [] and "musubi-tuner is not installed" in listed["problem"]
+    assert "Run ./start.sh musubi (or set MUSUBI_DIR)" in listed["problem"]
+
+
+@pytest.mark.parametrize("model", [key for key in presets.models() if "musubi" in presets.backends_of(key)])
+def test_musubis_options_are_listed_with_what_the_model_and_the_tier_set(data, model):
+    if not CHECKOUTS["musubi"].installed():
+        pytest.skip("no musubi-tuner checkout: set MUSUBI_DIR or run ./start.sh musubi")
+    tier = presets.smallest_tier(model, "musubi")
+    listed = {flag["name"]: flag for flag in flags.listing(values(model=model, backend="musubi", tier=tier))["flags"]}
+    assert len(listed) > 100
+    assert listed["dit"]["by"] == "Base model" and listed["network_dim"]["by"] == "Rank"
+    for name in presets.tier_flags(model, "musubi", tier):
+        if name in listed:
+            assert listed[name]["by"] == "VRAM" and listed[name]["locked"], name
+    option = {"model": model, "backend": "musubi", "name": "max_grad_norm", "value": "much"}
+    assert "max_grad_norm" in flags.check_flag(option)["errors"][0]
+    assert flags.check_flag({**option, "value": "0.5"}) == {"errors": []}
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("noise_offset=0.05", None),
+        ("--noise-offset=0.05", None),
+        ("betas=0.9 0.99", None),
+        ("split_mode=yes", None),
+        ("", None),
+        ("noise_ofset=0.05", "did you mean noise_offset?"),
+        ("noise_offset=much", "'much'"),
+        ("log_level=LOUD", "LOUD"),
+        ("split_mode=3", "split_mode"),
+        ("output_dir=/", "output_dir"),
+        ("network_dim=many", "Rank: "),
+        ("noise_offset", "KEY=VALUE"),
+        ("betas=[1", "JSON list"),
+    ],
+)
+def test_a_line_is_validated_by_runs(data, checkout, line, expected):
+    found = [
+        form.shown(fault).removeprefix("Extra trainer options: ")
+        for fault in form.review(values(flags=line), 20).faults
+        if fault.field in ("flags", "rank")
+    ]
+    assert len(found) == (expected is not None) and (expected or "") in "".join(found)
+    name, _, value = line.partition("=")
+    if "=" in line:
+        option = {"model": "flux-dev", "backend": "sd-scripts", "name": name, "value": value}
+        assert flags.check_flag(option) == {"errors": found}
+
+
+def test_every_invalid_line_is_reported(data, checkout):
+    marks = form.review(values(flags="a=1\nnoise_offset=0.1\n\nbetas=x\nlog_level=<img>"), 20).marks()["flags"]
+    assert len(marks) == 3 and any("<img>" in text for _, text in marks)
+
+
+def test_refresh_reports_the_options_beside_their_field(data, checkout):
+    from ui.dataset import draft
+
+    typed = values(name="x", flags="noise_ofset=1")
+    _, plan, script, _, marks, *_ = new_lora.refresh(
+        draft.new_id(), {"changes": typed}, *(typed[key] for key in form.KEYS)
+    )
+    assert "did you mean noise_offset" in marks["flags"][0][1] and plan and script
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        None,
+        {},
+        {"model": "flux-dev", "backend": "sd-scripts", "name": 1, "value": ""},
+        {"model": "no", "backend": "sd-scripts", "name": "a", "value": "1"},
+        {"model": "tiny-flux", "backend": "rm -rf", "name": "a", "value": "1"},
+        {"model": "tiny-flux", "backend": "diffusers", "name": "seed", "value": "1\nrank=2"},
+    ],
+)
+def test_values_from_a_browser_are_checked(option):
+    assert flags.check_flag(option) == {"errors": ["This page is out of date; reload it"]}
+
+
+@pytest.mark.slow
+def test_no_parser_is_read_before_the_list_is_opened():
+    code = "import sys, ui.page; ui.page.build(); print('presets.schema' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "False", done

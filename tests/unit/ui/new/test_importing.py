@@ -1,0 +1,32 @@
+"""An import names each change of the form, and changes nothing before it is used."""
+
+import json
+
+from configure_helpers import DRAFT, FORM
+from draft_helpers import photo
+
+from ui.dataset import draft
+from ui.new import form, importing
+
+
+def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, tmp_path):
+    photo(tmp_path / "there" / "10_cat" / "x.png", 3)
+    text = f"image_dir = {json.dumps(str(tmp_path / 'there'))}\nnum_repeats = 4\n"
+    command = "accelerate launch flux_train_network.py --network_dim 24 --noise_offset 0.1 --max_train_epochs 5"
+    answer = importing.setup({
+        "draft": DRAFT, "do": "read",
+        "files": [{"name": "d.toml", "text": f"[[datasets]]\n[[datasets.subsets]]\n{text}"}, {"name": "", "text": command}],
+    })  # fmt: skip
+    assert answer["ok"], answer
+    by_key = {one["key"]: one for one in answer["changes"]}
+    assert (
+        by_key["rank"]["after"] == "24"
+        and by_key["model"]["after"] == "FLUX.1-dev"
+        and by_key["repeats"]["after"] == "4"
+    )
+    assert by_key["max_train_steps"]["after"] == "" and "noise_offset=0.1" in by_key["flags"]["after"]
+    assert "name" not in by_key and answer["values"]["epochs"] == 5
+    assert answer["folders"] == [{"path": str(tmp_path / "there"), "images": 1, "problem": ""}]
+    assert draft.form(DRAFT) == {key: FORM[key] for key in FORM}, "nothing is changed before it is used"
+    spec = form.parse({**importing.current(DRAFT), **answer["values"], "flags": ""})[0]
+    assert (spec.rank, spec.epochs, spec.model) == (24, 5, "flux-dev")

@@ -1,0 +1,142 @@
+"""Runs side by side, and a run's LoRAs as one archive."""
+
+import io
+import json
+import os
+import zipfile
+
+import pytest
+from PIL import Image
+from ui_helpers import lora_file, write_run
+
+import runs
+from ui.run import compare, downloads, view
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A data folder of its own."""
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    return tmp_path
+
+
+def a_run(data, name: str, rate: float, rank: int = 8, losses: int = 60, **extra):
+    """A run with settings, losses, a GPU's samples and one image."""
+    folder = write_run(
+        data, name, state="completed", planned_steps=losses, step=losses, loss=rate * 100, restarts=1, step_s=0.5
+    )
+    lines = [f"name = {json.dumps(name)}", f"learning_rate = {rate}", f"rank = {rank}", 'model = "tiny"', "[extra]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in extra.items()]
+    (folder / "run.toml").write_text("\n".join(lines) + "\n")
+    steps = [
+        {
+            "kind": "step",
+            "t": f"2026-11-22T12:00:{n % 60:02d}.000Z",
+            "attempt": 1,
+            "step": n,
+            "loss": rate * 100 / n,
+            "lr": rate,
+            "step_s": 0.5,
+        }
+        for n in range(1, losses + 1)
+    ]
+    gpu = [
+        {"kind": "gpu", "t": "2026-11-22T12:00:05Z", "gpu": 0, "memory_used": used, "memory_total": 24e9}
+        for used in (7e9, rank * 1e9)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*steps, *gpu]))
+    (folder / "sample_prompts.txt").write_text("a cat --w 64\n")
+    (folder / "sample").mkdir()
+    for step in (20, losses):
+        Image.new("RGB", (32, 32), (rank, step, 9)).save(
+            folder / "sample" / f"{folder.name}_{step:06d}_00_20261122120000.png"
+        )
+    return folder
+
+
+def test_runs_side_by_side(data):
+    folders = [a_run(data, "low", 1e-4), a_run(data, "high", 1e-3, rank=16, min_snr_gamma=5)]
+    names = [folder.name for folder in folders]
+    answer = compare.compare_runs({"run": "low", "runs": names})
+    assert answer["ok"] and [one["name"] for one in answer["runs"]] == ["low", "high"]
+    assert answer["settings"] == [
+        ["Learning rate", "0.0001", "0.001"],
+        ["Rank", "8", "16"],
+        ["min_snr_gamma", "–", "5"],
+    ]
+    rows = {row[0]: row[1:] for row in answer["facts"]}
+    assert rows["Peak GPU memory"] == ["8.0 GB", "16.0 GB"] and rows["Steps"] == ["60 of 60", "60 of 60"]
+    assert rows["State"] == ["Completed", "Completed"] and rows["Restarts"] == ["1", "1"]
+    assert [line["x"][-1] for line in answer["lines"]] == [60.0, 60.0] and answer["range"] == [1.0, 60.0]
+    (sample,) = answer["samples"]
+    assert sample["prompt"] == "a cat" and [image["at"] for image in sample["images"]] == ["step 60", "step 60"]
+    json.dumps(answer, allow_nan=False)
+
+
+def test_runs_without_anything_can_be_compared(data):
+    write_run(data, "bare")
+    write_run(data, "broken")
+    (data / "outputs/broken/run.toml").write_text("= not TOML")
+    (data / "outputs/broken/metrics.jsonl").write_bytes(b"\xff\x00{}\n[]\n")
+    answer = compare.compare_runs({"run": "bare", "runs": ["bare", "broken"]})
+    assert answer["ok"] and answer["samples"] == [] and answer["lines"][0]["x"] == []
+    assert [one["run"] for one in compare.compare_list({"run": "bare"})["runs"]]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        None,
+        "low",
+        [],
+        ["low"],
+        ["low", "low"],
+        ["low", 3],
+        ["low", "../low"],
+        ["low", "gone"],
+        [f"r{n}" for n in range(7)],
+    ],
+)
+def test_a_strange_choice_gets_a_sentence(data, names):
+    a_run(data, "low", 1e-4)
+    answer = compare.compare_runs({"run": "low", "runs": names})
+    assert answer["ok"] is False and len(answer["error"]) > 10
+
+
+def test_keys_in_the_environment_of_a_run_are_not_compared(data):
+    one, two = a_run(data, "one", 1e-4), a_run(data, "two", 1e-4)
+    for folder, key in ((one, "hf_one"), (two, "hf_two")):
+        with (folder / "run.toml").open("a") as file:
+            file.write(f'[environment]\nWANDB_API_KEY = "{key}"\n')
+    assert "hf_" not in json.dumps(compare.compare_runs({"run": "one", "runs": ["one", "two"]}))
+
+
+def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
+    folder = a_run(data, "with loras", 1e-4)
+    lora_file(folder / f"{folder.name}-step000020.safetensors", 20)
+    lora_file(folder / f"{folder.name}.safetensors", 60)
+    (folder / "cut.safetensors").write_bytes(
+        (folder / f"{folder.name}.safetensors").read_bytes()[:100]
+    )  # still written
+    lora_file(data / "elsewhere.safetensors", 1)
+    os.symlink(data / "elsewhere.safetensors", folder / "link.safetensors")
+    stream = downloads.archive(folder)
+    whole = b"".join(downloads.pieces(stream))
+    assert len(whole) == len(downloads.archive(folder))
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        assert archive.testzip() is None
+        names = sorted(archive.namelist())
+        name = folder.name
+        assert names == [
+            f"{name}/run.toml",
+            f"{name}/sample_prompts.txt",
+            f"{name}/{name}-step000020.safetensors",
+            f"{name}/{name}.safetensors",
+        ]
+        assert archive.read(f"{name}/{name}.safetensors") == (folder / f"{name}.safetensors").read_bytes()
+    assert list(view.loras(folder))
+
+
+def test_a_run_without_a_lora_has_no_archive(data):
+    with pytest.raises(runs.RunError, match="no LoRA yet"):
+        downloads.archive(write_run(data, "empty"))

@@ -1,0 +1,116 @@
+"""The tab Doctor: what it asks and answers, whatever is sent to it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ui_page import until
+
+import doctor_tools
+from monitor.cli import explain
+from monitor.process import platform
+from monitor.run_folder import MonitorError
+from runs.files import RunError
+from ui import doctor_page
+
+
+@settings(max_examples=50)
+@given(
+    st.one_of(
+        st.text(max_size=30),
+        st.integers(),
+        st.floats(),
+        st.booleans(),
+        st.none(),
+        st.binary(max_size=9),
+        st.lists(st.integers()),
+    )
+)
+def test_no_process_number_does_harm(pid):
+    mine = {process.pid for process in platform.scan().values()} if isinstance(pid, int) and 0 < pid < 5000 else set()
+    try:
+        found = explain.checked(pid)
+    except MonitorError as error:
+        assert str(error) and len(str(error)) < 300
+    else:
+        assert found.pid in mine or os.path.exists(f"/proc/{found.pid}")
+
+
+@settings(max_examples=30)
+@given(
+    st.one_of(st.integers(), st.text(max_size=9), st.none()),
+    st.one_of(st.integers(), st.floats(), st.text(max_size=9), st.none()),
+)
+def test_only_an_orphan_can_be_ended(pid, start):
+    with pytest.raises(RunError):
+        doctor_tools.end_orphan(pid, start)
+
+
+WORDS = st.sampled_from(
+    ["accelerate launch ", "flux_train_network.py", " --split_mode", " --blocks_to_swap", "=", "18", "\\\n", "\r\n", "'", '"', "`", "$(",
+     ")", "&&", "| tee log", " --config_file ", "/etc/passwd", "--output_dir ", "\ufeff", "\0", "#", "{", "}", "<<EOF\n", "é"]
+)  # fmt: skip
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.one_of(WORDS, st.text(max_size=20)), max_size=25).map("".join),
+    st.sampled_from(["train.sh", "train.bat", "train.ps1"]),
+)
+def test_a_pasted_script_is_judged_or_refused_and_nothing_is_written(text, name):
+    base = Path("/nonexistent")
+    answer = doctor_tools.judge_script(text, name, base)
+    assert answer.keys() in ({"error"}, {"findings", "fixed", "changes", "note"})
+    json.dumps(answer)
+
+
+@pytest.mark.parametrize("given_", [None, [], {}, {"do": 1}, {"do": "rm"}, {"do": "explain", "pid": {"a": 1}}, {"do": "lint", "text": 5},
+                                    {"do": "lint", "text": "x" * 300_000}, {"do": "drill", "kind": "../x"}, {"do": "end"}])  # fmt: skip
+def test_the_tab_refuses_what_no_page_sends(given_, tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    answer = doctor_page.doctor(given_)
+    assert answer["ok"] is False and answer["error"]
+
+
+def test_a_report_has_no_home_no_token_and_no_password():
+    home = str(Path.home())
+    text = doctor_tools.without_secrets(
+        f"{home}/models https://me:secret@host/x hf_abcdefghijklmnop sk-1234567890abcdef"
+    )
+    assert home not in text and "secret" not in text and "hf_" not in text and "sk-" not in text
+
+
+def test_a_dead_lock_a_read_and_a_stop_are_explained(tmp_path):
+    code = "import sys, threading; lock = threading.Lock(); lock.acquire(); print('r', flush=True)\n"
+    pipe = "import os; r, w = os.pipe(); print('r', flush=True); os.read(r, 1)"
+    for program, words in ((code + "lock.acquire()", "for a lock"), (pipe, "pipe")):
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None and process.stdout.readline()
+            time.sleep(0.2)
+            until(lambda p=process, w=words: w in explain.facts(explain.checked(p.pid))["text"], f"{words} is said", 10)
+            process.send_signal(signal.SIGSTOP)
+            until(
+                lambda p=process: "is stopped by a signal" in explain.facts(explain.checked(p.pid))["text"],
+                "stopped",
+                10,
+            )
+        finally:
+            process.kill()
+            process.wait(60)
+
+
+@pytest.mark.parametrize(("mounts", "kind"), [("server:/x /data nfs4 rw 0 0", "nfs4"), ("d /data fuse.sshfs rw 0 0", "fuse.sshfs"),
+                                              ("d / ext4 rw 0 0\nd /data ext4 rw 0 0", ""), ("x /data\\040disk cifs rw 0 0\nd / xfs rw 0 0", "")])  # fmt: skip
+def test_a_network_disk_is_a_warning(mounts, kind):
+    import doctor_machine
+
+    (found,) = doctor_machine.file_system("runs", Path("/data/outputs"), mounts) or [None]
+    assert (found.status == "note" and f"({kind}," in found.text) if kind else found.status == "ok"
