@@ -49,6 +49,10 @@ def record(checkout: Path) -> dict[str, Any]:
                 modules.setdefault(target.module, {})  # one that is there although the target has moved
             if (place := _place(target, found.source)) is not None:
                 _add(modules, place, _shape(locate.node_of(place, found.source)))
+                head = (target.beside or target.name).split(".")[0]
+                new = locate._follow(target.module, head, found.source) if place.module != target.module else None
+                if new is not None:  # the module of old imports the name from the new one
+                    modules.setdefault(target.module, {})[head] = f"from {new[0]}"
                 if target.beside:  # the function by which the module was found
                     beside = locate.locate(Target(target.module, target.beside), found.source)
                     _add(modules, beside, _shape(locate.node_of(beside, found.source)))
@@ -200,7 +204,9 @@ def write_checkout(facts: dict[str, Any], folder: Path) -> Path:
             at = lines.index(f"class {owner}:") + 1 if f"class {owner}:" in lines else len(lines)
             new = [] if f"class {owner}:" in lines or not owner else [f"class {owner}:"]
             for last, shape in members:
-                if shape == "name":
+                if shape.startswith("from "):
+                    new.append(f"{shape} import {last}")
+                elif shape == "name":
                     new.append(f"{indent}{last} = None")
                 elif shape == "class" and f"class {last}:" not in lines and last not in classes:
                     new.append(f"{indent}class {last}: pass")
