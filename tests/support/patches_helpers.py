@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import kohya_nursery
 import pytest
 import tiny_sd_scripts as tiny
 
@@ -36,19 +37,14 @@ class RunResult:
 
 
 def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float) -> RunResult:
-    """Run to the end. A process that still runs after `timeout_s` is killed and fails the test."""
+    """Run a command of a trainer's interpreter to the end, forked from its nursery. After `timeout_s` it is killed and fails."""
     start = time.monotonic()
-    with subprocess.Popen(
-        command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace",
-    ) as process:  # fmt: skip
-        try:
-            log, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            log, _ = process.communicate()
-            raise AssertionError(f"still running after {timeout_s} s:\n{log[-3000:]}") from None
+    try:
+        done = kohya_nursery.run(command, env, cwd, timeout_s)
+    except subprocess.TimeoutExpired as late:
+        raise AssertionError(f"still running after {timeout_s} s:\n{late.output[-3000:]}") from None
     now = time.monotonic()
-    return RunResult(process.returncode, log, now - start, now)
+    return RunResult(done.returncode, done.stdout, now - start, now)
 
 
 @contextlib.contextmanager

@@ -15,10 +15,12 @@ import functools
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import kohya_nursery
+import tiny_sd_scripts  # noqa: F401 - it settles which interpreters serve
 
 from sd_scripts_patches import tiny
 from sd_scripts_patches.musubi import tiny as row
@@ -233,6 +235,6 @@ def write_site(work: Path) -> None:
 
 
 def _checked(line: list[str], env: dict[str, str]) -> None:
-    done = subprocess.run(line, env=env, cwd=checkout(), timeout=300, capture_output=True, text=True, check=False)
+    done = kohya_nursery.run(line, env, checkout(), 300)
     if done.returncode:
-        raise RuntimeError(f"{line[1:3]} failed:\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
+        raise RuntimeError(f"{line[1:3]} failed:\n{done.stdout[-3000:]}")
