@@ -33,7 +33,7 @@ bounded() { # bounded SECONDS COMMAND…: within a limit; its last line of error
     if [ "$code" = 124 ]; then
         cannot "$1 took longer than $seconds s"
     elif [ "$code" != 0 ]; then
-        cannot "$(grep -v '^[[:space:]]*$' "$here/errors" | grep -v '^\[notice\]' | tail -n 1 | sed 's/^\(fatal\|ERROR\|error\): //')"
+        cannot "$(tr -d '\0' <"$here/errors" | grep -v '^[[:space:]]*$' | grep -v '^\[notice\]' | tail -n 1 | sed 's/^\(fatal\|ERROR\|error\): //')"
     fi
 }
 

@@ -1,6 +1,5 @@
 """Compatibility of the patches with the real checkout and with copies of it that have changed."""
 
-import ast
 import json
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 import tiny_sd_scripts as tiny
 
 from sd_scripts_patches import __main__ as main
-from sd_scripts_patches import compatibility, patch, registry
+from sd_scripts_patches import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -121,61 +120,9 @@ def test_a_run_that_does_not_use_a_missing_target_starts_and_names_it(copy):
     assert "the script runs" in done.stderr
 
 
-def test_a_folder_without_sd_scripts_is_refused_by_name(tmp_path):
-    done = command("check", tmp_path)
-    assert done.returncode == 1 and "is not an sd-scripts checkout" in done.stderr
-
-
 def test_the_check_imports_nothing_of_sd_scripts(copy):
     """A checkout whose modules fail on import can still be checked."""
     for path in copy.rglob("*.py"):
         path.write_text("raise SystemExit('imported')\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
     done = command("check", copy)
     assert "imported" not in done.stderr, done.stderr
-
-
-@pytest.mark.parametrize(
-    "args, message",
-    [
-        ([], "usage:"),
-        (["check"], "usage:"),
-        (["-m"], "usage:"),
-        (["no-such-script.py"], "no-such-script.py: script not found"),
-        (["x.py", "--hangproof_nonsense=3"], "unknown flag --hangproof_nonsense=3"),
-        (["x.py", "--hangproof_npz_timeout_s=soon"], "HANGPROOF_NPZ_TIMEOUT_S='soon': expected seconds"),
-        (["x.py", "--hangproof_npz_timeout_s=nan"], "expected seconds"),
-        (["x.py", "--hangproof_without=nothing"], "unknown patch: nothing"),
-    ],
-)
-def test_wrong_usage_exits_with_2_and_a_message(args, message):
-    done = command(*args)
-    assert done.returncode == 2 and message in done.stderr
-
-
-def test_names_are_found_where_python_finds_them(tmp_path):
-    (tmp_path / "library").mkdir()
-    (tmp_path / "library/m.py").write_text(
-        "import numpy as np\ntry:\n    import fast\nexcept ImportError:\n    def f(a, b): ...\n"
-        "if True:\n    class A:\n        class B:\n            def g(self, x=1): ...\n"
-    )
-
-    def found(name, **more):
-        return compatibility.check_target(patch.Target("library.m", name, **more), tmp_path)
-
-    for name in ("np", "fast", "f", "A.B.g"):
-        assert found(name).verdict == "guarded", name
-    assert found("A.B.g", params=("self", "x")).verdict == "guarded"
-    assert "takes (self, x), expected (x" in found("A.B.g", params=("x",)).reason
-    assert found("A.h").verdict == "missing" and "'h' is missing" in found("A.h").reason
-
-
-def test_find_one_refuses_none_and_several():
-    tree = ast.parse("a = 1\nb = 2\nb = 2\n")
-
-    def assigns(name):
-        return lambda n: n.targets[0].id == name
-
-    assert patch.find_one(tree, ast.Assign, assigns("a"), "a = …").lineno == 1
-    for name, found in (("b", 2), ("c", 0)):
-        with pytest.raises(patch.Incompatible, match=f"found {found}"):
-            patch.find_one(tree, ast.Assign, assigns(name), f"{name} = …")

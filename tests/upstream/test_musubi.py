@@ -14,41 +14,10 @@ import tiny_musubi as tiny
 
 from guards import checkpoint, heartbeat, startup
 from sd_scripts_patches import __main__ as launcher
-from sd_scripts_patches import compatibility, hooks, registry
+from sd_scripts_patches import registry
 
 pytestmark = pytest.mark.timeout(1800)
 real = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
-
-
-def checkout(folder, *files):
-    for name in files:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("")
-    return folder
-
-
-def test_a_checkout_is_recognized_by_its_modules_wherever_its_scripts_lie(tmp_path):
-    root = checkout(tmp_path / "m", "src/musubi_tuner/training/trainer_base.py", "src/musubi_tuner/dataset/x.py")
-    expected = compatibility.Checkout(compatibility.MUSUBI, root / "src")
-    assert compatibility.find_checkout(root) == expected
-    assert compatibility.find_checkout(root / "src/musubi_tuner") == expected
-    other = checkout(tmp_path / "s", "train_network.py", "library/x.py", "networks/x.py")
-    assert compatibility.find_checkout(other) == compatibility.Checkout(compatibility.SD_SCRIPTS, other)
-    assert compatibility.find_checkout(tmp_path) is None
-
-
-def test_a_script_is_known_by_the_name_of_its_module(tmp_path, monkeypatch):
-    monkeypatch.setenv(hooks.CHECKOUT_VARIABLE, str(tmp_path / "src"))
-    assert (
-        hooks.module_name(tmp_path / "src/musubi_tuner/zimage_train_network.py") == "musubi_tuner.zimage_train_network"
-    )
-    assert hooks.module_name(tmp_path / "zimage_train_network.py") == "zimage_train_network"
-
-
-def test_the_shared_patches_keep_only_what_is_installed():
-    for patch in registry.patches(compatibility.MUSUBI):
-        assert not [target for target in patch.targets if target.module.startswith(("library.", "networks."))]
-    assert {patch.name for patch in registry.patches(compatibility.MUSUBI)} == set(registry.MUSUBI_NAMES)
 
 
 @real
