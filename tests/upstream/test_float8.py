@@ -11,7 +11,6 @@ def copies(folder):
     return sorted((folder / quantized.FOLDER).glob("*"))
 
 
-@pytest.mark.long
 @pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
 def test_real_training_is_the_same_with_the_copy_and_without_the_patch(tmp_path):
     work = tiny.workdir()

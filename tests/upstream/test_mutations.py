@@ -1,7 +1,7 @@
 """Random changes to a copy of the checkout, as upstream makes them: renamed, moved, decorated, another parameter.
 
 `check` must say what each did to the guard. A change that leaves a function unguarded and is not named would be a wait
-without an end that nobody knows of. The long form makes 200 changes; the short one 30 of them.
+without an end that nobody knows of.
 """
 
 import ast
@@ -137,11 +137,6 @@ def make_changes(copy: Path, count: int, seed: int) -> None:
 
 def test_thirty_random_changes_are_named(copy):
     make_changes(copy, 30, seed=1)
-
-
-@pytest.mark.long
-def test_two_hundred_random_changes_are_named(copy):
-    make_changes(copy, 200, seed=2)
 
 
 def test_a_function_that_moved_is_guarded_when_the_trainer_imports_it(copy, tmp_path):

@@ -246,25 +246,3 @@ def test_a_state_without_its_json_is_refused_before_anything_is_loaded(scenario)
     path = folder / "tiny-step00000003-state/train_state.json"
     assert f"{path} is missing, so the step of this state is unknown" in result.log
     assert "--initial_step N" in result.log and "Building Flux" not in result.log and "prepare images" not in result.log
-
-
-@real
-@pytest.mark.long
-def test_workers_that_restart_each_epoch_flip_the_same_images(work, tmp_path):
-    args = [
-        *SAVES,
-        "--max_train_epochs",
-        "3",
-        "--gradient_accumulation_steps",
-        "3",
-        "--flip_aug",
-        "--validation_split",
-        "0.2",
-    ]
-    plain, killed = tmp_path / "plain", tmp_path / "killed"
-    assert helpers.train(work, plain, *args, max_data_loader_n_workers="2").code == 0
-    assert helpers.killed_and_resumed(work, killed, *args, kills=3, seed=3, max_data_loader_n_workers="2") == 3
-    assert helpers.names(killed) == helpers.names(plain)
-    for name in helpers.names(plain):
-        if name.endswith(".safetensors"):
-            assert helpers.tensors(killed / "made" / name) == helpers.tensors(plain / "made" / name), name

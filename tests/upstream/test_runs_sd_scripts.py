@@ -57,12 +57,6 @@ def test_a_rendered_script_trains(rendered):
     trained(*rendered)
 
 
-@pytest.mark.long
-@asks("rendered", *TIERS[1:])
-def test_a_rendered_script_of_each_tier_trains(rendered):
-    trained(*rendered)
-
-
 def trained(tier, folder, done):
     slug = folder.name
     log = (done.stdout + done.stderr).decode(errors="replace")

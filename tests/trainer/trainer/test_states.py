@@ -124,7 +124,6 @@ def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, 
     assert [sha(folder / name) for name in loras[0]] == [sha(undisturbed / name) for name in loras[0]]
 
 
-@pytest.mark.long
 def test_a_stop_while_samples_are_made_saves_its_state_before_they_are_done(work, undisturbed):
     """Step 6 saves nothing here. Whoever asked does not wait: killed at the denoising step after the request."""
     unsaved = {**COMMON, "save_every_n_steps": 100}
