@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(os.name == "nt", reason="gloo under torchrun is not set up for Windows here"),
 ]
-ASKED = {"HANGPROOF_INJECT": "tests.request_injectors:ask", "REQUESTS": "sample@2,state@3,save@5"}
+ASKED = {"HANGPROOF_INJECT": "request_injectors:ask", "REQUESTS": "sample@2,state@3,save@5"}
 
 
 def all_done(folder, beats):

@@ -139,7 +139,8 @@ def environment(work: Path, patched: bool = True, **extra: str) -> dict[str, str
     patched=False: the launcher is not there to make the checkout's modules importable.
     """
     env = installation().environment(work, **extra)
-    return env if patched else {**env, "PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], str(checkout() / "src")])}
+    more = [str(TESTS), *([] if patched else [str(checkout() / "src")])]
+    return {**env, "PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], *more])}
 
 
 def command(script: str, *args: str, patched: bool = True, folder: str = "") -> list[str]:

@@ -71,8 +71,9 @@ def home(symbol: str, module: str = "library.train_util") -> str:
 
 
 def environment(work: Path, **extra: str) -> dict[str, str]:
-    """Return the environment variables of a training process on the tiny models; `extra` wins."""
-    return installation().environment(work, **extra)
+    """Return the environment variables of a training process on the tiny models; `extra` wins. It finds our fault injectors."""
+    found = installation().environment(work, **extra)
+    return found | {"PYTHONPATH": os.pathsep.join([found["PYTHONPATH"], str(Path(__file__).parent)])}
 
 
 def command(*args: str, patched: bool = True, script: str = tiny.SCRIPT) -> list[str]:

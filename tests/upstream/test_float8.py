@@ -1,6 +1,5 @@
 """`--fp8_base` of sd-scripts casts its model once: the next start reads the copy, and trains the same to the digit."""
 
-import pytest
 import resume_helpers as helpers
 import tiny_sd_scripts as tiny
 
@@ -11,9 +10,7 @@ def copies(folder):
     return sorted((folder / quantized.FOLDER).glob("*"))
 
 
-@pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
-def test_real_training_is_the_same_with_the_copy_and_without_the_patch(tmp_path):
-    work = tiny.workdir()
+def test_real_training_is_the_same_with_the_copy_and_without_the_patch(work, tmp_path):
     weights = tmp_path / "flux.safetensors"
     weights.write_bytes((work / "flux.safetensors").read_bytes())
 

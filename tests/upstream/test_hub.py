@@ -6,7 +6,6 @@ import http.server
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,10 +71,9 @@ def serving(files: Path, silent: bool):
 
 
 @pytest.fixture(scope="module")
-def loads(tmp_path_factory):
+def loads(newest, tmp_path_factory):
     """A tokenizer loaded three times: from the hub; from the cache that this created, with a silent hub; and from a copy
     of the cache as a killed download leaves it, with a silent hub. For each: the result and the requests to the hub."""
-    tiny.need()
     base, results = tmp_path_factory.mktemp("hub"), {}
     files = tiny.workdir() / "tokenizers" / "openai_clip-vit-large-patch14"
 
@@ -124,12 +122,9 @@ def test_a_hub_that_never_answers(loads):
     assert result.log.count("is out of reach") == 1
 
 
-@pytest.mark.parametrize("environment", ["ours", "sd-scripts"])
-def test_the_library_finds_what_the_patch_downloaded(tmp_path, environment):
-    """In both environments: huggingface-hub 0.34 (sd-scripts) and 2.x (ours)."""
-    if environment == "sd-scripts":
-        tiny.need(run=False)
-    python = sys.executable if environment == "ours" else str(tiny.python())
+def test_the_library_finds_what_the_patch_downloaded(newest, tmp_path):
+    """With the trainer's huggingface-hub; tests/network/guards/test_download.py has ours."""
+    python = str(tiny.python())
     files = tmp_path / "files"
     files.mkdir()
     (files / "weights.bin").write_bytes(bytes(300_000))

@@ -62,7 +62,7 @@ def runs(tmp_path_factory):
             TINY_LOSSES=str(folder / "losses"),
             HANGPROOF_HEARTBEAT=str(folder / "hb"),
             HANGPROOF_RUN=str(folder / "run"),
-            HANGPROOF_INJECT="tests.patches_injectors:phases",
+            HANGPROOF_INJECT="patches_injectors:phases",
             PHASES_FILE=str(folder / "phases"),
             **({} if patched else {"TINY_FAULTS": f"musubi_tuner.dataset.image_video_dataset={folder / 'sorted.py'}"}),
         )
@@ -144,7 +144,7 @@ def caching(folder, *more, patched=True, env=()):
     for number, (script, args) in enumerate(tiny.caching(config, *more).items()):
         settings = {
             "HANGPROOF_HEARTBEAT": str(folder / f"hb{number}"),
-            "HANGPROOF_INJECT": "tests.patches_injectors:phases",
+            "HANGPROOF_INJECT": "patches_injectors:phases",
             "PHASES_FILE": str(folder / f"phases{number}"),
             **dict(env),
         }

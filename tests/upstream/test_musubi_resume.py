@@ -147,7 +147,7 @@ def test_a_damaged_state_is_refused_before_anything_is_loaded(runs, tmp_path):
 
 def test_a_stop_request_saves_a_state_between_steps(runs, tmp_path):
     tiny.cached(tiny.workdir(), tmp_path)
-    env = {"HANGPROOF_HEARTBEAT": str(tmp_path / "hb"), "HANGPROOF_INJECT": "tests.patches_injectors:stop_at_four"}
+    env = {"HANGPROOF_HEARTBEAT": str(tmp_path / "hb"), "HANGPROOF_INJECT": "patches_injectors:stop_at_four"}
     stopped = train(tmp_path, *arguments(1), env=env)
     assert "stop requested: saving a state at step 4" in stopped.log, stopped.log[-3000:]
     (beat,) = heartbeat.read_all(tmp_path / "hb")

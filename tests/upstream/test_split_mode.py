@@ -11,7 +11,6 @@ import tiny_sd_scripts as tiny
 
 from sd_scripts_patches import split_mode
 
-real = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
 NO_OFFLOADER = """
 def refuse(self, *args, **kwargs):
     raise AssertionError("an Offloader was made")
@@ -19,11 +18,6 @@ module.Offloader.__init__ = refuse
 """
 ONLY_SINGLE = ("--network_args", "train_blocks=single")
 LARGEST_SHARE = 0.6
-
-
-@pytest.fixture(scope="module")
-def work():
-    return tiny.workdir()
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +47,6 @@ def pairs(work, tmp_path_factory):
         return {name: [job.result() for job in pair] for name, pair in jobs.items()}
 
 
-@real
 @pytest.mark.parametrize(("case", "steps"), [("fp32", 20), ("fp8", 4)])
 def test_losses_and_lora_are_those_of_plain_training(pairs, case, steps):
     """The arithmetic is the same, so the results are identical, not only close."""
@@ -65,7 +58,6 @@ def test_losses_and_lora_are_those_of_plain_training(pairs, case, steps):
     assert helpers.tensors(split / "made/tiny.safetensors") == weights
 
 
-@real
 @pytest.mark.parametrize("case", ["fp32", "fp8"])
 def test_at_most_three_fifths_of_the_parameters_are_on_the_device(pairs, case):
     log = pairs[case][1][1]
@@ -74,13 +66,11 @@ def test_at_most_three_fifths_of_the_parameters_are_on_the_device(pairs, case):
     assert "split_mode" not in pairs[case][0][1]
 
 
-@real
 def test_samples_are_those_of_plain_training(pairs):
     pictures = [sorted(p.read_bytes() for p in (out / "made/sample").glob("*.png")) for out, _ in pairs["fp8"]]
     assert len(pictures[0]) == 2 and pictures[0] == pictures[1]
 
 
-@real
 def test_the_larger_half_of_the_real_flux_is_less_than_three_fifths(work):
     """FLUX.1-dev at its real size, without weights: 19 double blocks, 38 single blocks."""
     source = (
@@ -100,7 +90,6 @@ def test_the_larger_half_of_the_real_flux_is_less_than_three_fifths(work):
     assert 6.4e9 < first < 6.6e9
 
 
-@real
 def test_conflicting_arguments_stop_before_a_model_is_loaded(work, tmp_path):
     args = ("--split_mode", "--max_train_steps", "2", "--blocks_to_swap", "2", "--cpu_offload_checkpointing")
     result = helpers.train(work, tmp_path / "out", *args, "--network_args", "train_blocks=double", "in_dims=4,4,4,4,4")
@@ -109,11 +98,7 @@ def test_conflicting_arguments_stop_before_a_model_is_loaded(work, tmp_path):
         assert re.search(rf"^ +{name}", result.log, re.M), name
 
 
-# Without a run.
-
-
-def test_a_forward_in_another_order_is_incompatible():
-    tiny.need(run=False)
+def test_a_forward_in_another_order_is_incompatible(sd_scripts):
     source = (tiny.checkout() / "library/flux_models.py").read_text(encoding="utf-8")
     assert split_mode._halves_in_order(ast.parse(source)) is None
     swapped = (
