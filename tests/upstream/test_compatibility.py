@@ -1,5 +1,6 @@
 """Compatibility of the patches with the real checkout and with copies of it that have changed."""
 
+import ast
 import json
 import shutil
 import subprocess
@@ -7,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import record_shapes
 import tiny_sd_scripts as tiny
 
 from sd_scripts_patches import __main__ as main
-from sd_scripts_patches import registry
+from sd_scripts_patches import patch, registry, resume, save, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,9 +26,8 @@ def command(*args, cwd=ROOT, **env):
 
 
 @pytest.fixture
-def copy(tmp_path):
+def copy(sd_scripts, tmp_path):
     """A copy of the checkout's Python files, to be broken."""
-    tiny.need(run=False)
     source, folder = tiny.checkout(), tmp_path / "sd-scripts"
     folder.mkdir()
     for path in source.glob("*.py"):
@@ -42,8 +43,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def test_every_patch_is_compatible_with_the_pinned_checkout():
-    tiny.need(run=False)
+def test_every_patch_is_compatible_with_the_pinned_checkout(sd_scripts):
     done = command("check", tiny.checkout(), "--json")
     answer = json.loads(done.stdout.splitlines()[-1])
     verdicts = {p["patch"]: p["verdict"] for p in answer["patches"]}
@@ -126,3 +126,68 @@ def test_the_check_imports_nothing_of_sd_scripts(copy):
         path.write_text("raise SystemExit('imported')\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
     done = command("check", copy)
     assert "imported" not in done.stderr, done.stderr
+
+
+def recorded(checkout):
+    """The recorded facts of this checkout's commit; it fails when there are none, as they are those of the pinned versions."""
+    (facts,) = [facts for facts in record_shapes.load() if facts["commit"] == versions.commit(checkout)]
+    return facts
+
+
+def test_what_is_recorded_of_sd_scripts_is_what_the_checkout_has(sd_scripts):
+    """After another pin: .venv/bin/python tests/support/record_shapes.py CHECKOUT…"""
+    assert record_shapes.record(sd_scripts) == recorded(sd_scripts)
+
+
+def test_what_is_recorded_of_musubi_tuner_is_what_the_checkout_has(musubi):
+    assert record_shapes.record(musubi) == recorded(musubi)
+
+
+def test_every_patch_of_musubi_tuner_is_compatible_and_a_changed_loop_is_named(musubi, tmp_path, capsys):
+    assert main.check([str(musubi)]) == 0
+    table = capsys.readouterr().out
+    assert f"{len(registry.MUSUBI_NAMES)} patches checked with {musubi}: " in table
+    assert ", 0 moved, 0 changed, 0 missing, 0 not needed" in table
+    shutil.copytree(musubi / "src", tmp_path / "src")
+    base = tmp_path / "src/musubi_tuner/training/trainer_base.py"
+    base.write_text(base.read_text(encoding="utf-8").replace("global_step += 1", "global_step = global_step + 1"))
+    assert main.check([str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert "not guarded: heartbeat, resume" in captured.err
+    assert "the statement 'global_step += 1': expected exactly one, found 0" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "old", "new"),
+    [
+        (resume.rewrite, "enumerate(skipped_dataloader or train_dataloader)", "enumerate(train_dataloader)"),
+        (resume.rewrite, "global_step += 1", "global_step = global_step + 1"),
+        (
+            resume.rewrite,
+            "for epoch in range(epoch_to_start, num_train_epochs)",
+            "for epoch in range(num_train_epochs)",
+        ),
+        (resume.rewrite, "steps_from_state", "steps_of_state"),
+        (resume.rewrite, "loss_recorder.add(", "loss_recorder.put("),
+        (resume.rewrite, "resume_from_local_or_hf_if_specified(accelerator, args)", "resume(accelerator, args)"),
+        (save.rewrite, "accelerator.end_training()", "accelerator.finish()"),
+        (save.rewrite, "save_state_on_train_end(args, accelerator)", "save_state(args, accelerator)"),
+        (
+            save.rewrite,
+            "unwrapped_nw.save_weights(ckpt_file, save_dtype, metadata_to_save)",
+            "unwrapped_nw.save(ckpt_file)",
+        ),
+        (
+            save.rewrite,
+            "        accelerator.end_training()\n",
+            "        if is_main_process:\n            accelerator.end_training()\n",
+        ),
+    ],
+)
+def test_a_changed_train_loop_is_refused(sd_scripts, rewrite, old, new):
+    source = (sd_scripts / "train_network.py").read_text(encoding="utf-8")
+    body = patch.find_function(rewrite(ast.parse(source)), "NetworkTrainer.train").body
+    assert rewrite is resume.rewrite or ast.unparse(body[-1]) == "_hangproof_end(accelerator)"
+    assert old in source
+    with pytest.raises(patch.Incompatible):
+        rewrite(ast.parse(source.replace(old, new)))

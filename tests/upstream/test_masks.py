@@ -10,7 +10,7 @@ from mask_helpers import EPOCHS, NO_LEARNING, check, mask_images
 
 
 @pytest.mark.parametrize("name", ["sdxl"])
-def test_sd_scripts_leaves_the_ignored_part_out_of_its_loss(sd_scripts, name, tmp_path):
+def test_sd_scripts_leaves_the_ignored_part_out_of_its_loss(newest, name, tmp_path):
     """Without masks, with them over caches that have none, and again from the caches, which have them now."""
     work = families.workdir(name)
     images = tiny.copy_of(work, tmp_path) / "1_thing"

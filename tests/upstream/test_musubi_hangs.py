@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import shutil
-import sys
 from functools import partial
 
 import hub_server
@@ -14,11 +13,6 @@ import pytest
 import resume_helpers
 import tiny_musubi as tiny
 
-pytestmark = [
-    pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-"),
-    pytest.mark.skipif(sys.platform == "win32", reason="workers and FIFOs as on Unix"),
-    pytest.mark.timeout(1800),
-]
 MARGIN_S = 10.0  # how long after its deadline a process may still exist
 
 WORKER = """
@@ -304,7 +298,7 @@ JOBS = {
 
 
 @pytest.fixture(scope="module")
-def started(request, tmp_path_factory):
+def started(request, musubi, tmp_path_factory):
     tiny.workdir()
     base = tmp_path_factory.mktemp("hangs")
 

@@ -21,8 +21,7 @@ CHANGES = ("rename", "move", "move and forget", "decorate", "new parameter")
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    tiny.need(run=False)
+def copy(sd_scripts, tmp_path_factory):
     source, folder = tiny.checkout(), tmp_path_factory.mktemp("changed") / "sd-scripts"
     folder.mkdir()
     for path in source.glob("*.py"):
@@ -141,7 +140,6 @@ def test_thirty_random_changes_are_named(copy):
 
 def test_a_function_that_moved_is_guarded_when_the_trainer_imports_it(copy, tmp_path):
     """The real modules, imported with the patches: every caller's reference is the guarded function."""
-    tiny.need()
     names = ("load_image", "save_and_remove_state_stepwise", "init_trackers")
     chosen = [(t, p) for _, t, p in functions(copy) if t.name in names]
     assert len({t.name for t, _ in chosen}) == len(names)

@@ -9,12 +9,11 @@ from runs_helpers import run_script
 
 import runs
 
-pytestmark = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not())
 # Each cache file takes a while, so that a kill hits the command in the middle of its work.
 
 
 @pytest.fixture
-def work(tmp_path, monkeypatch) -> Path:
+def work(musubi, tmp_path, monkeypatch) -> Path:
     """The tiny weights; the data root has a base model of them."""
     root = tmp_path / "data"
     root.mkdir()
