@@ -63,7 +63,10 @@ def main() -> None:
         if "site-packages" not in (getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]  # each work folder has its own
     importlib.invalidate_caches()
-    changes = getattr(importlib.import_module("sitecustomize"), "AFTER", {})
+    try:
+        changes = getattr(importlib.import_module("sitecustomize"), "AFTER", {})
+    except ModuleNotFoundError:
+        changes = {}
     for name in [name for name in changes if name in sys.modules]:
         for change in changes[name]:
             change(sys.modules[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -69,23 +70,16 @@ def asks(fixture: str, *names: str):
     return pytest.mark.parametrize(fixture, names, indirect=True)
 
 
-def python() -> str:
-    """Return the interpreter of sd-scripts' environment if it exists, else ours."""
-    return str(tiny.python() if tiny.python().is_file() else sys.executable)
+def module(folder: Path, source: str, *args: str, timeout_s: float = 240, real: bool = True, **env: str) -> RunResult:
+    """Run `source` as `python -m sd_scripts_patches -m probe ARGS`.
 
-
-def module(folder: Path, source: str, *args: str, timeout_s: float = 240, **env: str) -> RunResult:
-    """Run `source` as `python -m sd_scripts_patches -m probe ARGS`, in the checkout's folder if it exists.
-
-    In sd-scripts' environment if it exists, else in ours.
+    real: in sd-scripts' environment and its checkout's folder; else in ours and in `folder`.
     """
     (folder / "probe.py").write_text(source, encoding="utf-8")
-    base = tiny.environment(folder if tiny.why_not() else tiny.site(), **env)
-    base["PYTHONPATH"] = (
-        f"{folder}:{base['PYTHONPATH']}" if sys.platform != "win32" else f"{folder};{base['PYTHONPATH']}"
-    )
-    cwd = tiny.checkout() if (tiny.checkout() / "train_network.py").is_file() else folder
-    return watch([python(), "-m", "sd_scripts_patches", "-m", "probe", *args], base, cwd, timeout_s)
+    base = tiny.environment(tiny.site() if real else folder, **env)
+    base["PYTHONPATH"] = os.pathsep.join([str(folder), base["PYTHONPATH"]])
+    python, cwd = (str(tiny.python()), tiny.checkout()) if real else (sys.executable, folder)
+    return watch([python, "-m", "sd_scripts_patches", "-m", "probe", *args], base, cwd, timeout_s)
 
 
 def train(work: Path, args: list[str], timeout_s: float = 300, patched: bool = True, **env: str) -> RunResult:
