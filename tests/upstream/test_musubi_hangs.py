@@ -271,7 +271,6 @@ def slow_samples(folder, module, fault, **given):
 
 
 JOBS = {
-    "worker asleep": partial(worker, hang="time.sleep(3600)"),
     "worker deaf": partial(
         worker, hang="while True: time.sleep(1)", before="signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     ),
@@ -326,7 +325,7 @@ def workers_gone(result):
     return not alive
 
 
-@helpers.asks("result", "worker asleep", "worker deaf", "worker stopped")
+@helpers.asks("result", "worker deaf", "worker stopped")
 def test_a_worker_that_never_delivers(result):
     _, run = result
     assert run.code == 75 and gone_in_time(run, 8) and workers_gone(run), run.log[-3000:]

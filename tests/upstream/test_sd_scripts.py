@@ -147,23 +147,6 @@ def disk_args(work, out, images, *more, **changed):
     return tiny.arguments(work, out, *on_disk, *more, train_data_dir=str(images), max_train_epochs="1", **changed)
 
 
-def sleeping_worker(work, out, cached):
-    fault = out / "fault.py"
-    fault.write_text(
-        "import os, time\nreal = module.BaseDataset.__getitem__\n"
-        "def getitem(self, index):\n"
-        "    if index == 7:\n"
-        "        os.write(1, f'HANG {time.monotonic()}\\n'.encode())\n"
-        "        time.sleep(3600)\n"
-        "    return real(self, index)\n"
-        "module.BaseDataset.__getitem__ = getitem\n"
-    )
-    args = tiny.arguments(work, out, max_train_epochs="1", max_data_loader_n_workers="2")
-    limits = {"HANGPROOF_DATALOADER_TIMEOUT_S": "5", "HANGPROOF_DATALOADER_FIRST_BATCH_S": "5"}
-    env = {"HANGPROOF_HEARTBEAT": str(out / "hb"), "TINY_FAULTS": f"{tiny.home('BaseDataset')}={fault}"}
-    return helpers.train(work, args, **env, **limits)
-
-
 def blocked_cache(work, out, cached):
     """A FIFO in place of a cache, and spawned loader workers."""
     images = tiny.copy_of(cached, out)
@@ -262,7 +245,7 @@ def everything_at_once(work, out, cached):
     return helpers.train(work, args, TINY_FAULTS=";".join(faults), **limits)
 
 
-SCENARIOS = (sleeping_worker, blocked_cache, damaged_caches, cut_images, cut_image_cached, everything_at_once)
+SCENARIOS = (blocked_cache, damaged_caches, cut_images, cut_image_cached, everything_at_once)
 
 
 @pytest.fixture(scope="module")
@@ -283,16 +266,6 @@ def scenario(request, scenarios):
 
 def runs_scenario(scenario):
     return helpers.asks("scenario", scenario.__name__)
-
-
-@runs_scenario(sleeping_worker)
-def test_a_worker_that_sleeps_in_the_middle_of_training(scenario):
-    out, result = scenario
-    assert result.code == 75 and result.hung_s() < 5 + 10, result.log[-2000:]
-    message = re.search(r"waited \d+ s for batch \d+ of the data loader from worker \d \(pid \d+\)", result.log)
-    assert message
-    (beat,) = heartbeat.read_all(out / "hb")
-    assert beat.outcome == "deadline" and beat.note == message[0] and beat.phase in ("first_step", "step")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no FIFOs on this platform")

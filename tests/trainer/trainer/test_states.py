@@ -137,6 +137,7 @@ def test_a_stop_while_samples_are_made_saves_its_state_before_they_are_done(work
     assert sha(folder / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
 
 
+@pytest.mark.journey
 def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):
     """10 batches an epoch, 3 a step: the fourth step of each epoch has one. Killed in it, resumed with workers."""
     common = {"max_train_epochs": 2, "gradient_accumulation_steps": 3, "optimizer_type": "adafactor"}
