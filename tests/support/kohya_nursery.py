@@ -1,7 +1,7 @@
 """The nurseries of kohya's trainers (nursery.py): `run` forks a process of theirs that has its imports done.
 
-As a program, run by the interpreter of their environment, it is the nursery: it imports what the trainers import, and no module
-of theirs. A run's arguments are those of Python: SCRIPT ARGS, or -m MODULE ARGS. What a start of Python does with the run's
+As a program, run by the interpreter of their environment, it is the nursery: it imports the packages named, which the trainers
+import, and no module of theirs. A run's arguments are those of Python: SCRIPT ARGS, or -m MODULE ARGS. What a start of Python does with the run's
 variables is done again: the import path, and sitecustomize, whose changes are made to modules that are there already.
 """
 
@@ -37,7 +37,8 @@ def run(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float) ->
     with _starting:
         if key not in _nurseries:
             first = {name: value for name, value in env.items() if not name.startswith(("TINY_", "HANGPROOF_"))}
-            _nurseries[key] = nursery.Nursery([python, str(Path(__file__).resolve())], first, cwd)
+            names = ["torch.utils.data", "accelerate"] if python == sys.executable else INSTALLED.split()
+            _nurseries[key] = nursery.Nursery([python, str(Path(__file__).resolve()), *names], first, cwd)
     return _nurseries[key].run(words, env, timeout_s, cwd, merged=True)
 
 
@@ -47,7 +48,7 @@ def main() -> None:
 
     amx.avoid()
     own = os.environ["PYTHONPATH"].split(os.pathsep)
-    for name in INSTALLED.split():
+    for name in sys.argv[1:]:
         try:
             importlib.import_module(name)
         except ImportError:

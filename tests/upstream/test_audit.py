@@ -1,5 +1,24 @@
 """The audit's call graph against runs: what a real run calls must be reached."""
 
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+import pytest
+import tomllib
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from guards import limits
+from guards.heartbeat import PHASES
+from guards.phase_limit import name_of
+from sd_scripts_patches import audit, compatibility, patch, registry
+from sd_scripts_patches.trainers import TRAINERS
+
 import os
 from pathlib import Path
 
@@ -91,3 +110,75 @@ def ran_and_reached(checkout: Path, seen: Path) -> set[str]:
     print(f"{len(ran)} functions ran, {len(ran) - len(lost)} of them reached; {len(reached)} reached in all")
     assert not lost
     return ran
+
+
+VERSIONS = {
+    "v0.10.1": TRAINERS["sd-scripts"].tested[0],
+    "v0.11.1": TRAINERS["sd-scripts"].commit,
+    "musubi": TRAINERS["musubi"].commit,
+}
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def version(request):
+    """Each version in turn: the checkout that is at its pinned commit."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def report:
+    """The audit of that version's checkout."""
+    named = [tiny_musubi.checkout()] if version == "musubi" else tiny.checkouts()
+    folder = next((one for one in named if versions.commit(one) == VERSIONS[version]), None)
+    if folder is None:
+        pytest.skip(f"no checkout of {version} at {VERSIONS[version][:8]}: {tiny.why_not(run=False) or 'set SD_SCRIPTS_0111'}")
+    return audit.audit(folder)
+
+
+def called(call: str) -> str:
+    """The last name of a call, or the statement: `for`, `while`, `with`."""
+    statement = re.match(r"(for …|while|with|await|async for) ", call)
+    return statement[0].split()[0] if statement else re.sub(r"\((…)?\)$", "", call).split(".")[-1]
+
+
+def test_the_known_waits_are_found(version, report):
+    found = {(f.file, f.function, f.kind) for f in report.findings}
+    known = [tuple(row[1:]) for row in rows("audit_known.tsv") if row[0] == version]
+    missing = [row for row in known if row not in found]
+    print(f"{version}: {len(known) - len(missing)} of {len(known)} known waits found")
+    assert known and not missing
+
+
+def test_what_is_found_waits(version, report):
+    found = {(f.file, f.function, f.kind, called(f.call)) for f in report.findings}
+    for part in ("first", "fresh"):
+        labels = {tuple(row[2:6]): row[6] == "yes" for row in rows("audit_labels.tsv") if row[:2] == [part, version]}
+        lost = [key for key, waits in labels.items() if waits and key not in found]
+        kept = [waits for key, waits in labels.items() if key in found]
+        precision = sum(kept) / len(kept)
+        print(f"{version}, {part} sample: {sum(kept)} of {len(kept)} places wait: precision {precision:.1%}")
+        assert precision >= 0.94 and not lost
+
+
+def test_nothing_that_a_run_can_reach_is_open(report):
+    one = report
+    assert one.scripts and not one.unread
+    assert [f for f in one.findings if f.reachable and f.bound == audit.GUARD]
+    assert not one.open, one.open
+
+
+def test_the_readme_states_how_many_waits_a_run_can_reach(version, report):
+    reached = sum(f.reachable for f in report.findings)
+    name = "musubi-tuner 30c658c" if version == "musubi" else version
+    assert f"{reached} in {name}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+DATA = ROOT / "tests/support/data"
+
+
+def rows(name: str) -> list[list[str]]:
+    lines = (DATA / name).read_text(encoding="utf-8").splitlines()
+    return [line.split("\t") for line in lines if not line.startswith("#")]

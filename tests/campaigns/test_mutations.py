@@ -21,7 +21,8 @@ CHANGES = ("rename", "move", "move and forget", "decorate", "new parameter")
 
 
 @pytest.fixture(scope="module")
-def copy(sd_scripts, tmp_path_factory):
+def copy(tmp_path_factory):
+    tiny.need()
     source, folder = tiny.checkout(), tmp_path_factory.mktemp("changed") / "sd-scripts"
     folder.mkdir()
     for path in source.glob("*.py"):
@@ -134,8 +135,8 @@ def make_changes(copy: Path, count: int, seed: int) -> None:
     )
 
 
-def test_thirty_random_changes_are_named(copy):
-    make_changes(copy, 30, seed=1)
+def test_two_hundred_random_changes_are_named(copy):
+    make_changes(copy, 200, seed=2)
 
 
 def test_a_function_that_moved_is_guarded_when_the_trainer_imports_it(copy, tmp_path):
