@@ -1,33 +1,18 @@
 """The audit's call graph against runs: what a real run calls must be reached."""
 
-import inspect
-import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-from functools import cache
-from pathlib import Path
-import pytest
-import tomllib
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from guards import limits
-from guards.heartbeat import PHASES
-from guards.phase_limit import name_of
-from sd_scripts_patches import audit, compatibility, patch, registry
-from sd_scripts_patches.trainers import TRAINERS
-
-import os
 from pathlib import Path
 
 import kohya_nursery
+import pytest
 import tiny_musubi
 import tiny_sd_scripts as tiny
 
-from sd_scripts_patches import audit_calls, audit_waits
+from sd_scripts_patches import audit, audit_calls, audit_waits, versions
 from sd_scripts_patches.audit_source import Project
+from sd_scripts_patches.trainers import TRAINERS
 
 TRACE = """
 import atexit, os, sys, threading
@@ -126,12 +111,14 @@ def version(request):
 
 
 @pytest.fixture(scope="module")
-def report:
+def report(version):
     """The audit of that version's checkout."""
     named = [tiny_musubi.checkout()] if version == "musubi" else tiny.checkouts()
     folder = next((one for one in named if versions.commit(one) == VERSIONS[version]), None)
     if folder is None:
-        pytest.skip(f"no checkout of {version} at {VERSIONS[version][:8]}: {tiny.why_not(run=False) or 'set SD_SCRIPTS_0111'}")
+        pytest.skip(
+            f"no checkout of {version} at {VERSIONS[version][:8]}: {tiny.why_not(run=False) or 'set SD_SCRIPTS_0111'}"
+        )
     return audit.audit(folder)
 
 
@@ -167,10 +154,10 @@ def test_nothing_that_a_run_can_reach_is_open(report):
     assert not one.open, one.open
 
 
-def test_the_readme_states_how_many_waits_a_run_can_reach(version, report):
+def test_the_documents_state_how_many_waits_a_run_can_reach(version, report):
     reached = sum(f.reachable for f in report.findings)
     name = "musubi-tuner 30c658c" if version == "musubi" else version
-    assert f"{reached} in {name}" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{reached} in {name}" in " ".join((ROOT / "docs/limits.md").read_text(encoding="utf-8").split())
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,3 +169,19 @@ DATA = ROOT / "tests/support/data"
 def rows(name: str) -> list[list[str]]:
     lines = (DATA / name).read_text(encoding="utf-8").splitlines()
     return [line.split("\t") for line in lines if not line.startswith("#")]
+
+
+def test_a_guard_that_lacks_its_target_bounds_nothing(sd_scripts, tmp_path):
+    source = sd_scripts
+    folder = tmp_path / "copy"
+    for part in ("library", "networks"):
+        shutil.copytree(source / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in source.glob("*.py"):
+        shutil.copy(path, folder)
+    before, path = audit.audit(folder), folder / "library/custom_offloading_utils.py"
+    path.write_text(path.read_text(encoding="utf-8").replace("_wait_blocks_move", "_await_block"), encoding="utf-8")
+    found = {f.function: f for f in audit.audit(folder).findings if f.file == "library/custom_offloading_utils.py"}
+    assert found["Offloader._await_block"].bound == audit.PHASE
+    gained, lost = audit.added(audit.audit(folder), before)
+    assert [f.function for f in gained] == ["Offloader._await_block"]
+    assert [f.function for f in lost] == ["Offloader._wait_blocks_move"]

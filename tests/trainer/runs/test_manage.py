@@ -2,11 +2,20 @@
 
 import json
 
-from runs_helpers import data, pictures, python  # noqa: F401
+import pytest
+from runs_helpers import pictures, python
 from ui_helpers import kill_runs
 
 SET = ("epochs=2", "repeats=2", "workers=0", "save_every_n_steps=3")
 LIMIT_S = 400
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """An empty data root."""
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
 
 
 def files(folder) -> dict[str, bytes]:

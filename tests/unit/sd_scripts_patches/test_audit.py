@@ -4,7 +4,6 @@ import inspect
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -110,22 +109,6 @@ def settle(futures):
     both = script.replace("(1)\n", "(1)\n    settle([])\n")
     outside = scratch(tmp_path / "b", library__custom_offloading_utils=offloading, train_network=both + MAIN)
     assert bounds(outside)["settle"] == (audit.PHASE, True)
-
-
-def test_a_guard_that_lacks_its_target_bounds_nothing(tmp_path):
-    source = need("v0.10.1")
-    folder = tmp_path / "copy"
-    for part in ("library", "networks"):
-        shutil.copytree(source / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in source.glob("*.py"):
-        shutil.copy(path, folder)
-    before, path = audit.audit(folder), folder / "library/custom_offloading_utils.py"
-    path.write_text(path.read_text(encoding="utf-8").replace("_wait_blocks_move", "_await_block"), encoding="utf-8")
-    found = {f.function: f for f in audit.audit(folder).findings if f.file == "library/custom_offloading_utils.py"}
-    assert found["Offloader._await_block"].bound == audit.PHASE
-    gained, lost = audit.added(audit.audit(folder), before)
-    assert [f.function for f in gained] == ["Offloader._await_block"]
-    assert [f.function for f in lost] == ["Offloader._wait_blocks_move"]
 
 
 def test_every_guard_of_the_table_is_a_target_of_its_patch_that_sets_a_limit():
