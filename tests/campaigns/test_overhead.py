@@ -1,4 +1,4 @@
-"""The guards' price, measured by the benchmark that is shipped. The loop takes two minutes: `-m long`."""
+"""The guards' price, measured by the benchmark that is shipped. The loop takes two minutes."""
 
 import json
 

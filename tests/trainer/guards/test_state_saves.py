@@ -260,7 +260,7 @@ def test_sigterm_during_a_save_completes_it_and_stops_with_a_state(work, ring):
 
 
 def test_kills_in_the_middle_of_a_save_leave_a_state_or_a_record(work, ring):
-    kills = 2
+    kills = int(os.environ.get("KILLS", "2"))
     output = work["folder"] / f"kills-{kills}"
     settings = {"max_train_steps": 3 * kills + 6, "save_every_n_steps": 2}
     for number in range(1, kills + 1):

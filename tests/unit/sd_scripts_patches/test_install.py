@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import hangproof
 from runs.paths import ROOT
 from sd_scripts_patches import install
 from sd_scripts_patches.trainers import TRAINERS
@@ -205,6 +206,7 @@ def test_a_python_that_the_trainer_supports_is_found_or_the_ones_found_are_named
     assert install.interpreter(MUSUBI) == [str(tmp_path / "mine")]
 
 
+@pytest.mark.slow
 def test_an_environment_is_stamped_last_made_once_and_removed_when_it_fails(tmp_path, monkeypatch):
     target, first = tmp_path / "v", tmp_path / "first"
     wanted = "# nothing to install\n"
@@ -250,10 +252,12 @@ def test_start_sh_knows_the_trainer(tmp_path, key):
     done = subprocess.run(
         ["bash", str(tmp_path / "start.sh"), key, "--json"], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == f"-m sd_scripts_patches.install {key} --json"
-    assert f"({key}" in (ROOT / "start.bat").read_text() or f" {key})" in (ROOT / "start.bat").read_text()
+    assert done.stdout.strip() == f"{tmp_path / 'hangproof.py'} {key} --json"
+    assert hangproof.OTHERS[key] == ["-m", "sd_scripts_patches.install", key]
+    assert "hangproof.py" in (ROOT / "start.bat").read_text()
 
 
+@pytest.mark.slow
 def test_a_second_start_installs_nothing(tmp_path):
     """setup.sh in its own folder, with an empty requirements file."""
     (tmp_path / "setup.sh").write_bytes((ROOT / "setup.sh").read_bytes())
