@@ -26,14 +26,15 @@ done
 [ -n "$python" ] || cannot "they need Python 3.10 to 3.12, and there is none"
 command -v git >/dev/null 2>&1 || cannot "git is not installed"
 
-bounded() { # bounded SECONDS COMMAND…: within a limit; its last line of errors is the reason
+bounded() { # bounded SECONDS COMMAND…: within a limit; its first line of errors is the reason
     local seconds=$1 code=0
     shift
     GIT_TERMINAL_PROMPT=0 timeout "$seconds" "$@" >/dev/null 2>"$here/errors" || code=$?
     if [ "$code" = 124 ]; then
         cannot "$1 took longer than $seconds s"
     elif [ "$code" != 0 ]; then
-        cannot "$(tr -d '\0' <"$here/errors" | grep -v '^[[:space:]]*$' | grep -v '^\[notice\]' | tail -n 1 | sed 's/^\(fatal\|ERROR\|error\): //')"
+        tr -d '\0' <"$here/errors" | grep -E '^(fatal|ERROR|error): ' >"$here/reasons" || tail -n 1 "$here/errors" >"$here/reasons"
+        cannot "$(head -n 1 "$here/reasons" | sed 's/^[a-zA-Z]*: //')"
     fi
 }
 
