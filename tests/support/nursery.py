@@ -175,4 +175,5 @@ def _become(request: dict) -> list[str]:
         os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # that of the run's variables
     return request["argv"]

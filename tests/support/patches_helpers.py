@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import kohya_nursery
 import pytest
 import tiny_sd_scripts as tiny
 
@@ -36,19 +38,14 @@ class RunResult:
 
 
 def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float) -> RunResult:
-    """Run to the end. A process that still runs after `timeout_s` is killed and fails the test."""
+    """Run a command of a trainer's interpreter to the end, forked from its nursery. After `timeout_s` it is killed and fails."""
     start = time.monotonic()
-    with subprocess.Popen(
-        command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace",
-    ) as process:  # fmt: skip
-        try:
-            log, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            log, _ = process.communicate()
-            raise AssertionError(f"still running after {timeout_s} s:\n{log[-3000:]}") from None
+    try:
+        done = kohya_nursery.run(command, env, cwd, timeout_s)
+    except subprocess.TimeoutExpired as late:
+        raise AssertionError(f"still running after {timeout_s} s:\n{late.output[-3000:]}") from None
     now = time.monotonic()
-    return RunResult(process.returncode, log, now - start, now)
+    return RunResult(done.returncode, done.stdout, now - start, now)
 
 
 @contextlib.contextmanager
@@ -73,23 +70,16 @@ def asks(fixture: str, *names: str):
     return pytest.mark.parametrize(fixture, names, indirect=True)
 
 
-def python() -> str:
-    """Return the interpreter of sd-scripts' environment if it exists, else ours."""
-    return str(tiny.python() if tiny.python().is_file() else sys.executable)
+def module(folder: Path, source: str, *args: str, timeout_s: float = 240, real: bool = True, **env: str) -> RunResult:
+    """Run `source` as `python -m sd_scripts_patches -m probe ARGS`.
 
-
-def module(folder: Path, source: str, *args: str, timeout_s: float = 240, **env: str) -> RunResult:
-    """Run `source` as `python -m sd_scripts_patches -m probe ARGS`, in the checkout's folder if it exists.
-
-    In sd-scripts' environment if it exists, else in ours.
+    real: in sd-scripts' environment and its checkout's folder; else in ours and in `folder`.
     """
     (folder / "probe.py").write_text(source, encoding="utf-8")
-    base = tiny.environment(folder if tiny.why_not() else tiny.site(), **env)
-    base["PYTHONPATH"] = (
-        f"{folder}:{base['PYTHONPATH']}" if sys.platform != "win32" else f"{folder};{base['PYTHONPATH']}"
-    )
-    cwd = tiny.checkout() if (tiny.checkout() / "train_network.py").is_file() else folder
-    return watch([python(), "-m", "sd_scripts_patches", "-m", "probe", *args], base, cwd, timeout_s)
+    base = tiny.environment(tiny.site() if real else folder, **env)
+    base["PYTHONPATH"] = os.pathsep.join([str(folder), base["PYTHONPATH"]])
+    python, cwd = (str(tiny.python()), tiny.checkout()) if real else (sys.executable, folder)
+    return watch([python, "-m", "sd_scripts_patches", "-m", "probe", *args], base, cwd, timeout_s)
 
 
 def train(work: Path, args: list[str], timeout_s: float = 300, patched: bool = True, **env: str) -> RunResult:

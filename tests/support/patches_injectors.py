@@ -21,16 +21,7 @@ def phases(phase, step, heartbeat):
 
 def stop_at_four(phase, step, heartbeat):
     """Request a stop, as the monitor does, after step 4."""
-    _stop_at(4, phase, step, heartbeat)
-
-
-def stop_at_six(phase, step, heartbeat):
-    """The same after step 6."""
-    _stop_at(6, phase, step, heartbeat)
-
-
-def _stop_at(number, phase, step, heartbeat):
     from guards import heartbeat as records
 
-    if phase == "step" and step == number:
+    if phase == "step" and step == 4:
         records.set_request(heartbeat.path, records.REQUEST_STOP)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,6 @@ from pathlib import Path
 
 import numpy
 import patches_helpers as helpers
-import patches_stalled_fs as stalled
 import tiny_sd_scripts as tiny
 
 LOADER = """
@@ -142,14 +142,6 @@ def fifo(folder: Path):
     yield {"CACHE": str(folder / "x.npz")}
 
 
-@contextlib.contextmanager
-def stalled_mount(folder: Path):
-    """A cache on a mount that has stopped responding: not even a signal wakes its reader."""
-    (folder / "mnt").mkdir()
-    with stalled.stalled_mount(folder / "mnt"):
-        yield {"CACHE": str(folder / "mnt" / "x.npz")}
-
-
 def damaged(spoil: Callable[[bytes], bytes]):
     @contextlib.contextmanager
     def around(folder: Path):
@@ -177,7 +169,7 @@ def late_rank(folder: Path):
     env = {**tiny.environment(folder), **both, "RANK": "1", "LOCAL_RANK": "1"}
     env["PYTHONPATH"] = f"{folder}:{env['PYTHONPATH']}"
     late = subprocess.Popen(
-        [helpers.python(), "-m", "sd_scripts_patches", "-m", "probe"],
+        [sys.executable, "-m", "sd_scripts_patches", "-m", "probe"],
         env=env,
         cwd=folder,
         stdout=subprocess.DEVNULL,
@@ -199,13 +191,14 @@ class Probe:
     env: dict[str, str] = field(default_factory=dict)
     real: bool = False
     around: Callable[[Path], AbstractContextManager[dict[str, str]]] = lambda folder: contextlib.nullcontext({})
-    why_not: str = ""
 
     def run(self, folder: Path) -> helpers.RunResult:
         folder.mkdir()
         with self.around(folder) as more:
             args = [a.replace("FOLDER", str(folder)) for a in self.args]
-            return replace(helpers.module(folder, self.source, *args, **{**self.env, **more}), folder=folder)
+            return replace(
+                helpers.module(folder, self.source, *args, real=self.real, **{**self.env, **more}), folder=folder
+            )
 
 
 BATCHES = {
@@ -236,15 +229,12 @@ PROBES = {
         for way in ("wait_for_block", "set_forward_only", "backward hook")
     },
     "npz on a FIFO": Probe(NPZ, env={"HANGPROOF_NPZ_TIMEOUT_S": "2"}, real=True, around=fifo),
-    "npz on a stalled mount": Probe(
-        NPZ, env={"HANGPROOF_NPZ_TIMEOUT_S": "2"}, real=True, around=stalled_mount, why_not=stalled.why_not()
-    ),
     "npz truncated": Probe(NPZ, real=True, around=damaged(lambda data: data[:5000])),
     "npz with a corrupt member": Probe(NPZ, real=True, around=damaged(flip)),
     "tracker never starts, run fails": Probe(
         TRACKER, ("__init__", "fail", "FOLDER"), {"HANGPROOF_TRACKER_TIMEOUT_S": "2"}, real=True
     ),
-    "rank late": Probe(BARRIER, env={"HANGPROOF_BARRIER_TIMEOUT_S": "10"}, around=late_rank),
+    "rank late": Probe(BARRIER, env={"HANGPROOF_BARRIER_TIMEOUT_S": "6"}, around=late_rank),
     "fork after CUDA": Probe(FORK),
     "GPU in a forked child": Probe(BAD_FORK),
 }

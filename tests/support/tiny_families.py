@@ -15,7 +15,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import kohya_nursery
 import tiny_sd_scripts as tiny
 
 from sd_scripts_patches.tiny import write_images, write_tokenizers
@@ -485,11 +485,13 @@ def why_not(name: str) -> str:
     return tiny.why_not() or (f"this checkout has no {script}" if missing else "")
 
 
-@functools.lru_cache(maxsize=16)
 def workdir(name: str) -> Path:
-    """Return a folder with weights, tokenizers, images and site/ of a family, made once per session."""
-    if FAMILIES[name].of:
-        return workdir(FAMILIES[name].of)
+    """Return a folder with weights, tokenizers, images and site/ of a family, made once per session and checkout."""
+    return _workdir(tiny.checkout(), FAMILIES[name].of or name)
+
+
+@functools.lru_cache(maxsize=32)
+def _workdir(made_by: Path, name: str) -> Path:
     work = Path(tempfile.mkdtemp(prefix=f"tiny-{name}-"))
     atexit.register(shutil.rmtree, work, ignore_errors=True)
     tiny.write_site(work)
@@ -497,12 +499,10 @@ def workdir(name: str) -> Path:
     (work / "sizes.json").write_text(json.dumps(sizes(name)), encoding="utf-8")
     for module, code in FAMILIES[name].extra.items():
         (work / f"{module}.py").write_text(code, encoding="utf-8")
-    done = subprocess.run(
-        [str(tiny.python()), __file__, str(tiny.checkout()), str(work), name],
-        env=environment(name, work), cwd=tiny.checkout(), timeout=300, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    line = [str(tiny.python()), __file__, str(made_by), str(work), name]
+    done = kohya_nursery.run(line, environment(name, work), made_by, 300)
     if done.returncode:
-        raise RuntimeError(f"the tiny models of {name} were not made:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"the tiny models of {name} were not made:\n{done.stdout}")
     return work
 
 

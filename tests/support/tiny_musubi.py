@@ -15,10 +15,12 @@ import functools
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import kohya_nursery
+import tiny_sd_scripts  # noqa: F401 - it settles which interpreters serve
 
 from sd_scripts_patches import tiny
 from sd_scripts_patches.musubi import tiny as row
@@ -137,7 +139,8 @@ def environment(work: Path, patched: bool = True, **extra: str) -> dict[str, str
     patched=False: the launcher is not there to make the checkout's modules importable.
     """
     env = installation().environment(work, **extra)
-    return env if patched else {**env, "PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], str(checkout() / "src")])}
+    more = [str(TESTS), *([] if patched else [str(checkout() / "src")])]
+    return {**env, "PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], *more])}
 
 
 def command(script: str, *args: str, patched: bool = True, folder: str = "") -> list[str]:
@@ -233,6 +236,6 @@ def write_site(work: Path) -> None:
 
 
 def _checked(line: list[str], env: dict[str, str]) -> None:
-    done = subprocess.run(line, env=env, cwd=checkout(), timeout=300, capture_output=True, text=True, check=False)
+    done = kohya_nursery.run(line, env, checkout(), 300)
     if done.returncode:
-        raise RuntimeError(f"{line[1:3]} failed:\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
+        raise RuntimeError(f"{line[1:3]} failed:\n{done.stdout[-3000:]}")

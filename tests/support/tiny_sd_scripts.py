@@ -10,14 +10,27 @@ import atexit
 import functools
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
+
+import kohya_nursery
 
 from sd_scripts_patches import tiny
 from sd_scripts_patches.tiny import ROOT, arguments, losses
 
 __all__ = ["ROOT", "arguments", "losses"]
+
+
+# One interpreter may serve all trainers; the project itself knows environments.
+for variable in ("SD_SCRIPTS_VENV", "MUSUBI_VENV"):
+    if os.environ.get("SD_SCRIPTS_PYTHON") and not os.environ.get(variable):
+        os.environ[variable] = str(Path(os.environ["SD_SCRIPTS_PYTHON"]).absolute().parent.parent)
+
+
+def checkouts() -> list[Path]:
+    """Return the checkouts to test with: $SD_SCRIPTS_DIR (else sd-scripts/ in the project) and $SD_SCRIPTS_0111."""
+    named = [checkout(), *filter(None, [os.environ.get("SD_SCRIPTS_0111")])]
+    return [Path(one) for one in dict.fromkeys(map(str, named)) if (Path(one) / tiny.SCRIPT).is_file()]
 
 
 def checkout() -> Path:
@@ -58,8 +71,9 @@ def home(symbol: str, module: str = "library.train_util") -> str:
 
 
 def environment(work: Path, **extra: str) -> dict[str, str]:
-    """Return the environment variables of a training process on the tiny models; `extra` wins."""
-    return installation().environment(work, **extra)
+    """Return the environment variables of a training process on the tiny models; `extra` wins. It finds our fault injectors."""
+    found = installation().environment(work, **extra)
+    return found | {"PYTHONPATH": os.pathsep.join([found["PYTHONPATH"], str(Path(__file__).parent)])}
 
 
 def command(*args: str, patched: bool = True, script: str = tiny.SCRIPT) -> list[str]:
@@ -67,29 +81,26 @@ def command(*args: str, patched: bool = True, script: str = tiny.SCRIPT) -> list
     return installation().command(*args, patched=patched, script=script)
 
 
-def run(
-    args: list[str], env: dict[str, str], timeout_s: float = 120, patched: bool = True
-) -> subprocess.CompletedProcess:
+def run(args: list[str], env: dict[str, str], timeout_s: float = 120, patched: bool = True):
     """Train; both output streams are in `.stdout`. Raises subprocess.TimeoutExpired when it does not exit by itself."""
-    return subprocess.run(
-        command(*args, patched=patched), check=False, env=env, cwd=checkout(), timeout=timeout_s,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace",
-    )  # fmt: skip
+    return kohya_nursery.run(command(*args, patched=patched), env, checkout(), timeout_s)
 
 
-@functools.lru_cache(maxsize=4)
 def workdir(images: int = 10, blocks: str = "2,4") -> Path:
-    """Return a folder with weights, tokenizers, images and site/, made once per session. Treat it as read-only: write
-    caches and outputs elsewhere (`copy_of` copies the images)."""
+    """Return a folder with weights, tokenizers, images and site/, made once per session and checkout. Treat it as read-only:
+    write caches and outputs elsewhere (`copy_of` copies the images)."""
+    return _workdir(checkout(), images, blocks)
+
+
+@functools.lru_cache(maxsize=8)
+def _workdir(made_by: Path, images: int, blocks: str) -> Path:
     work = Path(tempfile.mkdtemp(prefix="tiny-sd-"))
     atexit.register(shutil.rmtree, work, ignore_errors=True)
     write_site(work)
-    done = subprocess.run(
-        installation().maker(work, images),
-        env=environment(work, TINY_BLOCKS=blocks), cwd=checkout(), timeout=300, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    env = environment(work, TINY_BLOCKS=blocks)
+    done = kohya_nursery.run(installation().maker(work, images), env, made_by, 300)
     if done.returncode:
-        raise RuntimeError(f"tiny models were not made:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"tiny models were not made:\n{done.stdout}")
     return work
 
 

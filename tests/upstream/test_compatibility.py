@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import record_shapes
 import tiny_sd_scripts as tiny
 
 from sd_scripts_patches import __main__ as main
-from sd_scripts_patches import compatibility, patch, registry
+from sd_scripts_patches import patch, registry, resume, save, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,9 +26,8 @@ def command(*args, cwd=ROOT, **env):
 
 
 @pytest.fixture
-def copy(tmp_path):
+def copy(sd_scripts, tmp_path):
     """A copy of the checkout's Python files, to be broken."""
-    tiny.need(run=False)
     source, folder = tiny.checkout(), tmp_path / "sd-scripts"
     folder.mkdir()
     for path in source.glob("*.py"):
@@ -43,8 +43,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def test_every_patch_is_compatible_with_the_pinned_checkout():
-    tiny.need(run=False)
+def test_every_patch_is_compatible_with_the_pinned_checkout(sd_scripts):
     done = command("check", tiny.checkout(), "--json")
     answer = json.loads(done.stdout.splitlines()[-1])
     verdicts = {p["patch"]: p["verdict"] for p in answer["patches"]}
@@ -70,16 +69,6 @@ def checked(copy, capsys) -> tuple[int, str]:
     return main.check([str(copy)]), capsys.readouterr().out
 
 
-def test_changed_parameters_are_incompatible(copy, capsys):
-    edit(
-        copy / "library/custom_offloading_utils.py",
-        "def _wait_blocks_move(self, block_idx)",
-        "def _wait_blocks_move(self, pool, block_idx)",
-    )
-    code, table = checked(copy, capsys)
-    assert code == 1 and "takes (self, pool, block_idx), expected (self, block_idx, …)" in table
-
-
 def test_another_way_to_read_a_cache_is_incompatible(copy, capsys):
     edit(copy / "library/strategy_flux.py", "data = np.load(npz_path)", "data = np.load(npz_path, mmap_mode='r')")
     code, table = checked(copy, capsys)
@@ -102,7 +91,7 @@ def test_a_run_that_relies_on_a_missing_target_stops_before_anything_is_loaded(c
     edit(copy / "library/custom_offloading_utils.py", "_wait_blocks_move", "_await_block")
     (copy / "torch.py").write_text("raise SystemExit('torch was imported')")
     script = copy / "flux_train_network.py"
-    for flags in (["--blocks_to_swap", "4"], ["--blocks_to_swap=4"], ["--hangproof_strict", "1"]):
+    for flags in (["--blocks_to_swap=4"], ["--hangproof_strict", "1"]):
         done = command(script, "--help", *flags)
         assert done.returncode == 1
         assert "'_wait_blocks_move' is missing" in done.stderr and "Nothing was loaded" in done.stderr
@@ -121,11 +110,6 @@ def test_a_run_that_does_not_use_a_missing_target_starts_and_names_it(copy):
     assert "the script runs" in done.stderr
 
 
-def test_a_folder_without_sd_scripts_is_refused_by_name(tmp_path):
-    done = command("check", tmp_path)
-    assert done.returncode == 1 and "is not an sd-scripts checkout" in done.stderr
-
-
 def test_the_check_imports_nothing_of_sd_scripts(copy):
     """A checkout whose modules fail on import can still be checked."""
     for path in copy.rglob("*.py"):
@@ -134,48 +118,66 @@ def test_the_check_imports_nothing_of_sd_scripts(copy):
     assert "imported" not in done.stderr, done.stderr
 
 
+def recorded(checkout):
+    """The recorded facts of this checkout's commit; it fails when there are none, as they are those of the pinned versions."""
+    (facts,) = [facts for facts in record_shapes.load() if facts["commit"] == versions.commit(checkout)]
+    return facts
+
+
+def test_what_is_recorded_of_sd_scripts_is_what_the_checkout_has(sd_scripts):
+    """After another pin: .venv/bin/python tests/support/record_shapes.py CHECKOUT…"""
+    assert record_shapes.record(sd_scripts) == recorded(sd_scripts)
+
+
+def test_what_is_recorded_of_musubi_tuner_is_what_the_checkout_has(musubi):
+    assert record_shapes.record(musubi) == recorded(musubi)
+
+
+def test_every_patch_of_musubi_tuner_is_compatible_and_a_changed_loop_is_named(musubi, tmp_path, capsys):
+    assert main.check([str(musubi)]) == 0
+    table = capsys.readouterr().out
+    assert f"{len(registry.MUSUBI_NAMES)} patches checked with {musubi}: " in table
+    assert ", 0 moved, 0 changed, 0 missing, 0 not needed" in table
+    shutil.copytree(musubi / "src", tmp_path / "src")
+    base = tmp_path / "src/musubi_tuner/training/trainer_base.py"
+    base.write_text(base.read_text(encoding="utf-8").replace("global_step += 1", "global_step = global_step + 1"))
+    assert main.check([str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert "not guarded: heartbeat, resume" in captured.err
+    assert "the statement 'global_step += 1': expected exactly one, found 0" in captured.out
+
+
 @pytest.mark.parametrize(
-    "args, message",
+    ("rewrite", "old", "new"),
     [
-        ([], "usage:"),
-        (["check"], "usage:"),
-        (["-m"], "usage:"),
-        (["no-such-script.py"], "no-such-script.py: script not found"),
-        (["x.py", "--hangproof_nonsense=3"], "unknown flag --hangproof_nonsense=3"),
-        (["x.py", "--hangproof_npz_timeout_s=soon"], "HANGPROOF_NPZ_TIMEOUT_S='soon': expected seconds"),
-        (["x.py", "--hangproof_npz_timeout_s=nan"], "expected seconds"),
-        (["x.py", "--hangproof_without=nothing"], "unknown patch: nothing"),
+        (resume.rewrite, "enumerate(skipped_dataloader or train_dataloader)", "enumerate(train_dataloader)"),
+        (resume.rewrite, "global_step += 1", "global_step = global_step + 1"),
+        (
+            resume.rewrite,
+            "for epoch in range(epoch_to_start, num_train_epochs)",
+            "for epoch in range(num_train_epochs)",
+        ),
+        (resume.rewrite, "steps_from_state", "steps_of_state"),
+        (resume.rewrite, "loss_recorder.add(", "loss_recorder.put("),
+        (resume.rewrite, "resume_from_local_or_hf_if_specified(accelerator, args)", "resume(accelerator, args)"),
+        (save.rewrite, "accelerator.end_training()", "accelerator.finish()"),
+        (save.rewrite, "save_state_on_train_end(args, accelerator)", "save_state(args, accelerator)"),
+        (
+            save.rewrite,
+            "unwrapped_nw.save_weights(ckpt_file, save_dtype, metadata_to_save)",
+            "unwrapped_nw.save(ckpt_file)",
+        ),
+        (
+            save.rewrite,
+            "        accelerator.end_training()\n",
+            "        if is_main_process:\n            accelerator.end_training()\n",
+        ),
     ],
 )
-def test_wrong_usage_exits_with_2_and_a_message(args, message):
-    done = command(*args)
-    assert done.returncode == 2 and message in done.stderr
-
-
-def test_names_are_found_where_python_finds_them(tmp_path):
-    (tmp_path / "library").mkdir()
-    (tmp_path / "library/m.py").write_text(
-        "import numpy as np\ntry:\n    import fast\nexcept ImportError:\n    def f(a, b): ...\n"
-        "if True:\n    class A:\n        class B:\n            def g(self, x=1): ...\n"
-    )
-
-    def found(name, **more):
-        return compatibility.check_target(patch.Target("library.m", name, **more), tmp_path)
-
-    for name in ("np", "fast", "f", "A.B.g"):
-        assert found(name).verdict == "guarded", name
-    assert found("A.B.g", params=("self", "x")).verdict == "guarded"
-    assert "takes (self, x), expected (x" in found("A.B.g", params=("x",)).reason
-    assert found("A.h").verdict == "missing" and "'h' is missing" in found("A.h").reason
-
-
-def test_find_one_refuses_none_and_several():
-    tree = ast.parse("a = 1\nb = 2\nb = 2\n")
-
-    def assigns(name):
-        return lambda n: n.targets[0].id == name
-
-    assert patch.find_one(tree, ast.Assign, assigns("a"), "a = …").lineno == 1
-    for name, found in (("b", 2), ("c", 0)):
-        with pytest.raises(patch.Incompatible, match=f"found {found}"):
-            patch.find_one(tree, ast.Assign, assigns(name), f"{name} = …")
+def test_a_changed_train_loop_is_refused(sd_scripts, rewrite, old, new):
+    source = (sd_scripts / "train_network.py").read_text(encoding="utf-8")
+    body = patch.find_function(rewrite(ast.parse(source)), "NetworkTrainer.train").body
+    assert rewrite is resume.rewrite or ast.unparse(body[-1]) == "_hangproof_end(accelerator)"
+    assert old in source
+    with pytest.raises(patch.Incompatible):
+        rewrite(ast.parse(source.replace(old, new)))

@@ -1,24 +1,18 @@
 """The model hub: cached files need no network, a stalled download ends the process, a missing file is not retried, and a hub
 that is out of reach leaves the library to its own error."""
 
-import argparse
 import contextlib
 import http.server
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import patches_helpers as helpers
 import pytest
 import tiny_sd_scripts as tiny
-
-from guards import hub_request
-from sd_scripts_patches import hub, session
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "a" * 40
@@ -77,10 +71,9 @@ def serving(files: Path, silent: bool):
 
 
 @pytest.fixture(scope="module")
-def loads(tmp_path_factory):
+def loads(newest, tmp_path_factory):
     """A tokenizer loaded three times: from the hub; from the cache that this created, with a silent hub; and from a copy
     of the cache as a killed download leaves it, with a silent hub. For each: the result and the requests to the hub."""
-    tiny.need()
     base, results = tmp_path_factory.mktemp("hub"), {}
     files = tiny.workdir() / "tokenizers" / "openai_clip-vit-large-patch14"
 
@@ -129,111 +122,9 @@ def test_a_hub_that_never_answers(loads):
     assert result.log.count("is out of reach") == 1
 
 
-@pytest.fixture(autouse=True)
-def new_process():
-    """Nothing is known about the hub, as when a process starts."""
-    hub_request.reach.__init__()
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "60")
-    monkeypatch.setattr(hub, "POLL_S", 0.05)
-    monkeypatch.setattr(hub, "RETRY_PAUSE_S", 0.01)
-
-
-def test_a_slow_download_continues_while_bytes_arrive(tmp_path, monkeypatch):
-    """With a clock that advances one second per call: ten times the limit in all, and a byte arrives at every call."""
-    blobs, calls = tmp_path / "models--a--b" / "blobs", []
-    blobs.mkdir(parents=True)
-    done = threading.Event()
-
-    def seconds():
-        calls.append(1)
-        with open(blobs / "x.incomplete", "ab") as file:
-            file.write(b"x")
-        if len(calls) > 30:
-            done.set()
-        return float(len(calls))
-
-    monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "3")
-    monkeypatch.setattr(hub, "POLL_S", 0.01)
-    monkeypatch.setattr(hub_request, "time", SimpleNamespace(monotonic=seconds))
-    assert hub.download_with_retries(lambda: done.wait(60) and "path", tmp_path, "a file") == "path"
-
-
-def test_a_stalled_download_ends_the_process(tmp_path):
-    script = (
-        "import time; from pathlib import Path; from sd_scripts_patches import hub\n"
-        "hub.reach.answered = True\n"
-        f"hub.download_with_retries(lambda: time.sleep(60), Path({str(tmp_path)!r}), 'model.bin of a/b')"
-    )
-    env = {**os.environ, "HANGPROOF_HUB_TIMEOUT_S": "0.5"}
-    result = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=env, check=False, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 75 and "waited 0.5 s for a byte of model.bin of a/b" in result.stderr
-
-
-def test_network_errors_are_retried_and_a_missing_file_is_not(tmp_path, impatient, capsys):
-    attempts = []
-
-    def flaky():
-        attempts.append(1)
-        if len(attempts) < 3:
-            raise ConnectionError("reset")
-        return "path"
-
-    assert hub.download_with_retries(flaky, tmp_path, "a file") == "path" and len(attempts) == 3
-    assert "a file: ConnectionError: reset; retrying (attempt 2 of 3 failed)" in capsys.readouterr().err
-
-    class Missing(OSError):
-        response = SimpleNamespace(status_code=404)
-
-    def missing():
-        attempts.append(1)
-        raise Missing("no such file")
-
-    attempts.clear()
-    with pytest.raises(Missing):
-        hub.download_with_retries(missing, tmp_path, "a file")
-    assert len(attempts) == 1
-
-
-def test_a_cached_file_needs_no_request(tmp_path, monkeypatch):
-    """The real client, without a network."""
-    pytest.importorskip("huggingface_hub.file_download")
-    name, commit = "models--some--model", "a" * 40
-    snapshot = tmp_path / name / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
-    (tmp_path / name / "refs").mkdir()
-    (tmp_path / name / "refs" / "main").write_text(commit)
-    requests = []
-
-    def refuse(*args, **kwargs):
-        requests.append((args, kwargs))
-        raise ConnectionError("no network here")
-
-    monkeypatch.setattr(hub, "RETRY_PAUSE_S", 0.01)
-    monkeypatch.setattr(hub_request, "PAUSE_S", 0.01)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "0.5")
-    load = hub._cache_first(refuse)
-    found = load("some/model", "config.json", cache_dir=str(tmp_path))
-    assert Path(found) == snapshot / "config.json" and not requests
-    with pytest.raises(ConnectionError, match="no network here"):
-        load("some/model", "other.json", cache_dir=str(tmp_path))
-    assert [more.get("local_files_only") for _, more in requests] == [True]
-
-
-@pytest.mark.parametrize("environment", ["ours", "sd-scripts"])
-def test_the_library_finds_what_the_patch_downloaded(tmp_path, environment):
-    """In both environments: huggingface-hub 0.34 (sd-scripts) and 2.x (ours)."""
-    if environment == "sd-scripts":
-        tiny.need(run=False)
-    python = sys.executable if environment == "ours" else str(tiny.python())
+def test_the_library_finds_what_the_patch_downloaded(newest, tmp_path):
+    """With the trainer's huggingface-hub; tests/network/guards/test_download.py has ours."""
+    python = str(tiny.python())
     files = tmp_path / "files"
     files.mkdir()
     (files / "weights.bin").write_bytes(bytes(300_000))
@@ -257,14 +148,3 @@ def test_the_library_finds_what_the_patch_downloaded(tmp_path, environment):
             [python, "-c", script], cwd=ROOT, env=env, check=False, capture_output=True, text=True, timeout=300
         )
     assert done.returncode == 0 and done.stdout.strip() == "300000", done.stderr
-
-
-def test_an_upload_during_training_is_phase_save(monkeypatch):
-    """In phase "step" the monitor would take it for a hung step."""
-    phases, beat = [], session.heartbeat()
-    beat.phase("step")
-    upload = hub._upload(lambda args, src: phases.append(beat.current_phase))
-    for limit in ("5", "0"):
-        monkeypatch.setenv("HANGPROOF_UPLOAD_TIMEOUT_S", limit)
-        upload(argparse.Namespace(), "x.safetensors")
-    assert phases == ["save", "save"] and beat.current_phase == "step"

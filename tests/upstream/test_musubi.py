@@ -3,7 +3,6 @@
 import ast
 import json
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import musubi_helpers
@@ -13,65 +12,12 @@ import resume_helpers
 import tiny_musubi as tiny
 
 from guards import checkpoint, heartbeat, startup
-from sd_scripts_patches import __main__ as launcher
-from sd_scripts_patches import compatibility, hooks, registry
 
-pytestmark = pytest.mark.timeout(1800)
-real = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
-
-
-def checkout(folder, *files):
-    for name in files:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("")
-    return folder
-
-
-def test_a_checkout_is_recognized_by_its_modules_wherever_its_scripts_lie(tmp_path):
-    root = checkout(tmp_path / "m", "src/musubi_tuner/training/trainer_base.py", "src/musubi_tuner/dataset/x.py")
-    expected = compatibility.Checkout(compatibility.MUSUBI, root / "src")
-    assert compatibility.find_checkout(root) == expected
-    assert compatibility.find_checkout(root / "src/musubi_tuner") == expected
-    other = checkout(tmp_path / "s", "train_network.py", "library/x.py", "networks/x.py")
-    assert compatibility.find_checkout(other) == compatibility.Checkout(compatibility.SD_SCRIPTS, other)
-    assert compatibility.find_checkout(tmp_path) is None
-
-
-def test_a_script_is_known_by_the_name_of_its_module(tmp_path, monkeypatch):
-    monkeypatch.setenv(hooks.CHECKOUT_VARIABLE, str(tmp_path / "src"))
-    assert (
-        hooks.module_name(tmp_path / "src/musubi_tuner/zimage_train_network.py") == "musubi_tuner.zimage_train_network"
-    )
-    assert hooks.module_name(tmp_path / "zimage_train_network.py") == "zimage_train_network"
-
-
-def test_the_shared_patches_keep_only_what_is_installed():
-    for patch in registry.patches(compatibility.MUSUBI):
-        assert not [target for target in patch.targets if target.module.startswith(("library.", "networks."))]
-    assert {patch.name for patch in registry.patches(compatibility.MUSUBI)} == set(registry.MUSUBI_NAMES)
-
-
-@real
-def test_check_finds_every_target(capsys):
-    assert launcher.check([str(tiny.checkout())]) == 0
-    table = capsys.readouterr().out
-    assert f"{len(registry.MUSUBI_NAMES)} patches checked with {tiny.checkout()}: " in table
-    assert ", 0 moved, 0 changed, 0 missing, 0 not needed" in table
-
-
-@real
-def test_check_names_what_a_changed_checkout_lacks(tmp_path, capsys):
-    shutil.copytree(tiny.checkout() / "src", tmp_path / "src")
-    base = tmp_path / "src/musubi_tuner/training/trainer_base.py"
-    base.write_text(base.read_text(encoding="utf-8").replace("global_step += 1", "global_step = global_step + 1"))
-    assert launcher.check([str(tmp_path)]) == 1
-    captured = capsys.readouterr()
-    assert "not guarded: heartbeat, resume" in captured.err
-    assert "the statement 'global_step += 1': expected exactly one, found 0" in captured.out
+pytestmark = pytest.mark.usefixtures("musubi")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(musubi, tmp_path_factory):
     """Two epochs with everything that the patches change: without them, and with all of them."""
     tiny.workdir()
     base = tmp_path_factory.mktemp("musubi")
@@ -93,7 +39,7 @@ def runs(tmp_path_factory):
             TINY_LOSSES=str(folder / "losses"),
             HANGPROOF_HEARTBEAT=str(folder / "hb"),
             HANGPROOF_RUN=str(folder / "run"),
-            HANGPROOF_INJECT="tests.patches_injectors:phases",
+            HANGPROOF_INJECT="patches_injectors:phases",
             PHASES_FILE=str(folder / "phases"),
             **({} if patched else {"TINY_FAULTS": f"musubi_tuner.dataset.image_video_dataset={folder / 'sorted.py'}"}),
         )
@@ -109,7 +55,6 @@ def runs(tmp_path_factory):
         return dict(zip((False, True), pool.map(run, (False, True)), strict=True))
 
 
-@real
 def test_losses_weights_and_samples_are_identical(runs):
     plain, patched = (runs[p][0] for p in (False, True))
     assert len(tiny.losses(plain / "losses")) == 12
@@ -121,7 +66,6 @@ def test_losses_weights_and_samples_are_identical(runs):
     assert len(pictures[0]) == 2 and pictures[0] == pictures[1]
 
 
-@real
 def test_the_heartbeat_describes_the_run(runs):
     folder, _ = runs[True]
     (beat,) = heartbeat.read_all(folder / "hb")
@@ -135,7 +79,6 @@ def test_the_heartbeat_describes_the_run(runs):
     assert lines[0]["lr"] == 1e-3 and lines[-1]["lr"] < 1e-4  # a cosine
 
 
-@real
 def test_the_run_reaches_every_check_point_in_the_order_of_the_trainer(runs):
     folder, _ = runs[True]
     assert (folder / "phases.points").read_text().split() == [
@@ -147,7 +90,6 @@ def test_the_run_reaches_every_check_point_in_the_order_of_the_trainer(runs):
     assert startup.read_about(beat.about)["device"] == "cpu"
 
 
-@real
 def test_every_state_that_is_left_verifies_and_nothing_else_is_left(runs):
     folder, result = runs[True]
     made = folder / "made"
@@ -157,7 +99,6 @@ def test_every_state_that_is_left_verifies_and_nothing_else_is_left(runs):
     assert "not guarded" not in result.log and "is kept" not in result.log
 
 
-@real
 def test_the_last_save_comes_before_the_end_of_the_trackers(runs):
     assert runs[True][1].log.index("model saved.") > runs[True][1].log.index("saving last state.")
     tree = ast.parse((tiny.checkout() / "src/musubi_tuner/training/trainer_base.py").read_bytes())
@@ -175,7 +116,7 @@ def caching(folder, *more, patched=True, env=()):
     for number, (script, args) in enumerate(tiny.caching(config, *more).items()):
         settings = {
             "HANGPROOF_HEARTBEAT": str(folder / f"hb{number}"),
-            "HANGPROOF_INJECT": "tests.patches_injectors:phases",
+            "HANGPROOF_INJECT": "patches_injectors:phases",
             "PHASES_FILE": str(folder / f"phases{number}"),
             **dict(env),
         }
@@ -184,7 +125,6 @@ def caching(folder, *more, patched=True, env=()):
     return results
 
 
-@real
 def test_the_caching_commands_write_the_same_files_and_report_their_items(tmp_path):
     for result in caching(tmp_path):
         assert result.code == 0, result.log[-3000:]
@@ -200,7 +140,6 @@ def test_the_caching_commands_write_the_same_files_and_report_their_items(tmp_pa
         assert phases[:3] == ["import", "load", phase], phases
 
 
-@real
 def test_damaged_caches_are_made_again_although_existing_ones_are_skipped(tmp_path):
     shutil.copytree(tiny.workdir() / "cache", tmp_path / "cache")
     (tmp_path / "cache/.000_0064x0064_zi.safetensors.99999.tmp").write_bytes(b"half")
@@ -219,7 +158,6 @@ def test_damaged_caches_are_made_again_although_existing_ones_are_skipped(tmp_pa
     assert not (tmp_path / "cache/.000_0064x0064_zi.safetensors.99999.tmp").exists()
 
 
-@real
 def test_nan_is_refused_and_not_replaced_by_zero(tmp_path):
     (tmp_path / "nan.py").write_text(
         "import torch\nencode = module.load_autoencoder_kl\n"
@@ -234,7 +172,6 @@ def test_nan_is_refused_and_not_replaced_by_zero(tmp_path):
     assert second.code == 0 and not list((tmp_path / "cache").glob("*x*_zi.safetensors"))
 
 
-@real
 def test_a_caching_command_stops_on_request(tmp_path):
     (tmp_path / "stop.py").write_text(
         "from guards import heartbeat\noriginal = module.save_latent_cache_z_image\n"
@@ -247,7 +184,3 @@ def test_a_caching_command_stops_on_request(tmp_path):
     assert "--skip_existing continues from there" in first.log, first.log[-3000:]
     (beat,) = heartbeat.read_all(tmp_path / "hb0")
     assert beat.outcome == "stopped" and len(list((tmp_path / "cache").glob("*x*_zi.safetensors"))) < 7
-
-
-if sys.platform == "win32":
-    pytestmark = [pytestmark, pytest.mark.skip(reason="musubi-tuner's environment is looked up as on Unix")]

@@ -1,36 +1,19 @@
 """A rendered script of musubi-tuner runs its three commands on the real trainer (Z-Image, tiny weights), also when it is killed."""
 
-import json
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import musubi_helpers
-import psutil
 import pytest
 import tiny_musubi as tiny
-from runs_helpers import PROJECT, run_script
+from runs_helpers import run_script
 
 import runs
 
-pytestmark = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not())
 # Each cache file takes a while, so that a kill hits the command in the middle of its work.
-SLOW = """
-import time
-def slow(original):
-    def save(*args, **kwargs):
-        time.sleep(0.4)
-        return original(*args, **kwargs)
-    return save
-module.save_latent_cache_z_image = slow(module.save_latent_cache_z_image)
-module.save_text_encoder_output_cache_z_image = slow(module.save_text_encoder_output_cache_z_image)
-"""
 
 
 @pytest.fixture
-def work(tmp_path, monkeypatch) -> Path:
+def work(musubi, tmp_path, monkeypatch) -> Path:
     """The tiny weights; the data root has a base model of them."""
     root = tmp_path / "data"
     root.mkdir()
@@ -73,60 +56,3 @@ def test_the_script_caches_and_trains_and_a_second_start_keeps_the_caches(work, 
     slug = folder.name
     assert (folder / f"{slug}.safetensors").is_file() and (folder / f"{slug}-state/hangproof.json").is_file()
     assert list((folder / "sample").glob("*.png")) and not list(folder.rglob("*.tmp"))
-
-
-def until(condition: Callable[[], object], process: subprocess.Popen, what: str) -> None:
-    end = time.monotonic() + 300
-    while not condition():
-        assert process.poll() is None and time.monotonic() < end, f"{what}: exit code {process.poll()}"
-        time.sleep(0.05)
-
-
-def kill(process: subprocess.Popen, script: str) -> None:
-    """SIGKILL the process that runs a script, not its launcher."""
-    for child in psutil.Process(process.pid).children(recursive=True):
-        words = child.cmdline()
-        if any(script in word for word in words) and child.name() != "bash" and "launch" not in words:
-            child.kill()
-
-
-@pytest.mark.long
-def test_killed_in_each_of_its_three_commands_it_ends_as_undisturbed(work, tmp_path):
-    slow = tmp_path / "slow.py"
-    slow.write_text(SLOW)
-    fault = f"musubi_tuner.dataset.image_video_dataset={slow}"
-    losses = {}
-    for name, kills in (("calm", False), ("killed", True)):
-        folder = run_of(work, name)
-        more = {"TINY_FAULTS": fault, "TINY_STEP_S": "0.3"} if kills else {}
-        env = environment(work, tmp_path / "data", **more)
-        with open(tmp_path / f"{name}.log", "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "monitor", "run", name],
-                env=env,
-                cwd=PROJECT,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                if kills:
-                    until(lambda: len(caches(folder, "_zi")) >= 2, process, "latents")  # noqa: B023
-                    kill(process, "zimage_cache_latents.py")
-                    until(lambda: len(caches(folder, "_zi_te")) >= 2, process, "captions")  # noqa: B023
-                    latents = caches(folder, "_zi")
-                    kill(process, "zimage_cache_text_encoder_outputs.py")
-                    state = folder / "killed-step00000006-state/hangproof.json"
-                    until(state.is_file, process, "training")
-                    kill(process, "zimage_train_network.py")
-                code = process.wait(400)
-            finally:
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait(60)
-        assert code == 0, (tmp_path / f"{name}.log").read_text(errors="replace")[-4000:]
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        losses[name] = {row["step"]: (row["loss"], row["lr"]) for row in rows if "loss" in row}
-    assert losses["killed"] == losses["calm"] and list(losses["calm"]) == list(range(1, 13))
-    assert caches(folder, "_zi") == latents, "finished caches are not made again"
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert [event["phase"] for event in events if event["kind"] == "crash"] == ["cache_latents", "cache_text", "step"]

@@ -29,9 +29,8 @@ def made(tier: str, work: Path, pictures_in: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def started(request, tmp_path_factory):
+def started(request, newest, tmp_path_factory):
     """(folder, Future of its `bash train.sh`) by tier, side by side in one data root."""
-    tiny_sd_scripts.need()
     base = tmp_path_factory.mktemp("rendered")
     work = tiny_sd_scripts.workdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -54,12 +53,6 @@ def rendered(request, started):
 @asks("rendered", "12G")
 def test_a_rendered_script_trains(rendered):
     """The other tiers are rendered by the page and run there (tests/browser/ui/test_sd_scripts.py)."""
-    trained(*rendered)
-
-
-@pytest.mark.long
-@asks("rendered", *TIERS[1:])
-def test_a_rendered_script_of_each_tier_trains(rendered):
     trained(*rendered)
 
 

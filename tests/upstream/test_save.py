@@ -1,20 +1,13 @@
 """Saves of the real FLUX trainer are complete whenever it is killed; weights that must not be saved are refused."""
 
-import ast
-import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import resume_helpers as helpers
-import tiny_sd_scripts as tiny
 
-from guards import checkpoint, heartbeat, limits
-from sd_scripts_patches import save
-from sd_scripts_patches.patch import Incompatible, find_function
+from guards import checkpoint, heartbeat
 
-real = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
 SAVES = ["--save_state", "--save_every_n_steps", "2", "--save_last_n_steps_state", "2", "--max_train_steps", "10"]
 
 KILLED_IN_A_FILE = """
@@ -64,11 +57,6 @@ module.Accelerator.end_training = end_training
 """An upload of a tracker outside `finish`, such as a library's own thread, that never returns."""
 
 
-@pytest.fixture(scope="module")
-def work():
-    return tiny.workdir()
-
-
 def fault(folder, module, source):
     path = folder / "fault.py"
     path.write_text(source)
@@ -95,7 +83,6 @@ def killed(work, tmp_path_factory):
         return {"state": state.result(), "lora": lora.result()}
 
 
-@real
 @pytest.mark.parametrize("what", ["state", "lora"])
 def test_a_kill_during_a_save_leaves_only_complete_files(killed, what):
     made = killed[what] / "made"
@@ -125,7 +112,6 @@ def resumed(work, killed):
     return out, result, left
 
 
-@real
 def test_the_resumed_run_finishes_and_deletes_old_states_after_new_ones(resumed):
     out, result, left = resumed
     states = [path.name for path in checkpoint.states(out / "made")]
@@ -134,7 +120,6 @@ def test_the_resumed_run_finishes_and_deletes_old_states_after_new_ones(resumed)
     assert not list((out / "made").glob(".*"))
 
 
-@real
 def test_a_tracker_that_never_returns_at_the_end_loses_nothing(resumed):
     """The last state and the LoRA exist before `finish` is called. sd-scripts calls it first."""
     out, result, _ = resumed
@@ -143,7 +128,6 @@ def test_a_tracker_that_never_returns_at_the_end_loses_nothing(resumed):
     assert result.code == 0 and result.hung_s() < 8 + 10
 
 
-@real
 def test_an_end_of_the_trackers_that_never_returns_is_left_and_the_run_is_done(work, tmp_path):
     """It held the process for 300 s. Nothing of the run is missing, and the outcome says what is."""
     env = {"HANGPROOF_TRACKERS_END_S": "3", "HANGPROOF_HEARTBEAT": str(tmp_path / "hb")}
@@ -155,15 +139,6 @@ def test_an_end_of_the_trackers_that_never_returns_is_left_and_the_run_is_done(w
     assert "tiny.safetensors" in helpers.names(tmp_path / "out")
 
 
-def test_one_process_is_gone_within_a_minute_of_its_last_save_whatever_its_tracker_does():
-    """sd-scripts and musubi-tuner: trackers, exit grace, its workers; the built-in trainer: trackers, loader's workers."""
-    seconds = {name: limits.TABLE[name].default_s for name in limits.TABLE}
-    common = seconds["trackers_end_s"] + seconds["flush_s"]
-    assert common + seconds["exit_grace_s"] + seconds["shutdown_s"] <= 60
-    assert common + seconds["end_workers_s"] <= 60
-
-
-@real
 def test_weights_with_nan_are_refused_and_the_run_ends(work, tmp_path):
     args = ("--save_state", "--save_every_n_epochs", "1", "--max_train_epochs", "3")
     result = helpers.train(
@@ -175,84 +150,3 @@ def test_weights_with_nan_are_refused_and_the_run_ends(work, tmp_path):
     ]
     assert helpers.names(tmp_path / "out") == ["tiny-000001-state", "tiny-000001.safetensors"]
     assert checkpoint.problems(tmp_path / "out/made/tiny-000001-state", deep=True) == []
-
-
-# Without a run.
-
-
-def test_a_finite_network_passes_and_the_bad_tensor_is_named():
-    torch = pytest.importorskip("torch")
-    good = {"a": torch.ones(2), "b": torch.zeros(3, dtype=torch.bfloat16)}
-    save.refuse_nan(good, "x")
-    save.refuse_nan({}, "x")
-    with pytest.raises(save.NotSaved, match=r"x is not saved: 1 of 3 trained tensors .*\(the first is c\)"):
-        save.refuse_nan({**good, "c": torch.tensor([1.0, float("inf")])}, "x")
-
-
-def test_a_lora_is_replaced_atomically(tmp_path):
-    torch = pytest.importorskip("torch")
-    network, path = torch.nn.Linear(2, 2), tmp_path / "x.safetensors"
-
-    def write(file, dtype, metadata):
-        assert file.endswith(".safetensors") and file != str(path)
-        with open(file, "w") as handle:
-            handle.write(text)
-            if text == "worse":
-                raise OSError("no space left on device")
-
-    network.save_weights, text = write, "good"
-    save.save_weights(network, str(path), None, {})
-    text = "worse"
-    with pytest.raises(OSError, match="no space"):
-        save.save_weights(network, str(path), None, {})
-    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"] and path.read_text() == "good"
-
-
-def test_a_folder_that_cannot_be_deleted_does_not_end_the_run(tmp_path, capsys):
-    old = tmp_path / "tiny-step00000002-state"
-    old.mkdir()
-    save.SafeDeletion().rmtree(str(old))
-    assert not list(tmp_path.iterdir())
-    old.touch()
-    save.SafeDeletion().rmtree(str(old / "x-state"))  # its parent is a file: no deletion is possible
-    assert "was not deleted" in capsys.readouterr().err
-    assert save.SafeDeletion().copyfile is shutil.copyfile
-
-
-def test_the_last_good_state_stays_when_sd_scripts_counts_it_as_old(tmp_path, capsys):
-    """The state after it was damaged on the disk since it was written."""
-    for step in (2, 4):
-        with checkpoint.writing(tmp_path / f"tiny-step{step:08d}-state", step=step, epoch=1) as folder:
-            (folder / "optimizer.bin").write_bytes(b"x" * 100)
-    (tmp_path / "tiny-step00000004-state" / "optimizer.bin").write_bytes(b"y" * 100)
-    save.SafeDeletion().rmtree(str(tmp_path / "tiny-step00000002-state"))
-    assert checkpoint.newest_valid(tmp_path).name == "tiny-step00000002-state"
-    assert "is kept: no other state verifies" in capsys.readouterr().err
-
-
-def test_the_numbers_of_a_state_of_another_trainer_come_from_its_name():
-    assert save._step_and_epoch(Path("out/x-step00000012-state")) == (12, 0)
-    assert save._step_and_epoch(Path("out/x-000003-state")) == (0, 3)
-    assert save._step_and_epoch(Path("out/x-state")) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("accelerator.end_training()", "accelerator.finish()"),
-        ("save_state_on_train_end(args, accelerator)", "save_state(args, accelerator)"),
-        ("unwrapped_nw.save_weights(ckpt_file, save_dtype, metadata_to_save)", "unwrapped_nw.save(ckpt_file)"),
-        (
-            "        accelerator.end_training()\n",
-            "        if is_main_process:\n            accelerator.end_training()\n",
-        ),
-    ],
-)
-def test_a_changed_train_loop_is_refused(old, new):
-    tiny.need(run=False)
-    source = (tiny.checkout() / "train_network.py").read_text(encoding="utf-8")
-    body = find_function(save.rewrite(ast.parse(source)), "NetworkTrainer.train").body
-    assert ast.unparse(body[-1]) == "_hangproof_end(accelerator)"
-    assert old in source
-    with pytest.raises(Incompatible):
-        save.rewrite(ast.parse(source.replace(old, new)))

@@ -1,11 +1,9 @@
 """`--split_mode` on the real FLUX trainer: the same LoRA as plain training, half of the model on the device at a time."""
 
-import argparse
 import ast
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 import resume_helpers as helpers
@@ -13,7 +11,6 @@ import tiny_sd_scripts as tiny
 
 from sd_scripts_patches import split_mode
 
-real = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
 NO_OFFLOADER = """
 def refuse(self, *args, **kwargs):
     raise AssertionError("an Offloader was made")
@@ -21,11 +18,6 @@ module.Offloader.__init__ = refuse
 """
 ONLY_SINGLE = ("--network_args", "train_blocks=single")
 LARGEST_SHARE = 0.6
-
-
-@pytest.fixture(scope="module")
-def work():
-    return tiny.workdir()
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +47,6 @@ def pairs(work, tmp_path_factory):
         return {name: [job.result() for job in pair] for name, pair in jobs.items()}
 
 
-@real
 @pytest.mark.parametrize(("case", "steps"), [("fp32", 20), ("fp8", 4)])
 def test_losses_and_lora_are_those_of_plain_training(pairs, case, steps):
     """The arithmetic is the same, so the results are identical, not only close."""
@@ -67,7 +58,6 @@ def test_losses_and_lora_are_those_of_plain_training(pairs, case, steps):
     assert helpers.tensors(split / "made/tiny.safetensors") == weights
 
 
-@real
 @pytest.mark.parametrize("case", ["fp32", "fp8"])
 def test_at_most_three_fifths_of_the_parameters_are_on_the_device(pairs, case):
     log = pairs[case][1][1]
@@ -76,13 +66,11 @@ def test_at_most_three_fifths_of_the_parameters_are_on_the_device(pairs, case):
     assert "split_mode" not in pairs[case][0][1]
 
 
-@real
 def test_samples_are_those_of_plain_training(pairs):
     pictures = [sorted(p.read_bytes() for p in (out / "made/sample").glob("*.png")) for out, _ in pairs["fp8"]]
     assert len(pictures[0]) == 2 and pictures[0] == pictures[1]
 
 
-@real
 def test_the_larger_half_of_the_real_flux_is_less_than_three_fifths(work):
     """FLUX.1-dev at its real size, without weights: 19 double blocks, 38 single blocks."""
     source = (
@@ -102,7 +90,6 @@ def test_the_larger_half_of_the_real_flux_is_less_than_three_fifths(work):
     assert 6.4e9 < first < 6.6e9
 
 
-@real
 def test_conflicting_arguments_stop_before_a_model_is_loaded(work, tmp_path):
     args = ("--split_mode", "--max_train_steps", "2", "--blocks_to_swap", "2", "--cpu_offload_checkpointing")
     result = helpers.train(work, tmp_path / "out", *args, "--network_args", "train_blocks=double", "in_dims=4,4,4,4,4")
@@ -111,134 +98,7 @@ def test_conflicting_arguments_stop_before_a_model_is_loaded(work, tmp_path):
         assert re.search(rf"^ +{name}", result.log, re.M), name
 
 
-# Without a run.
-
-FINE = {
-    "blocks_to_swap": None,
-    "cpu_offload_checkpointing": False,
-    "network_args": ["train_blocks=single"],
-    "network_train_unet_only": True,
-    "model_type": "flux",
-}
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"blocks_to_swap": 18}, "--blocks_to_swap"),
-        ({"cpu_offload_checkpointing": True}, "--cpu_offload_checkpointing"),
-        ({"network_args": None}, "no train_blocks"),
-        ({"network_args": ["train_blocks=all"]}, "train_blocks=all"),
-        ({"network_args": ["train_blocks=double"]}, "train_blocks=double"),
-        ({"network_args": ["train_blocks=single", "in_dims=[4,0,0,0,0]"]}, "in_dims"),
-        ({"network_train_unet_only": False}, "the text encoders"),
-        ({"model_type": "chroma"}, "--model_type chroma"),
-        ({"deepspeed": True}, "--deepspeed"),
-        ({"torch_compile": True}, "--torch_compile"),
-    ],
-)
-def test_each_conflict_names_its_flag(changed, named):
-    (line,) = split_mode.conflicts(argparse.Namespace(**{**FINE, **changed}))
-    assert line.startswith(named)
-
-
-def test_supported_flags_are_accepted():
-    assert split_mode.conflicts(argparse.Namespace(**FINE)) == []
-    assert split_mode.conflicts(argparse.Namespace(**{**FINE, "blocks_to_swap": 0})) == []
-
-
-@pytest.fixture
-def toy():
-    """A model with Flux's parts in Flux's order, and a LoRA-like adapter on its single block; (model, adapter, input)."""
-    torch = pytest.importorskip("torch")
-
-    class Toy(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.img_in = torch.nn.Linear(4, 8)
-            self.double_blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
-            self.single_blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
-            self.final_layer = torch.nn.Linear(8, 4)
-
-        def forward(self, x):
-            x = self.img_in(x)
-            for block in [*self.double_blocks, *self.single_blocks]:
-                x = torch.tanh(block(x))
-            return self.final_layer(x)
-
-    torch.manual_seed(0)
-    model = Toy().requires_grad_(False)
-    adapter = torch.nn.Linear(8, 8, bias=False)
-    plain = model.single_blocks[0].forward
-    model.single_blocks[0].forward = lambda x: plain(x) + adapter(x)
-    return model, adapter, torch.randn(3, 4)
-
-
-def fake_device(monkeypatch):
-    """A device that is not the CPU and whose tensors are copies, so that moves are real."""
-    original = split_mode.Halves.__init__
-
-    def __init__(self, model, device, names=split_mode.SECOND_HALF):
-        original(self, model, device, names, upload=lambda host: host.clone())
-
-    monkeypatch.setattr(split_mode.Halves, "__init__", __init__)
-    return SimpleNamespace(type="fake")
-
-
-def test_the_halves_alternate_and_the_gradients_are_right(toy, monkeypatch):
-    import torch
-
-    model, adapter, x = toy
-    model(x).square().sum().backward()
-    expected, adapter.weight.grad = adapter.weight.grad, None
-    hosts = [p.data_ptr() for p in model.parameters()]
-    halves = split_mode.split(model, fake_device(monkeypatch))
-    seen = []
-    model.double_blocks[1].register_forward_pre_hook(
-        lambda *_: seen.append((halves.present, halves.on_device(), torch.is_grad_enabled()))
-    )
-    model.single_blocks[1].register_forward_pre_hook(
-        lambda *_: seen.append((halves.present, halves.on_device(), torch.is_grad_enabled()))
-    )
-    for _ in range(3):
-        model(x).square().sum().backward()
-        assert torch.equal(adapter.weight.grad, expected)
-        adapter.weight.grad = None
-    assert seen == [("first", halves.bytes["first"], False), ("second", halves.bytes["second"], True)] * 3
-    assert halves.peak_bytes == max(halves.bytes.values()) < halves.total_bytes == sum(halves.bytes.values())
-    moved = [p.data_ptr() != host for p, host in zip(model.parameters(), hosts, strict=True)]
-    names = [name.split(".")[0] in split_mode.SECOND_HALF for name, _ in model.named_parameters()]
-    assert moved == names  # the single blocks stay on the device until the next step, the others are back on the host
-
-
-def test_gradients_are_enabled_again_after_an_error_and_no_grad_is_kept(toy, monkeypatch):
-    import torch
-
-    model, _, x = toy
-    split_mode.split(model, fake_device(monkeypatch))
-    with pytest.raises(RuntimeError):
-        model(torch.randn(3, 5))
-    assert torch.is_grad_enabled()
-    with torch.no_grad():
-        assert not model(x).requires_grad
-    assert torch.is_grad_enabled() and model(x).requires_grad
-
-
-def test_a_lora_in_the_first_half_is_refused(toy, monkeypatch):
-    model, _, _ = toy
-    model.img_in.forward = model.img_in.forward
-    with pytest.raises(split_mode.SplitModeError, match="1 layers of the half that runs without gradients .*img_in"):
-        split_mode.split(model, fake_device(monkeypatch))
-
-
-def test_a_model_without_these_halves_is_refused(monkeypatch):
-    torch = pytest.importorskip("torch")
-    with pytest.raises(split_mode.SplitModeError, match="cannot be split into halves"):
-        split_mode.Halves(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.device("cpu"))
-
-
-def test_a_forward_in_another_order_is_incompatible():
-    tiny.need(run=False)
+def test_a_forward_in_another_order_is_incompatible(sd_scripts):
     source = (tiny.checkout() / "library/flux_models.py").read_text(encoding="utf-8")
     assert split_mode._halves_in_order(ast.parse(source)) is None
     swapped = (

@@ -56,11 +56,10 @@ def numbered(cases: list[dict]) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory):
+def both(newest, tmp_path_factory):
     """Our model and batch, what was requested of sd-scripts, and its answers."""
     from safetensors.torch import save_file
 
-    tiny_sd_scripts.need()
     folder = tmp_path_factory.mktemp("beside")
     tiny_sd_scripts.write_site(folder)
     model = tiny_flux.ensure(folder / "tiny-flux")
@@ -145,15 +144,13 @@ def test_sd_scripts_takes_the_lora_file_and_it_does_there_what_it_did_here(both)
     assert abs(trained - both["answered"]["losses"][0]) > 1e-2
 
 
-def test_the_tokens_are_those_of_the_real_t5_vocabulary(tmp_path):
+def test_the_tokens_are_those_of_the_real_t5_vocabulary(newest, tmp_path):
     """FLUX.1's tokenizer_2 as it is published (sd-scripts brings its vocabulary), against Google's own library."""
     import shutil
 
     import sentencepiece
 
     source = Path(tiny_sd_scripts.checkout()) / "configs" / "t5_old"
-    if not (source / "spiece.model").is_file():
-        pytest.skip(tiny_sd_scripts.why_not(run=False) or "this sd-scripts brings no T5 vocabulary")
     shutil.copytree(source, tmp_path / "tokenizer_2")
     reference = sentencepiece.SentencePieceProcessor(model_file=str(source / "spiece.model"))
     tokenizer = models.load_tokenizer(tmp_path, "tokenizer_2")

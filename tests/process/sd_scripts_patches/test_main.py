@@ -181,7 +181,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
 def test_loader_workers_live_with_every_start_method_and_whichever_thread_starts_them(tmp_path):
     """A fork server is not the trainer, and a thread that starts workers may exit before them: neither kills a worker."""

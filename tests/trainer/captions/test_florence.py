@@ -42,7 +42,6 @@ def test_a_folder_gets_the_captions_that_the_classes_give(model, tmp_path):
         assert (tmp_path / f"{number}.txt").read_text() == f"ohwx, {text}\n"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("task", florence.TASKS)
 def test_each_length_asks_its_own_question(model, task):
     caption = florence.load(model, task, device="cpu")(Image.new("RGB", (70, 50), "green"))

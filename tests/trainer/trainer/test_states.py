@@ -124,7 +124,6 @@ def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, 
     assert [sha(folder / name) for name in loras[0]] == [sha(undisturbed / name) for name in loras[0]]
 
 
-@pytest.mark.long
 def test_a_stop_while_samples_are_made_saves_its_state_before_they_are_done(work, undisturbed):
     """Step 6 saves nothing here. Whoever asked does not wait: killed at the denoising step after the request."""
     unsaved = {**COMMON, "save_every_n_steps": 100}
@@ -138,6 +137,7 @@ def test_a_stop_while_samples_are_made_saves_its_state_before_they_are_done(work
     assert sha(folder / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
 
 
+@pytest.mark.journey
 def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):
     """10 batches an epoch, 3 a step: the fourth step of each epoch has one. Killed in it, resumed with workers."""
     common = {"max_train_epochs": 2, "gradient_accumulation_steps": 3, "optimizer_type": "adafactor"}

@@ -1,18 +1,11 @@
 """Held-out images: never trained on, their loss at fixed noise, and a training that is the same without them."""
 
-import ast
-import functools
 import json
-import logging
 import math
-import os
-import random
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import tiny_sd_scripts as tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from trainer_helpers import flags, fork, good, make_config, make_images
@@ -22,7 +15,6 @@ from guards import checkpoint
 from guards.metrics import Metrics
 from presets.steps import held_out
 from runs.sanity import judge
-from sd_scripts_patches import validation as patch
 from trainer import tiny_flux, validation
 from trainer.arguments import parse, problem
 from trainer.dataset import Image, read
@@ -212,74 +204,6 @@ def test_four_images_with_a_tenth_held_out_start():
     assert "holds out none of the 4 images, so nothing is validated" in about[1][0][1]
     alone = [one.severity for one in judge(runs.make(built_in), 1, None) if one.field == "validation_split"]
     assert alone == ["impossible"]  # the trainer ends with an error
-
-
-# sd-scripts -----------------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def real_split():
-    """`split_train_val` of the checkout, without importing its module."""
-    folder = os.environ.get("SD_SCRIPTS_DIR")
-    if not folder:
-        pytest.skip("no sd-scripts checkout: set SD_SCRIPTS_DIR or run ./start.sh sd-scripts")
-    for path in sorted(Path(folder, "library").glob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef) and node.name == "split_train_val":
-                names = {"random": random, "math": math, "logging": logging, "logger": logging.getLogger("x")}
-                node.returns = None
-                for argument in node.args.args:
-                    argument.annotation = None
-                exec(compile(ast.Module([node], []), str(path), "exec"), names)
-                return names["split_train_val"]
-    raise AssertionError("this checkout has no split_train_val")
-
-
-@given(st.integers(1, 60), st.floats(0.01, 0.5), st.integers(0, 9))
-def test_sd_scripts_never_trains_on_an_image_that_it_validates(count, share, seed):
-    original = real_split()
-    guarded = patch._apart(original)
-    paths, sizes = [f"{n}.png" for n in range(count)], [(n, n) for n in range(count)]
-    train, train_sizes = guarded(paths, sizes, True, share, seed)
-    held, _ = guarded(paths, sizes, False, share, seed)
-    assert not set(train) & set(held) and len(train) + len(held) == count
-    assert train_sizes == [(int(path[:-4]),) * 2 for path in train]
-
-
-def test_unguarded_it_would():
-    original = real_split()
-    paths = [f"{n}.png" for n in range(6)]
-    train, held = (set(original(paths, paths, kind, 0.25, 1)[0]) for kind in (True, False))
-    assert train & held
-
-
-@pytest.mark.long
-@pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
-def test_sd_scripts_measures_at_fixed_noise_and_the_metrics_have_it(tmp_path):
-    """Its own average is that of all validations of the first epoch together; ours is that of each one."""
-    import patches_helpers
-
-    work = tiny.workdir()
-
-    def run(name: str, rate: str) -> dict[int, tuple[float, int]]:
-        out = tmp_path / name
-        (out / "run").mkdir(parents=True)
-        args = tiny.arguments(
-            work, out, "--validation_split", "0.25", "--validation_seed", "3", "--validate_every_n_steps", "3",
-            "--validate_every_n_epochs", "1000000", "--learning_rate", rate,
-            train_data_dir=str(tiny.copy_of(work, out)), max_train_steps="9", max_data_loader_n_workers="0",
-        )  # fmt: skip
-        env = {"HANGPROOF_HEARTBEAT": str(out / "hb"), "HANGPROOF_RUN": str(out / "run")}
-        done = patches_helpers.train(work, args, patched=True, **env)
-        assert done.code == 0, done.log[-3000:]
-        lines = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
-        return {one["step"]: (one["val_loss"], one["items"]) for one in lines if one["kind"] == "validation"}
-
-    with ThreadPoolExecutor(2) as pool:
-        moving, still = pool.map(run, ("moving", "still"), ("0.01", "1e-30"))
-    assert list(moving) == list(still) == [3, 6, 9]
-    assert {items for _, items in moving.values()} == {8}  # 2 of 10 images, at 4 noise levels
-    assert len(set(still.values())) == 1 and len(set(moving.values())) == 3
 
 
 def test_metrics_without_a_run_write_nothing(tmp_path, monkeypatch):

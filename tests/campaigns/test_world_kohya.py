@@ -2,18 +2,17 @@
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import resume_helpers
 import tiny_musubi
 import tiny_sd_scripts
-from world_helpers import at_node, difference, exported, free_port, launcher, losses, run
+from world_helpers import difference, losses
+from world_trainings import train
 
 from guards import checkpoint, heartbeat
 
-TESTS = Path(__file__).resolve().parents[1] / "support"
 SD_SCRIPTS = pytest.param(
     "sd-scripts", marks=pytest.mark.skipif(bool(tiny_sd_scripts.why_not()), reason=tiny_sd_scripts.why_not() or "-")
 )
@@ -28,42 +27,6 @@ BY_BATCH = {"HANGPROOF_BATCH_SEEDS": "1"}
 SAVES = ["--save_state", "--save_every_n_steps", "2"]
 
 
-def train(backend: str, out: Path, processes: int, *more: str, fault: str = "", env=(), nodes: int = 1, **changed: str):
-    """Train with `processes` processes on each of so many machines, as their scripts start them.
-
-    Output, losses and metrics are in `out`. All machines are this one; the result is that of the first one.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    settings = {
-        "HANGPROOF_RUN": str(out),
-        "HANGPROOF_HEARTBEAT": str(out / "beats"),
-        **exported(processes),
-        **dict(env),
-    }
-    if fault:
-        settings |= {"HANGPROOF_INJECT": "world_faults:inject", "WORLD_FAULT": fault}
-    if backend == "musubi":
-        tiny, work = tiny_musubi, tiny_musubi.workdir()
-        config = out / "dataset.toml"
-        if not config.exists():
-            tiny.cached(work, out)
-        script, model = tiny.trainer(), "z-image"
-        line = tiny.arguments(work, config, out / "made", *more, **changed)
-    else:
-        tiny, work = tiny_sd_scripts, tiny_sd_scripts.workdir()
-        script, model = "flux_train_network.py", "flux-dev"
-        line = tiny.arguments(work, out / "made", *more, **changed)
-    variables = tiny.environment(work, **settings)
-    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(TESTS)])
-    rest = ["-m", "sd_scripts_patches", str(tiny.checkout() / script), *line]
-    words = launcher(processes, backend, nodes=nodes, model=model)
-    port = free_port()
-    with ThreadPoolExecutor(nodes) as pool:
-        ranks = [[str(tiny.python()), *at_node(words, node, port), *rest] for node in range(nodes)]
-        first, *_ = pool.map(lambda line: run(line, variables, tiny.checkout()), ranks)
-    return first
-
-
 def one(backend: str, out: Path, accumulation: int, *more: str, **changed: str) -> list[float]:
     """The losses of one process that accumulates the gradients of so many batches, with the random numbers of several."""
     done = train(backend, out, 1, *more, "--gradient_accumulation_steps", str(accumulation), env=BY_BATCH, **changed)
@@ -71,7 +34,6 @@ def one(backend: str, out: Path, accumulation: int, *more: str, **changed: str) 
     return losses(out)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
 @pytest.mark.parametrize("processes", [2, 4])
 def test_n_processes_train_as_one_with_n_times_the_accumulation(backend, processes, tmp_path):
@@ -88,7 +50,6 @@ def test_n_processes_train_as_one_with_n_times_the_accumulation(backend, process
     assert (tmp_path / "several/made/tiny.safetensors").is_file()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
 def test_two_machines_train_as_one_process(backend, tmp_path):
     """Two launchers, each with one process, meet at the first one's address and port."""
@@ -114,7 +75,6 @@ def undisturbed(tmp_path_factory):
     return of
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
 @pytest.mark.parametrize("fault", ["kill@3:01", "kill@6:1", "kill@5:0", "request@2:1"])
 def test_a_group_that_is_killed_or_stopped_resumes_bit_for_bit(backend, fault, tmp_path, undisturbed):
@@ -135,7 +95,6 @@ def test_a_group_that_is_killed_or_stopped_resumes_bit_for_bit(backend, fault, t
     assert resume_helpers.tensors(tmp_path / final) == resume_helpers.tensors(plain / final)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
 def test_a_smaller_world_is_refused_before_anything_is_written(backend, tmp_path):
     done = train(backend, tmp_path, 1, "--max_train_steps", "2", env={"HANGPROOF_WORLD": "2"})

@@ -1,4 +1,4 @@
-"""The guards' price, measured by the benchmark that is shipped. The loop takes two minutes: `-m long`."""
+"""The guards' price, measured by the benchmark that is shipped. The loop takes two minutes."""
 
 import json
 
@@ -14,13 +14,11 @@ def test_what_happens_once_a_step_costs_microseconds(tmp_path):
     assert costs["heartbeat_step"] < 50 and sum(costs.values()) < 1000, costs  # 1000 µs: 1 % of a 100 ms step
 
 
-@pytest.mark.long
 def test_a_heartbeat_costs_two_microseconds_at_most(tmp_path):
     costs = overhead.parts(tmp_path)
     assert costs["heartbeat_step"] <= overhead.HEARTBEAT_LIMIT_US, costs
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_all_patches_cost_one_percent_of_a_step_at_most(capsys):
     tiny.need()

@@ -37,7 +37,6 @@ def paths(name: str, work: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", list(TINY))
 def test_the_rendered_script_of_a_family_trains(tmp_path, monkeypatch, model):
@@ -75,7 +74,6 @@ MUSUBI = {  # as TINY, for musubi-tuner (tiny_musubi.py); Z-Image is in tests/up
 NOT_ON_A_CPU = ("fp8_base", "fp8_scaled", "fp8_text_encoder", "fp8_vl", "fp8_t5", "blocks_to_swap")
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", list(MUSUBI))
 def test_the_rendered_script_of_a_family_of_musubi_caches_and_trains(tmp_path, monkeypatch, model):

@@ -1,11 +1,9 @@
 """A run remembers the commits it ran on; the way back to an older one changes nothing else, and never what was edited."""
 
-import json
 import subprocess
 from pathlib import Path
 
 import pytest
-import tiny_sd_scripts as tiny
 
 from sd_scripts_patches import compatibility, versions
 from sd_scripts_patches.trainers import TRAINERS
@@ -131,19 +129,3 @@ def test_other_requirements_are_noticed(checkout):
     (folder / "requirements.txt").write_text("another\n")
     git(folder, "commit", "--quiet", "-am", "third")
     assert versions.needs_differ(folder, old, "HEAD") is True and versions.needs_differ(folder, "f" * 40, old) is False
-
-
-@pytest.mark.timeout(400)
-def test_a_real_training_notes_its_commit_and_says_when_it_is_another(tmp_path):
-    tiny.need()
-    if not versions.commit(tiny.checkout()):
-        pytest.skip("the checkout of sd-scripts is not a git repository")
-    work = tiny.workdir()
-    (tmp_path / versions.FILE).write_text(
-        json.dumps({"trainer": "sd-scripts", "checkout": "/x", "commits": ["1" * 40]})
-    )
-    environment = tiny.environment(work, HANGPROOF_RUN=str(tmp_path))
-    done = tiny.run(tiny.arguments(work, tmp_path / "made", max_train_steps="1"), environment)
-    assert done.returncode == 0, done.stdout
-    assert "this run began on sd-scripts 11111111, its last attempt used 11111111, and it continues on" in done.stdout
-    assert versions.used(tmp_path).commits == ["1" * 40, versions.commit(tiny.checkout())]

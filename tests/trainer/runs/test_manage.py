@@ -3,27 +3,19 @@
 import json
 
 import pytest
-import tiny_sd_scripts
-from runs_helpers import data, pictures, python  # noqa: F401
+from runs_helpers import pictures, python
 from ui_helpers import kill_runs
 
 SET = ("epochs=2", "repeats=2", "workers=0", "save_every_n_steps=3")
 LIMIT_S = 400
-MODELS = {"diffusers": "tiny-flux", "sd-scripts": "toy-flux"}
 
 
-def environment(backend: str, data) -> tuple[dict[str, str], list[str]]:  # noqa: F811
-    """The environment of the commands, and further settings: sd-scripts gets its toy weights."""
-    if backend == "diffusers":
-        return {}, []
-    tiny_sd_scripts.need()
-    work = tiny_sd_scripts.workdir()
-    options = tiny_sd_scripts.toy_model(data, work)
-    toy = tiny_sd_scripts.environment(work)
-    names = ("PYTHONPATH", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "SD_SCRIPTS_DIR")
-    venv = {"SD_SCRIPTS_VENV": str(tiny_sd_scripts.python().parent.parent)}
-    settings = [f"{name}={value}" for name, value in options.items()]
-    return {**{name: toy[name] for name in names}, **venv}, settings
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """An empty data root."""
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
 
 
 def files(folder) -> dict[str, bytes]:
@@ -42,21 +34,17 @@ def weights(lora: bytes) -> bytes:
     return lora[8 + int.from_bytes(lora[:8], "little") :]
 
 
-@pytest.mark.parametrize("backend", [pytest.param("diffusers", marks=pytest.mark.long), "sd-scripts"])
-@pytest.mark.timeout(1500)
-def test_a_completed_run_started_again(data, tmp_path, backend):  # noqa: F811
-    env, settings = environment(backend, data)
-    given = [word for setting in (*SET, *settings) for word in ("--set", setting)]
+def test_a_completed_run_started_again(data, tmp_path):
+    given = [word for setting in SET for word in ("--set", setting)]
     made = python(
         *("-m", "runs", "new", "--name", "again", "--images", str(pictures(tmp_path / "in", 2)), "--trigger", "tok"),
-        *("--model", MODELS[backend], "--tier", "16G", "--backend", backend, *given),
-        **env,
+        *("--model", "tiny-flux", "--tier", "16G", "--backend", "diffusers", *given),
     )
     folder = data / "outputs" / "again"
     assert made.returncode == 0, made.stderr
 
     def monitor(*words: str):
-        done = python("-m", "monitor", *words, timeout=LIMIT_S, **env)
+        done = python("-m", "monitor", *words, timeout=LIMIT_S)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 

@@ -18,7 +18,6 @@ from guards import snapshots
 from runs.paths import ROOT
 
 pytestmark = [
-    pytest.mark.long,
     pytest.mark.timeout(3000),
     pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm"),
 ]

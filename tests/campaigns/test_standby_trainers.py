@@ -22,7 +22,7 @@ import runs
 from benchmarks import machines
 from monitor.process import platform
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")]
+pytestmark = [pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")]
 STEPS, EVERY = 24, 3
 LIMIT_S = 900
 PACE = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_GPUS": ""}

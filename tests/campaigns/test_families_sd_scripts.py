@@ -95,7 +95,7 @@ def run_all(name: str, base: Path) -> Runs:
     """Train a family in every way that the tests look at."""
     plain, guarded, killed, loaded = (base / run for run in ("plain", "guarded", "killed", "loaded"))
     for out in (plain, guarded):
-        phases = {"HANGPROOF_INJECT": "tests.patches_injectors:phases", "PHASES_FILE": str(out / "phases")}
+        phases = {"HANGPROOF_INJECT": "patches_injectors:phases", "PHASES_FILE": str(out / "phases")}
         result = train(name, out, patched=out == guarded, env={"HANGPROOF_HEARTBEAT": str(out / "hb"), **phases})
         assert result.code == 0, result.log[-3000:]
     kills = killed_twice(name, killed)

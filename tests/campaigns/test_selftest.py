@@ -1,0 +1,78 @@
+"""The self-test and the canary at length: on both trainers, with guards left out, and with another commit."""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny_musubi
+import tiny_sd_scripts as tiny
+from selftest_helpers import MUSUBI_ROWS, compared, finished, statuses
+
+
+def test_a_good_installation_of_musubi_tuner_passes_and_is_not_touched(temporary):
+    before = sorted(str(path) for path in tiny_musubi.checkout().rglob("*"))
+    code, checks = finished(tiny_musubi.checkout(), temporary)
+    assert code == 0, checks
+    assert tuple(checks) == MUSUBI_ROWS
+    for name in ("caches", "train", "LoRA", "hang", "resume"):
+        assert checks[name]["status"] == "ok" and not checks[name]["action"]
+    assert "zimage_cache_latents.py and zimage_cache_text_encoder_outputs.py wrote 12 files" in checks["caches"]["text"]
+    assert "waited 10 s for batch 4 of the data loader from worker 0" in checks["hang"]["text"]
+    assert "all 12 losses equal digit for digit" in checks["resume"]["text"]
+    assert sorted(str(path) for path in tiny_musubi.checkout().rglob("*")) == before
+
+
+def test_without_the_guard_of_the_resume_musubi_tuner_trains_all_steps_again(temporary):
+    code, checks = finished(tiny_musubi.checkout(), temporary, "--hangproof_without=resume")
+    assert code == 1 and "left out by you: resume" in checks["guards"]["text"]
+    assert {name for name, status in statuses(checks).items() if status == "failed"} == {"resume"}, checks
+
+
+def test_without_the_guard_of_the_loader_the_hang_fails(temporary):
+    code, checks = finished(tiny.checkout(), temporary, "--hangproof_without=dataloader")
+    assert code == 1
+    assert {name for name, status in statuses(checks).items() if status == "failed"} == {"hang"}, checks
+    assert checks["hang"]["text"].startswith("a loader worker slept, and no guard ended the training: killed after ")
+    assert "Do not train unattended" in checks["hang"]["action"]
+
+
+LORA = {"sd-scripts": "networks/lora_flux.py", "musubi": "src/musubi_tuner/networks/lora.py"}
+
+
+@pytest.mark.parametrize("trainer", LORA)
+def test_a_commit_of_the_checkout_is_compared_with_what_it_holds_now(trainer, tmp_path):
+    """The update makes the LoRA learn differently. Unpacking the old commit changes nothing in the checkout."""
+    here = {"sd-scripts": tiny, "musubi": tiny_musubi}[trainer]
+    copy = Path(shutil.copytree(here.checkout(), tmp_path / "copy", ignore=shutil.ignore_patterns(".git")))
+    git = ["git", "-C", str(copy), "-c", "user.name=t", "-c", "user.email=t@example.invalid"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "old"]):
+        subprocess.run([*git, *command], check=True)
+    old = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    file = copy / LORA[trainer]
+    change = "\n_init = LoRAModule.__init__\ndef _other(self, *a, **k):\n    _init(self, *a, **k)\n    self.scale *= 30\nLoRAModule.__init__ = _other\n"
+    file.write_text(file.read_text(encoding="utf-8") + change, encoding="utf-8")
+    subprocess.run([*git, "commit", "-qam", "new"], check=True)
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if ".git" not in path.parts}
+    code, result = compared(old[:10], str(copy))
+    assert code == 1, result
+    assert result["verdicts"]["losses"]["text"].startswith("The losses differ from step 2 on, by at most ")
+    assert result["old"]["name"] == f"commit {old[:8]} of {copy}" and result["new"]["sample"]
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*") if ".git" not in path.parts} == before
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A temporary folder with a short path, which sockets need."""
+    with tempfile.TemporaryDirectory(prefix="hps-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def both():
+    """Both trainers are there."""
+    tiny.need()
+    if reason := tiny_musubi.why_not():
+        pytest.skip(reason)

@@ -1,0 +1,74 @@
+"""Pause, resume and requests under the monitor, and extra checkpoints for the store."""
+
+import re
+import subprocess
+import sys
+
+import psutil
+import pytest
+from monitor_helpers import (
+    ROOT,
+    environment,
+    events,
+    finish,
+    members,
+    monitor,
+    status,
+    toy_run,
+    undisturbed,
+    wait_for,
+    weight,
+)
+
+from monitor.cli import requests
+from monitor.run_folder import MonitorError
+
+
+def resume_all(folder):
+    """The exit code of `monitor resume-all` for the data root of this run."""
+    command = [sys.executable, "-m", "monitor", "resume-all"]
+    return subprocess.run(command, cwd=ROOT, env=environment(folder), timeout=60).returncode
+
+
+def test_a_paused_run_frees_its_processes_and_goes_on_exactly(tmp_path):
+    folder = toy_run(tmp_path / "toy", steps=80)
+    process = monitor(folder)
+    wait_for(lambda: status(folder).get("step", 0) >= 5, what="five steps")
+    assert finish(monitor(folder, "pause", "--wait", "60"))[0] == 0
+    assert finish(process)[0] == 3
+    now = status(folder)
+    assert now["state"] == "paused" and re.search(r"paused at step \d+; checkpoint: toy-step", now["reason"])
+    assert not members(folder)
+    assert resume_all(folder) == 0 and status(folder)["state"] == "paused"
+    assert finish(monitor(folder, "resume"))[0] == 0
+    wait_for(lambda: status(folder)["state"] == "completed", what="the end")
+    assert weight(folder) == undisturbed(80)
+    assert [event["kind"] for event in events(folder) if event["kind"] in ("paused", "completed")] == [
+        "paused",
+        "completed",
+    ]
+
+
+def test_a_pause_survives_a_killed_monitor(tmp_path):
+    folder = toy_run(tmp_path / "toy", steps=400, pace=0.1)
+    process = monitor(folder)
+    wait_for(lambda: status(folder).get("step", 0) >= 3, what="three steps")
+    requests.pause(folder)
+    psutil.Process(status(folder)["monitor_pid"]).kill()  # its keeper starts the next one
+    assert finish(process)[0] == 3
+    assert status(folder)["state"] == "paused" and not members(folder)
+
+
+def test_a_request_that_cannot_be_done_says_why(tmp_path):
+    folder = toy_run(tmp_path / "toy", steps=30)
+    with pytest.raises(MonitorError, match="toy: sample images can be made while it trains, but it is never started"):
+        requests.request(folder, "sample")
+    process = monitor(folder)
+    wait_for(lambda: status(folder).get("step", 0) >= 2, what="two steps")
+    name = requests.request(folder, "save")
+    assert name == requests.request(folder, "save")  # two requests of one kind are one
+    assert finish(process)[0] == 0
+    found = requests.outcome(folder, name)
+    assert found and not found["done"] and found["message"] == "a checkpoint not made: the run is completed"
+    with pytest.raises(MonitorError, match="it is completed"):
+        requests.request(folder, "save")

@@ -1,0 +1,71 @@
+"""Trainings of several processes: of the built-in trainer, and of kohya's."""
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import tiny_musubi
+import tiny_sd_scripts
+from trainer_helpers import ROOT, environment, flags, make_config, make_images
+from world_helpers import at_node, exported, free_port, launcher, run
+
+from trainer import tiny_flux
+
+STEPS = 6  # two epochs: 10 batches make three steps of four, the last of them with two
+
+
+def together(work, out, processes: int, fault: str = "", env=(), **changed):
+    """Train with `processes` processes in `out`, as the script starts them."""
+    (out / "run").mkdir(parents=True, exist_ok=True)
+    argv = flags(work["model"], work["config"], out / "made", save_state=True, **{"max_train_steps": STEPS, **changed})
+    watched = {"HANGPROOF_RUN": str(out / "run"), "HANGPROOF_HEARTBEAT": str(out / "beats"), **exported(processes)}
+    if fault:
+        watched |= {"HANGPROOF_INJECT": "world_faults:inject", "WORLD_FAULT": fault}
+    command = [sys.executable, *launcher(processes), "-m", "trainer", *argv]
+    return run(command, environment(**{**watched, **dict(env)}), ROOT)
+
+
+TESTS = Path(__file__).resolve().parent
+
+
+def train(backend: str, out: Path, processes: int, *more: str, fault: str = "", env=(), nodes: int = 1, **changed: str):
+    """Train with `processes` processes on each of so many machines, as their scripts start them.
+
+    Output, losses and metrics are in `out`. All machines are this one; the result is that of the first one.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "HANGPROOF_RUN": str(out),
+        "HANGPROOF_HEARTBEAT": str(out / "beats"),
+        **exported(processes),
+        **dict(env),
+    }
+    if fault:
+        settings |= {"HANGPROOF_INJECT": "world_faults:inject", "WORLD_FAULT": fault}
+    if backend == "musubi":
+        tiny, work = tiny_musubi, tiny_musubi.workdir()
+        config = out / "dataset.toml"
+        if not config.exists():
+            tiny.cached(work, out)
+        script, model = tiny.trainer(), "z-image"
+        line = tiny.arguments(work, config, out / "made", *more, **changed)
+    else:
+        tiny, work = tiny_sd_scripts, tiny_sd_scripts.workdir()
+        script, model = "flux_train_network.py", "flux-dev"
+        line = tiny.arguments(work, out / "made", *more, **changed)
+    variables = tiny.environment(work, **settings)
+    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(TESTS)])
+    rest = ["-m", "sd_scripts_patches", str(tiny.checkout() / script), *line]
+    words = launcher(processes, backend, nodes=nodes, model=model)
+    port = free_port()
+    with ThreadPoolExecutor(nodes) as pool:
+        ranks = [[str(tiny.python()), *at_node(words, node, port), *rest] for node in range(nodes)]
+        first, *_ = pool.map(lambda line: run(line, variables, tiny.checkout()), ranks)
+    return first
+
+
+def images_and_model(folder):
+    """The tiny model and a data set of the built-in trainer."""
+    config = make_config(folder / "dataset.toml", make_images(folder / "images"))
+    return {"model": tiny_flux.ensure(folder / "models" / "tiny-flux"), "config": config}

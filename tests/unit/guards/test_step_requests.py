@@ -1,0 +1,61 @@
+"""Requests that a training reads between two steps, and the extra checkpoints that the monitor asks for."""
+
+import pytest
+from monitor_helpers import (
+    events,
+)
+
+from guards import step_requests
+from monitor.extra_saves import ExtraSaves, boundary
+from monitor.run_folder import RunFolder
+
+
+def test_a_request_that_the_training_dies_at_is_refused_in_the_end(tmp_path):
+    name = step_requests.ask(tmp_path, "save")
+    for _ in range(step_requests.TRIES):
+        assert step_requests.StepRequests(tmp_path).pending(5) == ("save",)  # and then the process is killed
+    assert step_requests.StepRequests(tmp_path).pending(6) == ()
+    (found,) = events(tmp_path)
+    assert found["id"] == name and not found["done"] and "ended 2 times" in found["message"]
+
+
+def test_a_damaged_request_is_a_request(tmp_path):
+    step_requests.path_of(tmp_path, "sample").write_bytes(b"\xff{")
+    reader = step_requests.StepRequests(tmp_path)
+    assert reader.pending(1) == ("sample",)
+    reader.done("sample", 1, "1 sample image")
+    assert not step_requests.waiting(tmp_path)
+
+
+def test_only_rank_0_reads_requests(tmp_path):
+    step_requests.ask(tmp_path, "state")
+    assert step_requests.StepRequests.from_env({"HANGPROOF_RUN": str(tmp_path), "RANK": "1"}).pending(1) == ()
+    assert step_requests.StepRequests.from_env({"HANGPROOF_RUN": str(tmp_path), "RANK": "0"}).pending(1) == ("state",)
+    assert step_requests.StepRequests.from_env({}).pending(1) == ()
+
+
+@pytest.mark.parametrize(
+    ("every", "count", "expected"),
+    [
+        (40, 1, {20: 20, 29: 20, 60: 60}),  # half-way, and until the next regular save is nearer than a quarter
+        (10, 2, {4: 3, 7: 7, 8: 7, 14: 13}),
+        (3, 1, {}),  # too short
+        (40, 0, {}),
+        (0, 1, {}),
+    ],
+)
+def test_extra_saves_are_due_between_two_regular_ones(every, count, expected):
+    found = {step: at for step in range(70) if (at := boundary(step, every, count)) is not None}
+    assert expected.items() <= found.items() and bool(found) is bool(expected)
+    assert all(step % every > 0 and at <= step for step, at in found.items())
+
+
+def test_an_extra_save_is_requested_once_and_not_while_one_is_copied_or_saving_is_slow(tmp_path):
+    (tmp_path / "run.toml").write_text("save_every_n_steps = 40\n", encoding="utf-8")
+    saves = ExtraSaves(RunFolder(tmp_path), 1)
+    assert not saves.tick(21, copying=True, step_s=1.0, save_s=0.1)
+    assert not saves.tick(21, copying=False, step_s=1.0, save_s=0.9)  # 2 % of an interval are 0.8 s
+    assert saves.tick(22, copying=False, step_s=1.0, save_s=0.1)
+    assert not saves.tick(23, copying=False, step_s=1.0, save_s=0.1)
+    assert step_requests.waiting(tmp_path) == ("state",)
+    assert saves.tick(60, copying=False, step_s=1.0, save_s=0.0)  # too short to be seen

@@ -1,0 +1,126 @@
+"""Downloads and uploads of kohya's trainers, without a hub: what ends them, what is tried again, which phase they are."""
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from guards import hub_request
+from sd_scripts_patches import hub, session
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def new_process():
+    """Nothing is known about the hub, as when a process starts."""
+    hub_request.reach.__init__()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "60")
+    monkeypatch.setattr(hub, "POLL_S", 0.05)
+    monkeypatch.setattr(hub, "RETRY_PAUSE_S", 0.01)
+
+
+def test_a_slow_download_continues_while_bytes_arrive(tmp_path, monkeypatch):
+    """With a clock that advances one second per call: ten times the limit in all, and a byte arrives at every call."""
+    blobs, calls = tmp_path / "models--a--b" / "blobs", []
+    blobs.mkdir(parents=True)
+    done = threading.Event()
+
+    def seconds():
+        calls.append(1)
+        with open(blobs / "x.incomplete", "ab") as file:
+            file.write(b"x")
+        if len(calls) > 30:
+            done.set()
+        return float(len(calls))
+
+    monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "3")
+    monkeypatch.setattr(hub, "POLL_S", 0.01)
+    monkeypatch.setattr(hub_request, "time", SimpleNamespace(monotonic=seconds))
+    assert hub.download_with_retries(lambda: done.wait(60) and "path", tmp_path, "a file") == "path"
+
+
+def test_a_stalled_download_ends_the_process(tmp_path):
+    script = (
+        "import time; from pathlib import Path; from sd_scripts_patches import hub\n"
+        "hub.reach.answered = True\n"
+        f"hub.download_with_retries(lambda: time.sleep(60), Path({str(tmp_path)!r}), 'model.bin of a/b')"
+    )
+    env = {**os.environ, "HANGPROOF_HUB_TIMEOUT_S": "0.5"}
+    result = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=env, check=False, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 75 and "waited 0.5 s for a byte of model.bin of a/b" in result.stderr
+
+
+def test_network_errors_are_retried_and_a_missing_file_is_not(tmp_path, impatient, capsys):
+    attempts = []
+
+    def flaky():
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise ConnectionError("reset")
+        return "path"
+
+    assert hub.download_with_retries(flaky, tmp_path, "a file") == "path" and len(attempts) == 3
+    assert "a file: ConnectionError: reset; retrying (attempt 2 of 3 failed)" in capsys.readouterr().err
+
+    class Missing(OSError):
+        response = SimpleNamespace(status_code=404)
+
+    def missing():
+        attempts.append(1)
+        raise Missing("no such file")
+
+    attempts.clear()
+    with pytest.raises(Missing):
+        hub.download_with_retries(missing, tmp_path, "a file")
+    assert len(attempts) == 1
+
+
+def test_a_cached_file_needs_no_request(tmp_path, monkeypatch):
+    """The real client, without a network."""
+    pytest.importorskip("huggingface_hub.file_download")
+    name, commit = "models--some--model", "a" * 40
+    snapshot = tmp_path / name / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (tmp_path / name / "refs").mkdir()
+    (tmp_path / name / "refs" / "main").write_text(commit)
+    requests = []
+
+    def refuse(*args, **kwargs):
+        requests.append((args, kwargs))
+        raise ConnectionError("no network here")
+
+    monkeypatch.setattr(hub, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(hub_request, "PAUSE_S", 0.01)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "0.5")
+    load = hub._cache_first(refuse)
+    found = load("some/model", "config.json", cache_dir=str(tmp_path))
+    assert Path(found) == snapshot / "config.json" and not requests
+    with pytest.raises(ConnectionError, match="no network here"):
+        load("some/model", "other.json", cache_dir=str(tmp_path))
+    assert [more.get("local_files_only") for _, more in requests] == [True]
+
+
+def test_an_upload_during_training_is_phase_save(monkeypatch):
+    """In phase "step" the monitor would take it for a hung step."""
+    phases, beat = [], session.heartbeat()
+    beat.phase("step")
+    upload = hub._upload(lambda args, src: phases.append(beat.current_phase))
+    for limit in ("5", "0"):
+        monkeypatch.setenv("HANGPROOF_UPLOAD_TIMEOUT_S", limit)
+        upload(argparse.Namespace(), "x.safetensors")
+    assert phases == ["save", "save"] and beat.current_phase == "step"

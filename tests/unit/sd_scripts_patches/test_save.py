@@ -1,0 +1,73 @@
+"""What may be saved, how it replaces what was there, and which old state may go: without a training."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from guards import checkpoint, limits
+from sd_scripts_patches import save
+
+
+def test_one_process_is_gone_within_a_minute_of_its_last_save_whatever_its_tracker_does():
+    """sd-scripts and musubi-tuner: trackers, exit grace, its workers; the built-in trainer: trackers, loader's workers."""
+    seconds = {name: limits.TABLE[name].default_s for name in limits.TABLE}
+    common = seconds["trackers_end_s"] + seconds["flush_s"]
+    assert common + seconds["exit_grace_s"] + seconds["shutdown_s"] <= 60
+    assert common + seconds["end_workers_s"] <= 60
+
+
+def test_a_finite_network_passes_and_the_bad_tensor_is_named():
+    torch = pytest.importorskip("torch")
+    good = {"a": torch.ones(2), "b": torch.zeros(3, dtype=torch.bfloat16)}
+    save.refuse_nan(good, "x")
+    save.refuse_nan({}, "x")
+    with pytest.raises(save.NotSaved, match=r"x is not saved: 1 of 3 trained tensors .*\(the first is c\)"):
+        save.refuse_nan({**good, "c": torch.tensor([1.0, float("inf")])}, "x")
+
+
+def test_a_lora_is_replaced_atomically(tmp_path):
+    torch = pytest.importorskip("torch")
+    network, path = torch.nn.Linear(2, 2), tmp_path / "x.safetensors"
+
+    def write(file, dtype, metadata):
+        assert file.endswith(".safetensors") and file != str(path)
+        with open(file, "w") as handle:
+            handle.write(text)
+            if text == "worse":
+                raise OSError("no space left on device")
+
+    network.save_weights, text = write, "good"
+    save.save_weights(network, str(path), None, {})
+    text = "worse"
+    with pytest.raises(OSError, match="no space"):
+        save.save_weights(network, str(path), None, {})
+    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"] and path.read_text() == "good"
+
+
+def test_a_folder_that_cannot_be_deleted_does_not_end_the_run(tmp_path, capsys):
+    old = tmp_path / "tiny-step00000002-state"
+    old.mkdir()
+    save.SafeDeletion().rmtree(str(old))
+    assert not list(tmp_path.iterdir())
+    old.touch()
+    save.SafeDeletion().rmtree(str(old / "x-state"))  # its parent is a file: no deletion is possible
+    assert "was not deleted" in capsys.readouterr().err
+    assert save.SafeDeletion().copyfile is shutil.copyfile
+
+
+def test_the_last_good_state_stays_when_sd_scripts_counts_it_as_old(tmp_path, capsys):
+    """The state after it was damaged on the disk since it was written."""
+    for step in (2, 4):
+        with checkpoint.writing(tmp_path / f"tiny-step{step:08d}-state", step=step, epoch=1) as folder:
+            (folder / "optimizer.bin").write_bytes(b"x" * 100)
+    (tmp_path / "tiny-step00000004-state" / "optimizer.bin").write_bytes(b"y" * 100)
+    save.SafeDeletion().rmtree(str(tmp_path / "tiny-step00000002-state"))
+    assert checkpoint.newest_valid(tmp_path).name == "tiny-step00000002-state"
+    assert "is kept: no other state verifies" in capsys.readouterr().err
+
+
+def test_the_numbers_of_a_state_of_another_trainer_come_from_its_name():
+    assert save._step_and_epoch(Path("out/x-step00000012-state")) == (12, 0)
+    assert save._step_and_epoch(Path("out/x-000003-state")) == (0, 3)
+    assert save._step_and_epoch(Path("out/x-state")) == (0, 0)

@@ -1,0 +1,131 @@
+"""`--split_mode` without a training: what it refuses, and which half is on the device."""
+
+import argparse
+from types import SimpleNamespace
+
+import pytest
+
+from sd_scripts_patches import split_mode
+
+FINE = {
+    "blocks_to_swap": None,
+    "cpu_offload_checkpointing": False,
+    "network_args": ["train_blocks=single"],
+    "network_train_unet_only": True,
+    "model_type": "flux",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"blocks_to_swap": 18}, "--blocks_to_swap"),
+        ({"cpu_offload_checkpointing": True}, "--cpu_offload_checkpointing"),
+        ({"network_args": None}, "no train_blocks"),
+        ({"network_args": ["train_blocks=all"]}, "train_blocks=all"),
+        ({"network_args": ["train_blocks=double"]}, "train_blocks=double"),
+        ({"network_args": ["train_blocks=single", "in_dims=[4,0,0,0,0]"]}, "in_dims"),
+        ({"network_train_unet_only": False}, "the text encoders"),
+        ({"model_type": "chroma"}, "--model_type chroma"),
+        ({"deepspeed": True}, "--deepspeed"),
+        ({"torch_compile": True}, "--torch_compile"),
+    ],
+)
+def test_each_conflict_names_its_flag(changed, named):
+    (line,) = split_mode.conflicts(argparse.Namespace(**{**FINE, **changed}))
+    assert line.startswith(named)
+
+
+def test_supported_flags_are_accepted():
+    assert split_mode.conflicts(argparse.Namespace(**FINE)) == []
+    assert split_mode.conflicts(argparse.Namespace(**{**FINE, "blocks_to_swap": 0})) == []
+
+
+@pytest.fixture
+def toy():
+    """A model with Flux's parts in Flux's order, and a LoRA-like adapter on its single block; (model, adapter, input)."""
+    torch = pytest.importorskip("torch")
+
+    class Toy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.img_in = torch.nn.Linear(4, 8)
+            self.double_blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+            self.single_blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+            self.final_layer = torch.nn.Linear(8, 4)
+
+        def forward(self, x):
+            x = self.img_in(x)
+            for block in [*self.double_blocks, *self.single_blocks]:
+                x = torch.tanh(block(x))
+            return self.final_layer(x)
+
+    torch.manual_seed(0)
+    model = Toy().requires_grad_(False)
+    adapter = torch.nn.Linear(8, 8, bias=False)
+    plain = model.single_blocks[0].forward
+    model.single_blocks[0].forward = lambda x: plain(x) + adapter(x)
+    return model, adapter, torch.randn(3, 4)
+
+
+def fake_device(monkeypatch):
+    """A device that is not the CPU and whose tensors are copies, so that moves are real."""
+    original = split_mode.Halves.__init__
+
+    def __init__(self, model, device, names=split_mode.SECOND_HALF):
+        original(self, model, device, names, upload=lambda host: host.clone())
+
+    monkeypatch.setattr(split_mode.Halves, "__init__", __init__)
+    return SimpleNamespace(type="fake")
+
+
+def test_the_halves_alternate_and_the_gradients_are_right(toy, monkeypatch):
+    import torch
+
+    model, adapter, x = toy
+    model(x).square().sum().backward()
+    expected, adapter.weight.grad = adapter.weight.grad, None
+    hosts = [p.data_ptr() for p in model.parameters()]
+    halves = split_mode.split(model, fake_device(monkeypatch))
+    seen = []
+    model.double_blocks[1].register_forward_pre_hook(
+        lambda *_: seen.append((halves.present, halves.on_device(), torch.is_grad_enabled()))
+    )
+    model.single_blocks[1].register_forward_pre_hook(
+        lambda *_: seen.append((halves.present, halves.on_device(), torch.is_grad_enabled()))
+    )
+    for _ in range(3):
+        model(x).square().sum().backward()
+        assert torch.equal(adapter.weight.grad, expected)
+        adapter.weight.grad = None
+    assert seen == [("first", halves.bytes["first"], False), ("second", halves.bytes["second"], True)] * 3
+    assert halves.peak_bytes == max(halves.bytes.values()) < halves.total_bytes == sum(halves.bytes.values())
+    moved = [p.data_ptr() != host for p, host in zip(model.parameters(), hosts, strict=True)]
+    names = [name.split(".")[0] in split_mode.SECOND_HALF for name, _ in model.named_parameters()]
+    assert moved == names  # the single blocks stay on the device until the next step, the others are back on the host
+
+
+def test_gradients_are_enabled_again_after_an_error_and_no_grad_is_kept(toy, monkeypatch):
+    import torch
+
+    model, _, x = toy
+    split_mode.split(model, fake_device(monkeypatch))
+    with pytest.raises(RuntimeError):
+        model(torch.randn(3, 5))
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        assert not model(x).requires_grad
+    assert torch.is_grad_enabled() and model(x).requires_grad
+
+
+def test_a_lora_in_the_first_half_is_refused(toy, monkeypatch):
+    model, _, _ = toy
+    model.img_in.forward = model.img_in.forward
+    with pytest.raises(split_mode.SplitModeError, match="1 layers of the half that runs without gradients .*img_in"):
+        split_mode.split(model, fake_device(monkeypatch))
+
+
+def test_a_model_without_these_halves_is_refused(monkeypatch):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(split_mode.SplitModeError, match="cannot be split into halves"):
+        split_mode.Halves(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.device("cpu"))
