@@ -34,8 +34,8 @@ done
 unset PYTHONDONTWRITEBYTECODE
 
 case "${1:-}" in
-    "") set -- -m "(unit or process or network) and not slow and not long or journey" ;;
-    all) shift && set -- -m "not campaigns and not long" "$@" ;;
+    "") set -- -m "(unit or process or network) and not slow or journey" ;;
+    all) shift && set -- -m "not campaigns" "$@" ;;
 esac
 HANGPROOF_FAILURES=$(mktemp -u "${TMPDIR:-/tmp}/hangproof-failures-XXXXXX")
 export HANGPROOF_FAILURES

@@ -23,3 +23,4 @@ install() { # install NAME COMMAND PACKAGE…: the packages, unless COMMAND is t
 
 install Chromium chromium chromium fonts-noto-color-emoji
 install Slurm slurmctld slurmctld slurmd slurm-client munge
+tests/support/get_checkouts.sh >/dev/null
