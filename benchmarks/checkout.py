@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
+from typing import Any
 
 from runs.paths import ROOT
 
@@ -11,6 +14,13 @@ ADDED = ("script_idle_s", "preempt_total_s")  # limits that older checkouts do n
 UNITS = ("_s", "_count", "_bytes")
 
 Limits = dict[str, dict[str, float]]
+
+
+def tiny_sd_scripts() -> Any:
+    """The module that trains tiny weights with a checkout of sd-scripts; the tests share it, and their folder is added to the path."""
+    if (folder := str(ROOT / "tests/support")) not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module("tiny_sd_scripts")
 
 
 def toy_loop(root: Path = ROOT) -> Path:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import overhead_monitor, pairs
+from benchmarks.checkout import tiny_sd_scripts
 from benchmarks.goodput import machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,7 +108,7 @@ def take_turns(
     work: Path, folder: Path, steps: int, second_first: bool, sides: tuple[Side, Side] = OURS
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
     """(wall, processor) seconds of each step of the two sides, from two trainings that alternate."""
-    from tests.support import tiny_sd_scripts as tiny
+    tiny = tiny_sd_scripts()
 
     folder.mkdir()
     (folder / "turns.py").write_text(TURNS, encoding="utf-8")
@@ -182,7 +183,7 @@ def compare(plain: list[float], patched: list[float]) -> dict[str, float]:
 
 def real_loop(steps: int, sides: tuple[Side, Side] = OURS) -> dict[str, Any]:
     """Two rounds of turns on the tiny FLUX, or {"skipped": reason}. `plain_ms` is the first side, `patched_ms` the second."""
-    from tests.support import tiny_sd_scripts as tiny
+    tiny = tiny_sd_scripts()
 
     missing = tiny.why_not() or ("" if hasattr(os, "mkfifo") else "no FIFOs on this platform")
     if missing:

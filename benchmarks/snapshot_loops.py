@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.checkout import tiny_sd_scripts
 from guards import tensor_copies
 from runs.paths import ROOT
 from sd_scripts_patches import tiny
@@ -85,7 +86,8 @@ def built_in(work: Path) -> Start:
 
 def sd_scripts(work: Path) -> Start:
     """kohya's sd-scripts with the patches."""
-    from tests.support.tiny_sd_scripts import checkout, installation
+    shared = tiny_sd_scripts()
+    checkout, installation = shared.checkout, shared.installation
 
     ours = installation()
     ours.write_site(work)
@@ -112,6 +114,6 @@ def sd_scripts(work: Path) -> Start:
 
 def why_not_sd_scripts() -> str:
     """Why sd-scripts cannot be measured here; "" where it can."""
-    from tests.support.tiny_sd_scripts import why_not
+    why_not = tiny_sd_scripts().why_not
 
     return why_not()
