@@ -12,8 +12,8 @@ if [ "${1:-}" = setup ]; then
 fi
 set_up requirements-dev.txt
 
-# Chromium: the one named, the distribution's, Chrome, or Playwright's. Without any, the browser tests are skipped and say so.
-for name in "${CHROMIUM:-}" chromium chromium-browser google-chrome google-chrome-stable \
+# Chromium: the one named, the distribution's (its headless shell draws no window), Chrome, or Playwright's. Without any, the browser tests are skipped and say so.
+for name in "${CHROMIUM:-}" chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable \
     "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"; do
     if [ -n "$name" ] && CHROMIUM=$(command -v "$name"); then
         export CHROMIUM

@@ -21,6 +21,9 @@ install() { # install NAME COMMAND PACKAGE…: the packages, unless COMMAND is t
     fi
 }
 
-install Chromium chromium chromium fonts-noto-color-emoji
+if apt-cache show chromium-headless-shell >/dev/null 2>&1 || ! command -v chromium >/dev/null 2>&1; then
+    install "Chromium's headless shell" chromium-headless-shell chromium-headless-shell fonts-noto-color-emoji
+fi
+command -v chromium-headless-shell >/dev/null 2>&1 || install Chromium chromium chromium fonts-noto-color-emoji
 install Slurm slurmctld slurmctld slurmd slurm-client munge
 tests/support/get_checkouts.sh >/dev/null

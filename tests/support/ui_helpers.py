@@ -62,7 +62,14 @@ def alone(folder: Path) -> dict[str, str]:
 @functools.cache
 def browser_path() -> str | None:
     """Path of the browser: the one test.sh found, else one on PATH, else Playwright's own."""
-    for name in (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+    for name in (
+        os.environ.get("CHROMIUM"),
+        "chromium-headless-shell",
+        "chromium",
+        "chromium-browser",
+        "google-chrome",
+        "google-chrome-stable",
+    ):
         if name and (found := shutil.which(name)):
             return found
     from playwright.sync_api import sync_playwright
