@@ -200,7 +200,7 @@ def test_another_user_of_the_machine_gets_neither_the_token_nor_an_answer():
         (home / "config" / "hangproof").mkdir(parents=True)
         for folder in (home, home / "config", home / "config" / "hangproof"):
             folder.chmod(0o755)
-        with serving(home / "data") as server:
+        with serving(home / "data", fresh=True) as server:  # its own command line is what the other user looks at
 
             def nobody(*command: str) -> subprocess.CompletedProcess:
                 return subprocess.run(
