@@ -44,9 +44,9 @@ def start():
         time.sleep(0.0005)
     try:
         jobs.start(Path(folder), "work", ["job_program", folder, go], 120)
-        print("started", flush=True)
+        print("started\\n", end="", flush=True)  # one write: two threads print
     except RunError as error:
-        print(error, flush=True)
+        print(f"{error}\\n", end="", flush=True)
 threads = [threading.Thread(target=start) for _ in range(2)]
 [one.start() for one in threads]
 [one.join() for one in threads]
