@@ -1,6 +1,6 @@
 """Are faults in the code found? Small changes of the code, drawn by a seed, each tried in a copy of the project with the tests that could notice.
 
-    python tests/campaigns/mutants.py [--seed 1] [--number 40] [--all] [--only 3,17] [--json]
+    python tests/campaigns/mutants.py [--seed 1] [--number 40] [--near] [--all] [--only 3,17] [--json]
 
 A mutant is one change: a comparison, `and` for `or`, a number, a condition that is negated, a call that is left out, a result that
 is dropped. It is tried with the tests of its module, then with those of its folder, then with every everyday test; `--all` adds the
@@ -124,22 +124,23 @@ def apply(mutant: Mutant, root: Path) -> str:
     return source
 
 
-def stages(mutant: Mutant, root: Path, slow: bool) -> list[tuple[str, list[str]]]:
-    """(name, words for pytest): the tests of its module, those of its folder, every everyday test, and with `slow` all of its folder."""
+def stages(mutant: Mutant, root: Path, slow: bool, near: bool) -> list[tuple[str, list[str]]]:
+    """(name, words for pytest): the tests of its module, of its folder, then all everyday tests (not if `near`), slow ones (if `slow`)."""
     file = Path(mutant.file)
     own = [str(path) for path in root.glob(f"tests/*/{file.parent}/test_{file.stem.strip('_')}.py")]
     package = file.parts[0]
     folder = [str(path) for path in root.glob(f"tests/*/{package}") if "campaigns" not in path.parts]
     found = [("module", [*own, "-m", EVERYDAY])] if own else []
-    found += [("folder", [*folder, "-m", EVERYDAY]), ("everyday", ["tests", "-m", EVERYDAY])]
+    found += [("folder", [*folder, "-m", EVERYDAY])]
+    found += [] if near else [("everyday", ["tests", "-m", EVERYDAY])]
     return found + ([("all", [*folder, "-m", "not campaigns"])] if slow else [])
 
 
-def caught_by(mutant: Mutant, root: Path, slow: bool) -> tuple[str, str]:
+def caught_by(mutant: Mutant, root: Path, slow: bool, near: bool) -> tuple[str, str]:
     """(stage, test) that noticed; ("", "") where none did."""
     source = apply(mutant, root)
     try:
-        for name, words in stages(mutant, root, slow):
+        for name, words in stages(mutant, root, slow, near):
             command = [
                 sys.executable,
                 "-m",
@@ -183,6 +184,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--number", type=int, default=40)
     parser.add_argument("--all", action="store_true", help="try the slow tests of its folder too")
+    parser.add_argument("--near", action="store_true", help="only the everyday tests of its module and its folder")
     parser.add_argument("--only", help="numbers of mutants, separated by commas")
     parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
     args = parser.parse_args(argv)
@@ -194,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         for number, mutant in drawn:
             begun_s = time.monotonic()
-            stage, test = caught_by(mutant, root, args.all)
+            stage, test = caught_by(mutant, root, args.all, args.near)
             rows.append({"number": number, **asdict(mutant), "stage": stage, "test": test})
             verdict = f"caught ({stage}: {test})" if stage else "NOT CAUGHT"
             print(f"{number:3} {mutant}\n    {verdict} {time.monotonic() - begun_s:.0f} s", file=sys.stderr, flush=True)
