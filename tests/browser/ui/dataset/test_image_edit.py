@@ -1,34 +1,14 @@
 """The large view of an image: caption, rotation, crop, mask and weight, stored at once, and what a run gets of them."""
 
-import io
 import re
 
-import numpy as np
 import pytest
 from draft_helpers import item_of, photo
-from PIL import Image
+from image_edit_helpers import mask_of, top_ignored
 from ui_helpers import Server, photos, serving
 from ui_page import PATIENCE_S, a_tab, drop, field, has_focus, open_page, serious, until
 
 from ui.dataset import draft
-
-
-def png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def top_ignored(width: int, height: int) -> bytes:
-    """A mask that ignores the upper half."""
-    mask = Image.new("L", (width, height), 255)
-    mask.paste(0, (0, 0, width, height // 2))
-    return png(mask)
-
-
-def mask_of(draft_id: str, item: draft.Item) -> np.ndarray:
-    with Image.open(draft.masks_dir(draft_id) / item.mask) as image:
-        return np.asarray(image)
 
 
 def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_server(browser, data, tmp_path):

@@ -4,34 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
+from parser_checkout import parser_checkout
 from ui_helpers import serving
 from ui_page import a_tab, field, open_page
-
-# A small checkout in sd-scripts' layout, because these tests must also run without the real one.
-PARSER = """
-import argparse
-
-def setup_parser():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ae", type=str, help="path")
-    parser.add_argument("--output_dir", type=str)
-    parser.add_argument("--network_dim", type=int)
-    parser.add_argument("--split_mode", action="store_true")
-    parser.add_argument("--optimizer_type", type=str)
-    parser.add_argument("--guidance_scale", type=float, default=3.5)
-    parser.add_argument("--log_level", choices=["DEBUG", "INFO"], help="Set it / ログ")
-    parser.add_argument("--noise_offset", type=float, help="<img src=x onerror='document.title=1'> {{7*7}} ${7*7}")
-    parser.add_argument("--betas", type=float, nargs="*")
-    return parser
-"""
 
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch) -> Path:
     """A small checkout in place of sd-scripts."""
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    (folder / "flux_train_network.py").write_text(PARSER, encoding="utf-8")
+    folder = parser_checkout(tmp_path / "checkout")
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
     return folder
 

@@ -1,46 +1,11 @@
 """Runs side by side, and a run's LoRAs as one archive."""
 
-import json
 import urllib.request
 import zipfile
 
-from PIL import Image
-from ui_helpers import lora_file, serving, write_incident, write_run
+from compare_helpers import a_run
+from ui_helpers import lora_file, serving, write_incident
 from ui_page import a_tab
-
-
-def a_run(data, name: str, rate: float, rank: int = 8, losses: int = 60, **extra):
-    """A run with settings, losses, a GPU's samples and one image."""
-    folder = write_run(
-        data, name, state="completed", planned_steps=losses, step=losses, loss=rate * 100, restarts=1, step_s=0.5
-    )
-    lines = [f"name = {json.dumps(name)}", f"learning_rate = {rate}", f"rank = {rank}", 'model = "tiny"', "[extra]"]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in extra.items()]
-    (folder / "run.toml").write_text("\n".join(lines) + "\n")
-    steps = [
-        {
-            "kind": "step",
-            "t": f"2026-11-22T12:00:{n % 60:02d}.000Z",
-            "attempt": 1,
-            "step": n,
-            "loss": rate * 100 / n,
-            "lr": rate,
-            "step_s": 0.5,
-        }
-        for n in range(1, losses + 1)
-    ]
-    gpu = [
-        {"kind": "gpu", "t": "2026-11-22T12:00:05Z", "gpu": 0, "memory_used": used, "memory_total": 24e9}
-        for used in (7e9, rank * 1e9)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*steps, *gpu]))
-    (folder / "sample_prompts.txt").write_text("a cat --w 64\n")
-    (folder / "sample").mkdir()
-    for step in (20, losses):
-        Image.new("RGB", (32, 32), (rank, step, 9)).save(
-            folder / "sample" / f"{folder.name}_{step:06d}_00_20261122120000.png"
-        )
-    return folder
 
 
 def test_runs_are_compared_and_downloaded_on_the_page(browser, tmp_path):

@@ -1,9 +1,9 @@
 """The lower part of a run: where its time went, the files for other places, the probe, and what the ranks do."""
 
-import json
 import os
 
 import pytest
+from ledger_helpers import write_history
 from ui_helpers import photos, serving, write_run
 from ui_page import a_tab, assert_accessible, open_page, until
 
@@ -15,22 +15,6 @@ def make_run(name: str):
     """A run as `runs.create` writes it, on the tiny model."""
     values = {"name": name, "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 4, "trigger": "cat"}
     return runs.create(runs.make(values), photos("chelsea.png", "coffee.png"))
-
-
-def write_history(folder, price: float = 0.0) -> None:
-    """Events of a run that hung once."""
-    at = lambda s: {"t": f"2026-11-22T10:{s // 60:02}:{s % 60:02}.000Z", "mono_s": float(s), "boot": "b"}  # noqa: E731
-    rows = [
-        {**at(0), "kind": "started", "attempt": 1, "step": 0, "metrics_bytes": 0},
-        {**at(60), "kind": "phase", "phase": "step", "step": 1},
-        {**at(360), "kind": "hang", "step": 40, "since_s": 60.0},
-        {**at(370), "kind": "restarted", "attempt": 2, "step": 30, "metrics_bytes": 0},
-        {**at(400), "kind": "phase", "phase": "step", "step": 31},
-        {**at(1100), "kind": "checkpoint", "step": 100},
-        {**at(1100), "kind": "completed", "message": "done"},
-    ]
-    (folder / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "run.toml").write_text(f'name = "{folder.name}"\nprice_per_hour = {price}\n')
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 from draft_helpers import drop, item_of, photo, run_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from image_edit_helpers import mask_of, png, top_ignored
 from PIL import Image
 from runs_helpers import data  # noqa: F401
 
@@ -20,24 +21,6 @@ from ui.new import form
 @pytest.fixture
 def mine(data) -> str:  # noqa: F811
     return draft.new_id()
-
-
-def png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def top_ignored(width: int, height: int) -> bytes:
-    """A mask that ignores the upper half."""
-    mask = Image.new("L", (width, height), 255)
-    mask.paste(0, (0, 0, width, height // 2))
-    return png(mask)
-
-
-def mask_of(draft_id: str, item: draft.Item) -> np.ndarray:
-    with Image.open(draft.masks_dir(draft_id) / item.mask) as image:
-        return np.asarray(image)
 
 
 def test_edits_are_undone_and_never_change_the_dropped_file(mine, tmp_path):

@@ -2,9 +2,9 @@
 
 import argparse
 import importlib
-import json
 
 import pytest
+from ledger_helpers import write_history
 from ui_helpers import photos, write_run
 
 import runs
@@ -23,22 +23,6 @@ def make_run(data, name: str = "my cat", **fields):
     """A run as `runs.create` writes it, on the tiny model."""
     values = {"name": name, "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 4, "trigger": "cat"}
     return runs.create(runs.make({**values, **fields}), photos("chelsea.png", "coffee.png"))
-
-
-def write_history(folder, price: float = 0.0) -> None:
-    """Events of a run that hung once."""
-    at = lambda s: {"t": f"2026-11-22T10:{s // 60:02}:{s % 60:02}.000Z", "mono_s": float(s), "boot": "b"}  # noqa: E731
-    rows = [
-        {**at(0), "kind": "started", "attempt": 1, "step": 0, "metrics_bytes": 0},
-        {**at(60), "kind": "phase", "phase": "step", "step": 1},
-        {**at(360), "kind": "hang", "step": 40, "since_s": 60.0},
-        {**at(370), "kind": "restarted", "attempt": 2, "step": 30, "metrics_bytes": 0},
-        {**at(400), "kind": "phase", "phase": "step", "step": 31},
-        {**at(1100), "kind": "checkpoint", "step": 100},
-        {**at(1100), "kind": "completed", "message": "done"},
-    ]
-    (folder / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "run.toml").write_text(f'name = "{folder.name}"\nprice_per_hour = {price}\n')
 
 
 def test_the_card_shows_time_by_state_cost_and_what_recovery_saved(data):
