@@ -18,8 +18,8 @@ def test_a_real_run_reports_a_slow_loader_goes_on_and_reports_its_end(tmp_path):
     folder = toy_run(tmp_path / "toy", LOADER, steps=150, pace=0.1, every=500)
     limits = limits_file(folder, "[slow]\nwindow_s = 4\n")
     process = monitor(folder, HANGPROOF_LIMITS=str(limits))
-    wait_for(lambda: events(folder, "slowdown"), 60, "a slowdown")
-    event, shown = events(folder, "slowdown")[0], status(folder)["slow"]
+    shown = wait_for(lambda: status(folder).get("slow"), 60, "a slowdown in the status")
+    event = events(folder, "slowdown")[0]
     code, _, said_there = finish(process, 120)
     assert code == 0, said_there
     assert event["cause"] == shown["cause"] == "loader_slow" and "next batch" in event["message"], event
