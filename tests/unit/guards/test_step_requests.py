@@ -1,9 +1,7 @@
 """Requests that a training reads between two steps, and the extra checkpoints that the monitor asks for."""
 
 import pytest
-from monitor_helpers import (
-    events,
-)
+from monitor_helpers import events
 
 from guards import step_requests
 from monitor.extra_saves import ExtraSaves, boundary
@@ -17,6 +15,19 @@ def test_a_request_that_the_training_dies_at_is_refused_in_the_end(tmp_path):
     assert step_requests.StepRequests(tmp_path).pending(6) == ()
     (found,) = events(tmp_path)
     assert found["id"] == name and not found["done"] and "ended 2 times" in found["message"]
+
+
+def test_a_request_waits_while_the_disk_is_full(tmp_path, monkeypatch):
+    name = step_requests.ask(tmp_path, "state")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step_requests, "atomic_write", full)
+        assert step_requests.StepRequests(tmp_path).pending(5) == ()
+    assert step_requests.StepRequests(tmp_path).pending(6) == ("state",) and not events(tmp_path)
+    assert step_requests.ask(tmp_path, "state") == name
 
 
 def test_a_damaged_request_is_a_request(tmp_path):
