@@ -1,26 +1,44 @@
 """The tab "Doctor": is this machine ready, what is left over, what does a process wait for, and is a script known to hang?
 
 The lines are those of `./start.sh doctor`, from the same command. It runs in the background (ui/jobs.py), so the server imports no
-torch, waits for no driver, and a reload shows what was found. One call of the script serves the whole tab: the page's config stays
-small. Each value from the browser is checked here.
+torch, waits for no driver, and a reload shows what was found. The components are made when the tab is opened and not with the
+page, so that they cost a visit nothing.
 """
 
 import json
+import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gradio as gr
+
+import doctor_tools
 from runs.files import RunError
 from runs.paths import data_root
-from ui import jobs, scripts
-from ui.dataset.images import OUT_OF_DATE
-
-if TYPE_CHECKING:
-    import gradio as gr
+from ui import jobs
+from ui.html import duration, esc
+from ui.run import drill
 
 FOLDER = ".doctor"  # in the data folder: what the commands printed
 QUICK_S, FULL_S, EXPLAIN_S = 600.0, 3600.0, 60.0
 VERDICTS = {"ok": "OK", "note": "Warning", "failed": "Problem"}
+CLASSES = {"ok": "done", "note": "warn", "failed": "bad"}
+SHELLS = [("bash (Linux, macOS)", "train.sh"), ("batch (Windows)", "train.bat"), ("PowerShell (Windows)", "train.ps1")]
+TICK_S = 0.7
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+ABOUT_DRILL = (
+    "It trains a toy model on example photos and freezes it in the middle. You see how the hang is detected, explained and "
+    "ended, and how the run starts again and finishes. No run of yours is touched."
+)
+# Opens the page of a run; the address is where the page finds it after a reload.
+OPEN_RUN = """(run) => {
+  if (!run) return;
+  const url = new URL(window.location);
+  url.searchParams.delete('tab');
+  url.searchParams.set('run', run);
+  window.location.assign(url);
+}"""
 
 
 def _folder() -> Path:
@@ -46,8 +64,6 @@ def report() -> dict[str, Any]:
         {"state": none, running, done, failed (it found a problem), cancelled or lost, "seconds", "findings": [{"name", "status": ok,
         note or failed, "verdict": OK, Warning or Problem, "text", "action"}], "text": the report to copy, "error"}
     """
-    import doctor_tools
-
     job = jobs.read(_folder(), "doctor")
     if job is None:
         return {"state": "none", "seconds": 0, "findings": [], "text": "", "error": ""}
@@ -111,77 +127,280 @@ def explain(pid: object) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# Calls of the script ------------------------------------------------------------------------------------------------------
+# What is shown --------------------------------------------------------------------------------------------------------------
 
 
-def doctor(data: dict[str, Any]) -> dict[str, Any]:
-    """{"do": what, …}: the answer of one of the actions below, with "ok"; or {"ok": False, "error"}."""
-    given = data if isinstance(data, dict) else {}
-    action = ACTIONS.get(given.get("do", "")) if isinstance(given.get("do", ""), str) else None
-    try:
-        if action is None:
-            raise RunError(OUT_OF_DATE)
-        return {"ok": True, **action(given)}
-    except RunError as error:
-        return {"ok": False, "error": str(error)}
+def build(tab: gr.Tab) -> None:
+    """Build what the tab shows each time that it is opened."""
+
+    @gr.render(triggers=[tab.select], show_progress="hidden")
+    def _opened() -> None:
+        for name, title, about, part in PARTS:
+            with gr.Column(elem_id=f"doctor-{name}", elem_classes="hp-section hp-doctor-part"):
+                _html(f"<h3>{title}<span>{about}</span></h3>")
+                part()
 
 
-def _examine(given: dict[str, Any]) -> dict[str, Any]:
-    known = jobs.read(_folder(), "doctor")
-    if known is None or known.state != "running":
-        examine(given.get("full") is True)
-    return report()
+def _html(text: str = "", **more: Any) -> gr.HTML:
+    return gr.HTML(text, apply_default_css=False, **more)
 
 
-def _cancel(_: dict[str, Any]) -> dict[str, Any]:
-    jobs.cancel(_folder(), "doctor")
-    return report()
+def _button(label: str, primary: bool = False, width: int = 150, **more: Any) -> gr.Button:
+    return gr.Button(label, variant="primary" if primary else "secondary", scale=0, min_width=width, **more)
 
 
-def _orphans(_: dict[str, Any]) -> dict[str, Any]:
-    import doctor_tools
-
-    return {"orphans": doctor_tools.orphans()}
+def _alert(text: object = "") -> str:
+    return f'<p class="hp-job-note" role="alert">{esc(text)}.</p>' if text else ""
 
 
-def _end(given: dict[str, Any]) -> dict[str, Any]:
-    import doctor_tools
-
-    return {"text": doctor_tools.end_orphan(given.get("pid"), given.get("start")), "orphans": doctor_tools.orphans()}
-
-
-def _lint(given: dict[str, Any]) -> dict[str, Any]:
-    import doctor_tools
-
-    return doctor_tools.lint_script(given.get("text"), given.get("name", "train.sh"))
+def _listed(status: str, title: str, text: str, action: str) -> str:
+    mark = f'<span class="hp-finding-mark">{VERDICTS[status]}</span>'
+    more = f"<p>{esc(action)}</p>" if action else ""
+    return (
+        f'<li class="hp-finding hp-{CLASSES[status]}" data-status="{status}">{mark}'
+        f"<div><strong>{esc(title)}</strong><span>{esc(text)}</span>{more}</div></li>"
+    )
 
 
-def _drills(_: dict[str, Any]) -> dict[str, Any]:
-    from ui.run import drill
-
-    return {"drills": drill.choices()}
+def _list(items: list[str]) -> str:
+    return f'<ul class="hp-findings-list">{"".join(items)}</ul>' if items else ""
 
 
-def _drill(given: dict[str, Any]) -> dict[str, Any]:
-    from ui.run import drill
-
-    kind = given.get("kind")
-    return {"run": drill.start(kind if isinstance(kind, str) else "")}
+def _printed(label: str, text: str) -> str:
+    """A text that scrolls, and that the keyboard reaches."""
+    return f'<pre class="hp-doctor-text" role="region" tabindex="0" aria-label="{esc(label)}">{esc(text)}</pre>'
 
 
-ACTIONS = {
-    "show": lambda _: report(),
-    "look": _examine,
-    "cancel": _cancel,
-    "orphans": _orphans,
-    "end": _end,
-    "explain": lambda given: explain(given.get("pid")),
-    "lint": _lint,
-    "drills": _drills,
-    "drill": _drill,
-}
+def _title(name: str) -> str:
+    """The name of a finding with a capital; a trainer's own name, such as sd-scripts, stays as it is."""
+    return name[:1].upper() + name[1:] if re.match(r"built-in |[a-z]+( |$)", name) else name
 
 
-def build() -> "gr.HTML":
-    """The component. Its script asks for what it shows while its tab is open."""
-    return scripts.component("doctor_page", "doctor", doctor)
+def _state(found: dict[str, Any]) -> str:
+    """What an examination does, or how much it found, in one line."""
+    if found["state"] == "running":
+        return f"Looking for {duration(found['seconds'])}…"
+    count = {status: sum(one["status"] == status for one in found["findings"]) for status in VERDICTS}
+    words = [
+        f"{count[status]} {word}{'s' * (count[status] != 1)}"
+        for status, word in (("note", "warning"), ("failed", "problem"))
+    ]
+    summary = f"{count['ok']} OK, {', '.join(words)}" if found["findings"] else ""
+    return f"Cancelled. {summary}" if found["state"] == "cancelled" else summary
+
+
+def _machine() -> None:
+    if report()["state"] == "none":
+        examine()
+    shown = _html()
+    with gr.Row(elem_classes="hp-actions"):
+        again, full = _button("Look again", primary=True), _button("Also test the trainers (a minute each)", width=330)
+        halt = _button("Cancel", visible=False)
+    copied = gr.Textbox(
+        label="Report to copy",
+        lines=3,
+        max_lines=12,
+        buttons=["copy"],
+        elem_id="doctor-report",
+        visible=False,
+        interactive=False,
+    )
+    timer = gr.Timer(TICK_S)
+    outputs = [shown, again, full, halt, copied, timer]
+
+    def draw(error: object = "") -> list[Any]:
+        found = report()
+        busy = found["state"] == "running"
+        items = [_listed(one["status"], _title(one["name"]), one["text"], one["action"]) for one in found["findings"]]
+        text = f'<p class="hp-job-state" role="status">{esc(_state(found))}</p>{_alert(error or found["error"])}{_list(items)}'
+        idle = gr.update(visible=not busy)
+        done = bool(items) and not busy
+        return [
+            text,
+            idle,
+            idle,
+            gr.update(visible=busy),
+            gr.update(visible=done, value=found["text"]),
+            gr.Timer(active=busy),
+        ]
+
+    def look(everything: bool) -> list[Any]:
+        try:
+            examine(everything)
+        except RunError as error:
+            return draw(error)
+        return draw()
+
+    def cancel() -> list[Any]:
+        jobs.cancel(_folder(), "doctor")
+        return draw()
+
+    timer.tick(draw, None, outputs, **QUIET)
+    again.click(lambda: look(False), None, outputs, **QUIET)
+    full.click(lambda: look(True), None, outputs, **QUIET)
+    halt.click(cancel, None, outputs, **QUIET)
+
+
+def _left() -> list[tuple[str, str]]:
+    """(label, value) of each trainer that is left over."""
+    return [
+        (
+            f"{one['name']}, process {one['pid']}: run {one['run']}, {duration(one['age_s'])} old, "
+            f"{one['memory_bytes'] / 1e6:.0f} MB of memory",
+            json.dumps([one["pid"], one["start"]]),
+        )
+        for one in doctor_tools.orphans()
+    ]
+
+
+def _left_over() -> None:
+    choices = _left()
+    none = "None. Every trainer that runs is watched."
+    chosen = gr.Radio(choices, label="Process to end", visible=bool(choices), interactive=True)
+    with gr.Row(elem_classes="hp-actions"):
+        again = _button("Look again")
+        end = _button("End the process", visible=bool(choices))
+        sure = _button(
+            "End it now? Steps since its last checkpoint are lost", width=420, visible=False, elem_classes="hp-danger"
+        )
+    note = _html("" if choices else f'<p class="hp-job-state">{none}</p>')
+
+    def draw(said: str = "") -> list[Any]:
+        choices = _left()
+        text = said if choices else f"{said} {none}"
+        there = gr.update(visible=bool(choices))
+        return [
+            gr.update(choices=choices, value=None, visible=bool(choices)), there, gr.update(visible=False),
+            f'<p class="hp-job-state" role="status">{esc(text.strip())}</p>',
+        ]  # fmt: skip
+
+    def ask(value: str | None) -> list[Any]:
+        text = "" if value else "Choose a process first."
+        return [gr.update(visible=bool(value)), f'<p class="hp-job-state" role="status">{text}</p>']
+
+    def kill(value: str) -> list[Any]:
+        try:
+            return draw(f"{doctor_tools.end_orphan(*json.loads(value))}.")
+        except RunError as error:
+            return draw(f"{error}.")
+
+    outputs = [chosen, end, sure, note]
+    again.click(draw, None, outputs, **QUIET)
+    end.click(ask, chosen, [sure, note], **QUIET)
+    sure.click(kill, chosen, outputs, **QUIET)
+
+
+def _explain() -> None:
+    pid = gr.Textbox(
+        label="Process number (pid)",
+        info="As nvidia-smi, top or ps shows it",
+        max_lines=1,
+        max_length=20,
+        interactive=True,
+    )
+    with gr.Row(elem_classes="hp-actions"):
+        go = _button("Explain", primary=True)
+    shown = _html()
+
+    def on_go(number: str) -> Any:
+        yield '<p class="hp-hint" role="status">Looking twice, two seconds apart…</p>'
+        try:
+            found = explain(number)
+        except RunError as error:
+            yield _alert(error)
+            return
+        parts = [f"<p>{esc(line)}</p>" for line in found["lines"]]
+        if found["signs"]:
+            parts.append(f'<p class="hp-verdict hp-warn">It looks stuck or slow: {esc("; ".join(found["signs"]))}.</p>')
+        if found["note"]:
+            parts.append(f'<p class="hp-hint">{esc(found["note"])}</p>')
+        if found["cause"]:
+            parts.append(f'<p class="hp-hint">If it is a training: {esc(found["cause"])} {esc(found["advice"])}</p>')
+        for process, text in found["stacks"].items():
+            parts.append(f"<h4>Stacks of process {esc(process)}</h4>{_printed(f'Stacks of process {process}', text)}")
+        yield "".join(parts)
+
+    gr.on([go.click, pid.submit], on_go, pid, shown, **QUIET)
+
+
+def _lint() -> None:
+    text = gr.Textbox(
+        label="Script", info="It is read, not run. Nothing is stored.", placeholder="accelerate launch … flux_train_network.py …",
+        lines=8, max_lines=20, interactive=True,
+    )  # fmt: skip
+    kind = gr.Dropdown(SHELLS, value="train.sh", label="Shell", interactive=True)
+    with gr.Row(elem_classes="hp-actions"):
+        go = _button("Check the script", primary=True)
+    shown = _html()
+    fixed = gr.Code(
+        language="shell",
+        label="The script with these fixes",
+        visible=False,
+        interactive=False,
+        max_lines=30,
+        elem_id="doctor-fixed",
+    )
+
+    def on_go(script: str, name: str) -> list[Any]:
+        try:
+            found = doctor_tools.lint_script(script, name)
+        except RunError as error:
+            return [_alert(error), gr.update(visible=False)]
+        items = [
+            _listed(
+                "failed" if one["level"] == "error" else "note",
+                f"Line {one['line']}: {one['id']}",
+                one["why"],
+                one["fix"],
+            )
+            for one in found["findings"]
+        ]
+        note = f'<p class="hp-hint">{esc(found["note"])}</p>' if found["note"] else ""
+        none = '<p class="hp-verdict hp-done">No problems found.</p>'
+        return [(_list(items) or none) + note, gr.update(visible=bool(found["fixed"]), value=found["fixed"])]
+
+    go.click(on_go, [text, kind], [shown, fixed], **QUIET)
+
+
+def _drill() -> None:
+    kinds = drill.choices()
+    _html(f'<p class="hp-hint">{ABOUT_DRILL}</p>')
+    kind = gr.Dropdown(
+        [(one["label"], one["kind"]) for one in kinds], value=kinds[0]["kind"], label="What freezes", info=kinds[0]["text"],
+        interactive=True,
+    )  # fmt: skip
+    with gr.Row(elem_classes="hp-actions"):
+        go = _button("Start the drill", primary=True, elem_id="doctor-drill-start")
+    note, run = _html(), gr.State("")
+
+    def on_start(chosen: str) -> Any:
+        yield '<p class="hp-hint" role="status">Starting…</p>', "", gr.update(interactive=False)
+        try:
+            name = drill.start(chosen)
+        except RunError as error:
+            yield _alert(error), "", gr.update(interactive=True)
+        else:
+            yield "", name, gr.skip()
+
+    texts = {one["kind"]: one["text"] for one in kinds}
+    kind.input(lambda chosen: gr.update(info=texts[chosen]), kind, kind, **QUIET)
+    go.click(on_start, kind, [note, run, go], **QUIET).then(None, run, None, js=OPEN_RUN, **QUIET)
+
+
+PARTS = (
+    ("machine", "This machine", "Python, PyTorch, GPU, disks, memory and the trainers", _machine),
+    ("orphans", "Left-over trainers", "Trainers of Hangproof that no monitor watches any more", _left_over),
+    (
+        "explain",
+        "Explain a process",
+        "What a process of yours does, what it waits for, and the stack of every thread",
+        _explain,
+    ),
+    (
+        "lint",
+        "Check a training script",
+        "Finds what is known to hang or fail in scripts of kohya's trainers, kohya_ss and FluxGym",
+        _lint,
+    ),
+    ("drill", "Hang drill", "Watch a demo run freeze and recover, in about a minute", _drill),
+)

@@ -157,7 +157,7 @@ def build(login: bool = False) -> gr.Blocks:
             with gr.Tab("Other machines", id="fleet") as fleet_tab:
                 fleet_page.build()
             with gr.Tab("Doctor", id="doctor") as doctor_tab:
-                doctor_page.build()
+                doctor_page.build(doctor_tab)
         _wire_new(new, draft_id)
         _wire_runs(run)
         _wire_tabs(page, new, note, run, tabs, (new_tab, fleet_tab, doctor_tab), draft_id, started, messages)

@@ -64,7 +64,6 @@ PARTS = {
     "rehearsal": ("new/rehearsal",),
     "setup": ("new/setup",),
     "script_editor": ("new/script_editor",),
-    "doctor_page": ("doctor_page",),
 }
 # Gradio repeats the rules that it gets for its own container, so that they win over its components' rules.
 NESTED = ".gradio-container.gradio-container .contain {\n%s\n}\n"

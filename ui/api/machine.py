@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import doctor_tools
 import presets
 from ui import doctor_page
 from ui.api.checks import page_answer
@@ -42,12 +43,12 @@ def explain_process(pid: int) -> dict[str, Any]:
 
 def list_orphans() -> list[dict[str, Any]]:
     """Trainers of Hangproof that no monitor watches any more: pid, start, run, age_s, memory_bytes."""
-    return list(page_answer(doctor_page.doctor({"do": "orphans"}))["orphans"])
+    return doctor_tools.orphans()
 
 
 def end_orphan(pid: int, start: float) -> dict[str, Any]:
     """Kill one of `list_orphans`, by its pid and start. Its steps since the last checkpoint are lost."""
-    return page_answer(doctor_page.doctor({"do": "end", "pid": pid, "start": start}))
+    return {"text": doctor_tools.end_orphan(pid, start), "orphans": doctor_tools.orphans()}
 
 
 def check_script(text: str, name: str = "train.sh") -> dict[str, Any]:
@@ -55,7 +56,7 @@ def check_script(text: str, name: str = "train.sh") -> dict[str, Any]:
 
     name: "train.sh", "train.bat" or "train.ps1", for its shell.
     """
-    return page_answer(doctor_page.doctor({"do": "lint", "text": text, "name": name}))
+    return doctor_tools.lint_script(text, name)
 
 
 def start_demo() -> dict[str, Any]:

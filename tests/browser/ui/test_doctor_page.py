@@ -32,8 +32,9 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
     try:
         open_page(tab, bare_server)
         tab.get_by_role("tab", name="Doctor").click()
-        machine = tab.get_by_test_id("doctor-machine")
-        machine.get_by_test_id("copy-report").wait_for()  # it looks by itself when it is opened
+        machine = tab.locator("#doctor-machine")
+        report = machine.locator("#doctor-report textarea")
+        report.wait_for()  # it looks by itself when it is opened
         rows = {row.locator("strong").inner_text(): row for row in machine.locator(".hp-finding").all()}
         assert {
             "Python",
@@ -46,14 +47,14 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
         assert rows["Python"].get_attribute("data-status") == "ok" and "./start.sh" in rows["sd-scripts"].inner_text()
         assert f"(pid {process.pid}) of the run left-over" in machine.inner_text()
 
-        left = tab.get_by_test_id("doctor-orphans")
-        left.get_by_role("button", name=f"End process {process.pid}").click()
+        left = tab.locator("#doctor-orphans")
+        left.get_by_role("radio", name=f"process {process.pid}: run left-over").check()
+        left.get_by_role("button", name="End the process").click()
         left.get_by_role("button", name="now?").click()
-        left.get_by_text(f"Process {process.pid}", exact=False).first.wait_for()
-        until(lambda: process.poll() is not None, "the process is ended")
         left.get_by_text("of left-over) was ended", exact=False).wait_for()
+        until(lambda: process.poll() is not None, "the process is ended")
 
-        why = tab.get_by_test_id("doctor-explain")
+        why = tab.locator("#doctor-explain")
         why.get_by_label("Process number").fill("0; rm -rf /")
         why.get_by_role("button", name="Explain").click()
         why.get_by_text("is no process number", exact=False).wait_for()
@@ -63,23 +64,23 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
         stacks = why.get_by_role("region", name=f"Stacks of process {bare_server.process.pid}")
         stacks.or_(why.get_by_text("Its stacks could not be read in time", exact=False)).wait_for()  # a busy machine
 
-        lint = tab.get_by_test_id("doctor-lint")
-        lint.get_by_label("Script").fill("echo '<img src=x onerror=alert(1)>'")
+        lint = tab.locator("#doctor-lint")
+        lint.locator("textarea").first.fill("echo '<img src=x onerror=alert(1)>'")
         lint.get_by_role("button", name="Check the script").click()
         lint.get_by_text("There is no training command in this script", exact=False).wait_for()
-        lint.get_by_label("Script").fill(SCRIPT)
+        lint.locator("textarea").first.fill(SCRIPT)
         lint.get_by_role("button", name="Check the script").click()
-        lint.get_by_test_id("copy-fixed").wait_for()
+        lint.locator("#doctor-fixed").get_by_text("flux_train_network.py").wait_for()
         assert lint.locator(".hp-finding").count() >= 2
-        assert "blocks_to_swap" not in lint.get_by_role("region", name="Fixed script").inner_text()
+        assert "blocks_to_swap" not in lint.locator("#doctor-fixed").inner_text()
 
         assert serious(tab) == []  # axe-core, with everything open
         tab.emulate_media(color_scheme="dark")
         tab.reload()  # what was found is still there
         tab.locator("body.hp-open").wait_for()
         tab.get_by_role("tab", name="Doctor").click()
-        machine.get_by_test_id("copy-report").wait_for()
-        assert tab.get_by_test_id("doctor-drill").get_by_role("button", name="Start the drill").is_enabled()
+        report.wait_for()
+        assert tab.get_by_role("button", name="Start the drill").is_enabled()
         assert serious(tab) == [], "in the dark"
     finally:
         process.kill()

@@ -18,10 +18,9 @@ from ui.run import view
 def start(page, server, kind: str) -> Path:
     """Start a drill in the tab Doctor; the run's folder."""
     open_tab(server, "doctor", page)
-    part = page.get_by_test_id("doctor-drill")
-    part.locator(f"option[value={kind}]").wait_for(state="attached")
-    part.locator("select").select_option(kind)
-    page.get_by_test_id("drill-start").click()
+    page.get_by_label("What freezes").click()
+    page.get_by_role("option", name=drill.FAULTS[kind].label).click()
+    page.locator("#doctor-drill-start").click()
     page.get_by_test_id("drill").wait_for()
     return server.data / "outputs" / page.get_by_test_id("run-name").get_attribute("data-run")
 

@@ -20,11 +20,6 @@ test("an age far away is a round number of one unit", () => {
   for (const [seconds, text] of expected) assert.equal(ago(seconds), text);
 });
 
-test("the doctor's sizes are in GB, or at least 1 MB", () => {
-  const { size } = load(["dom", "doctor_page"], ["size"]);
-  assert.deepEqual([0, 2e6, 9.4e8, 9.6e8, 2.45e10].map(size), ["1 MB", "2 MB", "940 MB", "1.0 GB", "24.5 GB"]);
-});
-
 test("a call of the server that fails, or answers nonsense, is a sentence", async () => {
   const { reply } = load(["dom"], ["reply"]);
   assert.deepEqual(await reply(Promise.resolve({ ok: true, n: 1 })), { ok: true, n: 1 });

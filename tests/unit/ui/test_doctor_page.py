@@ -71,12 +71,16 @@ def test_a_pasted_script_is_judged_or_refused_and_nothing_is_written(text, name)
     json.dumps(answer)
 
 
-@pytest.mark.parametrize("given_", [None, [], {}, {"do": 1}, {"do": "rm"}, {"do": "explain", "pid": {"a": 1}}, {"do": "lint", "text": 5},
-                                    {"do": "lint", "text": "x" * 300_000}, {"do": "drill", "kind": "../x"}, {"do": "end"}])  # fmt: skip
-def test_the_tab_refuses_what_no_page_sends(given_, tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    answer = doctor_page.doctor(given_)
-    assert answer["ok"] is False and answer["error"]
+@pytest.mark.parametrize("text", [5, None, "", "x" * 300_000])
+def test_what_is_no_script_is_refused(text):
+    with pytest.raises(RunError):
+        doctor_tools.lint_script(text)
+
+
+@pytest.mark.parametrize("pid", [{"a": 1}, None, "0; rm -rf /", "999999999999"])
+def test_what_is_no_process_is_refused(pid):
+    with pytest.raises(RunError):
+        doctor_page.explain(pid)
 
 
 def test_a_report_has_no_home_no_token_and_no_password():
