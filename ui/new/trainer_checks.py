@@ -6,6 +6,7 @@ there now, and nothing else. The test and the way back share one slot of a train
 whichever page or server started it.
 """
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,13 +162,14 @@ def _note(found: Status) -> str:
             f"Tested: {before} ({esc(trainer.version)})."
         )
     return (
-        f'<p class="hp-hint" data-testid="trainer-changed">{says} {esc(_check(folder))} Test it before you start: tiny random '
+        f'<p class="hp-hint" data-testid="trainer-changed">{says} {esc(_check(folder, found.now))} Test it before you start: tiny random '
         "weights, one minute, on the processor.</p>"
     )
 
 
-def _check(checkout: Path) -> str:
-    """What `python -m sd_scripts_patches check` says about a checkout, in a sentence or two."""
+@functools.lru_cache(maxsize=4)
+def _check(checkout: Path, now: str) -> str:
+    """What `python -m sd_scripts_patches check` says about a checkout at commit `now`, in a sentence or two."""
     found = compatibility.find_checkout(checkout)
     if found is None:
         return f"{checkout} is not a checkout of sd-scripts or musubi-tuner."

@@ -4,7 +4,7 @@ import json
 import os
 
 import record_shapes
-from checkout_helpers import used
+from checkout_helpers import commit, used
 
 from sd_scripts_patches import versions
 
@@ -51,7 +51,9 @@ def test_what_fits_a_version_is_said_by_its_check(tmp_path, checkout, monkeypatc
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
     assert "is not a checkout of sd-scripts or musubi-tuner" in trainer_checks.show("sd-scripts")[0]
     record_shapes.write_checkout(record_shapes.load()[0], folder)
+    commit(folder, "a checkout")
     assert "block_swap" not in trainer_checks.show("sd-scripts")[0]
     (folder / "library/custom_offloading_utils.py").write_text("")
+    commit(folder, "without block swap")
     said = trainer_checks.show("sd-scripts")[0]
     assert " of its waits are not guarded in this version: " in said and "block_swap (" in said
