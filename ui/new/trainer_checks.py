@@ -177,7 +177,7 @@ def _check(checkout: Path, now: str) -> str:
     waits = sorted({f"{finding.patch} ({one.open})" for finding in findings for one in finding.open})
     if not waits:
         return f"All {len(findings)} guards fit this version."
-    return f"{len(waits)} of its waits are not guarded in this version: {'; '.join(waits)}. A run that needs one of them does not start."
+    return f"Not guarded in this version: {'; '.join(waits)}. A run that needs one of them does not start."
 
 
 def _described(checkout: Path, commit: str) -> str:
