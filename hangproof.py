@@ -22,7 +22,7 @@ COMMANDS = {
         "slurm", "skypilot", "docker", "runpod", "vast", "publish", "bundle", "probe", "rehearse", "ladder", "drill", "fleet", "store",
         "train", "serve", "stop-pod",
     ),
-    "sd_scripts_patches": ("check", "audit", "selftest", "canary"),
+    "sd_scripts_patches": ("check", "selftest"),
 }  # fmt: skip
 # word → Python's arguments
 OTHERS = {

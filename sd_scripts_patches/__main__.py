@@ -1,5 +1,4 @@
-"""`python -m sd_scripts_patches SCRIPT ARGS` · `… -m MODULE ARGS` · `… check DIR [--json]` · `… audit DIR`
-· `… selftest DIR [--json]` · `… canary OLD NEW [--json]`.
+"""`python -m sd_scripts_patches SCRIPT ARGS` · `… -m MODULE ARGS` · `… check DIR [--json]` · `… selftest DIR [--json]`.
 
 `train.sh` uses the first form in place of `python SCRIPT ARGS`. Our own flags (`--hangproof_…`, see timeouts.py) may
 appear anywhere among ARGS. Exit code: the script's own; 1 when a patch is incompatible, before anything is loaded;
@@ -16,8 +15,6 @@ from pathlib import Path
 
 from guards import amx, gate, socket_folder
 from sd_scripts_patches import (
-    audit,
-    canary,
     compatibility,
     hooks,
     registry,
@@ -30,13 +27,15 @@ from sd_scripts_patches import (
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches.patch import Incompatible
 
+TOOLS = {
+    "audit": "python tests/support/audit_waits.py CHECKOUT",
+    "canary": "python tests/support/canary.py OLD NEW",
+}
 CACHES = re.compile(r"_cache_(latents|text_encoder_outputs)\.py$")  # musubi-tuner's, which run before the training
 USAGE = """usage: python -m sd_scripts_patches [--hangproof_…] SCRIPT ARGS     run a script of sd-scripts or musubi-tuner with the guards
        python -m sd_scripts_patches [--hangproof_…] -m MODULE ARGS   run a module with the guards
        python -m sd_scripts_patches check DIR [--json]               check which patches are compatible with a checkout
-       python -m sd_scripts_patches audit DIR [--against OTHER] [--json]   list its waits, and what ends each
        python -m sd_scripts_patches selftest DIR [--json]            train tiny weights with it: does it work, is it guarded
-       python -m sd_scripts_patches canary OLD NEW [--json]          compare the training of two checkouts, commits or environments
 
 time limits in seconds (0: none) and settings; each can also be set as HANGPROOF_… in the environment:
 """
@@ -55,12 +54,11 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     if arguments[0] == "check":
         return check(arguments[1:])
-    if arguments[0] == "audit":
-        return audit.main(arguments[1:])
     if arguments[0] == "selftest":
         return selftest.main(arguments[1:])
-    if arguments[0] == "canary":
-        return canary.main(arguments[1:])
+    if arguments[0] in TOOLS:
+        print(f"sd_scripts_patches: {arguments[0]} is a tool of its own: {TOOLS[arguments[0]]}", file=sys.stderr)
+        return 2
     as_module = arguments[0] == "-m"
     if as_module and len(arguments) < 2:
         print(USAGE + timeouts.listing(), end="", file=sys.stderr)

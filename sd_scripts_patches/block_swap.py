@@ -5,10 +5,14 @@ stalls, the trainer waits for the thread at 0 % GPU without a message (FluxGym's
 `_wait_blocks_move`: `wait_for_block`, the backward hooks, `set_forward_only` and `prepare_block_devices_before_forward`,
 so one wrapper covers them. An exception would not help: the interpreter joins the stuck thread at exit. The deadline
 therefore ends the process.
+
+musubi-tuner has a second way to move blocks, which streams frozen ones to the device (`LoRAStreamOffloader`); its copiers wait for
+a future of their pool thread and for a stream. `_synchronize_device` waits for the device itself.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +20,7 @@ from sd_scripts_patches import session
 from sd_scripts_patches.patch import Patch, Target, uses
 
 MODULE = "library.custom_offloading_utils"
+MUSUBI_MODULE = "musubi_tuner.modules.custom_offloading_utils"
 
 
 def _with_deadline(original: Callable) -> Callable:
@@ -31,9 +36,38 @@ def _with_deadline(original: Callable) -> Callable:
     return _wait_blocks_move
 
 
+def _copier(original: Callable) -> Callable:
+    def wait(self: Any, *key: Any) -> Any:
+        block = f"block {key[0]}" if key else "all blocks"
+        with session.limit("block_swap_timeout_s", f"{block} to be copied to the device (block swap)"):
+            return original(self, *key)
+
+    return wait
+
+
+def _device(original: Callable) -> Callable:
+    def _synchronize_device(device: Any) -> None:
+        with session.limit("block_swap_timeout_s", f"device {device} to finish (block swap)"):
+            original(device)
+
+    return _synchronize_device
+
+
 PATCH = Patch(
     name="block_swap",
     why="a swap thread that is stuck on a CUDA stream blocks training for ever",
     targets=(Target(MODULE, "Offloader._wait_blocks_move", params=("self", "block_idx"), make=_with_deadline),),
     relevant=uses("--blocks_to_swap"),
+)
+MUSUBI = dataclasses.replace(
+    PATCH,
+    targets=(
+        dataclasses.replace(PATCH.targets[0], module=MUSUBI_MODULE),
+        Target(MUSUBI_MODULE, "_StagedCopier.wait", params=("self", "key"), make=_copier, wait="a block to be copied"),
+        Target(MUSUBI_MODULE, "_StagedCopier._flush", params=("self",), make=_copier, wait="blocks to be copied"),
+        Target(MUSUBI_MODULE, "_StagedCopier.sync", params=("self",), make=_copier, wait="the copier's stream"),
+        Target(MUSUBI_MODULE, "_StagedCopier.reset", params=("self",), make=_copier, wait="the copier's stream"),
+        Target(MUSUBI_MODULE, "_DirectCopier.sync", params=("self",), make=_copier, wait="the copier's stream"),
+        Target(MUSUBI_MODULE, "_synchronize_device", params=("device",), make=_device, wait="the device to finish"),
+    ),
 )

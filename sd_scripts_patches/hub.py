@@ -13,6 +13,7 @@ threads of `--async_upload` are daemons; at the end the run waits `upload_exit_s
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import os
@@ -356,4 +357,19 @@ PATCH = Patch(
         *uploads(UTIL),
     ),
     prepare=prepare,
+)
+MUSUBI_TOKENIZERS = (
+    ("musubi_tuner.zimage.zimage_utils", "Qwen2Tokenizer", "load_qwen3"),
+    ("musubi_tuner.flux_2.flux2_utils", "AutoProcessor", "Mistral3Embedder"),
+    ("musubi_tuner.qwen_image.qwen_image_utils", "Qwen2Tokenizer", "load_qwen2_5_vl"),
+    ("musubi_tuner.qwen_image.qwen_image_utils", "Qwen2VLProcessor", "load_vl_processor"),
+    ("musubi_tuner.wan.modules.tokenizers", "AutoTokenizer", "HuggingfaceTokenizer"),
+    ("musubi_tuner.krea2.krea2_encoder", "AutoTokenizer", "load_qwen3_vl_conditioner"),
+    ("musubi_tuner.krea2.krea2_encoder", "Qwen2TokenizerFast", "load_qwen3_vl_conditioner"),
+    ("musubi_tuner.flux.flux_utils", "CLIPTokenizer", "load_clip_l"),
+    ("musubi_tuner.flux.flux_utils", "T5Tokenizer", "load_t5xxl"),
+)
+"""musubi-tuner loads each family's tokenizer where its text encoder is loaded."""
+MUSUBI = dataclasses.replace(
+    PATCH, targets=(*INSTALLED, *tokenizers(MUSUBI_TOKENIZERS), *uploads("musubi_tuner.utils.huggingface_utils"))
 )

@@ -71,7 +71,7 @@ def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bo
             log(
                 f"{folder} is at commit {head[:8]}, not at the tested {commit[:8]}; it is not changed. To get the tested one: "
                 f"git -C '{folder}' fetch --depth 1 {url} {commit} && git -C '{folder}' checkout {commit}, "
-                f"then ./start.sh {trainer.key}. To compare both first: python -m sd_scripts_patches canary OLD NEW"
+                f"then ./start.sh {trainer.key}"
             )
         return False
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")

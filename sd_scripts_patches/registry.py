@@ -45,8 +45,10 @@ MUSUBI_NAMES = (
     "exit",
     "world",
 )
-"""The patches of musubi-tuner. Those that are not in the folder `musubi` are sd-scripts' own, without its modules."""
-SHARED = ("hygiene", "dataloader", "barrier", "exit")
+"""The patches of musubi-tuner."""
+OWN = ("caches", "sampling", "heartbeat", "resume", "save")
+"""Those of musubi-tuner that are in the folder `musubi`. Of the others, MUSUBI says where its functions are; where there is no MUSUBI,
+the patch is sd-scripts' own, without its modules."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -64,10 +66,10 @@ def patches(trainer: str = compatibility.SD_SCRIPTS) -> tuple[Patch, ...]:
 
 
 def _patch(trainer: str, name: str) -> Patch:
-    if trainer != compatibility.MUSUBI:
-        return importlib.import_module(f"sd_scripts_patches.{name}").PATCH
-    if name not in SHARED:
-        return importlib.import_module(f"sd_scripts_patches.musubi.{name}").PATCH
-    patch: Patch = importlib.import_module(f"sd_scripts_patches.{name}").PATCH
+    own = trainer == compatibility.MUSUBI and name in OWN
+    module = importlib.import_module(f"sd_scripts_patches.{'musubi.' if own else ''}{name}")
+    patch: Patch = module.PATCH
+    if own or trainer != compatibility.MUSUBI:
+        return patch
     installed = tuple(t for t in patch.targets if not locate.belongs_to_checkout(t.module, None))
-    return dataclasses.replace(patch, targets=installed)
+    return getattr(module, "MUSUBI", dataclasses.replace(patch, targets=installed))

@@ -5,7 +5,7 @@ is a module with SCRIPT (the training script), SOURCE (the folder of its modules
 and ITEMS ("module:class" that records losses, and whose items are batches), STAND_INS (packages that may be missing), and the
 functions `site`, `caching`, `arguments` and `make`.
 
-The self-test, the canary and the tests train with it: `write_site` and `make` write the files, `environment` and
+The self-test and the tests train with it: `write_site` and `make` write the files, `environment` and
 `arguments` describe a run. The models are small because `PYTHONPATH` holds a `sitecustomize` that changes sd-scripts'
 model tables right after the module that defines them has been imported. Only sizes change; the code is sd-scripts' own.
 Two things are left out for speed: the automatic garbage collection (and that of objects made by imports), and

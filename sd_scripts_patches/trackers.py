@@ -7,6 +7,7 @@ fills the queue and loses entries, and the trainer never waits. The end has a li
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import queue
@@ -17,7 +18,8 @@ from typing import Any
 
 from guards import deadline
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target, uses
+from sd_scripts_patches.musubi import ACCELERATOR_SETUP
+from sd_scripts_patches.patch import Patch, Target, always, uses
 
 UTIL = "library.train_util"
 QUEUE_SIZE = 1000
@@ -134,18 +136,24 @@ def decouple(tracker: Any) -> None:
     tracker.log, tracker.finish = queued, finish_within_limit
 
 
+def _targets(setup: str, module: str, start: str, params: tuple[str, ...]) -> tuple[Target, ...]:
+    """setup: the module of `prepare_accelerator`. start: what starts the trackers, in `module`."""
+    return (
+        Target(setup, "prepare_accelerator", params=("args",), make=_without_login, wait="the login to wandb"),
+        Target(module, start, params=params, make=_start_within_limit, wait="a tracker to start, to log, to finish"),
+    )
+
+
 PATCH = Patch(
     name="trackers",
     why="all ranks stop at the W&B login; a tracker that hangs stops the run",
-    targets=(
-        Target(UTIL, "prepare_accelerator", params=("args",), make=_without_login, wait="the login to wandb"),
-        Target(
-            UTIL,
-            "init_trackers",
-            params=("accelerator", "args", "default_tracker_name"),
-            make=_start_within_limit,
-            wait="a tracker to start, to log, to finish",
-        ),
-    ),
+    targets=_targets(UTIL, UTIL, "init_trackers", ("accelerator", "args", "default_tracker_name")),
     relevant=uses("--log_with", "--wandb_api_key"),
+)
+MUSUBI = dataclasses.replace(  # the trainer starts them through accelerate
+    PATCH,
+    targets=_targets(
+        ACCELERATOR_SETUP, "accelerate.accelerator", "Accelerator.init_trackers", ("self", "project_name")
+    ),
+    relevant=always,
 )

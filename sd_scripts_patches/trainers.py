@@ -1,6 +1,6 @@
 """The table of kohya's trainers that are guarded: where each comes from, where it is installed, and what it needs.
 
-Installation, self-test and canary read this table; a further trainer is a further row. The commits are the ones that the
+Installation and self-test read this table; a further trainer is a further row. The commits are the ones that the
 project's tests train with. A checkout of another commit works too, as far as `check` says so.
 """
 

@@ -1,6 +1,6 @@
 """Trainings that are run to learn something, not to keep: bounded, in a temporary folder, with nothing left behind.
 
-The self-test and the canary use it. Each process has its own group, so that it is killed together with its workers, also
+The self-test uses it. Each process has its own group, so that it is killed together with its workers, also
 when the user presses Ctrl-C or the terminal is closed. HF_HOME and TMPDIR point into
 the folder, and Python writes no caches.
 """
@@ -36,8 +36,7 @@ class LimitReached(RuntimeError):
 class Job:
     """A process, its log file, and what is known once it has ended.
 
-    code: exit code, negative for a signal, None while it runs and when it was killed at its limit. peak_bytes: its largest
-    resident memory; 0 where the system does not tell. parent_bytes: the same of this process when the job was started.
+    code: exit code, negative for a signal, None while it runs and when it was killed at its limit.
     """
 
     process: subprocess.Popen[bytes]
@@ -45,8 +44,6 @@ class Job:
     started_s: float
     code: int | None = None
     took_s: float = 0.0
-    peak_bytes: int = 0
-    parent_bytes: int = 0
 
     @property
     def log(self) -> str:
@@ -125,7 +122,7 @@ class Trial:
                 stderr=subprocess.STDOUT,
                 start_new_session=os.name != "nt",
             )
-        self.jobs.append(Job(process, path, time.monotonic(), parent_bytes=_resident_peak(os.getpid())))
+        self.jobs.append(Job(process, path, time.monotonic()))
         return self.jobs[-1]
 
     def left_s(self) -> float:
@@ -149,34 +146,13 @@ class Trial:
 
 
 def ended(job: Job) -> bool:
-    """Return True when the process has ended; then its code, time and peak memory are known."""
+    """Return True when the process has ended; then its code and time are known."""
     if job.took_s:
         return True
-    job.peak_bytes = max(job.peak_bytes, _resident_peak(job.process.pid))
-    if hasattr(os, "wait4"):
-        pid, status, usage = os.wait4(job.process.pid, os.WNOHANG)
-        if not pid:
-            return False
-        job.process.returncode = os.waitstatus_to_exitcode(status)
-        # A child starts with the memory of the process that forked it, and Linux counts that in its maximum. A figure
-        # above that is the child's own; below, what was seen while it ran is the better one.
-        counted = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        if counted > job.parent_bytes:
-            job.peak_bytes = max(job.peak_bytes, counted)
-    elif job.process.poll() is None:
+    if job.process.poll() is None:
         return False
     job.code, job.took_s = job.process.returncode, time.monotonic() - job.started_s
     return True
-
-
-def _resident_peak(pid: int) -> int:
-    """Return the largest resident memory that a living process has had, in bytes; 0 where /proc does not tell."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return 0
-    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
 
 
 def kill(job: Job) -> None:

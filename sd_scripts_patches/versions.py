@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -84,7 +83,7 @@ def record(run: Path, trainer: Trainer, checkout: Path) -> str:
         return ""
     return (
         f"this run began on {trainer.name} {before[0][:8]}, its last attempt used {before[-1][:8]}, and it continues on "
-        f"{now[:8]}. To compare how both train: python -m sd_scripts_patches canary {before[-1][:8]} '{checkout}'"
+        f"{now[:8]}. To see which guards fit it: python -m sd_scripts_patches check '{checkout}'"
     )
 
 
@@ -99,27 +98,6 @@ def on_start(found: compatibility.Checkout) -> str:
         return record(Path(run), trainer, root)
     except OSError as error:  # the training itself says what is wrong with its folder
         return f"the version of {trainer.name} could not be noted in {run}: {error}"
-
-
-def unpack(checkout: Path, wanted: str, folder: Path) -> Path:
-    """Write the files of a commit of a checkout to `folder`, which is returned. The checkout is not touched.
-
-    Raises VersionError.
-    """
-    if not has(checkout, wanted):
-        raise VersionError(
-            f"commit {wanted[:8]} is not in {checkout}; get it with: git -C '{checkout}' fetch origin {wanted}, or name a "
-            "checkout of it"
-        )
-    archive = folder.with_name(f"{folder.name}.tar")
-    try:
-        git(checkout, "archive", "--format=tar", f"--output={archive}", wanted)
-        with tarfile.open(archive) as content:
-            safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-            content.extractall(folder, **safe)  # type: ignore[arg-type]
-    finally:
-        archive.unlink(missing_ok=True)
-    return folder
 
 
 def has(checkout: Path, wanted: str) -> bool:

@@ -7,6 +7,7 @@ group that the trainer configures, which sd-scripts does where one machine has s
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from guards import crash, world
 from sd_scripts_patches import batch_seeds, session
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import heartbeat as beats
+from sd_scripts_patches.musubi import BASE
 from sd_scripts_patches.patch import Patch, Target
 
 TRAINER = "train_network"
@@ -153,3 +155,21 @@ PATCH = Patch(
         Target(UTIL, "BaseDataset.__getitem__", params=("self", "index"), make=_read_by_number),
     ),
 )
+MUSUBI = dataclasses.replace(
+    PATCH,
+    targets=(
+        Target(BASE, "NetworkTrainer.train", params=("self", "args"), make=_check_first),
+        JOIN,
+        PREPARE,
+        SCHEDULE,
+        Target(
+            BASE,
+            "NetworkTrainer.get_lr_scheduler",
+            params=("self", "args", "optimizer", "num_processes"),
+            make=for_one_process,
+        ),
+    ),
+)
+"""musubi-tuner's data sets shuffle before the first batch of an epoch is read, and draw nothing while they read, so that the noise
+and the order of an epoch are all that has to follow from the number of the batch. With --num_timestep_buckets each rank takes its
+timesteps from a pool of its own, so that N processes are not one process there."""

@@ -19,7 +19,7 @@ import tiny_families as families
 import tiny_sd_scripts as tiny
 
 from guards import checkpoint, heartbeat
-from sd_scripts_patches import audit, compatibility, registry
+from sd_scripts_patches import compatibility, registry
 
 pytestmark = [
     pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-"),
@@ -189,18 +189,11 @@ def test_the_heartbeat_follows_the_run(runs):
     assert [phase for phase in dict.fromkeys(seen) if phase in PHASES] == PHASES
 
 
-@functools.lru_cache(maxsize=1)
-def report() -> audit.Report:
-    return audit.audit(tiny.checkout())
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_check_and_audit_find_every_wait_of_its_script_guarded(name):
+def test_check_finds_its_script_guarded(name):
     if families.why_not(name):
         pytest.skip(families.why_not(name))
     work, out = Path("work"), Path("out")
     arguments = families.arguments(name, work, work / "images", out)
     refusal, spared = compatibility.refusal(registry.patches(), tiny.checkout(), arguments, strict=True)
     assert (refusal, spared) == ("", [])
-    script = families.FAMILIES[name].script
-    assert script in report().scripts and not report().open and not report().unread

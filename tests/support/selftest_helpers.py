@@ -1,4 +1,4 @@
-"""The self-test and the canary as commands, and what they leave behind."""
+"""The self-test as a command, and what they leave behind."""
 
 import contextlib
 import json
@@ -55,16 +55,3 @@ def left_behind(temporary: Path) -> list[str]:
 
 def statuses(checks: dict[str, dict]) -> dict[str, str]:
     return {name: check["status"] for name, check in checks.items()}
-
-
-def compared(old: str, new: str, *flags: str) -> tuple[int, dict]:
-    environments = {"SD_SCRIPTS_VENV": tiny.python(), "MUSUBI_VENV": tiny_musubi.python()}
-    environment = {**os.environ, **{name: str(python.parent.parent) for name, python in environments.items()}}
-    done = subprocess.run(
-        [sys.executable, "-m", "sd_scripts_patches", "canary", old, new, "--json", *flags],
-        cwd=tiny.ROOT, env=environment, capture_output=True, text=True, timeout=1000, check=False,
-    )  # fmt: skip
-    assert done.stdout.count("\n") == 1, done.stderr
-    result = json.loads(done.stdout)
-    assert result["equal"] == (done.returncode == 0)
-    return done.returncode, {**result, "verdicts": {row["what"]: row for row in result.get("verdicts", [])}}

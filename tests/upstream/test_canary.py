@@ -1,46 +1,66 @@
-"""The canary says "equal" only for two installations that train the same, and what differs otherwise."""
+"""The comparison of two versions of a trainer finds none in a copy, and names what differs in one that was changed."""
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import canary
 import pytest
 import tiny_musubi
 import tiny_sd_scripts as tiny
-from selftest_helpers import compared
+
+LORA = {tiny: "networks/lora_flux.py", tiny_musubi: "src/musubi_tuner/networks/lora.py"}
+SCALED = """
+_init = LoRAModule.__init__
+def _other(self, *a, **k):
+    _init(self, *a, **k)
+    self.scale *= 30
+LoRAModule.__init__ = _other
+"""
 
 
-@pytest.fixture
-def copy(newest, tmp_path) -> Path:
-    """A copy of the checkout's code, for a test to change."""
-    return Path(shutil.copytree(tiny.checkout(), tmp_path / "copy", ignore=shutil.ignore_patterns(".git")))
+def named(here, folder: Path | None = None) -> str:
+    """A checkout with the trainer's environment, as the command line names it."""
+    return f"{folder or here.checkout()}@{here.python().parent.parent}"
 
 
-def test_a_checkout_trains_as_itself(copy):
-    """NEW is a copy with its environment named: another folder must not change a digit."""
-    code, result = compared(str(tiny.checkout()), f"{copy}@{tiny.python().parent.parent}", "--tolerance", "0")
-    assert code == 0, result
-    assert result["verdicts"]["losses"]["text"] == "The losses are equal digit for digit (20 steps)."
-    assert result["verdicts"]["sample"]["text"] == "The sample images are equal pixel for pixel."
-    for run in ("old", "new"):
-        assert len(result[run]["losses"]) == 20 and result[run]["sample"]
-        assert 0.1e9 < result[run]["peak_bytes"] < 8e9 and 0 < result[run]["step_s"] < 60
-    assert result["verdicts"]["memory"]["equal"] is True and result["verdicts"]["speed"]["equal"] is None
+def test_an_update_that_learns_otherwise_is_told_from_the_commit_before_and_a_copy_trains_the_same(
+    newest, tmp_path, capsys
+):
+    """The old commit is unpacked: nothing in the checkout changes."""
+    copy = Path(shutil.copytree(newest, tmp_path / "copy", ignore=shutil.ignore_patterns(".git")))
+    git = ["git", "-C", str(copy), "-c", "user.name=t", "-c", "user.email=t@example.invalid"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "old"]):
+        subprocess.run([*git, *command], check=True)
+    old = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert canary.main([named(tiny), named(tiny, copy), "--tolerance", "0"]) == 0
+    assert "NEW trains as OLD" in capsys.readouterr().out
+
+    file = copy / LORA[tiny]
+    file.write_text(file.read_text(encoding="utf-8") + SCALED, encoding="utf-8")
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if ".git" not in path.parts}
+    assert canary.main([old[:10], named(tiny, copy)]) == 1
+    assert "the losses differ from step 2 on, by up to " in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*") if ".git" not in path.parts} == before
 
 
-def test_a_checkout_that_does_not_train_is_named_with_its_error(copy):
-    file = copy / "networks" / "lora_flux.py"
-    file.write_text(file.read_text(encoding="utf-8") + "\nraise RuntimeError('broken update')\n", encoding="utf-8")
-    code, result = compared(str(tiny.checkout()), str(copy))
-    assert code == 1
-    text = result["verdicts"]["training"]["text"]
-    assert text == f"{copy}: it exited with code 1: RuntimeError: broken update."
+@pytest.mark.parametrize("part", ["losses", "error"])
+def test_musubi_tuner_is_compared_too(musubi, part, tmp_path, capsys):
+    copy = Path(shutil.copytree(musubi, tmp_path / "copy", ignore=shutil.ignore_patterns(".git")))
+    file = copy / LORA[tiny_musubi]
+    change = SCALED if part == "losses" else "\nraise RuntimeError('broken update')\n"
+    file.write_text(file.read_text(encoding="utf-8") + change, encoding="utf-8")
+    assert canary.main([named(tiny_musubi), named(tiny_musubi, copy)]) == 1
+    shown = capsys.readouterr().out
+    wanted = (
+        "the losses differ from step "
+        if part == "losses"
+        else f"{copy}: zimage_train_network.py exited with code 1: RuntimeError"
+    )
+    assert wanted in shown
 
 
-def test_two_trainers_are_not_compared(newest, musubi):
-    done = subprocess.run(
-        [sys.executable, "-m", "sd_scripts_patches", "canary", *(f"{h.checkout()}@{h.python().parent.parent}" for h in (tiny, tiny_musubi))],
-        cwd=tiny.ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2 and "name two of the same trainer" in done.stderr
+def test_two_trainers_are_not_compared(newest, musubi, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        canary.main([named(tiny), named(tiny_musubi)])
+    assert "name two of the same trainer" in capsys.readouterr().err

@@ -1,11 +1,12 @@
-"""The trainer's own part of the New LoRA tab: test it, compare its versions after an update, and put the old one back.
+"""The trainer's own part of the New LoRA tab: what fits a changed version, a test of it, and the way back to the old one.
 
-A test or comparison is one process (`python -m sd_scripts_patches selftest|canary`), which trains tiny weights for a minute.
-It runs in the background (ui/jobs.py) under a name that has the commits, so that a reloaded page shows what belongs to the
-versions that are there now, and nothing else. Checks and the way back share one slot of a trainer: a checkout never changes
-under a check, whichever page or server started it.
+The test is one process (`python -m sd_scripts_patches selftest`), which trains tiny weights for a minute. It runs in the
+background (ui/jobs.py) under a name that has the commit, so that a reloaded page shows what belongs to the version that is
+there now, and nothing else. The test and the way back share one slot of a trainer: a checkout never changes under a test,
+whichever page or server started it.
 """
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import gradio as gr
 
 import runs
-from sd_scripts_patches import versions
+from sd_scripts_patches import compatibility, registry, versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 from sd_scripts_patches.versions import VersionError
 from ui import jobs
@@ -21,14 +22,13 @@ from ui.html import esc
 from ui.run import view
 
 TICK_S = 1.0
-SELF_TEST, COMPARE = "self-test", "comparison"
-LIMIT_S = 1800.0  # for a check
+LIMIT_S = 1800.0  # for the self-test
 BACK = "back"
 
 
 @dataclass(frozen=True)
 class Status:
-    """A trainer that is installed. now: its commit, "" when unknown. before: the one to compare with, "" when nothing changed.
+    """A trainer that is installed. now: its commit, "" when unknown. before: the one to go back to, "" when nothing changed.
 
     used: `before` is what a run used last; else it is the commit that Hangproof is tested with.
     """
@@ -45,7 +45,6 @@ class TrainerChecks:
 
     note: gr.HTML
     test: gr.Button
-    compare: gr.Button
     back: gr.Button
     timer: gr.Timer
     panel: gr.Column
@@ -56,7 +55,7 @@ class TrainerChecks:
     @property
     def outputs(self) -> list[Any]:
         """The components that `show` updates, in order."""
-        return [self.note, self.test, self.compare, self.back, self.timer, self.panel]
+        return [self.note, self.test, self.back, self.timer, self.panel]
 
     @property
     def panels(self) -> list[Any]:
@@ -70,7 +69,6 @@ def build() -> TrainerChecks:
     note = gr.HTML(elem_id="trainer-note", apply_default_css=False)
     with gr.Row(elem_classes="hp-actions"):
         test = gr.Button(visible=False, elem_id="trainer-test", **small)
-        compare = gr.Button("Compare the versions", visible=False, elem_id="trainer-compare", **small)
         back = gr.Button(visible=False, elem_id="trainer-back", **small)
     with gr.Column(visible=False, elem_classes="hp-panel", elem_id="trainer-panel") as panel:
         question = gr.HTML(elem_id="trainer-question", apply_default_css=False)
@@ -78,7 +76,7 @@ def build() -> TrainerChecks:
             back_ok = gr.Button("Go back", variant="stop", elem_id="trainer-back-ok", **small)
             back_no = gr.Button("Cancel", elem_id="trainer-back-no", **small)
     timer = gr.Timer(TICK_S, active=False)
-    return TrainerChecks(note, test, compare, back, timer, panel, question, back_ok, back_no)
+    return TrainerChecks(note, test, back, timer, panel, question, back_ok, back_no)
 
 
 def wire(checks: TrainerChecks, backend: Any, loaded: gr.State) -> None:
@@ -93,7 +91,6 @@ def wire(checks: TrainerChecks, backend: Any, loaded: gr.State) -> None:
         **quiet,
     )
     checks.test.click(test, backend, checks.outputs, **quiet)
-    checks.compare.click(compare, backend, checks.outputs, **quiet)
     checks.back.click(ask_back, backend, checks.panels, **quiet)
     checks.back_no.click(lambda: gr.update(visible=False), None, checks.panel, **quiet)
     checks.back_ok.click(go_back, backend, [*checks.outputs, checks.question, checks.back_ok], **quiet)
@@ -131,8 +128,8 @@ def changed(run: Path) -> list[str]:
     if noted is None or trainer is None or not noted.commits or not now or noted.commits[-1] == now:
         return []
     return [
-        f"This run used commit {noted.commits[-1][:8]} of {trainer.name} so far and continues on {now[:8]}. To compare how both "
-        "train, or to go back first, stop it and choose this trainer under New LoRA."
+        f"This run used commit {noted.commits[-1][:8]} of {trainer.name} so far and continues on {now[:8]}. To see what "
+        "fits it, or to go back first, stop it and choose this trainer under New LoRA."
     ]
 
 
@@ -140,13 +137,12 @@ def show(backend: str) -> list[Any]:
     """Updates of TrainerChecks.outputs for the chosen backend."""
     found, hidden = status(backend), gr.update(visible=False)
     if found is None:
-        return ["", hidden, hidden, hidden, gr.Timer(active=False), hidden]
+        return ["", hidden, hidden, gr.Timer(active=False), hidden]
     busy = running(found)
     changed = bool(found.before)
     return [
-        _note(found) + _results(found),
+        _note(found) + _result(found),
         gr.update(visible=True, interactive=not busy, value=f"Test {found.trainer.name} (1 minute)"),
-        gr.update(visible=changed, interactive=not busy),
         gr.update(visible=changed, interactive=not busy, value=f"Go back to {found.before[:8]}…"),
         gr.Timer(active=busy),
         hidden,
@@ -166,9 +162,22 @@ def _note(found: Status) -> str:
             f"Tested: {before} ({esc(trainer.version)})."
         )
     return (
-        f'<p class="hp-hint" data-testid="trainer-changed">{says} Compare how both train before you start: 20 steps of tiny '
-        "random weights in each, one to two minutes, on the processor.</p>"
+        f'<p class="hp-hint" data-testid="trainer-changed">{says} {esc(_check(folder, found.now))} Test it before you start: tiny random '
+        "weights, one minute, on the processor.</p>"
     )
+
+
+@functools.lru_cache(maxsize=4)
+def _check(checkout: Path, now: str) -> str:
+    """What `python -m sd_scripts_patches check` says about a checkout at commit `now`, in a sentence or two."""
+    found = compatibility.find_checkout(checkout)
+    if found is None:
+        return f"{checkout} is not a checkout of sd-scripts or musubi-tuner."
+    findings = [compatibility.check_patch(patch, found.source) for patch in registry.patches(found.trainer)]
+    waits = sorted({f"{finding.patch} ({one.open})" for finding in findings for one in finding.open})
+    if not waits:
+        return f"All {len(findings)} guards fit this version."
+    return f"Not guarded in this version: {'; '.join(waits)}. A run that needs one of them does not start."
 
 
 def _described(checkout: Path, commit: str) -> str:
@@ -179,81 +188,48 @@ def _described(checkout: Path, commit: str) -> str:
         return ""
 
 
-# Tests and comparisons ------------------------------------------------------------------------------------------------
+# The self-test -----------------------------------------------------------------------------------------------------
 
 
 def place() -> Path:
-    """The folder that the checks are about."""
+    """The folder that the tests are about."""
     return runs.data_root() / "checks"
 
 
-def job_of(found: Status, what: str) -> str:
-    """The name of a test or comparison of the commits that are there now."""
-    commits = [found.now[:12] or "unknown", *([found.before[:12]] if what == COMPARE else [])]
-    return f"{what}-{found.trainer.key}-{'-'.join(commits)}"
+def job_of(found: Status) -> str:
+    """The name of the self-test of the commit that is there now."""
+    return f"self-test-{found.trainer.key}-{found.now[:12] or 'unknown'}"
 
 
 def running(found: Status) -> bool:
-    """Whether something tests, compares or changes the checkout."""
+    """Whether something tests or changes the checkout."""
     return jobs.running(place(), found.trainer.key)
 
 
 def test(backend: str) -> list[Any]:
     """Start the self-test of the chosen trainer."""
     found = status(backend)
-    if found is not None:
-        _start(found, SELF_TEST, ["selftest", str(found.trainer.checkout)])
+    if found is not None and not running(found):
+        words = ["sd_scripts_patches", "selftest", str(found.trainer.checkout), "--json"]
+        environment = {found.trainer.venv_variable: str(found.trainer.environment)}
+        try:
+            jobs.start(place(), job_of(found), words, LIMIT_S, slot=found.trainer.key, environment=environment)
+        except runs.RunError as error:
+            raise gr.Error(str(error)) from error
     return show(backend)
 
 
-def compare(backend: str) -> list[Any]:
-    """Start to compare the commit that was used last with the one that is there now."""
-    found = status(backend)
-    if found is not None and found.before:
-        _start(found, COMPARE, ["canary", found.before, str(found.trainer.checkout)])
-    return show(backend)
-
-
-def _start(found: Status, what: str, words: list[str]) -> None:
-    if running(found):
-        return
-    try:
-        jobs.start(
-            place(),
-            job_of(found, what),
-            ["sd_scripts_patches", *words, "--json"],
-            LIMIT_S,
-            slot=found.trainer.key,
-            environment={found.trainer.venv_variable: str(found.trainer.environment)},
-        )
-    except runs.RunError as error:
-        raise gr.Error(str(error)) from error
-
-
-def _results(found: Status) -> str:
-    """What the test and the comparison found, as HTML; "" for what was not started."""
-    return "".join(_result(found, what) for what in (COMPARE, SELF_TEST) if found.before or what != COMPARE)
-
-
-def _result(found: Status, what: str) -> str:
-    name, job = found.trainer.name, jobs.read(place(), job_of(found, what))
+def _result(found: Status) -> str:
+    """What the self-test found, as HTML; "" when it was not started."""
+    name, job = found.trainer.name, jobs.read(place(), job_of(found))
     if job is None:
         return ""
     if job.state == "running":
-        doing = "Comparing both versions" if what == COMPARE else f"Testing {name}"
-        return f'<p class="hp-hint" role="status" data-testid="trainer-busy">{esc(doing)}: training tiny weights…</p>'
+        return f'<p class="hp-hint" role="status" data-testid="trainer-busy">Testing {esc(name)}: training tiny weights…</p>'
     _, content, errors = jobs.output(place(), job.name)
     if not isinstance(content, dict):
         last = (errors.strip().splitlines() or ["It was stopped. Start it again."])[-1]
-        return _box(f"The {what} ended without a result", [last], good=False)
-    if what == COMPARE:
-        rows = [str(row["text"]) for row in content["verdicts"]] or [str(content.get("error", ""))]
-        says = (
-            "trains as the old one"
-            if content["equal"]
-            else "does not train as the old one. Keep the old one until you know why"
-        )
-        return _box(f"The new version of {name} {says}", rows, content["equal"])
+        return _box("The self-test ended without a result", [last], good=False)
     rows = []
     for check in content["checks"]:
         action = f" {check['action']}" if check["action"] else ""

@@ -9,6 +9,7 @@ import pytest
 import tiny_sd_scripts as tiny
 
 from guards import heartbeat
+from sd_scripts_patches.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -283,3 +284,9 @@ def test_a_module_that_was_imported_too_early_is_refused(tmp_path):
 def test_a_script_without_a_main_guard_is_refused(tmp_path):
     done = drive(tmp_path, script=SCRIPT.split("if __name__")[0] + "print(Here.who())\n")
     assert "there is no `if __name__" in done.stderr and done.stdout == ""
+
+
+@pytest.mark.parametrize("command, tool", [("audit", "audit_waits.py"), ("canary", "canary.py")])
+def test_a_tool_of_the_maintainers_is_wrong_usage_that_says_where_it_is(command, tool, capsys):
+    assert main([command, "DIR"]) == 2
+    assert f"python tests/support/{tool} " in capsys.readouterr().err and (ROOT / "tests/support" / tool).is_file()

@@ -208,16 +208,13 @@ def test_a_check_of_a_trainer_is_not_started_twice_and_keeps_the_checkout(
     said = str(trainer_checks.go_back("sd-scripts"))
     assert "git checkout in" in said and "failed: " in said and versions.commit(repository) == new
     (repository / ".git/index.lock").unlink()
-    place, name = (
-        trainer_checks.place(),
-        trainer_checks.job_of(trainer_checks.status("sd-scripts"), trainer_checks.SELF_TEST),
-    )
+    place, name = trainer_checks.place(), trainer_checks.job_of(trainer_checks.status("sd-scripts"))
     jobs.start(place, name, words, 120, slot="sd-scripts")
     until(lambda: pids(folder), "the check runs")
 
     note, test, *_ = trainer_checks.show("sd-scripts")
     assert "Testing sd-scripts: training tiny weights" in note and test["interactive"] is False
-    trainer_checks.test("sd-scripts"), trainer_checks.compare("sd-scripts")
+    trainer_checks.test("sd-scripts")
     assert "is being tested. Wait until the result is there" in trainer_checks.ask_back("sd-scripts")[1]
     assert "is being tested" in str(trainer_checks.go_back("sd-scripts")) and versions.commit(repository) == new
     (repository / "train_network.py").write_text("by hand\n")

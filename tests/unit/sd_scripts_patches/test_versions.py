@@ -59,7 +59,7 @@ def test_a_run_remembers_its_commits_and_says_when_it_changed(checkout, tmp_path
     monkeypatch.setenv("RANK", "0")
     said = versions.on_start(found)
     assert f"began on sd-scripts {old[:8]}" in said and f"continues on {new[:8]}" in said
-    assert f"canary {old[:8]} " in said
+    assert f"check '{folder}'" in said
     assert versions.on_start(found) == "" and versions.used(run).commits == [old, new]
     assert [path.name for path in run.iterdir()] == [versions.FILE]
 
@@ -109,18 +109,6 @@ def test_an_old_commit_that_is_not_there_is_fetched_and_history_stays_whole(chec
     versions.go_back(clone, trainer, old)
     assert versions.commit(clone) == old
     assert (git(clone, "rev-parse", "--is-shallow-repository") == "true") == bool(depth)
-
-
-def test_an_old_commit_is_unpacked_beside_the_checkout_which_stays(checkout, tmp_path):
-    folder, old, new = checkout
-    before = sorted(folder.rglob("*"))
-    made = versions.unpack(folder, old[:8], tmp_path / "there")
-    assert (made / "train_network.py").read_text() == "old" and versions.commit(folder) == new
-    assert sorted(folder.rglob("*")) == before and not (tmp_path / "there.tar").exists()
-    with pytest.raises(versions.VersionError, match="commit 12345678 is not in"):
-        versions.unpack(folder, "1234567890", tmp_path / "no")
-    with pytest.raises(versions.VersionError, match="not a git repository"):
-        versions.unpack(tmp_path, old, tmp_path / "no")
 
 
 def test_other_requirements_are_noticed(checkout):

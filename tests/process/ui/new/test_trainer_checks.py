@@ -3,7 +3,8 @@
 import json
 import os
 
-from checkout_helpers import used
+import record_shapes
+from checkout_helpers import commit, used
 
 from sd_scripts_patches import versions
 
@@ -40,3 +41,20 @@ def test_a_run_that_continues_on_another_version_says_so(tmp_path, checkout, mon
     used_now = {"trainer": "sd-scripts", "checkout": str(folder), "commits": [old, new]}
     (made / versions.FILE).write_text(json.dumps(used_now))
     assert run_page.start("my-run", None) == ""
+
+
+def test_what_fits_a_version_is_said_by_its_check(tmp_path, checkout, monkeypatch):
+    from ui.new import trainer_checks
+
+    folder, _, _ = checkout
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
+    assert "is not a checkout of sd-scripts or musubi-tuner" in trainer_checks.show("sd-scripts")[0]
+    facts = next(facts for facts in record_shapes.load() if facts["trainer"] == "sd-scripts")
+    record_shapes.write_checkout(facts, folder)
+    commit(folder, "a checkout")
+    assert "block_swap" not in trainer_checks.show("sd-scripts")[0]
+    (folder / "library/custom_offloading_utils.py").write_text("")
+    commit(folder, "without block swap")
+    said = trainer_checks.show("sd-scripts")[0]
+    assert "Not guarded in this version: " in said and "block_swap (" in said
