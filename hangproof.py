@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent
 # module → its own commands
 COMMANDS = {
     "monitor": (
-        "run", "start", "status", "stop", "sample", "save", "pause", "resume", "queue", "resume-all", "node", "notify", "diagnose",
+        "run", "start", "status", "stop", "sample", "save", "pause", "resume", "queue", "resume-all", "notify", "diagnose",
         "metrics",
     ),
     "runs": ("new", "show", "render", "rename", "delete", "sweep", "fetch-model"),

@@ -146,6 +146,22 @@ def check(found: int) -> None:
             "run alone and overwrite the files of the others. Set gpus to 1 and write the script again: "
             "python -m runs render NAME"
         )
+    if os.environ.get(NODE_VARIABLE) and found > 1:
+        _check_resume(found)
+
+
+def _check_resume(found: int) -> None:
+    """Compare the states that the ranks resume: each machine's monitor has chosen it, and one may have seen an older folder.
+
+    Raises RuntimeError, no WorldError: the next start of the group finds what has been written meanwhile.
+    """
+    from torch import distributed
+
+    names: list[str] = [""] * found
+    distributed.all_gather_object(names, os.path.basename(os.environ.get("HANGPROOF_RESUME", "")))
+    if len(set(names)) > 1:
+        each = ", ".join(f"rank {i}: {name or 'the start'}" for i, name in enumerate(names))
+        raise RuntimeError(f"the machines do not resume the same state ({each}); all of them have to start again")
 
 
 def _processes(count: int) -> str:

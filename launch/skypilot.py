@@ -1,7 +1,7 @@
 """`python -m launch skypilot RUN`: a managed job of SkyPilot, which finds a spot machine with a GPU for the run's tier.
 
 SkyPilot brings the machine back after a pre-emption, and starts the job again when it exits with code 5 (pre-empted, or the
-GPU is gone). It does not restart it on 1, 3 or 4. The program restores itself: the job first fetches the run from its store,
+GPU is gone) or, on several machines, 6 (one has ended its part). It does not restart it on 1, 3 or 4. The program restores itself: the job first fetches the run from its store,
 and the monitor copies to it all the time. SkyPilot's MOUNT_CACHED is not used: it begins an upload when a file is closed, in no
 particular order, so that a pre-emption leaves states without their guard file (docs.skypilot.co, "Cloud object stores").
 
@@ -23,7 +23,7 @@ import yaml
 import runs
 from launch import common, gpus, travel
 from launch.common import LaunchError
-from monitor.recovery import EXIT_PREEMPTED
+from monitor.recovery import EXIT_AGAIN, EXIT_PREEMPTED
 from runs.paths import CHECKOUTS, ROOT
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FILE = "skypilot.yaml"
 STRATEGY = "EAGER_NEXT_REGION"  # SkyPilot's default: tries another region at once
 CPUS = "4+"  # for a model that needs no GPU
-LEADER_PORT = 29400
+MAIN_PORT = 29400
 HEAD = """# Trains {name} on a spot machine. Written by `python -m launch skypilot`; submit it with --submit, or with
 # sky jobs launch {secrets}{path}
 """
@@ -62,7 +62,7 @@ def document(spec: "RunSpec", args: argparse.Namespace) -> dict[str, Any]:
         "job_recovery": {
             "strategy": STRATEGY,
             "max_restarts_on_errors": 0,
-            "recover_on_exit_codes": [EXIT_PREEMPTED],
+            "recover_on_exit_codes": [EXIT_PREEMPTED, *[EXIT_AGAIN] * (spec.nodes > 1)],
         },
     }
     if args.image:
@@ -94,15 +94,15 @@ def set_up(spec: "RunSpec", image: bool) -> str:
 def command(spec: "RunSpec", store: str, image: bool) -> str:
     """The run commands: restore from the store, then supervise until the end; the monitor's exit code."""
     python, name = ".venv/bin/python", shlex.quote(spec.slug)
-    lines = _enter(image) + f"{python} -m launch store restore {shlex.quote(store)} {name}\n"
-    if spec.nodes > 1:
+    lines = _enter(image)
+    if spec.nodes > 1:  # all of them resume what the store has: one may have written more, which the others do not see
         lines += f"""\
-leader="$(head -n 1 <<< "$SKYPILOT_NODE_IPS"):{LEADER_PORT}"
-export HANGPROOF_LEADER="$leader" HANGPROOF_NODE="$SKYPILOT_NODE_RANK"
-if [ "$SKYPILOT_NODE_RANK" != 0 ]; then
-  exec {python} -m monitor node {name} --rank "$SKYPILOT_NODE_RANK" --leader "$leader"
-fi
+export HANGPROOF_NODE="$SKYPILOT_NODE_RANK" HANGPROOF_MAIN_PORT={MAIN_PORT}
+HANGPROOF_MAIN_ADDRESS="$(head -n 1 <<< "$SKYPILOT_NODE_IPS")"
+export HANGPROOF_MAIN_ADDRESS
+rm -rf -- "$HANGPROOF_DATA"/outputs/{name}
 """
+    lines += f"{python} -m launch store restore {shlex.quote(store)} {name}\n"
     return lines + f"exec {python} -m monitor run {name}\n"
 
 

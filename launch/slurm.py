@@ -1,9 +1,12 @@
 """`python -m launch slurm RUN`: an sbatch script that trains a run under Slurm, and its submission.
 
 Decision: a plain script that a person can read and edit. Slurm schedules, starts one task on each node, and says when a node is
-needed; Hangproof's monitor is that task on the first node. The script only translates: Slurm's warning into the monitor's
-SIGTERM, and the monitor's exit code into `scontrol requeue` or the end of the job. The job keeps its number when it is requeued,
-so all its output is in one log, and the monitor continues from the newest checkpoint on the shared disk, or from the store.
+needed; Hangproof's monitor is that task. The script only translates: Slurm's warning into the monitor's SIGTERM, and the
+monitor's exit code into `scontrol requeue` or the end of the job. The job keeps its number when it is requeued, so all its output
+is in one log, and the monitor continues from the newest checkpoint on the shared disk, or from the store.
+
+On several nodes each monitor watches its own ranks, which meet by torchrun's rendezvous. One whose ranks hang or crash ends them and
+exits with 6; its task signals the others, and the script starts the step again on the nodes that the job has.
 """
 
 import argparse
@@ -38,9 +41,7 @@ PLACES = (
     *(f"{name}_{what}" for name in ("SD_SCRIPTS", "MUSUBI") for what in ("DIR", "VENV")),
 )
 # sbatch passes the submitter's environment on, and Slurm keeps it: neither a secret nor the mark of another run belongs there.
-PRIVATE = tuple(
-    f"HANGPROOF_{name}" for name in ("AUTH", "RUN", "TOKEN", "ATTEMPT", "HEARTBEAT", "RESUME", "QUIET", "NODE_TOKEN")
-)
+PRIVATE = tuple(f"HANGPROOF_{name}" for name in ("AUTH", "RUN", "TOKEN", "ATTEMPT", "HEARTBEAT", "RESUME", "QUIET"))
 TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d\d?(:\d\d){0,2}|infinite", re.IGNORECASE)  # sbatch(1), --time
 ADVICE = (  # part of sbatch's message, what to do
     ("invalid partition", "list the partitions with sinfo, and choose one with --partition"),
@@ -97,6 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cpus", type=int, default=0, metavar="N", help="processor cores of each node; by default one for each process"
     )
     parser.add_argument(
+        "--nodes", type=int, default=1, metavar="N", help="nodes, for a script of your own; run.toml says it for others"
+    )
+    parser.add_argument(
         "--mem", default="", metavar="SIZE", help="memory of each node, as 64G; without it the cluster's default"
     )
 
@@ -139,9 +143,7 @@ def request(spec: RunSpec | None, args: argparse.Namespace) -> Request:
         raise LaunchError(
             f"--time {args.time}: write minutes, hours:minutes:seconds or days-hours, such as 90, 8:00:00 or 1-12"
         )
-    own_nodes = os.environ.get("HANGPROOF_NODES", "")  # of a script of the user's own, as the monitor reads it
-    own = (int(own_nodes) if own_nodes.isdecimal() else 1, 1, 0)
-    nodes, gpus, workers = (spec.nodes, spec.gpus, spec.workers) if spec else own
+    nodes, gpus, workers = (spec.nodes, spec.gpus, spec.workers) if spec else (args.nodes, 1, 0)
     needs_gb = needed_gb(spec) if spec else 0.0
     kind, cpus = args.gpus_type, args.cpus or gpus * (1 + workers)
     try:
@@ -154,8 +156,7 @@ def request(spec: RunSpec | None, args: argparse.Namespace) -> Request:
     if spec and not needs_gb and not kind:
         gpus = 0  # a model that trains on the CPU
     elif found is not None:
-        bf16 = spec is not None and spec.mixed_precision == "bf16"
-        fitting = kind or slurm_nodes.choose(found, gpus, needs_gb, bf16)
+        fitting = kind or slurm_nodes.choose(found, gpus)
         gpus, kind = (0, "") if fitting is None else (gpus, fitting)
         if needs_gb and not gpus:
             where = f"partition {args.partition}" if args.partition else "this cluster"
@@ -191,17 +192,17 @@ def render(folder: Path, spec: RunSpec | None, wanted: Request) -> str:
     ]
     lines = [f"#SBATCH --{name}={_value(name, value)}" for name, value in options if value]
     places = {name: str(Path(os.environ[name]).expanduser().absolute()) for name in PLACES if os.environ.get(name)}
-    own_nodes = {"HANGPROOF_NODES": str(wanted.nodes)} if spec is None and wanted.nodes > 1 else {}
     return TEMPLATE.format(
         name=" ".join((spec.name if spec else folder.name).split()),
         options="\n".join(lines),
         root=quote(str(ROOT)),
-        places="".join(f"export {name}={quote(value)}\n" for name, value in (places | own_nodes).items()),
+        places="".join(f"export {name}={quote(value)}\n" for name, value in places.items()),
         python=quote(sys.executable),
         run=quote(str(folder)),
         needs_gpu="export HANGPROOF_NEEDS_GPU=1\n" if spec and needed_gb(spec) else "",
         group=GROUP if wanted.nodes > 1 else "",
         task=TASKS if wanted.nodes > 1 else TASK,
+        again=AGAIN.format(starts=STARTS_COUNT) if wanted.nodes > 1 else "",
         starts=STARTS_COUNT,
     )
 
@@ -293,7 +294,7 @@ cd {root} || exit 1
 {places}python={python}
 run={run}
 {needs_gpu}export HANGPROOF_GPUS=     # Slurm gives each job its GPUs, so the monitor need not queue for them
-export SLURM_EXIT_ERROR=79 # srun's own failures; the monitor's codes are 0 to 5
+export SLURM_EXIT_ERROR=79 # srun's own failures; the monitor's codes are 0 to 6
 export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}
 {group}
 # One machine writes a run. A node that Slurm gave up may still train: wait until its monitor is gone.
@@ -306,18 +307,21 @@ here="RUNNING $SLURMD_NODENAME"
 
 # Near the time limit, Slurm warns this shell only (B:TERM). Pass it on to the monitor: it saves a checkpoint and exits with 5.
 # (A SIGTERM to srun would kill the monitor at once.)
-warned=0
-trap 'warned=1; [ "$(state)" != "$here" ] || scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+warned=0 leaves=0
+trap 'warned=1; leaves=1; [ "$(state)" != "$here" ] || scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 
-{task}
-step=$!
-while :; do
-  warned=0
-  wait "$step"
-  code=$?
-  [ "$warned" = 1 ] || break # else the signal ended the wait, not the step
-done
-
+train() {{
+  {task}
+  step=$!
+  while :; do
+    warned=0
+    wait "$step"
+    code=$?
+    [ "$warned" = 1 ] || break # else the signal ended the wait, not the step
+  done
+}}
+train
+{again}
 # Back into the queue, unless the job has ended here. Slurm's controller may be restarting.
 requeue() {{
   for pause in 5 10 20 40 60; do
@@ -333,7 +337,7 @@ requeue() {{
 }}
 killed="the step ended with code $code"
 case $code in
-  5) requeue "preempted, and saved" ;;
+  5 | 6) requeue "preempted, and saved" ;;
   0) echo "hangproof: completed" ;;
   1 | 2) echo "hangproof: failed; the reason is above and in $run/monitor.log" ;;
   3) echo "hangproof: stopped by its user" ;;
@@ -350,17 +354,35 @@ exit "$code"
 """.replace("{file}", SCRIPT)
 
 GROUP = """
-# The nodes train together: the monitor on this node leads those on the others. They share a secret of this job.
-HANGPROOF_NODE_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
-address=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
-HANGPROOF_LEADER=$address:$((20000 + SLURM_JOB_ID % 10000))
-export HANGPROOF_NODE_TOKEN HANGPROOF_LEADER
+# Where the nodes' ranks meet: at this node, the first one.
+HANGPROOF_MAIN_ADDRESS=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+HANGPROOF_MAIN_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export HANGPROOF_MAIN_ADDRESS HANGPROOF_MAIN_PORT
 """
 
 TASK = """srun --nodes=1 --ntasks=1 "$python" -m monitor run "$run" &"""
 
-TASKS = """# One task on each node. Where one ends, the leader decides what happens to the others, not srun.
-srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 bash -c '
-  if [ "$SLURM_PROCID" = 0 ]; then exec "$0" -m monitor run "$1"; fi
-  exec "$0" -m monitor node "$1" --rank "$SLURM_PROCID" --leader "$HANGPROOF_LEADER"
-' "$python" "$run" &"""
+# A warning that reached the first node alone ends the others' parts, too. srun's exit code is the largest of its tasks', so the
+# monitor's are put in an order: 0 < 5 (preempted) < 6 (again) < 1, 3, 4, which end the run; a kill (128 and more) is above all.
+TASKS = """srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 bash -c '
+    trap signalled=1 TERM
+    export HANGPROOF_NODE=$SLURM_PROCID
+    "$0" -m monitor run "$1" & monitor=$!
+    while :; do
+      signalled=0
+      wait "$monitor"
+      code=$?
+      [ "$signalled" = 1 ] || break # else the signal ended the wait, not the monitor
+    done
+    [ "$code" = 0 ] || scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"
+    case $code in [1-4]) exit $((code + 10)) ;; *) exit "$code" ;; esac
+  ' "$python" "$run" &"""
+
+AGAIN = """starts=1
+while [ "$code" = 6 ] && [ "$leaves" = 0 ] && [ "$starts" -lt {starts} ]; do
+  starts=$((starts + 1))
+  echo "hangproof: a machine has ended its part; starting all of them again ($starts)"
+  train
+done
+[ "$code" -le 10 ] || [ "$code" -gt 14 ] || code=$((code - 10))
+"""

@@ -125,12 +125,10 @@ def one_machine(spec: "RunSpec", place: str) -> None:
 
 def secrets(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
     """The names of the secret variables that the run needs there: of its store, of a gated model, of the run
-    itself, of --secret, of a node group."""
+    itself, of --secret."""
     found = list(STORE_SECRETS.get(urlsplit(spec.store).scheme, ()))
     if presets.models()[spec.model]["gated"] and "HF_TOKEN" not in found:
         found.append("HF_TOKEN")
-    if spec.nodes > 1:
-        found.append("HANGPROOF_NODE_TOKEN")
     found += [name for name in spec.secrets if name not in found]
     for name in args.secret:
         if not VARIABLE.fullmatch(name):

@@ -1,4 +1,4 @@
-"""`python -m monitor run|node|start|status|stop|…`: supervise a run, and ask about it.
+"""`python -m monitor run|start|status|stop|…`: supervise a run, and ask about it.
 
 Each command imports what it needs when it runs: the monitor and its keeper must stay small. For the same reason
 `run --child` and `run --keep`, which only `keeper.py` uses, are read without argparse.
@@ -12,7 +12,7 @@ import sys
 
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 done, 1 failed (reason on standard error), 2 wrong usage; `run` also 3 stopped by the user, 4 budget
-    spent or no progress, 5 preempted, and 70 for the keeper: the monitor itself failed."""
+    spent or no progress, 5 preempted, 6 start the group of machines again, and 70 for the keeper: the monitor itself failed."""
     words = sys.argv[1:] if argv is None else argv
     if words[:2] == ["run", "--keep"]:
         from monitor.keeper import keep
@@ -27,7 +27,7 @@ def _command(words: list[str]) -> int:
     """What a person types."""
     import argparse
 
-    from monitor.run_folder import STATE, MonitorError, find
+    from monitor.run_folder import STATE, MonitorError, find, machine_number, own_folder
 
     top = argparse.ArgumentParser(prog="python -m monitor", description="Supervise training runs.")
     choices = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -42,9 +42,6 @@ def _command(words: list[str]) -> int:
 
     run = add("run", "supervise a run in the foreground until it ends")
     run.add_argument("--checked", action="store_true", help=argparse.SUPPRESS)  # `start` has looked for what is missing
-    node = add("node", "take part in a run that several machines train together; the first machine uses `run`")
-    node.add_argument("--rank", type=int, required=True, metavar="N", help="number of this machine, from 1")
-    node.add_argument("--leader", metavar="HOST:PORT", help="the first machine; default: $HANGPROOF_LEADER")
     add("start", "supervise a run in the background; a training that is already running is adopted, never doubled")
     status = add("status", "show what a run, or every run, is doing", "[RUN]")
     status.add_argument("--watch", action="store_true", help="keep showing it")
@@ -73,8 +70,6 @@ def _command(words: list[str]) -> int:
     metrics.add_argument("--port", type=int, default=9477)
     args = top.parse_args(words)
     try:
-        if args.command == "node":
-            return _node(args.run, args.rank, args.leader or os.environ.get("HANGPROOF_LEADER", ""))
         if args.command in ("sample", "save", "pause", "resume"):
             from monitor.cli import requests
 
@@ -90,7 +85,9 @@ def _command(words: list[str]) -> int:
         from monitor.keeper import become
 
         folder = find(args.run)
-        return become(str(folder), str(folder / STATE), args.checked)
+        own = own_folder(folder, machine_number(folder, os.environ))
+        own.mkdir(parents=True, exist_ok=True)
+        return become(str(folder), str(own / STATE), args.checked)
     except (MonitorError, OSError) as error:
         print(f"monitor: {error}", file=sys.stderr)
         return 1
@@ -98,23 +95,11 @@ def _command(words: list[str]) -> int:
         return 130
 
 
-def _node(run: str, node: int, leader: str) -> int:
-    """Become the keeper of a node's monitor. MonitorError: the address or the secret is wrong, which it says at once."""
-    from monitor.keeper import become
-    from monitor.nodes import node as nodes
-    from monitor.nodes import wire
-
-    wire.address_of(leader)
-    wire.token_from(os.environ)
-    folder = nodes.folder_of(run, node)
-    return become(str(folder), str(folder / nodes.state_name(node)), False, f"{node}@{leader}")
-
-
 def _child(words: list[str]) -> int:
     """The monitor. `words`: the keeper's pid, options, the folder.
 
     Options: --beat=DESCRIPTOR to beat into, --checked, --restarted, --before=NS (see keeper.py), --received=SIGNAL for each so
-    far, --node=N@HOST:PORT for the monitor of a node.
+    far.
     """
     import contextlib
     import signal
@@ -123,7 +108,7 @@ def _child(words: list[str]) -> int:
 
     from monitor.keeper import EXIT_ERROR, final_code
     from monitor.process import platform
-    from monitor.run_folder import STATE, MonitorError
+    from monitor.run_folder import STATE, MonitorError, machine_number, own_folder
 
     try:
         if sys.platform != "win32":
@@ -138,14 +123,9 @@ def _child(words: list[str]) -> int:
         if "--beat" in known:
             platform.begin_beats(int(known["--beat"]))
         echo = "HANGPROOF_QUIET" not in os.environ
-        node, _, leader = known.get("--node", "").partition("@")
-        state = Path(folder) / (f"node-{node}.json" if node else STATE)
+        state = own_folder(Path(folder), machine_number(Path(folder), os.environ)) / STATE
         if "--restarted" in known and (code := final_code(str(state), int(known.get("--before", 0)))) is not None:
             return code
-        if node:
-            from monitor.nodes.node import attend
-
-            return attend(Path(folder), int(node), leader, echo)
         from monitor.supervisor import supervise
 
         received = [int(word.partition("=")[2]) for word in options if word.startswith("--received=")]

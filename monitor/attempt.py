@@ -17,17 +17,15 @@ from pathlib import Path
 from guards import heartbeat, snapshots, tensor_copies
 from guards.heartbeat import Beat
 from monitor.gpu import nvml
-from monitor.nodes.leader import Nodes, Part, keep_beats, kept_beats
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
 from monitor.process.tree import MARKS, RUN, TOKEN, KillResult, Tree, kill
-from monitor.run_folder import RunFolder
+from monitor.run_folder import TRAINING_LOG, RunFolder
 from monitor.state import AttemptRecord
 
 SNAPSHOTS = (snapshots.FOLDER, snapshots.SPEC, snapshots.LIMIT, snapshots.RECORD)
 _WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
 _OURS = (*MARKS, *SNAPSHOTS)
-_SECRET = ("HANGPROOF_NODE_TOKEN",)  # the trainer's code, which is not ours, does not get it
 LIST_S = 1.0  # how often the folder of heartbeats is listed; reading known records costs less
 ACTIVE_CORES = 0.05  # processor cores that the script's processes use when they are at work
 ACTIVE_BYTES_S = 16 * 1024  # bytes a second that they read and write
@@ -43,12 +41,11 @@ class AttemptView:
     living: list[ProcessInfo]  # the ranks that are alive
     log_bytes: int
     activity: float  # grows while the script's remaining processes work, once the ranks are gone
-    elsewhere: tuple[ProcessInfo, ...] = ()  # living ranks on other machines
 
     @property
     def ranks_gone(self) -> bool:
         """There were ranks, and none is alive."""
-        return bool(self.beats) and not self.living and not self.elsewhere
+        return bool(self.beats) and not self.living
 
     @property
     def gone(self) -> bool:
@@ -58,12 +55,12 @@ class AttemptView:
     @property
     def dead(self) -> frozenset[int]:
         """Process numbers of ranks that are not alive."""
-        return frozenset(b.pid for b in self.beats) - {p.pid for p in (*self.living, *self.elsewhere)}
+        return frozenset(b.pid for b in self.beats) - {p.pid for p in self.living}
 
     @property
     def stopped(self) -> frozenset[int]:
         """Process numbers of ranks that a signal has stopped."""
-        return frozenset(p.pid for p in (*self.living, *self.elsewhere) if p.state == "T")
+        return frozenset(p.pid for p in self.living if p.state == "T")
 
     @property
     def step(self) -> int:
@@ -72,13 +69,14 @@ class AttemptView:
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How an attempt ended. `code` None: unknown; `outcome` and `note` are rank 0's final record, "" without one."""
+    """How an attempt ended. `code` None: unknown; `outcome` and `note` are the final record of this machine's first rank, ""
+    without one."""
 
     code: int | None
     signal: int | None
     outcome: str
     note: str
-    trained: bool  # rank 0 completed steps, and all that were planned
+    trained: bool  # that rank completed steps, and all that were planned
 
     def done(self, foreign: bool, killed: bool) -> bool:
         """Did the training complete? The script's own exit decides.
@@ -108,13 +106,12 @@ class Attempt:
         self.record = record
         self.tree = Tree(record.token, record.root)
         self.heartbeats = Path(record.heartbeats)
-        self.nodes: Nodes | None = None  # the other machines of the run
         self._popen: subprocess.Popen[bytes] | None = None
         self._paths: list[str] = []  # of the heartbeats
         self._beats: list[Beat] = []
         self._start_times: dict[int, float] = {}  # rank's pid -> start time
         self._orphaned = False  # ranks outlived the script, so its exit code says nothing about them
-        self._listed_s = self._refreshed_s = self._sampled_s = self._kept_s = -1e9
+        self._listed_s = self._refreshed_s = self._sampled_s = -1e9
         self._activity = 0.0
         self._sample: dict[int, tuple[float, int]] = {}  # pid -> (CPU seconds, bytes read and written)
         self._log_bytes = 0
@@ -158,17 +155,17 @@ class Attempt:
         """
         known = {"HANGPROOF_RESUME": str(resume)} if resume is not None else {}
         self.announce(script, resume)
-        self.spawn(script, self.folder.folder / self.folder.training_log, {**(variables or {}), **known}, inherit)
+        self.spawn(script, self.folder.own / TRAINING_LOG, {**(variables or {}), **known}, inherit)
 
     def announce(self, script: Path, resume: Path | None, before: bytes = b"") -> None:
         """Begin this attempt's part of training.log; `before`: what it has printed until now. OSError: it cannot be written."""
         header = f"=== {platform.now().utc} attempt {self.record.number}: {script.name}, from {resume or 'the start'}\n"
-        with open(self.folder.folder / self.folder.training_log, "ab") as log:
+        with open(self.folder.own / TRAINING_LOG, "ab") as log:
             log.write(header.encode() + before)
 
     def spawn(self, script: Path, output: Path, variables: Mapping[str, str], inherit: tuple[int, ...]) -> None:
         """Start the script under the shell that records its end; it prints to the end of `output`. OSError: as `start`."""
-        env = {k: v for k, v in os.environ.items() if k not in (*_OURS, *_SECRET)} | dict(variables)
+        env = {k: v for k, v in os.environ.items() if k not in _OURS} | dict(variables)
         env |= {RUN: str(self.folder.folder), TOKEN: self.record.token, "HANGPROOF_ATTEMPT": str(self.record.number)}
         env |= {"HANGPROOF_HEARTBEAT": str(self.heartbeats), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         if not nvml.present():  # the training waits for the copy of each snapshot
@@ -216,41 +213,7 @@ class Attempt:
         elif fresh or now.mono_s - self._refreshed_s >= tree_s:
             self.tree.refresh()
             self._refreshed_s = now.mono_s
-        view = AttemptView(now, beats, script_alive, living, self.folder.log_size(), self._activity)
-        if self.nodes is not None:
-            return self._with_nodes(view, self.nodes)
-        if self.record.group:  # another process asks; the monitor of this attempt keeps what the other machines report
-            return replace(view, beats=sorted([*beats, *kept_beats(self.heartbeats)], key=lambda b: b.rank))
-        return view
-
-    def _with_nodes(self, view: AttemptView, nodes: Nodes) -> AttemptView:
-        """The view of the whole group: what the other machines last reported is added."""
-        own = {beat.rank for beat in view.beats}
-        beats = sorted([*view.beats, *(b for b in nodes.beats() if b.rank not in own)], key=lambda b: b.rank)
-        log_bytes, activity = view.log_bytes + nodes.log_bytes(), view.activity + nodes.activity()
-        if view.moment.mono_s - self._kept_s >= LIST_S:
-            self._kept_s = view.moment.mono_s
-            keep_beats(self.heartbeats, [beat for beat in beats if beat.rank not in own])
-        return replace(view, beats=beats, elsewhere=tuple(nodes.living()), log_bytes=log_bytes, activity=activity)
-
-    def failed_part(self, view: AttemptView) -> Part | None:
-        """Of several machines: the part of the group that failed and so ended it, None while none is known to."""
-        if self.nodes is None:
-            return None
-        if (lost := self.nodes.lost()) is not None:
-            return lost
-        local = None
-        if view.gone:
-            status = self.exit_status(view.beats)
-            if status.outcome != "stopped" and not (status.code == 0 and status.outcome in ("", "done")):
-                text = f"node 0 (this machine): {status}"
-                local = Part(0, None, status.code, status.signal, status.outcome, status.note, None, text)
-        return self.nodes.failed(view.beats, view.dead, local)
-
-    @property
-    def settling(self) -> bool:
-        """Of several machines: this one's part has ended badly, and the others may still say why."""
-        return self.nodes is not None and self.nodes.settling
+        return AttemptView(now, beats, script_alive, living, self.folder.log_size(), self._activity)
 
     def _read_beats(self, now_s: float, fresh: bool) -> list[Beat]:
         """The records of the ranks; the last known one of a rank whose record is being replaced."""
@@ -306,7 +269,7 @@ class Attempt:
         number = None
         if code is not None and (code < 0 or 128 < code <= 192):
             number = -code if code < 0 else code - 128
-        first = next((b for b in beats if b.rank == 0), None)
+        first = next((b for b in beats if b.local_rank == 0), None)
         if first is None:
             return ExitStatus(code, number, "", "", False)
         note = first.note if first.outcome != "running" else ""
@@ -323,13 +286,8 @@ class Attempt:
 
     def kill(self, grace_s: float, kill_wait_s: float) -> KillResult:
         """Kill whatever is left of the attempt; the ranks at once: they had their time to save, or hang."""
-        if self.nodes is not None:
-            self.nodes.end()
         result = kill(self.tree, grace_s, kill_wait_s, at_once=[b.pid for b in self._beats])
         self._script_alive()
-        if self.nodes is not None:
-            survivors = self.nodes.wait_ended(grace_s + kill_wait_s)
-            result = replace(result, survivors=(*result.survivors, *survivors))
         return result
 
     def close(self) -> None:

@@ -104,14 +104,6 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Nodes:
-    poll_s: float
-    reply_s: float
-    lost_s: float
-    return_s: float
-
-
-@dataclass(frozen=True)
 class Standby:
     tries_count: int
     steps_count: int
@@ -134,7 +126,6 @@ class Config:
     restart: Restart
     check: Check
     store: Store
-    nodes: Nodes
     standby: Standby
     slow: Slow
 
@@ -182,7 +173,6 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
         restart=Restart(**section("restart")),
         check=Check(**section("check")),
         store=Store(**section("store")),
-        nodes=Nodes(**section("nodes")),
         standby=Standby(**section("standby")),
         slow=Slow(**section("slow")),
     )

@@ -41,11 +41,10 @@ MAX_SILENT_S = 900.0  # the limit doubles while one monitor after another is sil
 SAY_S = 1.0  # for a message, whose stream may be a file on a disk that does not respond
 
 
-def become(folder: str, state: str, checked: bool, node: str = "") -> int:
+def become(folder: str, state: str, checked: bool) -> int:
     """Replace this process with the keeper of `folder`; off Linux, be it: its exit code.
 
-    state: the file with the run's state. node: "N@HOST:PORT" for the monitor of another machine than the first one. Raises
-    OSError.
+    state: the file with the run's state. Raises OSError.
     """
     from guards.limits import LimitError
     from monitor import config
@@ -53,7 +52,7 @@ def become(folder: str, state: str, checked: bool, node: str = "") -> int:
 
     for name in MARKS:  # a shell may export them: no process but the training's may look like the training
         os.environ.pop(name, None)
-    options = [*["--checked"] * checked, *[f"--node={node}"] * bool(node), f"--before={_changed_ns(state)}"]
+    options = [*["--checked"] * checked, f"--before={_changed_ns(state)}"]
     try:
         silent_s = max(config.load().watch.silent_s, CONFIRM_S)
     except (config.ConfigError, LimitError):
@@ -146,7 +145,7 @@ def _start_monitor(
     received: signals so far, and `child`: whom to forward the next ones to; a signal may come while no monitor listens.
     """
     words = [*["--checked"] * ("--checked" in options), *["--restarted"] * restarted]
-    words += [*(w for w in options if w.startswith(("--node=", "--before="))), *(f"--received={n}" for n in received)]
+    words += [*(w for w in options if w.startswith("--before=")), *(f"--received={n}" for n in received)]
     known = len(received)
     process = _Child([sys.executable, "-m", "monitor", "run", "--child", str(os.getpid())], [*words, folder])
     child[:] = [process]

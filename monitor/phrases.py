@@ -15,17 +15,6 @@ STATES = {
 }  # fmt: skip
 
 
-NODE_PIDS = 10_000_000
-"""Of several machines: process numbers of machine N are shown to the monitor from N times this on, more than any kernel's
-largest (4,194,304: proc(5))."""
-
-
-def pid_text(pid: int) -> str:
-    """`12`, or `12 on node 1` for a process of another machine."""
-    node, number = divmod(pid, NODE_PIDS)
-    return f"{number} on node {node}" if node else str(number)
-
-
 def count(number: int, thing: str) -> str:
     """`1 step`, `2 steps`, `3 processes`."""
     return f"{number:,} {thing}" + ("" if number == 1 else "es" if thing.endswith("s") else "s")

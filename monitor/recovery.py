@@ -8,7 +8,6 @@ earlier attempt is alive: whatever goes wrong, a run never has two trainers.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -33,7 +32,6 @@ from monitor.diagnose.incident import Incident
 from monitor.gpu import nvml
 from monitor.gpu.nvml import Gpus
 from monitor.gpu.queue import GpuQueue
-from monitor.nodes.leader import Nodes, Part
 from monitor.phrases import PHASES, count, duration
 from monitor.process import platform, tree
 from monitor.process.platform import ProcessInfo
@@ -47,7 +45,7 @@ from monitor.state import Failure, RunState, State, spec_hash
 from monitor.store import StoreAgent
 
 EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5
-NODES_S = 0.5  # between two looks at the other machines, while they get ready
+EXIT_AGAIN = 6  # of several machines: this one has ended its ranks; whoever started the group starts all of it again
 FIRST_WAIT_S, LAST_WAIT_S = (
     1.0,
     60.0,
@@ -80,7 +78,6 @@ class Run:
     pause: Callable[[float], None]  # waits, keeps the status fresh, raises Interrupted
     report: Callable[[State, str], None]  # shows a state while a long step of it is under way
     store: StoreAgent
-    nodes: Nodes | None = None  # the other machines of the run
     checked: bool = False  # whoever started the monitor has looked for what is missing
     incident: Incident | None = None  # the last one, until a new step closes it
     tries: int = 0  # starts in a row that failed for a passing reason
@@ -89,9 +86,22 @@ class Run:
     started: bool = False  # this monitor has started an attempt
     unkept: str | None = None  # the end of the run: why its newest steps are in memory only, "" for on the disk
 
+    @property
+    def several(self) -> bool:
+        """Several machines train this run together."""
+        return self.folder.machine is not None
+
+    @property
+    def leads(self) -> bool:
+        """This machine writes the run's files: it is the only one, or that of rank 0."""
+        return not self.folder.machine
+
     def state_folders(self) -> list[Path]:
-        """Where states are: the run's folder and, where there is one, the folder that they are written to first."""
-        first = Path(self.state.save_dir) if self.state.save_dir else None
+        """Where states are: the run's folder and, where there is one, the folder that they are written to first.
+
+        Of several machines, the others do not see that one: what was not copied from it is trained again.
+        """
+        first = Path(self.state.save_dir) if self.state.save_dir and not self.several else None
         return [self.folder.folder] + ([first] if first and first.is_dir() else [])
 
     def remaining_s(self) -> float:
@@ -118,7 +128,6 @@ class Crash:
 
     status: ExitStatus
     last_progress_s: float
-    part: Part | None = None  # of several machines: the part that failed
 
 
 @dataclass(frozen=True)
@@ -264,14 +273,9 @@ def _collect(run: Run, attempt: Attempt, view: AttemptView, failure: Hang | Cras
         stacks, slow_reason = failure.stacks, failure.slow_reason
         evidence = collect.of_hang(scope, failure.verdict, status.outcome, status.note, stacks, slow_reason)
         evidence.missing += failure.missing
-        evidence.processes += run.nodes.processes() if run.nodes else []
         return evidence
-    status, part = failure.status, failure.part
-    if part is None:
-        return collect.of_crash(scope, status.code, status.signal, status.outcome, status.note, str(status))
-    if part.log_tail is not None:
-        scope = replace(scope, log_tail=part.log_tail)
-    return collect.of_crash(scope, part.code, part.signal, part.outcome, part.note, part.ended, part.rank)
+    status = failure.status
+    return collect.of_crash(scope, status.code, status.signal, status.outcome, status.note, str(status))
 
 
 def _summary(evidence: Evidence) -> str:
@@ -286,7 +290,7 @@ def load_incident(run: Run) -> None:
     """Take up the incident that an earlier monitor left open. One that cannot be read is forgotten, and so is its failure."""
     number = run.state.failure.incident if run.state.failure else run.state.open_incident
     if number:
-        run.incident = Incident.load(run.folder.folder / "incidents" / number)
+        run.incident = Incident.load(run.folder.own / "incidents" / number)
         if run.incident is None:
             run.folder.log(f"incident {number} cannot be continued: its incident.json is missing or damaged")
             run.state.failure, run.state.open_incident = None, ""
@@ -317,8 +321,7 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     kept = f"; {newest.name} is kept, and a new start resumes from it" if newest else ""
     incident.close(run.folder, f"the run gave up: {reason}{kept}", platform.now().utc)
     cause = incident.cause
-    ended = incident.evidence.ended  # of several machines, it names the one
-    where = f"N{ended[1:]}." if ended.startswith("node ") and ended not in cause.explanation else ""
+    where = f"Machine {run.folder.machine} ({startup.host()}), rank {incident.evidence.rank}." if run.several else ""
     parts = [f"{cause.title}.", where, cause.explanation, cause.advice]
     parts += [f"Gave up: {reason}."] if reason != cause.explanation else []
     # The last line of the log, where a launcher's own traceback has pushed the trainer's error out of sight.
@@ -350,7 +353,7 @@ def complete(run: Run) -> str:
     A script with `save_dir` copies its files at its end; a script that was killed did not. The user's own script may write
     anything anywhere, so its own exit code is all there is.
     """
-    if run.folder.foreign:
+    if run.folder.foreign or not run.leads:
         return ""
     _fetch_lora(run)
     lora = run.folder.lora
@@ -382,7 +385,7 @@ def _fetch_lora(run: Run) -> None:
 
 def _next_change(run: Run, cause: Cause, cause_count: int) -> script.Change:
     """The ladder's next mitigation: from a cause's second failure on, or at once where the cause is certain to return."""
-    if not cause.ladder or (cause_count < 2 and not cause.at_once):
+    if not run.leads or not cause.ladder or (cause_count < 2 and not cause.at_once):
         return {}
     try:
         return script.next_change(run.folder, cause.ladder, run.state.changes, run.config.check.render_s, run.pause)
@@ -394,7 +397,7 @@ def _next_change(run: Run, cause: Cause, cause_count: int) -> script.Change:
 def already_started(run: Run) -> Attempt | None:
     """The attempt that `start_attempt` had started when an error of the monitor cut it short: it is watched, or its end judged."""
     record = run.state.current
-    if record is None or record.number != run.state.attempt or run.nodes is not None:
+    if record is None or record.number != run.state.attempt or run.several:
         return None
     attempt = Attempt.adopt(run.folder, record)
     if attempt is None:
@@ -416,15 +419,13 @@ def _start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     survivors = kill_leftovers(run)
     if survivors:
         return survivors
-    for folder in folders:
+    for folder in folders if run.leads else ():
         checkpoint.sweep(folder)
     if (no_gpu := gpu_missing(run)) is not None:
         return no_gpu
     missing = checkpoints.room_missing(folders)
     if missing:
         return Wait(30.0, missing) if state.attempt else GiveUp(f"{missing}, then start the run again")
-    if run.nodes is not None and (text := run.nodes.waiting()):
-        return _wait_for_nodes(run, run.nodes, text)
     if run.incident is None and not run.checked:
         try:
             problems = script.start_problems(run.folder, run.config.check.render_s, run.pause)
@@ -439,6 +440,9 @@ def _start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     if point.unsure and (point.path is None or run.tries + 1 < VERIFY_TRIES_COUNT):
         path, reason = point.unsure[0]
         return _try_again(run, f"{path.name} cannot be verified: {reason}. It is kept; the run does not start over")
+    if not run.leads:  # all machines train the same: what is changed is decided on the first one
+        leader = RunState.load(RunFolder(run.folder.folder))
+        state.changes, state.changes_at_save = leader.changes, leader.changes_at_save
     number, changes = state.attempt + 1, state.changes
     if number == 1 and point.path is not None:
         number = 2  # attempt 1 is train.sh itself, which starts at step 0
@@ -451,23 +455,14 @@ def _start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
     if not rendered.compatible:
         point = _start_over(run, point)
 
-    if run.nodes is not None:
-        try:
-            text = run.nodes.prepare(**_order(number, point, rendered, changes))
-        except MonitorError as error:
-            return GiveUp(f"attempt {number} cannot be started: {error}")
-        if text:
-            return _wait_for_nodes(run, run.nodes, text)
     metrics_bytes = run.folder.metrics_size()
     try:
-        variables = run.nodes.environment() if run.nodes else snapshot_variables(run, point)
+        variables = {} if run.several else snapshot_variables(run, point)
         standby = _release_standby(run, number, rendered, point, variables)
         attempt = standby or _start_cold(run, number, rendered, point, variables)
     except OSError:
         state.current = None
         raise
-    if run.nodes is not None:
-        run.nodes.run()
     run.tries = 0
     state.attempt, state.changes_at_save, state.save_dir = number, [c["name"] for c in changes], rendered.save_dir
     state.best_before, state.resumed_step, state.current = state.best_step, point.step, attempt.record
@@ -491,7 +486,7 @@ def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **know
     message = f"attempt {number} {source}, pid {attempt.pid}{how}"
     run.folder.event(kind, message, attempt=number, step=run.state.resumed_step, **known)
     run.started = True
-    if run.folder.spec.get("trackers") == trackio_feed.TRACKER:
+    if run.leads and run.folder.spec.get("trackers") == trackio_feed.TRACKER:
         trackio_feed.start(run.folder)
 
 
@@ -513,8 +508,6 @@ def _start_cold(
     """Start the script. OSError: it cannot be started, and nothing runs."""
     # Recorded before it starts: a monitor that is killed in between leaves a training that the next one can find.
     attempt = Attempt.prepare(run.folder, number, platform.now(), collect.oom_kills())
-    if run.nodes is not None:
-        attempt.record = replace(attempt.record, group=run.nodes.record())
     run.state.current = attempt.record
     run.state.save(run.folder)
     try:
@@ -528,7 +521,7 @@ def _start_cold(
 def _choose(run: Run, folders: list[Path]) -> ResumePoint:
     """The newest state that can be resumed from: a snapshot in memory, or a checkpoint on the disk."""
     state, failures = run.state, sum(run.state.history.failures.values())
-    if run.folder.foreign or run.nodes is not None or not run.config.restart.snapshots_bytes:
+    if run.folder.foreign or run.several or not run.config.restart.snapshots_bytes:
         return checkpoints.choose(folders, run.verifier, run.pause)
     state.snapshots, state.snapshots_off = snapshots.folder_of(run.folder.folder, state.snapshots)
     record = _newest_record(run, run.pause) if failures < snapshots.FAILED_COUNT else None
@@ -614,26 +607,6 @@ def note_gpu(run: Run, beats: Sequence[Beat]) -> None:
         run.state.save(run.folder)
 
 
-def _wait_for_nodes(run: Run, nodes: Nodes, text: str) -> Wait | GiveUp:
-    """The other machines are not ready: wait, but not for ever."""
-    if not nodes.given_up():
-        return Wait(NODES_S, text)
-    waited = f"waited {run.config.nodes.return_s:.0f} s for the other machines"
-    how = "start `python -m monitor node` there, or set nodes to 1, then start the run again"
-    return GiveUp(f"{text}; {waited}; {how}", EXIT_BUDGET)
-
-
-def _order(number: int, point: ResumePoint, rendered: script.Rendered, changes: list[script.Change]) -> dict[str, Any]:
-    """What the other machines need to know of an attempt."""
-    return {
-        "attempt": number,
-        "script": rendered.script.name,
-        "resume": point.path.name if point.path else "",
-        "resume_path": str(point.path) if point.path else "",
-        "changes": tuple(map(json.dumps, changes)),
-    }
-
-
 def adopt_restored(run: Run) -> str:
     """Continue the state of the machine that trained this run last, as restored to monitor.json; why nothing is left, or "".
 
@@ -700,7 +673,7 @@ def _report_bad(run: Run, point: ResumePoint) -> None:
 
 def _start_over(run: Run, point: ResumePoint) -> ResumePoint:
     """The changed run cannot resume its states: they are kept aside, and the training starts at step 0."""
-    for state in checkpoints.states(run.state_folders()):
+    for state in checkpoints.states(run.state_folders()) if run.leads else ():
         with contextlib.suppress(FileNotFoundError):
             aside = checkpoint.set_aside(state, "saved before a change of the run that is incompatible with it")
             message = f"{state.name} is incompatible with the changed run; kept as {aside.name}"

@@ -13,7 +13,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,11 +21,22 @@ import tomllib
 
 from guards.checkpoint import fsync_path
 from guards.metrics import append_text
-from monitor.process import platform
+from monitor.process import platform, tree
 
 STATUS, EVENTS, LOG, TRAINING_LOG = "status.json", "events.jsonl", "monitor.log", "training.log"
 METRICS, JOB = "metrics.jsonl", "job.json"
 STATE, STOP = "monitor.json", "stop.request"
+MACHINES = "machines"  # in the run's folder: what the monitors of other machines than the first one write
+SHOWN = (
+    "host",
+    "state",
+    "phase",
+    "step",
+    "incidents",
+    "message",
+    "reason",
+    "updated_at",
+)  # of another machine's status
 SCRIPT = "train.bat" if platform.WINDOWS else "train.sh"
 
 
@@ -86,19 +97,56 @@ def read_spec(folder: Path) -> dict[str, Any]:
     return {**made, **{name: edited[name] for name in LIVE if name in edited}}
 
 
+def machine_number(folder: Path, environ: Mapping[str, str]) -> int | None:
+    """Which of the machines that train this run together this one is, from 0; None for a run on one machine.
+
+    A script of the user's own trains on several machines where the variable is set.
+
+    Raises:
+        MonitorError: the variable is missing, or is no number of a machine.
+    """
+    spec, text = read_spec(folder), environ.get(tree.MACHINE, "")
+    count = spec.get("nodes", 1) if spec else 0
+    if count == 1 or not (spec or text):
+        return None
+    if not (text.isascii() and text.isdigit()) or (count and int(text) >= count):
+        raise MonitorError(
+            f"{folder.name} trains on several machines, and {tree.MACHINE}={text!r} is not the number of one; start it with "
+            "`python -m launch slurm` or `skypilot`, or by hand as docs/machines.md says"
+        )
+    return int(text)
+
+
+def own_folder(folder: Path, machine: int | None) -> Path:
+    """Where the monitor of a machine writes its files: the run's folder for the first, `machines/N` in it for another."""
+    return folder / MACHINES / str(machine) if machine else folder
+
+
+def machines(folder: Path) -> list[dict[str, Any]]:
+    """What the other machines' monitors say in their own status.json, by number."""
+    paths = sorted(folder.glob(f"{MACHINES}/*/{STATUS}"), key=lambda path: (len(path.parent.name), path.parent.name))
+    found = [(path.parent.name, values) for path in paths if (values := read_json(path)) is not None]
+    return [{"machine": number, **{key: values.get(key) for key in SHOWN}} for number, values in found]
+
+
 class RunFolder:
     """Reads and writes the files of one run. `on_event` is called with (kind, message) of each event."""
 
-    def __init__(self, folder: Path, echo: bool = False, node: int = 0):
-        """echo: show the log on standard error too. node: of several machines, each but the first has logs of its own."""
+    def __init__(self, folder: Path, echo: bool = False, machine: int | None = None):
+        """echo: show the log on standard error too. machine: which of several machines this is, as `machine_number` says."""
         self.folder = folder
+        self.machine = machine
+        self.own = own_folder(folder, machine)  # what this machine's monitor writes
         self.spec = read_spec(folder)
+        if machine and self.spec:  # the first machine alone copies the run, and counts what it costs
+            self.spec = {**self.spec, "store": "", "spend_limit": 0}
         self.name = str(self.spec.get("name") or folder.name)
         self.echo = echo
         self.on_event: Callable[[str, str], None] = lambda kind, message: None
-        self._stop = os.path.join(folder, STOP)  # plain text: checked all the time, and a Path costs ten times as much
-        self._log, self.training_log = (f"{n[:-4]}.node-{node}.log" if node else n for n in (LOG, TRAINING_LOG))
-        self._training_log = os.path.join(folder, self.training_log)
+        self._stop = os.path.join(
+            self.own, STOP
+        )  # plain text: checked all the time, and a Path costs ten times as much
+        self._training_log = os.path.join(self.own, TRAINING_LOG)
 
     @property
     def foreign(self) -> bool:
@@ -116,7 +164,7 @@ class RunFolder:
         line = f"{_utc()} {text}"
         if self.echo:
             print_line(line)
-        self._append(self._log, line)
+        self._append(LOG, line)
 
     def event(self, kind: str, message: str, **more: object) -> None:
         """Append an event to events.jsonl and to the log. Intervals between events of one boot are those of `mono_s`."""
@@ -129,13 +177,13 @@ class RunFolder:
     def incident_numbers(self) -> list[int]:
         """The numbers of the run's incidents (folders `incidents/NNNN`)."""
         try:
-            return [int(name) for name in os.listdir(self.folder / "incidents") if name.isdigit()]
+            return [int(name) for name in os.listdir(self.own / "incidents") if name.isdigit()]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def new_incident(self) -> Path:
         """The path of the next incident; whoever writes the incident makes the folder."""
-        return self.folder / "incidents" / f"{max(self.incident_numbers(), default=0) + 1:04d}"
+        return self.own / "incidents" / f"{max(self.incident_numbers(), default=0) + 1:04d}"
 
     def stop_request(self) -> dict[str, Any] | None:
         """The user's request to stop, {} or {"now": true}; None without one."""
@@ -188,8 +236,8 @@ class RunFolder:
         return self.replace(STATUS, json.dumps(values, ensure_ascii=False, indent=1))
 
     def replace(self, name: str, text: str, sync: bool = False) -> bool:
-        """Replace a file of the folder atomically; False, with a message, when that fails. `sync`: it survives a power cut."""
-        path = os.path.join(self.folder, name)
+        """Replace a file of this machine's monitor atomically; False, with a message, when that fails. `sync`: it survives a power cut."""
+        path = os.path.join(self.own, name)
         head, tail = os.path.split(path)
         temporary = os.path.join(head, f".{tail}.{os.getpid()}.tmp")
         try:
@@ -210,7 +258,7 @@ class RunFolder:
             return False
 
     def _append(self, name: str, line: str) -> None:
-        path = os.path.join(self.folder, name)
+        path = os.path.join(self.own, name)
         try:
             append_text(path, line)
         except OSError as error:

@@ -196,7 +196,7 @@ class Slowdown:
         """The changes with one more that helps against this cause; None where none is allowed or left."""
         state, config = self.run.state, self.run.config
         known = self._known
-        if not config.slow.changes_count or known is None or known.get("tried") or self.run.nodes is not None:
+        if not config.slow.changes_count or known is None or known.get("tried") or self.run.several:
             return None
         if not self.found["ladder"]:
             return None

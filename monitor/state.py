@@ -64,7 +64,6 @@ class AttemptRecord:
     started_s: float  # monotonic
     root: tuple[int, float] | None = None  # (pid, start time) of the script's shell
     oom_kills: dict[str, int] = field(default_factory=dict)  # the kernel's counters at the start, by source
-    group: dict[str, Any] = field(default_factory=dict)  # of several machines: what the others were ordered to start
 
 
 @dataclass(frozen=True)
@@ -124,11 +123,11 @@ class RunState:
             MonitorError: it is there and cannot be read. A new state would forget a training that runs.
         """
         try:
-            values = json.loads(read_bytes(folder.folder / STATE))
+            values = json.loads(read_bytes(folder.own / STATE))
         except (FileNotFoundError, ValueError):
             values = {}
         except OSError as error:
-            raise MonitorError(f"{folder.folder / STATE} cannot be read: {error.strerror}; try again") from error
+            raise MonitorError(f"{folder.own / STATE} cannot be read: {error.strerror}; try again") from error
         values = values if isinstance(values, dict) else {}
         version, history = values.pop("version", None), values.pop("history", {})
         if version == 1:
@@ -139,7 +138,10 @@ class RunState:
         loaded = cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})
         loaded.state, loaded.history = State(loaded.state), History(**history)
         if current := values.get("current"):
-            loaded.current = AttemptRecord(**current | {"root": tuple(current["root"]) if current["root"] else None})
+            loaded.current = AttemptRecord(
+                **{k: v for k, v in current.items() if k != "group"}
+                | {"root": tuple(current["root"]) if current["root"] else None}
+            )
         loaded.failure = Failure(**values["failure"]) if values.get("failure") else None
         loaded.shutdown = Shutdown(**values["shutdown"]) if values.get("shutdown") else None
         return loaded

@@ -14,18 +14,17 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from guards import checkpoint
+from guards import checkpoint, startup
 from guards.heartbeat import Beat
 from guards.metrics import append_line
 from monitor.attempt import Attempt, AttemptView
 from monitor.detect.progress import Watch
 from monitor.gpu import nvml
-from monitor.phrases import NODE_PIDS
 from monitor.process import platform
 from monitor.process.platform import Moment
 from monitor.recovery import Run
 from monitor.resume import snapshots
-from monitor.run_folder import STATUS, read_json
+from monitor.run_folder import METRICS, STATUS, machines, read_json
 from monitor.state import State
 
 EVERY_S = 1.0
@@ -109,7 +108,7 @@ class StatusWriter:
             "attempt": saved.attempt,
             "restarts": saved.restarts,
             "pid": attempt.pid if attempt and active else None,  # the script's shell
-            "trainer_pids": [b.pid for b in beats if b.pid < NODE_PIDS] if active else [],  # this machine's ranks
+            "trainer_pids": [b.pid for b in beats] if active else [],
             "monitor_pid": os.getpid(),
             "keeper_pid": self.parent_pid,
             "started_at": saved.started_at,
@@ -127,7 +126,9 @@ class StatusWriter:
             "reason": saved.reason,
             "changes": [c["sentence"] for c in saved.changes],
             "slow": self._slow(),  # why its steps take longer than usual; None while they do not
-            **({"nodes": self.run.nodes.status()} if self.run.nodes is not None else {}),  # the other machines
+            **(
+                {"host": startup.host(), "machines": machines(folder.folder)} if self.run.several else {}
+            ),  # the other ones
             "standby": self.run.standby.summary(),  # the next attempt, started early
             "store": self.run.store.summary(),  # None without a store
             "snapshots": snapshots.summary(saved.snapshots, saved.snapshots_off),  # None where there are none
@@ -157,7 +158,7 @@ class StatusWriter:
     def _elapsed(self, state: State, now: Moment) -> float:
         """Seconds of the whole run. A monitor that replaces another continues its count."""
         if self._counted_s == math.inf:
-            known = read_json(self.run.folder.folder / STATUS) if self.run.state.attempt else None
+            known = read_json(self.run.folder.own / STATUS) if self.run.state.attempt else None
             before = (known or {}).get("elapsed_s")
             self._elapsed_s = float(before) if isinstance(before, int | float) and math.isfinite(before) else 0.0
         elif state not in WAITING:
@@ -199,6 +200,6 @@ class StatusWriter:
         for i, reading in enumerate(readings):
             values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "mig", "use")}
             try:
-                append_line(self.run.folder.folder / "metrics.jsonl", {"kind": "gpu", "t": now.utc, "gpu": i, **values})
+                append_line(self.run.folder.own / METRICS, {"kind": "gpu", "t": now.utc, "gpu": i, **values})
             except OSError as error:
                 self.run.folder.log(f"metrics.jsonl: {error.strerror}")

@@ -31,15 +31,13 @@ from monitor.diagnose.collect import LORA_DAMAGED
 from monitor.extra_saves import ExtraSaves
 from monitor.gpu import nvml
 from monitor.gpu.queue import GpuQueue
-from monitor.nodes import leader
-from monitor.nodes.leader import Part
-from monitor.phrases import PHASES, count, pid_text
+from monitor.phrases import PHASES, count
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK, Lock
 from monitor.process.platform import ProcessInfo
-from monitor.recovery import EXIT_BUDGET, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STOPPED, Run
+from monitor.recovery import EXIT_AGAIN, EXIT_BUDGET, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STOPPED, Run
 from monitor.resume import checkpoints, policy, script, snapshots
-from monitor.run_folder import SCRIPT, MonitorError, RunFolder, print_line
+from monitor.run_folder import SCRIPT, MonitorError, RunFolder, machine_number, print_line
 from monitor.slowdown import Slowdown
 from monitor.spend import Spend
 from monitor.standby import Standby
@@ -62,7 +60,6 @@ from runs import staging
 
 IDLE_POLL_S = 0.2  # between two steps of a run that has no living attempt
 UNKILLABLE_POLL_S = 5.0
-EVIDENCE_S = 4.0  # for the stacks of other machines, when they were not asked before
 LAST_MESSAGE_S = 10.0  # for the notification that the run has ended
 PERSIST_S = 10.0  # for the final state to be written to a disk that refuses
 NO_STEP_SAVE_S = 2.0  # a stop before the first step: there is nothing to save
@@ -80,10 +77,11 @@ def supervise(
         received: signals that the parent received before this process could.
 
     Raises:
-        MonitorError: another monitor watches the run, or the configuration is wrong.
+        MonitorError: another monitor watches the run, the configuration is wrong, or which of several machines this is.
     """
     began_s = time.time()
-    run_folder, lock = RunFolder(folder, echo), Lock(folder / LOCK)
+    run_folder = RunFolder(folder, echo, machine_number(folder, os.environ))
+    lock = Lock(run_folder.own / LOCK)
     if not lock.acquire(patience_s=2.0):
         raise MonitorError(f"{folder}: another monitor watches this run; see `python -m monitor status {folder.name}`")
     try:
@@ -141,7 +139,8 @@ class Supervisor:
         self.waker = platform.Waker()
         self.signals = list(received)
         self.notifier = Notifier(folder.name, folder.log)
-        folder.on_event = self.notifier.event
+        if not folder.machine:
+            folder.on_event = self.notifier.event
         verifier, gpus = checkpoints.Verifier(self.config.check.verify_s), nvml.Gpus()
         self.run = Run(
             folder=folder,
@@ -155,7 +154,6 @@ class Supervisor:
             pause=self.pause,
             report=self.report,
             store=StoreAgent(folder, self.config.store),
-            nodes=leader.gather(folder, os.environ, self.config.nodes),
             checked=checked,
         )
         self.slowdown = Slowdown(self.run)
@@ -185,13 +183,8 @@ class Supervisor:
         }
 
     def run_until_final(self) -> int:
-        """The loop; returns the exit code. MonitorError: the other machines of the run cannot be listened to."""
+        """The loop; returns the exit code."""
         self.listen()
-        if (nodes := self.run.nodes) is not None:
-            from monitor.nodes import endpoint  # http.server is large, and few runs have several machines
-
-            nodes.on_departure = lambda: self.signals.append(signal.SIGTERM)
-            nodes.open(endpoint.serve)
         try:
             while self.at.state not in FINAL:
                 try:
@@ -431,7 +424,14 @@ class Supervisor:
         run, state, record = self.run, self.run.state, self.run.state.current
         attempt = Attempt.adopt(self.folder, record) if record is not None else None
         living = attempt is not None and bool(attempt.tree.members)
-        fresh = state.state in FINAL and not living  # the user starts the run again
+        if attempt is not None and run.several and not living:
+            self.folder.log(
+                f"attempt {attempt.record.number} ended with this machine's monitor; all machines start again"
+            )
+            attempt.close()
+            attempt = state.current = state.failure = None
+        again = run.several and state.state is State.PREEMPTED  # the group starts again, and its failures still count
+        fresh = state.state in FINAL and not living and not again  # the user starts the run again
         if not fresh:
             recovery.load_incident(run)
         if not living:
@@ -443,8 +443,6 @@ class Supervisor:
                     self.folder.log(text)
         if attempt is not None and not fresh:
             self.attach(attempt)
-            if living and run.nodes is not None:
-                run.nodes.resume(attempt.record.group)
             run.queue.ask(state.queued_at_s)  # the training's shell holds the GPU; later this monitor does
             if living:
                 run.standby.kill_orphans(attempt)
@@ -460,10 +458,10 @@ class Supervisor:
             return self.left()
         if fresh:
             state.renew(spec_hash(self.folder.folder, state.spec_hash))
-        state.failure = state.shutdown = None
+        state.failure = state.shutdown = state.reason = None
         state.spec_hash = state.spec_hash or spec_hash(self.folder.folder)
         state.started_at = state.started_at or platform.now().utc
-        if not self.folder.foreign:
+        if run.leads and not self.folder.foreign:
             with contextlib.suppress(OSError):  # made while the disk can be written, for the mitigation `save_local`
                 staging.identity(self.folder.folder)
         run.queue.ask(state.queued_at_s)
@@ -474,7 +472,6 @@ class Supervisor:
         """Watch this attempt from now on."""
         self.drop_probe()
         self.attempt, self.view = attempt, None
-        attempt.nodes = self.run.nodes
         self.watch = Watch(self.config, {**self.learned, **self.run.state.durations, **self.watch.learned()})
         self.slow_reason, self.calm_since_s, self.last_step_s = "", -math.inf, None
         self.slowdown.attach()
@@ -591,9 +588,8 @@ class Supervisor:
         if attempt is None:
             return Step(State.OPENING)
         view = self.observe(attempt)
-        part = attempt.failed_part(view)
-        if part is not None or (view.gone and not attempt.settling):
-            return self.script_ended(attempt, part)
+        if view.gone:
+            return self.script_ended(attempt)
         verdict = self.judge(view)
         if verdict.reset:
             self.folder.log(f"timers reset: {verdict.reset}")
@@ -602,8 +598,6 @@ class Supervisor:
         if (changes := self.slowdown.poll(attempt, view, self.watch, verdict)) is not None:
             self.run.state.changes = changes
             return self.shut_down(Shutdown("changed"))
-        if verdict.kind == HUNG and attempt.nodes is not None and (silent := attempt.nodes.silent()):
-            return Step(State.SUSPECT, silent)  # the group may only wait for that machine: `failed_part` judges it
         if verdict.kind == HUNG:
             return self.hung(attempt, view, verdict)
         if verdict.kind == SUSPECT:
@@ -629,16 +623,14 @@ class Supervisor:
 
     def judge(self, view: AttemptView) -> Verdict:
         """The verdict on this observation, with the probe's evidence where there is a suspicion."""
-        nodes = self.run.nodes
         if self.probe is None:
             return self.watch.observe(observation(view, Signals()))
         self.probe.poll()
         self.run.verifier.poll()
-        signals = self.probe.signals
-        verdict = self.watch.observe(observation(view, nodes.signals(signals) if nodes else signals))
+        verdict = self.watch.observe(observation(view, self.probe.signals))
         if self.probe.due(verdict, view.moment.mono_s):
             signals = self.probe.sample_again(view.beats, verdict.budget_s)
-            verdict = self.watch.observe(observation(view, nodes.signals(signals) if nodes else signals))
+            verdict = self.watch.observe(observation(view, signals))
         return verdict
 
     def progressing(self, view: AttemptView, verdict: Verdict) -> Step:
@@ -647,7 +639,8 @@ class Supervisor:
             self.folder.log(f"progress again: {PHASES[verdict.phase]}, step {verdict.step}")
             self.calm_since_s, self.slow_reason = view.moment.mono_s, ""
             self.drop_probe()
-        self.run.prewarm.tick(view.moment.mono_s, self.run.state_folders(), self.run.state.changes)
+        if not self.run.several:
+            self.run.prewarm.tick(view.moment.mono_s, self.run.state_folders(), self.run.state.changes)
         if self.attempt is not None:
             text = self.run.prewarm.text(self.run.state.changes)
             self.run.standby.tick(view, self.attempt, text, self.run.queue.handles())
@@ -665,8 +658,6 @@ class Supervisor:
         probe = Probe(attempt.tree, attempt.heartbeats, self.config, self.run.gpus.read)
         probe.begin(view.beats, full)
         self.probe = probe
-        if full and self.run.nodes is not None:
-            self.run.nodes.ask_evidence()
         return probe
 
     def suspect(self, attempt: Attempt, view: AttemptView, verdict: Verdict) -> Step:
@@ -696,8 +687,6 @@ class Supervisor:
         if self.probe is not None:
             self.probe.close()
             self.probe = None
-            if self.run.nodes is not None:
-                self.run.nodes.drop_evidence()
 
     # ---- the end of an attempt ----
 
@@ -705,15 +694,12 @@ class Supervisor:
         """Hung: recover."""
         probe = self.probe or self.start_probe(attempt, view, full=True)
         last_s = self.watch.last_progress_s()
-        stacks = probe.texts()
-        if self.run.nodes is not None:
-            stacks |= self.run.nodes.stacks(EVIDENCE_S)
         slow_reason = self.slow_reason or self.slowdown.text()
-        found = recovery.Hang(verdict, stacks, list(probe.missing), slow_reason, last_s)
+        found = recovery.Hang(verdict, probe.texts(), list(probe.missing), slow_reason, last_s)
         return self.recover(attempt, view, found)
 
-    def script_ended(self, attempt: Attempt, part: Part | None = None) -> Step:
-        """The script has ended, or does nothing any more: completed, stopped, or a crash (of `part` of the group)."""
+    def script_ended(self, attempt: Attempt) -> Step:
+        """The script has ended, or does nothing any more: completed, stopped, or a crash."""
         view = self.observe(attempt, fresh=True)  # a rank may have begun, or reported its outcome, since
         if self.failing_since is None:
             self.watch.observe(replace(observation(view, Signals()), ranks_gone=False))  # learn from the last steps
@@ -725,13 +711,15 @@ class Supervisor:
             if killed.survivors:
                 return self.unkillable(killed.survivors)
             problem = recovery.complete(self.run) if done else ""
+            if not done and self.run.several:
+                return self.stopped_elsewhere()
             if not done:
                 return self.finish(State.STOPPED, EXIT_STOPPED, f"stopped at step {self.furthest()} as requested")
             if not problem:
                 return self.completed(status.note)
             status = replace(status, outcome=LORA_DAMAGED, note=problem)
         last_s = self.watch.last_progress_s() if self.watch.ranks else attempt.record.started_s
-        return self.recover(attempt, view, recovery.Crash(status, last_s, part))
+        return self.recover(attempt, view, recovery.Crash(status, last_s))
 
     def recovering(self) -> Step:
         """Continue a recovery: after an error in its middle, after the monitor was replaced, while a process survives."""
@@ -752,15 +740,25 @@ class Supervisor:
         self.run.state.durations, self.attempt = self.watch.learned(), None
         if isinstance(result, recovery.GiveUp):
             return self.finish(State.FAILED, result.code, result.reason)
+        if self.run.several:
+            return self.finish(State.PREEMPTED, EXIT_AGAIN, f"{result.message} with all machines")
         if result.wait_s:
             return Step(State.BACKOFF, result.message, time.monotonic() + result.wait_s)
         self.enter(Step(State.BACKOFF, result.message))
         return self.queued()
 
+    def stopped_elsewhere(self) -> Step:
+        """Of several machines: the ranks were asked on another machine to save and stop; here only the first one can be needed
+        again, because it alone knows whether that was its user."""
+        reason = f"another machine ended the training at step {self.furthest()}, with a checkpoint"
+        if self.run.leads:
+            return self.finish(State.PREEMPTED, EXIT_PREEMPTED, reason)
+        return self.finish(State.STOPPED, EXIT_DONE, reason)
+
     def unkillable(self, survivors: tuple[ProcessInfo, ...]) -> Step:
         """Processes in uninterruptible sleep: wait for them, start no second writer."""
         now_s, waiting = time.monotonic(), self.at.state
-        names = ", ".join(f"{p.name} ({pid_text(p.pid)})" for p in survivors)
+        names = ", ".join(f"{p.name} ({p.pid})" for p in survivors)
         message = f"cannot be killed: {names}; nothing else is started while it lives"
         if self.run.remaining_s() < math.inf:  # the next start looks for them first
             return self.finish(State.PREEMPTED, EXIT_PREEMPTED, f"preempted; {message}")
@@ -792,21 +790,9 @@ class Supervisor:
         """Where the run's time went, in one line: an event, and on standard output."""
         from monitor import ledger  # of no use before the end
 
-        line = ledger.read(self.folder.folder).line()
+        line = ledger.read(self.folder.own).line()
         self.folder.event("ledger", line)
         print_line(f"{self.folder.name}: {line}", sys.stdout)
-
-    def close_nodes(self) -> None:
-        """End the other machines' monitors with this one, when the run has ended."""
-        nodes, end = self.run.nodes, self.config.end
-        if nodes is None:
-            return
-        if self.at.state not in FINAL:
-            nodes.stop_listening()
-            return
-        limit_s = min(end.grace_s + end.kill_wait_s + self.config.nodes.reply_s, max(1.0, self.run.remaining_s()))
-        if missing := nodes.close(self.code, self.run.state.reason or "", limit_s):
-            self.folder.log(missing)
 
     def close(self) -> None:
         """Release everything, each whatever happens to the others. The lock is released last, by its owner.
@@ -817,7 +803,6 @@ class Supervisor:
         last_message_s = min(LAST_MESSAGE_S, run.remaining_s())
         try:
             run.store.close(min(self.config.store.release_s, run.remaining_s()) if self.at.state in FINAL else 0.0)
-            self.close_nodes()
             with contextlib.ExitStack() as stack:
                 final = self.at.state in FINAL and self.at.state is not State.UNKILLABLE
                 for release in (run.queue.release, run.gpus.close, run.prewarm.close, run.standby.close,
@@ -830,7 +815,7 @@ class Supervisor:
                     state.snapshots = ""
                 if final:
                     state.current = state.failure = state.shutdown = None
-                    for kind in step_requests.waiting(self.folder.folder):
+                    for kind in step_requests.waiting(self.folder.folder) if run.leads else ():
                         step_requests.refuse(self.folder.folder, kind, state.best_step, f"the run is {self.at.state}")
                 self.notifier.poll(last_message_s)
                 while not (state.save(self.folder) and self.write_status(force=True)) and time.monotonic() < until_s:
@@ -838,7 +823,11 @@ class Supervisor:
             if final:
                 self.report_ledger()
                 self.notifier.poll(last_message_s)
-                if self.at.state is not State.PREEMPTED and (kept := staging.drop_copied(self.folder.folder)):
+                if (
+                    run.leads
+                    and self.at.state is not State.PREEMPTED
+                    and (kept := staging.drop_copied(self.folder.folder))
+                ):
                     self.folder.log(kept)
         except Exception:  # noqa: BLE001 - the end of the process
             self.folder.log(f"error while closing\n{traceback.format_exc()}")

@@ -59,7 +59,7 @@ RESERVED_VARIABLES = (
     "ACCELERATE",
     "TRAINER_PYTHON",
     *(f"HANGPROOF_{n}" for n in ("RUN", "ATTEMPT", "TOKEN", "HEARTBEAT", "WORLD")),
-    *(f"HANGPROOF_{n}" for n in ("NODE", "LEADER", "NODE_TOKEN", "MAIN_ADDRESS", "MAIN_PORT")),
+    *(f"HANGPROOF_{n}" for n in ("NODE", "MAIN_ADDRESS", "MAIN_PORT")),
 )
 
 

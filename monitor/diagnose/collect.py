@@ -22,7 +22,6 @@ from monitor.detect import stacks as dumps
 from monitor.detect.progress import Verdict
 from monitor.diagnose import ranks as of_ranks
 from monitor.diagnose.ranks import BARRIER, Rank
-from monitor.nodes.leader import NODE_LOST
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo
 
@@ -33,7 +32,6 @@ MEMINFO, KMSG, CGROUP = "/proc/meminfo", "/dev/kmsg", "/sys/fs/cgroup"
 OOM_COUNTERS = (f"{CGROUP}/memory.events", "/proc/vmstat")
 KERNEL_RECORDS = 20_000  # read at most; the kernel's buffer rarely holds more
 KERNEL_LINES = 20  # kept
-MOST_PID = 4_194_304  # proc(5); a rank of another machine has a larger number here
 
 
 @dataclass(frozen=True)
@@ -130,20 +128,16 @@ def of_hang(
     return found
 
 
-def of_crash(
-    scope: Scope, code: int | None, signal: int | None, outcome: str, note: str, ended: str, rank: int | None = None
-) -> Evidence:
+def of_crash(scope: Scope, code: int | None, signal: int | None, outcome: str, note: str, ended: str) -> Evidence:
     """The evidence on a dead run.
 
-    `outcome` is rank 0's ("running" or "" while it has none), LORA_DAMAGED or NODE_LOST, `note` belongs to it; `ended` is a
-    clause. rank: the one in question, where that is known.
+    `outcome` is the first rank's ("running" or "" while it has none) or LORA_DAMAGED, `note` belongs to it; `ended` is a clause.
     """
     # The rank that failed knows the reason; the launcher kills the others.
     first = next((b for b in scope.beats if b.outcome in ("failed", "deadline")), next(iter(scope.beats), None))
-    first = next((b for b in scope.beats if b.rank == rank), first)
     if first and first.rank and first.outcome not in ("running", outcome):
         ended += f"; rank {first.rank}: {first.outcome}" + (f" ({first.note})" if first.note else "")
-    if first and outcome not in (LORA_DAMAGED, NODE_LOST):  # which are not about a rank
+    if first and outcome != LORA_DAMAGED:  # which is not about a rank
         outcome, note = first.outcome, first.note if first.outcome != "running" else note
     found = Evidence("crash", step=scope.best_step, exit_code=code, outcome=outcome, note=note, ended=ended)
     found.signal = signal if outcome in ("", "running") else None
@@ -194,7 +188,7 @@ def rank_facts(beats: list[Beat], now: platform.Moment) -> list[Rank]:
 
 def _alive(beat: Beat) -> bool | None:
     """Does the rank's process live? None for a rank of another machine, and where it cannot be read."""
-    if beat.pid > MOST_PID or startup.read_about(beat.about).get("host") != startup.host():
+    if startup.read_about(beat.about).get("host") != startup.host():
         return None
     with contextlib.suppress(OSError):
         process = platform.process_info(beat.pid)

@@ -20,7 +20,7 @@ from monitor.detect.progress import Signals
 from monitor.diagnose import rank_report, ranks
 from monitor.diagnose.causes import Cause, log_lines
 from monitor.diagnose.collect import LORA_DAMAGED, Evidence
-from monitor.phrases import PHASES, STATES, count, duration, moment, pid_text, printable
+from monitor.phrases import PHASES, STATES, count, duration, moment, printable
 from monitor.process import platform
 from monitor.run_folder import RunFolder, read_json
 
@@ -230,13 +230,11 @@ def _details(e: Evidence) -> list[str]:
         items = f", item {r['done']} of {r['total'] or '?'}" if r["done"] or r["total"] else ""
         note = f" ({r['note']})" if r["note"] and r["outcome"] == "running" else ""
         phase, steps, ago = PHASES.get(r["phase"], r["phase"]), count(r["step"], "step"), duration(r["silent_s"])
-        lines.append(
-            f"{who} (pid {pid_text(r['pid'])}): {phase}{items}{note}, {steps} completed, last heartbeat {ago} earlier"
-        )
+        lines.append(f"{who} (pid {r['pid']}): {phase}{items}{note}, {steps} completed, last heartbeat {ago} earlier")
     for p in e.processes:
         waits = f", waits in {p['wchan']}" if p["wchan"] else ""
         state = STATES.get(p["state"], p["state"])
-        lines.append(f"Process {pid_text(p['pid'])} ({p['name']}): {state}{waits}, {p['cpu_s']} s of CPU time")
+        lines.append(f"Process {p['pid']} ({p['name']}): {state}{waits}, {p['cpu_s']} s of CPU time")
     for i, gpu in enumerate(e.gpu):
         busy = f"{gpu.get('utilization', '?')} % busy, {_gb(gpu, 'memory_used', 'memory_total')} used"
         power = f", {gpu['power_w']:.0f} W" if "power_w" in gpu else ""

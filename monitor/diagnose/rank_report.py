@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from guards import startup
 from monitor.detect import stacks as dumps
 from monitor.diagnose.ranks import Rank, Verdict, caller, duration_of, frames, place, slowest, waits
-from monitor.phrases import count, pid_text, printable
+from monitor.phrases import count, printable
 
 COLUMNS = 8  # ranks side by side
 LISTED = 4  # ranks whose check points are all listed
@@ -60,7 +60,7 @@ def check_points(ranks: Iterable[Rank]) -> list[str]:
     """The check points that each rank has reached, in the order of time."""
     out = []
     for rank in ranks:
-        who = f"rank {rank['rank']}/{rank.get('world', 1)}, local rank {rank.get('local_rank', 0)}, pid {pid_text(rank['pid'])}"
+        who = f"rank {rank['rank']}/{rank.get('world', 1)}, local rank {rank.get('local_rank', 0)}, pid {rank['pid']}"
         for point in sorted(rank.get("points", ()), key=lambda p: (p["elapsed_s"], p["number"])):
             title, at = startup.CHECK_POINTS[point["name"]], point["at"][11:23]
             out.append(f"{point['number']:2}  {title:{TITLE}} {at} UTC  {point['elapsed_s']:+9.3f} s  {who}")

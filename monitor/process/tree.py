@@ -21,8 +21,8 @@ from monitor.process.platform import ProcessInfo
 
 TOKEN = "HANGPROOF_TOKEN"
 RUN = "HANGPROOF_RUN"
-NODE_RUN = "HANGPROOF_NODE_RUN"  # of several machines, each but the first: "N:" and the run's folder
-MARKS = (TOKEN, RUN, NODE_RUN, "HANGPROOF_ATTEMPT", "HANGPROOF_HEARTBEAT", "HANGPROOF_RESUME")  # of a training alone
+MACHINE = "HANGPROOF_NODE"
+MARKS = (TOKEN, RUN, "HANGPROOF_ATTEMPT", "HANGPROOF_HEARTBEAT", "HANGPROOF_RESUME")  # of a training alone
 _TOKEN_BYTES = len(TOKEN) + 1 + 32  # "TOKEN=" and the random digits that each attempt gets
 
 
@@ -163,19 +163,24 @@ def with_environment(name: str, value: str) -> list[ProcessInfo]:
 def _values(name: str) -> list[tuple[ProcessInfo, str]]:
     """(process, value) of every living process but us whose environment has `name`.
 
-    Under RUN and NODE_RUN only what an attempt has started counts, which has a random token besides: a shell may export the
-    others, and what it starts is not ours to kill. Under RUN the processes of another node are left out: on a shared machine
-    they would look like this monitor's own.
+    Under RUN only what an attempt has started counts, which has a random token besides: a shell may export the other, and what
+    it starts is not ours to kill. Of a run on several machines, those of another one are left out: two may be nodes of one host.
     """
-    prefix, token, other = f"{name}=".encode(), f"{TOKEN}=".encode(), f"{NODE_RUN}=".encode()
+    prefix, token = f"{name}=".encode(), f"{TOKEN}=".encode()
     found = []
     for pid, process in platform.scan().items():
         if pid == os.getpid() or process.dead:
             continue
         entries = platform.environ_of(pid).split(b"\0")
-        if name in (RUN, NODE_RUN) and not any(e.startswith(token) and len(e) == _TOKEN_BYTES for e in entries):
+        if name == RUN and not any(e.startswith(token) and len(e) == _TOKEN_BYTES for e in entries):
             continue
-        if name == RUN and any(entry.startswith(other) for entry in entries):
+        if name == RUN and _machine(entries) != (os.environ.get(MACHINE) or "0"):
             continue
         found += [(process, os.fsdecode(e.removeprefix(prefix))) for e in entries if e.startswith(prefix)]
     return found
+
+
+def _machine(entries: list[bytes]) -> str:
+    """Which of a run's machines a process belongs to, by its environment: "0" is the first, or the only one."""
+    prefix = f"{MACHINE}=".encode()
+    return next((os.fsdecode(e.removeprefix(prefix)) for e in entries if e.startswith(prefix)), "") or "0"

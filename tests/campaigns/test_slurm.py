@@ -5,16 +5,25 @@ python -m pytest tests/campaigns/test_slurm.py          25 minutes; HANGPROOF_SE
 
 import contextlib
 import random
-import sys
 import time
 
-import nodes_helpers
 import psutil
 import pytest
 import slurm_cluster
-from monitor_helpers import ROOT, events, fault_at, limits_file, status, step_of, stop, toy_run, trainers, wait_for
+from machines_helpers import together
+from monitor_helpers import (
+    events,
+    fault_at,
+    limits_file,
+    status,
+    step_of,
+    stop,
+    toy_run,
+    trainers,
+    wait_for,
+)
 from seeds import seed
-from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit
+from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit, tasks_of
 
 pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
 
@@ -103,35 +112,34 @@ def test_a_run_that_its_user_stops_is_not_requeued(cluster, tmp_path):
     assert (now["JobState"], now["ExitCode"], now["Restarts"]) == ("FAILED", "3:0", "0")
 
 
-@pytest.mark.parametrize(
-    "what", ["nothing", "a requeue", "a warning of the time limit", "a kill -9 of the task on the second node"]
-)
+GROUP = {  # what happens to a run on two nodes: starts of the job, steps that may be repeated
+    "nothing": (1, 0),
+    "a requeue": (2, 20),
+    "a warning of the time limit": (2, 20),
+    "a kill -9 of the task on the second node": (2, 20),
+}
+
+
+@pytest.mark.parametrize("what", GROUP)
 def test_two_nodes_train_one_run(what, cluster, tmp_path):
-    """One task on each node: the monitor, and a node of it; a secret of the job that no command line shows."""
-    folder = tmp_path / "toy"
-    folder.mkdir()
-    toy = nodes_helpers.TOY.format(root=str(ROOT), nodes=2, steps=80, pace=0.1, every=20, faults="")
-    (folder / "toy.py").write_text(toy, encoding="utf-8")
-    (folder / "train.sh").write_text(f"cd {folder}\nexec {sys.executable} toy.py\n", encoding="utf-8")
-    limits = limits_file(folder, nodes_helpers.LIMITS.replace("return_s = 60", "return_s = 20"))
-    job = submit(cluster, folder, HANGPROOF_NODES="2", HANGPROOF_LIMITS=str(limits))
+    """A monitor on each node. tests/cluster/launch/test_slurm.py stops a rank."""
+    starts, most = GROUP[what]
+    folder = together(tmp_path / "toy", steps=80, pace=0.1, every=20)
+    limits = limits_file(folder, "[phases.step]\nfloor_s = 60\n")
+    job = submit(cluster, folder, "--nodes", "2", HANGPROOF_LIMITS=str(limits))
     at_step(folder, 25)
     assert cluster.job(job)["NumNodes"] == "2"
-    monitors = cluster.processes_of("monitor")
-    (token,) = {process.environ()["HANGPROOF_NODE_TOKEN"] for process in monitors}
-    assert len(token) == 64 and token not in str([p.cmdline() for p in cluster.processes()])
-    assert token not in "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+    second = tasks_of(cluster, 1)
     if what == "a requeue":
         cluster.ask("scontrol", "requeue", job)
     elif what == "a warning of the time limit":
         cluster.ask("scancel", "--signal=TERM", "--batch", job)
-    elif what != "nothing":
-        for process in cluster.processes():
+    elif "kill" in what:
+        for process in second:
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("SLURM_PROCID") == "1" and "slurmstepd" not in process.name():
-                    process.kill()
-    completed(cluster, folder, job, starts=1 if what == "nothing" else 2, steps=80)
-    assert repeated(folder) <= (20 if "kill" in what else 0)
+                process.kill()
+    completed(cluster, folder, job, starts=starts, steps=80)
+    assert repeated(folder) <= most
 
 
 def test_a_node_that_slurm_gave_up_trains_on_and_the_next_start_waits_for_it(cluster, tmp_path):

@@ -1,4 +1,4 @@
-"""Machines for tests: each with a network, processes and a clock of its own (Linux namespaces), joined by a bridge.
+"""Machines for tests: each with a network and processes of its own (Linux namespaces), joined by a bridge.
 
     with netns.machines(2) as (first, second):
         process = first.popen([...], env=...)
@@ -23,11 +23,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 NETWORK = "10.213.{bridge}.{number}"
 PREFIX = "hpt"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @functools.cache
@@ -37,7 +35,7 @@ def missing() -> str:
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
         return "network namespaces need root"
-    for program in ("ip", "unshare", "nsenter"):
+    for program in ("ip", "unshare"):
         if shutil.which(program) is None:
             return f"{program} is not installed"
     try:
@@ -56,21 +54,18 @@ def _ip(*words: str) -> None:
 
 @dataclass
 class Machine:
-    """One machine. `clock_s`: how far its monotonic clock is ahead of this one's."""
+    """One machine."""
 
     name: str
     address: str
     interface: str  # in the namespace
     outside: str  # its end on the bridge
     switch: str  # the bridge's namespace
-    clock_s: int
     started: list[subprocess.Popen] = field(default_factory=list)
 
     def command(self, words: list[str]) -> list[str]:
         """`words` as a command that runs on this machine, in a PID namespace that ends with it."""
-        clock = ["--time", "--monotonic", str(self.clock_s), "--boottime", str(self.clock_s)] if self.clock_s else []
-        inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *clock, *words]
-        return ["ip", "netns", "exec", self.name, *inside]
+        return ["ip", "netns", "exec", self.name, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *words]
 
     def popen(self, words: list[str], env: Mapping[str, str], **more: object) -> subprocess.Popen:
         """Start a command on this machine."""
@@ -81,12 +76,6 @@ class Machine:
     def run(self, words: list[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess:
         """Run a short command there."""
         return subprocess.run(self.command(words), env=env, capture_output=True, text=True, timeout=60)
-
-    def inside(self, pid: int, words: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess:
-        """Run a short command among the processes of a machine, as a person who logs in there: beside process `pid`."""
-        enter = ["nsenter", "--target", str(pid), "--net", "--pid", "--mount", *words]
-        found = {**env, "PYTHONPATH": str(ROOT)}  # `nsenter` leaves the working directory
-        return subprocess.run(enter, env=found, capture_output=True, text=True, timeout=60)
 
     def link(self, up: bool) -> None:
         """Cut the machine's cable, or plug it in."""
@@ -125,8 +114,8 @@ def _zombie(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def machines(number: int, clocks_s: tuple[int, ...] = ()) -> Iterator[tuple[Machine, ...]]:
-    """So many machines that reach each other. clocks_s: how far their monotonic clocks are ahead, 0 for those not named."""
+def machines(number: int) -> Iterator[tuple[Machine, ...]]:
+    """So many machines that reach each other."""
     mark = os.getpid()
     switch, network = f"{PREFIX}{mark}-switch", mark % 250 + 1
     made: list[Machine] = []
@@ -136,8 +125,7 @@ def machines(number: int, clocks_s: tuple[int, ...] = ()) -> Iterator[tuple[Mach
         _ip("-n", switch, "link", "set", "bridge", "up")
         for i in range(number):
             name, outside = f"{PREFIX}{mark}-{i}", f"{PREFIX}{mark}o{i}"
-            clock_s = clocks_s[i] if i < len(clocks_s) else 0
-            machine = Machine(name, NETWORK.format(bridge=network, number=i + 1), "eth0", outside, switch, clock_s)
+            machine = Machine(name, NETWORK.format(bridge=network, number=i + 1), "eth0", outside, switch)
             made.append(machine)
             _ip("netns", "add", name)
             _ip("-n", switch, "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)

@@ -79,6 +79,16 @@ def kill_step(cluster, job, at_least=3):
     return killed
 
 
+def tasks_of(cluster, number):
+    """The processes of a step's task: the monitor, its keeper and the training on that node."""
+    found = []
+    for process in cluster.processes():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("SLURM_PROCID") == str(number) and "slurmstepd" not in process.name():
+                found.append(process)
+    return found
+
+
 def drain(cluster, job, node):
     cluster.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
     cluster.ask("scontrol", "requeue", job)

@@ -62,7 +62,7 @@ MACHINES = (
         "Keeps the run on another disk: a folder, s3://bucket/runs, hf://buckets/me/runs, sftp://…",
     ),
     Field("gpus", "GPUs per machine", "integer", "All train this run together"),
-    Field("nodes", "Machines", "integer", "More than one need a common network"),
+    Field("nodes", "Machines", "integer", "More than one need a common network and disk"),
     Field("price_per_hour", "Price per hour", "text", "What the machines cost together, in any currency"),
     Field("spend_limit", "Spend limit", "text", "The run stops with a checkpoint before it costs more"),
 )

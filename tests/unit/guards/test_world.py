@@ -189,3 +189,19 @@ def test_all_ranks_of_kohyas_trainers_have_one_seed(started, machine, processes,
         started(WORLD_SIZE=processes, RANK=rank, MASTER_ADDR="127.0.0.1", MASTER_PORT=29400, ACCELERATE_USE_CPU="true")
         seeds.append(_check_first(lambda trainer, args: args.seed)(None, Namespace(seed=given)))
     assert seeds[0] == seeds[1] and (seeds[0] is not None) == same and given in (None, seeds[0])
+
+
+def test_machines_that_would_resume_different_states_start_again(started, monkeypatch):
+    from torch import distributed
+
+    def gather(names, own):
+        names[:] = [own, "step00000010-state"]
+
+    monkeypatch.setattr(distributed, "all_gather_object", gather)
+    started(WORLD_SIZE=2, HANGPROOF_NODE=0)
+    monkeypatch.setenv("HANGPROOF_RESUME", "/here/step00000010-state")
+    world.check(2)
+    monkeypatch.setenv("HANGPROOF_RESUME", "")
+    with pytest.raises(RuntimeError, match="rank 0: the start, rank 1: step00000010-state") as raised:
+        world.check(2)
+    assert not isinstance(raised.value, world.WorldError), "a usage error would not be tried again"

@@ -48,8 +48,12 @@ def test_a_skypilot_job_of_several_nodes_and_one_of_an_image(clean):
     job = yaml.safe_load(skypilot.render(made, arguments(skypilot, "--image", "me/h:1", "--on-demand"), Path("x")))
     assert job["num_nodes"] == 3 and job["resources"]["image_id"] == "docker:me/h:1" and "workdir" not in job
     assert set(job["resources"]["accelerators"].values()) == {2} and job["resources"]["use_spot"] is False
-    assert 'monitor node my-lora --rank "$SKYPILOT_NODE_RANK" --leader "$leader"' in job["run"]
-    assert "HANGPROOF_NODE_TOKEN" in job["secrets"] and "cd /hangproof\nexport HANGPROOF_DATA=/data\n" in job["run"]
+    assert (
+        'export HANGPROOF_NODE="$SKYPILOT_NODE_RANK"' in job["run"]
+        and "cd /hangproof\nexport HANGPROOF_DATA=/data\n" in job["run"]
+    )
+    assert job["run"].index("rm -rf") < job["run"].index("store restore") < job["run"].index("monitor run my-lora")
+    assert job["resources"]["job_recovery"]["recover_on_exit_codes"] == [5, 6]
 
 
 READ = """

@@ -124,8 +124,9 @@ FOUND = {
     # ---- dead, and the machine or the training's own error says why ----
     "a LoRA that is not there": (
         crash(outcome="lora_damaged", exit_code=0, note="the LoRA toy.safetensors is missing", phase="end"), "lora_damaged"),
-    "a machine does not answer": (
-        crash(outcome="node_lost", note="node 1 (10.0.0.2, rank 1) has not been heard from for 31 s"), "node_lost"),
+    "a rank whose peer is gone": (
+        crash(outcome="failed", note="RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"),
+        "rank_lost"),
     "code in C that keeps the interpreter past a deadline": (crash(signal=26, phase="step"), "deadline"),
     "the same on Windows": (crash("Timeout (0:01:30)!\nThread 0x0001 (most recent call first):\n", exit_code=1), "deadline"),
     "a flag that argparse rejects": (

@@ -110,7 +110,7 @@ def choose(run, ring, failures=1, damages=False, fault_step=7, limit=1 << 30, **
     folder = SimpleNamespace(folder=run, foreign=False, log=lines.append)
     config = SimpleNamespace(restart=SimpleNamespace(snapshots_bytes=limit))
     made = SimpleNamespace(
-        folder=folder, state=state, incident=incident, config=config, nodes=None, pause=lambda seconds: None,
+        folder=folder, state=state, incident=incident, config=config, several=False, pause=lambda seconds: None,
         verifier=Verifier(60.0), **more,
     )  # fmt: skip
     return recovery._choose(made, [run])

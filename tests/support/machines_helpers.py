@@ -1,0 +1,141 @@
+"""Two machines that train one run together, with one folder, as a cluster has: a toy, and the built-in trainer in network namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import netns
+from monitor_helpers import ROOT, environment, status, toy_run, wait_for
+from runs_helpers import pictures
+
+import runs
+from trainer import tiny_flux
+
+STEPS, EVERY = 30, 5
+PORT = "29400"
+LIMITS = """allow_below_guards = true
+[watch]
+stopped_s = 2
+[phases.step]
+ceiling_s = 20
+[end]
+grace_s = 1
+"""
+# What starts a machine's part again, in the place of Slurm's job or SkyPilot's: docs/machines.md, "Two PCs at home".
+AGAIN = 'code=6; while [ "$code" = 6 ]; do "$0" -m monitor run "$1"; code=$?; done; exit "$code"'
+
+# Rank 0 alone saves. They meet first, and each waits for the other after a step, as in a collective operation.
+TOGETHER = """
+node = int(os.environ["HANGPROOF_NODE"])
+if node:
+    save = lambda step, weight: None
+def other():
+    try:
+        pid = int((run / f"pid-{1 - node}").read_text())
+        os.kill(pid, 0)
+        return pid
+    except (OSError, ValueError):
+        return 0
+(run / f"pid-{node}").write_text(str(os.getpid()))
+while not (peer := other()):
+    time.sleep(0.01)
+def fault(step):
+    (run / f"at-{node}-{step}").touch()
+    while not (run / f"at-{1 - node}-{step}").exists() and not hb.request:
+        if other() != peer:
+            raise ConnectionError("Connection closed by peer")
+        time.sleep(0.01)
+"""
+
+
+def together(folder: Path, steps: int, pace: float = 0.05, every: int = 10) -> Path:
+    """A run whose script is a toy that trains on two machines, one rank on each."""
+    toy_run(folder, TOGETHER, steps, pace, every)
+    words = f"cd {folder}\nexport RANK=$HANGPROOF_NODE WORLD_SIZE=2\nexec {sys.executable} toy.py\n"
+    (folder / "train.sh").write_text(words, encoding="utf-8")
+    return folder
+
+
+def create(root: Path, monkeypatch, nodes: int) -> Path:
+    """A run of the tiny model under this data root; its folder."""
+    monkeypatch.setenv("HANGPROOF_DATA", str(root))
+    tiny_flux.ensure(root / "models" / "tiny-flux")
+    settings = {"resolution": 64, "repeats": 10, "rank": 4, "workers": 0, "max_train_steps": STEPS, "trigger": "ohwx"}
+    settings |= {"save_every_n_steps": EVERY, "save_every_n_epochs": 0, "sample_every_n_steps": 0}
+    spec = runs.make(
+        {"name": "pair", "model": "tiny-flux", "backend": "diffusers", "mixed_precision": "no", "nodes": nodes}
+        | settings
+    )
+    return runs.create(spec, pictures(root / "pictures", 6))
+
+
+def _is_rank(pid: int) -> bool:
+    """Its launcher has the same words."""
+    return b"\0LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+@contextlib.contextmanager
+def pair(run: Path, root: Path) -> Iterator[Pair]:
+    """Two machines with a copy of the run's data root, both started."""
+    shutil.copytree(run.parents[1], root, dirs_exist_ok=True)
+    with netns.machines(2) as machines:
+        made = Pair(root, root / "outputs" / run.name, machines)
+        made.start()
+        yield made
+
+
+@dataclass
+class Pair:
+    """The run on two machines."""
+
+    root: Path
+    run: Path
+    machines: tuple[netns.Machine, ...]
+    processes: dict[int, subprocess.Popen] = field(default_factory=dict)
+
+    def start(self, *numbers: int) -> None:
+        """Start the loops of these machines, of both without any."""
+        for number in numbers or (0, 1):
+            temporary = self.root / f"tmp{number}"
+            temporary.mkdir(exist_ok=True)
+            (self.root / "limits.toml").write_text(LIMITS, encoding="utf-8")
+            env = environment(self.run) | {"TMPDIR": str(temporary), "HANGPROOF_SHM": str(temporary)}
+            env |= {"HANGPROOF_DATA": str(self.root), "HANGPROOF_LIMITS": str(self.root / "limits.toml")}
+            env |= {"HANGPROOF_NODE": str(number), "HANGPROOF_MAIN_ADDRESS": self.machines[0].address}
+            env |= {"HANGPROOF_MAIN_PORT": PORT}
+            words = ["bash", "-c", AGAIN, sys.executable, str(self.run)]
+            with open(self.root / f"console-{number}.txt", "ab") as log:
+                self.processes[number] = self.machines[number].popen(words, env, cwd=ROOT, stdout=log, stderr=log)
+
+    def trainer(self, number: int) -> int:
+        """The process of a machine's rank."""
+        (pid,) = [pid for pid in self.machines[number].find("-m trainer") if _is_rank(pid)]
+        return pid
+
+    def result(self) -> bytes:
+        """The LoRA."""
+        return (self.run / "pair.safetensors").read_bytes()
+
+    def wait_step(self, step: int) -> None:
+        try:
+            wait_for(lambda: status(self.run)["step"] >= step, 120, f"step {step}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.console()}") from None
+
+    def console(self) -> str:
+        logs = [*self.root.glob("console-*.txt"), *self.run.rglob("*.log")]
+        return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-5000:]}" for path in sorted(logs))
+
+    def completed(self) -> dict:
+        """Assert that both parts have ended with code 0, and that nothing lives on any machine; the run's status."""
+        codes = {number: process.wait(240) for number, process in self.processes.items()}
+        assert codes == {0: 0, 1: 0}, f"{codes}\n{self.console()}"
+        assert status(self.run)["state"] == "completed", self.console()
+        assert not [left for machine in self.machines if (left := netns.wait_quiet(machine, 10))]
+        return status(self.run)
