@@ -332,14 +332,10 @@ def _lint() -> None:
     with gr.Row(elem_classes="hp-actions"):
         go = _button("Check the script", primary=True)
     shown = _html()
-    fixed = gr.Code(
-        language="shell",
-        label="The script with these fixes",
-        visible=False,
-        interactive=False,
-        max_lines=30,
+    fixed = gr.Textbox(
+        label="The script with these fixes", lines=8, max_lines=30, buttons=["copy"], visible=False, interactive=False,
         elem_id="doctor-fixed",
-    )
+    )  # fmt: skip
 
     def on_go(script: str, name: str) -> list[Any]:
         try:
