@@ -1,11 +1,13 @@
-"""Journeys of the image: a page that dies, a pod with an empty disk, SkyPilot's job, Vast's onstart.
+"""Journeys of the image: SIGTERM to the entry point, a page that dies, a pod with an empty disk, SkyPilot's job, Vast's onstart. And a bundle
+trains where there is only Python: no project, no home, no network.
 
-python -m pytest tests/campaigns/test_containers.py          5 minutes
+    python -m pytest tests/campaigns/test_containers.py          6 minutes
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -16,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 from image_helpers import AUTH, PATIENCE_S, container, healthy, log_of, make_image, of_data, state_of
-from monitor_helpers import wait_for
+from monitor_helpers import events, toy_run, undisturbed, wait_for, weight
 from provider_server import KEY, provider
-from runs_helpers import pictures, spec
+from runs_helpers import PROJECT, call, pictures, python, spec
 from ui_helpers import free_port
 
 import runs
@@ -42,6 +44,45 @@ def data(tmp_path, monkeypatch) -> Path:
     root.mkdir()
     monkeypatch.setenv("HANGPROOF_DATA", str(root))
     return root
+
+
+def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tmp_path):
+    root, port = tmp_path / "data", free_port()
+    folder = toy_run(root / "outputs" / "toy", steps=80, pace=0.1, every=40)
+    with container(image, root, port, HANGPROOF_STOP_POD="1") as process:
+        wait_for(lambda: healthy(image, root, port), PATIENCE_S, "the health check")
+        start = [str(image / ".venv/bin/python"), "-m", "monitor", "start", str(folder)]
+        trainer = {
+            "HANGPROOF_DATA": str(root),
+            "HANGPROOF_GPUS": "",
+            "PATH": os.environ["PATH"],
+            "TMPDIR": str(tmp_path / "tmp"),
+        }
+        subprocess.run(start, cwd=image, env=trainer, check=True, capture_output=True, timeout=60)
+        wait_for(lambda: json.loads((folder / "status.json").read_text())["step"] >= 5, PATIENCE_S)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(100) == 0, log_of(root)
+        assert wait_for(lambda: not of_data(root), 20, "everything has ended")
+    assert state_of(folder) == "preempted" and list(folder.glob("toy-step*-state"))
+    assert "this is no pod" in log_of(root) and "a-long-secret" not in log_of(root)
+
+    pod = {
+        "RUNPOD_POD_ID": "7h9k2m4n6p",
+        "RUNPOD_API_KEY": KEY,
+        "HANGPROOF_STOP_POD": "1",
+        "HANGPROOF_STOP_AFTER_S": "1",
+    }
+    with provider((200, {"id": "7h9k2m4n6p", "status": "EXITED"})) as double:
+        with container(image, root, port, HANGPROOF_RUNPOD_URL=double.url, **pod) as process:
+            wait_for(lambda: state_of(folder) == "completed", PATIENCE_S, "the run goes on by itself")
+            wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
+            process.send_signal(signal.SIGTERM)  # as the provider does then
+            assert process.wait(100) == 0, log_of(root)
+    assert weight(folder) == undisturbed(80) and len(events(folder, "started")) == 2
+    assert [(method, path, body) for method, path, body, _ in double.requests[:1]] == [
+        ("POST", "/v2/pods/7h9k2m4n6p/action", {"action": "stop"})
+    ]
+    assert "nothing is left to train (toy completed)" in log_of(root) and KEY not in log_of(root)
 
 
 def test_a_page_that_dies_is_started_again(image, tmp_path):
@@ -117,3 +158,46 @@ def test_vasts_onstart_starts_the_entry_point(image, tmp_path):
         for process in of_data(root):
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+# Where namespaces can be made, the project is hidden (an empty file system on its folder, but for its environment), and so are all networks.
+ELSEWHERE = """
+set -eu
+mkdir "$1/venv"
+mount --bind {root}/.venv "$1/venv"
+mount -t tmpfs none {root}
+mkdir {root}/.venv
+mount --bind "$1/venv" {root}/.venv
+cd /
+exec env -i PATH=/usr/bin:/bin HOME="$1/home" TMPDIR="$1" PYTHON={python} bash "$2/train.sh"
+"""
+
+
+def test_a_bundle_trains_to_the_same_lora_where_there_is_only_python(data, tmp_path):
+    made = spec(model="tiny-flux", max_train_steps=4, sample_every_n_steps=0, **SETTINGS)
+    folder = runs.create(made, pictures(data / "photos"))
+    hidden = not subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True).returncode
+    home = python("-m", "monitor", "run", str(folder), HANGPROOF_GPUS="", CUDA_VISIBLE_DEVICES="")
+    assert home.returncode == 0, home.stderr[-2000:]
+    here = (folder / "my-lora.safetensors").read_bytes()
+    assert call("launch", "bundle", str(folder), "-o", str(tmp_path / "a.tar")).returncode == 0
+    there = tmp_path / "another machine"
+    (there / "home").mkdir(parents=True)
+    subprocess.run(["tar", "xf", str(tmp_path / "a.tar")], cwd=there, check=True)
+    shutil.rmtree(data)
+    top = there / "my-lora"
+    if hidden:
+        script = ELSEWHERE.format(root=PROJECT, python=sys.executable)
+        command = ["unshare", "--mount", "--net", "bash", "-c", script, "-", str(there), str(top)]
+        env = {"PATH": os.environ["PATH"]}
+    else:
+        command = ["bash", str(top / "train.sh")]
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(there / "home"), "PYTHON": sys.executable}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    status = json.loads((top / "outputs" / "my-lora" / "status.json").read_text())
+    assert status["state"] == "completed" and status["step"] == 4
+    script = (top / "outputs" / "my-lora" / "train.sh").read_text()
+    assert str(top) in script and str(PROJECT) not in script
+    elsewhere = (top / "outputs" / "my-lora" / "my-lora.safetensors").read_bytes()
+    assert here == elsewhere

@@ -1,13 +1,14 @@
 """Everything of a run is killed at random moments, and an empty machine continues from the store alone: the same bytes.
 
-20 kills for each kind of store, and with the built-in trainer; `python -m benchmarks preemption` runs it against any store, and one
-kill is a test of its own (tests/network).
+20 kills for each kind of store, and with the built-in trainer; `python -m benchmarks preemption` runs it against any store. And two
+machines with addresses of their own start one run at once while their links are cut: there is never a second writer
+(`python -m benchmarks two_machines` plays 100 trials).
 """
 
 import pytest
 from store_servers import KINDS, serving
 
-from benchmarks import preemption
+from benchmarks import network, preemption, two_machines
 
 
 def campaign(kind, training, kills, seed, tmp_path, monkeypatch, moto_port, every=0) -> dict:
@@ -43,3 +44,11 @@ def test_20_kills_at_random_moments_lose_nothing(kind, tmp_path, monkeypatch, mo
 @pytest.mark.timeout(7200)
 def test_20_kills_of_the_built_in_trainer_give_the_same_lora(tmp_path, monkeypatch, moto_port):
     judge(campaign("s3", "tiny", 20, 1, tmp_path, monkeypatch, moto_port), kills=20, intervals=2)
+
+
+def test_two_machines_with_cut_links_never_both_write(tmp_path):
+    if why := network.missing():
+        pytest.skip(why)
+    result = two_machines.campaign(1, 0, tmp_path)
+    assert not result["violations"], "\n".join(result["violations"])
+    assert result["trials"] == 1 == sum(result["outcomes"].values())

@@ -53,8 +53,10 @@ crash.exit_now(0)
 """
 
 
-CRASHES = "allow_below_guards = true\n[restart]\nbackoff_first_s = 0.1\n[phases.step]\nfloor_s = 30\n"
-HANGS = "allow_below_guards = true\n[restart]\nbackoff_first_s = 0.1\n" + "".join(
+CRASHES = (
+    "allow_below_guards = true\n[end]\ngrace_s = 0.5\n[restart]\nbackoff_first_s = 0.1\n[phases.step]\nfloor_s = 30\n"
+)
+HANGS = "allow_below_guards = true\n[end]\ngrace_s = 0.5\n[restart]\nbackoff_first_s = 0.1\n" + "".join(
     f"[phases.{name}]\nfloor_s = 2\nceiling_s = 4\n" for name in ("load", "sample", "validate", "save", "end")
 )
 

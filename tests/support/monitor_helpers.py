@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 
 import psutil
+import tomllib
+
+from monitor import config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,10 +111,15 @@ HANG = fault_at(AT, "time.sleep(3600)")
 HOLD = fault_at(15, "while not hb.request:\n    time.sleep(0.02)")  # the first attempt waits for a request to stop
 
 
-def limits_file(folder: Path, text: str) -> Path:
+QUICK = {"end.grace_s": 0.5, "end.stop_grace_s": 1.0}  # a toy has nothing to do between SIGTERM and SIGKILL
+
+
+def limits_file(folder: Path, text: str = "") -> Path:
     """A limits file beside the run, for a toy that has none of the guards' own limits."""
     path = folder.parent / "limits.toml"
-    path.write_text("allow_below_guards = true\n" + text, encoding="utf-8")
+    values = {**QUICK, **dict(config._flat(tomllib.loads(text)))}
+    lines = "".join(f"{key} = {value}\n" for key, value in values.items())
+    path.write_text("allow_below_guards = true\n" + lines, encoding="utf-8")
     return path
 
 
@@ -126,9 +134,12 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def monitor(folder: Path, *words: str, limits: str | None = None, **env: str) -> subprocess.Popen:
-    """`python -m monitor run FOLDER`, or another command, as a real process. limits: the text of a limits file."""
-    if limits is not None:
-        env["HANGPROOF_LIMITS"] = str(limits_file(folder, limits))
+    """`python -m monitor run FOLDER`, or another command, as a real process. limits: the text of a limits file; else that of before."""
+    path = folder.parent / "limits.toml"
+    if limits is not None or (folder.is_dir() and not path.exists()):
+        limits_file(folder, limits or "")
+    if path.exists():
+        env = {"HANGPROOF_LIMITS": str(path), **env}
     command = [sys.executable, "-m", "monitor", *(words or ("run",)), str(folder)]
     return subprocess.Popen(
         command,

@@ -1,4 +1,4 @@
-"""The fault matrix reports each difference from its table, and two of its rows end as the table requires.
+"""The fault matrix reports each difference from its table, and one of its rows ends as the table requires.
 
 All of it is in tests/campaigns/test_faults.py.
 """
@@ -212,22 +212,15 @@ def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gil_deadlock", "corrupt_npz"])
-def test_a_fault_ends_as_the_table_requires(name):
-    result = faults.run(ROWS[name], slack_s=120.0)  # the benchmark measures how fast; here a loaded machine may be slow
-    assert not result["skipped"] and result["ok"], faults.describe(ROWS[name], result)
-
-
-@pytest.mark.slow
-def test_the_command_line_leaves_only_what_is_to_be_kept(tmp_path):
+def test_a_hang_ends_as_the_table_requires_and_the_command_leaves_only_what_is_to_be_kept(tmp_path):
     """The command as a user types it; its temporary files are in a folder of the test's own."""
     (tmp_path / "tmp").mkdir()
-    done = command("--run", "exit_zero", "--keep", str(tmp_path / "kept"), "--json", TMPDIR=str(tmp_path / "tmp"))
+    done = command("--run", "gil_deadlock", "--keep", str(tmp_path / "kept"), "--json", TMPDIR=str(tmp_path / "tmp"))
     result = json.loads(done.stdout.splitlines()[-1])
     # A busy machine may need longer than the row allows; the command then reports that and ends with 1.
     late = [problem for problem in result["problems"] if "declared after" in problem]
     assert done.returncode == (1 if late else 0) and result["problems"] == late, done.stderr
-    assert "expected: completed (exit code 0); 1 restart; 1 incident: exited_unexpectedly;" in done.stderr
+    assert "expected: completed (exit code 0); 1 restart; 1 incident: stuck;" in done.stderr
     assert list((tmp_path / "tmp").iterdir()) == []
     (kept,) = (tmp_path / "kept").iterdir()
     assert result["kept"] == str(kept) and f"kept: {kept}" in done.stderr

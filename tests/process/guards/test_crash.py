@@ -187,7 +187,7 @@ def test_stacks_are_written_on_the_signal_even_while_main_holds_the_gil(tmp_path
 needs_kernel_timer = pytest.mark.skipif(sys.platform != "linux", reason="the backstop is a Linux timer")
 SHORT_GRACE = """
 from guards import limits
-limits.TABLE["gil_grace_s"] = limits.Limit(1.0, "the GIL", user=False)
+limits.TABLE["gil_grace_s"] = limits.Limit(0.5, "the GIL", user=False)
 """
 HOLD_THE_GIL = "\nimport ctypes\nhold = ctypes.PyDLL(None).sleep\n"  # PyDLL keeps the GIL during the call
 
@@ -212,7 +212,7 @@ def test_on_windows_faulthandler_kills_a_process_whose_gil_is_held_in_c(tmp_path
         + PRELUDE
         + HOLD_THE_GIL
         + "deadline._make_timer = deadline._FaulthandlerTimer\n"
-        + "with deadline.Deadline(0.2, 'met'): pass\nhold(3)\nprint('alive', flush=True)\n"
+        + "with deadline.Deadline(0.2, 'met'): pass\nhold(2)\nprint('alive', flush=True)\n"
         + "with deadline.Deadline(0.5, 'C code'): hold(200)\n"
     )
     done = run(code, tmp_path, timeout_s=120)
@@ -258,8 +258,8 @@ def test_a_deadline_that_was_met_kills_nobody_however_long_the_gil_is_held_after
             "with deadline.Deadline(0.1, 'an action', lambda *_: fired.append(1)):\n    while not fired: time.sleep(0.01)\n"
             "    hold(2)\n"
             "with deadline.Deadline(2, 'the parent of a child'):\n    child = os.fork()\n"
-            "if child == 0: hold(4); os._exit(0)\n"
-            "hold(4)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\nprint('alive')\n"
+            "if child == 0: hold(3); os._exit(0)\n"
+            "hold(3)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\nprint('alive')\n"
         )
     )
     done = run(code, tmp_path)
@@ -282,7 +282,7 @@ def test_a_process_that_was_suspended_outside_its_deadlines_continues_and_has_a_
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGSTOP)
-        time.sleep(3)
+        time.sleep(2)
         process.send_signal(signal.SIGCONT)
         assert process.communicate(timeout=120)[0] == b"alive\n"
         assert process.returncode == -signal.SIGVTALRM
@@ -295,8 +295,8 @@ def test_a_long_deadline_is_not_cut_short_by_the_timer_of_a_short_one(tmp_path):
         SHORT_GRACE
         + PRELUDE
         + HOLD_THE_GIL
-        + "with deadline.Deadline(60, 'outer'):\n    with deadline.Deadline(0.5, 'inner'): pass\n    hold(3)\n"
-        + "with deadline.Deadline(0.5, 'extended') as d: d.extend(60); hold(3)\nprint('alive', flush=True)\n"
+        + "with deadline.Deadline(60, 'outer'):\n    with deadline.Deadline(0.5, 'inner'): pass\n    hold(2)\n"
+        + "with deadline.Deadline(0.5, 'extended') as d: d.extend(60); hold(2)\nprint('alive', flush=True)\n"
         + "with deadline.Deadline(0.5, 'outer'), deadline.Deadline(60, 'inner'): hold(200)\n"
     )
     done = run(code, tmp_path, timeout_s=120)
@@ -317,7 +317,7 @@ def test_deadlines_that_are_met_make_hardly_any_system_call(tmp_path):
 @pytest.mark.slow
 def test_the_backstop_is_off_where_no_guards_are_installed():
     """As under pytest: a test that holds the GIL must not be killed."""
-    held = "with deadline.Deadline(0.5, 'x', lambda *_: None):\n    ctypes.PyDLL(None).sleep(3)\nprint('alive')\n"
+    held = "with deadline.Deadline(0.5, 'x', lambda *_: None):\n    ctypes.PyDLL(None).sleep(2)\nprint('alive')\n"
     code = SHORT_GRACE + "from guards import deadline\nimport ctypes\n" + held
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False

@@ -1,6 +1,6 @@
-"""The image: its Dockerfile is clean, and its steps work in a plain folder; the entry point saves every run and goes on.
+"""The image: its Dockerfile is clean, and its steps work in a plain folder.
 
-tests/campaigns/test_containers.py has its journeys: a pod, SkyPilot's job, Vast's onstart, a page that dies.
+tests/campaigns/test_containers.py has its journeys: SIGTERM to the entry point, a pod, SkyPilot's job, Vast's onstart, a page that dies.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,22 +16,13 @@ from pathlib import Path
 import pytest
 import yaml
 from image_helpers import (
-    PATIENCE_S,
     ROOT,
     argument,
-    container,
-    healthy,
     ignored,
-    log_of,
     make_image,
-    of_data,
-    state_of,
     steps,
     tracked,
 )
-from monitor_helpers import events, toy_run, undisturbed, wait_for, weight
-from provider_server import KEY, provider
-from ui_helpers import free_port
 
 from launch import travel
 from monitor import config
@@ -93,46 +83,6 @@ def test_the_compose_file_gives_a_run_time_to_save_a_gpu_and_a_volume():
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert device["driver"] == "nvidia" and device["capabilities"] == ["gpu"]
     assert service["environment"]["HANGPROOF_AUTH"].startswith("${HANGPROOF_AUTH:?"), "no page without a password"
-
-
-@pytest.mark.slow
-def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tmp_path):
-    root, port = tmp_path / "data", free_port()
-    folder = toy_run(root / "outputs" / "toy", steps=80, pace=0.1, every=40)
-    with container(image, root, port, HANGPROOF_STOP_POD="1") as process:
-        wait_for(lambda: healthy(image, root, port), PATIENCE_S, "the health check")
-        start = [str(image / ".venv/bin/python"), "-m", "monitor", "start", str(folder)]
-        trainer = {
-            "HANGPROOF_DATA": str(root),
-            "HANGPROOF_GPUS": "",
-            "PATH": os.environ["PATH"],
-            "TMPDIR": str(tmp_path / "tmp"),
-        }
-        subprocess.run(start, cwd=image, env=trainer, check=True, capture_output=True, timeout=60)
-        wait_for(lambda: json.loads((folder / "status.json").read_text())["step"] >= 5, PATIENCE_S)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(100) == 0, log_of(root)
-        assert wait_for(lambda: not of_data(root), 20, "everything has ended")
-    assert state_of(folder) == "preempted" and list(folder.glob("toy-step*-state"))
-    assert "this is no pod" in log_of(root) and "a-long-secret" not in log_of(root)
-
-    pod = {
-        "RUNPOD_POD_ID": "7h9k2m4n6p",
-        "RUNPOD_API_KEY": KEY,
-        "HANGPROOF_STOP_POD": "1",
-        "HANGPROOF_STOP_AFTER_S": "1",
-    }
-    with provider((200, {"id": "7h9k2m4n6p", "status": "EXITED"})) as double:
-        with container(image, root, port, HANGPROOF_RUNPOD_URL=double.url, **pod) as process:
-            wait_for(lambda: state_of(folder) == "completed", PATIENCE_S, "the run goes on by itself")
-            wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
-            process.send_signal(signal.SIGTERM)  # as the provider does then
-            assert process.wait(100) == 0, log_of(root)
-    assert weight(folder) == undisturbed(80) and len(events(folder, "started")) == 2
-    assert [(method, path, body) for method, path, body, _ in double.requests[:1]] == [
-        ("POST", "/v2/pods/7h9k2m4n6p/action", {"action": "stop"})
-    ]
-    assert "nothing is left to train (toy completed)" in log_of(root) and KEY not in log_of(root)
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_a_run_that_gets_stuck_again_and_again_goes_on_without(what, run):
 
 
 def test_a_change_that_old_checkpoints_do_not_fit_keeps_them_aside_and_begins_again(run):
-    folder, code = run(OOM, tier="20G", batch_size=1)
+    folder, code = run(OOM, tier="20G", batch_size=1, extra={"highvram": False})
     assert code == 0
     changes = [e["change"] for e in events(folder, "mitigated")]
     assert changes[-1] == "tier_down"

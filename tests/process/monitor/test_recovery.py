@@ -20,7 +20,6 @@ from monitor_helpers import (
     finish,
     incidents,
     kill_monitor,
-    limits_file,
     monitor,
     started,
     status,
@@ -119,8 +118,7 @@ def test_a_monitor_that_fails_at_every_turn_stops_a_hung_run_with_the_reason_and
     toy_run(folder, HANG if hangs else "", steps=100, pace=0.05, every=10)
     bug = A_BUG.replace("len(calls) % 4 == 0 and len(calls) < 40", "len(calls) > 4")
     code = f"sys.path.insert(0, {str(ROOT)!r})\n" + bug
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[watch]\nfault_s = 3\n"))}
-    assert supervise(folder, **inject(folder, code), **env)[0] == (1 if hangs else 0)
+    assert supervise(folder, "[watch]\nfault_s = 3\n", **inject(folder, code))[0] == (1 if hangs else 0)
     now = status(folder)
     if hangs:
         assert now["state"] == "failed" and "a bug that nobody expected" in now["reason"]
@@ -173,9 +171,9 @@ hb.end("done")
 def test_a_script_of_two_stages_is_not_ended_while_the_second_stage_imports(folder):
     toy_run(folder, **SHORT)
     (folder / "cache.py").write_text(TWO_STAGES.format(root=str(ROOT)))
-    script = f"cd {folder}\n{sys.executable} cache.py && sleep 4 && {sys.executable} toy.py\n"
+    script = f"cd {folder}\n{sys.executable} cache.py && sleep 2 && {sys.executable} toy.py\n"
     (folder / "train.sh").write_text(script)
-    assert supervise(folder)[0] == 0
+    assert supervise(folder, limits="[watch]\nlauncher_s = 1\n")[0] == 0
     assert status(folder)["state"] == "completed" and weight(folder) == undisturbed(SHORT["steps"])
     assert status(folder)["restarts"] == 0 and incidents(folder) == []
 
@@ -198,8 +196,8 @@ def test_a_run_whose_checkpoints_cannot_be_verified_stops_with_the_reason_and_no
     (place / "sitecustomize.py").write_text(
         "import os, sys\nif 'guards.checkpoint' in sys.orig_argv and 'verify' in sys.orig_argv:\n    os._exit(9)\n"
     )
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[restart]\nbackoff_first_s = 0.2\nstart_s = 3\n"))}
-    assert supervise(folder, PYTHONPATH=str(place), **env)[0] == 1
+    limits = "[restart]\nbackoff_first_s = 0.2\nstart_s = 3\n"
+    assert supervise(folder, limits, PYTHONPATH=str(place))[0] == 1
     now = status(folder)
     assert now["state"] == "failed" and "cannot be verified" in now["reason"] and now["attempt"] == 1
     assert checkpoint.newest_valid(folder).name == "toy-step00000030-state", "kept where it was"
@@ -227,14 +225,13 @@ def test_further_sigterms_do_not_start_the_time_of_a_pre_emption_anew(folder):
 
 def test_a_stop_survives_the_monitor_that_was_carrying_it_out(folder):
     toy_run(folder, HANG, **SHORT)
-    env = {"HANGPROOF_LIMITS": str(limits_file(folder, "[phases.step]\nfloor_s = 120\n"))}
-    process = monitor(folder, **env)
+    process = monitor(folder, limits="[phases.step]\nfloor_s = 120\n")
     wait_for(lambda: step_of(folder) == AT)
     stop(folder)
     wait_for(lambda: status(folder)["state"] == "stopping")
     old = status(folder)["monitor_pid"]
     kill_monitor(process, folder)
-    process = monitor(folder, **env)
+    process = monitor(folder)
     wait_for(lambda: status(folder)["state"] == "stopping" and status(folder)["monitor_pid"] != old)
     stop(folder, "--now")
     assert finish(process)[0] == 3

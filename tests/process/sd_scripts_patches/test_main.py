@@ -54,7 +54,6 @@ def test_a_script_sees_what_python_shows_it(tmp_path):
         ("pass", 0),
         ("raise SystemExit(4)", 4),
         ("raise SystemExit('no')", 1),
-        ("raise SystemExit", 0),
         ("1 / 0", 1),
         ("raise KeyboardInterrupt", 130),
     ],
@@ -177,7 +176,7 @@ def start_in_thread(loader):
 
 if __name__ == "__main__":
     for method in sys.argv[1:]:
-        loader = DataLoader([1, 2, 3], num_workers=2, multiprocessing_context=method)
+        loader = DataLoader([1, 2, 3], num_workers=1, multiprocessing_context=method)
         print(method, [int(batch) for batch in loader], [int(batch) for batch in start_in_thread(loader)], flush=True)
 """
 

@@ -24,12 +24,19 @@ def built_in(work, output, **changed):
     )
 
 
-def test_requests_leave_the_lora_of_the_built_in_trainer_the_same(work, tmp_path):
-    plain, asked = tmp_path / "plain", tmp_path / "asked"
+@pytest.fixture(scope="module")
+def plain(work, tmp_path_factory):
+    """The LoRA of a run without requests."""
+    folder = tmp_path_factory.mktemp("plain")
+    good(fork(built_in(work, folder)))
+    return sha(folder / "tiny.safetensors")
+
+
+def test_requests_leave_the_lora_of_the_built_in_trainer_the_same(work, plain, tmp_path):
+    asked = tmp_path / "asked"
     asked.mkdir()
-    good(fork(built_in(work, plain)))
     good(fork(built_in(work, asked, save_last_n_steps=0), **asking(asked)))
-    assert sha(plain / "tiny.safetensors") == sha(asked / "tiny.safetensors")
+    assert plain == sha(asked / "tiny.safetensors")
     found = answers(asked)
     assert all(event["done"] for event in found.values()), found
     sampled, kept, saved = (found[kind]["step"] for kind in ("sample", "state", "save"))
@@ -44,16 +51,15 @@ def test_requests_leave_the_lora_of_the_built_in_trainer_the_same(work, tmp_path
     assert sorted(p.name for p in asked.glob("*-step*-state")) == ["tiny-step00000025-state"]
 
 
-def test_a_requested_checkpoint_is_complete_and_resumes_exactly(work, tmp_path):
-    plain, asked = tmp_path / "plain", tmp_path / "asked"
+def test_a_requested_checkpoint_is_complete_and_resumes_exactly(work, plain, tmp_path):
+    asked = tmp_path / "asked"
     asked.mkdir()
-    good(fork(built_in(work, plain)))
     good(fork(built_in(work, asked), **asking(asked, "state@3")))
     state = asked / f"tiny-step{answers(asked)['state']['step']:08d}-state"
     assert checkpoint.verify(state).usable
     (asked / "tiny.safetensors").unlink()
     good(fork([*built_in(work, asked), "--resume", str(state)]))
-    assert sha(plain / "tiny.safetensors") == sha(asked / "tiny.safetensors")
+    assert plain == sha(asked / "tiny.safetensors")
 
 
 def test_a_run_without_prompts_says_so(work, tmp_path):

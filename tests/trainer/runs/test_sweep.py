@@ -1,18 +1,16 @@
-"""A sweep through the queue, and a run that is renamed between two trainings: on the built-in trainer."""
+"""A sweep through the queue, on the built-in trainer."""
 
 import json
-import re
 
 import pytest
 from monitor_helpers import wait_for
 from runs_helpers import pictures, python
-from ui_helpers import PACED, kill_runs, wait_for_step
+from ui_helpers import kill_runs
 
 import runs
 from monitor import run_queue
 from monitor.process.locks import LOCK, is_held
-from monitor.process.tree import idle
-from runs import manage, sweep
+from runs import sweep
 
 pytestmark = pytest.mark.slow
 FIELDS = {"model": "tiny-flux", "backend": "diffusers", "trigger": "ohwx", "resolution": 64, "workers": 0}
@@ -24,28 +22,6 @@ def data(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_GPUS", "")
     yield tmp_path
     kill_runs(tmp_path)
-
-
-def monitor(*words: str) -> None:
-    done = python("-m", "monitor", *words, **PACED)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_renamed_run_is_resumed_from_its_checkpoint(data):
-    """Stopped, renamed, resumed; no step is repeated."""
-    spec = runs.make({"name": "before", **FIELDS, "max_train_steps": 16, "save_every_n_steps": 4})
-    folder = runs.create(spec, pictures(data / "in"))
-    monitor("start", "before")
-    wait_for_step(folder, 5)
-    monitor("stop", "before", "--wait", "200")
-    stopped = json.loads((folder / "status.json").read_text())
-    assert stopped["state"] == "stopped" and 5 <= stopped["step"] < 16
-    folder = manage.rename("before", "after", idle)
-    monitor("start", "after")
-    wait_for(lambda: '"completed"' in (folder / "status.json").read_text(), 400, "the renamed run completes")
-    steps = [int(s) for s in re.findall(r'"step": ?(\d+)', (folder / "metrics.jsonl").read_text())]
-    assert steps == list(range(1, 17))
-    assert (folder / "after.safetensors").is_file() and "before" not in (folder / "train.sh").read_text()
 
 
 def test_a_sweep_is_one_entry_of_the_queue_and_encodes_the_images_once(data):

@@ -14,7 +14,7 @@ from trainer.arguments import parse
 from trainer.errors import TrainError
 
 COMMON = {
-    "max_train_steps": 38,
+    "max_train_steps": 20,
     "save_every_n_steps": 3,
     "lr_scheduler": "cosine",
     "lr_warmup_steps": 4,
@@ -39,7 +39,7 @@ def work(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(work):
     """An undisturbed run with samples; its folder."""
-    folder, done = run(work, "undisturbed", start=train, **COMMON, **work["samples"])
+    folder, done = run(work, "undisturbed", **COMMON, **work["samples"])
     good(done)
     return folder
 
@@ -58,17 +58,15 @@ def newest(folder):
     return checkpoint.newest_valid(folder, deep=True)
 
 
-def test_five_kills_mid_save_included_change_no_bit_of_the_lora(work, undisturbed):
+def test_kills_mid_save_included_change_no_bit_of_the_lora(work, undisturbed):
     """The killed run makes no samples, the undisturbed one does: they draw from numbers of their own."""
     seed = random.randrange(10**6)
     draw = random.Random(seed)
     print(f"moments drawn with seed {seed}")
     faults = [
-        f"kill@{4 + draw.randrange(3)}+{draw.random() * 0.02:.4f}",
-        f"save@{8 + draw.randrange(2)}+{3 + draw.randrange(4)}",  # in the state: its files, its guard, before the rename
-        f"kill@{13 + draw.randrange(4)}+{draw.random() * 0.02:.4f}",
-        f"save@{19 + draw.randrange(2)}+{1 + draw.randrange(2)}",  # in the LoRA file, or between it and the state
-        f"kill@{25 + draw.randrange(4)}+{draw.random() * 0.02:.4f}",
+        f"save@{5 + draw.randrange(2)}+{3 + draw.randrange(4)}",  # in the state: its files, its guard, before the rename
+        f"kill@{8 + draw.randrange(4)}+{draw.random() * 0.02:.4f}",
+        f"save@{14 + draw.randrange(2)}+{1 + draw.randrange(2)}",  # in the LoRA file, or between it and the state
     ]
     print(faults)
     reached = []
@@ -77,7 +75,7 @@ def test_five_kills_mid_save_included_change_no_bit_of_the_lora(work, undisturbe
         killed, done = run(work, "killed", fault, resume, **COMMON, max_data_loader_n_workers=2 * (number % 2))
         assert done.returncode == -9, done.stderr[-2000:]
         reached.append(resume and checkpoint.guard_of(resume)["step"])
-    assert len(set(reached)) > 2, "the attempts made no progress, so nothing was tested"
+    assert len(set(reached)) == 3, "the attempts made no progress, so nothing was tested"
     good(run(work, "killed", resume=newest(killed), start=train, **COMMON)[1])
     assert sha(killed / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
     assert sha(killed / "tiny-state" / "model.safetensors") == sha(undisturbed / "tiny-state" / "model.safetensors")
@@ -116,11 +114,11 @@ def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, 
     assert checkpoint.guard_of(state)["step"] == 12
     assert len(images(folder)) == 2
 
-    good(run(work, "stopped", "stop@38", state, **COMMON, **work["samples"])[1])
+    good(run(work, "stopped", "stop@20", state, **COMMON, **work["samples"])[1])
     assert images(folder) == images(undisturbed)
-    assert len(images(undisturbed)) == 2 * (38 // 6)
+    assert len(images(undisturbed)) == 2 * (20 // 6)
     loras = [sorted(p.name for p in f.glob("*.safetensors")) for f in (folder, undisturbed)]
-    assert loras[0] == loras[1] and len(loras[1]) == 38 // 3 + 1
+    assert loras[0] == loras[1] and len(loras[1]) == 20 // 3 + 1
     assert [sha(folder / name) for name in loras[0]] == [sha(undisturbed / name) for name in loras[0]]
 
 
@@ -218,5 +216,5 @@ def test_a_state_of_another_run_or_a_damaged_one_is_refused_with_the_reason(work
 def test_a_resume_with_other_images_is_allowed_and_reported(work, undisturbed, capsys):
     config = make_config(work["folder"] / "other.toml", work["folder"] / "images", repeats=3)
     args = parse(flags(work["model"], config, work["folder"] / "other", resume=undisturbed / "tiny-state", **COMMON))
-    assert loop.restore(setup.build(args, Heartbeat(None)))[0] == 38
+    assert loop.restore(setup.build(args, Heartbeat(None)))[0] == 20
     assert "resume: data changed from " in capsys.readouterr().out

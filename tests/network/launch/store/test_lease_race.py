@@ -1,11 +1,7 @@
-"""Two machines with addresses of their own start one run at once while their links are cut: there is never a second writer.
-
-`python -m benchmarks two_machines` plays 100 trials; one is played here.
-"""
+"""A second writer of a run is seen in what a store was sent; tests/campaigns/test_preemption.py plays a trial of two machines."""
 
 import pytest
 
-from benchmarks import network, two_machines
 from benchmarks.two_machines import Trial, judge, second_writers
 
 
@@ -53,13 +49,3 @@ def test_a_trial_without_a_winner_or_a_reason_is_a_violation(codes, reasons, who
     trial = Trial(0, [], codes=codes, reasons=reasons, manifests=1)
     judge(trial, whole)
     assert trial.violations
-
-
-@pytest.mark.slow
-def test_two_machines_with_cut_links_never_both_write(tmp_path):
-    pytest.importorskip("moto")
-    if why := network.missing():
-        pytest.skip(why)
-    result = two_machines.campaign(1, 0, tmp_path)
-    assert not result["violations"], "\n".join(result["violations"])
-    assert result["trials"] == 1 == sum(result["outcomes"].values())

@@ -101,18 +101,16 @@ def test_the_live_table_shows_a_run(tmp_path):
 @pytest.mark.skipif(not LINUX, reason="/proc")
 def test_diagnose_explains_a_living_run_and_any_process(tmp_path):
     folder = toy_run(tmp_path / "toy", "def fault(step):\n    if step == 5:\n        time.sleep(3600)\n")
-    env = {"HANGPROOF_LIMITS": str(tmp_path / "limits.toml")}
-    (tmp_path / "limits.toml").write_text("[phases.step]\nfloor_s = 600\n[check]\nstack_dump_s = 20\n")
-    process = monitor(folder, **env)
+    process = monitor(folder, limits="[phases.step]\nfloor_s = 600\n[check]\nstack_dump_s = 20\n")
     try:
         wait_for(lambda: step_of(folder) == 5)
-        code, out, _ = finish(monitor(folder, "diagnose", "--json", **env))
+        code, out, _ = finish(monitor(folder, "diagnose", "--json"))
         assert code == 0
         found = json.loads(out.splitlines()[-1])
         assert found["summary"] == "no progress" and found["step"] == 5
         assert "fault (toy.py" in found["where"] and "fault" in out
         pid = found["processes"][-1]["pid"]
-        code, out, _ = finish(monitor(Path(str(pid)), "diagnose", **env))
+        code, out, _ = finish(monitor(Path(str(pid)), "diagnose", HANGPROOF_LIMITS=str(tmp_path / "limits.toml")))
         assert code == 0 and "no progress" in out and "hrtimer_nanosleep" in out
     finally:
         stop(folder, "--now")

@@ -7,9 +7,11 @@ import sys
 import psutil
 import pytest
 from monitor_helpers import (
+    HOLD,
     ROOT,
     environment,
     events,
+    fault_at,
     finish,
     members,
     monitor,
@@ -31,7 +33,7 @@ def resume_all(folder):
 
 
 def test_a_paused_run_frees_its_processes_and_goes_on_exactly(tmp_path):
-    folder = toy_run(tmp_path / "toy", steps=80)
+    folder = toy_run(tmp_path / "toy", HOLD, steps=30)
     process = monitor(folder)
     wait_for(lambda: status(folder).get("step", 0) >= 5, what="five steps")
     assert finish(monitor(folder, "pause", "--wait", "60"))[0] == 0
@@ -42,7 +44,7 @@ def test_a_paused_run_frees_its_processes_and_goes_on_exactly(tmp_path):
     assert resume_all(folder) == 0 and status(folder)["state"] == "paused"
     assert finish(monitor(folder, "resume"))[0] == 0
     wait_for(lambda: status(folder)["state"] == "completed", what="the end")
-    assert weight(folder) == undisturbed(80)
+    assert weight(folder) == undisturbed(30)
     assert [event["kind"] for event in events(folder) if event["kind"] in ("paused", "completed")] == [
         "paused",
         "completed",
@@ -60,13 +62,14 @@ def test_a_pause_survives_a_killed_monitor(tmp_path):
 
 
 def test_a_request_that_cannot_be_done_says_why(tmp_path):
-    folder = toy_run(tmp_path / "toy", steps=30)
+    folder = toy_run(tmp_path / "toy", fault_at(10, "while not (run / 'go').exists():\n    time.sleep(0.02)"), steps=20)
     with pytest.raises(MonitorError, match="toy: sample images can be made while it trains, but it is never started"):
         requests.request(folder, "sample")
     process = monitor(folder)
     wait_for(lambda: status(folder).get("step", 0) >= 2, what="two steps")
     name = requests.request(folder, "save")
     assert name == requests.request(folder, "save")  # two requests of one kind are one
+    (folder / "go").touch()
     assert finish(process)[0] == 0
     found = requests.outcome(folder, name)
     assert found and not found["done"] and found["message"] == "a checkpoint not made: the run is completed"

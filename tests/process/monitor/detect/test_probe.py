@@ -151,8 +151,8 @@ def failing_open(monkeypatch, paths: tuple[str, ...], code: int) -> None:
 @pytest.fixture
 def sleeper(tmp_path):
     """A sleeping process of a run: its tree and a beat with its pid."""
-    child = subprocess.Popen(["sleep", "600"], env=os.environ | {TOKEN: "probe"})
-    tree = Tree("probe", (child.pid, platform.process_info(child.pid).start))
+    child = subprocess.Popen(["sleep", "600"], env=os.environ | {TOKEN: str(tmp_path)})
+    tree = Tree(str(tmp_path), (child.pid, platform.process_info(child.pid).start))
     beat = Beat(
         rank=0, world=1, pid=child.pid, request=0, phase="step", outcome="running", step=1, planned=9, epoch=0, done=0,
         total=0, count=1, loss=0.0, lr=0.0, beat_s=0.0, phase_s=0.0, step_s=0.0, started_s=0.0, note="", intervals=(),

@@ -123,8 +123,7 @@ def test_waiting_for_the_memory_of_dead_processes_ends_when_it_is_free(gpus, dri
     subprocess.Popen(
         [sys.executable, "-c", f"import time; time.sleep(.5); open({str(driver / 'pids')!r}, 'w').close()"]
     )
-    left, took_s = seconds(one.wait_free, {12, 13}, 30)
-    assert left == set() and 0.2 < took_s < 30
+    assert one.wait_free({12, 13}, 60) == set()
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.3])

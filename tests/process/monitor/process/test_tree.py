@@ -18,6 +18,7 @@ from monitor.process.locks import Lock, is_held
 
 LINUX = sys.platform.startswith("linux")
 linux = pytest.mark.skipif(not LINUX, reason="/proc")
+MARK = f"test-{os.getpid()}-"  # of the tokens: another run of these tests has other ones
 
 
 @pytest.fixture
@@ -206,9 +207,9 @@ def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, chi
 
 @linux
 def test_a_token_that_could_not_be_read_is_read_at_the_next_refresh(monkeypatch):
-    env = {**os.environ, tree.TOKEN: "test-token-2"}
+    env = {**os.environ, tree.TOKEN: MARK + "2"}
     process = subprocess.Popen(["sleep", "60"], env=env)
-    found = tree.Tree("test-token-2")
+    found = tree.Tree(MARK + "2")
     with monkeypatch.context() as context:
         failing(context, "/environ", errno.EMFILE)
         assert found.refresh() == {}
@@ -231,9 +232,9 @@ def test_which_signals_a_process_catches(child):
 
 @linux
 def test_processes_are_found_by_the_token_they_inherited_and_killed():
-    env = {**os.environ, tree.TOKEN: "test-token-1"}
+    env = {**os.environ, tree.TOKEN: MARK + "1"}
     shell = subprocess.Popen(["bash", "-c", "trap '' TERM; sleep 61 & wait; wait"], env=env, start_new_session=True)
-    found = tree.Tree("test-token-1", (shell.pid, platform.process_info(shell.pid).start))
+    found = tree.Tree(MARK + "1", (shell.pid, platform.process_info(shell.pid).start))
     wait_for(lambda: len(found.refresh()) == 2)
     result = tree.kill(found, grace_s=0.3, kill_wait_s=60)
     assert {p.name for p in result.killed} == {"bash", "sleep"} and result.survivors == ()
@@ -242,14 +243,14 @@ def test_processes_are_found_by_the_token_they_inherited_and_killed():
 
 @linux
 def test_a_process_forked_while_its_parent_is_killed_does_not_escape(tmp_path, monkeypatch):
-    env = {**os.environ, tree.TOKEN: "test-token-3"}
+    env = {**os.environ, tree.TOKEN: MARK + "3"}
     escapee = tmp_path / "escapee"
     escapee.write_text(f"#!/bin/bash\ntrap '' TERM\ntouch {tmp_path}/escaped\nwhile :; do sleep 1; done\n")
     escapee.chmod(0o755)
     script = f"trap 'setsid {escapee} & exit' TERM; touch {tmp_path}/ready; while :; do sleep 0.1; done"
     shell = subprocess.Popen(["bash", "-c", script], env=env, start_new_session=True)
     wait_for((tmp_path / "ready").exists)
-    found = tree.Tree("test-token-3", (shell.pid, platform.process_info(shell.pid).start))
+    found = tree.Tree(MARK + "3", (shell.pid, platform.process_info(shell.pid).start))
     refresh, rounds = tree.Tree.refresh, iter((True, False))
 
     def refresh_after_the_fork(self):
@@ -260,14 +261,14 @@ def test_a_process_forked_while_its_parent_is_killed_does_not_escape(tmp_path, m
     monkeypatch.setattr(tree.Tree, "refresh", refresh_after_the_fork)
     result = tree.kill(found, grace_s=0.2, kill_wait_s=60)
     shell.wait()
-    assert result.survivors == () and not tree.with_environment(tree.TOKEN, "test-token-3")
+    assert result.survivors == () and not tree.with_environment(tree.TOKEN, MARK + "3")
     assert {"bash", "escapee"} <= {p.name for p in result.killed}
 
 
 @linux
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ESRCH, errno.EIO])
 def test_a_signal_that_fails_does_not_protect_the_other_processes(monkeypatch, number):
-    env = {**os.environ, tree.TOKEN: "test-token-4"}
+    env = {**os.environ, tree.TOKEN: MARK + "4"}
     children = [subprocess.Popen(["sleep", "60"], env=env) for _ in range(3)]
     send = platform.send
 
@@ -277,7 +278,7 @@ def test_a_signal_that_fails_does_not_protect_the_other_processes(monkeypatch, n
         return send(pid, start, which)
 
     monkeypatch.setattr(platform, "send", broken)
-    result = tree.kill(tree.Tree("test-token-4"), grace_s=0.2, kill_wait_s=0.5)
+    result = tree.kill(tree.Tree(MARK + "4"), grace_s=0.2, kill_wait_s=0.5)
     assert [p.pid for p in result.survivors] == [children[0].pid] and len(result.killed) == 3
     children[0].kill()
     for process in children:
@@ -286,9 +287,9 @@ def test_a_signal_that_fails_does_not_protect_the_other_processes(monkeypatch, n
 
 @linux
 def test_the_known_processes_are_killed_when_the_machine_cannot_be_listed(monkeypatch):
-    env = {**os.environ, tree.TOKEN: "test-token-5"}
+    env = {**os.environ, tree.TOKEN: MARK + "5"}
     children = [subprocess.Popen(["sleep", "60"], env=env) for _ in range(2)]
-    found = tree.Tree("test-token-5")
+    found = tree.Tree(MARK + "5")
     wait_for(lambda: len(found.refresh()) == 2, what="both are found")
 
     def broken():
@@ -304,8 +305,8 @@ def test_the_known_processes_are_killed_when_the_machine_cannot_be_listed(monkey
 @pytest.mark.parametrize("early", [b"", b"HOME=/root\0"], ids=["in mid-exec", "before its exec"])
 def test_a_process_that_was_seen_before_its_exec_was_over_is_found(monkeypatch, early):
     """Until exec is over, /proc shows the parent's environment under the parent's name, then for a moment none at all."""
-    process = subprocess.Popen(["sleep", "60"], env={**os.environ, tree.TOKEN: "test-token-8"})
-    found, scan, environ = tree.Tree("test-token-8"), platform.scan, platform.environ_of
+    process = subprocess.Popen(["sleep", "60"], env={**os.environ, tree.TOKEN: MARK + "8"})
+    found, scan, environ = tree.Tree(MARK + "8"), platform.scan, platform.environ_of
     name = "sleep" if not early else "python"
     wait_for(lambda: tree.TOKEN.encode() in environ(process.pid), what="the environment of the new program")
     with monkeypatch.context() as patched:
@@ -321,10 +322,10 @@ def test_a_process_that_was_seen_before_its_exec_was_over_is_found(monkeypatch, 
 
 @linux
 def test_pids_named_for_it_are_killed_without_a_sigterm():
-    env = {**os.environ, tree.TOKEN: "test-token-6"}
+    env = {**os.environ, tree.TOKEN: MARK + "6"}
     process = subprocess.Popen(["sleep", "60"], env=env)
     root = (process.pid, platform.process_info(process.pid).start)
-    tree.kill(tree.Tree("test-token-6", root), 5, 5, at_once=[process.pid])
+    tree.kill(tree.Tree(MARK + "6", root), 5, 5, at_once=[process.pid])
     assert process.wait(30) == -signal.SIGKILL
 
 
@@ -477,9 +478,9 @@ if sys.platform == "win32":
     del signal.SIGKILL, signal.SIGCONT
 from monitor.process import locks, platform, subjob, tree
 from monitor.gpu import nvml, queue
-child = subprocess.Popen(["sleep", "60"], env={{**os.environ, tree.TOKEN: "test-token-7"}})
+child = subprocess.Popen(["sleep", "60"], env={{**os.environ, tree.TOKEN: {MARK + "7"!r}}})
 print(platform.alive(child.pid, platform.process_info(child.pid).start), platform.process_info(1 << 22))
-print(len(tree.Tree("test-token-7").refresh()), platform.command_of(child.pid), platform.catches(child.pid, 9))
+print(len(tree.Tree({MARK + "7"!r}).refresh()), platform.command_of(child.pid), platform.catches(child.pid, 9))
 platform.Waker().sleep(0.01)
 platform.private_folder("x")
 os.kill(child.pid, 9)

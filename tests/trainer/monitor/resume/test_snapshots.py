@@ -13,16 +13,14 @@ from guards import snapshots
 from trainer import tiny_flux
 
 COMMON = {
-    "max_train_steps": 24,
-    "save_every_n_steps": 12,
+    "max_train_steps": 16,
+    "save_every_n_steps": 8,
     "lr_scheduler": "cosine",
     "lr_warmup_steps": 4,
     "network_dropout": 0.1,
     "save_state": True,
-}
-OPTIMIZERS = {
-    "adamw": {"optimizer_type": "adamw"},
-    "adamw8bit": {"optimizer_type": "adamw8bit", "optimizer_args": ["min_8bit_size=16"]},
+    "optimizer_type": "adamw8bit",
+    "optimizer_args": ["min_8bit_size=16"],
 }
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
 
@@ -45,7 +43,7 @@ def ring():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def attempt(work, name, number, ring=None, fault="", **changed):
+def attempt(work, name, number, ring=None, fault=""):
     """One attempt, as the monitor starts it: from the newest record in memory, where there is one."""
     output, more, resume = work["folder"] / name, {}, None
     output.mkdir(exist_ok=True)
@@ -58,7 +56,7 @@ def attempt(work, name, number, ring=None, fault="", **changed):
         beats = work["folder"] / f"beats-{name}"
         more |= {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault, "HANGPROOF_HEARTBEAT": str(beats)}
     more |= {"HANGPROOF_RUN": str(output), "HANGPROOF_ATTEMPT": str(number)}
-    done = fork(flags(work["model"], work["config"], output, resume=resume, **COMMON | changed), **more)
+    done = fork(flags(work["model"], work["config"], output, resume=resume, **COMMON), **more)
     return done, found[1].step if found else 0
 
 
@@ -68,29 +66,27 @@ def losses(folder):
     return [(line["attempt"], line["step"], line["loss"]) for line in lines if line["kind"] == "step"]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_kills_at_random_change_no_digit(work, ring, optimizer):
-    changed, plain, killed = OPTIMIZERS[optimizer], f"plain-{optimizer}", f"killed-{optimizer}"
-    good(attempt(work, plain, 1, **changed)[0])
+def test_kills_at_random_change_no_digit(work, ring):
+    good(attempt(work, "plain", 1)[0])
     seed = random.randrange(10**6)
     draw = random.Random(seed)
     print(f"moments drawn with seed {seed}")
-    kills = [f"kill@{at + draw.randrange(3)}+{draw.random() * 0.05:.4f}" for at in (4, 9, 15)]
-    kills.append(f"save@12+{1 + draw.randrange(5)}")
+    kills = [f"kill@{at + draw.randrange(3)}+{draw.random() * 0.05:.4f}" for at in (3, 11)]
+    kills.append(f"save@8+{1 + draw.randrange(5)}")
     resumed = []
     for number, fault in enumerate(sorted(kills, key=lambda text: int(text[5:].split("+")[0])), 1):
-        done, step = attempt(work, killed, number, ring, fault, **changed)
+        done, step = attempt(work, "killed", number, ring, fault)
         assert done.returncode == -9, done.stderr[-2000:]
         resumed.append(step)
-    done, last = attempt(work, killed, 9, ring, **changed)
+    done, last = attempt(work, "killed", 9, ring)
     good(done)
-    expected = {step: loss for _, step, loss in losses(work["folder"] / plain)}
-    trained = losses(work["folder"] / killed)
+    expected = {step: loss for _, step, loss in losses(work["folder"] / "plain")}
+    trained = losses(work["folder"] / "killed")
     assert [entry for entry in trained if expected[entry[1]] != entry[2]] == []
     assert {step for _, step, _ in trained} == set(expected)
     assert resumed == sorted(resumed) and last > max(1, resumed[1]), "attempts went on from later records"
     for name in ("tiny.safetensors", "tiny-state/model.safetensors", "tiny-state/optimizer.bin"):
-        assert sha(work["folder"] / killed / name) == sha(work["folder"] / plain / name), name
+        assert sha(work["folder"] / "killed" / name) == sha(work["folder"] / "plain" / name), name
     assert snapshots.status(ring)["off"] == "" and snapshots.status(ring)["step"] >= last
 
 
