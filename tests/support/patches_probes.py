@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy
 import patches_helpers as helpers
 import tiny_sd_scripts as tiny
+from ui_helpers import free_port
 
 LOADER = """
 import os, signal, sys, time
@@ -161,8 +161,7 @@ def flip(data: bytes) -> bytes:
 @contextlib.contextmanager
 def late_rank(folder: Path):
     """Rank 1 of two, which reaches the first barrier and not the second."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     both = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     both |= {"ACCELERATE_USE_CPU": "true", "HANGPROOF_HEARTBEAT": str(folder / "hb")}
     (folder / "probe.py").write_text(BARRIER)

@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+from ui_helpers import free_port
 
 PROGRAMS = (
     "munged",
@@ -221,8 +221,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def _free_ports(number: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    found: set[int] = set()
+    while len(found) < number:
+        found.add(free_port())
+    return [*found]

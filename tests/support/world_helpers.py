@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 from pathlib import Path
 
@@ -29,13 +28,6 @@ def at_node(words: list[str], node: int, port: int) -> list[str]:
     """The launcher's words on machine `node`, with the values of the variables that the script reads."""
     values = {command.NODE: str(node), command.MAIN_ADDRESS: "127.0.0.1", command.MAIN_PORT: str(port)}
     return [values.get(word, word) if isinstance(word, Variable) else word for word in words]
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def exported(processes: int, nodes: int = 1) -> dict[str, str]:

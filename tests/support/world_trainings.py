@@ -8,7 +8,8 @@ from pathlib import Path
 import tiny_musubi
 import tiny_sd_scripts
 from trainer_helpers import ROOT, environment, flags, make_config, make_images
-from world_helpers import at_node, exported, free_port, launcher, run
+from ui_helpers import free_port
+from world_helpers import at_node, exported, launcher, run
 
 from trainer import tiny_flux
 

@@ -144,7 +144,7 @@ def test_a_damaged_queue_is_an_empty_one(data, text):
 
 @pytest.mark.slow
 def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monkeypatch):
-    busy, other = made(data, "busy", "other", steps=200)
+    busy, other = made(data, "busy", "other", steps=5000)
     queue_worker.start_or_wait(busy)
     wait_for(lambda: step_of(busy) >= 1, what="a step")
     assert queue_worker.start_or_wait(other)["position"] == 1

@@ -1,9 +1,10 @@
 """A run that is renamed between two trainings goes on from its checkpoint; no step is repeated."""
 
 import pytest
-from monitor_helpers import finish, monitor, status, step_of, stop, wait_for
+from monitor_helpers import events, finish, monitor, status, step_of, stop, wait_for
 from standby_helpers import Run
 
+from benchmarks import toy_loop
 from monitor.process.tree import idle
 from runs import manage
 
@@ -22,5 +23,6 @@ def test_a_renamed_run_is_resumed_from_its_checkpoint(tmp_path, monkeypatch):
     folder = manage.rename("toy", "after", idle)
     run.finish(monitor(folder, **run.env))
     assert [line["step"] for line in run.ledger() if line["what"] == "step"] == list(range(1, 21))
-    assert f"from step {stopped['step']}" in status(folder)["reason"] or status(folder)["attempt"] == 2
+    assert f"from step {stopped['step']}" in events(folder, "started")[1]["message"]
+    assert (folder / "after.safetensors").read_bytes() == toy_loop.expected(20)
     assert "toy" not in (folder / "train.sh").read_text()

@@ -1,5 +1,6 @@
 """The table of background commands: one process a slot whoever starts it, ended as a tree, known to a server that is started anew."""
 
+import contextlib
 import json
 import os
 import signal
@@ -63,7 +64,8 @@ def folder(tmp_path, monkeypatch):
     place.mkdir()
     yield place
     for pid in left(place):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def pids(folder: Path) -> list[list[int]]:
@@ -146,6 +148,7 @@ def test_a_process_that_outlived_its_starter_keeps_the_slot_against_another(fold
     names = [[f"name-{n}", "slot", f"{n}" * 16, "120"] for n in range(2)]
     started = [subprocess.Popen([*command, *name, *words], cwd=ROOT) for name in names]
     until(lambda: any(one.poll() is not None for one in started), "one of them has ended")
+    until(lambda: pids(folder), "the command of the other one runs")
     assert jobs.TAKEN in [one.poll() for one in started] and len(pids(folder)) == 1
     (tmp_path / "go").touch()
     assert sorted(one.wait(60) for one in started) == [0, jobs.TAKEN]

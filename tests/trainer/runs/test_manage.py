@@ -60,14 +60,8 @@ def test_a_completed_run_started_again(data, tmp_path):
         assert files(folder) == before  # not a byte of it was touched
 
         spec = folder / "run.toml"
-        spec.write_text(spec.read_text().replace("epochs = 2", "epochs = 1"))
+        spec.write_text(spec.read_text().replace("epochs = 2", "epochs = 3"))
         assert python("-m", "runs", "render", "again").returncode == 0  # an edit counts from here on
-        monitor("run", "again")  # fewer epochs than trained: there is nothing to do, and nothing is lost
-        assert steps(folder) == expected
-        assert weights((folder / "again.safetensors").read_bytes()) == weights(before["again.safetensors"])
-
-        spec.write_text(spec.read_text().replace("epochs = 1", "epochs = 3"))
-        assert python("-m", "runs", "render", "again").returncode == 0
         monitor("run", "again")
         assert steps(folder) == [*expected, *((step, 3) for step in range(9, 13))]
         assert weights((folder / "again.safetensors").read_bytes()) != weights(before["again.safetensors"])

@@ -54,6 +54,12 @@ def run(work, name, fault="", resume=None, start=fork, **changed):
     return work["folder"] / name, start(arguments(work, name, resume, **changed), **(inject if fault else {}))
 
 
+def tensors(lora):
+    """The numbers of a LoRA without its header, which also has the number of steps."""
+    data = lora.read_bytes()
+    return data[8 + int.from_bytes(data[:8], "little") :]
+
+
 def newest(folder):
     return checkpoint.newest_valid(folder, deep=True)
 
@@ -211,6 +217,12 @@ def test_a_state_of_another_run_or_a_damaged_one_is_refused_with_the_reason(work
     args = parse(arguments(work, f"refused {what}", state, **{**COMMON, **changed}))
     with pytest.raises(TrainError, match=f"--resume {state}.*{expected}"):
         loop.restore(setup.build(args, Heartbeat(None)))
+
+
+def test_a_run_that_is_asked_for_fewer_steps_than_it_has_keeps_its_lora(work, undisturbed):
+    folder, done = run(work, "fewer", resume=undisturbed / "tiny-state", **{**COMMON, "max_train_steps": 10})
+    good(done)
+    assert tensors(folder / "tiny.safetensors") == tensors(undisturbed / "tiny.safetensors")
 
 
 def test_a_resume_with_other_images_is_allowed_and_reported(work, undisturbed, capsys):

@@ -9,6 +9,7 @@ import sys
 import pytest
 from monitor_helpers import (
     AT,
+    GO,
     HANG,
     HOLD,
     SHORT,
@@ -33,6 +34,9 @@ from monitor_helpers import (
 )
 
 from guards import checkpoint
+from monitor.diagnose import collect
+from monitor.run_folder import RunFolder
+from monitor.state import RunState
 
 LINUX = sys.platform.startswith("linux")
 pytestmark = [
@@ -199,9 +203,14 @@ def test_resume_all_takes_a_living_training_up_and_doubles_nothing(tmp_path):
 
 
 def test_a_training_that_ended_while_nobody_watched_is_judged_by_its_last_words(folder):
-    toy_run(folder, **SHORT)
+    toy_run(folder, f"def fault(step):\n{GO}", **SHORT)
     process = started(folder)
     kill_monitor(process, folder)
+    (folder / "go").touch()
+    current = RunState.load(RunFolder(folder)).current
+    assert current is not None and current.oom_kills == collect.oom_kills(), (
+        "else kills of before would be blamed on it"
+    )
     wait_for(lambda: trainers(folder) == [])
     assert supervise(folder)[0] == 0
     assert ended(folder, "completed")["attempt"] == 1

@@ -7,11 +7,11 @@ import sys
 import psutil
 import pytest
 from monitor_helpers import (
+    GO,
     HOLD,
     ROOT,
     environment,
     events,
-    fault_at,
     finish,
     members,
     monitor,
@@ -62,7 +62,7 @@ def test_a_pause_survives_a_killed_monitor(tmp_path):
 
 
 def test_a_request_that_cannot_be_done_says_why(tmp_path):
-    folder = toy_run(tmp_path / "toy", fault_at(10, "while not (run / 'go').exists():\n    time.sleep(0.02)"), steps=20)
+    folder = toy_run(tmp_path / "toy", f"def fault(step):\n{GO}", steps=20)
     with pytest.raises(MonitorError, match="toy: sample images can be made while it trains, but it is never started"):
         requests.request(folder, "sample")
     process = monitor(folder)

@@ -65,8 +65,8 @@ def test_its_deadline_kills_it():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the bytes of a process")
-@pytest.mark.parametrize(("moves", "limit_s"), [(30, 600), (5, 600), (30, 2.0)])
-def test_one_that_moves_bytes_lasts_and_a_standstill_or_its_limit_ends_it(tmp_path, moves, limit_s):
+@pytest.mark.parametrize(("moves", "limit_s", "standstill_s"), [(30, 600, 2.5), (5, 600, 1.5), (30, 2.0, 60)])
+def test_one_that_moves_bytes_lasts_and_a_standstill_or_its_limit_ends_it(tmp_path, moves, limit_s, standstill_s):
     """It reads a thousand bytes every 0.1 s, then stands still for a minute unless it has read all."""
     (tmp_path / "file").write_bytes(bytes(30_000))
     code = f"""
@@ -77,7 +77,7 @@ with open({str(tmp_path / "file")!r}, "rb", buffering=0) as file:
         time.sleep(0.1)
 time.sleep(60 if {moves} < 30 else 0)
 """
-    job = run(code, limit_s, standstill_s=1.5)
+    job = run(code, limit_s, standstill_s=standstill_s)
     if moves < 30:
         assert job.timed_out and job.error.endswith("timed out after 1.5 s in which it read and wrote nothing")
     elif limit_s < 5:

@@ -62,7 +62,7 @@ def test_a_state_on_a_slow_disk_is_verified_however_long_that_takes(tmp_path):
 
     thread = threading.Thread(target=disk, daemon=True)
     thread.start()
-    verifier = checkpoints.Verifier(1.5)
+    verifier = checkpoints.Verifier(2.5)
     assert verifier.result(path) == checkpoints.VerifyResult() and verifier.took_s > 2.5
     thread.join()
 

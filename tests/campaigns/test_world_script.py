@@ -1,11 +1,11 @@
-"""The script of a run with two processes, as a person starts it: the real launcher and trainer; no GPU is visible."""
+"""The script of a run with two processes, as a person starts it: the real launcher and trainer; no GPU is visible.
 
-import pytest
+python -m pytest tests/campaigns/test_world_script.py          20 seconds
+"""
+
 from runs_helpers import pictures, run_script, spec
 
 import runs
-
-pytestmark = pytest.mark.slow
 
 
 def test_the_script_trains_with_two_processes_as_it_is(tmp_path, monkeypatch):
