@@ -167,8 +167,9 @@ def fault(phase: str, step: int, heartbeat) -> None:
     """Called at each beat of the trainer. TEST_TRACE=FILE: the phases. TEST_FAULT says what to do:
 
     `kill@STEP+SECONDS`  SIGKILL so long after that step; `save@STEP+N`: in the first save from that step on, at the Nth
-    fsync from there; `sample@STEP`: SIGKILL in the first sample image from that step on; `stop@STEP`: ask for a stop, as
-    the monitor does; `hasty@STEP`: the same in the first denoising step of a sample, and SIGKILL in the next.
+    fsync from there; `sample@STEP`: SIGKILL in the first sample image from that step on; `fsize@BYTES`: no file may
+    become larger; `stop@STEP`: ask for a stop, as the monitor does; `hasty@STEP`: the same in the first denoising step
+    of a sample, and SIGKILL in the next.
     """
     trace = os.environ.get("TEST_TRACE")
     if trace and not phase.startswith("check point "):
@@ -179,6 +180,10 @@ def fault(phase: str, step: int, heartbeat) -> None:
     now = (what, phase, heartbeat._done if phase == "sample" else 0)
     if what == "kill" and step > int(at) + 1:
         time.sleep(60)  # the timer is late, as on a loaded machine it may be: it ends this
+    elif what == "fsize" and phase == "step":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(at), int(at)))
     elif now == ("kill", "step", 0) and step == int(at):
         threading.Timer(float(more), os.kill, (os.getpid(), signal.SIGKILL)).start()
     elif now == ("save", "save", 0) and step >= int(at):

@@ -235,11 +235,16 @@ def test_a_stop_survives_the_monitor_that_was_carrying_it_out(folder):
     assert status(folder)["state"] == "stopped"
 
 
-def test_an_error_at_the_end_does_not_start_a_finished_run_again(folder):
-    toy_run(folder, **SHORT)
-    code = "import os\nreal = os.replace\ndef broken(a, b, **k):\n    if str(b).endswith('status.json') and b'completed' in open(a, 'rb').read():\n        raise OSError(5, 'Input/output error')\n    return real(a, b, **k)\nos.replace = broken"
-    assert supervise(folder, **inject(folder, code))[0] == 0
-    assert len(events(folder, "started")) == 1 and weight(folder) == undisturbed(SHORT["steps"])
+def test_a_folder_that_takes_no_status_and_no_report_does_not_keep_a_run_from_its_end(folder):
+    toy_run(folder, HANG, **SHORT)
+    (folder / "incidents").write_text("no folder can be made of this name")
+    (folder / "status.json").mkdir()
+    code = f"sys.path.insert(0, {str(ROOT)!r})\nfrom monitor import supervisor\nsupervisor.PERSIST_S = 1.0\n"
+    code, _, err = supervise(folder, **inject(folder, code))
+    assert code == 0 and "cannot write" in err
+    assert weight(folder) == undisturbed(SHORT["steps"])
+    found = [e["kind"] for e in events(folder) if e["kind"] in ("started", "hang", "restarted")]
+    assert found == ["started", "hang", "restarted"], "a finished run is not started again"
     lock = Lock(folder / "monitor.lock")
     assert lock.acquire()
     lock.release()

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from trainer_helpers import flags, make_config, make_images, train
+from trainer_helpers import flags, fork, make_config, make_images
 
 pytestmark = pytest.mark.slow
 
@@ -16,6 +16,6 @@ def test_the_built_in_trainer_trains_with_workers_and_a_long_tmpdir(tmp_path):
     argv = flags(
         tmp_path / "models" / "tiny-flux", config, tmp_path / "out", max_data_loader_n_workers=1, max_train_steps=2
     )
-    done = train(argv, TMPDIR=str(long_folder))
+    done = fork(argv, TMPDIR=str(long_folder))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"warning: TMPDIR ({long_folder}) is too long" in done.stdout and "model saved." in done.stdout

@@ -176,18 +176,14 @@ def test_a_loss_that_is_no_number_ends_the_run_and_nothing_of_it_is_saved(work, 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no limit on the size of files")
 def test_a_disk_without_space_is_an_error_with_the_file_and_leaves_valid_states(work, tmp_path):
     """A limit on the size of a file stands in for the full disk: the weights are below it, the optimizer state is not."""
-    import resource
-
-    argv = flags(work["model"], work["config"], tmp_path / "out", max_train_steps=4, save_every_n_steps=2)
-    limit = 300_000
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer", *argv, "--save_state"],
-        env=environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    argv = flags(
+        work["model"], work["config"], tmp_path / "out", max_train_steps=4, save_every_n_steps=2, save_state=True
+    )
+    done = fork(
+        argv,
+        HANGPROOF_INJECT="trainer_helpers:fault",
+        TEST_FAULT="fsize@300000",
+        HANGPROOF_HEARTBEAT=str(tmp_path / "beats"),
     )
     assert done.returncode == 1
     assert (

@@ -214,16 +214,3 @@ def test_a_training_that_ended_while_nobody_watched_is_judged_by_its_last_words(
     wait_for(lambda: trainers(folder) == [])
     assert supervise(folder)[0] == 0
     assert ended(folder, "completed")["attempt"] == 1
-
-
-# ---- what cannot be written ----
-
-
-def test_a_folder_that_takes_no_status_and_no_report_does_not_keep_a_run_from_its_end(folder):
-    toy_run(folder, HANG, **SHORT)
-    (folder / "incidents").write_text("no folder can be made of this name")
-    (folder / "status.json").mkdir()
-    code, _, err = supervise(folder)
-    assert code == 0 and "cannot write" in err
-    assert weight(folder) == undisturbed(SHORT["steps"])
-    assert [e["kind"] for e in events(folder) if e["kind"] in ("hang", "restarted")] == ["hang", "restarted"]

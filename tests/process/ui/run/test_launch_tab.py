@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import psutil
 import pytest
@@ -50,15 +48,6 @@ def test_a_job_is_read_while_it_runs_and_after_it(data, program, code, state):
     assert text.strip() == "working" and value["pid"] > 0 and errors.strip() == "to people"
     assert jobs.read(folder, "probe").stamp != stamp
     assert list(jobs.all_of(folder)) == ["probe"] and jobs.read(folder, "other") is None
-
-
-def test_a_job_outlives_the_process_that_started_it(data, program):
-    folder = write_run(data, "one")
-    code = "import sys; from pathlib import Path; from ui import jobs; jobs.start(Path(sys.argv[1]), 'probe', ['job_program', sys.argv[2], '0'], 60)"
-    subprocess.run([sys.executable, "-c", code, str(folder), str(program)], check=True, timeout=100, cwd=runs.ROOT)
-    assert jobs.read(folder, "probe").state == "running"
-    program.touch()
-    until(lambda: jobs.read(folder, "probe").state == "done", "the job completes")
 
 
 def test_a_job_is_cancelled_ended_after_its_limit_and_lost_when_killed(data, program):
