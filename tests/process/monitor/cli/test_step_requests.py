@@ -25,6 +25,8 @@ from monitor_helpers import (
 from monitor.cli import requests
 from monitor.run_folder import MonitorError
 
+pytestmark = pytest.mark.slow
+
 
 def resume_all(folder):
     """The exit code of `monitor resume-all` for the data root of this run."""
