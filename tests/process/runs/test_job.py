@@ -13,10 +13,8 @@ from monitor_helpers import ROOT, environment, events, finish, status, wait_for
 from runs_helpers import executable, pictures
 
 import runs
-from monitor.run_folder import RunFolder
-from monitor.state import RunState, spec_edited
+from monitor.state import spec_edited
 from runs.pin import pinned
-from runs.scripts import rendered
 
 pytestmark = pytest.mark.slow
 PARTS = ("guards", "monitor", "presets", "runs")
@@ -122,28 +120,6 @@ def test_an_edited_run_toml_changes_no_attempt_until_the_run_is_made_again(progr
     assert "python -m runs render cat" in said
     assert "changed: --network_dim: 4 → 64" in program.call("runs", "render", "cat").stderr
     assert "--network_dim 64" in (program.folder / "train.sh").read_text() and not spec_edited(program.folder)
-
-
-def test_a_change_of_the_ladder_is_recorded_and_leaves_the_job_alone(run, monkeypatch):
-    kept = {}
-    create = runs.create
-
-    def keep(*args):
-        kept["folder"] = create(*args)
-        kept["job"] = (kept["folder"] / "job.json").read_bytes()
-        return kept["folder"]
-
-    monkeypatch.setattr(runs, "create", keep)
-    folder, code = run(FORK, workers=2)
-    assert code == 0 and (folder / "job.json").read_bytes() == kept["job"]
-    (mitigated,), (again,) = events(folder, "mitigated"), events(folder, "restarted")
-    assert mitigated["patch"]["commands"]["0"]["flags"]["max_data_loader_n_workers"] == 0
-    assert "spec" not in mitigated["patch"]
-    assert again["changes"] == ["workers_0"]
-    (change,) = RunState.load(RunFolder(folder)).changes
-    job = pinned(folder).patched(change["patch"])
-    state = folder / "Ladder-1-step00000020-state"
-    assert rendered(job, state) == (folder / "train.attempt-2.sh").read_text() and job.spec["workers"] == 0
 
 
 def test_a_run_of_an_earlier_version_trains_what_its_script_says(run, monkeypatch):
