@@ -51,11 +51,11 @@ def inject(folder, code: str) -> dict[str, str]:
 
 NO_KERNEL_COUNTERS = """
 import builtins, io
-real = builtins.open
+real_open = builtins.open
 def missing(path, *args, **kwargs):
     if str(path).startswith(("/proc/vmstat", "/proc/diskstats", "/proc/meminfo", "/proc/pressure")):
         raise FileNotFoundError(2, "No such file or directory", str(path))
-    return real(path, *args, **kwargs)
+    return real_open(path, *args, **kwargs)
 builtins.open = io.open = missing
 """
 A_BUG = """
