@@ -48,13 +48,6 @@ PARTS = {
     "run_queue": ("run/queue",),
     "run_actions": ("run/actions", "run/run_address"),
     "run_head": ("run/run_times", "run/run_connection"),
-    "run_samples": (
-        "run/run_samples",
-        "run/evolution_grid",
-        "run/evolution_compare",
-        "run/evolution_vote",
-        "run/evolution",
-    ),
     "run_times": ("run/run_times",),
     "charts": ("run/plot", "run/charts"),
     "compare": ("run/plot", "run/compare"),
