@@ -93,13 +93,14 @@ def pick(folder: Path, step: int | None, found: Evolution) -> None:
 
 
 def wins(ballot: Ballot) -> list[tuple[int, float, int]]:
-    """(step, comparisons won, comparisons) of each LoRA with votes, the best share first. An equal pair counts half."""
+    """(step, comparisons won, comparisons) of each LoRA with votes, the best first. An equal pair counts half."""
     scores: dict[int, list[float]] = {}
     for pair, choice in ballot.votes:
         for step, side in ((pair.left, "left"), (pair.right, "right")):
             scores.setdefault(step, []).append(0.5 if choice == "equal" else float(choice == side))
     rows = [(step, sum(found), len(found)) for step, found in scores.items()]
-    return sorted(rows, key=lambda row: (-row[1] / row[2], row[0]))
+    # One comparison more won and one more lost (Laplace): a LoRA that won its only one is not ahead of one that won 9 of 10.
+    return sorted(rows, key=lambda row: (-(row[1] + 1) / (row[2] + 2), row[0]))
 
 
 def picked(folder: Path) -> int | None:
