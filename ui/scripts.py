@@ -50,7 +50,6 @@ PARTS = {
     "run_head": ("run/run_times", "run/run_connection"),
     "run_times": ("run/run_times",),
     "charts": ("run/plot", "run/charts"),
-    "compare": ("run/plot", "run/compare"),
     "log_view": ("run/run_times", "run/log_view"),
     "launch_tab": ("run/launch_tab",),
     "fleet_page": ("run/fleet_page",),

@@ -141,8 +141,7 @@ def run_log(run: str, text: str = "", level: str = "", lines: int = 200) -> list
 
 def compare_runs(runs: list) -> dict[str, Any]:
     """Two to six runs side by side: the settings that differ, the losses, samples, times, memory."""
-    names = [str(one) for one in runs]
-    return page_answer(compare.compare_runs({"run": names[0] if names else "", "runs": names}))
+    return compare.compare([str(one) for one in runs])
 
 
 def run_evolution(run: str) -> dict[str, Any]:

@@ -45,7 +45,6 @@ PARTS = (
     "incidents",
     "ledger",
     "charts",
-    "compare",
     "elsewhere",
     "log",
     "queue",
@@ -161,7 +160,7 @@ def build() -> RunPage:
                 page.parts[name] = part(name)
             page.parts["charts"] = charts.build()
             samples.build(page.selected)
-            page.parts["compare"] = compare.build()
+            compare.build(page.selected)
             publish.build(page.selected)
             page.parts["elsewhere"] = launch_tab.build()
             page.parts["log"] = log_view.build()
@@ -209,7 +208,6 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
         "incidents": cards.incidents(shown, found),
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
         "charts": charts.value(shown),
-        "compare": compare.value(shown),
         "elsewhere": launch_tab.value(shown),
         "log": log_view.value(shown),
         "queue": queue.value(everything),

@@ -55,10 +55,10 @@ def pictures(found: Evolution, prompt: int = ALL) -> list[Picture]:
             if prompt in (ALL, sample.prompt):
                 shown.append((sample.path, f"{snapshot.at[:1].upper()}{snapshot.at[1:]} · {texts[sample.prompt]}"))
     shown += [(one.path, one.path.name) for one in found.others if prompt == ALL]
-    return [(path, caption) for one, caption in shown if (path := _sent(one))]
+    return [(path, caption) for one, caption in shown if (path := sent(one))]
 
 
-def _sent(path: Path) -> str | None:
+def sent(path: Path) -> str | None:
     """The path as the page sends it; None for what it does not send."""
     found = served.find(str(path.absolute()))
     return str(found[0]) if found and found[1].startswith("image/") else None
@@ -206,7 +206,7 @@ def _next(folder: Path) -> list[Any]:
     if pair is None:
         return [None, f'<p class="hp-say">{esc(NO_VOTE)}</p>', [], result(ballot)]
     paths = {one.step: each.path for one in found.snapshots for each in one.samples if each.prompt == pair.prompt}
-    sides = [(_sent(paths[step]), caption) for step, caption in ((pair.left, "Left"), (pair.right, "Right"))]
+    sides = [(sent(paths[step]), caption) for step, caption in ((pair.left, "Left"), (pair.right, "Right"))]
     question = f'<p class="hp-say">Which one is better? {esc(prompts(found)[pair.prompt])}</p>'
     return [pair, question, [each for each in sides if each[0]], result(ballot)]
 

@@ -106,7 +106,7 @@ def test_a_lora_is_trained_from_upload_to_download_without_the_page(client, data
         ("run_status", ["../../etc"], "There is no run '../../etc'"),
         ("start_run", [""], "There is no run ''"),
         ("draft_settings", ["../x"], "There is no draft '../x'; new_draft makes one"),
-        ("compare_runs", [["a"]], "There is no run 'a'"),
+        ("compare_runs", [["a", "b"]], "There is no run 'a'"),
         ("job", ["a", "../x"], "There is no such command"),
         ("explain_process", [-1], ""),
     ],
