@@ -322,6 +322,11 @@ def table(prompts: Iterable[Prompt], samples: Iterable[Sample], loras: Iterable[
     return Evolution(tuple(prompts), tuple(found), tuple(sorted(losses.validation.items())), tuple(others))
 
 
+def best(validation: Iterable[tuple[int, float]]) -> tuple[int, float] | None:
+    """(step, loss) of the lowest validation loss; of equal ones the first. None without a validation after step 0."""
+    return min((one for one in validation if one[0]), key=lambda one: one[1], default=None)
+
+
 def _mtime(path: Path) -> float | None:
     try:
         return path.stat().st_mtime

@@ -6,7 +6,6 @@ lets the run start; an impossible value does not start, because it would fail or
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import presets
 from presets.estimate import GB, disk, estimate
 from presets.steps import held_out
-from runs.command import tier_flags, world
+from runs.command import tier_flags
 from runs.dataset import shown_per_epoch
 from runs.files import Fault
 
@@ -54,9 +53,9 @@ def judge(
     known = facts(spec, images, machine, sizes)
     found: dict[str, Finding] = {}
     for rule in presets.sanity()["rule"]:
-        if rule["about"] not in found and holds(rule, known):
-            field = known["memory_field"] if rule["field"] == "model-memory" else rule["field"]
-            found[rule["about"]] = Finding(field, rule["message"].format_map(known), rule["severity"])
+        field = rule["field"]
+        if field not in found and holds(rule, known):
+            found[field] = Finding(field, rule["message"].format_map(known), rule["severity"])
     both = [*found.values(), *_flags(spec)]
     return sorted(both, key=lambda finding: finding.severity != IMPOSSIBLE)
 
@@ -80,10 +79,8 @@ def facts(
         "fp16_chosen": spec.mixed_precision == "fp16" and settings.get("mixed_precision") != "fp16",
         "generated": presets.models()[spec.model]["generated"],
         "alpha_share": spec.alpha / spec.rank,
-        "batch": spec.batch_size * spec.gradient_accumulation * world(spec),
-        "gpu_hidden": spec.environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"),
     }
-    known |= _rate(spec) | _prompts(spec) | _length(spec, images, sizes) | _memory(spec, machine)
+    known |= _rate(spec) | _length(spec, images, sizes) | _memory(spec, machine)
     if "disk_gb" in known and "free_disk_gb" in known:
         known["disk_share"] = known["disk_gb"] / max(0.001, known["free_disk_gb"])
     return known
@@ -130,57 +127,28 @@ def _rate(spec: "RunSpec") -> Facts:
     return {"optimizer": optimizer, "rate": rate, "usual_rate": usual, "rate_share": rate / usual}
 
 
-def _prompts(spec: "RunSpec") -> Facts:
-    sides = [int(side[:9]) for prompt in spec.prompts for side in re.findall(r" --[wh] (\d+)", prompt)]
-    return {
-        "prompts": len(spec.prompts),
-        "prompt_pixels": max(sides, default=0),
-        "prompt_words": max((len(prompt.split()) for prompt in spec.prompts), default=0),
-        "trigger_words": len(spec.trigger.split()),
-        "samples_on": spec.sample_every_n_steps != 0
-        or any(spec.extra.get(flag) for flag in ("sample_every_n_epochs", "sample_at_first")),
-    }
-
-
 def _length(spec: "RunSpec", images: int | Mapping[str, int], sizes: Sequence[tuple[int, int]]) -> Facts:
-    """Steps, how often each image is used, and what a step or an interval is of the run."""
+    """Steps, how often each image is used, what is saved, and the size of the images."""
     from runs.folders import planned_steps
 
     count = images if isinstance(images, int) else sum(images.values())
     if not count:
         return {}
     steps, samples = planned_steps(spec, images), shown_per_epoch(images, spec.repeats)
-    batch = spec.batch_size * spec.gradient_accumulation * world(spec)
     per_epoch = planned_steps(spec.model_copy(update={"max_train_steps": None, "epochs": 1}), images)
-    epochs = math.ceil(spec.max_train_steps / per_epoch) if spec.max_train_steps else spec.epochs
+    by_folder = {"": images} if isinstance(images, int) else images
     known: Facts = {
+        "images": count,
         "steps": steps,
         "steps_text": f"{steps:,} step{'s' * (steps != 1)}",
-        "epochs_text": f"{epochs:,} epoch{'s' * (epochs != 1)}",
         "days": steps / STEPS_PER_S / 86400,
         "views": steps / per_epoch * samples / count,
         "samples": samples,
         "batch_share": spec.batch_size / samples,
-        "accumulation_share": batch / samples if spec.batch_size <= samples else 0,
-        "save_epochs_share": spec.save_every_n_epochs / epochs,
-        "no_checkpoint": spec.save_every_n_steps == 0 and not spec.save_every_n_epochs,
-    }
-    by_folder = {"": images} if isinstance(images, int) else images
-    known |= {
-        "images": count,
+        "no_checkpoint": (spec.save_every_n_steps or 0) > steps
+        or (spec.save_every_n_steps == 0 and not spec.save_every_n_epochs),
         "held_out": sum(held_out(by_folder, spec.validation_split, spec.backend).values()),
-        "validate_share": (spec.validate_every_n_steps or 0) / steps,
     }
-    if spec.save_every_n_steps:
-        known |= {"save_every": spec.save_every_n_steps, "save_steps_share": spec.save_every_n_steps / steps}
-    if spec.sample_every_n_steps:
-        prompts = max(1, len(spec.prompts))
-        sample_images = steps // spec.sample_every_n_steps * prompts
-        known |= {
-            "sample_steps_share": spec.sample_every_n_steps / steps,
-            "sample_images": sample_images,
-            "sampling_share": sample_images * spec.sample_steps / steps,
-        }
     if sizes:
         width, height = max(sizes, key=lambda size: size[0] * size[1])
         known |= {"largest_width": width, "largest_height": height}
@@ -191,28 +159,17 @@ def _length(spec: "RunSpec", images: int | Mapping[str, int], sizes: Sequence[tu
 def _memory(spec: "RunSpec", machine: "Machine | None") -> Facts:
     """The memory that the run needs, and what this machine has."""
     needed, tier = estimate(spec.model_dump())["peak_gb"], presets.tiers()[spec.tier]["vram_gb"]
-    known: Facts = {"memory_gb": needed, "memory_field": memory_field(spec), "tier_gb": tier}
-    known |= {"limit_text": f"the {tier} GB of this choice", "memory_share": needed / tier}
+    known: Facts = {"memory_gb": needed, "limit_text": f"the {tier} GB of this choice", "memory_share": needed / tier}
     if machine is not None:
         known |= {"ram_gb": machine.ram_gb, "free_disk_gb": machine.free_disk_gb}
         known["cuda"] = machine.cuda and machine.vram_gb is not None
         if machine.vram_gb is not None:
             gpu = machine.vram_gb
-            known |= {"gpu_gb": gpu, "gpu_name": machine.gpu_name, "tier_share": tier / gpu}
             known |= {
+                "gpu_name": machine.gpu_name,
                 "limit_text": f"the {gpu:.0f} GB of {machine.gpu_name}",
                 "memory_share": needed * GB / (gpu * 2**30),
             }
             free = gpu if machine.vram_free_gb is None else machine.vram_free_gb
             known |= {"free_gpu_gb": free * 2**30 / GB, "free_share": needed * GB / max(1.0, free * 2**30)}
     return known
-
-
-def memory_field(spec: "RunSpec") -> str:
-    """The field whose value needs most memory: the one whose default would save most."""
-    base = {**presets.defaults()["run"], **presets.models()[spec.model]["settings"]}
-    peaks = {
-        name: estimate({**spec.model_dump(), name: base[name]})["peak_gb"]
-        for name in ("rank", "resolution", "batch_size")
-    }
-    return min(peaks, key=lambda name: peaks[name])

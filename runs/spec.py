@@ -87,21 +87,21 @@ class RunSpec(BaseModel):
     repeats: Count = DEFAULTS["repeats"]
     epochs: Count = DEFAULTS["epochs"]
     max_train_steps: Count | None = None
-    gradient_accumulation: Count = DEFAULTS["gradient_accumulation"]
-    rank: Count = DEFAULTS["rank"]
+    gradient_accumulation: Annotated[int, Field(ge=1, le=10_000)] = DEFAULTS["gradient_accumulation"]
+    rank: Annotated[int, Field(ge=1, le=16_384)] = DEFAULTS["rank"]
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DEFAULTS["alpha"]
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DEFAULTS["learning_rate"]
     seed: Annotated[int, Field(ge=0, lt=2**32)] = DEFAULTS["seed"]
-    workers: Steps = DEFAULTS["workers"]
-    gpus: Count = DEFAULTS["gpus"]  # of each node
-    nodes: Count = 1  # machines that train this run together
+    workers: Annotated[int, Field(ge=0, le=256)] = DEFAULTS["workers"]
+    gpus: Annotated[int, Field(ge=1, le=64)] = DEFAULTS["gpus"]  # of each node
+    nodes: Annotated[int, Field(ge=1, le=256)] = 1  # machines that train this run together
     mixed_precision: Literal["bf16", "fp16", "no"] = DEFAULTS["mixed_precision"]
     save_every_n_steps: Steps | None = None
     save_every_n_epochs: Steps = DEFAULTS["save_every_n_epochs"]
     keep_states: Count = DEFAULTS["keep_states"]
     prompts: list[str] = []
     sample_every_n_steps: Steps | None = DEFAULTS["sample_every_n_steps"]  # None: a tenth of the run; 0: none
-    sample_steps: Count = DEFAULTS["sample_steps"]
+    sample_steps: Annotated[int, Field(ge=1, le=10_000)] = DEFAULTS["sample_steps"]
     validation_split: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.0  # share of the images held out
     validate_every_n_steps: Count | None = None  # None: as often as samples
     keep_tokens: Steps = DEFAULTS["keep_tokens"]

@@ -1,10 +1,9 @@
-"""The HTTP API of a run's snapshots, for programs and for the page itself. Reads only.
+"""The HTTP API of a run's snapshots, for programs. Reads only.
 
     GET /api/evolution                            runs: name of the folder, name, state, address
     GET /api/evolution/RUN                        all snapshots of a run
     GET /api/evolution/RUN/snapshot/STEP          one; 404 names the steps that exist
     GET /api/evolution/RUN/thumb/FILE             a sample, at most THUMB pixels wide and high
-    GET /api/evolution/RUN/pair/ID/left|right     a sample of a pair of the blind vote, without its step
 
 Every answer but a picture is JSON, errors too: {"error": sentence, …}. The guard (ui/security.py) and the login apply. A name
 in the address is compared with the names that exist and never becomes a path by itself. Each answer has an ETag, so that a
@@ -22,7 +21,7 @@ from typing import Any
 
 import anyio
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 
 from runs.dataset import opened
 from runs.files import RunError
@@ -71,8 +70,6 @@ def _answer(request: Request, words: list[str]) -> Response:
             return _json(request, _snapshot(_folder(run), step))
         case [run, "thumb", name]:
             return _thumb(request, _folder(run), name)
-        case [run, "pair", pair, ("left" | "right") as side]:
-            return _pair(_folder(run), pair, side)
     raise Missing("There is no such address; use /api/evolution/RUN or /api/evolution/RUN/snapshot/STEP")
 
 
@@ -157,16 +154,3 @@ def thumbnail(path: Path, version: int) -> bytes:
         out = io.BytesIO()
         small.save(out, "WEBP", quality=80, method=2)
     return out.getvalue()
-
-
-def _pair(folder: Path, pair_id: str, side: str) -> Response:
-    from ui.run import blind_vote, evolution
-
-    pair = blind_vote.pair_of(pair_id)
-    path = blind_vote.sample_of(evolution.evolution(folder), pair, pair.left if side == "left" else pair.right)
-    found = served.find(str(path))
-    if found is None or not found[1].startswith("image/"):
-        raise Missing("This sample is not an image that Hangproof sends")
-    return FileResponse(
-        found[0], media_type=found[1], stat_result=found[2], headers={"cache-control": "private, no-cache"}
-    )

@@ -9,7 +9,20 @@ from runs import manage, sweep
 from runs.files import RunError
 from ui import jobs
 from ui.api.checks import page_answer
-from ui.run import actions, calls, charts, compare, control, evolution, launch_tab, log_view, publish, queue, view
+from ui.run import (
+    actions,
+    blind_vote,
+    calls,
+    charts,
+    compare,
+    control,
+    evolution,
+    launch_tab,
+    log_view,
+    publish,
+    queue,
+    view,
+)
 
 TITLE = "Runs"
 MOST_LINES = 2000
@@ -128,12 +141,11 @@ def run_log(run: str, text: str = "", level: str = "", lines: int = 200) -> list
 
 def compare_runs(runs: list) -> dict[str, Any]:
     """Two to six runs side by side: the settings that differ, the losses, samples, times, memory."""
-    names = [str(one) for one in runs]
-    return page_answer(compare.compare_runs({"run": names[0] if names else "", "runs": names}))
+    return compare.compare([str(one) for one in runs])
 
 
 def run_evolution(run: str) -> dict[str, Any]:
-    """The snapshots of a run: step, loss, validation loss, LoRA, samples; the best so far; a warning of overfitting."""
+    """The snapshots of a run: step, loss, validation loss, LoRA, samples; the best so far."""
     return evolution.summary(calls.folder_of(run))
 
 
@@ -147,39 +159,11 @@ def run_snapshot(run: str, step: int) -> dict[str, Any]:
     return found
 
 
-def vote_next(run: str) -> dict[str, Any]:
-    """The next pair of the blind vote."""
-    return evolution.vote_next(run)
-
-
-def vote(run: str, pair: str, choice: str) -> dict[str, Any]:
-    """Vote on a pair: "left", "right" or "equal"."""
-    return evolution.vote_cast(run, pair, choice)
-
-
-def vote_result(run: str) -> dict[str, Any]:
-    """The result of the blind vote so far."""
-    return evolution.vote_result(run)
-
-
-def pick_lora(run: str, step: int) -> dict[str, Any]:
-    """Mark the LoRA of a step as the picked one."""
-    return evolution.pick_lora(run, step)
-
-
-def vote_reset(run: str) -> dict[str, Any]:
-    """Forget the votes and the pick of a run."""
-    return evolution.vote_reset(run)
-
-
-def compute_likeness(run: str) -> dict[str, Any]:
-    """Compute in the background how alike samples and training images are; `run_evolution` has the values."""
-    return evolution.likeness_start(run)
-
-
-def cancel_likeness(run: str) -> dict[str, Any]:
-    """End that computation; the values so far stay."""
-    return evolution.likeness_cancel(run)
+def pick_lora(run: str, step: int | None) -> dict[str, Any]:
+    """Mark the LoRA of a step as the best; null removes the mark. Without a mark, the blind vote on the page names it."""
+    folder = calls.folder_of(run)
+    blind_vote.pick(folder, step, evolution.evolution(folder))
+    return {"picked": blind_vote.picked(folder)}
 
 
 def rehearse_run(run: str) -> dict[str, Any]:
@@ -309,13 +293,7 @@ ACTIONS = (
     compare_runs,
     run_evolution,
     run_snapshot,
-    vote_next,
-    vote,
-    vote_result,
     pick_lora,
-    vote_reset,
-    compute_likeness,
-    cancel_likeness,
     rehearse_run,
     find_fault,
     probe_run,

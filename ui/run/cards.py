@@ -366,9 +366,9 @@ def _lora(lora: Lora, gallery: Gallery, mark: str) -> str:
     name, at = lora.path.name, lora.at
     title = f"Final LoRA · {at}" if lora.final and at != name else at[:1].upper() + at[1:] if at != name else name
     thumbs = "".join(
-        f'<button type="button" class="hp-thumb" data-sample="{esc(file_url(sample.path))}" '
+        f'<a class="hp-thumb" target="_blank" href="{esc(file_url(sample.path))}" '
         f'title="{esc(sample.at)}"><img loading="lazy" src="{esc(thumb_url(sample.path))}" '
-        f'alt="Sample of prompt {sample.prompt + 1}, {esc(sample.at)}"></button>'
+        f'alt="Sample of prompt {sample.prompt + 1}, {esc(sample.at)}"></a>'
         for sample in gallery.of(lora)
     )
     pill = f'<span class="hp-mark-pill hp-done">{esc(mark)}</span>' if mark else ""

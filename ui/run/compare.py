@@ -3,21 +3,21 @@
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gradio as gr
 import numpy as np
 
+from runs.evolution import Sample
 from runs.files import RunError
-from ui import scripts
-from ui.dataset.images import OUT_OF_DATE, file_url
-from ui.html import duration, number, per_step
+from ui.dataset.images import file_url
+from ui.html import duration, esc, number, per_step
 from ui.new import form
-from ui.run import calls, cards, view
+from ui.run import calls, cards, fold, view
 from ui.run.charts import points
+from ui.run.fold import QUIET
 from ui.run.metrics import Metrics
-
-if TYPE_CHECKING:
-    import gradio as gr
+from ui.run.samples import GALLERY, sent
 
 FEWEST, MOST = 2, 6
 LISTED = 500
@@ -28,53 +28,27 @@ MOST_PROMPTS = 12
 LEFT_OUT = ("name", "environment", "prompts", "version", "created")
 
 
-def value(shown: "view.View | None") -> dict[str, Any]:
-    """What the script gets each second: the selected run."""
-    return {"run": shown.folder.name if shown is not None and shown.status.get("state") else ""}
-
-
-def compare_list(data: dict[str, Any]) -> dict[str, Any]:
-    """The runs that can be compared with the one of `data`, newest first: {"ok", "runs": [{"run", "name", "state"}]}."""
-
-    def action(folder: Path, _data: dict[str, Any]) -> dict[str, Any]:
-        everything = [one for one in view.read_all() if one.status.get("state")]
-        listed = [{"run": one.folder.name, "name": one.name, "state": cards.describe_run(one)[1]} for one in everything]
-        return {"runs": listed[:LISTED]}
-
-    return calls.answer(action, data)
-
-
-def compare_runs(data: dict[str, Any]) -> dict[str, Any]:
-    """Two to six runs side by side.
-
-    Args:
-        data: {"run": one of them, "runs": the folder names of all}.
+def compare(names: list[str]) -> dict[str, Any]:
+    """Two to six runs side by side, by the names of their folders.
 
     Returns:
-        {"ok", "runs": [{"run", "name"}], "facts": [[label, value of each run]], "settings": [[name, value of each run]],
-        "lines": [{"name", "x", "mean", "low", "high"}], "range": [from, to],
+        {"runs": [{"run", "name"}], "facts": [[label, value of each run]], "settings": [[name, value of each run]],
+        "lines": [{"name", "x", "mean", "low", "high"}],
         "samples": [{"prompt", "images": [{"url", "at"} or None for each run]}]}.
+
+    Raises:
+        RunError: too few or too many runs, or one that does not exist.
     """
-
-    def action(_folder: Path, data: dict[str, Any]) -> dict[str, Any]:
-        names = data.get("runs")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise RunError(OUT_OF_DATE)
-        if not FEWEST <= len(set(names)) <= MOST:
-            raise RunError(f"Choose {FEWEST} to {MOST} runs.")
-        views = [view.read(calls.folder_of(name)) for name in dict.fromkeys(names)]
-        lines: list[dict[str, Any]] = [{"name": one.name, **_line(one.folder)} for one in views]
-        ends = [line["x"][-1] for line in lines if line["x"]]
-        return {
-            "runs": [{"run": one.folder.name, "name": one.name} for one in views],
-            "facts": facts(views),
-            "settings": differences([settings(one) for one in views]),
-            "lines": lines,
-            "range": [min((line["x"][0] for line in lines if line["x"]), default=0), max(ends, default=0)],
-            "samples": samples(views),
-        }
-
-    return calls.answer(action, data)
+    if not FEWEST <= len(set(names)) <= MOST:
+        raise RunError(f"Choose {FEWEST} to {MOST} runs.")
+    views = [view.read(calls.folder_of(name)) for name in dict.fromkeys(names)]
+    return {
+        "runs": [{"run": one.folder.name, "name": one.name} for one in views],
+        "facts": facts(views),
+        "settings": differences([settings(one) for one in views]),
+        "lines": [{"name": one.name, **_line(one.folder)} for one in views],
+        "samples": samples(views),
+    }
 
 
 def _line(folder: Path) -> dict[str, list[float]]:
@@ -147,18 +121,93 @@ def peak_memory(metrics: Metrics) -> float:
     return max((peak for peak in peaks if math.isfinite(peak)), default=0.0)
 
 
-def samples(views: list["view.View"]) -> list[dict[str, Any]]:
-    """The last sample of each prompt that at least two runs have: {"prompt", "images": [{"url", "at"} or None]}."""
+def last_samples(views: list["view.View"]) -> list[tuple[str, list[Sample | None]]]:
+    """(prompt, the last sample of each run or None) of each prompt that at least two runs have."""
     last = [{prompt: row[-1] for prompt, row in view.samples(one.folder).rows if row} for one in views]
-    out = []
-    for prompt in dict.fromkeys(prompt for one in last for prompt in one):
-        images = [one.get(prompt) for one in last]
-        if sum(image is not None for image in images) >= FEWEST:
-            shown = [None if image is None else {"url": file_url(image.path), "at": image.at} for image in images]
-            out.append({"prompt": prompt, "images": shown})
-    return out[:MOST_PROMPTS]
+    rows = [(prompt, [one.get(prompt) for one in last]) for prompt in dict.fromkeys(p for one in last for p in one)]
+    return [(prompt, row) for prompt, row in rows if sum(one is not None for one in row) >= FEWEST][:MOST_PROMPTS]
 
 
-def build() -> "gr.HTML":
-    """The component; its value is that of `value`."""
-    return scripts.component("compare", "run-compare", compare_list, compare_runs)
+def samples(views: list["view.View"]) -> list[dict[str, Any]]:
+    """`last_samples` as plain values: {"prompt", "images": [{"url", "at"} or None]}."""
+    return [
+        {"prompt": prompt, "images": [one and {"url": file_url(one.path), "at": one.at} for one in row]}
+        for prompt, row in last_samples(views)
+    ]
+
+
+# The part of the page -------------------------------------------------------------------------------------------------
+
+
+def build(selected: gr.State) -> None:
+    """Build the part; `selected` has the name of the run."""
+    fold.build("Compare runs", "compare-fold", selected, _draw)
+
+
+def _draw(name: str) -> None:
+    everything = [one for one in view.read_all() if one.status.get("state")]
+    chosen = gr.Dropdown(
+        [(f"{one.name} ({cards.describe_run(one)[1]})", one.folder.name) for one in everything[:LISTED]],
+        value=[name] if name in (one.folder.name for one in everything) else [],
+        multiselect=True,
+        max_choices=MOST,
+        label="Runs to compare",
+        info=f"{FEWEST} to {MOST}; type to search",
+        interactive=True,
+        elem_id="compare-runs",
+    )
+    tables = gr.HTML(elem_id="compare-tables", apply_default_css=False)
+    losses = gr.LinePlot(
+        x="step", y="loss", color="run", title="Loss of the runs", height=280, visible=False, elem_id="compare-loss"
+    )
+    pictures = gr.Gallery(visible=False, elem_id="compare-samples", object_fit="contain", **GALLERY)
+
+    def on_choice(names: list[str]) -> list[Any]:
+        try:
+            found = compare(names or [])
+            return [_tables(found), _plot(found), _pictures(names)]
+        except RunError as error:
+            return [f'<p class="hp-say">{esc(error)}</p>', gr.update(visible=False), gr.update(visible=False)]
+
+    chosen.input(on_choice, chosen, [tables, losses, pictures], trigger_mode="always_last", **QUIET)
+
+
+def _tables(found: dict[str, Any]) -> str:
+    names = "".join(f"<th scope='col'>{esc(one['name'])}</th>" for one in found["runs"])
+    parts = []
+    for title, rows in (("Result", found["facts"]), ("Settings that differ", found["settings"])):
+        lines = "".join(
+            f"<tr><th scope='row'>{esc(label)}</th>{''.join(f'<td>{esc(value)}</td>' for value in values)}</tr>"
+            for label, *values in rows
+        )
+        table = f"<table><thead><tr><td></td>{names}</tr></thead><tbody>{lines}</tbody></table>"
+        none = '<p class="hp-none">All settings are the same.</p>'
+        parts.append(
+            f'<h4>{title}</h4><div class="hp-table-scroll" role="region" tabindex="0" aria-label="{title}">{table}</div>'
+            if rows
+            else f"<h4>{title}</h4>{none}"
+        )
+    return "".join(parts)
+
+
+def _plot(found: dict[str, Any]) -> Any:
+    import pandas  # type: ignore[import-untyped]
+
+    rows = [
+        (line["name"], x, y)
+        for line in found["lines"]
+        for x, y in zip(line["x"], line["mean"], strict=True)
+        if y is not None
+    ]
+    return gr.update(visible=bool(rows), value=pandas.DataFrame(rows, columns=["run", "step", "loss"]))
+
+
+def _pictures(names: list[str]) -> Any:
+    views = [view.read(calls.folder_of(name)) for name in dict.fromkeys(names)]
+    shown = [
+        (path, f"{one.name}, {image.at}: {prompt}")
+        for prompt, row in last_samples(views)
+        for one, image in zip(views, row, strict=True)
+        if image is not None and (path := sent(image.path))
+    ]
+    return gr.update(visible=bool(shown), value=shown, columns=len(views))

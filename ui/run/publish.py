@@ -1,7 +1,6 @@
 """The part of a run that publishes its LoRA on Hugging Face.
 
-`python -m launch publish` does it, in a process of its own (ui/jobs.py) that outlives the page. The form is made when the part is
-opened and not with the page, so that it costs a visit nothing. It belongs to one run: when another is selected, it closes.
+`python -m launch publish` does it, in a process of its own (ui/jobs.py) that outlives the page.
 """
 
 import json
@@ -16,7 +15,8 @@ from runs.files import RunError, atomic_write, explained
 from ui import jobs
 from ui.html import duration, esc
 from ui.new.hub_login import linked
-from ui.run import calls
+from ui.run import calls, fold
+from ui.run.fold import QUIET
 
 JOB = "publish"
 TYPED = ".publish-form.json"  # in the run's folder: what was typed and not published yet
@@ -24,7 +24,6 @@ LIMIT_S = 6 * 3600.0
 TICK_S = 1.0
 IDLE_S = 5.0  # while nothing is being published: another browser may start it
 MOST_SAMPLES = 12
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 NO_TOKEN = (
     "You are not logged in to Hugging Face. Log in under “Hugging Face account” in the tab New LoRA, with a token that may "
     "write, then open this part again."
@@ -100,19 +99,7 @@ def keep_typed(folder: Path, values: dict[str, Any]) -> None:
 
 def build(selected: gr.State) -> None:
     """Build the part; `selected` has the name of the run."""
-    with gr.Accordion("Publish on Hugging Face", open=False, elem_id="publish-fold") as fold:
-
-        @gr.render(inputs=[selected], triggers=[fold.expand], show_progress="hidden")
-        def _opened(name: str) -> None:
-            _form(name)
-
-    before = gr.State("")  # the run shown before this one
-
-    def _another(name: str, before: str) -> tuple[Any, str]:
-        # Opened by somebody while the page was still loading its first run, it stays open.
-        return (gr.update(open=False) if before not in ("", name) else gr.skip()), name
-
-    selected.change(_another, [selected, before], [fold, before], **QUIET)
+    fold.build("Publish on Hugging Face", "publish-fold", selected, _form)
 
 
 def _field(name: str) -> dict[str, Any]:
@@ -125,13 +112,13 @@ def _form(name: str) -> None:
         folder = calls.folder_of(name)
         known = publish.choices(folder)
     except RunError as error:
-        gr.HTML(f'<p class="hp-say">{esc(error)}</p>', apply_default_css=False)
+        fold.say(error)
         return
     if not known["loras"]:
-        gr.HTML('<p class="hp-say">This run has no LoRA yet.</p>', apply_default_css=False)
+        fold.say("This run has no LoRA yet.")
         return
     if not known["token"]:
-        gr.HTML(f'<p class="hp-say">{esc(NO_TOKEN)}</p>', apply_default_css=False)
+        fold.say(NO_TOKEN)
     before, old = known["published"] or {}, typed(folder)
     busy, shown = progress(folder)
     with gr.Row(elem_classes="hp-fields"):

@@ -31,6 +31,7 @@ from ui.run import (
     log_view,
     publish,
     queue,
+    samples,
     view,
 )
 from ui.run.artifacts import Gallery
@@ -44,8 +45,6 @@ PARTS = (
     "incidents",
     "ledger",
     "charts",
-    "samples",
-    "compare",
     "elsewhere",
     "log",
     "queue",
@@ -160,8 +159,8 @@ def build() -> RunPage:
             for name in ("loras", "incidents", "ledger"):
                 page.parts[name] = part(name)
             page.parts["charts"] = charts.build()
-            page.parts["samples"] = evolution.build()
-            page.parts["compare"] = compare.build()
+            samples.build(page.selected)
+            compare.build(page.selected)
             publish.build(page.selected)
             page.parts["elsewhere"] = launch_tab.build()
             page.parts["log"] = log_view.build()
@@ -205,12 +204,10 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
     parts = {
         "list": cards.run_list(everything, selected, search or ""),
         "head": cards.head(shown, selected) + drill.html(shown.folder if shown else None),
-        "loras": cards.loras(shown, found_loras, gallery, evolution.marks(shown)),
+        "loras": cards.loras(shown, found_loras, gallery, evolution.marks(shown.folder, found_loras) if shown else {}),
         "incidents": cards.incidents(shown, found),
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
         "charts": charts.value(shown),
-        "samples": evolution.value(shown, gallery, found_loras),
-        "compare": compare.value(shown),
         "elsewhere": launch_tab.value(shown),
         "log": log_view.value(shown),
         "queue": queue.value(everything),

@@ -68,10 +68,10 @@ def lora(folder: Path) -> dict[str, numpy.ndarray]:
 
 def sampled_at(page) -> int:
     """The step of the sample that the page shows."""
-    head = page.locator(".hp-ev-grid thead strong").first
-    head.wait_for(timeout=RUN_S * 1000)
-    head.scroll_into_view_if_needed()
-    return int(head.inner_text().removeprefix("Step "))
+    page.locator("#samples-fold button.label-wrap").first.click()
+    shown = page.locator("#samples-gallery img").first
+    shown.wait_for(timeout=RUN_S * 1000)
+    return int(shown.get_attribute("alt").partition(" · ")[0].removeprefix("Step "))
 
 
 @pytest.mark.timeout(1800)

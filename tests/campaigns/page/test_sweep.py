@@ -53,8 +53,9 @@ def test_a_sweep_in_two_browsers_goes_on_while_the_server_is_killed(browser, dat
             for one in (page, other):
                 one.locator(f"[data-testid=run-name][data-run='{NAMES[-1]}']").wait_for(timeout=RUN_S * 1000)
                 one.locator("[data-testid=state][data-state=completed]").wait_for()
-            page.get_by_test_id("fold-compare").locator("summary").click()
-            page.get_by_role("checkbox", name=NAMES[0]).check()
+            page.locator("#compare-fold button.label-wrap").first.click()
+            page.locator("#compare-runs input").click()
+            page.get_by_role("option", name=NAMES[0]).first.click()
             page.get_by_role("region", name="Settings that differ").get_by_role("row", name="Rank").wait_for()
             assert serious(other) == []
         for one in (page, other):

@@ -1,4 +1,4 @@
-"""A run's snapshots from its folder: samples, LoRAs and losses at each step, whatever the files say; and overfitting."""
+"""A run's snapshots from its folder: samples, LoRAs and losses at each step, whatever the files say."""
 
 import json
 import math
@@ -14,8 +14,7 @@ from ui_helpers import lora_file
 
 from monitor import metrics_lines
 from runs import evolution
-from runs.evolution import Losses, read
-from runs.overfitting import best, overfitting
+from runs.evolution import Losses, best, read
 from ui.run.charts import lines_of
 from ui.run.metrics import Metrics
 
@@ -183,71 +182,12 @@ def test_the_patterns_take_no_time_on_long_names():
     assert re.compile(evolution.SEED).search(" --d" * 2000) is None
 
 
-# Best so far and overfitting -------------------------------------------------------------------------------------------
-
-
-def curve(kind: str, seed: int, wander: float = 0.5):
-    """(validation, training losses by step) of a run of 1,500 steps with 30 validations; noise that wanders."""
-    draw, last = random.Random(seed), 1500
-    start, size = last * draw.uniform(0.2, 0.5), draw.uniform(0.12, 0.3)
-
-    def loss(step):
-        return 0.4 + 0.15 * math.exp(-step / 250) if kind != "flat" else 0.4
-
-    falls = {"overfitting": 0.05, "falling": 0.05}.get(kind, 0.0)
-    train = [loss(step) - falls * step / last + draw.gauss(0, 0.15) for step in range(last + 1)]
-    drift, found = 0.0, []
-    for step in range(0, last + 1, 50):
-        drift = wander * drift + draw.gauss(0, 0.008 * math.sqrt(1 - wander**2))
-        rise = size * max(0.0, step - start) / last if kind == "overfitting" else 0.0
-        found.append((step, loss(step) + rise + drift))
-    return found, lambda first, final: train[max(0, first) : final + 1]
-
-
-def alarm_at(kind: str, seed: int, wander: float = 0.5) -> int | None:
-    """After how many validations an alarm comes first; None for never. It is judged after each, as on the page."""
-    found, between = curve(kind, seed, wander)
-    for count in range(1, len(found) + 1):
-        now = found[count - 1][0]
-        if overfitting(found[:count], lambda a, b, now=now: between(a, min(b, now))):
-            return count
-    return None
-
-
-def test_overfitting_is_noticed_and_a_run_without_it_hardly_ever_alarms():
-    noticed = [alarm_at("overfitting", seed) for seed in range(20)]
-    assert sum(one is not None for one in noticed) >= 19
-    for kind, most in (("falling", 1), ("plateau", 1), ("flat", 2)):
-        assert sum(alarm_at(kind, seed) is not None for seed in range(20)) <= most, kind
-    assert sum(alarm_at("falling", seed, 0.8) is not None for seed in range(20)) <= 3  # noise that wanders far
-
-
-def test_the_warning_says_what_happened_and_what_to_do():
-    found, between = curve("overfitting", 1)
-    alarm = overfitting(found, between)
-    assert alarm.train_now < alarm.train_before and alarm.now > alarm.lowest and alarm.count >= 6
-    text = alarm.text()
-    assert f"since step {alarm.step:,} the validation loss has risen" in text and "Use the LoRA closest to" in text
-
-
-def test_without_training_losses_with_few_validations_or_with_a_rise_of_both_there_is_no_alarm():
-    found, between = curve("overfitting", 1)
-    assert overfitting(found, lambda a, b: []) is None
-    assert overfitting(found[:5], between) is None and overfitting([], between) is None
-    assert overfitting(found, lambda a, b: [0.4 + 1e-4 * step for step in range(max(0, a), b + 1)]) is None
+# Validation -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_best_step_has_trained():
     assert best(((0, 0.1), (10, 0.5), (20, 0.4), (30, 0.4))) == (20, 0.4)
     assert best(((0, 0.1),)) is None and best(()) is None
-
-
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(-1e30, 1e30)), max_size=40), st.lists(st.floats(-1e3, 1e3)))
-def test_any_numbers_are_judged(validation, losses):
-    validation = sorted(dict(validation).items())
-    alarm = overfitting(validation, lambda a, b: losses)
-    if alarm:
-        assert alarm.text()
 
 
 def test_the_charts_have_the_validation_loss(tmp_path):

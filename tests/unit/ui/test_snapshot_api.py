@@ -77,7 +77,7 @@ def test_what_is_missing_is_a_404_that_names_what_exists(data):
     }
     status, _, body = get("/api/evolution/dog")
     assert status == 404 and json.loads(body)["runs"] == ["empty", "cat"]
-    for path in ("/api/evolution/cat/snapshot", "/api/evolution/cat/x/1", "/api/evolution/cat/pair/a/up"):
+    for path in ("/api/evolution/cat/snapshot", "/api/evolution/cat/x/1"):
         status, _, body = get(path)
         assert status == 404 and json.loads(body)["error"]
 
@@ -113,18 +113,8 @@ def test_a_sample_as_a_small_picture(data):
     assert status == 404 and "Not a readable image" in json.loads(body)["error"]
 
 
-def test_both_samples_of_a_pair_and_no_word_about_their_steps(data):
-    fill(write_run(data, "cat"), 10, 20)
-    pair = evolution.vote_next("cat")
-    assert "10" not in json.dumps({key: value for key, value in pair.items() if key not in ("enough", "id")})
-    for side in ("left", "right"):
-        status, headers, _ = get(f"/api/evolution/cat/pair/{pair['id']}/{side}")
-        assert status == 200 and headers["content-type"] == "image/png" and "content-disposition" not in headers
-    assert get("/api/evolution/cat/pair/xxxxxxxx.xxxx/left")[0] == 404
-
-
 PARTS = st.text(max_size=30) | st.sampled_from(
-    ["..", ".", "cat", "snapshot", "thumb", "pair", "10", "-1", "9" * 400, "%2e%2e", "cat\0", "CAT", "٣", "run.toml"]
+    ["..", ".", "cat", "snapshot", "thumb", "10", "-1", "9" * 400, "%2e%2e", "cat\0", "CAT", "٣", "run.toml"]
 )
 
 
@@ -158,7 +148,5 @@ def test_a_link_out_of_the_folder_is_not_followed(data, tmp_path_factory):
     for name in list((folder / "sample").iterdir()):
         name.unlink()
         name.symlink_to(outside)
-    pair = evolution.vote_next("cat")
-    assert get(f"/api/evolution/cat/pair/{pair['id']}/left")[0] == 404
     name = evolution.snapshot(folder, 10)["samples"][0]["url"].split("/")[-1].split("?")[0]
     assert get(f"/api/evolution/cat/thumb/{name}")[0] == 404

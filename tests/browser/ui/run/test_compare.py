@@ -5,7 +5,7 @@ import zipfile
 
 from compare_helpers import a_run
 from ui_helpers import lora_file, serving, write_incident
-from ui_page import a_tab
+from ui_page import a_tab, serious, until
 
 
 def test_runs_are_compared_and_downloaded_on_the_page(browser, tmp_path):
@@ -18,17 +18,20 @@ def test_runs_are_compared_and_downloaded_on_the_page(browser, tmp_path):
         write_incident(low, step=30)
         with a_tab(browser) as page:
             page.goto(f"{server.url}/?run=low")
-            page.get_by_test_id("fold-compare").locator("summary").click()
-            page.get_by_role("checkbox", name="high").check()
-            page.get_by_role("img", name="Loss of the runs").wait_for()
+            page.locator(".hp-here[data-run='low']").wait_for()
+            page.locator("#compare-fold button.label-wrap").first.click()
+            page.locator("#compare-runs input").click()
+            page.get_by_role("option", name="high").click()
             table = page.get_by_role("region", name="Settings that differ")
             assert table.get_by_role("row", name="Learning rate").inner_text().split()[2:] == ["0.0001", "0.001"]
-            page.get_by_role("img", name="Sample of high, step 60: a cat").wait_for()
-            page.get_by_role("searchbox", name="Search runs to compare").fill("oth")
-            page.get_by_role("checkbox", name="other").check()
-            page.get_by_role("img", name="Sample of other, step 60: a cat").wait_for()
-            page.get_by_role("checkbox", name="low").click()
-            page.get_by_role("img", name="Sample of low, step 60: a cat").wait_for(state="detached")
+            pictures = page.locator("#compare-samples img")
+            expected = ["low, step 60: a cat", "high, step 60: a cat"]
+            until(lambda: pictures.evaluate_all("(all) => all.map((one) => one.alt)") == expected, "the samples")
+            page.locator("#compare-loss svg.marks").wait_for()
+            page.locator("#compare-runs input").fill("oth")
+            page.get_by_role("option", name="other").click()
+            until(lambda: pictures.count() == 3, "the samples of three runs")
+            assert serious(page, "#compare-fold") == []
             with page.expect_download() as download:
                 page.get_by_test_id("download-all").click()
             assert download.value.suggested_filename == "low.zip"

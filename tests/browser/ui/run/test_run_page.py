@@ -80,72 +80,11 @@ def test_every_saved_lora_has_its_step_its_samples_and_a_download(tab, server, h
     assert rows.filter(has_text="Step 100").locator("img").count() == 2
     row = rows.filter(has_text="Step 20")
     with tab.expect_download() as download:
-        row.get_by_role("link").click()
+        row.get_by_test_id("download-numbered").click()
     assert download.value.suggested_filename == f"{folder.name}-step00000020.safetensors"
     assert download.value.path().read_bytes() == (folder / download.value.suggested_filename).read_bytes()
     lora_file(folder / f"{folder.name}-step00000140.safetensors", 141)  # it appears without a click
     tab.get_by_test_id("lora").filter(has_text="Step 140").wait_for()
-
-
-def test_all_samples_are_in_rows_by_prompt_in_the_order_of_their_steps(tab, server):
-    folder = write_run(server.data, "samples")
-    samples(folder, *range(10, 410, 10))
-    show(tab, server, folder)
-    rows = tab.get_by_test_id("sample-row")
-    rows.first.wait_for()
-    assert [row.locator("h4").inner_text() for row in rows.all()] == ["a cat", PROMPTS.splitlines()[1].split(" --")[0]]
-    expected = [f"step {n}" for n in range(10, 410, 10)]
-    tiles = rows.first.locator(".hp-sample").all()
-    assert [one.get_attribute("data-at") for one in tiles] == expected
-    grid = tab.locator(".hp-ev-grid")
-    assert [one.inner_text() for one in grid.locator("thead strong").all()] == [f"Step {n}" for n in range(10, 410, 10)]
-    loaded = "() => [...document.querySelectorAll('.hp-sample img')].filter((i) => i.complete && i.naturalWidth).length"
-    assert tab.evaluate(loaded) < 80  # the others are loaded when they are scrolled to
-    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    scrolled = "(e) => e.scrollLeft + e.clientWidth >= e.scrollWidth - 8"
-    assert grid.evaluate(scrolled)  # the newest is in view
-    grid.evaluate("(e) => { e.scrollLeft = 0; }")
-    first = rows.first.locator(".hp-sample").first
-    first.evaluate("(e) => { e.mine = true; }")
-    samples(folder, 410)
-    rows.first.locator(".hp-sample").nth(40).wait_for()
-    assert first.evaluate("(e) => e.mine")  # the others are not drawn again
-    assert grid.evaluate("(e) => e.scrollLeft") == 0
-
-
-def test_a_sample_is_shown_large_and_the_arrow_keys_compare(tab, server):
-    folder = write_run(server.data, "large")
-    samples(folder, 10, 20, 30)
-    lora_file(folder / "large-step00000020.safetensors", 20)
-    show(tab, server, folder)
-    tiles = tab.get_by_test_id("sample-row").first.locator(".hp-sample")
-    tiles.nth(1).focus()
-    tab.keyboard.press("Enter")
-    dialog = tab.locator("dialog.hp-lightbox[open]")
-    dialog.wait_for()
-    caption = dialog.get_by_role("status")
-    assert caption.inner_text() == "step 20 · a cat"
-    tab.keyboard.press("ArrowRight")
-    assert caption.inner_text() == "step 30 · a cat" and dialog.get_by_label("Later sample").is_disabled()
-    tab.keyboard.press("ArrowRight")
-    assert caption.inner_text() == "step 30 · a cat"
-    tab.keyboard.press("ArrowDown")
-    assert caption.inner_text().startswith("step 30 · a dog <img")
-    tab.keyboard.press("ArrowUp")
-    tab.keyboard.press("ArrowLeft")
-    assert caption.inner_text() == "step 20 · a cat"
-    assert dialog.locator("img").evaluate("(e) => e.decode().then(() => e.naturalWidth)") > 100
-    assert faint_texts(tab) == [] and nameless_controls(tab) == []
-    tab.keyboard.press("Escape")
-    dialog.wait_for(state="hidden")
-    assert tab.evaluate(f"{FOCUSED}.dataset.sample") == tiles.nth(1).get_attribute("data-sample")
-    thumb = tab.get_by_test_id("lora").locator(".hp-thumb").first
-    thumb.click()
-    dialog.wait_for()
-    assert caption.inner_text() == "step 20 · a cat"
-    tab.keyboard.press("Escape")
-    dialog.wait_for(state="hidden")
-    assert tab.evaluate(f"{FOCUSED}.className") == "hp-thumb"
 
 
 def test_times_are_shown_in_the_browsers_time_zone(browser, server):

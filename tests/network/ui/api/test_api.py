@@ -106,7 +106,7 @@ def test_a_lora_is_trained_from_upload_to_download_without_the_page(client, data
         ("run_status", ["../../etc"], "There is no run '../../etc'"),
         ("start_run", [""], "There is no run ''"),
         ("draft_settings", ["../x"], "There is no draft '../x'; new_draft makes one"),
-        ("compare_runs", [["a"]], "There is no run 'a'"),
+        ("compare_runs", [["a", "b"]], "There is no run 'a'"),
         ("job", ["a", "../x"], "There is no such command"),
         ("explain_process", [-1], ""),
     ],
@@ -131,7 +131,7 @@ JSON = st.recursive(
     max_leaves=6,
 )
 HARMLESS = [  # those that start nothing and delete nothing of ours
-    "run_status", "run_files", "run_charts", "run_log", "compare_runs", "run_evolution", "run_snapshot", "vote_next", "vote",
+    "run_status", "run_files", "run_charts", "run_log", "compare_runs", "run_evolution", "run_snapshot",
     "pick_lora", "job", "preview_card", "move_in_queue", "cancel_in_queue", "sweep_table", "draft_settings", "set_settings",
     "list_images", "add_images", "add_folder", "set_caption", "edit_captions", "move_to_subset", "edit_image", "remove_images",
     "undo", "image_report", "fix_images", "write_captions", "import_settings", "use_template", "delete_template", "draft_script",

@@ -1,0 +1,68 @@
+"""The samples of a run in a real browser: by prompt and step, two over each other, and a vote that names the best LoRA."""
+
+import shutil
+
+from ui_helpers import lora_file, photos, write_run
+from ui_page import serious, until
+
+from ui.run import blind_vote
+
+HOSTILE = "a <b>dog</b><img src=x onerror=alert(1)>"
+
+
+def test_samples_are_shown_compared_and_voted_on(tab, server):
+    folder = write_run(server.data, "my cat", state="completed", step=24, planned_steps=24)
+    (folder / "sample").mkdir()
+    (folder / "sample_prompts.txt").write_text(f"a cat\n{HOSTILE}\n")
+
+    def draw(step: int) -> None:
+        for prompt, picture in enumerate(("coffee.png", "rocket.jpg")):
+            name = f"{folder.name}_{step:06}_{prompt:02}_20260101120000_42.png"
+            shutil.copy(photos(picture)[0], folder / "sample" / name)
+        lora_file(folder / f"{folder.name}-step{step:08}.safetensors", step)
+
+    draw(8)
+    draw(16)
+    tab.goto(f"{server.url}?run={folder.name}")
+    tab.locator(f".hp-here[data-run='{folder.name}']").wait_for()
+    tab.locator("#samples-fold button.label-wrap").first.click()
+    pictures = tab.locator("#samples-gallery img")
+    captions = "(all) => all.map((one) => one.alt)"
+    until(lambda: pictures.count() == 4, "the samples")
+    expected = ["Step 8 · a cat", f"Step 8 · {HOSTILE}", "Step 16 · a cat", f"Step 16 · {HOSTILE}"]
+    assert pictures.evaluate_all(captions) == expected
+    draw(24)  # they appear without a click
+    until(lambda: pictures.count() == 6, "the new samples")
+    tab.locator("#samples-prompt input").click()
+    tab.get_by_role("option", name="a cat", exact=True).click()
+    until(lambda: pictures.evaluate_all(captions) == [f"Step {n} · a cat" for n in (8, 16, 24)], "one prompt")
+    until(lambda: pictures.first.evaluate("(image) => image.naturalWidth > 0"), "the picture")
+    assert serious(tab, "#samples-fold") == []
+
+    tab.get_by_role("tab", name="Compare two").click()
+    sides = tab.locator("#samples-slider img")
+    until(lambda: sides.count() >= 2, "both pictures")
+    tab.locator("#samples-Left input").click()
+    tab.get_by_role("option", name="Step 16 · a cat").click()
+    until(lambda: any("_000016_00_" in one.get_attribute("src") for one in sides.all()), "the other picture")
+    assert serious(tab, "#samples-fold") == []
+
+    for _ in range(blind_vote.ENOUGH - 1):  # in another browser
+        blind_vote.append(folder, kind="vote", choice="left", prompt=0, left=24, right=8)
+    tab.get_by_role("tab", name="Vote").click()
+    lora = tab.get_by_test_id("lora").filter(has_text="picked")
+    shown = tab.locator("#vote-pair img")
+    until(lambda: shown.count() == 2, "the pair")
+    steps = [one.get_attribute("src").split("_0000")[1][:2] for one in shown.all()]
+    side = "left" if steps[0] > steps[1] else "right"
+    tab.locator(f"#vote-for-{side}").click()
+    until(lambda: f"Votes: {blind_vote.ENOUGH}." in tab.locator("#vote-result").text_content(), "the next pair")
+    pair, choice = blind_vote.read(folder).votes[-1]
+    assert choice == side and [f"{pair.left:02}", f"{pair.right:02}"] == steps
+    lora.filter(has_text="Step 24").wait_for()
+    assert serious(tab, "#samples-fold") == []
+    tab.locator("#samples-best input").click()
+    tab.get_by_role("option", name="Step 16", exact=True).click()
+    lora.filter(has_text="Step 16").wait_for()
+    assert lora.count() == 1 and blind_vote.picked(folder) == 16
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

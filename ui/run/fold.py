@@ -1,0 +1,32 @@
+"""A part of a run that is made when it is opened and not with the page, so that it costs a visit nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gradio as gr
+
+from ui.html import esc
+
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+
+
+def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[str], None]) -> None:
+    """Build an accordion whose components `draw(run)` makes. It belongs to one run: when another is selected, it closes."""
+    with gr.Accordion(title, open=False, elem_id=elem_id) as fold:
+
+        @gr.render(inputs=[selected], triggers=[fold.expand], show_progress="hidden")
+        def _opened(name: str) -> None:
+            draw(name)
+
+    before = gr.State("")  # the run shown before this one
+
+    def _another(name: str, before: str) -> tuple[Any, str]:
+        # Opened by somebody while the page was still loading its first run, it stays open.
+        return (gr.update(open=False) if before not in ("", name) else gr.skip()), name
+
+    selected.change(_another, [selected, before], [fold, before], **QUIET)
+
+
+def say(text: object) -> gr.HTML:
+    """A sentence in the part."""
+    return gr.HTML(f'<p class="hp-say">{esc(text)}</p>', apply_default_css=False)

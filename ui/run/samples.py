@@ -1,0 +1,240 @@
+"""The part "Samples" of a run: its pictures by prompt and step, two of them over each other, and a blind vote on its LoRAs.
+
+Gradio's own components show the pictures. Their addresses are those of the page's own route (ui/served.py), which sends nothing
+outside the data folders; a picture that it would not send is left out.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from runs.evolution import Evolution, best
+from runs.files import RunError
+from runs.paths import outputs_dir
+from ui import served
+from ui.html import esc, number
+from ui.run import blind_vote, calls, evolution, fold
+from ui.run.fold import QUIET
+
+TICK_S = 5.0
+MOST = 200  # pictures in the gallery
+ALL = -1  # of all prompts
+NO_MARK = 0  # among the steps
+COLUMNS, WIDEST = 4, 6  # of the gallery
+PLAIN: dict[str, Any] = {"interactive": False, "buttons": ["fullscreen"]}
+GALLERY: dict[str, Any] = {"label": "Samples", "show_label": False, "height": "auto", **PLAIN}
+NO_SAMPLES = "This run has no samples yet. They are drawn where “Sample prompts” has a prompt and “Generate samples every N steps” is not 0."
+NO_VOTE = (
+    "A blind vote compares LoRAs by samples of the same step, and fewer than two have some. Save LoRAs and draw samples at the "
+    "same steps: set “Save a checkpoint every N steps” and “Generate samples every N steps” to the same number."
+)
+SIDES = (("left", "Left"), ("equal", "Equal"), ("right", "Right"))
+Picture = tuple[str, str]  # path, caption
+
+
+def build(selected: gr.State) -> None:
+    """Build the part; `selected` has the name of the run."""
+    gr.set_static_paths(outputs_dir())  # Gradio names these files by their path instead of copying them
+    fold.build("Samples", "samples-fold", selected, _draw)
+
+
+def prompts(found: Evolution) -> dict[int, str]:
+    """The prompts that have samples, by number."""
+    texts = {one.number: one.text for one in found.prompts}
+    numbers = sorted({sample.prompt for one in found.snapshots for sample in one.samples})
+    return {one: texts.get(one) or f"Prompt {one + 1}" for one in numbers}
+
+
+def pictures(found: Evolution, prompt: int = ALL) -> list[Picture]:
+    """The pictures of a prompt, or of all, in the order of their steps; those whose names say no step are at the end."""
+    texts = prompts(found)
+    shown = []
+    for snapshot in found.snapshots:
+        for sample in snapshot.samples:
+            if prompt in (ALL, sample.prompt):
+                shown.append((sample.path, f"{snapshot.at[:1].upper()}{snapshot.at[1:]} · {texts[sample.prompt]}"))
+    shown += [(one.path, one.path.name) for one in found.others if prompt == ALL]
+    return [(path, caption) for one, caption in shown if (path := sent(one))]
+
+
+def sent(path: Path) -> str | None:
+    """The path as the page sends it; None for what it does not send."""
+    found = served.find(str(path.absolute()))
+    return str(found[0]) if found and found[1].startswith("image/") else None
+
+
+def summary(found: Evolution, folder: Path) -> str:
+    """What is known of the run, a sentence each: that it has no samples, the lowest validation loss, the picked LoRA."""
+    lines = [] if found.others or prompts(found) else [NO_SAMPLES]
+    if (lowest := best(found.validation)) is not None:
+        lines.append(f"Lowest validation loss: {number(lowest[1], 3)} at step {lowest[0]:,}.")
+    if (picked := blind_vote.picked(folder)) is not None:
+        lines.append(f"Picked: the LoRA of step {picked:,}.")
+    return "".join(f'<p class="hp-say">{esc(line)}</p>' for line in lines)
+
+
+def result(ballot: blind_vote.Ballot) -> str:
+    """The count of votes as a table."""
+    if not ballot.votes:
+        return '<p class="hp-say">No votes yet.</p>'
+    rows = "".join(
+        f"<tr><th scope='row'>Step {step:,}</th><td>{won:g}</td><td>{seen}</td></tr>"
+        for step, won, seen in blind_vote.wins(ballot)
+    )
+    left = blind_vote.ENOUGH - len(ballot.votes)
+    more = f"After {left} more, the one at the top is picked." if left > 0 else "The one at the top is picked."
+    return (
+        f"<p class='hp-say'>Votes: {len(ballot.votes)}. {more} Mark another one below where you know better.</p>"
+        f"<div class='hp-table-scroll'><table><thead><tr><th scope='col'>LoRA</th><th scope='col'>Won</th><th scope='col'>Compared</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _draw(name: str) -> None:
+    try:
+        folder = calls.folder_of(name)
+    except RunError as error:
+        fold.say(error)
+        return
+    found = evolution.evolution(folder)
+    everything, texts = pictures(found), prompts(found)
+    head = gr.HTML(summary(found, folder), elem_id="samples-summary", apply_default_css=False)
+    timer = gr.Timer(TICK_S)
+    with gr.Tab("All", elem_id="samples-all"):
+        prompt = gr.Dropdown(
+            [("All prompts", ALL), *((text, one) for one, text in texts.items())],
+            value=ALL,
+            label="Prompt",
+            info=_count(everything),
+            interactive=True,
+            elem_id="samples-prompt",
+        )
+        gallery = gr.Gallery(
+            everything[-MOST:], columns=_columns(texts), elem_id="samples-gallery", object_fit="contain", **GALLERY
+        )
+    with gr.Tab("Compare two", elem_id="samples-compare"):
+        pair = _first_and_last(found, everything)
+        with gr.Row(elem_classes="hp-fields"):
+            one, two = (
+                gr.Dropdown(
+                    _choices(everything), value=value, label=label, interactive=True, elem_id=f"samples-{label}"
+                )
+                for label, value in zip(("Left", "Right"), pair or (None, None), strict=True)
+            )
+        slider = gr.ImageSlider(pair, type="filepath", label="Left and right", elem_id="samples-slider", **PLAIN)
+    with gr.Tab("Vote", elem_id="samples-vote"):
+        _vote(folder, head, timer)
+    best = gr.Dropdown(
+        _loras(found),
+        value=blind_vote.read(folder).pick or NO_MARK,
+        label="Best LoRA",
+        info="Marked as picked in the list of LoRAs",
+        interactive=True,
+        elem_id="samples-best",
+    )
+    known = gr.State(everything)
+
+    def on_prompt(prompt: int) -> list[Any]:
+        found = evolution.evolution(folder)
+        shown = pictures(found, prompt)
+        columns = _columns(prompts(found)) if prompt == ALL else COLUMNS
+        return [gr.update(value=shown[-MOST:], columns=columns), gr.update(info=_count(shown))]
+
+    def on_compare(one: str | None, two: str | None) -> Any:
+        here = {path for path, _ in pictures(evolution.evolution(folder))}
+        return (one, two) if {one, two} <= here else gr.skip()
+
+    def on_best(step: int) -> str:
+        found = evolution.evolution(folder)
+        try:
+            blind_vote.pick(folder, None if step == NO_MARK else step, found)
+        except RunError as error:
+            return _problem(error)
+        return summary(found, folder)
+
+    def on_tick(known: list[Picture], prompt: int) -> list[Any]:
+        found = evolution.evolution(folder)
+        now = pictures(found)
+        if now == [tuple(each) for each in known]:
+            return [gr.skip()] * 7
+        update = gr.update(choices=_choices(now))
+        heading = summary(found, folder)
+        return [now, *on_prompt(prompt), update, update, gr.update(choices=_loras(found)), heading]
+
+    prompt.input(on_prompt, prompt, [gallery, prompt], **QUIET)
+    gr.on([one.input, two.input], on_compare, [one, two], slider, trigger_mode="always_last", **QUIET)
+    best.input(on_best, best, head, **QUIET)
+    timer.tick(on_tick, [known, prompt], [known, gallery, prompt, one, two, best, head], **QUIET)
+
+
+def _vote(folder: Path, head: gr.HTML, timer: gr.Timer) -> None:
+    asked, question, sides, counted = _next(folder)
+    pair = gr.State(asked)
+    text = gr.HTML(question, elem_id="vote-prompt", apply_default_css=False)
+    shown = gr.Gallery(sides, columns=2, elem_id="vote-pair", object_fit="contain", **GALLERY)
+    with gr.Row(elem_classes="hp-actions"):
+        buttons = [(side, gr.Button(label, elem_id=f"vote-for-{side}", min_width=90)) for side, label in SIDES]
+    with gr.Accordion("Result of the vote", open=False, elem_id="vote-result-fold"):
+        table = gr.HTML(counted, elem_id="vote-result", apply_default_css=False)
+        again = gr.Button("Start over", size="sm", elem_id="vote-reset")
+    outputs = [pair, text, shown, table]
+
+    def store(**line: Any) -> list[Any]:
+        try:
+            blind_vote.append(folder, **line)
+        except RunError as error:
+            return [*[gr.skip()] * 4, _problem(error)]
+        return [*_next(folder), summary(evolution.evolution(folder), folder)]
+
+    for side, button in buttons:
+
+        def on_choice(pair: blind_vote.Pair | None, side: str = side) -> list[Any]:
+            if pair is None:
+                return [gr.skip()] * 5
+            return store(kind="vote", choice=side, prompt=pair.prompt, left=pair.left, right=pair.right)
+
+        button.click(on_choice, pair, [*outputs, head], **QUIET)
+    again.click(lambda: store(kind="reset"), None, [*outputs, head], **QUIET)
+    timer.tick(lambda pair: [gr.skip()] * 4 if pair else _next(folder), pair, outputs, **QUIET)
+
+
+def _next(folder: Path) -> list[Any]:
+    """The next pair or None, the question, its pictures, and the count of votes."""
+    found, ballot = evolution.evolution(folder), blind_vote.read(folder)
+    pair = blind_vote.next_pair(found, ballot)
+    if pair is None:
+        return [None, f'<p class="hp-say">{esc(NO_VOTE)}</p>', [], result(ballot)]
+    paths = {one.step: each.path for one in found.snapshots for each in one.samples if each.prompt == pair.prompt}
+    sides = [(sent(paths[step]), caption) for step, caption in ((pair.left, "Left"), (pair.right, "Right"))]
+    question = f'<p class="hp-say">Which one is better? {esc(prompts(found)[pair.prompt])}</p>'
+    return [pair, question, [each for each in sides if each[0]], result(ballot)]
+
+
+def _choices(shown: list[Picture]) -> list[Picture]:
+    return [(caption, path) for path, caption in shown]
+
+
+def _loras(found: Evolution) -> list[tuple[str, int]]:
+    saved = [one.step for one in found.snapshots if one.lora is not None and one.step]
+    return [("The one that the vote names", NO_MARK), *((f"Step {step:,}", step) for step in saved)]
+
+
+def _count(shown: list[Picture]) -> str:
+    many = f"; the newest {MOST} are shown" if len(shown) > MOST else ""
+    return f"{len(shown):,} {'sample' if len(shown) == 1 else 'samples'}{many}"
+
+
+def _columns(texts: dict[int, str]) -> int:
+    """So many that a row has whole steps; COLUMNS where these do not fit."""
+    return len(texts) * max(1, COLUMNS // len(texts)) if 1 <= len(texts) <= WIDEST else COLUMNS
+
+
+def _first_and_last(found: Evolution, everything: list[Picture]) -> tuple[str, str] | None:
+    """The first and the last picture of the first prompt; None without pictures."""
+    of_one = pictures(found, min(prompts(found), default=ALL)) or everything
+    return (of_one[0][0], of_one[-1][0]) if of_one else None
+
+
+def _problem(error: RunError) -> str:
+    return f'<div class="hp-problem hp-bad" role="alert"><p>{esc(error)}</p></div>'
