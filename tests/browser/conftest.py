@@ -2,15 +2,26 @@
 
 import pytest
 from ui_helpers import alone, kill_runs, serving
+from ui_page import a_tab, open_page
 
 
 @pytest.fixture(autouse=True)
 def _no_page_is_left(request):
     """Contexts that a test opened itself are closed: their pages would ask servers that are gone."""
+    browser = request.getfixturevalue("browser") if "browser" in request.fixturenames else None
+    kept = browser.contexts if browser else []
     yield
-    if "browser" in request.fixturenames:
-        for context in request.getfixturevalue("browser").contexts:
+    for context in browser.contexts if browser else []:
+        if context not in kept:
             context.close()
+
+
+@pytest.fixture(scope="module")
+def page(browser, server):
+    """One page for all tests of a file, because to open one takes seconds; the name of a test's run or draft is its own."""
+    with a_tab(browser, timezone_id="Asia/Tokyo", locale="en-GB") as tab:
+        open_page(tab, server)
+        yield tab
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import TimeoutError
+from playwright.sync_api import Error, TimeoutError
 from ui_helpers import photos
 
 PATIENCE_S = 90  # for the page itself; a busy machine responds late
@@ -55,6 +55,18 @@ def open_page(page, server) -> None:
     page.locator("body.hp-open").wait_for()
 
 
+def show_run(page, server, name: str) -> None:
+    """Select a run: in the list of an open page, else by its address."""
+    if page.url.startswith(server.url):
+        page.get_by_role("tab", name="Runs").click()
+        page.locator(f".hp-run[data-run='{name}']").click()
+    else:
+        page.goto(f"{server.url}/?run={name}")
+        page.locator("body.hp-open").wait_for()
+    page.locator(f".hp-here[data-run='{name}']").wait_for()
+    page.locator(f"[data-testid=run-name][data-run='{name}']").wait_for()
+
+
 def drop(page, *paths, count: int) -> None:
     """Give files to the drop zone and wait until the page shows `count` images."""
     page.get_by_test_id("image-picker").set_input_files([str(p) for p in paths])
@@ -78,6 +90,14 @@ def caption(page, file: str):
 def saved(page, file: str) -> None:
     """Wait until a caption is stored."""
     page.locator(f".hp-card[data-file='{file}'] .hp-saved").get_by_text("saved", exact=True).wait_for()
+
+
+def nothing_is_kept(page) -> bool:
+    """Whether the server has confirmed everything; false while the page is being reloaded."""
+    with contextlib.suppress(Error):
+        ready = "document.body.classList.contains('hp-open')"
+        return page.evaluate(f"{ready} && !hangproof.unsaved().length && !hangproof.kept()")
+    return False
 
 
 def until(condition, what: str, seconds: float = PATIENCE_S) -> None:

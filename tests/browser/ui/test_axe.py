@@ -1,21 +1,32 @@
-"""Everyone can use the page: axe-core finds nothing serious on any view of it, and the keyboard reaches every action."""
+"""Everyone can use the page: axe-core finds nothing serious on any view of it, all of it is readable in three widths, and the
+keyboard reaches every action."""
 
 import shutil
 
 import pytest
+from PIL import Image
 from ui_helpers import lora_file, photos, serving, write_incident, write_run
-from ui_page import a_tab, drop, field, open_page, serious, until
+from ui_page import a_tab, assert_accessible, drop, field, open_page, show_run, until
 
 import presets
 from monitor.process.locks import LOCK, Lock
+from runs import slug
+from ui.run import cards
 
 AUTH = ("--auth", "me:a-long-secret")
-VIEWS = [(1280, "light"), (390, "dark")]
-TABS = {
-    "Other machines": "[data-testid=store-address]",
-    "Doctor": "[data-testid=copy-report]",
-}  # a tab, and what it ends with
-RUNS = {"training now": "running", "a failure": "failed", "all done": "completed", "taken off": "stopped"}
+VIEWS = [(390, "dark"), (1024, "light"), (1440, "dark")]
+TABS = {"Other machines": "store-address", "Doctor": "copy-report"}  # a tab, and what it ends with
+FULL = ("running", "failed")  # runs with all that a run can have
+STATES = {
+    *FULL,
+    *{colour: state for state, (colour, _, _) in cards.STATES.items()}.values(),
+}  # one of each colour, at least
+
+
+def name_of(state: str) -> str:
+    """The name of the run in a state."""
+    return f"{state}_" + "a_very_long_name_without_any_break_" * 3
+
 
 # The control that has the focus, and whether one sees it: an outline or a shadow that it has only with the focus, on itself,
 # on its label or on the box around it.
@@ -50,94 +61,47 @@ STILL = """() => {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server with a login and a run in each important state."""
+    """A server with a login and a run in each of these states."""
     data = tmp_path_factory.mktemp("axe") / "data"
     locks = []
-    for name, state in RUNS.items():
-        folder = write_run(data, name, state=state, reason="the disk is full", loss=0.1, checkpoint={"step": 30})
-        lora_file(folder / f"{folder.name}-step00000020.safetensors", 20)
-        (folder / "sample").mkdir()
-        (folder / "sample_prompts.txt").write_text("a cat\n", encoding="utf-8")
-        shutil.copy(photos("coffee.png")[0], folder / "sample" / f"{folder.name}_000020_00_20260101120000_42.png")
-        (folder / "training.log").write_text("a line of the log\n" * 300, encoding="utf-8")
-        lines = "".join(f'{{"step": {n}, "loss": {1 / (n + 1)}}}\n' for n in range(40))
-        (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    for state in STATES:
+        status = {"state": state, "reason": "no_break_" * 30, "loss": 0.1, "checkpoint": {"step": 30}}
+        folder = write_run(data, name_of(state), **status)
+        (folder / "training.log").write_text("y" * 500 + "\n" + "a line of the log\n" * 300, encoding="utf-8")
         if state == "running":
             locks.append(Lock(folder / LOCK))
             assert locks[-1].acquire()
-        if state == "failed":
-            write_incident(
-                folder,
-                report="# Hang\n\n`text`\n\n```\n" + "a long line " * 40 + "\n```",
-                explanation="why",
-                detect_s=2.0,
-            )
+        if state in FULL:
+            lora_file(folder / f"{folder.name}-step00000020.safetensors", 20)
+            (folder / "sample").mkdir()
+            (folder / "sample_prompts.txt").write_text("a cat\n", encoding="utf-8")
+            shutil.copy(photos("coffee.png")[0], folder / "sample" / f"{folder.name}_000020_00_20260101120000_42.png")
+            lines = "".join(f'{{"step": {n}, "loss": {1 / (n + 1)}}}\n' for n in range(40))
+            (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+            report = "# Hang\n\n`" + "x" * 300 + "`\n\n```\n" + "a long line " * 40 + "\n```"
+            write_incident(folder, report=report, explanation="why " * 40, detect_s=2.0)
     with serving(data, *AUTH) as running:
         yield running
     for lock in locks:
         lock.release()
 
 
-def faults(page) -> list[str]:
-    """What axe-core calls serious or critical."""
-    page.evaluate(STILL)  # no colour between two others
-    return serious(page)
+@pytest.fixture(scope="module")
+def page(browser, server):
+    """The page, logged in, without transitions."""
+    with a_tab(browser) as tab:
+        form = {"username": "me", "password": "a-long-secret"}
+        assert tab.context.request.post(f"{server.url}/login", form=form).ok
+        open_page(tab, server)
+        tab.evaluate(STILL)
+        yield tab
 
 
-def give_login(page, server) -> None:
-    form = {"username": "me", "password": "a-long-secret"}
-    assert page.context.request.post(f"{server.url}/login", form=form).ok
+def stops_of(page, where: str, most: int = 400) -> str:
+    """Walk with the Tab key from the top of the page to its end: each stop shows its focus, and every action is one of them.
 
-
-def unfold(page) -> None:
-    """Open every accordion."""
-    for _ in range(2):  # the second time for those inside others
-        for one in page.locator("button.label-wrap:visible").all():
-            if (
-                one.get_attribute("aria-expanded") != "true"
-                and "open" not in (one.get_attribute("class") or "").split()
-            ):
-                one.click()
-        page.locator("#flags").wait_for()
-    page.locator("[data-flag]").first.wait_for()
-    page.get_by_test_id("models").wait_for()
-
-
-@pytest.mark.parametrize("width, scheme", VIEWS)
-def test_axe_finds_nothing_serious(browser, server, width, scheme):
-    with a_tab(browser, width=width, color_scheme=scheme) as page:
-        page.goto(f"{server.url}/login")
-        assert faults(page) == []
-        page.get_by_label("User name").fill("me")
-        page.get_by_label("Password").fill("wrong")
-        page.get_by_role("button", name="Log in").click()
-        page.get_by_role("alert").wait_for()
-        assert faults(page) == [], "the login page with an error"
-        give_login(page, server)
-        open_page(page, server)
-        page.get_by_role("tab", name="New LoRA").click()
-        assert faults(page) == [], "the empty form"
-        drop(page, *photos("chelsea.png", "coffee.png", "rocket.jpg"), count=3)
-        unfold(page)
-        page.locator("[data-flag=caption_prefix] button").click()
-        field(page, "learning_rate").fill("0,0001")
-        page.locator("#learning_rate .hp-field-error").wait_for()
-        assert faults(page) == [], "the form with images, every accordion open and an error"
-        page.get_by_role("tab", name="Runs").click()
-        for row in page.locator(".hp-run").all():
-            row.click()
-            page.locator(f".hp-here[data-run='{row.get_attribute('data-run')}']").wait_for()
-            assert faults(page) == [], row.get_attribute("data-run")
-        for address, ready in (("fleet", TABS["Other machines"]), ("doctor", TABS["Doctor"])):
-            page.goto(f"{server.url}/?tab={address}")
-            page.locator(ready).first.wait_for()
-            assert faults(page) == [], address
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, address
-
-
-def walk(page, most: int = 400) -> list[dict]:
-    """Every stop of the Tab key from the top of the page to its end."""
-    page.evaluate(STILL)
+    Returns the names of the stops.
+    """
     page.evaluate("() => { document.activeElement.blur(); scrollTo(0, 0); }")
     page.locator("h1").first.click(position={"x": 1, "y": 1})
     stops: list[dict] = []
@@ -145,64 +109,109 @@ def walk(page, most: int = 400) -> list[dict]:
         page.keyboard.press("Tab")
         stop = page.evaluate(FOCUS)
         if stop is None or (len(stops) > 5 and stop["key"] == stops[0]["key"]):
-            return stops
+            break
         stops.append(stop)
-    raise AssertionError(f"Tab does not leave {stops[-1]['name']}")
+    else:
+        raise AssertionError(f"{where}: Tab does not leave {stops[-1]['name']}")
+    assert [one["name"] for one in stops if not one["seen"]] == [], where
+    assert not set(page.evaluate(ACTIONS)) - {one["kind"] for one in stops}, where
+    return " · ".join(one["name"] for one in stops)
 
 
-def test_the_keyboard_reaches_every_action_with_a_visible_focus(browser, server):
-    with a_tab(browser) as page:
-        give_login(page, server)
-        open_page(page, server)
-        page.get_by_role("tab", name="New LoRA").click()
-        drop(page, *photos("chelsea.png", "coffee.png"), count=2)
-        stops = walk(page)
-        names = " · ".join(one["name"] for one in stops)
-        for wanted in (
-            "Log out",
-            "New LoRA",
-            "Caption of chelsea.png",
-            "Remove coffee.png",
-            "Add trigger word",
-            "start",
-        ):
-            assert wanted in names, (wanted, names)
-        assert [one["name"] for one in stops if not one["seen"]] == []
-        assert not set(page.evaluate(ACTIONS)) - {one["kind"] for one in stops}
-        page.get_by_role("tab", name="Runs").click()
-        for row in page.locator(".hp-run").all():
-            row.click()
-            page.locator(f".hp-here[data-run='{row.get_attribute('data-run')}']").wait_for()
-            stops = walk(page)
-            assert [one["name"] for one in stops if not one["seen"]] == [], row.get_attribute("data-run")
-            assert not set(page.evaluate(ACTIONS)) - {one["kind"] for one in stops}, row.get_attribute("data-run")
-        for name, ready in TABS.items():
-            page.get_by_role("tab", name=name).click()
-            page.locator(ready).first.wait_for()
-            stops = walk(page)
-            assert [one["name"] for one in stops if not one["seen"]] == [], name
-            assert not set(page.evaluate(ACTIONS)) - {one["kind"] for one in stops}, name
+def test_the_keyboard_reaches_every_action_with_a_visible_focus(page, server):
+    page.get_by_role("tab", name="New LoRA").click()
+    drop(page, *photos("chelsea.png", "coffee.png"), count=2)
+    names = stops_of(page, "the form")
+    for wanted in ("Log out", "New LoRA", "Caption of chelsea.png", "Remove coffee.png", "Add trigger word", "start"):
+        assert wanted in names, (wanted, names)
+
+    # Radios follow the arrow keys; leaving the base model closes its list.
+    tier = page.locator("#tier input[type=radio]")
+    chosen = page.locator("#tier input[type=radio]:checked")
+    until(lambda: page.locator("#plan").inner_text(), "the form is complete")
+    chosen.focus()
+    before = chosen.get_attribute("value")
+    page.keyboard.press("ArrowLeft")
+    until(lambda: chosen.get_attribute("value") != before, "the arrow key chooses another tier")
+    page.keyboard.press("ArrowRight")
+    until(lambda: chosen.get_attribute("value") == before, "and back")
+    assert tier.count() == len(presets.tiers())
+    field(page, "model").focus()
+    page.keyboard.press("ArrowDown")
+    page.get_by_role("option").first.wait_for()
+    page.keyboard.press("Tab")
+    page.get_by_role("option").first.wait_for(state="hidden")
+    assert page.evaluate("!document.querySelector('#model').contains(document.activeElement)")
+
+    for state in FULL:
+        show_run(page, server, slug(name_of(state)))
+        stops_of(page, state)
+    for name, ready in TABS.items():
+        page.get_by_role("tab", name=name).click()
+        page.get_by_test_id(ready).first.wait_for()
+        stops_of(page, name)
 
 
-def test_radios_follow_the_arrow_keys_and_leaving_the_base_model_closes_its_list(browser, server):
-    with a_tab(browser) as page:
-        give_login(page, server)
-        open_page(page, server)
-        page.get_by_role("tab", name="New LoRA").click()
-        tier = page.locator("#tier input[type=radio]")
-        chosen = page.locator("#tier input[type=radio]:checked")
-        until(lambda: page.locator("#plan").inner_text(), "the form is complete")
-        chosen.focus()
-        before = chosen.get_attribute("value")
-        page.keyboard.press("ArrowLeft")
-        until(lambda: chosen.get_attribute("value") != before, "the arrow key chooses another tier")
-        page.keyboard.press("ArrowRight")
-        until(lambda: chosen.get_attribute("value") == before, "and back")
-        assert tier.count() == len(presets.tiers())
+def checked(page, where: str, views=VIEWS) -> None:
+    """The view is accessible in each width and colour scheme."""
+    for width, scheme in views:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        if page.locator("body.hp-open").count():
+            page.wait_for_function(f"document.body.classList.contains('dark') === {str(scheme == 'dark').lower()}")
+        try:
+            assert_accessible(page)
+        except AssertionError as error:
+            error.add_note(f"{where}, {width} pixels, {scheme}")
+            raise
+    page.set_viewport_size({"width": 1440, "height": 900})
 
-        field(page, "model").focus()
-        page.keyboard.press("ArrowDown")
-        page.get_by_role("option").first.wait_for()
-        page.keyboard.press("Tab")
-        page.get_by_role("option").first.wait_for(state="hidden")
-        assert page.evaluate("!document.querySelector('#model').contains(document.activeElement)")
+
+def unfold(page) -> None:
+    """Open every accordion."""
+    for _ in range(2):  # the second time for those inside others
+        for one in page.locator("button.label-wrap:visible").all():
+            opened = (
+                one.get_attribute("aria-expanded") == "true" or "open" in (one.get_attribute("class") or "").split()
+            )
+            if not opened:
+                one.click()
+        page.locator("#flags").wait_for()
+    page.locator("[data-flag]").first.wait_for()
+    page.get_by_test_id("models").wait_for()
+
+
+def test_axe_finds_nothing_serious_and_all_is_readable_in_three_widths(browser, page, server, tmp_path):
+    with a_tab(browser) as login:
+        login.goto(f"{server.url}/login")
+        login.evaluate(STILL)
+        checked(login, "the login page")
+        login.get_by_label("User name").fill("me")
+        login.get_by_label("Password").fill("wrong")
+        login.get_by_role("button", name="Log in").click()
+        login.get_by_role("alert").wait_for()
+        checked(login, "the login page with an error", views=VIEWS[:1])
+
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.get_by_role("tab", name="New LoRA").click()
+    many = [tmp_path / f"{'a-long-name-' * 8 if n == 0 else ''}{n:03}.png" for n in range(14)]
+    for n, path in enumerate(many):
+        Image.new("RGB", (64 + n, 64), (n * 15, 90, 120)).save(path)
+    page.get_by_test_id("image-picker").set_input_files([str(path) for path in many])
+    page.get_by_text("Page 1 of 2").wait_for()
+    unfold(page)
+    page.get_by_label("Search options").fill("caption_prefix")  # axe-core takes seconds for all options
+    page.locator("[data-flag=caption_prefix] button").click()
+    field(page, "learning_rate").fill("very " * 30)
+    page.locator("#learning_rate .hp-field-error").wait_for()
+    page.locator("#start").click()
+    page.locator("#problem .hp-bad").wait_for()
+    checked(page, "the form with images, every accordion open, errors, and the mouse on Start")
+
+    for state in STATES:
+        show_run(page, server, slug(name_of(state)))
+        checked(page, state, views=VIEWS if state in FULL else VIEWS[:1])
+    for name, ready in TABS.items():
+        page.get_by_role("tab", name=name).click()
+        page.get_by_test_id(ready).first.wait_for()
+        checked(page, name)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from loopback import answering
 from ui_helpers import PROJECT, Server, free_port, give_cookie, photos, serving, write_run
-from ui_page import PATIENCE_S, a_tab, open_page, until
+from ui_page import PATIENCE_S, a_tab, until
 from ui_requests import PASSWORD, ask, uploads
 
 SCRIPT = b"<!doctype html><title>page</title><script>document.title = 'ran'</script>"
@@ -37,9 +37,9 @@ def mode(request) -> Server:
 
 
 @contextlib.contextmanager
-def attacker(html: str) -> Iterator[int]:
-    """Another web server, with one page; its port."""
-    with answering(lambda request: (200, html, {"Content-Type": "text/html"})) as server:
+def attacker(pages: dict[str, str]) -> Iterator[int]:
+    """Another web server with these pages; its port."""
+    with answering(lambda request: (200, pages.get(request.path, ""), {"Content-Type": "text/html"})) as server:
         yield server.server_port
 
 
@@ -80,31 +80,6 @@ def test_an_uploaded_page_never_runs_its_script(listening, browser):
             assert not ran and answer.status == 404 and answer.headers["x-content-type-options"] == "nosniff", name
 
 
-def test_markup_in_the_page_runs_no_script(server, browser):
-    with free_tab(browser) as page:
-        page.goto(server.url)
-        page.locator("body.hp-open").wait_for()
-        page.evaluate("""() => {
-            const box = document.createElement("div");
-            box.innerHTML = "<img src='data:,' onerror='window.ran = 1'><a href='javascript:window.ran = 1'>x</a>";
-            document.body.append(box);
-            box.querySelector("a").click();
-            const script = document.createElement("script");
-            script.textContent = "window.ran = 1";
-            document.body.append(script);
-        }""")
-        page.wait_for_function("() => document.querySelector('img[src=\"data:,\"]').complete")
-        assert page.evaluate("window.ran") is None
-
-
-def test_the_page_cannot_be_framed(mode, browser):
-    with attacker(f'<iframe src="{mode.url}/"></iframe>') as port, free_tab(browser) as page:
-        give_cookie(page.context, mode.url)
-        page.goto(f"http://127.0.0.1:{port}/", wait_until="load")
-        until(lambda: len(page.frames) == 2 and page.frames[1].url not in ("", "about:blank"), "the frame has loaded")
-        assert page.frames[1].url.startswith("chrome-error:"), page.frames[1].url
-
-
 ATTACK = """
 <body><script>
 const to = "%s";
@@ -129,52 +104,65 @@ const tries = [
 </script></body>"""
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_another_origin_can_neither_read_nor_write(mode, host, browser):
+FORM = """<form method="post" enctype="multipart/form-data" action="%s/gradio_api/upload">
+<input type="file" name="files"><button>Win</button></form>
+<script>const socket = new WebSocket("ws://127.0.0.1:%s/gradio_api/queue/join");
+socket.onopen = () => { window.end = "open"; }; socket.onerror = () => { window.end ||= "refused"; };</script>"""
+
+
+def test_another_origin_can_neither_frame_nor_read_nor_write_the_page(mode, browser):
     picture = mode.data / "outputs" / "private" / "sample.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     picture.write_bytes(photos("chelsea.png")[0].read_bytes())
     before = uploads(mode)
-    with attacker(ATTACK % (mode.url, picture)) as port, free_tab(browser) as page:
+    pages = {"/frame": f'<iframe src="{mode.url}/"></iframe>', "/attack": ATTACK % (mode.url, picture)}
+    pages["/form"] = FORM % (mode.url, mode.port)
+    with attacker(pages) as port, free_tab(browser) as page:
         give_login(page, mode)
-        page.goto(f"http://{host}:{port}/")
-        page.wait_for_function("() => window.image")
-        assert page.evaluate("window.read") == [] and page.evaluate("window.image") == "error"
-        assert uploads(mode) == before
-        assert page.context.request.get(f"{mode.url}/config").ok  # and nobody was logged out
-
-
-def test_a_form_and_a_web_socket_of_another_origin_are_refused(mode, browser):
-    html = f"""<form method="post" enctype="multipart/form-data" action="{mode.url}/gradio_api/upload">
-        <input type="file" name="files"><button>Win</button></form>
-        <script>const socket = new WebSocket("ws://127.0.0.1:{mode.port}/gradio_api/queue/join");
-        socket.onopen = () => {{ window.end = "open"; }}; socket.onerror = () => {{ window.end ||= "refused"; }};</script>"""
-    before = uploads(mode)
-    with attacker(html) as port, free_tab(browser) as page:
-        give_login(page, mode)
-        page.goto(f"http://127.0.0.1:{port}/")
+        page.goto(f"http://127.0.0.1:{port}/frame", wait_until="load")
+        until(lambda: len(page.frames) == 2 and page.frames[1].url not in ("", "about:blank"), "the frame has loaded")
+        assert page.frames[1].url.startswith("chrome-error:"), page.frames[1].url
+        for host in ("127.0.0.1", "localhost"):  # another origin of the same site, and another site
+            page.goto(f"http://{host}:{port}/attack")
+            page.wait_for_function("() => window.image")
+            assert page.evaluate("window.read") == [] and page.evaluate("window.image") == "error", host
+            assert uploads(mode) == before, host
+            assert page.context.request.get(f"{mode.url}/config").ok, "nobody was logged out"
+        page.goto(f"http://127.0.0.1:{port}/form")
         page.wait_for_function("() => window.end")
-        assert page.evaluate("window.end") == "refused"
+        assert page.evaluate("window.end") == "refused", "a web socket"
         page.locator("input").set_input_files({"name": "stolen.txt", "mimeType": "text/plain", "buffer": b"x"})
         with page.expect_navigation() as answer:
             page.get_by_text("Win").click()
-        assert answer.value.status == 403 and uploads(mode) == before
+        assert answer.value.status == 403 and uploads(mode) == before, "a form"
 
 
-def test_a_link_from_another_site_opens_the_page(server, browser):
-    """Its cookie does not come with the link, only with the address that the first answer opens again."""
-    with attacker(f'<a href="{server.url}/?tab=doctor">Hangproof</a>') as port, free_tab(browser) as page:
+def test_a_link_from_another_site_opens_the_page_and_markup_in_it_runs_no_script(server, browser):
+    """The cookie does not come with the link, only with the address that the first answer opens again."""
+    link = f'<a href="{server.url}/?tab=doctor">Hangproof</a>'
+    with attacker({"/": link}) as port, free_tab(browser) as page:
         give_cookie(page.context, server.url)
         page.goto(f"http://localhost:{port}/")
         page.get_by_text("Hangproof").click()
         page.locator("body.hp-open").wait_for()
         assert page.url == f"{server.url}/?tab=doctor"
+        page.evaluate("""() => {
+            const box = document.createElement("div");
+            box.innerHTML = "<img src='data:,' onerror='window.ran = 1'><a href='javascript:window.ran = 1'>x</a>";
+            document.body.append(box);
+            box.querySelector("a").click();
+            const script = document.createElement("script");
+            script.textContent = "window.ran = 1";
+            document.body.append(script);
+        }""")
+        page.wait_for_function("() => document.querySelector('img[src=\"data:,\"]').complete")
+        assert page.evaluate("window.ran") is None
 
 
 # The login ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_login_page(listening, browser):
+def test_logging_in_and_out(listening, browser):
     """By keyboard, on a small screen, with what a password manager needs and nothing from Gradio."""
     with a_tab(browser, width=390, height=800) as page:
         seen = []
@@ -198,12 +186,6 @@ def test_the_login_page(listening, browser):
         with page.expect_navigation(url=re.compile(r"/\?run=mine$")):
             page.keyboard.press("Enter")
         page.locator("body.hp-open").wait_for()
-
-
-def test_logging_out(listening, browser):
-    with a_tab(browser) as page:
-        give_login(page, listening)
-        open_page(page, listening)
         cookie = "; ".join(f"{one['name']}={one['value']}" for one in page.context.cookies())
         assert ask(listening, "GET", "/config", Cookie=cookie)[0] == 200
         page.get_by_role("button", name="Log out").click()
@@ -232,11 +214,12 @@ def test_the_token_is_in_no_page_no_log_and_no_file_but_its_own(server, browser)
     assert [path for path in files if server.token.encode() in path.read_bytes()] == [own]
 
 
-def test_a_bare_address_shows_where_the_token_is_and_takes_it(server, browser):
+def test_any_address_shows_where_the_token_is_and_takes_it(server, browser):
     with free_tab(browser) as page:
-        page.evaluate(
-            "(url) => { location.href = url; }", f"{server.url}/?tab=doctor"
-        )  # without the cookie of the tests
+        for address in ("/none", "/gradio_api/file=/a%2Fb", "/scripts/x/y", "/?tab=doctor"):
+            with page.expect_navigation():  # without the cookie of the tests
+                page.evaluate("(url) => { location.href = url; }", f"{server.url}{address}")
+            page.get_by_label("Token").wait_for()
         page.get_by_text("config/hangproof/token").wait_for()
         assert page.get_by_text("address that Hangproof printed").is_visible()
         page.keyboard.type("wrong")  # the field has the focus
@@ -251,15 +234,6 @@ def test_a_bare_address_shows_where_the_token_is_and_takes_it(server, browser):
         page.context.clear_cookies()
         page.evaluate("hangproof.keep('test', 'x', 'y')")
         page.get_by_text("Your login has ended.").first.wait_for()
-
-
-@pytest.mark.parametrize("deep", ["/none", "/gradio_api/file=/a%2Fb", "/scripts/x/y"])
-def test_any_address_shows_a_browser_that_page(server, browser, deep):
-    with free_tab(browser) as page:
-        page.evaluate("(url) => { location.href = url; }", server.url + deep)
-        page.get_by_label("Token").fill(server.token)
-        page.get_by_role("button", name="Open Hangproof").click()
-        page.locator("body.hp-open").wait_for()
 
 
 def test_the_printed_and_the_opened_address_open_the_page(tmp_path, browser):
@@ -289,8 +263,8 @@ def test_the_printed_and_the_opened_address_open_the_page(tmp_path, browser):
             context = browser.new_context()
             page = context.new_page()
             page.goto(address)
-            page.locator("body.hp-open").wait_for()
-            assert page.url == f"http://127.0.0.1:{port}/"
+            page.wait_for_url(f"http://127.0.0.1:{port}/")
+            assert page.title() == "Hangproof"
             page.go_back()
             assert secret not in page.url
             context.close()

@@ -26,8 +26,7 @@ def listening(tmp_path_factory):
     (root / "login").chmod(0o600)
     flags = ("--listen", "--auth-file", str(root / "login"), "--allow-host", "train.example.org")
     hosts = "*.proxy.runpod.net, third.example.org"
-    # Its own interpreter: a test looks at the command line that other users of the machine see.
-    with serving(root / "data", *flags, fresh=True, HANGPROOF_ALLOWED_HOSTS=hosts) as running:
+    with serving(root / "data", *flags, HANGPROOF_ALLOWED_HOSTS=hosts) as running:
         yield running
 
 

@@ -4,14 +4,12 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
-from ui_helpers import PROJECT, free_port, serving, small_disk
+from ui_helpers import free_port, serving, small_disk
 from ui_page import PATIENCE_S
 
 RSS_MB = 250
@@ -53,16 +51,13 @@ def test_the_address_is_printed_without_the_token_where_others_can_read_it(serve
     assert server.log.read_text() == text and server.token not in text
 
 
-@pytest.mark.slow
 def test_torch_is_never_imported(server):
     maps = Path(f"/proc/{server.process.pid}/maps")
     if not maps.exists():
         pytest.skip("no /proc here")
-    assert server.get("/")[0] == 200 and "/torch/" not in maps.read_text()
-    heavy = "('torch', 'diffusers', 'transformers', 'peft', 'accelerate', 'matplotlib')"
-    code = f"import sys, app, ui.page, monitor.state; ui.page.build(); print([m for m in sys.modules if m.split('.')[0] in {heavy}])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.stdout.strip() == "[]", done
+    assert server.get("/")[0] == 200
+    loaded = maps.read_text()  # of what imports it, each has compiled code, or imports torch
+    assert not [name for name in ("torch", "tokenizers", "matplotlib") if f"/{name}/" in loaded]
 
 
 def test_the_page_loads_nothing_from_other_hosts(server):

@@ -5,11 +5,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from draft_helpers import photo, stored_forms
 from PIL import Image
 from ui_helpers import photos
-from ui_page import a_tab, caption, captions, drop, field, has_focus, open_page, saved, until
+from ui_page import PATIENCE_S, a_tab, caption, captions, drop, field, has_focus, open_page, saved, until
 
 from ui.dataset import draft
+
+HOSTILE = 'a "cat" <img src=x onerror="document.title=\'gone\'"> ${7*7} {{7*7}} \'é💥'
 
 
 def picture(path: Path, color: tuple[int, int, int], side: int = 256) -> Path:
@@ -57,20 +60,6 @@ def card(page, name: str):
     return page.locator(".hp-card").filter(has=page.locator(f".hp-file[title='{name}']"))
 
 
-def draft_of(page) -> str:
-    return page.evaluate("hangproof.draft()")
-
-
-@pytest.fixture
-def on_disk(monkeypatch, server):
-    """The draft's functions, on the server's data folder."""
-    monkeypatch.setenv("HANGPROOF_DATA", str(server.data))
-    return draft
-
-
-# Folders and files -------------------------------------------------------------------------------------------------
-
-
 def two_folders(root: Path, green: int = 10) -> None:
     """a/ and b/ with a picture of one name each, captions, and one picture that both contain."""
     for folder, color in (("a", (200, green, 10)), ("b", (10, green, 203))):
@@ -115,144 +104,98 @@ def test_folders_archives_and_files_are_added_however_they_come(tab, server, tmp
     assert "added" not in tab.locator(".hp-notes").inner_text()  # the sentence goes after a removal
 
 
-def test_a_removal_a_caption_and_the_trigger_word_can_be_undone_and_redone(tab, server, tmp_path):
+def test_captions_stay_with_their_images_and_each_change_can_be_undone_and_redone(tab, server, tmp_path):
     open_page(tab, server)
-    drop(tab, *[picture(tmp_path / f"{n}.png", (n * 60, 30, 90)) for n in range(3)], count=3)
-    caption(tab, "1.png").fill("the middle")
-    saved(tab, "1.png")
-    undo, redo = (
-        tab.locator(".hp-toolbar").get_by_role("button", name=re.compile(f"^{one}")) for one in ("Undo", "Redo")
-    )
-    undo.get_by_text("caption of 1.png").wait_for()
-    tab.get_by_label("Remove 1.png").click()
-    shows(tab, 2)
-    undo.click()
+    # Captions, typed and from files.
+    (tmp_path / "chelsea.txt").write_text("a tabby cat", encoding="utf-8")
+    drop(tab, *photos("astronaut.png", "chelsea.png", "coffee.png"), tmp_path / "chelsea.txt", count=3)
+    assert captions(tab) == {"astronaut.png": "", "chelsea.png": "a tabby cat", "coffee.png": ""}
+    warning = card(tab, "astronaut.png").locator(".hp-warnings").get_by_text("No caption")
+    warning.wait_for()
+    for typed, shown in (("an astronaut", 0), ("", 1)):  # what the card says follows what is typed
+        caption(tab, "astronaut.png").fill(typed)
+        saved(tab, "astronaut.png")
+        caption(tab, "astronaut.png").blur()
+        until(lambda shown=shown: warning.count() == shown, f"what the card says of the caption {typed!r}")
+    caption(tab, "coffee.png").fill(HOSTILE)
+    drop(tab, *photos("rocket.jpg"), count=4)  # while the caption is still being saved
+    assert captions(tab)["coffee.png"] == HOSTILE
+    saved(tab, "coffee.png")
+    tab.get_by_label("Remove astronaut.png").click()
     shows(tab, 3)
-    assert captions(tab) == {"0.png": "", "1.png": "the middle", "2.png": ""}
+    before = {"chelsea.png": "a tabby cat", "coffee.png": HOSTILE, "rocket.jpg": ""}
+    assert captions(tab) == before
+
+    # Undo and redo, by button and by keyboard.
+    bar = tab.locator(".hp-toolbar")
+    undo, redo = (bar.get_by_role("button", name=re.compile(f"^{one}")) for one in ("Undo", "Redo"))
     undo.click()
-    until(lambda: captions(tab)["1.png"] == "", "the caption is undone")
+    shows(tab, 4)
+    assert captions(tab) == {"astronaut.png": "", **before}
     redo.click()
-    until(lambda: captions(tab)["1.png"] == "the middle", "the caption is back")
+    shows(tab, 3)
+    field(tab, "name").fill(HOSTILE)
     field(tab, "trigger").fill("tok")
     tab.get_by_role("button", name="Add trigger word to all captions").click()
-    until(lambda: captions(tab)["0.png"] == "tok", "the trigger word")
+    after = {"chelsea.png": "tok, a tabby cat", "coffee.png": "tok, " + HOSTILE, "rocket.jpg": "tok"}
+    until(lambda: captions(tab) == after, "the trigger word")
     tab.locator(".hp-count").click()  # the focus is in no text field
     tab.keyboard.press("Control+z")
-    until(lambda: captions(tab) == {"0.png": "", "1.png": "the middle", "2.png": ""}, "Ctrl+Z undoes the trigger word")
+    until(lambda: captions(tab) == before, "Ctrl+Z undoes the trigger word")
     tab.keyboard.press("Control+Shift+Z")
-    until(lambda: captions(tab)["1.png"] == "tok, the middle", "Ctrl+Shift+Z redoes it")
+    until(lambda: captions(tab) == after, "Ctrl+Shift+Z redoes it")
+    until(lambda: any(form.get("trigger") == "tok" for form in stored_forms(server.data)), "fields are stored")
     tab.reload()
     shows(tab, 3)
+    assert captions(tab) == after and tab.title() == "Hangproof"
+    assert field(tab, "name").input_value() == HOSTILE and field(tab, "trigger").input_value() == "tok"
     undo.get_by_text("Undo: trigger word", exact=False).wait_for()  # the history is on disk
 
-
-def test_images_are_reordered_by_keyboard_and_by_dragging(tab, server, tmp_path):
-    open_page(tab, server)
-    drop(tab, *[picture(tmp_path / f"{n}.png", (n * 60, 30, 90)) for n in range(4)], count=4)
-    for n in range(4):
-        caption(tab, f"{n}.png").fill(f"number {n}")
-        saved(tab, f"{n}.png")
-    tab.get_by_label("Move later: 0.png").focus()
-    tab.keyboard.press("Enter")
-    until(lambda: names(tab) == ["1.png", "0.png", "2.png", "3.png"], "moved later")
-    has_focus(tab, "title", "Move later: 0.png")  # press again to move on
-    tab.get_by_label("Move earlier: 3.png").focus()
-    tab.keyboard.press("Enter")
-    until(lambda: names(tab) == ["1.png", "0.png", "3.png", "2.png"], "moved earlier")
-    source, target = (card(tab, name).locator(".hp-picture") for name in ("2.png", "1.png"))
+    # Order, by keyboard and by dragging.
+    tab.get_by_label("Move later: chelsea.png").press("Enter")
+    until(lambda: names(tab) == ["coffee.png", "chelsea.png", "rocket.jpg"], "moved later")
+    has_focus(tab, "title", "Move later: chelsea.png")  # press again to move on
+    tab.get_by_label("Move earlier: rocket.jpg").press("Enter")
+    until(lambda: names(tab) == ["coffee.png", "rocket.jpg", "chelsea.png"], "moved earlier")
+    source, target = (card(tab, name).locator(".hp-picture") for name in ("chelsea.png", "coffee.png"))
     source.drag_to(target, target_position={"x": 20, "y": 60})
-    until(lambda: names(tab) == ["2.png", "1.png", "0.png", "3.png"], "dragged to the front")
-    assert captions(tab) == {f"{n}.png": f"number {n}" for n in range(4)}
+    until(lambda: names(tab) == ["chelsea.png", "coffee.png", "rocket.jpg"], "dragged to the front")
+    assert captions(tab) == after
 
-
-def test_a_warning_on_a_card_is_fixed_with_one_click(tab, server, tmp_path):
-    open_page(tab, server)
-    field(tab, "trigger").fill("tok")
-    drop(tab, picture(tmp_path / "tiny.png", (90, 20, 30), side=20), *photos("coffee.png"), count=2)
-    warning = card(tab, "tiny.png").locator(".hp-warnings")
-    warning.get_by_text("20 × 20 pixels").wait_for()
-    card(tab, "coffee.png").get_by_role("button", name="Use the trigger word").click()
-    until(lambda: captions(tab)["coffee.png"] == "tok", "the trigger word is the caption")
-    assert "No caption" not in card(tab, "coffee.png").inner_text()
-    warning.get_by_role("button", name="Remove it").click()
-    shows(tab, 1)
+    # A warning on a card is fixed with one click.
     Image.open(photos("coffee.png")[0]).resize((598, 399)).save(tmp_path / "copy.png")
-    drop(tab, tmp_path / "copy.png", count=2)
-    near = tab.locator(".hp-warnings li").filter(has_text="Nearly identical").first
-    near.get_by_role("button", name="Remove this one").click()
-    shows(tab, 1)
-
-
-def test_captions_are_filtered_replaced_and_images_removed_in_bulk(tab, server, tmp_path):
-    open_page(tab, server)
-    drop(tab, *[picture(tmp_path / f"{n:02}.png", (n * 15, 30, 90)) for n in range(16)], count=16)
-    for n in (1, 14):
-        if n == 14:
-            tab.get_by_label("Go to page").fill("2")
-            tab.keyboard.press("Enter")
-            tab.get_by_text("Page 2 of 2").wait_for()
-        caption(tab, f"{n:02}.png").fill("a grey cat, grey")
-        saved(tab, f"{n:02}.png")
-    tab.get_by_role("button", name="Edit captions in bulk").click()
-    tab.get_by_label("Find in captions").fill("grey")
-    tab.get_by_label("Replace with").fill("black <b>")
-    tab.get_by_text("2 of 16 captions change.").wait_for()
-    tab.get_by_role("button", name="Change 2 captions").click()
-    tab.locator(".hp-notes").get_by_text("2 captions changed.").wait_for()
-    assert captions(tab)["14.png"] == "a black <b> cat, black <b>"
-    tab.get_by_label("Show", exact=True).select_option("Without caption")
-    tab.get_by_test_id("image-count").get_by_text("14 shown").wait_for()
-    assert "01.png" not in names(tab)
-    tab.get_by_role("button", name="Select this page").click()
-    tab.get_by_text("12 selected", exact=True).wait_for()
-    tab.get_by_role("button", name="Remove selected").click()
+    drop(tab, picture(tmp_path / "tiny.png", (90, 20, 30), side=20), tmp_path / "copy.png", count=5)
+    card(tab, "copy.png").get_by_role("button", name="Use the trigger word").click()
+    until(lambda: captions(tab)["copy.png"] == "tok", "the trigger word is the caption")
+    assert "No caption" not in card(tab, "copy.png").inner_text()
+    tiny = card(tab, "tiny.png").locator(".hp-warnings")
+    tiny.get_by_text("20 × 20 pixels").wait_for()
+    tiny.get_by_role("button", name="Remove it").click()
     shows(tab, 4)
-    tab.get_by_label("Show", exact=True).select_option("All images")
-    until(lambda: names(tab) == ["01.png", "13.png", "14.png", "15.png"], "the other images stay")
+    near = tab.locator(".hp-warnings li").filter(has_text="Nearly identical")
+    near.first.get_by_role("button", name="Remove this one").click()
+    shows(tab, 3)
 
-
-def test_the_grid_can_be_skipped_an_image_opened_by_keyboard_and_each_control_shows_its_focus(tab, server):
-    open_page(tab, server)
-    drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)
-    controls = tab.locator(".hp-card").locator("button, input, textarea")
-    tab.get_by_role("button", name="Select this page").focus()
-    for _ in range(controls.count()):
-        tab.keyboard.press("Tab")
-        style = "(({ outlineStyle: s, outlineWidth: w, opacity: o }) => [s, w, o])(getComputedStyle(document.activeElement))"
-        outline, width, opacity = tab.evaluate(style)
-        name = tab.evaluate("document.activeElement.outerHTML.slice(0, 90)")
-        assert outline != "none" and float(width.removesuffix("px")) >= 2 and opacity == "1", name
-    skip = tab.get_by_role("link", name="Skip the images")
-    skip.focus()
-    assert skip.bounding_box()["x"] >= 0  # visible while it has the focus
-    tab.keyboard.press("Enter")
-    has_focus(tab, "id", "start")
-    tab.get_by_label("Open coffee.png").focus()
-    tab.keyboard.press("Enter")
-    dialog = tab.locator("dialog[open]")
-    dialog.get_by_text("coffee.png").wait_for()
-    tab.wait_for_function("() => document.querySelector('.hp-editor img').naturalWidth >= 600")
-    tab.keyboard.press("ArrowRight")
-    dialog.get_by_text("rocket.jpg").wait_for()
-    tab.keyboard.press("Escape")
-    dialog.wait_for(state="detached")
-    has_focus(tab, "aria-label", "Open rocket.jpg")
+    # Many at once.
+    tab.get_by_role("button", name="Edit captions in bulk").click()
+    tab.get_by_label("Find in captions").fill("tok")
+    tab.get_by_label("Replace with").fill("black <b>")
+    tab.get_by_text("3 of 3 captions change.").wait_for()
+    tab.get_by_role("button", name="Change 3 captions").click()
+    tab.locator(".hp-notes").get_by_text("3 captions changed.").wait_for()
+    assert captions(tab)["chelsea.png"] == "black <b>, a tabby cat"
+    undo.click()
+    until(lambda: captions(tab)["chelsea.png"] == "tok, a tabby cat", "the replacement is undone")
+    for name in ("chelsea.png", "rocket.jpg"):
+        tab.get_by_label(f"Select {name}").press("Space")
+    tab.get_by_text("2 selected", exact=True).wait_for()
+    tab.get_by_role("button", name="Remove selected").click()
+    shows(tab, 1)
+    undo.click()
+    shows(tab, 3)
 
 
 # Two tabs, two browsers --------------------------------------------------------------------------------------------
-
-
-def second(browser, page, server, own_storage: bool = False):
-    """Another page with the same draft: a second tab, or another browser that continues the draft."""
-    if not own_storage:
-        other = page.context.new_page()
-    else:
-        context = browser.new_context()
-        context.add_init_script(f"localStorage['hangproof-draft-id'] = '{draft_of(page)}'")
-        other = context.new_page()
-    other.set_default_timeout(90_000)
-    open_page(other, server)
-    return other
 
 
 def keeps_its_list(page) -> None:
@@ -264,79 +207,95 @@ def keeps_its_list(page) -> None:
     page.route(re.compile("/component_server"), respond)
 
 
-def test_fields_and_captions_of_two_tabs_are_merged_one_by_one(tab, server, browser, on_disk):
-    open_page(tab, server)
-    drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)
-
-    def typed(page, key: str, value: str | int) -> None:
-        field(page, key).fill(str(value))
-        until(lambda: on_disk.form(draft_of(tab)).get(key) == value, f"{key} is stored")
-
-    typed(tab, "name", "first")
-    other = second(browser, tab, server)
-    for page, key, value in ((tab, "epochs", 3), (other, "trigger", "tok"), (other, "repeats", 7)):
-        typed(page, key, value)
-    stored = on_disk.form(draft_of(tab))
-    assert (stored["name"], stored["epochs"], stored["trigger"], stored["repeats"]) == ("first", 3, "tok", 7)
-    until(lambda: field(other, "epochs").input_value() == "3", "the other tab shows the epochs")
-    until(lambda: field(tab, "trigger").input_value() == "tok", "this tab shows the trigger word")
-    captions_are_merged(tab, other, on_disk)
-
-
-def captions_are_merged(tab, other, on_disk) -> None:
-    """Each page types the caption of one of the two images."""
-    for page, file, text in ((other, "rocket.jpg", "a rocket"), (tab, "coffee.png", "a cup")):
+def type_captions(pages: dict) -> None:
+    """Type a caption in each page, by file."""
+    for file, (page, text) in pages.items():
         caption(page, file).fill(text)
         saved(page, file)
-    stored = {item.file: item.caption for item in on_disk.items(draft_of(tab))}
-    assert stored == {"coffee.png": "a cup", "rocket.jpg": "a rocket"}
 
 
-def test_another_browser_continues_a_draft_and_its_captions_are_merged(tab, server, browser, on_disk):
-    open_page(tab, server)
-    field(tab, "name").fill("to be continued")
-    drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)
-    caption(tab, "coffee.png").fill("a cup to begin with")
-    saved(tab, "coffee.png")
-    with a_tab(browser) as other:
-        open_page(other, server)
-        other.get_by_role("button", name="Continue a draft").click()
-        other.get_by_role("button", name=re.compile("to be continued · 2 images")).click()
+def test_two_tabs_and_another_browser_share_a_draft_and_what_each_types_is_merged(
+    browser, server, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HANGPROOF_DATA", str(server.data))
+    with a_tab(browser) as tab, a_tab(browser) as far:
+        other = tab.context.new_page()
+        other.set_default_timeout(PATIENCE_S * 1000)
+        for page in (tab, other):
+            page.goto(server.url, wait_until="commit")
+        for page in (tab, other):
+            page.locator("body.hp-open").wait_for()
+        mine = tab.evaluate("hangproof.draft()")
+        assert other.evaluate("hangproof.draft()") == mine, "two tabs of a new browser share one draft"
+        drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)
+        for page, key, value in ((tab, "name", "shared"), (tab, "epochs", 3), (other, "trigger", "tok")):
+            field(page, key).fill(str(value))
+            until(lambda key=key, value=value: draft.form(mine).get(key) == value, f"{key} is stored")
+        until(lambda: field(other, "epochs").input_value() == "3", "the other tab shows the epochs")
+        until(lambda: field(tab, "trigger").input_value() == "tok", "this tab shows the trigger word")
         shows(other, 2)
-        assert captions(other) == {"coffee.png": "a cup to begin with", "rocket.jpg": ""}
-        until(lambda: field(other, "name").input_value() == "to be continued", "the name is shown")
-        captions_are_merged(tab, other, on_disk)
+        type_captions({"rocket.jpg": (other, "a rocket"), "coffee.png": (tab, "a cup")})
 
+        # Another browser continues the draft.
+        open_page(far, server)
+        far.get_by_role("button", name="Continue a draft").click()
+        far.get_by_role("button", name=re.compile("shared · 2 images")).first.click()
+        shows(far, 2)
+        assert captions(far) == {"coffee.png": "a cup", "rocket.jpg": "a rocket"}
+        until(lambda: field(far, "name").input_value() == "shared", "the name is shown")
+        type_captions({"coffee.png": (far, "a cup, from far"), "rocket.jpg": (tab, "a rocket here")})
+        stored = {item.file: item.caption for item in draft.items(mine)}
+        assert stored == {"coffee.png": "a cup, from far", "rocket.jpg": "a rocket here"}
 
-def test_a_proposal_does_not_replace_what_was_typed_in_another_browser(tab, server, browser, on_disk, tmp_path):
-    open_page(tab, server)
-    drop(tab, *photos("coffee.png"), count=1)
-    until(lambda: on_disk.form(draft_of(tab)).get("repeats") == 96, "the proposed repeats are stored")
-    other = second(browser, tab, server, own_storage=True)  # hears nothing of the first page
-    until(lambda: field(other, "repeats").input_value() == "96", "the other page shows them")
-    other.evaluate("hangproof.merge = () => []")  # nor does it show what the server answers
-    field(tab, "repeats").fill("7")
-    until(lambda: on_disk.form(draft_of(tab)).get("repeats") == 7, "the typed repeats are stored")
-    drop(other, picture(tmp_path / "b.png", (10, 10, 203)), picture(tmp_path / "c.png", (200, 10, 10)), count=3)
-    button = other.get_by_role("button", name="Use proposed")  # where the page did not know yet that 96 was proposed
-    until(
-        lambda: field(other, "repeats").input_value() not in ("96", "7") or button.is_visible(),
-        "the other page shows a proposal",
-    )
-    other.wait_for_timeout(2000)  # it was sent
-    assert on_disk.form(draft_of(tab))["repeats"] == 7
+        # A caption is never stored with another image of the same name.
+        drop(tab, picture(tmp_path / "one" / "a.png", (200, 10, 10)), count=3)
+        far.reload()
+        shows(far, 3)
+        keeps_its_list(far)
+        tab.get_by_label("Remove a.png").click()
+        shows(tab, 2)
+        drop(tab, picture(tmp_path / "two" / "a.png", (10, 10, 203)), count=3)
+        caption(far, "a.png").fill("the red picture")  # its card still shows the red one
+        aside = far.locator(".hp-aside")
+        aside.get_by_text("a.png was removed in another tab").wait_for()
+        assert aside.locator("textarea").input_value() == "the red picture"  # not lost
+        assert [item.caption for item in draft.items(mine) if item.file == "a.png"] == [""]
 
+        # Pages of cards keep what was typed. Another tab changes a caption, and the list that is asked for because of it
+        # arrives after the next page: it does not turn it back.
+        many = [photo(tmp_path / f"{n:02}.png", n) for n in range(10)]
+        drop(tab, *many, count=13)
+        tab.get_by_text("Page 1 of 2").wait_for()
+        first = next(iter(captions(tab)))
+        caption(tab, first).fill("typed")
+        tab.get_by_role("button", name="Next ›").click()  # at once: the next page waits for the caption
+        tab.get_by_text("Page 2 of 2").wait_for()
+        assert len(captions(tab)) == 1
+        tab.get_by_role("button", name="‹ Previous").click()
+        tab.get_by_text("Page 1 of 2").wait_for()
+        assert captions(tab)[first] == "typed"
+        held, asked = [], []
 
-def test_a_caption_is_never_stored_with_another_image_of_the_same_name(tab, server, browser, on_disk, tmp_path):
-    open_page(tab, server)
-    drop(tab, picture(tmp_path / "one" / "a.png", (200, 10, 10)), count=1)
-    other = second(browser, tab, server, own_storage=True)
-    keeps_its_list(other)
-    tab.get_by_label("Remove a.png").click()
-    tab.locator(".hp-drop:not(.hp-small)").wait_for()
-    drop(tab, picture(tmp_path / "two" / "a.png", (10, 10, 203)), count=1)
-    caption(other, "a.png").fill("the red picture")  # its card still shows the red one
-    aside = other.locator(".hp-aside")
-    aside.get_by_text("a.png was removed in another tab").wait_for()
-    assert aside.locator("textarea").input_value() == "the red picture"  # not lost
-    assert [item.caption for item in on_disk.items(draft_of(tab))] == [""]
+        def hold(route):
+            sent = route.request.post_data_json
+            listing = sent["fn_name"] == "list_images"
+            if listing and sent["data"]["page"] == 0:
+                held.append(route)
+            else:
+                asked.extend([sent["data"]["page"]] if listing else [])
+                route.continue_()
+
+        tab.route("**/component_server/", hold)
+        type_captions({first: (other, "from the other tab")})
+        until(lambda: tab.wait_for_timeout(50) or held, "the tab asks for its page again")
+        tab.get_by_role("button", name="Next ›").click()
+        tab.get_by_text("Page 2 of 2").wait_for()
+        held.pop(0).continue_()
+        until(lambda: tab.wait_for_timeout(50) or asked == [1, 1], "the list of the shown page is asked for instead")
+        tab.wait_for_timeout(300)
+        assert len(captions(tab)) == 1
+        tab.unroute("**/component_server/")
+        tab.get_by_role("button", name="‹ Previous").click()
+        tab.get_by_text("Page 1 of 2").wait_for()
+        assert captions(tab)[first] == "from the other tab"
+        far.errors.clear()  # the lists that were refused

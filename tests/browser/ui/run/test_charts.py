@@ -1,10 +1,9 @@
-"""The charts of a run: what is read of metrics.jsonl, which points are sent, and how the browser draws them."""
+"""The charts of a run: which points are sent, and how the browser draws them."""
 
 import json
 
-import pytest
 from ui_helpers import write_incident, write_run
-from ui_page import a_tab, has_focus, until
+from ui_page import has_focus, show_run, until
 
 from ui.run import charts
 
@@ -21,69 +20,69 @@ OUTSIDE = """(svg) => [...svg.querySelectorAll('text')].filter((text) => {
 }).map((text) => text.textContent)"""
 
 
-@pytest.mark.parametrize("width, loss, planned", [(1280, 1e-4, 4000), (390, 1e9, 1_000_000)])
-def test_no_label_of_the_charts_is_cut_off(browser, server, width, loss, planned):
-    folder = write_run(server.data, f"chart {width} {planned}", state="stopped", planned_steps=planned)
-    steps = (1, 2, 3, planned - 1)
-    (folder / "metrics.jsonl").write_text("".join(line(n, loss * (1 + 0.013 * (n % 7)), second=n % 99) for n in steps))
-    write_incident(folder, step=planned - 1)
-    with a_tab(browser, width=width) as page:
-        page.goto(f"{server.url}/?run={folder.name}")
+def test_no_label_of_the_charts_is_cut_off(page, server):
+    for width, loss, planned in ((1280, 1e-4, 4000), (390, 1e9, 1_000_000)):
+        folder = write_run(server.data, f"chart {width} {planned}", state="stopped", planned_steps=planned)
+        steps = (1, 2, 3, planned - 1)
+        text = "".join(line(n, loss * (1 + 0.013 * (n % 7)), second=n % 99) for n in steps)
+        (folder / "metrics.jsonl").write_text(text)
+        write_incident(folder, step=planned - 1)
+        show_run(page, server, folder.name)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.locator("#run-charts").scroll_into_view_if_needed()
         drawn = page.locator("svg.hp-main-chart")
-        drawn.wait_for()
-        assert drawn.get_by_text(f"{planned:,}", exact=True).count() == 1
+        drawn.get_by_text(f"{planned:,}", exact=True).wait_for()
         for one in page.locator("svg.hp-chart").all():
-            assert one.evaluate(OUTSIDE) == []
+            assert one.evaluate(OUTSIDE) == [], width
+    page.set_viewport_size({"width": 1280, "height": 900})
 
 
-def test_the_charts_zoom_name_their_values_and_open_incidents(browser, server):
+def test_the_charts_zoom_name_their_values_and_open_incidents(page, server):
     folder = write_run(server.data, "a chart", state="stopped", planned_steps=2000)
-    text = [line(s, 1 / s, 1, s / 40) for s in range(1, 1001)] + [
-        line(s, 2.0, 2, 60 + s / 40) for s in range(951, 1901)
-    ]
+    text = [line(s, 1 / s, 1, s / 40) for s in range(1, 1001)]
+    text += [line(s, 2.0, 2, 60 + s / 40) for s in range(951, 1901)]
     (folder / "metrics.jsonl").write_text("".join(text))
     write_incident(folder, "0001", "# What the report says", step=1000, resumed_from=950)
-    with a_tab(browser) as page:
-        page.goto(f"{server.url}/?run={folder.name}")
-        main = page.get_by_role("group", name="Loss, step 1 to step 1,900")
-        main.wait_for()
-        assert page.locator("svg.hp-chart").count() == 3
-        until(lambda: page.wait_for_timeout(50) or main.bounding_box(), "the chart is drawn")
-        box = main.bounding_box()
-        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
-        page.locator(".hp-chart-readout").get_by_text("Learning rate 1e-4").wait_for()
-        assert "Loss" in page.locator(".hp-chart-readout").inner_text()
-        page.mouse.down()
-        page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 90, steps=4)
-        page.mouse.up()
-        page.get_by_role("button", name="Show everything").wait_for()
-        begin = page.locator(".hp-main-chart").get_attribute("aria-label")
-        assert "step 1 to" not in begin
-        page.locator(".hp-main-chart").focus()
-        page.keyboard.press("Escape")
-        main.wait_for()
-        page.keyboard.press("End")
-        page.keyboard.press("ArrowLeft")
-        until(lambda: "step 1," in page.locator(".hp-chart-readout").inner_text(), "the arrow keys move the cursor")
-        page.get_by_text("Values as a table").click()
-        page.locator(".hp-chart-table tbody tr").nth(charts.TABLE_ROWS - 1).wait_for()
-        page.get_by_label("Time", exact=True).check()
-        page.get_by_role("group", name="Loss, 0 s to 1 min").wait_for()
-        page.get_by_label("Steps", exact=True).check()
-        main.wait_for()
-        assert (
-            page.locator(".hp-main-chart .hp-mark").count() == 1
-        )  # the incident's restart is not marked a second time
-        page.get_by_role("link", name="Incident 0001: hung after step 1,000").focus()
-        page.keyboard.press("Enter")
-        page.get_by_text("What the report says").wait_for()
-        has_focus(page, "id", "incident-0001")
-        with (folder / "metrics.jsonl").open("a") as file:  # a line that grows is drawn again
-            file.write(line(1901, 2.0, 2, 120))
-        page.get_by_role("group", name="Loss, step 1 to step 1,901").wait_for()
+    show_run(page, server, folder.name)
+    page.locator("#run-charts").scroll_into_view_if_needed()
+    main = page.get_by_role("group", name="Loss, step 1 to step 1,900")
+    main.wait_for()
+    assert page.locator("svg.hp-chart").count() == 3
+    main.scroll_into_view_if_needed()
+    box = main.bounding_box()
+    readout = page.locator(".hp-chart-readout")
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    readout.get_by_text("Learning rate 1e-4").wait_for()
+    assert "Loss" in readout.inner_text()
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 90, steps=4)
+    page.mouse.up()
+    page.get_by_role("button", name="Show everything").wait_for()
+    assert "step 1 to" not in page.locator(".hp-main-chart").get_attribute("aria-label")
+    page.locator(".hp-main-chart").focus()
+    page.keyboard.press("Escape")
+    main.wait_for()
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    until(lambda: "step 1," in readout.inner_text(), "the arrow keys move the cursor")
+    page.get_by_text("Values as a table").click()
+    page.locator(".hp-chart-table tbody tr").nth(charts.TABLE_ROWS - 1).wait_for()
+    page.get_by_label("Time", exact=True).check()
+    page.get_by_role("group", name="Loss, 0 s to 1 min").wait_for()
+    page.get_by_label("Steps", exact=True).check()
+    main.wait_for()
+    assert page.locator(".hp-main-chart .hp-mark").count() == 1, "the incident's restart is not marked a second time"
+    page.get_by_role("link", name="Incident 0001: hung after step 1,000").focus()
+    page.keyboard.press("Enter")
+    page.get_by_text("What the report says").wait_for()
+    has_focus(page, "id", "incident-0001")
+    with (folder / "metrics.jsonl").open("a") as file:  # a line that grows is drawn again
+        file.write(line(1901, 2.0, 2, 120))
+    page.locator("#run-charts").scroll_into_view_if_needed()
+    page.get_by_role("group", name="Loss, step 1 to step 1,901").wait_for()
 
 
-def test_a_question_that_gets_no_answer_is_asked_again(browser, server):
+def test_a_question_that_gets_no_answer_is_asked_again(page, server):
     """A run that has ended changes no more: nothing else makes the chart ask."""
     folder = write_run(server.data, "no answer", state="completed", planned_steps=50)
     (folder / "metrics.jsonl").write_text("".join(line(s, 1 / s, 1, s) for s in range(1, 51)))
@@ -91,20 +90,19 @@ def test_a_question_that_gets_no_answer_is_asked_again(browser, server):
 
     def once(route):
         posted = route.request.post_data or ""
-        if "chart_data" in posted and len(dropped) < wanted:
+        if "chart_data" in posted and folder.name in posted and len(dropped) < wanted:
             dropped.append(posted)
             route.abort()
         else:
             route.continue_()
 
     wanted = 1
-    with a_tab(browser, height=2000) as page:  # charts that are not on the screen do not ask
-        page.route("**/component_server/**", once)
-        page.goto(f"{server.url}/?run={folder.name}")
-        page.locator("body.hp-open").wait_for()
-        page.get_by_role("img", name="Loss, step 1 to step 50").wait_for()
-        assert len(dropped) == 1
-        wanted = 2
-        page.get_by_label("Time", exact=True).check()
-        page.get_by_role("img", name="Loss, 0 s to 49 s").wait_for()
-        assert len(dropped) == 2
+    page.route("**/component_server/**", once)
+    page.set_viewport_size({"width": 1280, "height": 2000})  # charts that are not on the screen do not ask
+    show_run(page, server, folder.name)
+    page.get_by_role("img", name="Loss, step 1 to step 50").wait_for()
+    assert len(dropped) == 1
+    wanted = 2
+    page.get_by_label("Time", exact=True).check()
+    page.get_by_role("img", name="Loss, 0 s to 49 s").wait_for()
+    assert len(dropped) == 2

@@ -1,0 +1,138 @@
+"""From a template and an import to a finished run of the edited script; the server is killed while it is edited."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from draft_helpers import photo
+from ui_helpers import Server
+from ui_page import a_tab, field, open_page, state_is, until
+
+import runs
+
+HANGPROOF = """accelerate launch -m trainer --pretrained_model_name_or_path tiny-flux --network_dim 6 --network_alpha 3 \\
+  --learning_rate 1e-3 --max_train_steps 4 --save_every_n_steps 2 --mixed_precision no --blocks_to_swap 4"""
+
+
+@pytest.mark.timeout(1200)
+def test_from_a_template_and_an_import_to_a_finished_run_of_the_edited_script(browser, data, tmp_path):
+    """Two windows, a second browser, and a server that is killed while the script is edited."""
+    photos = tmp_path / "photos"
+    for number in range(3):
+        photo(photos / f"{number}.png", number)
+    server = Server(data)
+    try:
+        server.wait_for_output("Hangproof is running at")
+        with a_tab(browser) as page:
+            open_page(page, server)
+            for name in ("More settings", "Sample images during training"):
+                page.get_by_role("button", name=name).click()
+            field(page, "trigger").fill("ohwx")
+            page.locator("#setup summary").first.click()
+            page.get_by_test_id("template-person").click()
+            page.get_by_test_id("use-settings").click()
+            until(lambda: field(page, "rank").input_value() == "16", "the template's rank")
+            assert "portrait photo of ohwx" in field(page, "prompts").input_value()
+            page.get_by_test_id("undo-settings").click()
+            until(lambda: field(page, "rank").input_value() == "4", "the rank from before")
+            page.get_by_label("Name of a new template").fill("Mine <img src=x>")
+            page.get_by_role("button", name="Save these settings").click()
+            page.locator(".hp-setup-list strong").get_by_text("Mine <img src=x>", exact=True).wait_for()
+
+            files = page.get_by_test_id("import-files")
+            (tmp_path / "train.sh").write_text(HANGPROOF)
+            subset = f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = {json.dumps(str(photos))}\nnum_repeats = 1\n"
+            (tmp_path / "dataset.toml").write_text(subset)
+            files.set_input_files([str(tmp_path / "train.sh"), str(tmp_path / "dataset.toml")])
+            page.get_by_test_id("import-read").click()
+            page.locator(".hp-outcome-dropped").first.wait_for()
+            assert field(page, "rank").input_value() == "4", "nothing changes before it is used"
+            page.get_by_test_id("import-images").click()
+            page.get_by_test_id("image-count").get_by_text("3 image", exact=False).wait_for()
+            page.get_by_test_id("use-settings").click()
+            until(lambda: field(page, "rank").input_value() == "6", "the imported rank")
+            assert field(page, "max_train_steps").input_value() == "4"
+
+            with a_tab(browser) as other:  # another browser: its own draft, the same templates
+                open_page(other, server)
+                other.locator("#setup summary").first.click()
+                other.locator(".hp-setup-list strong").get_by_text("Mine <img src=x>", exact=True).wait_for()
+                other.get_by_label("Name of a new template").fill("mine <IMG src=x>")
+                other.get_by_role("button", name="Save these settings").click()
+                other.get_by_text("exists already").wait_for()
+
+            field(page, "name").fill("walk")
+            page.get_by_test_id("edit-script").click()
+            page.locator("#script .cm-content[contenteditable=true]").wait_for()
+            insert_line(page, "if true; then")
+            page.get_by_test_id("script-findings").get_by_text("bash:").wait_for()
+            page.get_by_role("button", name="Start training").click()
+            page.locator(".hp-problem").get_by_text("The script: Line", exact=False).wait_for()
+            assert not list((data / "outputs").glob("*/run.toml")), "Start refuses it"
+            remove_line(page)
+            until(lambda: page.get_by_test_id("script-findings").get_by_text("bash:").count() == 0, "no finding")
+
+            insert_line(page, MARK)
+            server.stop(hard=True)  # before the page has sent it
+            server = Server(data, port=server.port)
+            server.wait_for_output("Hangproof is running at")
+            until(lambda: MARK in script_of(data), "the line that was typed while the server was away")
+            page.reload()
+            page.locator("body.hp-open").wait_for()
+            page.get_by_role("button", name=re.compile("^The script")).click()
+            until(lambda: MARK in editor(page), "the edited script after a reload")
+
+            second = page.context.new_page()
+            open_page(second, server)
+            second.get_by_role("button", name=re.compile("^The script")).click()
+            until(lambda: MARK in editor(second), "the edited script in a second window")
+            insert_line(second, "# second window")
+            until(lambda: "# second window" in script_of(data), "the second window's line")
+            page.bring_to_front()
+            if "# second window" not in editor(page):
+                insert_line(page, "# first window")
+                page.get_by_role("button", name="Keep mine").click()
+                until(lambda: "# first window" in script_of(data), "the script that was kept")
+            second.close()
+
+            page.get_by_role("button", name="Start training").click()
+            state_is(page, "completed")
+        folder = data / "outputs" / "walk"
+        assert (folder / "train.sh").read_text() == script_of(data) and (data / "edited").exists()
+        spec = runs.load(folder)
+        assert (spec.rank, spec.alpha, spec.max_train_steps) == (6, 3.0, 4) and (folder / "walk.safetensors").is_file()
+    finally:
+        server.stop(hard=True)
+
+
+MARK = 'touch "$HANGPROOF_DATA/edited"'
+
+
+def insert_line(page, text):
+    """Add a line below the first one."""
+    page.locator("#script .cm-content").click()
+    page.keyboard.press("Control+Home")
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    page.keyboard.insert_text(text)
+
+
+def remove_line(page):
+    """Remove the line below the first one."""
+    page.locator("#script .cm-content").click()
+    page.keyboard.press("Control+Home")
+    page.keyboard.press("End")
+    page.keyboard.press("Shift+ArrowDown")
+    page.keyboard.press("Shift+End")
+    page.keyboard.press("Delete")
+
+
+def editor(page) -> str:
+    return page.locator("#script .cm-content").inner_text()
+
+
+def script_of(data: Path) -> str:
+    """The edited script that the only draft has."""
+    (path,) = data.glob("datasets/.drafts/*/script.json")
+    return json.loads(path.read_text())["script"]
