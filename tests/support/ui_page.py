@@ -120,13 +120,6 @@ def choose_tiny(page) -> None:
     page.get_by_role("option", name=re.compile("Tiny Flux")).click()
 
 
-def fill_in(page, **fields: str) -> None:
-    """Type into fields and leave each, as a user does."""
-    for key, text in fields.items():
-        field(page, key).fill(text)
-        field(page, key).blur()
-
-
 def set_up_run(page, server, name: str, **fields: str) -> Path:
     """Fill in the three steps with photographs and start. Returns the run's folder."""
     if not page.url.startswith(server.url):

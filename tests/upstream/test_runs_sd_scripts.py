@@ -52,7 +52,7 @@ def rendered(request, started):
 
 @asks("rendered", "12G")
 def test_a_rendered_script_trains(rendered):
-    """The other tiers are rendered by the page and run there (tests/browser/ui/test_sd_scripts.py)."""
+    """The other tiers are rendered by the page and run there (tests/campaigns/page/test_sd_scripts.py)."""
     trained(*rendered)
 
 

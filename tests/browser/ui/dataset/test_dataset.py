@@ -1,7 +1,7 @@
 """Step 2 for large data sets in a real browser: search, selection over pages, subsets, tags, a cancelled upload, a hostile pattern."""
 
 from draft_helpers import photo
-from ui_page import caption, open_page, saved, until
+from ui_page import caption, open_page, saved
 
 from ui.dataset import draft, draft_store
 
@@ -25,6 +25,16 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
         tab.get_by_test_id("image-count").get_by_text(text).wait_for()
 
     shows("40 images")
+    # A hostile pattern ends with a message, and the server goes on.
+    caption(tab, "000.png").fill("a" * 60 + "!")
+    saved(tab, "000.png")
+    tab.get_by_role("button", name="Edit captions in bulk").click()
+    tab.get_by_text("Regular expression").click()
+    tab.get_by_label("Find in captions").fill("(a|aa)+$")
+    tab.get_by_text("this regular expression needs more than 3 s; simplify it").wait_for()
+    assert tab.get_by_role("button", name="Change captions").is_disabled()
+    tab.get_by_role("button", name="Edit captions in bulk").click()
+
     # Search, and select a range over two pages with the keyboard.
     tab.get_by_label("Search by").select_option("Has the tag")
     tab.get_by_label("Search captions").fill("Tag 1")
@@ -61,13 +71,13 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     tab.get_by_label("Find a tag").fill("photo")
     tab.get_by_role("button", name="Remove the tag photo").click()
     tab.locator("#images").get_by_label("Images", exact=True).select_option("All images")
-    tab.get_by_text("40 of 40 captions change.").wait_for()
-    tab.get_by_role("button", name="Change 40 captions").click()
-    tab.get_by_text("40 captions changed.").wait_for()
+    tab.get_by_text("39 of 40 captions change.").wait_for()
+    tab.get_by_role("button", name="Change 39 captions").click()
+    tab.get_by_text("39 captions changed.").wait_for()
     assert sum("photo" in item.caption for item in draft.items(mine)) == 0
-    tab.get_by_role("button", name="Undo: removal of tags from 40 captions").click()
+    tab.get_by_role("button", name="Undo: removal of tags from 39 captions").click()
     tab.get_by_text("Undone: removal of tags").wait_for()
-    assert sum("photo" in item.caption for item in draft.items(mine)) == 40
+    assert sum("photo" in item.caption for item in draft.items(mine)) == 39
 
     # An upload that takes long is cancelled.
     tab.route("**/gradio_api/upload*", lambda route: None)  # never answered
@@ -76,16 +86,3 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     tab.get_by_role("button", name="Cancel the upload").click()
     tab.get_by_text("Upload cancelled. 3 files not uploaded").wait_for()
     assert tab.get_by_role("button", name="Cancel the upload").is_hidden() and len(draft.items(mine)) == 40
-
-    # A hostile pattern ends with a message, and the server goes on.
-    shown = tab.locator(".hp-card").first.get_attribute("data-file")
-    caption(tab, shown).fill("a" * 60 + "!")
-    saved(tab, shown)
-    tab.get_by_role("button", name="Edit captions in bulk").click()
-    tab.get_by_text("Regular expression").click()
-    tab.get_by_label("Find in captions").fill("(a|aa)+$")
-    tab.get_by_text("this regular expression needs more than 3 s; simplify it").wait_for()
-    assert tab.get_by_role("button", name="Change captions").is_disabled()
-    caption(tab, shown).fill("the server goes on")
-    saved(tab, shown)
-    until(lambda: "the server goes on" in [item.caption for item in draft.items(mine)], "it is stored")

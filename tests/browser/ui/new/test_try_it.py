@@ -41,10 +41,8 @@ def test_the_first_page_says_what_to_do_next_and_follows_the_images(tab, bare_se
     shown = tab.locator("#new, .hp-step").first.inner_text()
     assert "hf auth login" not in shown and "http" not in shown and "--set" not in shown
     assert tab.locator(".hp-field-error").count() == 0  # nothing is wrong yet
-    tab.locator("#start").click()
-    licence = tab.locator("#problem").get_by_role("link").first
-    licence.wait_for()
-    assert licence.get_attribute("href") == link.get_attribute("href") and "noopener" in licence.get_attribute("rel")
+    field(tab, "name").fill("no gpu")
+    field(tab, "name").blur()
     warning = tab.locator("#model p.hp-field-warning").first
     warning.get_by_text("finds no GPU it can use").wait_for()
     on_top = """(note) => {
@@ -53,6 +51,10 @@ def test_the_first_page_says_what_to_do_next_and_follows_the_images(tab, bare_se
       return note.contains(document.elementFromPoint(box.x + 20, box.y + box.height / 2));
     }"""
     assert warning.evaluate(on_top), "a note below a dropdown can be seen"
+    tab.locator("#start").click()
+    licence = tab.locator("#problem").get_by_role("link").first
+    licence.wait_for()
+    assert licence.get_attribute("href") == link.get_attribute("href") and "noopener" in licence.get_attribute("rel")
 
     # Repeats and epochs follow the number of images until they are typed.
     drop(tab, *squares(tmp_path / "in", 20), count=20)

@@ -11,13 +11,11 @@ import pytest
 from ui_helpers import lora_file, photos, serving, write_incident, write_run
 from ui_page import a_tab, captions, faint_texts, field, nameless_controls, show_run, state_is, until
 
-import presets
 import runs
 from monitor.process.locks import LOCK, Lock
 
 PROMPTS = "a cat --w 64 --d 42\na dog <img src=x onerror=alert(1)> --w 64\n"
 FOCUSED = "document.activeElement"
-IN_VIEW = "(e) => { const b = e.getBoundingClientRect(); return b.top >= 0 && b.bottom <= innerHeight; }"
 
 
 @pytest.fixture
@@ -292,18 +290,15 @@ def test_an_answer_that_arrives_late_does_not_stay(page, server):
     page.unroute("**/run/predict*")
 
 
-def test_new_lora_from_this_run_works_for_every_trainer_and_its_message_is_in_view(page, server, monkeypatch):
+def test_new_lora_from_this_run_fills_in_the_form_and_its_message_is_in_view(page, server, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(server.data))
-    for backend, model in {presets.backend_of(model): model for model in presets.models()}.items():
-        fields = {"name": f"of {model}", "model": model, "trigger": "tok", "epochs": 7, "backend": backend}
-        fields["tier"] = presets.smallest_tier(model, backend)
-        folder = runs.create(runs.make(fields), photos("coffee.png", "chelsea.png"), {"coffee.png": "tok, a cup"})
-        show_run(page, server, folder.name)
-        page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
-        page.get_by_role("button", name="New LoRA from this run").click()
-        message = page.get_by_text(f"Copied the settings, images and captions of '{fields['name']}'")
-        message.wait_for()
-        until(lambda message=message: message.evaluate(IN_VIEW), "the message is in view")
-        until(lambda: len(captions(page)) == 2, "the images are copied")
-        assert sorted(captions(page).values()) == ["tok", "tok, a cup"], model
-        assert field(page, "epochs").input_value() == "7" and field(page, "name").input_value() == f"of {model} 2"
+    spec = runs.make({"name": "copied", "model": "tiny-flux", "backend": "diffusers", "trigger": "tok", "epochs": 7})
+    show_run(page, server, runs.create(spec, photos("coffee.png"), {"coffee.png": "tok, a cup"}).name)
+    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+    page.get_by_role("button", name="New LoRA from this run").click()
+    message = page.get_by_text("Copied the settings, images and captions of 'copied'")
+    message.wait_for()
+    in_view = "(e) => { const b = e.getBoundingClientRect(); return b.top >= 0 && b.bottom <= innerHeight; }"
+    until(lambda: message.evaluate(in_view), "the message is in view")
+    until(lambda: captions(page) == {"coffee.png": "tok, a cup"}, "the image is copied")
+    assert field(page, "epochs").input_value() == "7" and field(page, "name").input_value() == "copied 2"
