@@ -76,8 +76,10 @@ def test_buttons_work_after_the_stream_of_answers_broke_between_two_answers(brow
             page.wait_for_function("streams() === 0")
         with serving(data, port=server.port):
             field(page, "name").fill("kept")
-            page.locator(".hp-problem").first.evaluate("(one) => one.remove()")
-            page.locator("#start").click()
-            page.locator(".hp-problem").first.wait_for()
+            page.locator("#name .hp-field-error").wait_for(state="detached")  # an answer to what was typed
+            with page.expect_response("**/queue/join*"):
+                page.locator("#start").click()
+            page.wait_for_function("waiting() === 0")  # the click has its answer
+            page.locator(".hp-problem").get_by_text("Add at least one image").first.wait_for()
             assert field(page, "name").input_value() == "kept"
         page.errors.clear()  # of the time without a server

@@ -263,8 +263,8 @@ def test_the_printed_and_the_opened_address_open_the_page(tmp_path, browser):
             context = browser.new_context()
             page = context.new_page()
             page.goto(address)
-            page.wait_for_url(f"http://127.0.0.1:{port}/")
-            assert page.title() == "Hangproof"
+            page.locator("body.hp-open").wait_for()
+            assert page.url == f"http://127.0.0.1:{port}/"
             page.go_back()
             assert secret not in page.url
             context.close()

@@ -42,8 +42,7 @@ def test_the_files_are_written_shown_and_downloaded_and_a_command_that_refuses_s
             script.get_by_role("link", name="Download").click()
         assert download.value.suggested_filename == "train.sbatch"
         assert "#SBATCH" in download.value.path().read_text()
-        page.reload()
-        page.locator("body.hp-open").wait_for()
+        open_run(page, server, "old")
         fold = open_run(page, server, "my-cat")
         fold.locator(".hp-file", has_text="train.sbatch").wait_for()
         fold.get_by_label("One file").check()
