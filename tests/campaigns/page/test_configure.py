@@ -1,4 +1,4 @@
-"""From a template and an import to a finished run of the edited script; the server is killed while it is edited."""
+"""From an import to a finished run of the edited script, in two windows; the server is killed while it is edited. Two minutes."""
 
 import json
 import re
@@ -16,8 +16,7 @@ HANGPROOF = """accelerate launch -m trainer --pretrained_model_name_or_path tiny
 
 
 @pytest.mark.timeout(1200)
-def test_from_a_template_and_an_import_to_a_finished_run_of_the_edited_script(browser, data, tmp_path):
-    """Two windows, a second browser, and a server that is killed while the script is edited."""
+def test_from_an_import_to_a_finished_run_of_the_edited_script(browser, data, tmp_path):
     photos = tmp_path / "photos"
     for number in range(3):
         photo(photos / f"{number}.png", number)
@@ -26,20 +25,9 @@ def test_from_a_template_and_an_import_to_a_finished_run_of_the_edited_script(br
         server.wait_for_output("Hangproof is running at")
         with a_tab(browser) as page:
             open_page(page, server)
-            for name in ("More settings", "Sample images during training"):
-                page.get_by_role("button", name=name).click()
+            page.get_by_role("button", name="More settings").click()
             field(page, "trigger").fill("ohwx")
             page.locator("#setup summary").first.click()
-            page.get_by_test_id("template-person").click()
-            page.get_by_test_id("use-settings").click()
-            until(lambda: field(page, "rank").input_value() == "16", "the template's rank")
-            assert "portrait photo of ohwx" in field(page, "prompts").input_value()
-            page.get_by_test_id("undo-settings").click()
-            until(lambda: field(page, "rank").input_value() == "4", "the rank from before")
-            page.get_by_label("Name of a new template").fill("Mine <img src=x>")
-            page.get_by_role("button", name="Save these settings").click()
-            page.locator(".hp-setup-list strong").get_by_text("Mine <img src=x>", exact=True).wait_for()
-
             files = page.get_by_test_id("import-files")
             (tmp_path / "train.sh").write_text(HANGPROOF)
             subset = f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = {json.dumps(str(photos))}\nnum_repeats = 1\n"
@@ -54,25 +42,9 @@ def test_from_a_template_and_an_import_to_a_finished_run_of_the_edited_script(br
             until(lambda: field(page, "rank").input_value() == "6", "the imported rank")
             assert field(page, "max_train_steps").input_value() == "4"
 
-            with a_tab(browser) as other:  # another browser: its own draft, the same templates
-                open_page(other, server)
-                other.locator("#setup summary").first.click()
-                other.locator(".hp-setup-list strong").get_by_text("Mine <img src=x>", exact=True).wait_for()
-                other.get_by_label("Name of a new template").fill("mine <IMG src=x>")
-                other.get_by_role("button", name="Save these settings").click()
-                other.get_by_text("exists already").wait_for()
-
             field(page, "name").fill("walk")
             page.get_by_test_id("edit-script").click()
             page.locator("#script .cm-content[contenteditable=true]").wait_for()
-            insert_line(page, "if true; then")
-            page.get_by_test_id("script-findings").get_by_text("bash:").wait_for()
-            page.get_by_role("button", name="Start training").click()
-            page.locator(".hp-problem").get_by_text("The script: Line", exact=False).wait_for()
-            assert not list((data / "outputs").glob("*/run.toml")), "Start refuses it"
-            remove_line(page)
-            until(lambda: page.get_by_test_id("script-findings").get_by_text("bash:").count() == 0, "no finding")
-
             insert_line(page, MARK)
             server.stop(hard=True)  # before the page has sent it
             server = Server(data, port=server.port)
@@ -116,16 +88,6 @@ def insert_line(page, text):
     page.keyboard.press("End")
     page.keyboard.press("Enter")
     page.keyboard.insert_text(text)
-
-
-def remove_line(page):
-    """Remove the line below the first one."""
-    page.locator("#script .cm-content").click()
-    page.keyboard.press("Control+Home")
-    page.keyboard.press("End")
-    page.keyboard.press("Shift+ArrowDown")
-    page.keyboard.press("Shift+End")
-    page.keyboard.press("Delete")
 
 
 def editor(page) -> str:

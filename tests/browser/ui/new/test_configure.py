@@ -1,6 +1,6 @@
 """A template, an import and the script's editor in a real browser; the server is killed while the script is edited.
 
-tests/campaigns/page/test_configure.py goes on to a finished run, in two windows and two browsers.
+tests/campaigns/page/test_configure.py goes on to a finished run, in two windows.
 """
 
 import json

@@ -37,7 +37,7 @@ def not_started(page, server, name: str, text: str) -> None:
     assert not (server.data / "outputs" / name).exists()
 
 
-def test_what_makes_no_sense_or_is_taken_or_is_no_value_is_explained_before_start(page, server, tmp_path):
+def test_what_makes_no_sense_or_is_taken_or_is_no_value_is_explained_beside_its_field(page, server, tmp_path):
     field(page, "name").fill("huge")
     field(page, "trigger").fill("ohwx")
     choose_tiny(page)
@@ -49,45 +49,25 @@ def test_what_makes_no_sense_or_is_taken_or_is_no_value_is_explained_before_star
     page.locator("#rank .hp-field-error").wait_for(state="detached")
 
     field(page, "name").fill("odd")
-    for key, value, text in (
-        ("learning_rate", "5", re.compile(r"Learning rate 5 is [\d,]+ times the usual rate with ada")),
-        ("alpha", "1000", "Alpha 1000 is 250 times the rank"),
-        ("resolution", "1024", "The largest image has 96 × 128 pixels"),
-    ):
-        fill(page, key, value)
-        warned(page, key, text)
+    fill(page, "learning_rate", "5")
+    warned(page, "learning_rate", re.compile(r"Learning rate 5 is [\d,]+ times the usual rate with ada"))
     fill(page, "max_train_steps", "2000000000")
     bad(page, "epochs", "The run has 2,000,000,000 steps. At 10 steps per second that takes 2,315 days")
-    not_started(page, server, "odd", "2,000,000,000 steps")
     fill(page, "max_train_steps", "")
 
     taken = server.data / "outputs" / "First-Light"
     taken.mkdir(parents=True)
     try:
-        for name, text in (
-            ("First Light", "A run named 'First Light' already exists in"),
-            ("first light", "Windows and macOS do not tell it from 'first-light'; choose another name"),
-        ):
-            field(page, "name").fill(name)
-            bad(page, "name", text)
-        field(page, "name").fill("Second Light")
-        page.locator("#name .hp-field-error").wait_for(state="detached")
+        field(page, "name").fill("First Light")
+        bad(page, "name", "A run named 'First Light' already exists in")
     finally:
         taken.rmdir()
-
-    for line, text in (
-        ("max_grad_nrm=1", "max_grad_nrm: diffusers has no such flag; did you mean max_grad_norm?"),
-        ("lr_scheduler=cosinus", "lr_scheduler: cosinus: not supported; use constant or"),
-    ):
-        fill(page, "flags", line)
-        bad(page, "flags", text)
-    not_started(page, server, "Second-Light", "cosinus: not supported")
-
+    field(page, "name").fill("Second Light")
+    page.locator("#name .hp-field-error").wait_for(state="detached")
     for key, value, text in (
+        ("flags", "max_grad_nrm=1", "max_grad_nrm: diffusers has no such flag; did you mean max_grad_norm?"),
         ("epochs", "", "Enter a value; the default is 16"),
-        ("resolution", "500", "Must be a multiple of 32"),
         ("learning_rate", "0,0001", "Not a number; write for example 0.0001"),
-        ("seed", "99999999999", "Must be less than 4294967296"),
     ):
         fill(page, key, value)
         bad(page, key, text)
