@@ -15,7 +15,10 @@ from ui.run import cards
 
 AUTH = ("--auth", "me:a-long-secret")
 VIEWS = [(390, "dark"), (1024, "light"), (1440, "dark")]
-TABS = {"Other machines": "store-address", "Doctor": "copy-report"}  # a tab, and what it ends with
+TABS = {
+    "Other machines": "[data-testid=store-address]",
+    "Doctor": "#doctor-report textarea",
+}  # and what shows that it is ready
 FULL = ("running", "failed")  # runs with all that a run can have
 STATES = {
     *FULL,
@@ -148,7 +151,7 @@ def test_the_keyboard_reaches_every_action_with_a_visible_focus(page, server):
         stops_of(page, state)
     for name, ready in TABS.items():
         page.get_by_role("tab", name=name).click()
-        page.get_by_test_id(ready).first.wait_for()
+        page.locator(ready).first.wait_for()
         stops_of(page, name)
 
 
@@ -213,5 +216,5 @@ def test_axe_finds_nothing_serious_and_all_is_readable_in_three_widths(browser, 
         checked(page, state, views=VIEWS if state == "failed" else VIEWS[:1])
     for name, ready in TABS.items():
         page.get_by_role("tab", name=name).click()
-        page.get_by_test_id(ready).first.wait_for()
+        page.locator(ready).first.wait_for()
         checked(page, name)

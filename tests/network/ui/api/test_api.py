@@ -85,7 +85,8 @@ def test_a_run_is_made_from_uploads_started_stopped_read_and_deleted_without_the
     assert "environment" not in call(client, "run_status", run)["settings"]
     folder = data / "outputs" / run
     lora_file(folder / f"{run}.safetensors", 4)
-    (folder / "metrics.jsonl").write_text('{"kind": "step", "attempt": 1, "step": 4, "loss": 0.5}\n')
+    steps = [{"kind": "step", "t": f"2026-11-22T12:00:0{n}.000Z", "attempt": 1, "step": n, "loss": 0.5} for n in (3, 4)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
     final = next(one for one in call(client, "run_files", run) if one["file"] == f"{run}.safetensors")
     assert final["bytes"] == (folder / f"{run}.safetensors").stat().st_size
     steps = [one["step"] for one in call(client, "run_evolution", run)["snapshots"]]
