@@ -187,7 +187,8 @@ FAINT = """() => {
   }
   return [...faint];
 }"""
-NAMELESS = """() => [...document.querySelectorAll("button, input, textarea, select, a[href], [role=button]")]
+# Not Gradio's text boxes that only show a text: their label is beside them.
+NAMELESS = """() => [...document.querySelectorAll("button, input, textarea:enabled, select, a[href], [role=button]")]
   .filter((e) => e.checkVisibility() && e.type !== "file" && !e.closest(".cm-editor"))
   .filter((e) => !(e.getAttribute("aria-label") || e.innerText || e.labels?.length || e.title || e.querySelector("img[alt]")))
   .map((e) => e.outerHTML.slice(0, 120))"""
