@@ -43,8 +43,8 @@ def test_what_makes_no_sense_or_is_taken_or_is_no_value_is_explained_beside_its_
     choose_tiny(page)
     drop(page, *(picture(tmp_path / f"{n}.png", size=(96, 64 + 32 * n)) for n in range(3)), count=3)
     fill(page, "rank", "1000000000")
-    bad(page, "rank", "GB of GPU memory; no GPU has that much. Lower the rank, resolution or batch size")
-    not_started(page, server, "huge", "no GPU has that much")
+    bad(page, "rank", "Must be 16384 or less")
+    not_started(page, server, "huge", "Must be 16384 or less")
     fill(page, "rank", "4")
     page.locator("#rank .hp-field-error").wait_for(state="detached")
 
