@@ -26,13 +26,13 @@ COMMANDS = {
     ),
     "fleet": ("launch.fleet", "show the runs on other machines, read from their stores; stop one"),
     "docker": ("launch.containers", "write the command that trains a run in a container, and start it"),
-    "runpod": ("launch.runpod", "write the pod of a run for RunPod, and rent it"),
-    "vast": ("launch.vast", "write the instance of a run for Vast.ai, and rent it"),
+    "runpod": ("launch.rent", "write the pod of a run for RunPod, and rent it"),
+    "vast": ("launch.vast", "write the managed job of a run for SkyPilot on Vast.ai, and submit it"),
     "publish": ("launch.publish", "put a run's LoRA on Hugging Face, with a card and its samples"),
     "bundle": ("launch.bundle", "write a run as one tar file that trains wherever there is Python"),
     "train": ("launch.train", "write a run's script for this machine and supervise it: in a container, in a bundle"),
     "serve": ("launch.serve", "what a container runs: continue interrupted runs, serve the page"),
-    "stop-pod": ("launch.pods", "stop the rented machine that this runs on (RunPod, Vast.ai)"),
+    "stop-pod": ("launch.pods", "stop the pod of RunPod that this runs on"),
 }
 
 

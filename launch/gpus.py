@@ -1,13 +1,10 @@
 """Which rented GPUs can train a run: those with the memory of its tier, and with what the estimate says that it needs."""
 
-import functools
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
 from launch.common import LaunchError
 from presets.estimate import estimate
-from presets.tables import read_toml
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -15,11 +12,26 @@ if TYPE_CHECKING:
 MOST = 6  # GPUs that are named: more are much larger and more expensive than the run needs
 
 
-@functools.cache
-def table() -> tuple[dict, ...]:
-    """The rows of gpus.toml, the smallest memory first."""
-    rows = read_toml(Path(__file__).with_name("gpus.toml"))["gpu"]
-    return tuple(sorted(rows, key=lambda row: row["memory_gb"]))
+# GPUs that can be rented, the usually cheaper ones first: memory in GB as on the box, the names at SkyPilot (also for Vast.ai) and at
+# RunPod, "" where it has none. All compute bf16, which the presets train with (Turing and Volta, such as T4 and V100, do not).
+# Sources: sky/provision/runpod/utils.py and sky/catalog of SkyPilot 0.14.1; docs.runpod.io/references/gpu-types.
+TABLE = (
+    (16, "RTX2000-Ada", "NVIDIA RTX 2000 Ada Generation"),
+    (16, "RTXA4000", "NVIDIA RTX A4000"),
+    (20, "RTX4000-Ada", "NVIDIA RTX 4000 Ada Generation"),
+    (24, "RTX3090", "NVIDIA GeForce RTX 3090"),
+    (24, "RTXA5000", "NVIDIA RTX A5000"),
+    (24, "L4", "NVIDIA L4"),
+    (24, "A10G", ""),
+    (24, "RTX4090", "NVIDIA GeForce RTX 4090"),
+    (32, "RTX5090", "NVIDIA GeForce RTX 5090"),
+    (48, "A40", "NVIDIA A40"),
+    (48, "RTXA6000", "NVIDIA RTX A6000"),
+    (48, "L40S", "NVIDIA L40S"),
+    (80, "A100-80GB", "NVIDIA A100 80GB PCIe"),
+    (80, "H100", "NVIDIA H100 PCIe"),
+)
+PLACES = {"skypilot": 1, "runpod": 2}  # the column of TABLE
 
 
 def needed_gb(spec: "RunSpec") -> float:
@@ -30,7 +42,7 @@ def needed_gb(spec: "RunSpec") -> float:
 
 
 def names(spec: "RunSpec", place: str, chosen: str = "") -> list[str]:
-    """The names at `place` (skypilot, runpod or vast) of the GPUs that can train a run, the cheapest first; [] for a CPU.
+    """The names at `place` (skypilot or runpod) of the GPUs that can train a run, the cheapest first; [] for a CPU.
 
     Args:
         chosen: the user's own GPU; it is taken as it is, because places rent more kinds than the table has.
@@ -43,10 +55,11 @@ def names(spec: "RunSpec", place: str, chosen: str = "") -> list[str]:
     needed = needed_gb(spec)
     if not needed:
         return []
-    found = [row[place] for row in table() if place in row and row["memory_gb"] >= needed]
+    column = PLACES[place]
+    found = [str(row[column]) for row in TABLE if row[column] and row[0] >= needed]
     if not found:
         raise LaunchError(
-            f"the run needs {needed:.1f} GB of GPU memory, and no GPU of launch/gpus.toml has that; name one with --gpu, "
+            f"the run needs {needed:.1f} GB of GPU memory, and no GPU of launch/gpus.py has that; name one with --gpu, "
             "or lower the resolution, batch size or rank"
         )
     return found[:MOST]

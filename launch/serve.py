@@ -4,7 +4,7 @@ One loop over plain facts: which runs exist, in which state, and whether their m
 about a run, and the monitor knows nothing of clouds. SIGTERM (docker stop, a host that is taken away) goes to every monitor,
 which saves a checkpoint within `end.preempt_total_s`; the runs are then *preempted*, and the next start continues them.
 
-Variables, all optional; the files of `python -m launch docker|runpod|vast` set them:
+Variables, all optional; the files of `python -m launch docker|runpod` set them:
     HANGPROOF_START_RUN    the run to fetch from its store and to train; HANGPROOF_START_STORE: that store
     HANGPROOF_STOP_POD     1: stop the rented machine when nothing is left to train. A run that the user stopped does not stop
                            it, because somebody is there and may start the next one; "always": it does
@@ -125,7 +125,7 @@ class Container:
             signal.signal(number, lambda got, _frame: self.signals.append(got))
         check_folders()
         if self.idle.rule and self.pod is None:
-            say(f"{STOP_POD} is set, but this is no pod of RunPod or Vast.ai; the machine is not stopped")
+            say(f"{STOP_POD} is set, but this is no pod of RunPod; the machine is not stopped")
         subprocess.run([*_python("monitor"), "resume-all"], cwd=ROOT, env=self.quiet, check=False)
         self.task_name = self._first_task()
         while not self.signals:

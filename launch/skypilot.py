@@ -56,6 +56,7 @@ def document(spec: "RunSpec", args: argparse.Namespace) -> dict[str, Any]:
     store, names = travel.address(spec), gpus.names(spec, "skypilot", args.gpu)
     compute: dict[str, Any] = {"accelerators": dict.fromkeys(names, spec.gpus)} if names else {"cpus": CPUS}
     resources = {
+        **({"infra": args.infra} if args.infra else {}),
         **compute,
         "use_spot": not args.on_demand,
         "disk_size": args.disk,
@@ -135,7 +136,7 @@ def program() -> str:
     found = shutil.which("sky", path=str(Path(venv) / "bin")) if venv else shutil.which("sky")
     if found is None:
         raise LaunchError(
-            "SkyPilot is not installed; install it into an environment of its own (pip install 'skypilot[aws,gcp,runpod]==0.14.1'), "
+            "SkyPilot is not installed; install it into an environment of its own (pip install 'skypilot[aws,gcp,runpod,vast]==0.14.1'), "
             "and put its `sky` on PATH or set SKYPILOT_VENV to that environment"
         )
     return found
@@ -150,9 +151,15 @@ def submit(path: Path, name: str, secrets: list[str]) -> None:
         raise LaunchError("SkyPilot did not accept the job; see its message above")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN and options."""
+def add_arguments(parser: argparse.ArgumentParser, infra: str = "") -> None:
+    """RUN and options. infra: the default of --infra."""
     common.add_run(parser)
+    parser.add_argument(
+        "--infra",
+        default=infra,
+        help="the cloud and region, as SkyPilot names them, such as aws/us-east-1"
+        + (f" (default: {infra})" if infra else "; without it, the cheapest of yours"),
+    )
     travel.add_arguments(parser)
     parser.add_argument(
         "--image",

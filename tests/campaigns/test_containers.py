@@ -1,4 +1,4 @@
-"""Journeys of the image: SIGTERM to the entry point, a page that dies, a pod with an empty disk, SkyPilot's job, Vast's onstart. And a bundle
+"""Journeys of the image: SIGTERM to the entry point, a page that dies, a pod with an empty disk, SkyPilot's job. And a bundle
 trains where there is only Python: no project, no home, no network.
 
     python -m pytest tests/campaigns/test_containers.py          6 minutes
@@ -6,7 +6,6 @@ trains where there is only Python: no project, no home, no network.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -15,16 +14,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
-from image_helpers import AUTH, PATIENCE_S, container, healthy, log_of, make_image, of_data, state_of
+from image_helpers import PATIENCE_S, container, healthy, log_of, make_image, of_data, state_of
 from monitor_helpers import events, toy_run, undisturbed, wait_for, weight
 from provider_server import KEY, provider
 from runs_helpers import PROJECT, call, pictures, python, spec
 from ui_helpers import free_port
 
 import runs
-from launch import skypilot, travel, vast
+from launch import skypilot, travel
 from launch.store.copies import newest_manifest
 from launch.store.places import open_place
 
@@ -107,15 +105,15 @@ def test_a_pod_fetches_its_run_trains_it_and_stops(image, data, tmp_path, monkey
     root, port = tmp_path / "pod" / "data", free_port()
     root.mkdir(parents=True)
     start = {"HANGPROOF_START_RUN": made.slug, "HANGPROOF_START_STORE": store, "HANGPROOF_STOP_POD": "1"}
-    start |= {"CONTAINER_ID": "329838", "CONTAINER_API_KEY": KEY, "HANGPROOF_STOP_AFTER_S": "1"}
-    with provider((200, {"success": True})) as double:
-        with container(image, root, port, HANGPROOF_VAST_URL=double.url, **start) as process:
+    start |= {"RUNPOD_POD_ID": "7h9k2m4n6p", "RUNPOD_API_KEY": KEY, "HANGPROOF_STOP_AFTER_S": "1"}
+    with provider((200, {"id": "7h9k2m4n6p"})) as double:
+        with container(image, root, port, HANGPROOF_RUNPOD_URL=double.url, **start) as process:
             wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
             process.send_signal(signal.SIGTERM)
             assert process.wait(100) == 0, log_of(root)
     there = root / "outputs" / made.slug
     assert state_of(there) == "completed" and (there / f"{made.slug}.safetensors").is_file(), log_of(root)
-    assert double.requests[0][1:3] == ("/api/v0/instances/329838/", {"state": "stopped"})
+    assert double.requests[0][1:3] == ("/v2/pods/7h9k2m4n6p/action", {"action": "stop"})
     manifest = newest_manifest(open_place(store).under(made.slug), made.slug)
     assert manifest is not None and f"run/{made.slug}.safetensors" in manifest.files, "it stopped after the last copy"
 
@@ -135,29 +133,6 @@ def test_skypilots_job_sets_itself_up_restores_the_run_and_trains_it(image, data
         assert done.returncode == 0, done.stderr[-3000:]
     folder = home / "hangproof-data" / "outputs" / made.slug
     assert state_of(folder) == "completed" and (folder / f"{made.slug}.safetensors").is_file()
-
-
-def test_vasts_onstart_starts_the_entry_point(image, tmp_path):
-    if shutil.which("tini") is None:
-        pytest.skip("onstart needs tini, which is not installed here")
-    port, etc = free_port(), tmp_path / "environment"
-    script = vast.ONSTART.replace("/etc/environment", str(etc))
-    script = script.replace("cd /hangproof", f"cd {image}").replace("launch serve", f"launch serve --port {port}")
-    root = tmp_path / "workspace" / "hangproof"
-    environment = {"PATH": os.environ["PATH"], "HANGPROOF_DATA": str(root), "HF_HOME": str(tmp_path / "cache")}
-    environment |= {"HANGPROOF_AUTH": AUTH, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "HANGPROOF_GPUS": ""}
-    try:
-        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=100)
-        assert done.returncode == 0, done.stderr
-        wait_for(lambda: healthy(image, root, port), PATIENCE_S, "the health check")
-        assert (root / "container.log").is_file() and "HANGPROOF_DATA=" in etc.read_text()
-        (entry,) = [p for p in of_data(root) if "serve" in p.cmdline() and "tini" not in p.name()]
-        entry.terminate()
-        wait_for(lambda: not of_data(root), PATIENCE_S, "everything has ended")
-    finally:
-        for process in of_data(root):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
 
 
 # Where namespaces can be made, the project is hidden (an empty file system on its folder, but for its environment), and so are all networks.

@@ -92,15 +92,9 @@ PLACES: dict[str, Place] = {
     ),
     "vast": Place(
         "Vast.ai",
-        "An instance that fetches the run from its store, trains it, and stops itself when it is finished.",
-        "VAST_API_KEY",
-        (
-            GPU,
-            DISK,
-            OWN_IMAGE,
-            Option("--bid", "Bid per hour in USD", "Cheaper, and may be taken away; empty: on demand"),
-            SECRET,
-        ),
+        "SkyPilot's managed job on spot machines of Vast.ai. It moves to another machine when one is taken away.",
+        "sky",
+        (GPU, DISK, SECRET, Option("--on-demand", "No spot machines", kind="switch")),
     ),
     "bundle": Place(
         "One file (ZIP or tar)",

@@ -1,6 +1,6 @@
 """The image: its Dockerfile is clean, and its steps work in a plain folder.
 
-tests/campaigns/test_containers.py has its journeys: SIGTERM to the entry point, a pod, SkyPilot's job, Vast's onstart, a page that dies.
+tests/campaigns/test_containers.py has its journeys: SIGTERM to the entry point, a pod, SkyPilot's job, a page that dies.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from launch_helpers import CHOICES, a_run, a_spec, arguments
 from runs_helpers import PROJECT, executable
 
 import presets
-from launch import skypilot, travel
+from launch import skypilot, travel, vast
 from launch.common import LaunchError
 from launch.store.copies import newest_manifest
 from launch.store.places import open_place
@@ -64,6 +64,16 @@ for path in sys.argv[1:]:
     found = sorted((str(r.accelerators), r.use_spot, json.dumps(r.job_recovery)) for r in task.resources)
     print("task", json.dumps([path, task.num_nodes, found]))
 """
+
+
+def test_vast_is_skypilots_job_on_vasts_machines(data, clean):
+    folder = a_run(data)
+    args = arguments(vast)
+    args.run, args.json = folder.name, False
+    assert vast.run(args) == 0
+    job = yaml.safe_load((folder / "skypilot.yaml").read_text())
+    assert job["resources"]["infra"] == "vast" and job["resources"]["use_spot"] is True
+    assert "L4" in job["resources"]["accelerators"]
 
 
 def test_skypilot_itself_takes_the_job_of_every_choice(tmp_path):

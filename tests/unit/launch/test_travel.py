@@ -10,15 +10,14 @@ from runs_helpers import call, executable, python, spec
 
 import presets
 import runs
-from launch import gpus, runpod, skypilot, train, travel, vast
+from launch import gpus, rent, skypilot, train, travel
 from launch.common import LaunchError
 
 
 def test_every_tier_of_every_family_has_gpus_with_its_memory():
-    places = ("skypilot", "runpod", "vast")
-    memory = {place: {row[place]: row["memory_gb"] for row in gpus.table() if place in row} for place in places}
+    memory = {place: {row[column]: row[0] for row in gpus.TABLE} for place, column in gpus.PLACES.items()}
     for made in map(a_spec, CHOICES):
-        for place in places:
+        for place in gpus.PLACES:
             check_gpus(made, place, memory[place])
 
 
@@ -36,8 +35,8 @@ def check_gpus(made, place: str, memory: dict[str, int]) -> None:
 def test_a_run_that_no_gpu_holds_is_refused_and_the_user_can_name_one():
     made = a_spec(batch_size=64, resolution=2048)
     with pytest.raises(LaunchError, match="name one with --gpu"):
-        gpus.names(made, "vast")
-    assert gpus.names(made, "vast", "B200") == ["B200"]
+        gpus.names(made, "runpod")
+    assert gpus.names(made, "runpod", "B200") == ["B200"]
 
 
 def test_a_rented_machine_needs_a_store_that_it_can_reach():
@@ -64,13 +63,12 @@ def test_a_secret_is_a_name_only(clean, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "open-wandb")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://s3.example.org")
     made = a_spec()
-    for module, words in ((skypilot, ()), (runpod, ("--image", "me/h:1")), (vast, ("--image", "me/h:1"))):
+    for module, words in ((skypilot, ()), (rent, ("--image", "me/h:1"))):
         args = arguments(module, *words, "--secret", "WANDB_API_KEY", "--env", "TZ=UTC")
         assert travel.secrets(made, args) == ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY"]
         text = {
             skypilot: lambda a: skypilot.render(made, a, Path("x.yaml")),
-            runpod: lambda a: json.dumps(runpod.body(made, a, "NVIDIA L4")),
-            vast: lambda a: json.dumps(vast.body(made, a)),
+            rent: lambda a: json.dumps(rent.body(made, a, "NVIDIA L4")),
         }[module](args)
         assert "sesame" not in text and "open-wandb" not in text
         assert "https://s3.example.org" in text and '"UTC"' in text.replace("TZ: UTC", '"UTC"')

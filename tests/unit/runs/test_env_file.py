@@ -168,7 +168,7 @@ def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monke
     with tarfile.open(out / "bundle.tar") as tar:
         assert "WANDB_API_KEY" in tar.extractfile("cat/README.txt").read().decode()
     rented = ["--image", "me/h:1", "--gpu", "L4"]
-    for place, words in (("skypilot", []), ("runpod", rented), ("vast", rented), ("slurm", [])):
+    for place, words in (("skypilot", []), ("runpod", rented), ("vast", []), ("slurm", [])):
         done = call("launch", place, "cat", *words, "--json")
         assert done.returncode == 0, done.stderr
         (out / f"{place}.txt").write_text(done.stdout + done.stderr)

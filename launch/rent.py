@@ -1,0 +1,309 @@
+"""`python -m launch runpod RUN`: a pod of RunPod with the image and a volume, which trains the run and then stops itself.
+
+The file is the body of `POST /v2/pods` of RunPod's REST API v2 (docs.runpod.io/api-reference-v2; v1 ended on 2026-11-15). Only
+/workspace survives a stop, so all data is there; only a network volume survives the pod. A secret is a reference that RunPod
+fills in: `{{ RUNPOD_SECRET_NAME }}` (console, Secrets). One request asks for one kind of GPU, so --submit tries the GPUs of the
+run's tier one after the other, as that page describes: 400 and 403 mean the next one, 402 the end.
+
+Exactly one pod is rented, whatever becomes of the answer: its name ends in characters that no other has, and where the answer is
+lost, `GET /v2/pods` says by the name whether there is a pod. The key never appears in a URL, a log or an error, and a redirect is
+not followed with it: hence urllib and no client library.
+"""
+
+import argparse
+import json
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+
+import runs
+from launch import common, gpus, travel
+from launch.common import LaunchError
+
+if TYPE_CHECKING:
+    from runs.spec import RunSpec
+
+URL, URL_VARIABLE = "https://api.runpod.io", "HANGPROOF_RUNPOD_URL"  # another address of the same API
+FILE = "runpod.json"
+VOLUME = "/workspace"
+CONTAINER_DISK_GB = 30
+KEY = "RUNPOD_API_KEY"
+HOSTS = "*.proxy.runpod.net"
+TIMEOUT_S = 30.0
+PATIENCE_S = 120.0  # for all tries of one request
+PAUSE_S = 1.0  # before the second try; doubled each time
+MAX_PAUSE_S = 30.0
+LOOKS_COUNT = 3  # at the list of pods for one whose creation nobody confirmed
+MAX_ANSWER_BYTES = 16_000_000
+
+
+class ApiError(LaunchError):
+    """RunPod refused. `status`: of HTTP, 0 without an answer; `lost`: the answer was lost, or never came;
+    `wait_s`: RunPod asks to wait this long."""
+
+    def __init__(self, message: str, status: int = 0, lost: bool = False, wait_s: float = 0.0):
+        super().__init__(message)
+        self.status, self.lost, self.wait_s = status, lost, wait_s
+
+    @property
+    def unknown(self) -> bool:
+        """Whether RunPod may have done what was asked: the answer was lost, or a server on the way failed."""
+        return self.lost or self.status >= 500
+
+
+@dataclass(frozen=True)
+class Api:
+    """RunPod's API. url: https, or plain http on loopback; key: of the account or of one pod."""
+
+    url: str
+    key: str
+    pause_s: float = PAUSE_S
+    patience_s: float = PATIENCE_S
+    sleep: Callable[[float], None] = time.sleep
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON answer to a request that may be repeated; {} for an empty one.
+
+        Raises:
+            ApiError: RunPod refused, or did not answer within `patience_s`.
+        """
+        until_s, pause_s = time.monotonic() + self.patience_s, self.pause_s
+        while True:
+            try:
+                return self.once(method, path, body)
+            except ApiError as error:
+                passing = error.status == 429 or error.unknown
+                wait_s = max(pause_s, error.wait_s)
+                if not passing or time.monotonic() + wait_s > until_s:
+                    raise
+            self.sleep(wait_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def once(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        """The answer to one request. Raises ApiError."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {self.key}", "Accept": "application/json", "User-Agent": "hangproof"}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            with _opener(self.url).open(request, timeout=TIMEOUT_S) as reply:
+                return _json(reply.read(MAX_ANSWER_BYTES))
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._refused(method, path, error) from None
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+            message = f"RunPod does not answer ({method} {path}: {reason}); check the network"
+            if method != "GET":
+                message += " and the console: the request may have been carried out"
+            raise ApiError(message, lost=True) from None
+
+    def _refused(self, method: str, path: str, error: urllib.error.HTTPError) -> ApiError:
+        try:
+            text = error.read(4000).decode("utf-8", "replace")
+        except (OSError, HTTPException):
+            text = ""
+        why = _reason(text).replace(self.key, "…") if self.key else _reason(text)
+        what = {
+            401: "RunPod does not accept the key; make a new one in its console",
+            402: "RunPod: the balance of the account is too low",
+            403: f"RunPod: the key may not do this ({method} {path}); make one with write access",
+            429: "RunPod: too many requests; try again in a minute",
+        }.get(error.code, f"RunPod refused {method} {path}")
+        after = error.headers.get("Retry-After", "")
+        wait_s = min(float(after), MAX_PAUSE_S) if after.isdigit() else 0.0
+        return ApiError(f"{what} (HTTP {error.code}{': ' + why if why else ''})", error.code, wait_s=wait_s)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """urllib would send the key along to the new address."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """An opener for `url`. A proxy of the environment is used, but never for loopback. Raises ApiError for plain http."""
+    parts = urllib.parse.urlsplit(url)
+    loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
+    if parts.scheme != "https" and not loopback:
+        raise ApiError(f"{url}: the key is sent over https only; fix the address")
+    handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+    return urllib.request.build_opener(*handlers, *([urllib.request.ProxyHandler({})] if loopback else []))
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data or b"{}")
+    except ValueError:
+        raise ApiError("the answer is not JSON; a proxy may stand in between") from None
+    return value if isinstance(value, dict) else {"items": value}
+
+
+def _reason(text: str) -> str:
+    """What a refusal says, in one line: RFC 9457 problems, or plain text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = {"detail": text}
+    if not isinstance(value, dict):
+        value = {"detail": str(value)}
+    parts = [str(value.get("detail") or value.get("message") or value.get("title") or "")]
+    if isinstance(value.get("errors"), list):
+        parts += map(str, value["errors"][:3])
+    return " ".join(" ".join(parts).split())[:500]
+
+
+def address() -> str:
+    """The address of the API."""
+    return os.environ.get(URL_VARIABLE, "").rstrip("/") or URL
+
+
+def key() -> str:
+    """The key of the account, from the environment. Raises LaunchError."""
+    found = os.environ.get(KEY, "").strip()
+    if not found:
+        raise LaunchError(
+            f"{KEY} is not set; make a key at https://console.runpod.io/user/settings and set it in the environment, "
+            "not in a file of the run"
+        )
+    if not found.isascii() or not found.isprintable() or any(c.isspace() for c in found):
+        raise LaunchError(f"{KEY} is not a key: it contains spaces or other unusual characters")
+    return found
+
+
+def secret(name: str) -> str:
+    """A reference to a secret of the account (docs.runpod.io/pods/templates/secrets)."""
+    return f"{{{{ RUNPOD_SECRET_{name} }}}}"
+
+
+def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
+    """The request that creates the pod. Raises LaunchError: no store."""
+    names = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
+    variables = {
+        "HANGPROOF_DATA": f"{VOLUME}/hangproof",
+        "HF_HOME": f"{VOLUME}/cache",
+        "HANGPROOF_START_RUN": spec.slug,
+        "HANGPROOF_START_STORE": travel.address(spec),
+        "HANGPROOF_STOP_POD": args.stop,
+        "HANGPROOF_ALLOWED_HOSTS": HOSTS,
+        **travel.variables(spec, args),
+        **{name: secret(name) for name in names},
+    }
+    if args.volume:
+        mounts: dict[str, Any] = {"network": [{"volumeId": args.volume, "path": VOLUME}]}
+    else:
+        mounts = {"persistent": {"size": max(10, args.disk), "path": VOLUME}}
+    found: dict[str, Any] = {
+        "name": travel.name_there(spec),
+        "image": args.image,
+        "cloud": "COMMUNITY" if args.community else "SECURE",
+        "gpu": {"id": gpu, "count": spec.gpus, "minCudaVersion": travel.CUDA},
+        "disk": CONTAINER_DISK_GB,
+        "mounts": mounts,
+        "ports": ["7860/http"],
+        "env": {name: value for name, value in variables.items() if value},
+    }
+    return found | ({"dataCenterIds": [args.data_center]} if args.data_center else {})
+
+
+def create(api: Api, spec: "RunSpec", args: argparse.Namespace, names: list[str]) -> dict[str, Any]:
+    """The pod, on the first GPU that RunPod has: exactly one, also where the answer is lost or a proxy answers with an error.
+
+    Raises:
+        LaunchError: it has none, the balance is too low, the request is wrong, or nobody knows whether there is a pod; the
+            message has its name then.
+    """
+    refused, own = None, travel.unique_name(spec)
+    for name in names:
+        try:
+            return _rent(api, {**body(spec, args, name), "name": own}, own)
+        except ApiError as error:
+            if error.status not in (400, 403):
+                raise
+            refused = error
+    raise LaunchError(
+        f"RunPod has none of these GPUs now: {', '.join(names)}. Try again later, or name another with --gpu ({refused})"
+    )
+
+
+def _rent(api: Api, request: dict[str, Any], name: str) -> dict[str, Any]:
+    """The pod that a request creates. name: of this pod, and of no other."""
+    until_s, pause_s = time.monotonic() + api.patience_s, api.pause_s
+    look = f"Look for the pod {name} in RunPod's console before you try again: if it is there, it costs money"
+    while True:
+        try:
+            return api.once("POST", "/v2/pods", request)
+        except ApiError as error:
+            if error.status != 429 and not error.unknown:
+                raise
+            why, looks, wait_s = error, LOOKS_COUNT if error.unknown else 0, error.wait_s
+        for _ in range(looks):  # a new pod may appear in the list late
+            api.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            try:
+                found = next((pod for pod in pods(api) if pod.get("name") == name), None)
+            except ApiError as error:
+                raise LaunchError(f"{why}; the list of pods cannot be read either ({error}). {look}") from error
+            if found is not None:
+                return found
+        if time.monotonic() + max(pause_s, wait_s) > until_s:
+            raise LaunchError(f"{why}. {look}" if why.unknown else f"{why}") from why
+        if not looks:
+            api.sleep(max(pause_s, wait_s))
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+
+def pods(api: Api) -> list[dict[str, Any]]:
+    """The pods of the account. ApiError: the answer holds no list, so it says nothing about a pod."""
+    found = next((value for value in api.call("GET", "/v2/pods").values() if isinstance(value, list)), None)
+    if found is None:
+        raise ApiError("the answer is no list of pods")
+    return [one for one in found if isinstance(one, dict)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """RUN and options."""
+    common.add_run(parser)
+    travel.add_arguments(parser)
+    travel.add_image(parser)
+    parser.add_argument(
+        "--volume", default="", metavar="ID", help="a network volume; without it, a disk that only this pod has"
+    )
+    parser.add_argument(
+        "--data-center", default="", metavar="ID", help="where the pod is to be, such as that of the volume"
+    )
+    parser.add_argument("--community", action="store_true", help="community cloud: cheaper, without network volumes")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write runpod.json; with --submit, copy the run into its store and create the pod."""
+    folder = common.find(args)
+    spec = runs.load(folder)
+    travel.one_machine(spec, "RunPod")
+    names = gpus.names(spec, "runpod", args.gpu)
+    if not names:
+        raise LaunchError(f"{spec.model} trains on a CPU; rent a GPU for it with --gpu NAME, or train it here")
+    if args.community and args.volume:
+        raise LaunchError("--volume: network volumes are in the secure cloud only; leave out --community")
+    path = travel.write(folder / FILE, travel.to_json(body(spec, args, names[0])))
+    answer: dict[str, Any] = {}
+    if args.submit:
+        api = Api(address(), key())
+        print(travel.upload(folder, travel.address(spec)))
+        answer = create(api, spec, args, names)
+    pod = str(answer.get("id", ""))
+    secrets = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
+    if pod:
+        said = f"pod {pod}: {answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit); its page: https://{pod}-7860.proxy.runpod.net"
+    else:
+        said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
+    value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": pod or None}
+    return common.report(args, said, value)
