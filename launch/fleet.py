@@ -1,15 +1,14 @@
 """`python -m launch fleet`: the runs on other machines, read from their stores; and a stop through a store.
 
-Decision: of each run in a store three small files are read: its status, the claim of the machine that holds the lease, and, for
-samples, its newest manifest; its checkpoints are not even listed. All that comes from a store is hostile until it has been checked: sizes are
-bounded, only known values are taken over, and a sample is decoded and written anew before a browser sees it.
+Decision: of each run in a store two small files are read: its status, and the claim of the machine that holds the lease; its
+checkpoints are not even listed. All that comes from a store is hostile until it has been checked: sizes are bounded, and only known
+values are taken over.
 
 The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no secret. A
 page reads each store with a process of its own (`--store ADDRESS`), so that one that hangs stops nothing else.
 """
 
 import argparse
-import io
 import json
 import re
 import threading
@@ -17,14 +16,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import tomllib
 
 from launch.common import LaunchError
 from launch.store import lease
-from launch.store.manifest import MANIFESTS, Member, order_of, parse
 from launch.store.places import Limits, NotFound, Place, StoreError, open_place
 from monitor.phrases import duration
 from monitor.process.locks import Lock
@@ -40,11 +37,7 @@ MOST_RUNS = 100  # of one store, the newest
 MOST_STORES = 50
 THREADS = 8  # calls to one store at the same time
 STATUS_BYTES = 256 << 10
-MANIFEST_BYTES = 4 << 20
-SAMPLES, SAMPLE_BYTES, SAMPLE_PIXELS = 4, 8 << 20, 6000 * 6000
-THUMBS, THUMB_SIDE, KEPT_THUMBS = "fleet-samples", 160, 400
 SLUG = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_-]{{0,{MAX_SLUG - 1}}}")
-SAMPLE = re.compile(r"run/sample/[^/]+\.(?:png|jpe?g|webp)", re.IGNORECASE)
 STORE_LINE = re.compile(rb"^[ \t]*[\"']?store[\"']?[ \t]*=", re.M)
 STATES = {state.value for state in State}
 WORDS = ("name", "message", "reason", "phase")
@@ -115,11 +108,8 @@ def _change(changed: Callable[[list[str]], list[str]]) -> None:
 # One store ----------------------------------------------------------------------------------------------------------------
 
 
-def read_store(address: str, samples: bool = False) -> list[dict[str, Any]]:
+def read_store(address: str) -> list[dict[str, Any]]:
     """The runs in a store, the newest first, as plain values that are safe to show.
-
-    Args:
-        samples: also fetch small pictures of the newest samples.
 
     Raises:
         LaunchError: the store does not answer, or refuses.
@@ -129,14 +119,14 @@ def read_store(address: str, samples: bool = False) -> list[dict[str, Any]]:
     with ThreadPoolExecutor(THREADS) as pool:
         read = list(pool.map(lambda slug: read_status(places[slug], slug), places))
         newest = sorted(read, key=lambda run: run["updated_at"] or "", reverse=True)[:MOST_RUNS]
-        found = list(pool.map(lambda run: add_details(places[run["slug"]], run, samples), newest))
+        found = list(pool.map(lambda run: add_details(places[run["slug"]], run), newest))
     return [run for run in found if run.pop("has_status") or run["holder"] or run["problem"]]
 
 
 def read_status(place: Place, slug: str) -> dict[str, Any]:
     """What a run's status.json in a store says; its state is "unknown" without one."""
     run: dict[str, Any] = {"slug": slug, "name": slug, "state": "unknown", "problem": "", "updated_at": None}
-    run |= {"holder": "", "held": False, "stop_requested": False, "samples": [], "has_status": False}
+    run |= {"holder": "", "held": False, "stop_requested": False, "has_status": False}
     try:
         return run | status(place.read("status.json", STATUS_BYTES), slug) | {"has_status": True}
     except NotFound:
@@ -145,13 +135,11 @@ def read_status(place: Place, slug: str) -> dict[str, Any]:
         return run | {"problem": line(str(error), 500)}
 
 
-def add_details(place: Place, run: dict[str, Any], samples: bool) -> dict[str, Any]:
-    """Add who holds the lease, whether a stop is requested, and samples; what cannot be read is named in "problem"."""
+def add_details(place: Place, run: dict[str, Any]) -> dict[str, Any]:
+    """Add who holds the lease and whether a stop is requested; what cannot be read is named in "problem"."""
     try:
         run |= holder(place)
         run["stop_requested"] = "requests/stop.json" in place.list("requests")
-        if samples:
-            run["samples"] = thumbnails(place, run["slug"])
     except StoreError as error:
         run["problem"] = run["problem"] or line(str(error), 500)
     return run
@@ -214,68 +202,16 @@ def request_stop(address: str, slug: str, now: bool = False) -> None:
     place.put("requests/stop.json", json.dumps({"now": now, "at": lease.utc_now()}).encode())
 
 
-# Samples ------------------------------------------------------------------------------------------------------------------
-
-
-def thumbs_dir() -> Path:
-    """Where small pictures of samples are kept."""
-    return data_root() / ".cache" / THUMBS
-
-
-def thumbnails(place: Place, slug: str) -> list[str]:
-    """File names, in `thumbs_dir()`, of small pictures of the newest samples; [] where there are none."""
-    files = place.list(MANIFESTS)
-    manifests = {name: order for name in files if (order := order_of(name))}
-    if not manifests:
-        return []
-    name = max(manifests, key=lambda one: manifests[one])
-    if files[name].size > MANIFEST_BYTES:
-        return []
-    members = parse(place.read(name, MANIFEST_BYTES), name, slug).files
-    pictures = [member for key, member in members.items() if SAMPLE.fullmatch(key)]
-    newest = sorted(pictures, key=lambda member: member.changed_s, reverse=True)[:SAMPLES]
-    return [made for member in newest if (made := _thumbnail(place, member))]
-
-
-def _thumbnail(place: Place, member: Member) -> str:
-    """The small picture of one sample; "" for one that is too large, or no image."""
-    from PIL import Image
-
-    target = thumbs_dir() / f"{member.sha256}.jpg"
-    if target.is_file():
-        return target.name
-    if member.size > SAMPLE_BYTES:
-        return ""
-    try:
-        with Image.open(io.BytesIO(place.read(member.blob, SAMPLE_BYTES)), formats=("PNG", "JPEG", "WEBP")) as image:
-            if image.width * image.height > SAMPLE_PIXELS:
-                return ""
-            image.draft("RGB", (THUMB_SIDE, THUMB_SIDE))
-            image.thumbnail((THUMB_SIDE, THUMB_SIDE))
-            out = io.BytesIO()
-            image.convert("RGB").save(out, "JPEG", quality=80)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(target, out.getvalue())
-    except StoreError:
-        raise
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):  # Pillow, on a damaged file
-        return ""
-    kept = sorted(target.parent.glob("*.jpg"), key=lambda path: path.stat().st_mtime)
-    for old in kept[:-KEPT_THUMBS]:
-        old.unlink(missing_ok=True)
-    return target.name
-
-
 # The command --------------------------------------------------------------------------------------------------------------
 
 
-def read_all(addresses: list[str], samples: bool, limit_s: float = STORE_S) -> list[dict[str, Any]]:
+def read_all(addresses: list[str], limit_s: float = STORE_S) -> list[dict[str, Any]]:
     """[{"store", "runs", "error"}] of stores that are read at the same time; one that takes too long has an error."""
     found: dict[str, dict[str, Any]] = {}
 
     def work(address: str) -> None:
         try:
-            found[address] = {"store": address, "runs": read_store(address, samples), "error": ""}
+            found[address] = {"store": address, "runs": read_store(address), "error": ""}
         except (LaunchError, OSError) as error:
             found[address] = {"store": address, "runs": [], "error": line(str(error), 500)}
 
@@ -308,7 +244,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", action="append", default=[], metavar="ADDRESS", help="read this store only; can be repeated"
     )
-    parser.add_argument("--samples", action="store_true", help="also fetch small pictures of the newest samples")
     parser.add_argument("--add", metavar="ADDRESS", help="keep the address of a store")
     parser.add_argument("--remove", metavar="ADDRESS", help="forget the address of a store; nothing in it changes")
     parser.add_argument("--stop", metavar="RUN", help="with --store: ask the machine that trains this run to stop it")
@@ -329,7 +264,7 @@ def run(args: argparse.Namespace) -> int:
         add(args.add)
     if args.remove:
         remove(args.remove)
-    found = read_all(args.store or stores(), args.samples)
+    found = read_all(args.store or stores())
     now = datetime.now(UTC)
     for one in found:
         print(f"{one['store']}: {one['error'] or str(len(one['runs'])) + ' runs'}")

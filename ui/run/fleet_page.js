@@ -72,16 +72,6 @@ function runCard(run, store) {
   if (!ENDED.includes(run.state) && age > STALE_S) lines.push("No update for a while: the machine may be gone. Another one can take over from the store.");
   if (run.problem) lines.push(run.problem);
   node.append(...lines.map((line) => make("p", "", line)));
-  if (run.samples.length) {
-    const strip = make("div", "hp-thumbs");
-    for (const url of run.samples) {
-      const image = make("img");
-      image.src = url;
-      image.alt = `Sample of ${run.name}`;
-      strip.append(image);
-    }
-    node.append(strip);
-  }
   if (!ENDED.includes(run.state)) {
     const asked = run.stop_requested || run.stop === "Stop requested" || run.stop === "";
     const stop = button(asked ? "Stop requested" : "Stop", "", async () => {

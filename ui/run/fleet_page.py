@@ -4,9 +4,7 @@ Each store is read by a process of its own (`python -m launch fleet --store …`
 page shows what was read last, and how old that is, and never waits: a store that is slow, hangs or fails costs only its own part.
 """
 
-import base64
 import json
-import re
 import threading
 import time
 from dataclasses import dataclass, field
@@ -24,8 +22,6 @@ WATCHED_S = 15.0  # a tab that asked so recently is being looked at
 STORE_S = 90.0  # for one reading; the process has shorter limits of its own
 STOP_S = 60.0
 AT_ONCE = 6  # processes
-THUMB = re.compile(r"[0-9a-f]{64}\.jpg")
-THUMB_BYTES = 64 << 10
 
 
 @dataclass
@@ -120,7 +116,7 @@ class Fleet:
             due = store.tried_s is None or now_s - store.tried_s >= REFRESH_S
             if free > 0 and store.job is None and due:
                 free -= 1
-                store.job = Subjob(python("launch", "fleet", f"--store={address}", "--samples", "--json"), STORE_S)
+                store.job = Subjob(python("launch", "fleet", f"--store={address}", "--json"), STORE_S)
 
     def _collect(self) -> None:
         for store in self.stores.values():
@@ -171,25 +167,7 @@ def show_fleet(data: dict[str, Any]) -> dict[str, Any]:
 
     if isinstance(data, dict) and data.get("refresh") is True:
         FLEET.refresh()
-    shown = FLEET.snapshot()
-    for store in shown or ():
-        for one in store["runs"]:
-            one["samples"] = [url for name in one.get("samples", []) if (url := _picture(name))]
-    return {"ok": True, "stores": shown, "added": added()}
-
-
-def _picture(name: object) -> str:
-    """A sample as a data URL; "" where it is none."""
-    from launch.fleet import thumbs_dir
-
-    if not isinstance(name, str) or not THUMB.fullmatch(name):
-        return ""
-    try:
-        with (thumbs_dir() / name).open("rb") as file:
-            content = file.read(THUMB_BYTES + 1)
-    except OSError:
-        return ""
-    return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}" if len(content) <= THUMB_BYTES else ""
+    return {"ok": True, "stores": FLEET.snapshot(), "added": added()}
 
 
 def change_stores(data: dict[str, Any]) -> dict[str, Any]:

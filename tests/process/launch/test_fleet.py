@@ -8,9 +8,8 @@ import sys
 from datetime import UTC, datetime
 
 import pytest
-from fleet_helpers import picture, put_run, put_sample
+from fleet_helpers import put_run
 from monitor_helpers import wait_for
-from PIL import Image
 
 from launch import fleet
 from launch.common import LaunchError
@@ -31,20 +30,16 @@ def test_a_store_shows_its_runs_with_the_machine_that_holds_each(data, tmp_path)
     put_run(store, "done", state="completed", step=100)
     lease = Lease(open_place(str(store)).under("starting"))  # has a lease, and no status yet
     wait_for(lambda: lease.poll() == "held", what="the lease is held")
-    put_sample(store, picture())
     (store / "far-cat" / "requests").mkdir()
     (store / "an-empty-folder").mkdir()
     (store / "not a run").mkdir()
-    found = {run["slug"]: run for run in fleet.read_store(str(store), samples=True)}
+    found = {run["slug"]: run for run in fleet.read_store(str(store))}
     assert set(found) == {"far-cat", "done", "starting"}
     assert found["starting"]["state"] == "unknown" and socket.gethostname() in found["starting"]["holder"]
     one = found["far-cat"]
     assert (one["state"], one["step"], one["planned_steps"], one["loss"]) == ("running", 40, 100, 0.25)
     assert one["held"] and "far.example" in one["holder"] and not one["stop_requested"] and not one["problem"]
-    (thumb,) = one["samples"]
-    with Image.open(fleet.thumbs_dir() / thumb) as image:
-        assert image.format == "JPEG" and max(image.size) <= fleet.THUMB_SIDE
-    assert found["done"]["state"] == "completed" and found["done"]["samples"] == []
+    assert found["done"]["state"] == "completed"
 
 
 @pytest.mark.parametrize(
@@ -66,32 +61,12 @@ def test_a_hostile_status_costs_only_itself(data, tmp_path, content):
     (store / "bad" / "status.json").write_bytes(content)
     (store / "bad" / "lease" / "000001.json").write_bytes(content)
     put_run(store, "good")
-    found = {run["slug"]: run for run in fleet.read_store(str(store), samples=True)}
+    found = {run["slug"]: run for run in fleet.read_store(str(store))}
     assert found["good"]["state"] == "running" and not found["good"]["problem"]
     bad = found["bad"]
     assert bad["state"] == "unknown" and len(json.dumps(bad)) < 4000 and bad["name"].isprintable()
     assert all(not isinstance(bad.get(key), str | bool) for key in fleet.NUMBERS)
     fleet.describe(bad, datetime.now(UTC))
-
-
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("run/sample/a.png", b"no image"),
-        ("run/sample/a.png", b"<svg onload=alert(1)>"),
-        ("run/sample/a.png", picture()[:60]),
-        ("run/sample/a.gif", picture()),
-        ("run/sample/../../a.png", picture()),
-        ("run/sample/huge.png", picture((7000, 7000))),
-    ],
-)
-def test_a_sample_that_is_no_plain_image_is_not_shown(data, tmp_path, name, content):
-    store = tmp_path / "store"
-    put_run(store)
-    put_sample(store, content, name)
-    (run,) = fleet.read_store(str(store), samples=True)
-    assert run["samples"] == [] and run["state"] == "running"
-    assert not fleet.thumbs_dir().exists() or not list(fleet.thumbs_dir().iterdir())
 
 
 def test_names_that_leave_the_store_are_no_runs(data, tmp_path):
