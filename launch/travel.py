@@ -108,7 +108,7 @@ def address(spec: "RunSpec") -> str:
         raise LaunchError(
             f"{spec.slug} has no store, and a rented machine loses its disk; set `store` in its run.toml, such as {example}"
         )
-    if "://" not in spec.store or spec.store.startswith(("file://", "memory://")):
+    if "://" not in spec.store or spec.store.startswith("file://"):
         raise LaunchError(
             f"the store {spec.store} of {spec.slug} is a folder of this machine; use one such as {example}"
         )

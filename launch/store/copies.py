@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launch.store.filesystems import Entry
 from launch.store.lease import Lease, utc_now
 from launch.store.manifest import (
     FILES,
@@ -30,7 +31,7 @@ from launch.store.manifest import (
     order_of,
     parse,
 )
-from launch.store.places import Entry, Place, StoreError, Unavailable
+from launch.store.places import Place, StoreError, Unavailable
 from runs.paths import datasets_dir
 
 KEPT_MANIFESTS = 2

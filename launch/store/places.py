@@ -1,7 +1,6 @@
-"""A place that keeps bytes by name: a folder, s3://, gs://, az://, sftp://, memory://, or hf://buckets/OWNER/NAME.
+"""A place that keeps bytes by name: a folder, s3://, gs://, az://, sftp://, or hf://buckets/OWNER/NAME.
 
-Each kind of place is a small class that does one call (`Kind`); `Place` adds what all need. A name is checked before it is
-used. A call in which no byte moves for `call_s` has failed, wherever it hangs: it runs in a thread, which is abandoned. A
+`filesystems` does one call; `Place` adds what all need. A name is checked before it is used. A call in which no byte moves for `call_s` has failed, wherever it hangs: it runs in a thread, which is abandoned. A
 failed call is repeated with growing waits. Bytes per second are limited. Files are read in pieces, so that a failure
 repeats a piece and not the file, and so that no more is read than was announced.
 
@@ -9,6 +8,7 @@ An upload is visible completely or not at all. `create` never replaces anything:
 Credentials come from the environment and the library's own files, and are never part of an address.
 """
 
+import importlib
 import os
 import random
 import re
@@ -20,27 +20,33 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from launch.store.kind import Entry, Kind, Meter, NotFound, Refused, StoreError, Unavailable
-
-__all__ = [
-    "Entry",
-    "Kind",
-    "Limits",
-    "Meter",
-    "NotFound",
-    "Place",
-    "Refused",
-    "StoreError",
-    "Unavailable",
-    "open_place",
-]
+from launch.common import LaunchError
+from launch.store.filesystems import PROTOCOLS, Entry, Files, Meter, files
 
 T = TypeVar("T")
-PIECE = 8 << 20  # bytes that one reading call fetches; a kind sends no more without calling its meter
+PIECE = (
+    8 << 20
+)  # bytes that one reading call fetches; a file system that streams sends no more without calling its meter
 SLOWEST = 50_000.0  # bytes a second of a line that is still used: what a piece may take beyond the limit of a call
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}){0,7}")
+
+
+class StoreError(LaunchError):
+    """What failed in a store, where, and what to do."""
+
+
+class NotFound(StoreError):
+    """The store has no file of this name."""
+
+
+class Refused(StoreError):
+    """The store answered, and repeating the call does not help: no permission, no such bucket, no space left."""
+
+
+class Unavailable(StoreError):
+    """The store did not answer, or failed each time. A later call may succeed."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,8 @@ def check_name(name: str) -> str:
 class Place:
     """A place, or a folder of it. Safe to use from several threads."""
 
-    def __init__(self, kind: Kind, address: str, limits: Limits | None = None, prefix: str = ""):
-        self.kind = kind
+    def __init__(self, files: Files, address: str, limits: Limits | None = None, prefix: str = ""):
+        self.files = files
         self.address = address  # for messages
         self.limits = limits or Limits()
         self.prefix = prefix
@@ -78,21 +84,21 @@ class Place:
     @property
     def exclusive(self) -> bool:
         """Whether `create` succeeds for only one of several callers."""
-        return self.kind.exclusive
+        return self.files.exclusive
 
     def prove(self) -> None:
         """Find out whether `create` is exclusive here, where that depends on the server. Raises Refused, Unavailable."""
-        self._call("create a file", lambda tick: self.kind.prove(self.prefix))
+        self._call("create a file", lambda tick: self.files.prove(self.prefix))
 
     def under(self, name: str) -> "Place":
         """The folder `name` of this place."""
-        place = Place(self.kind, f"{self.address}/{check_name(name)}", self.limits, f"{self.prefix}{name}/")
+        place = Place(self.files, f"{self.address}/{check_name(name)}", self.limits, f"{self.prefix}{name}/")
         place._pace = self._pace
         return place
 
     def limited(self, **limits: float) -> "Place":
         """This place with other limits (fields of `Limits`)."""
-        place = Place(self.kind, self.address, replace(self.limits, **limits), self.prefix)  # type: ignore[arg-type]
+        place = Place(self.files, self.address, replace(self.limits, **limits), self.prefix)  # type: ignore[arg-type]
         if "bytes_per_s" not in limits:
             place._pace = self._pace
         return place
@@ -104,7 +110,7 @@ class Place:
             NotFound, Refused, Unavailable; StoreError: it is larger than `most_bytes`.
         """
         key = self._key(name)
-        data = self._call(f"read {name}", lambda tick: self.kind.read(key, 0, most_bytes + 1))
+        data = self._call(f"read {name}", lambda tick: self.files.read(key, 0, most_bytes + 1))
         if len(data) > most_bytes:
             raise StoreError(
                 f"{self.address}/{name} is larger than {most_bytes} bytes; it was not written by Hangproof"
@@ -120,7 +126,7 @@ class Place:
             NotFound, Refused, Unavailable; StoreError: the file is shorter or longer. OSError: `path` cannot be written.
         """
         key = self._key(name)
-        found = self._call(f"look up {name}", lambda tick: self.kind.size(key))
+        found = self._call(f"look up {name}", lambda tick: self.files.size(key))
         if found != size:
             raise StoreError(f"{self.address}/{name} has {found} bytes instead of {size}; it is not used")
         piece = int(min(PIECE, max(PIECE / 32, self._pace.bytes_per_s or PIECE)))  # about a second's worth
@@ -139,7 +145,7 @@ class Place:
                 self._pace.spend(len(data))
 
     def _read_piece(self, key: str, start: int, length: int, tick: Meter) -> bytes:
-        return self.kind.read(key, start, length)
+        return self.files.read(key, start, length)
 
     def put(self, name: str, source: bytes | Path) -> None:
         """Write or replace a file.
@@ -152,12 +158,11 @@ class Place:
         def write(tick: Meter) -> None:
             if isinstance(what, str):
                 os.stat(what)
-            self.kind.put(key, what, tick)
+            self.files.put(key, what, tick)
 
         size = len(what) if isinstance(what, bytes) else os.path.getsize(what)
-        self._call(
-            f"write {name}", write, gone=what if isinstance(what, str) else "", more_s=min(size, PIECE) / SLOWEST
-        )
+        unseen = min(size, PIECE) if self.files.streams else size
+        self._call(f"write {name}", write, gone=what if isinstance(what, str) else "", more_s=unseen / SLOWEST)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that does not exist; False when it exists and holds something else.
@@ -170,7 +175,7 @@ class Place:
         """
         key = self._key(name)
         try:
-            self._call(f"create {name}", lambda tick: self.kind.create(key, data))
+            self._call(f"create {name}", lambda tick: self.files.create(key, data))
         except FileExistsError:
             try:
                 return self.read(name) == data
@@ -185,7 +190,7 @@ class Place:
             Refused, Unavailable.
         """
         where = self._key(folder) + "/" if folder else self.prefix
-        found = self._call(f"list {folder or 'files'}", lambda tick: self.kind.list(where))
+        found = self._call(f"list {folder or 'files'}", lambda tick: self.files.list(where))
         cut = len(self.prefix)
         return {
             name[cut:]: entry
@@ -199,7 +204,7 @@ class Place:
         Raises:
             Refused, Unavailable.
         """
-        found = self._call("list folders", lambda tick: self.kind.folders(self.prefix))
+        found = self._call("list folders", lambda tick: self.files.folders(self.prefix))
         return sorted(name for name in set(found) if "/" not in name and NAME.fullmatch(name))
 
     def delete(self, names: Iterable[str]) -> None:
@@ -210,7 +215,7 @@ class Place:
         """
         keys = [self._key(name) for name in names]
         for at in range(0, len(keys), 500):
-            self._call("delete files", lambda tick, some=keys[at : at + 500]: self.kind.delete(some))  # type: ignore[misc]
+            self._call("delete files", lambda tick, some=keys[at : at + 500]: self.files.delete(some))  # type: ignore[misc]
 
     def _key(self, name: str) -> str:
         return self.prefix + check_name(name)
@@ -221,7 +226,7 @@ class Place:
         gone: a local file whose absence is the caller's to handle. more_s: beyond `call_s`, for the bytes of one piece.
         """
         limits, wait = self.limits, self.limits.first_wait_s
-        failures: tuple[type[Exception], ...] = (OSError, EOFError, *self.kind.failures)
+        failures: tuple[type[Exception], ...] = (OSError, EOFError, *self.files.failures)
         for attempt in range(1, limits.tries + 1):
             try:
                 return _bounded(
@@ -232,13 +237,13 @@ class Place:
             except FileNotFoundError as error:
                 if gone and not os.path.exists(gone):
                     raise
-                if why := self.kind.refusal(error):
+                if why := self.files.refusal(error):
                     raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
                 raise NotFound(f"cannot {what}: {self.address} has no such file") from error
             except failures as error:
-                if why := self.kind.refusal(error):
+                if why := self.files.refusal(error):
                     raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
-                self.kind.reset()
+                self.files.reset()
                 if attempt == limits.tries:
                     times = f" {attempt} times" if attempt > 1 else ""
                     raise Unavailable(f"cannot {what} in {self.address}: failed{times}: {short(error)}") from error
@@ -317,15 +322,6 @@ def _bounded(work: Callable[[Callable[[], None]], T], idle_s: float, what: str) 
 
 # Opening a place ------------------------------------------------------------------------------------------------------
 
-SCHEMES = {  # scheme: (module in this folder, library, what to install)
-    "s3": ("places_fsspec", "s3fs", "s3fs"),
-    "gs": ("places_fsspec", "gcsfs", "gcsfs"),
-    "az": ("places_fsspec", "adlfs", "adlfs"),
-    "memory": ("places_fsspec", "fsspec", "fsspec"),
-    "sftp": ("places_sftp", "paramiko", "paramiko"),
-    "hf": ("places_hub", "huggingface_hub", "huggingface_hub"),
-}
-
 
 def open_place(address: str, limits: Limits | None = None) -> Place:
     """The place of an address: a folder, or scheme://… Nothing is connected or created yet.
@@ -333,21 +329,18 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
     Raises:
         StoreError: the address is not valid or holds a secret, or the library for its scheme is not installed.
     """
-    import importlib
-
-    from launch.store.places_folder import FolderKind
-
     address = address.strip()
     scheme, separator, rest = address.partition("://")
     if not separator:
         if not address:
             raise StoreError("the store has no address; write a folder, or an address such as s3://bucket/runs")
         folder = Path(address).expanduser().absolute()
-        return Place(FolderKind(folder), str(folder), limits)
+        return Place(files("file"), str(folder), limits, f"{folder.as_posix().rstrip('/')}/")
     if scheme == "file":
         return open_place(f"/{rest.lstrip('/')}", limits)
-    if scheme not in SCHEMES:
-        raise StoreError(f"{scheme}:// is not a kind of store; use a folder, or one of {', '.join(SCHEMES)}")
+    if scheme not in PROTOCOLS:
+        others = ", ".join(name for name in PROTOCOLS if name != "file")
+        raise StoreError(f"{scheme}:// is not a kind of store; use a folder, or one of {others}")
     parts = urlsplit(address)
     if parts.password or parts.query or parts.fragment or (parts.username and scheme != "sftp"):
         raise StoreError(
@@ -357,14 +350,26 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
     body = rest.strip("/")
     if any(part in ("", ".", "..") for part in body.split("/")) or "\\" in body:
         raise StoreError(f"{address!r}: write the address without . and .. and with single slashes")
-    module, library, package = SCHEMES[scheme]
+    package = PROTOCOLS[scheme].package
     try:
-        make = importlib.import_module(f"launch.store.{module}").make
-        importlib.import_module(library)
+        importlib.import_module(package)
     except ImportError as error:
         raise StoreError(f"{scheme}:// needs {package}; install it: pip install {package} ({short(error)})") from error
-    kind, prefix = make(scheme, body)
-    return Place(kind, f"{scheme}://{body}", limits, f"{prefix}/" if prefix else "")
+    options, root = None, body
+    if scheme == "hf" and not re.match(r"buckets/[^/]+/[^/]+", body):
+        raise StoreError(f"hf://{body}: write hf://buckets/OWNER/NAME/folder; models and data sets cannot be a store")
+    if scheme == "sftp":
+        from launch.store import sftp
+
+        if not parts.hostname:
+            raise StoreError(f"sftp://{body}: the host is missing; write sftp://user@host/folder")
+
+        try:
+            options = sftp.login(parts.hostname or "", parts.port, unquote(parts.username or ""))
+        except ValueError as error:
+            raise StoreError(f"sftp://{body}: the port is not a number") from error
+        root = unquote(parts.path).rstrip("/")
+    return Place(files(scheme, options), f"{scheme}://{body}", limits, f"{root}/")
 
 
 @contextmanager

@@ -26,8 +26,8 @@ from typing import Any
 import pytest
 from loopback import Answer, Double, Request, running
 
-from launch.store.places import Entry, Limits, Meter, Place, open_place
-from launch.store.places_folder import FolderKind
+from launch.store.filesystems import PROTOCOLS, Entry, Meter, Tree
+from launch.store.places import Limits, Place, open_place
 
 KINDS = ("folder", "s3", "sftp", "hub")
 EACH_KIND = ["folder", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
@@ -198,10 +198,10 @@ ERROR, XML = (
 @contextmanager
 def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[Server]:
     """A bucket on a moto server at `port`. botocore's own retries, which wait for seconds, are off."""
-    from launch.store.places_fsspec import OPTIONS
-
     faults = Faults()
-    monkeypatch.setitem(OPTIONS["s3"]["config_kwargs"], "retries", {"mode": "standard", "total_max_attempts": 1})
+    monkeypatch.setitem(
+        PROTOCOLS["s3"].options["config_kwargs"], "retries", {"mode": "standard", "total_max_attempts": 1}
+    )
     with running(Proxy(port, faults)) as proxy:
         for name, value in {
             "AWS_ACCESS_KEY_ID": "test",
@@ -359,17 +359,13 @@ class Hub(Double):
             return 507, {"error": "storage limit reached"}
 
     def carry_out(self, request: Request, path: str) -> Answer:
-        if path.startswith("/buckets/"):  # HEAD of a file
+        if path.startswith("/buckets/"):  # a range of a file
             _, _, owner, name, _, file = path.split("/", 5)
             row = self.buckets.get(f"{owner}/{name}", {}).get(urllib.parse.unquote(file))
             if row is None:
                 return 404, b"", {"X-Error-Code": "EntryNotFound"}
-            route = f"{self.url}/api/buckets/{owner}/{name}/xet-read-token"
-            return (
-                200,
-                b"",
-                {"X-Xet-Hash": row["xetHash"], "X-Xet-Refresh-Route": route, "X-Linked-Size": str(row["size"])},
-            )
+            start, end = map(int, request.headers["range"].removeprefix("bytes=").split("-"))
+            return 206, self.contents(row["xetHash"])[start : end + 1]
         _, _, _, owner, name, *rest = path.split("/", 5)
         bucket = f"{owner}/{name}"
         with self.lock:
@@ -410,28 +406,28 @@ class Hub(Double):
             files.pop(name, None)
             return
         assert row["type"] == "addFile", row
-        size = self.size_of(row["xetHash"])
+        size = len(self.contents(row["xetHash"]))
         self.faults.take(size)
         if not self.faults.loses(name):
             files[name] = {"xetHash": row["xetHash"], "size": size}
 
-    def size_of(self, xet_hash: str) -> int:
-        """The size of stored contents: the real hub reads it from what was uploaded."""
+    def contents(self, xet_hash: str) -> bytes:
+        """What was uploaded."""
         import hf_xet
 
-        def size(cas: Path) -> int:
+        def read(cas: Path) -> bytes:
             group = hf_xet.XetSession().new_download_stream_group(endpoint=f"local://{cas}")
-            return sum(map(len, group.download_stream(hf_xet.XetFileInfo(xet_hash, None))))
+            return b"".join(group.download_stream(hf_xet.XetFileInfo(xet_hash, None)))
 
         try:
-            return size(self.cas)
+            return read(self.cas)
         except RuntimeError:  # another process has it open; only its index is ever changed in place
             with tempfile.TemporaryDirectory(dir=self.cas.parent) as copy:
                 index = Path("xet", "xorbs", "global_dedup_lookup.redb")
                 shutil.copytree(self.cas / "xet", Path(copy) / "xet", copy_function=_link)
                 (Path(copy) / index).unlink()
                 shutil.copyfile(self.cas / index, Path(copy) / index)
-                return size(Path(copy))
+                return read(Path(copy))
 
 
 def _link(source: str, target: str) -> None:
@@ -449,10 +445,8 @@ def _row(path: str, row: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A hub with no bucket yet."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
     from huggingface_hub.utils import _http
-
-    from launch.store import places_hub
 
     faults = Faults()
     with running(Hub(tmp_path / "cas", faults)) as server:
@@ -462,19 +456,17 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
                 monkeypatch.setitem(call.__kwdefaults__, option, value)
         monkeypatch.setenv("HF_TOKEN", "hf_token_of_the_test")
         monkeypatch.setenv("HF_XET_CLIENT_RETRY_BASE_DELAY", "10ms")
-        made = places_hub.HubKind
-        monkeypatch.setattr(places_hub, "HubKind", lambda bucket: made(bucket, HfApi(endpoint=server.url)))
         yield Server("hf://buckets/me/runs-of-tests/deep", faults)
 
 
 # A folder -------------------------------------------------------------------------------------------------------------
 
 
-class FaultyFolder(FolderKind):
+class FaultyFolder(Tree):
     """A folder on a bad disk: the only kind without a server, so the faults are here."""
 
-    def __init__(self, root: Path, faults: Faults):
-        super().__init__(root)
+    def __init__(self, faults: Faults):
+        super().__init__("file")
         self.faults = faults
 
     def _before(self) -> None:
@@ -499,7 +491,7 @@ class FaultyFolder(FolderKind):
         self._before()
         with failing(OSError(errno.ENOSPC, "No space left on device")):
             self.faults.take(len(source) if isinstance(source, bytes) else os.path.getsize(source))
-        path = self.root / name
+        path = Path(name)
         old = path.read_bytes() if path.exists() else None
         work()
         if self.faults.loses(name):
@@ -522,7 +514,7 @@ def folder(tmp_path: Path) -> Iterator[Server]:
     faults, root = Faults(), tmp_path / "folder store"
 
     def wrap(place: Place) -> Place:
-        return Place(FaultyFolder(root, faults), place.address, place.limits, place.prefix)
+        return Place(FaultyFolder(faults), place.address, place.limits, place.prefix)
 
     yield Server(str(root), faults, wrap)
 

@@ -141,7 +141,7 @@ def test_a_state_that_is_replaced_while_it_is_sent_is_left_out_whole(run, place,
     copier.push()
     shutil.rmtree(run / f"{run.name}-step00000010-state")
     state, left = add_state(run, 20), [2]
-    put, kind = place.kind.put, place.kind
+    put, kind = place.files.put, place.files
 
     def put_and_delete(name, source, meter):
         put(name, source, meter)
@@ -279,7 +279,7 @@ def test_a_push_that_is_killed_anywhere_leaves_the_store_with_a_complete_manifes
         return write
 
     for name in ("put", "create"):
-        monkeypatch.setattr(place.kind, name, counted(getattr(place.kind, name)))
+        monkeypatch.setattr(place.files, name, counted(getattr(place.files, name)))
     for writes in range(8):
         left[0] = writes
         other("home")
@@ -295,14 +295,14 @@ def test_a_push_that_is_killed_anywhere_leaves_the_store_with_a_complete_manifes
 def test_a_restore_that_is_killed_is_repeated_and_keeps_what_it_fetched(run, place, other, monkeypatch):
     total = Copier(place, run, held(place)).push().manifest.size
     before, outputs = belonging(run), other()
-    reads, read = itertools.count(1), place.kind.read
+    reads, read = itertools.count(1), place.files.read
 
     def interrupted(name, start, length):
-        if name.startswith(f"{run.name}/{FILES}/") and next(reads) % 5 == 0:
+        if f"/{run.name}/{FILES}/" in name and next(reads) % 5 == 0:
             raise KeyboardInterrupt
         return read(name, start, length)
 
-    monkeypatch.setattr(place.kind, "read", interrupted)
+    monkeypatch.setattr(place.files, "read", interrupted)
     rounds, done = 0, None
     while done is None and rounds < 50:
         rounds += 1
@@ -449,7 +449,7 @@ def test_a_link_in_a_run_is_not_copied(run, place, tmp_path):
 
 
 def test_a_log_that_grows_while_it_is_sent_is_stored_as_it_was_read(run, place, monkeypatch):
-    put, kind = place.kind.put, place.kind
+    put, kind = place.files.put, place.files
 
     def growing(name, source, meter):
         log(run, "while it is sent")

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from seeds import examples
 from store_helpers import QUICK
 
+from launch.store.filesystems import Entry
 from launch.store.lease import (
     CLAIMED,
     HELD,
@@ -35,7 +36,7 @@ from launch.store.lease import (
     parse_claim,
     this_owner,
 )
-from launch.store.places import Entry, NotFound, Unavailable, open_place
+from launch.store.places import NotFound, Unavailable, open_place
 
 PERIOD_S = 60.0
 

@@ -1,0 +1,511 @@
+"""The file systems that keep a store, each by fsspec: a folder, sftp://, s3://, gs://, az://, hf://buckets/OWNER/NAME.
+
+PROTOCOLS has a row for each. A call here is one attempt: it neither repeats nor limits itself, which `places.Place` does. It may
+raise OSError (FileNotFoundError: no such name; FileExistsError: only from `create`) and `failures`.
+
+A file is visible completely or not at all. An object store shows an object when its upload is complete; elsewhere a file is
+written under a hidden name, and renamed. `create` is one atomic request where the protocol has one (`creates`), so that only one
+of several machines can win; a server that ignores the condition of such a request is found out by `prove`. Azure's library and
+the hub's buckets have none: `exclusive` is then False, and a lease waits and reads again.
+
+Nothing that was listed is cached: another machine writes here too. Credentials come from where the libraries look for them:
+AWS_… variables and ~/.aws, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_…, ~/.ssh/config and the SSH agent, `hf auth login`.
+"""
+
+import contextlib
+import errno
+import importlib
+import itertools
+import os
+import posixpath
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+# Read when gcsfs is imported. Its classes for zonal buckets first ask what kind a bucket is, which a token may not be allowed.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+
+BLOCK = 1 << 20
+CHUNK = 8 << 20  # bytes of one part of an upload; S3 takes at least 5 MiB and at most 10,000 parts
+CONNECT_S, READ_S = 10, 25  # below the limit of a call, so that the library's own retry comes first
+LEFT_S = 24 * 3600.0  # a hidden file older than this was left by a killed writer
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+Meter = Callable[[int], None]
+"""Called with the number of bytes that were moved; waits where that was too fast. A call that calls it has not stalled."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of a place: its size in bytes, and when it was written (Unix time by the place's clock; None if unknown)."""
+
+    size: int
+    modified_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How fsspec reaches a kind of place. package: the library. creates: "atomic", "asked" (`prove` finds out) or "no".
+
+    errors: the classes of the library's errors that are no OSError, as MODULE:CLASS.
+    """
+
+    package: str
+    creates: str
+    options: dict[str, Any] = field(default_factory=dict)
+    errors: tuple[str, ...] = ()
+    reading: dict[str, Any] = field(default_factory=dict)  # arguments of `cat_file`
+
+
+_NEW = {"skip_instance_cache": True}
+_NO_CACHE = {**_NEW, "use_listings_cache": False}
+_RETRIES = {"mode": "standard", "max_attempts": 2}
+_S3 = {"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": _RETRIES}
+_HTTP = "aiohttp:ClientError"
+PROTOCOLS = {
+    "file": Protocol("fsspec", "atomic", {**_NEW, "auto_mkdir": True}),
+    "sftp": Protocol("paramiko", "atomic", errors=("paramiko:SSHException",)),
+    "s3": Protocol(
+        *("s3fs", "asked", {"config_kwargs": _S3, **_NO_CACHE}),
+        ("botocore.exceptions:BotoCoreError", "botocore.exceptions:ClientError", _HTTP),
+    ),
+    "gs": Protocol(
+        *("gcsfs", "asked", {"timeout": READ_S, **_NO_CACHE}),
+        ("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", _HTTP),
+    ),
+    "az": Protocol("adlfs", "no", {"anon": False, **_NO_CACHE}, ("azure.core.exceptions:AzureError", _HTTP)),
+    "hf": Protocol(
+        *("huggingface_hub", "no", _NEW),
+        (
+            *("huggingface_hub.errors:EntryNotFoundError", "httpx2:HTTPError", "builtins:RuntimeError"),
+            *("hf_xet:XetAuthenticationError", "hf_xet:XetObjectNotFoundError"),
+        ),
+        {"cache_type": "none"},  # else 5 MB more are read than asked for
+    ),
+}
+WHOLE = ("az", "hf")  # send a file as a whole: `put` waits for its bandwidth first, then its meter is silent
+EXISTS = ("PreconditionFailed", "ConditionNotMet", "ResourceExists", "BlobAlreadyExists")
+REFUSALS = (  # what an error and its causes say (class and text), and why repeating the call cannot help
+    ("BadHostKeyException", "the host has another key than in known_hosts; find out why before you replace it"),
+    ("not found in known_hosts", "the host key is not known; run `ssh HOST` once and accept the key"),
+    (
+        "AuthenticationException|BadAuthenticationType|No authentication methods",
+        "the login was refused; add your key there (ssh-copy-id) or start an SSH agent",
+    ),
+    (
+        "NoCredentialsError|PartialCredentialsError|ParamValidationError|DefaultCredentialsError",
+        "no credentials; log in with the provider's own tool or set its environment variables",
+    ),
+    ("LocalTokenNotFoundError|XetAuthenticationError|status 401", "run `hf auth login`, or set HF_TOKEN"),
+    ("PermissionError|status 403", "no permission; fix it there, or use credentials that may write"),
+    ("NoSuchBucket|bucket does not exist", "there is no such bucket; create it"),
+    (f"errno {errno.EROFS}\\b", "the file system is read-only; use another folder"),
+    (f"errno {errno.ENOTDIR}\\b", "a file has the name of a folder; move the file, or use another folder"),
+    (
+        f"errno ({errno.ENOSPC}|{errno.EDQUOT})\\b|status (402|413|507)|no space|quota|EntityTooLarge|StorageFull"
+        "|InsufficientStorage|storage limit",
+        "no space is left there; free some space or raise the limit",
+    ),
+)
+
+
+class Files:
+    """The files of an object store. It connects with the first call."""
+
+    def __init__(self, scheme: str, options: dict[str, Any] | None = None):
+        self.scheme = scheme
+        self.protocol = PROTOCOLS[scheme]
+        self.options = self.protocol.options | (options or {})
+        self.exclusive = self.protocol.creates != "no"
+        self.streams = scheme not in WHOLE
+        self.failures: tuple[type[Exception], ...] = (OSError, *map(_class, self.protocol.errors))
+        self._idle: list[Any] = []
+        self._lock = threading.Lock()
+        self._is_proven = self.protocol.creates != "asked"
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Any]:
+        """The file system of fsspec, for one call: one for all, because a client costs a second of a processor."""
+        with self._lock:
+            if not self._idle:
+                self._idle.append(self.connect())
+        yield self._idle[0]
+
+    def connect(self) -> Any:
+        """A new file system."""
+        return fsspec.filesystem(self.scheme, **self.options)
+
+    def prove(self, prefix: str) -> None:
+        """Find out whether `create` is exclusive: some servers ignore the condition, and then a second call succeeds, too."""
+        if self._is_proven:
+            return
+        name = f"{prefix}probe-{uuid.uuid4().hex}"
+        self.create(name, b"first")
+        try:
+            self.create(name, b"second")
+            self.exclusive = False
+        except FileExistsError:
+            pass
+        self._is_proven = True
+        self.delete([name])
+
+    def size(self, name: str) -> int:
+        """The size of a file in bytes."""
+        with self.session() as fs:
+            return _size(fs, name)
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """At most `length` bytes of a file from byte `start`; fewer only at its end."""
+        with self.session() as fs:
+            end = min(_size(fs, name), start + length)
+            if start >= end:
+                return b""
+            return bytes(fs.cat_file(name, start=start, end=end, **self.protocol.reading))
+
+    def put(self, name: str, source: bytes | str, meter: Meter) -> None:
+        """Replace a file by bytes, or by the contents of the file at the path `source`."""
+        if isinstance(source, str) and os.path.getsize(source) <= CHUNK:
+            source = Path(source).read_bytes()
+        with self.session() as fs:
+            if isinstance(source, bytes):
+                fs.pipe_file(name, source)
+                meter(len(source))
+            elif not self.streams:
+                meter(os.path.getsize(source))
+                fs.put_file(source, name)
+            else:
+                self._stream(fs, name, source, meter)
+
+    def _stream(self, fs: Any, name: str, source: str, meter: Meter) -> None:
+        """Send a large file in parts; it is visible when the last has arrived.
+
+        The meter waits in this thread. In a callback of put_file it would stop the one event loop that all of fsspec's calls
+        share, and with it the renewal of a lease.
+        """
+        target = fs.open(name, "wb", block_size=CHUNK)
+        try:
+            for block in blocks(source):
+                target.write(block)
+                meter(len(block))
+            target.close()
+        except BaseException:
+            target.closed = True  # else its destructor completes the upload with what has arrived
+            with contextlib.suppress(*self.failures):
+                target.discard()
+            raise
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write a file that does not exist. Where `exclusive` is False, two callers may both succeed. Raises FileExistsError."""
+        with self.session() as fs:
+            if not self.exclusive:
+                with contextlib.suppress(FileNotFoundError):
+                    fs.info(name)
+                    raise FileExistsError(errno.EEXIST, "exists already", name)
+            if self.protocol.creates == "no":
+                self.put(name, data, lambda count: None)
+                return
+            try:
+                fs.pipe_file(name, data, mode="create")
+            except self.failures as error:
+                if any(word in _text(error) for word in EXISTS):
+                    raise FileExistsError(errno.EEXIST, "exists already", name) from error
+                raise
+
+    def list(self, prefix: str) -> dict[str, Entry]:
+        """The files below a folder, at any depth, by name; {} where there is none."""
+        options = {"on_error": "raise"} if isinstance(self, Tree) else {}  # what cannot be listed is an error
+        rows = self._rows(lambda fs, folder: fs.find(folder, detail=True, **options).values(), prefix)
+        return {row["name"]: Entry(int(row["size"] or 0), _modified(row)) for row in rows if row.get("type") == "file"}
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        """The names of the folders directly in a folder; none where there is none."""
+        rows = self._rows(lambda fs, folder: fs.ls(folder, detail=True), prefix)
+        return [row["name"].rpartition("/")[2] for row in rows if row.get("type") == "directory"]
+
+    def _rows(self, call: Callable[[Any, str], Iterable[dict[str, Any]]], prefix: str) -> Sequence[dict[str, Any]]:
+        """What a listing returns, with names that begin as `prefix` does."""
+        folder = prefix.rstrip("/") or "/"
+        with self.session() as fs:
+            fs.invalidate_cache()
+            try:
+                rows = [*call(fs, folder)]
+            except FileNotFoundError as error:
+                try:
+                    fs.info(folder)
+                except FileNotFoundError:
+                    return []
+                raise error  # something in it was deleted meanwhile
+        slashes = prefix[: len(prefix) - len(prefix.lstrip("/"))]
+        return [row | {"name": slashes + str(row["name"]).strip("/")} for row in rows]
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete files; names that do not exist are ignored."""
+        with self.session() as fs:
+            with contextlib.suppress(FileNotFoundError):
+                if len(names) > 1 and self.scheme in ("s3", "gs"):
+                    fs.rm(list(names))
+                    return
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    fs.rm_file(name)
+
+    def refusal(self, error: Exception) -> str:
+        """Why repeating the call cannot help, and what to do; "" where it may help."""
+        text = _text(error)
+        return next((why for words, why in REFUSALS if re.search(words, text, re.IGNORECASE)), "")
+
+    def reset(self) -> None:
+        """Drop connections after a failure. These libraries connect anew by themselves."""
+
+
+class Tree(Files):
+    """The files of a folder, or of a server that speaks SFTP: a file is seen while it is written, so it gets a hidden name.
+
+    A connection of SFTP carries one call, and is dropped when that fails.
+    """
+
+    def connect(self) -> Any:
+        """A new file system."""
+        if self.scheme == "file":
+            return super().connect()
+        from launch.store.sftp import KnownHosts
+
+        return KnownHosts(**self.options)
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Any]:
+        """A connection that no other call uses."""
+        with self._lock:
+            fs = self._idle.pop() if self._idle else None
+        fs = fs or self.connect()
+        try:
+            yield fs
+        except (FileNotFoundError, FileExistsError):
+            self._idle.append(fs)
+            raise
+        except BaseException:
+            _close(fs)
+            raise
+        self._idle.append(fs)
+
+    def reset(self) -> None:
+        """Close what is idle: the server may be gone."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for fs in idle:
+            _close(fs)
+
+    def put(self, name: str, source: bytes | str, meter: Meter) -> None:
+        """Replace a file."""
+        with self._written(name, source, meter) as (fs, temporary):
+            (os.replace if self.scheme == "file" else fs.mv)(temporary, name)
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write a new file.
+
+        A folder: linked to its name, which fails where the name exists (link(2)), also on NFS, where O_EXCL alone leaves an
+        empty file for a moment. SFTP and file systems without links: opened exclusively; a writer that stops in the middle
+        leaves a short file, which readers take for a damaged one.
+        """
+        if self.scheme == "file":
+            with self._written(name, data, lambda count: None) as (fs, temporary):
+                try:
+                    fs.link(temporary, name)
+                    return
+                except OSError as error:
+                    if error.errno not in NO_LINKS:
+                        raise
+        with self.session() as fs:
+            try:
+                target = _open(fs, name, "xb" if self.scheme == "file" else "wxb")
+            except OSError as error:
+                if isinstance(error, FileNotFoundError) or not fs.exists(name):
+                    raise
+                # SFTP version 3 has no code for "exists": servers answer "Failure" (draft-ietf-secsh-filexfer-02, 7).
+                raise FileExistsError(errno.EEXIST, "exists already", name) from error
+            try:
+                self._fill(target, data, lambda count: None)
+            except BaseException:
+                with contextlib.suppress(EOFError, *self.failures):
+                    fs.rm_file(name)
+                raise
+
+    @contextlib.contextmanager
+    def _written(self, name: str, source: bytes | str, meter: Meter) -> Iterator[tuple[Any, str]]:
+        """A hidden file beside `name` with the contents of `source`; it is gone afterwards."""
+        folder, _, last = name.rpartition("/")
+        temporary = f"{folder}/.{last}.{uuid.uuid4().hex}"
+        with self.session() as fs:
+            try:
+                size = self._fill(_open(fs, temporary, "wb"), source, meter)
+                if _size(fs, temporary) != size:
+                    raise OSError(errno.EIO, "another size arrived than was sent", name)
+                yield fs, temporary
+            finally:
+                with contextlib.suppress(EOFError, *self.failures):
+                    fs.rm_file(temporary)
+        if self.scheme == "file" and os.name != "nt":
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def _fill(self, target: Any, source: bytes | str, meter: Meter) -> int:
+        """Write a file that is open, onto the disk, and close it; its size."""
+        size = 0
+        with target:
+            for block in blocks(source):
+                if self.scheme == "sftp":
+                    # Many writes without waiting for their answers, then one that waits for all: paramiko forgets the
+                    # errors of those that nobody waited for.
+                    target.set_pipelined(True)
+                    target.write(block[:-1])
+                    target.set_pipelined(False)
+                    target.write(block[-1:])
+                else:
+                    target.write(block)
+                size += len(block)
+                meter(len(block))
+            if self.scheme == "file":
+                target.flush()
+                os.fsync(target.fileno())
+        return size
+
+    def list(self, prefix: str) -> dict[str, Entry]:
+        """The files below a folder. Removes what killed writers left a day ago."""
+        found = super().list(prefix)
+        for name, entry in found.items():
+            if posixpath.basename(name)[0] == "." and (entry.modified_s or time.time()) < time.time() - LEFT_S:
+                with contextlib.suppress(*self.failures):  # tried again by the next listing
+                    self.delete([name])
+        return found
+
+
+class Bucket(Files):
+    """The files of a bucket on the Hugging Face hub. The library sends a file as a whole, but no piece that the hub knows."""
+
+    _is_there = False  # whether the bucket exists
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Any]:
+        """A file system of its own for each call, because it remembers what it has listed."""
+        try:
+            yield self.connect()
+        except self.failures as error:
+            if type(error).__name__.endswith(("EntryNotFoundError", "BucketNotFoundError")):
+                raise FileNotFoundError(errno.ENOENT, "no such file") from error
+            raise
+
+    def put(self, name: str, source: bytes | str, meter: Meter) -> None:
+        """Replace a file. The bucket is made, private, by the first one. Waits for its bandwidth before it sends."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import BucketNotFoundError
+        from huggingface_hub.utils import disable_progress_bars
+
+        meter(len(source) if isinstance(source, bytes) else os.path.getsize(source))
+        disable_progress_bars()
+        api, (bucket, path) = HfApi(library_name="hangproof"), _in_bucket(name)
+        if not self._is_there:
+            try:
+                api.bucket_info(bucket)
+            except BucketNotFoundError:
+                api.create_bucket(bucket, private=True, exist_ok=True)
+            self._is_there = True
+        api.batch_bucket_files(bucket, add=[(source, path)])
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete files by one request."""
+        from huggingface_hub import HfApi
+
+        if names:
+            with contextlib.suppress(FileNotFoundError), self.session():
+                paths = [_in_bucket(name)[1] for name in names]
+                HfApi(library_name="hangproof").batch_bucket_files(_in_bucket(names[0])[0], delete=paths)
+
+
+def files(scheme: str, options: dict[str, Any] | None = None) -> Files:
+    """The file system of a scheme of PROTOCOLS."""
+    return {"file": Tree, "sftp": Tree, "hf": Bucket}.get(scheme, Files)(scheme, options)
+
+
+def _close(fs: Any) -> None:
+    if client := getattr(fs, "client", None):
+        client.close()
+
+
+def _open(fs: Any, name: str, mode: str) -> Any:
+    """Open a file for writing; its folders are made where they are missing."""
+    try:
+        return fs.open(name, mode)
+    except FileNotFoundError:
+        fs.makedirs(posixpath.dirname(name), exist_ok=True)
+        return fs.open(name, mode)
+
+
+def _size(fs: Any, name: str) -> int:
+    """The size of a plain file, never of one that a link points to."""
+    info = fs.info(name)
+    if info.get("islink") or info["type"] != "file":
+        raise PermissionError(errno.EPERM, "not a plain file", name)
+    return int(info["size"])
+
+
+def _in_bucket(name: str) -> tuple[str, str]:
+    """OWNER/NAME of a bucket and the path in it, of buckets/OWNER/NAME/PATH."""
+    _, owner, bucket, path = name.split("/", 3)
+    return f"{owner}/{bucket}", path
+
+
+def blocks(source: bytes | str) -> Iterator[bytes]:
+    """Bytes, or the contents of a local file, in blocks."""
+    if isinstance(source, bytes):
+        yield from (source[at : at + BLOCK] for at in range(0, len(source), BLOCK))
+        return
+    with open(source, "rb") as file:
+        while block := file.read(BLOCK):
+            yield block
+
+
+def _class(name: str) -> type[Exception]:
+    module, _, attribute = name.partition(":")
+    try:
+        found: type[Exception] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError):
+        return OSError  # another version of the library names it differently
+    return found
+
+
+def _text(error: BaseException) -> str:
+    """What an error and its causes say, at most five: class, errno, HTTP status, text."""
+    chain = [error]
+    for _ in itertools.repeat(None, 4):
+        cause = chain[-1].__cause__ or chain[-1].__context__
+        if cause is None:
+            break
+        chain.append(cause)
+    numbers = [f"errno {one.errno}" for one in chain if isinstance(one, OSError) and one.errno]
+    answers = (getattr(getattr(one, "response", None), "status_code", None) for one in chain)
+    numbers += [f"status {status}" for status in answers if status]
+    return " ".join([*numbers, *(f"{type(one).__name__} {one}" for one in chain)])
+
+
+def _modified(row: dict[str, Any]) -> float | None:
+    for key in ("LastModified", "mtime", "updated", "last_modified", "created"):
+        value = row.get(key)
+        if isinstance(value, int | float):
+            return float(value)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                return datetime.fromisoformat(value).timestamp()
+    return None
