@@ -22,7 +22,7 @@ SUFFIXES = (".py", ".toml", ".sh", ".bat", ".md", ".txt", ".json", ".jsonl", ".l
 NOT_HERE = re.compile(
     r"""(outputs|datasets|models|sample|incidents|sd-scripts|\.venv)(/.*)?|[~/%].*|.*/path/to/.*|
         (run|my|notify|dataset)\.toml|train\.sh|report\.md|(training|monitor)\.log|
-        (status|incident|monitor|job)\.json|(events|metrics)\.jsonl""",
+        (status|incident|monitor|job)\.json|(events|metrics|votes)\.jsonl""",
     re.VERBOSE,
 )
 

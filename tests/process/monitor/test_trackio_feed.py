@@ -1,5 +1,6 @@
 """A run is logged to trackio by a process of its own: no step twice, none lost. A module of the same name stands in for trackio."""
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -60,8 +61,11 @@ def steps_in(file: Path):
 
 def feeders(folder: Path) -> list[psutil.Process]:
     """The children of this process that log the run's steps."""
-    children = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
-    return [p for p in children if str(folder) in p.cmdline()]
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, or gone at this moment
+            found += [process] * (str(folder) in process.cmdline())
+    return found
 
 
 def test_a_killed_tracker_continues_where_it_ended(tmp_path, modules):

@@ -199,7 +199,7 @@ def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine,
 
 def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_path):
     drop(mine, tmp_path, 2)
-    with pytest.raises(runs.RunError, match="no GPU has that much"):
+    with pytest.raises(runs.RunError, match="rank: Must be 16384 or less"):
         form.create(values(rank=1_000_000_000), mine)
     assert runs.list_runs() == []
     folder, messages = form.create(values(learning_rate="5"), mine)
