@@ -101,11 +101,20 @@ def nothing_is_kept(page) -> bool:
 
 
 def until(condition, what: str, seconds: float = PATIENCE_S) -> None:
-    """Wait until `condition()` is true; fails with `what` after `seconds`."""
+    """Wait until `condition()` is true; fails with `what` after `seconds`. A page that loads itself again meanwhile is asked again."""
     end = time.monotonic() + seconds
-    while not condition():
+    while not _holds(condition):
         assert time.monotonic() < end, f"not within {seconds} s: {what}"
         time.sleep(0.05)
+
+
+def _holds(condition) -> bool:
+    try:
+        return condition()
+    except Exception as error:
+        if not re.search("Execution context was destroyed|hangproof is not defined", str(error)):
+            raise
+        return False
 
 
 def has_focus(page, attribute: str, value: str) -> None:

@@ -136,6 +136,9 @@ def test_the_keyboard_reaches_every_action_with_a_visible_focus(page, server):
     before = chosen.get_attribute("value")
     page.keyboard.press("ArrowLeft")
     until(lambda: chosen.get_attribute("value") != before, "the arrow key chooses another tier")
+    page.wait_for_function(
+        "document.activeElement.closest('#tier')?.querySelector(':checked') === document.activeElement"
+    )
     page.keyboard.press("ArrowRight")
     until(lambda: chosen.get_attribute("value") == before, "and back")
     assert tier.count() == len(presets.tiers())

@@ -580,7 +580,8 @@ def test_two_machines_at_once_on_an_s3_server_that_ignores_conditions(run, tmp_p
 
 
 def one_of_three_holds(place: Place) -> None:
-    leases = [Lease(place, period_s=20.0, settle_s=0.3, dead=lambda owner: False) for _ in range(3)]
+    # Without conditional writes, the others have to see a claim within settle_s. By default it is a sixth of the period.
+    leases = [Lease(place, period_s=20.0, settle_s=2.0, dead=lambda owner: False) for _ in range(3)]
     seen: list[tuple[str, str]] = []
 
     def contend(one: Lease) -> None:

@@ -79,7 +79,7 @@ def test_a_run_that_gives_up_has_its_newest_steps_on_the_disk(toy):
     status = run.end()
     assert status["state"] == "failed"
     (step, state), *more = run.states().items()
-    assert not more and step in (39, 40)
+    assert not more and 30 < step <= 40  # the one that was written last, when the fault came
     assert checkpoint.problems(state) == [] and (state / "weights.bin").read_bytes() == weights(step)
     assert f"{state.name} is kept" in (run.folder / "incidents" / "0001" / "report.md").read_text()
     run.start()  # the fault occurs once: the run goes on from there
@@ -98,7 +98,7 @@ def test_a_stop_at_once_has_the_newest_steps_on_the_disk(toy):
     status = run.end()
     assert status["state"] == "stopped"
     step, state = max(run.states().items())
-    assert step >= len(run.steps()) - 2 and (state / "weights.bin").read_bytes() == weights(step)
+    assert step >= len(run.steps()) - 10 and (state / "weights.bin").read_bytes() == weights(step)
     assert state.name in status["reason"]
 
 
