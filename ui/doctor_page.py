@@ -19,6 +19,7 @@ from runs.paths import data_root
 from ui import jobs
 from ui.html import duration, esc
 from ui.run import drill
+from ui.run.fold import QUIET
 
 FOLDER = ".doctor"  # in the data folder: what the commands printed
 QUICK_S, FULL_S, EXPLAIN_S = 600.0, 3600.0, 60.0
@@ -26,7 +27,6 @@ VERDICTS = {"ok": "OK", "note": "Warning", "failed": "Problem"}
 CLASSES = {"ok": "done", "note": "warn", "failed": "bad"}
 SHELLS = [("bash (Linux, macOS)", "train.sh"), ("batch (Windows)", "train.bat"), ("PowerShell (Windows)", "train.ps1")]
 TICK_S = 0.7
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 ABOUT_DRILL = (
     "It trains a toy model on example photos and freezes it in the middle. You see how the hang is detected, explained and "
     "ended, and how the run starts again and finishes. No run of yours is touched."
