@@ -18,10 +18,8 @@ from __future__ import annotations
 import argparse
 import errno
 import functools
-import json
 import os
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,6 +29,7 @@ from typing import Any
 
 from benchmarks.chaos_run import FREE_S, SHIM, Fault, Outcome, Trial, discover, later_call, play
 from benchmarks.chaos_sampler import Sampler
+from benchmarks.report import CannotMeasure, Report, say
 from runs.paths import ROOT
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ENOMEM, errno.EACCES)
@@ -124,11 +123,6 @@ def describe(outcome: Outcome) -> str:
         lines += [f"  kept: {outcome.folder}"]
     last = outcome.output.strip().splitlines()[-4:]
     return "\n".join(lines + [f"  | {line[:200]}" for line in last])
-
-
-def say(text: str) -> None:
-    """A line for the person who watches, on standard error: standard output can then end in JSON."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def run(
@@ -252,15 +246,11 @@ def record(outcome: Outcome) -> dict:
     }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Exit code as the module says; 2 where the machine cannot do it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks chaos", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
+def options(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--short", type=int, metavar="N", help="only N places, one trial each")
-    parser.add_argument(
-        "--kills", type=int, default=None, help=f"kills of the monitor (default {KILLS}; --short: N / 4)"
-    )
+    parser.add_argument("--kills", type=int, help=f"kills of the monitor (default {KILLS}; --short: N / 4)")
     parser.add_argument("--parallel", type=int, default=PARALLEL, help="trials at the same time")
     parser.add_argument("--all-errors", action="store_true", help="every error at every place, not one in turn")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the folders of the trials that failed in DIR")
@@ -268,37 +258,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--checkout", type=Path, default=ROOT, help="whose monitor is tested (default: this one's)")
     parser.add_argument("--opens", type=float, metavar="RATE", help="this part of all opens fails, instead of one call")
     parser.add_argument("--trials", type=int, default=10, help="with --opens: how many runs")
-    parser.add_argument("--list", action="store_true", help="print the places and end")
-    args = parser.parse_args(argv)
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """One campaign; each broken promise is a sentence."""
     if not Path("/proc/self/stat").exists() or not hasattr(os, "fork"):
-        print("benchmarks chaos: needs /proc, so Linux", file=sys.stderr)
-        return 2
+        raise CannotMeasure("it needs /proc, so Linux")
     root = args.checkout.resolve()
-    if args.list:
-        with Sampler() as sampler:
-            found, _ = places(sampler, root)
-        for place, calls in sorted(found.items(), key=lambda item: (item[0][1], item[0][2])):
-            print(f"{label(place):<60} {calls['journey']:<6} start {calls['start']:>5}  then {calls['started']:>5}")
-        return 0
     if args.opens:
-        todo = opens(args.opens, args.trials, args.seed)
-        result = run_opens(todo, root, args.parallel, args.keep, args.minutes)
-        print(json.dumps(result), flush=True)
-        return 0 if result["ok"] else 1
-    number = args.kills if args.kills is not None else (KILLS if args.short is None else args.short // 4)
-    result = run(root, args.seed, args.short, number, args.parallel, args.all_errors, args.keep, args.minutes)
-    for line in result["undisturbed"]:
-        say(f"VIOLATION {line}")
-    say(
-        f"{result['places']['in_all']} places, {result['trials']} trials with errors ({result['not_reached']} not reached), "
-        f"{result['kills']} kills, {len(result['violations'])} violations, {result['seconds']:.0f} s; {result['outcomes']}"
-    )
+        result = run_opens(opens(args.opens, args.trials, args.seed), root, args.parallel, args.keep, args.minutes)
+    else:
+        number = args.kills if args.kills is not None else (KILLS if args.short is None else args.short // 4)
+        result = run(root, args.seed, args.short, number, args.parallel, args.all_errors, args.keep, args.minutes)
+    broken = [
+        *result.get("undisturbed", []),
+        *(f"{v['place'] or v['error']}: {'; '.join(v['violations'])}" for v in result["violations"]),
+    ]
     if result["not_run"]:
-        say(f"{result['not_run']} trials were not run within {args.minutes:g} minutes")
-    if args.json:
-        print(json.dumps(result), flush=True)
-    return 0 if result["ok"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        broken.append(f"{result['not_run']} trials were not run within {args.minutes:g} minutes")
+    return Report(result, broken)

@@ -195,7 +195,7 @@ def environment(trial: Trial, work: Path, token: str, root: Path, shim: Path) ->
     """The monitor's environment: limits of a short run, the shim first on PYTHONPATH, temporary files of its own."""
     for name in ("tmp", "injected", "chaos"):
         (work / name).mkdir()
-    (work / "limits.toml").write_text(checkout.limits_toml(LIMITS, root), encoding="utf-8")
+    (work / "limits.toml").write_text(checkout.limits_toml(LIMITS), encoding="utf-8")
     (work / "notify.toml").write_text('urls = ["json://127.0.0.1:9/"]\non = ["nothing"]\n', encoding="utf-8")
     (work / "notify.toml").chmod(0o600)
     return {

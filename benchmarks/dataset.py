@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.goodput import machine
+from benchmarks.report import CannotMeasure, Report
 from benchmarks.ui import ROOT, free_port
 from benchmarks.ui_runs import FLAGS, browser_path
 from ui.token import load
@@ -280,15 +280,15 @@ def opening(data: Path, draft_id: str) -> float:
     return round(float(output.stdout.split()[0]), 1)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure, print, and compare with the limits."""
-    assert __doc__
-    parser = argparse.ArgumentParser(prog="python -m benchmarks dataset", description=__doc__.splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
     parser.add_argument("--photos", type=int, default=1000, help="photos of 12 megapixels to import (1000)")
     parser.add_argument("--images", type=int, default=10_000, help="images of the large draft (10000)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (3)")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    args = parser.parse_args(argv)
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """The import of photos, then the page with a large draft."""
     found: dict[str, Any] = {}
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -301,20 +301,9 @@ def main(argv: list[str] | None = None) -> int:
                 found["open_ms"] = opening(Path(folder) / "data", draft_id)
                 found |= in_browser(Path(folder) / "data", draft_id, args.images, args.rounds)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        print(f"benchmarks dataset: {error}", file=sys.stderr)
-        return 1
-    print(" · ".join(f"{key} {value:g}" for key, value in found.items() if isinstance(value, int | float)))
+        raise CannotMeasure(str(error)) from error
     exceeded = []
     for key, (limit, kind, text) in LIMITS.items():
         if key in found and (found[key] < limit if kind == "least" else found[key] > limit):
             exceeded.append(text.format(value=found[key], limit=limit))
-    for line in exceeded:
-        print(f"benchmarks dataset: {line}", file=sys.stderr)
-    if args.json:
-        limits = {key: limit for key, (limit, _, _) in LIMITS.items()}
-        print(json.dumps({**found, "machine": machine(), "limits": limits, "ok": not exceeded, "exceeded": exceeded}))
-    return 1 if exceeded else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Report({**found, "limits": {key: limit for key, (limit, _, _) in LIMITS.items()}}, exceeded)

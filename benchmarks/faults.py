@@ -6,8 +6,7 @@
 Decision: the table (`faults.toml`) holds the required outcomes, in terms of the monitor's own files; no code here knows a
 fault by name. Each row runs the real monitor, launcher and trainer on a tiny model at 50 ms a step. The same seed injects
 at the same step. `--run all` runs every row. `--without-recovery`: with snapshots in memory and the standby attempt turned off;
-the outcomes are the same. Exit code 0: each outcome is as required, or the row cannot run on this machine (the reason is printed);
-1: an outcome differs, with what was expected and observed; 2: unknown fault.
+the outcomes are the same. A row that cannot run on this machine says why; one whose outcome differs, what was expected and observed.
 
 Afterwards no process and no file of it is left, Ctrl-C included; `--keep DIR` keeps the run's folder and the monitors' output.
 """
@@ -15,9 +14,7 @@ Afterwards no process and no file of it is left, Ctrl-C included; `--keep DIR` k
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import signal
 import sys
 import time
 from pathlib import Path
@@ -28,9 +25,9 @@ import tomllib
 from benchmarks import injector_writer
 from benchmarks.faults_actions import ACTIONS
 from benchmarks.faults_reference import NAME, sha256
-from benchmarks.faults_report import describe, expected
 from benchmarks.faults_scenario import Mismatch, Row, Scenario, is_root, prepare
 from benchmarks.injector import INJECTED
+from benchmarks.report import CannotMeasure, Report, say
 from monitor.resume import snapshots
 
 DETECT_S = 10.0
@@ -264,49 +261,36 @@ def _tail(path: Path, lines: int) -> str:
         return ""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Exit code as the module says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks faults", description=__doc__.splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--list", action="store_true", help="the faults and the required outcomes")
     what.add_argument("--run", metavar="NAME", action="append", help="a fault of the list, or all")
     parser.add_argument(
-        "--without-recovery", action="store_true", help="turn snapshots in memory and the standby attempt off"
+        "--without-recovery", action="store_true", help="without snapshots in memory and the standby attempt"
     )
-    parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--keep", metavar="DIR", type=Path, help="keep the run's folder and the monitors' output in DIR"
     )
-    arguments = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a SIGTERM cleans up too
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Play the rows, or list them."""
     rows = table()
-    if arguments.without_recovery:
+    if args.without_recovery:
         rows = {name: without_recovery(row) for name, row in rows.items()}
-    if arguments.list:
-        for name, row in rows.items():
-            print(f"{name:<28} {row['fault']}" + (f" (skipped here: {missing(row)})" if missing(row) else ""))
-            print(f"{'':<28} → {expected(row)}")
-        if arguments.json:
-            print(json.dumps(list(rows)))
-        return 0
-    names = list(rows) if arguments.run == ["all"] else arguments.run
-    unknown = [name for name in names if name not in rows]
-    if unknown:
-        print(f"no fault {unknown[0]!r}; there are: {', '.join(rows)}", file=sys.stderr)
-        return 2
-    results = []
+    if args.list:
+        return Report(
+            {name: {"fault": r["fault"], "expect": r["expect"], "skipped": missing(r)} for name, r in rows.items()}
+        )
+    names = list(rows) if args.run == ["all"] else args.run
+    if unknown := [name for name in names if name not in rows]:
+        raise CannotMeasure(f"no fault {unknown[0]!r}; there are: {', '.join(rows)}")
+    results = {}
     for name in names:
-        try:
-            results.append(run(rows[name], arguments.seed, arguments.keep))
-        except KeyboardInterrupt:
-            print(f"{name}: interrupted; nothing of it is left running", file=sys.stderr)
-            return 130
-        print(describe(rows[name], results[-1]), file=sys.stderr if arguments.json else sys.stdout, flush=True)
-    if arguments.json:
-        print(json.dumps(results if len(results) > 1 else results[0]))
-    return 0 if all(result["ok"] for result in results) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        results[name] = run(rows[name], args.seed, args.keep)
+        say(f"{name}: {results[name]['skipped'] or ('as expected' if results[name]['ok'] else 'NOT as expected')}")
+    return Report(
+        {"rows": results}, [f"{name}: {'; '.join(r['problems'])}" for name, r in results.items() if r["problems"]]
+    )

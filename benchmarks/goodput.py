@@ -28,13 +28,11 @@ import argparse
 import json
 import math
 import os
-import platform
 import secrets
 import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -42,6 +40,7 @@ from pathlib import Path
 
 from benchmarks import pairs, toy_loop
 from benchmarks.goodput_contenders import AGAINST, CONTENDERS, PARTS, Contender, NotMeasured, another, begin, finish
+from benchmarks.report import CannotMeasure, Report, say
 from monitor.process import platform as processes
 
 STEP_S = 0.05
@@ -282,45 +281,8 @@ def judge(
     return wrong
 
 
-def machine() -> dict[str, object]:
-    """The machine; a high load means that other programs used it too."""
-    load = os.getloadavg() if hasattr(os, "getloadavg") else None
-    return {
-        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "cores": os.cpu_count(),
-        "load": [round(value, 1) for value in load] if load else None,
-    }
-
-
-def say(text: str) -> None:
-    """Print a line on standard error, so that standard output can end in JSON."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def table(results: dict) -> str:
-    """The figures as text."""
-
-    def pair(value: dict | None) -> str:
-        return f"{value['p50']:.2f} / {value['p95']:.2f}" if value else "–"
-
-    lines = [f"{'':<12}{'detection':>14}{'hang → step':>14}{'crash → step':>14}{'repeated':>10}{'goodput':>9}  unseen"]
-    for name, figures in results.items():
-        if "not_measured" in figures:
-            lines.append(f"{name:<12}not measured: {figures['not_measured']}")
-            continue
-        mark = "≤" if figures["goodput_depends_on_limit"] else " "
-        lines.append(
-            f"{name:<12}{pair(figures['detection_s']):>14}{pair(figures['hang_to_step_s']):>14}"
-            f"{pair(figures['crash_to_step_s']):>14}{figures['repeated_steps']:>10}"
-            f"{mark:>3}{figures['goodput']:.3f}  {figures['unseen']} of {figures['hangs']}"
-        )
-    return "\n".join(lines) + "\n(seconds: p50 / p95)"
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Exit code 0 when every run ended with the right file and no limit is exceeded; 1 otherwise, with the reasons."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks goodput", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
+def options(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--faults", default=",".join(FAULTS), help="fault@step,… (names of benchmarks.injector)")
@@ -328,14 +290,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=30.0, help="seconds after which an undetected fault is killed")
     parser.add_argument("--against", type=Path, metavar="DIR", help="a checkout of another commit to compare with")
     parser.add_argument("--no-torch", action="store_true", help="a loop that does not import torch")
-    arguments = parser.parse_args(argv)
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """All contenders in turn. Every run must end with the right file, and no limit be exceeded."""
     names, contenders = arguments.contenders.split(","), {**CONTENDERS, **PARTS}
     if arguments.against:
         contenders[AGAINST] = another(arguments.against.resolve())
         names.insert(names.index("ours") + 1 if "ours" in names else 0, AGAINST)
-    unknown = [name for name in names if name not in contenders]
-    if unknown:
-        parser.error(f"no contender {unknown[0]!r}; there are: {', '.join(contenders)}")
+    if unknown := [name for name in names if name not in contenders]:
+        raise CannotMeasure(f"no contender {unknown[0]!r}; there are: {', '.join(contenders)}")
     faults = tuple(filter(None, arguments.faults.split(",")))
     measured: dict[str, list[dict]] = {name: [] for name in names}
     results: dict[str, dict] = {}
@@ -354,39 +318,21 @@ def main(argv: list[str] | None = None) -> int:
         if measured[name]:
             results[name] = summarize(contenders[name], measured[name])
     results = {name: results[name] for name in names}
-    comparison = compare(results)
-    paired = pair(results)
-    exceeded = judge(results, comparison, paired)
-    say(table(results))
-    for name, value in paired.items():
-        say(f"ours / {AGAINST}, {name:<16} {pairs.text(value)}")
-    for line in exceeded:
-        say(f"benchmarks goodput: {line}")
+    comparison, paired = compare(results), pair(results)
     setting = {"step_s": STEP_S, "steps": arguments.steps, "checkpoint_every": EVERY, "faults": list(faults)}
     setting |= {"limit_s": arguments.limit, "torch": not arguments.no_torch, "repeats": arguments.repeats}
-    if arguments.json:
-        limits = {
-            "detection_p95_s": DETECTION_LIMIT_S,
-            "repeated_for_each_fault": REPEATED_LIMIT,
-            **{name: least or most for name, (least, most) in RATIOS.items()},
-        }
-        output: dict[str, object] = {
-            "what": WHAT,
-            "fields": FIELDS,
-            "machine": machine(),
-            "setting": setting,
-            "contenders": results,
-        }
-        output |= {
-            "comparison": comparison,
-            "paired": paired,
-            "limits": limits,
-            "exceeded": exceeded,
-            "ok": not exceeded,
-        }
-        print(json.dumps(output), flush=True)
-    return 1 if exceeded else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    limits = {
+        "detection_p95_s": DETECTION_LIMIT_S,
+        "repeated_for_each_fault": REPEATED_LIMIT,
+        **{name: least or most for name, (least, most) in RATIOS.items()},
+    }
+    figures = {
+        "what": WHAT,
+        "fields": FIELDS,
+        "setting": setting,
+        "contenders": results,
+        "comparison": comparison,
+        "paired": paired,
+        "limits": limits,
+    }
+    return Report(figures, judge(results, comparison, paired))

@@ -10,8 +10,7 @@ only the parts and the monitor are measured.
 `--against DIR` compares with a checkout of another commit: the parts, the monitor and, with sd-scripts, all patches of both,
 in turns; the ratios ours / theirs are reported with their lowest and highest value.
 
-`python -m benchmarks overhead [--steps 200] [--monitor-seconds 60] [--against DIR] [--json]`; exit code 1 where a limit is
-exceeded.
+`python -m benchmarks overhead [--steps 200] [--monitor-seconds 60] [--against DIR] [--json]`
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from typing import Any
 
 from benchmarks import overhead_monitor, pairs
 from benchmarks.checkout import tiny_sd_scripts
-from benchmarks.goodput import machine
+from benchmarks.report import CannotMeasure, Report
 
 ROOT = Path(__file__).resolve().parent.parent
 STEP_MS = 100.0
@@ -228,23 +227,21 @@ def parts_of(root: Path) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def main(argv: list[str]) -> int:
-    """Measure, print, and compare with the limits."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks overhead", description=__doc__.splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
     parser.add_argument(
-        "--steps", type=int, default=200, help="steps of each training, in each of two rounds (default 200)"
+        "--steps", type=int, default=200, help=f"of each training, in each of two rounds; more than {2 * WARM_UP} (200)"
     )
     parser.add_argument(
-        "--monitor-seconds",
-        type=float,
-        default=30.0,
-        help="how long the monitor is measured (default 30; 0: not at all)",
+        "--monitor-seconds", type=float, default=30.0, help="how long the monitor is measured; 0: not at all (30)"
     )
     parser.add_argument("--against", type=Path, metavar="DIR", help="a checkout of another commit to compare with")
-    parser.add_argument("--json", action="store_true", help="one JSON value on the last line")
-    args = parser.parse_args(argv)
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """The parts, the monitor, and the real loop."""
     if args.steps <= 2 * WARM_UP:
-        parser.error(f"--steps must be more than {2 * WARM_UP}")
+        raise CannotMeasure(f"--steps must be more than {2 * WARM_UP}")
     with tempfile.TemporaryDirectory() as folder:
         costs = {name: round(value, 3) for name, value in parts(Path(folder)).items()}
     watching: dict[str, Any] = (
@@ -270,15 +267,5 @@ def main(argv: list[str]) -> int:
         "monitor_memory_mb": MONITOR_LIMIT_MB,
         "monitor_share_of_core": MONITOR_LIMIT_SHARE,
     }
-    result: dict[str, Any] = {"microseconds": costs, "monitor": watching, "loop": loop, "against": compared}
-    result |= {"machine": machine(), "limits": limits, "ok": not exceeded, "exceeded": exceeded}
-    if args.json:
-        print(json.dumps(result))
-    else:
-        for name, value in costs.items():
-            print(f"{name:<22}{value:9.2f} µs")
-        for name, value in (*watching.items(), *loop.items(), *compared.items()):
-            print(f"{name:<22}{value}")
-    for line in exceeded:
-        print(f"benchmarks overhead: {line}", file=sys.stderr)
-    return 1 if exceeded else 0
+    figures = {"microseconds": costs, "monitor": watching, "loop": loop, "against": compared, "limits": limits}
+    return Report(figures, exceeded)

@@ -14,10 +14,8 @@ Exit code 0: all of this held; 1: each violation is printed.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import shutil
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machines import Machine, Training, enter_processes, tiny, toy
-from runs.paths import ROOT
+from benchmarks.report import Report
 
 END_S = 900.0
 KILLS = ("copying", "training", "copying", "training", "restoring", "copying", "training", "starting")  # taken in turn
@@ -155,41 +153,22 @@ def training_of(name: str, kills: int, every: int = 0) -> Training:
     return toy(steps, every) if name == "toy" else tiny(steps, every)
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks preemption", description=(__doc__ or "").split("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
     parser.add_argument("--training", choices=("toy", "tiny"), default="toy")
-    parser.add_argument("--store", metavar="ADDRESS", help="default: a folder")
+    parser.add_argument("--store", metavar="ADDRESS", help="default: a folder that is deleted at the end")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument(
         "--every", type=int, default=0, metavar="STEPS", help="between two saves; a step of toy takes 0.05 s"
     )
     parser.add_argument("--extra-saves", type=int, default=1, metavar="COUNT", help="between two saves; 0 to compare")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args(argv)
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """One campaign."""
     with tempfile.TemporaryDirectory(prefix="preemption-") as work:
         address = args.store or str(Path(work) / "store")
         training, limits = training_of(args.training, args.kills, args.every), {"extra_saves_count": args.extra_saves}
         result = campaign(training, address, args.kills, args.seed, Path(work), {}, limits)
-    for life in result["lives"]:
-        copying = ", while it copied" if life["was_copying"] else ""
-        print(
-            f"killed while {life['moment'] or 'nothing, the last one'}: steps {life['began_at']} to {life['reached']}, "
-            f"{life['repeated']} repeated, checkpoint {life['saved']}{copying}"
-        )
-    print(
-        f"{result['kills']} kills ({result['while_copying']} while copying); a save each {result['save_interval']} steps, at most "
-        f"{result['repeated_max']} steps repeated ({result['repeated_max'] / result['save_interval']:.2f} intervals; "
-        f"{result['repeated_max_copying'] / result['save_interval']:.2f} after a kill while copying); {result['took_s']:.0f} s; "
-        f"{len(result['violations'])} violations"
-    )
-    for violation in result["violations"]:
-        print(f"VIOLATION {violation}", file=sys.stderr)
-    if args.json:
-        print(json.dumps(result))
-    return 1 if result["violations"] else 0
-
-
-if __name__ == "__main__":
-    assert ROOT
-    sys.exit(main(sys.argv[1:]))
+    return Report(result, result["violations"])

@@ -29,6 +29,7 @@ from typing import Any
 
 from benchmarks import ranks_group
 from benchmarks.faults_reference import NAME, Reference, copy_caches, create, environment, sha256
+from benchmarks.report import Report
 from guards import startup
 from guards.heartbeat import PHASES
 from runs.paths import ROOT
@@ -285,23 +286,23 @@ def campaign(
     return summary(outcomes, time.monotonic() - began_s)
 
 
-def main(argv: list[str]) -> int:
-    """Exit code 0 when at least 95 of 100 trials are named and all are finished."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks ranks", description=__doc__.partition("\n")[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seed", type=int, default=10)
     parser.add_argument("--first", type=int, default=0, help="leave out the trials before this number")
     parser.add_argument("--budget", type=float, default=4.0, help="T of every phase, seconds")
     parser.add_argument("--parallel", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="folder for the runs of failed trials")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args(argv)
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """At least 95 of 100 trials must be named, and all of them finish."""
     result = campaign(trials(args.trials, args.seed)[args.first :], args.budget, args.parallel, args.keep)
-    print(f"{result['named']} of {result['trials']} named, {result['finished']} finished, in {result['took_s']:.0f} s")
-    if args.json:
-        print(json.dumps(result))
-    return 0 if result["named"] >= 0.95 * result["trials"] and result["finished"] == result["trials"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    missed = [f"{result['named']} of {result['trials']} trials were named"] * (
+        result["named"] < 0.95 * result["trials"]
+    )
+    unfinished = [f"{result['finished']} of {result['trials']} trials finished"] * (
+        result["finished"] < result["trials"]
+    )
+    return Report(result, missed + unfinished)

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.goodput import machine
+from benchmarks.report import CannotMeasure, Report
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 1.0
@@ -112,7 +112,7 @@ def _history(state: str, steps: int = 500) -> dict[str, str]:
     }
 
 
-def measure(data: Path, repeats: int) -> dict[str, list[float]]:
+def take_times(data: Path, repeats: int) -> dict[str, list[float]]:
     """Seconds of each command and of the page's parts, of every repeat.
 
     Raises:
@@ -151,42 +151,24 @@ def _run(command: list[str], env: dict[str, str]) -> str:
     return done.stdout
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write the runs, measure, print, and compare with the limit."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks runs", description=__doc__.splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
     parser.add_argument("--runs", type=int, default=1000, help="number of runs on disk (1000)")
     parser.add_argument("--repeats", type=int, default=5, help="how often each is measured (5)")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    args = parser.parse_args(argv)
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Write the runs, and time each command and the page's list."""
     with tempfile.TemporaryDirectory() as folder:
         write_runs(Path(folder), args.runs)
         try:
-            times = measure(Path(folder), args.repeats)
+            times = take_times(Path(folder), args.repeats)
         except (ChildProcessError, subprocess.TimeoutExpired) as error:
-            print(f"benchmarks runs: {error}", file=sys.stderr)
-            return 1
+            raise CannotMeasure(str(error)) from error
     best = {name: min(some) for name, some in times.items()}
-    for name, seconds in best.items():
-        print(f"{name:<12} {seconds:.3f} s (slowest {max(times[name]):.3f} s)")
     slow = [
         f"{name} takes {seconds:.2f} s, the limit is {LIMIT_S:g} s"
         for name, seconds in best.items()
         if seconds > LIMIT_S
     ]
-    for line in slow:
-        print(f"benchmarks runs: {line}", file=sys.stderr)
-    if args.json:
-        report = {
-            "runs": args.runs,
-            "best_s": best,
-            "times_s": times,
-            "limit_s": LIMIT_S,
-            "machine": machine(),
-            "ok": not slow,
-        }
-        print(json.dumps(report))
-    return 1 if slow else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Report({"runs": args.runs, "best_s": best, "times_s": times, "limit_s": LIMIT_S}, slow)

@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.goodput import machine, say
+from benchmarks.report import Report, say
 from runs.paths import ROOT
 
 LOOP, SHIMS = ROOT / "benchmarks" / "slow_loop.py", ROOT / "benchmarks" / "shims"
@@ -337,44 +337,40 @@ def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
     process.wait()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the cases; the last line is JSON. Exit code 1 where a cause was not named right, or an ordinary run was called slow."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks slowdown", description=__doc__.splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
     parser.add_argument("--only", default="", help="cases whose name or cause contains this")
-    parser.add_argument(
-        "--json", action="store_true", help="as for the other benchmarks; the last line is JSON in any case"
-    )
     parser.add_argument("--seconds", type=float, default=180.0, help="of an ordinary run (180)")
-    args = parser.parse_args(argv)
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Each case; a cause that is not named right, and an ordinary run that is called slow, exceed the limit."""
     cases = [case for case in CASES if args.only in case.name or (args.only and args.only in case.cause)]
     root = Path(tempfile.mkdtemp(prefix="slowdown-", dir=os.environ.get("TMPDIR", "/var/tmp")))
-    results: list[dict[str, Any]] = []
 
     def one(case: Case) -> dict[str, Any]:
         result = run(case, root, args.seconds)
-        say(
-            f"{case.name}: {result.get('skipped') or result.get('named') or result.get('false_alarms')}, {result.get('seconds')} s"
-        )
+        said = result.get("skipped") or result.get("named") or result.get("false_alarms")
+        say(f"{case.name}: {said}, {result.get('seconds')} s")
         return result
 
     try:
         with ThreadPoolExecutor(8) as pool:
-            results += pool.map(one, [case for case in cases if not case.alone])
+            results = list(pool.map(one, [case for case in cases if not case.alone]))
         results += [one(case) for case in cases if case.alone]
     finally:
         shutil.rmtree(root, ignore_errors=True)
     made = [r for r in results if r["cause"] and "skipped" not in r]
-    alarms = sum(r.get("false_alarms", 0) for r in results)
     ordinary = [r for r in results if not r["cause"]]
-    wrong = [r for r in made if not r["right"]]
-    summary = {
-        "causes": len(made), "named_right": len(made) - len(wrong), "slowest_s": max((r["seconds"] for r in made), default=None),
-        "skipped": [r["name"] for r in results if "skipped" in r], "ordinary_runs": len(ordinary), "false_alarms": alarms,
-        "ordinary_s": sum(r["seconds"] for r in ordinary), "machine": machine(), "cases": results,
-    }  # fmt: skip
-    print(json.dumps(summary))
-    return 1 if wrong or alarms else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    wrong = [f"{r['name']}: named {r.get('named')}, expected {r['cause']}" for r in made if not r["right"]]
+    alarms = [f"{r['name']}: {r['false_alarms']} false alarms" for r in ordinary if r.get("false_alarms")]
+    figures = {
+        "causes": len(made),
+        "named_right": len(made) - len(wrong),
+        "slowest_s": max((r["seconds"] for r in made), default=None),
+        "skipped": [r["name"] for r in results if "skipped" in r],
+        "ordinary_runs": len(ordinary),
+        "ordinary_s": sum(r["seconds"] for r in ordinary),
+        "cases": results,
+    }
+    return Report(figures, wrong + alarms)

@@ -15,7 +15,6 @@ by itself with exit code 4 and name the other one. Needs Linux, root, iproute2 a
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 import subprocess
@@ -29,10 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import network
-from benchmarks.machines import Machine, enter_processes, toy
-from benchmarks.network import Node
+from benchmarks import checkout
+from benchmarks.machines import Machine, toy
+from benchmarks.report import CannotMeasure, Report
 
+netns = checkout.support("netns")
 STEPS, EVERY = 300, 20
 PORT = 5000
 BUCKET = "runs"
@@ -67,10 +67,10 @@ class Trial:
 
 
 @contextmanager
-def server(node: Node, log: Path) -> Iterator[None]:
+def server(node: Any, log: Path) -> Iterator[None]:
     """An S3 server in a namespace; its log of requests goes to `log`."""
     code = "from moto.server import main; main()"
-    command = [*node.enter, sys.executable, "-c", code, "-H", node.address, "-p", str(PORT)]
+    command = [*node.command([]), sys.executable, "-c", code, "-H", node.address, "-p", str(PORT)]
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     make = f"""
@@ -87,7 +87,7 @@ else:
     raise SystemExit("the S3 server does not answer")
 """
     try:
-        subprocess.run([*node.enter, sys.executable, "-c", make], check=True, timeout=60)
+        subprocess.run([*node.command([]), sys.executable, "-c", make], check=True, timeout=60)
         yield
     finally:
         process.kill()
@@ -121,7 +121,7 @@ def second_writers(lines: list[str], run: str) -> tuple[int, int, list[str]]:
     return manifests, late, violations
 
 
-def first_holder(log: Path, run: str, nodes: list[Node]) -> Node:
+def first_holder(log: Path, run: str, nodes: list[Any]) -> Any:
     """Wait for the first claim in the server's log; whose it is. RuntimeError: nobody claims."""
     until_s = time.monotonic() + END_S
     while time.monotonic() < until_s:
@@ -132,14 +132,13 @@ def first_holder(log: Path, run: str, nodes: list[Node]) -> Node:
     raise RuntimeError(f"{run}: no machine claimed the lease within {END_S:.0f} s")
 
 
-def play(trial: Trial, nodes: list[Node], address: str, work: Path, log: Path) -> None:
+def play(trial: Trial, nodes: list[Any], address: str, work: Path, log: Path) -> None:
     """Run one trial; its outcome is written into `trial`."""
     training = toy(STEPS, EVERY)
-    enter = enter_processes()
     store = f"s3://{BUCKET}/trial-{trial.number}"
     environment = {**ENVIRONMENT, "AWS_ENDPOINT_URL": address}
     machines = [
-        Machine(training, work / f"trial-{trial.number}-{i}", dict(environment), (*node.enter, *enter), dict(LIMITS))
+        Machine(training, work / f"trial-{trial.number}-{i}", dict(environment), tuple(node.command([])), dict(LIMITS))
         for i, node in enumerate(nodes)
     ]
     began_s = time.monotonic()
@@ -213,7 +212,7 @@ def drawn(number: int, draw: random.Random) -> Trial:
 def campaign(trials: int, seed: int, work: Path) -> dict[str, Any]:
     """Play the trials: {"trials", "violations", …}. RuntimeError: namespaces or the server cannot be had."""
     draw, played, began_s = random.Random(seed), list[Trial](), time.monotonic()
-    with network.network(3) as nodes, server(nodes[2], work / "server.log"):
+    with netns.machines(3) as nodes, server(nodes[2], work / "server.log"):
         for number in range(trials):
             trial = drawn(number, draw)
             play(trial, nodes[:2], f"http://{nodes[2].address}:{PORT}", work, work / "server.log")
@@ -248,25 +247,16 @@ def _outcome(trial: Trial) -> str:
     return "one stopped when the other took its lease" if "took the lease" in loser else "one was refused at the start"
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks two_machines", description=(__doc__ or "").split("\n")[0]
-    )
+def options(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args(argv)
-    if why := network.missing():
-        print(f"two_machines: {why}", file=sys.stderr)
-        return 1
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """One campaign."""
+    if why := netns.missing():
+        raise CannotMeasure(why)
     with tempfile.TemporaryDirectory(prefix="two-machines-") as work:
         result = campaign(args.trials, args.seed, Path(work))
-    print(f"{result['trials']} trials, {result['cuts']} cuts, {result['took_s']:.0f} s: {result['outcomes']}")
-    print(
-        f"{len(result['violations'])} violations; {result['late_writes']} writes that a cut link delivered late, none of them read"
-    )
-    for violation in result["violations"]:
-        print(f"VIOLATION {violation}", file=sys.stderr)
-    if args.json:
-        print(json.dumps(result))
-    return 1 if result["violations"] else 0
+    return Report(result, result["violations"])

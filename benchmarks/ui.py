@@ -2,15 +2,13 @@
 
 Ours and the bare page start in pairs, one right after the other, so that other programs affect both; which is first
 alternates. The time is a user's: from the start of the process to the complete first page. The limit is on the median of
-the pairs' ratios, because seconds depend on the machine. CPU seconds are printed as well: they depend less on its load.
-Exit code 1 where a server does not start or a limit is exceeded.
+the pairs' ratios, because seconds depend on the machine. CPU seconds depend less on its load.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import socket
 import statistics
@@ -25,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks import ui_runs
-from benchmarks.goodput import machine
+from benchmarks.report import CannotMeasure, Report
 from ui.token import bearer, load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,7 +62,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def measure(command: list[str], port: int, env: dict[str, str], idle_s: float = 0.0) -> dict[str, float]:
+def one_start(command: list[str], port: int, env: dict[str, str], idle_s: float = 0.0) -> dict[str, float]:
     """Start a server, fetch its page, stop it: {first_page_s, cpu_s, rss_mb, page_kb, config_kb}.
 
     idle_s: then also leave it alone for so many seconds: {idle_percent_of_core}.
@@ -138,67 +136,6 @@ def _fetch(process: subprocess.Popen, address: str, began: float) -> bytes:
     raise TimeoutError(f"no page from {address} within {LIMIT_S} s")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure, print, and compare with the limits."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks ui", description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5, help="starts of each (5)")
-    parser.add_argument("--idle-seconds", type=float, default=10.0, help="how long the idle server is measured (10)")
-    parser.add_argument(
-        "--watch-seconds", type=float, default=20.0, help="how long each number of pages is watched (20)"
-    )
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    args = parser.parse_args(argv)
-    rows: dict[str, list[dict[str, float]]] = {"ours": [], "bare_gradio": []}
-    commands = {
-        "ours": lambda port: [sys.executable, "app.py", "--port", str(port), "--no-browser"],
-        "bare_gradio": lambda port: [sys.executable, "-c", BARE, str(port)],
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "HANGPROOF_DATA": folder, "GRADIO_ANALYTICS_ENABLED": "False"}
-        try:
-            for repeat in range(args.repeats):
-                for name in list(commands)[:: 1 if repeat % 2 else -1]:
-                    port = free_port()
-                    idle_s = 0.0 if repeat else args.idle_seconds
-                    rows[name].append(measure(commands[name](port), port, env, idle_s))
-            watched = measure_runs(Path(folder) / "runs", args.watch_seconds)
-        except (TimeoutError, ChildProcessError) as error:
-            print(f"benchmarks ui: {error}", file=sys.stderr)
-            return 1
-    ours, bare = _summary(rows["ours"]), _summary(rows["bare_gradio"])
-    ratios = {
-        f"{short}_ratio": round(statistics.median(_ratios(rows, key)), 3)
-        for short, key in (("first_page", "first_page_s"), ("cpu", "cpu_s"))
-    }
-    print(f"Hangproof    {_line(ours)}\nbare Gradio  {_line(bare)}")
-    print(
-        f"ratio        first page {ratios['first_page_ratio']:.2f} x, CPU {ratios['cpu_ratio']:.2f} x (medians of pairs)"
-    )
-    print(
-        f"runs         {ui_runs.WATCHED} train, 1 page {watched['watched_percent_of_core']:g} %, "
-        f"5 pages {watched['watched_5_pages_percent_of_core']:g} % of a core; "
-        f"{ui_runs.LONG_STEPS:,} steps open in {watched['long_run_open_s']:.2f} s"
-    )
-    values = {**ours, **ratios, **watched}
-    exceeded = [
-        EXCEEDED[key].format(value=values[key], limit=limit) for key, limit in LIMITS.items() if values[key] > limit
-    ]
-    for line in exceeded:
-        print(f"benchmarks ui: {line}", file=sys.stderr)
-    if args.json:
-        output = {
-            "ours": ours,
-            "bare_gradio": bare,
-            **ratios,
-            **watched,
-            "starts": rows,
-            "machine": machine(),
-            "limits": LIMITS,
-        }
-        print(json.dumps({**output, "ok": not exceeded, "exceeded": exceeded}))
-    return 1 if exceeded else 0
-
-
 def _ratios(rows: dict[str, list[dict[str, float]]], key: str) -> list[float]:
     """Ours divided by the bare page, for each pair of starts."""
     return [one[key] / other[key] for one, other in zip(rows["ours"], rows["bare_gradio"], strict=True)]
@@ -224,5 +161,41 @@ def _line(s: dict[str, float]) -> str:
     )
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def options(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
+    parser.add_argument("--repeats", type=int, default=5, help="starts of each (5)")
+    parser.add_argument("--idle-seconds", type=float, default=10.0, help="how long the idle server is measured (10)")
+    parser.add_argument(
+        "--watch-seconds", type=float, default=20.0, help="each number of pages is watched so long (20)"
+    )
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Starts in pairs, an idle server, and runs that are watched."""
+    rows: dict[str, list[dict[str, float]]] = {"ours": [], "bare_gradio": []}
+    commands = {
+        "ours": lambda port: [sys.executable, "app.py", "--port", str(port), "--no-browser"],
+        "bare_gradio": lambda port: [sys.executable, "-c", BARE, str(port)],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "HANGPROOF_DATA": folder, "GRADIO_ANALYTICS_ENABLED": "False"}
+        try:
+            for repeat in range(args.repeats):
+                for name in list(commands)[:: 1 if repeat % 2 else -1]:
+                    port = free_port()
+                    idle_s = 0.0 if repeat else args.idle_seconds
+                    rows[name].append(one_start(commands[name](port), port, env, idle_s))
+            watched = measure_runs(Path(folder) / "runs", args.watch_seconds)
+        except (TimeoutError, ChildProcessError) as error:
+            raise CannotMeasure(str(error)) from error
+    ours, bare = _summary(rows["ours"]), _summary(rows["bare_gradio"])
+    ratios = {
+        f"{short}_ratio": round(statistics.median(_ratios(rows, key)), 3)
+        for short, key in (("first_page", "first_page_s"), ("cpu", "cpu_s"))
+    }
+    values = {**ours, **ratios, **watched}
+    exceeded = [
+        EXCEEDED[key].format(value=values[key], limit=limit) for key, limit in LIMITS.items() if values[key] > limit
+    ]
+    figures = {"ours": ours, "bare_gradio": bare, **ratios, **watched, "starts": rows, "limits": LIMITS}
+    return Report(figures, exceeded)

@@ -5,10 +5,11 @@ machines with addresses of their own start one run at once while their links are
 (`python -m benchmarks two_machines` plays 100 trials).
 """
 
+import netns
 import pytest
 from store_servers import KINDS, serving
 
-from benchmarks import network, preemption, two_machines
+from benchmarks import preemption, two_machines
 
 
 def campaign(kind, training, kills, seed, tmp_path, monkeypatch, moto_port, every=0) -> dict:
@@ -47,7 +48,7 @@ def test_20_kills_of_the_built_in_trainer_give_the_same_lora(tmp_path, monkeypat
 
 
 def test_two_machines_with_cut_links_never_both_write(tmp_path):
-    if why := network.missing():
+    if why := netns.missing():
         pytest.skip(why)
     result = two_machines.campaign(1, 0, tmp_path)
     assert not result["violations"], "\n".join(result["violations"])

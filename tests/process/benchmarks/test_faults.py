@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import faults, faults_report, injector, injector_writer
+from benchmarks import faults, injector, injector_writer
 from benchmarks.faults_actions import ACTIONS
 from benchmarks.faults_reference import Reference, sha256
 from benchmarks.faults_scenario import FINAL, SHIMS, fault_step
@@ -29,7 +29,7 @@ def command(*words: str, **env: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_each_row_names_what_exists_and_reads_as_a_sentence():
+def test_each_row_names_what_exists():
     for name, row in ROWS.items():
         assert row.get("action", "watch") in ACTIONS and (
             row.get("inject") or row.get("action") or row.get("script")
@@ -40,9 +40,6 @@ def test_each_row_names_what_exists_and_reads_as_a_sentence():
         assert row["expect"]["state"] in FINAL, name
         same = row["expect"]["lora"] == "same"
         assert (row["expect"]["state"] == "completed") == same, f"{name}: what finishes equals the undisturbed"
-        text = faults_report.expected(row)
-        assert text.startswith(f"{row['expect']['state']} (exit code ") and "None" not in text
-        assert ("the LoRA of an undisturbed run, bit for bit" in text) == same
 
 
 def test_the_causes_that_rows_expect_are_in_the_monitors_table():
@@ -68,12 +65,12 @@ def test_a_seed_decides_at_which_step_a_fault_occurs():
     assert len({tuple(fault_step(row, seed) for row in injected) for seed in range(5)}) == 5
 
 
-def test_the_list_ends_with_the_names_as_json():
+def test_the_list_has_each_fault_with_what_is_expected_of_it():
     done = command("--list", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == list(ROWS)
-    assert "a busy loop with a live heartbeat thread" in done.stdout
-    assert "→ failed (exit code 4); 2 restarts; 3 incidents: exception, exception, exception; no LoRA" in done.stdout
+    listed = json.loads(done.stdout)
+    assert set(ROWS) <= set(listed)
+    assert listed["step_sleeps"]["fault"] and listed["step_sleeps"]["expect"]["state"] == "completed"
 
 
 def test_an_unknown_fault_is_a_usage_error_that_lists_those_there_are():
@@ -216,13 +213,12 @@ def test_a_hang_ends_as_the_table_requires_and_the_command_leaves_only_what_is_t
     """The command as a user types it; its temporary files are in a folder of the test's own."""
     (tmp_path / "tmp").mkdir()
     done = command("--run", "gil_deadlock", "--keep", str(tmp_path / "kept"), "--json", TMPDIR=str(tmp_path / "tmp"))
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = json.loads(done.stdout)["rows"]["gil_deadlock"]
     # A busy machine may need longer than the row allows; the command then reports that and ends with 1.
     late = [problem for problem in result["problems"] if "declared after" in problem]
     assert done.returncode == (1 if late else 0) and result["problems"] == late, done.stderr
-    assert "expected: completed (exit code 0); 1 restart; 1 incident: stuck;" in done.stderr
     assert list((tmp_path / "tmp").iterdir()) == []
     (kept,) = (tmp_path / "kept").iterdir()
-    assert result["kept"] == str(kept) and f"kept: {kept}" in done.stderr
+    assert result["kept"] == str(kept)
     assert (kept / "monitor-1.txt").is_file()
     assert (kept / "data" / "outputs" / "fault" / "incidents" / "0001" / "report.md").is_file()
