@@ -30,7 +30,7 @@ COMMANDS = {
 }
 PAGE = """
 import json, sys, time
-from ui import cards, run_page, view
+from ui.run import cards, run_page, view
 def seconds(work):
     began = time.perf_counter()
     work()

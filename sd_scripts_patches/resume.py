@@ -361,7 +361,7 @@ def _generators(now: dict[str, Any] | None) -> dict[str, Any]:
     return trainer_state.from_json(now)
 
 
-run = Run()
+run = session.run = Run()
 
 
 def _check_state_first(original: Callable) -> Callable:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 MODULE = "train_network"
 UTIL = "library.train_util"
 ACCELERATOR = "accelerate.accelerator"
-SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
-"""Distributed types in which every rank writes its part of a state, so no rank can create the folder for all."""
 _NUMBERS = re.compile(r"-step(?P<step>\d{8})-state$|-(?P<epoch>\d{6})-state$")
 
 
@@ -101,7 +99,7 @@ def _write_aside(original: Callable) -> Callable:
         kind = getattr(self.distributed_type, "name", str(self.distributed_type))
         if snapshots.capturing():
             return original(self, output_dir, *args, **kwargs)
-        if output_dir is None or kind in SHARDED:
+        if output_dir is None or kind in snapshots.SHARDED:
             session.log(f"accelerate writes this state ({kind}) itself, without a guard file")
             return original(self, output_dir, *args, **kwargs)
         from guards import checkpoint
@@ -195,10 +193,8 @@ def _trained(model: Any) -> dict[str, torch.Tensor]:
 
 def _step_and_epoch(folder: Path) -> tuple[int, int]:
     """Return (steps, epochs) completed for the guard file: the run's own numbers, else those in the folder's name."""
-    from sd_scripts_patches import resume
-
-    if resume.run.step:
-        return resume.run.step, resume.run.epochs_done
+    if session.run is not None and session.run.step:
+        return session.run.step, session.run.epochs_done
     match = _NUMBERS.search(folder.name)
     return (int(match["step"] or 0), int(match["epoch"] or 0)) if match else (0, 0)
 

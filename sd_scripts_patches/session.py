@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from guards import crash, deadline, phase_limit
 from guards.deadline import Deadline
@@ -21,6 +22,8 @@ from sd_scripts_patches import timeouts
 _heartbeat: Heartbeat | None = None
 _metrics: Metrics | None = None
 _nested_phase_end_s = 0.0
+run: Any = None
+"""The `Run` of resume.py or musubi/resume.py: the position of this training, for whatever saves."""
 on_step: list[Callable[[int], None]] = []
 """Called with the number of each completed optimizer step."""
 end_notes: list[str] = []

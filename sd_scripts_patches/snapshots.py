@@ -25,6 +25,8 @@ from guards.state_saves import StateSaves
 from sd_scripts_patches import session
 from sd_scripts_patches.trainer_state import ResumeError
 
+SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
+"""Distributed types in which every rank writes its part of a state, so no rank can create the folder for all."""
 FOLDER = "capture"  # in the folder of the snapshots
 _capturing: int | None = None  # the thread whose saves are kept
 _owners: weakref.WeakKeyDictionary[Any, dict[str, tuple[dict[str, Any], str]]] = weakref.WeakKeyDictionary()
@@ -54,16 +56,21 @@ class MemorySnapshots:
 
     def take_if_due(self) -> None:
         """Everything that belongs to a batch is complete; a snapshot is of whole steps."""
-        from sd_scripts_patches import resume, save
-
         if saves is not None:
             saves.check()
-        loop, run = self.loop, resume.run
-        if not self.memory.active or not loop.step or loop.step == self.step or loop.losses or run.loader is None:
+        loop, run = self.loop, session.run
+        if (
+            not self.memory.active
+            or not loop.step
+            or loop.step == self.step
+            or loop.losses
+            or run is None
+            or run.loader is None
+        ):
             return
         self.step = loop.step
         kind = getattr(loop.accelerator.distributed_type, "name", str(loop.accelerator.distributed_type))
-        if kind in save.SHARDED:
+        if kind in SHARDED:
             return self.memory.turn_off(f"a state of {kind} is in the memory of several processes")
         if self.memory.due():
             assert self.memory.folder is not None

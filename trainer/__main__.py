@@ -1,6 +1,7 @@
 """`python -m trainer ARGS`: the entry point. Guards are installed first, so that an import error is recorded too."""
 
 import errno
+import importlib
 import os
 import sys
 
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> None:
         from trainer.imports import everything
 
         everything()
+        importlib.import_module("trainer.loop")
         argv = gate.wait(argv)
     hb = Heartbeat.from_env()
     crash.install(hb)

@@ -43,7 +43,7 @@ def heavy() -> None:
 
 
 def everything() -> None:
-    """Imports what a run needs from its start to its first step, for a process that waits at the gate (guards/gate.py)."""
+    """Imports the libraries that a run needs from its start to its first step, for a process that waits at the gate."""
     heavy()
     with hidden(*HIDDEN):
         import diffusers.models.autoencoders.autoencoder_kl
@@ -52,6 +52,3 @@ def everything() -> None:
         import transformers.optimization  # noqa: F401
     import tqdm.auto  # noqa: F401
     from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast  # noqa: F401
-
-    import trainer.loop
-    import trainer.setup  # noqa: F401

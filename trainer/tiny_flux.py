@@ -12,6 +12,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from trainer import imports
+
 NAME = "tiny-flux"
 LOCK_TIMEOUT_S = 300.0
 CLIP_TOKENS = 1000
@@ -81,8 +83,6 @@ def ensure(folder: Path) -> Path:
 
 def make(folder: Path) -> None:
     """Writes every part of the model to `folder`. The random state of the process does not change."""
-    from trainer import imports
-
     imports.heavy()
     import torch
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sd_scripts_patches import ast_utils, legacy_state, resume, snapshots, trainer_state
+from sd_scripts_patches import ast_utils, legacy_state, resume, session, snapshots, trainer_state
 from sd_scripts_patches.musubi import BASE, DATASET, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Patch, Target, find_function
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
@@ -134,7 +134,7 @@ run = Run()
 
 def prepare(worker: bool) -> None:
     """The saves of this process ask for the position of this run."""
-    resume.run = run
+    session.run = run
 
 
 class SortedGlob:

@@ -1,0 +1,39 @@
+"""`python -m benchmarks NAME`: each has its help, measures, and prints one object."""
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.__main__ import NAMES, main
+from runs.paths import ROOT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_has_arguments_with_which_it_measures(name, capsys):
+    module = importlib.import_module(f"benchmarks.{name}")
+    parser = argparse.ArgumentParser()
+    module.options(parser)
+    parser.parse_args(["--list"] if name == "faults" else [])
+    assert callable(module.measure)
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert module.__doc__.splitlines()[0] in capsys.readouterr().out
+
+
+def test_an_unknown_name_lists_those_there_are(capsys):
+    assert main(["speed"]) == 2
+    listed = capsys.readouterr().err
+    assert all(name in listed for name in NAMES)
+
+
+def test_the_object_has_the_machine_the_figures_and_the_verdict():
+    command = [sys.executable, "-m", "benchmarks", "runs", "--runs", "5", "--repeats", "1", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode in (0, 1), done.stderr  # a busy machine exceeds the limit
+    found = json.loads(done.stdout)
+    assert found["ok"] == (done.returncode == 0) == (not found["exceeded"])
+    assert found["machine"]["cores"] and set(found["best_s"]) >= {"status", "resume_all", "page_cold"}
