@@ -77,13 +77,11 @@ def microseconds(function: Callable[[], object], times: int = 2000, rounds: int 
 
 def parts(folder: Path) -> dict[str, float]:
     """Microseconds of each operation that happens once a step."""
-    from guards import deadline as deadlines
     from guards.bounded import bounded
     from guards.deadline import Deadline
     from guards.heartbeat import Heartbeat
     from guards.metrics import Metrics
 
-    deadlines.install(None)  # as in a training: with the backstop that does not need the GIL
     beat, metrics = Heartbeat(folder / "rank-0.hb"), Metrics(folder / "metrics.jsonl")
 
     def deadline() -> None:

@@ -29,8 +29,6 @@ from guards.heartbeat import Heartbeat
 EXIT_FAILED = 1
 EXIT_STOPPED = 3
 EXIT_DEADLINE = 75  # EX_TEMPFAIL of sysexits.h: try again
-BACKSTOP_SIGNAL = getattr(signal, "SIGVTALRM", 0)
-"""Kills a process whose deadline passed while C code held the GIL (guards/deadline.py). 0: this platform has none."""
 
 _stacks_file: IO[str] | None = None  # faulthandler keeps its descriptor, so the object lives as long as the process
 
@@ -41,17 +39,14 @@ def stacks_path(folder: str | os.PathLike[str], pid: int) -> Path:
 
 
 def enable_stacks(folder: str | os.PathLike[str] | None = None) -> Path | None:
-    """Write the stack of every thread on SIGUSR2, on BACKSTOP_SIGNAL and on a fatal signal; returns the file (mode 0600).
+    """Write the stack of every thread on SIGUSR2 and on a fatal signal; returns the file (mode 0600).
 
-    folder: default `$HANGPROOF_HEARTBEAT`. Without one, fatal signals and BACKSTOP_SIGNAL write to standard error and
-    SIGUSR2 is not handled. May be called again: after a fork the child gets its own file. Raises OSError.
+    folder: default `$HANGPROOF_HEARTBEAT`. Without one, fatal signals write to standard error and SIGUSR2 is not handled. May be called again: after a fork the child gets its own file. Raises OSError.
     """
     global _stacks_file
     folder = folder or os.environ.get("HANGPROOF_HEARTBEAT")
     if not folder:
         faulthandler.enable()
-        if BACKSTOP_SIGNAL and sys.__stderr__ is not None:
-            faulthandler.register(BACKSTOP_SIGNAL, file=sys.__stderr__, all_threads=True, chain=True)
         return None
     path = stacks_path(folder, os.getpid())
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -59,8 +54,6 @@ def enable_stacks(folder: str | os.PathLike[str] | None = None) -> Path | None:
     faulthandler.enable(file=file)
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
-    if BACKSTOP_SIGNAL:
-        faulthandler.register(BACKSTOP_SIGNAL, file=file, all_threads=True, chain=True)
     _stacks_file = file
     return path
 

@@ -129,7 +129,6 @@ TABLE: dict[str, Limit] = {
     "alarm_backstop_s": _constant(
         _ALARM_BACKSTOP_S, "SIGALRM to interrupt a read; then a deadline kills the process", _EXPIRE_S, _CACHES
     ),
-    "gil_grace_s": _constant(60.0, "a deadline's thread to get the GIL; then a timer kills the process without it"),
     "worker_term_s": _constant(3.0, "a loader worker to exit on SIGTERM, then SIGKILL", 0.0, ("watch.exit_s",)),
     "shutdown_s": _constant(_SHUTDOWN_S, "the workers of one iterator to exit together", _EXPIRE_S, ("watch.exit_s",)),
     "loader_margin_s": _constant(_EXPIRE_S, "torch's own loader timeout, after the deadline that names the batch"),

@@ -184,145 +184,26 @@ def test_stacks_are_written_on_the_signal_even_while_main_holds_the_gil(tmp_path
         process.wait()
 
 
-needs_kernel_timer = pytest.mark.skipif(sys.platform != "linux", reason="the backstop is a Linux timer")
-SHORT_GRACE = """
-from guards import limits
-limits.TABLE["gil_grace_s"] = limits.Limit(0.5, "the GIL", user=False)
-"""
-HOLD_THE_GIL = "\nimport ctypes\nhold = ctypes.PyDLL(None).sleep\n"  # PyDLL keeps the GIL during the call
-
-
-@pytest.mark.slow
-@needs_kernel_timer
-@pytest.mark.parametrize("start", ["", "hb.phase('step')\ntime.sleep(0.5)\n"], ids=["at once", "later"])
-def test_a_deadline_kills_a_process_whose_gil_is_held_in_c(tmp_path, start):
-    """The deadline's thread never runs again. The old code waits as long as the C code does."""
-    code = SHORT_GRACE + PRELUDE + HOLD_THE_GIL + start + "with deadline.Deadline(0.5, 'C code'): hold(200)\n"
-    done = run(code, tmp_path, timeout_s=120)
-    assert done.returncode == -signal.SIGVTALRM
-    stacks = [path.read_text() for path in tmp_path.glob("stacks-*.txt")]
-    assert len(stacks) == 1 and 'File "<string>"' in stacks[0] and "in <module>" in stacks[0]
-
-
-@pytest.mark.slow
-def test_on_windows_faulthandler_kills_a_process_whose_gil_is_held_in_c(tmp_path):
-    """Its timer works everywhere, so this does not need Windows."""
-    code = (
-        SHORT_GRACE
-        + PRELUDE
-        + HOLD_THE_GIL
-        + "deadline._make_timer = deadline._FaulthandlerTimer\n"
-        + "with deadline.Deadline(0.2, 'met'): pass\nhold(2)\nprint('alive', flush=True)\n"
-        + "with deadline.Deadline(0.5, 'C code'): hold(200)\n"
-    )
-    done = run(code, tmp_path, timeout_s=120)
-    assert (done.returncode, done.stdout) == (1, "alive\n")
-    assert "Timeout (" in done.stderr and "in <module>" in done.stderr
-
-
-@needs_kernel_timer
-def test_a_forked_child_has_a_backstop_of_its_own(tmp_path):
-    code = (
-        SHORT_GRACE
-        + PRELUDE
-        + HOLD_THE_GIL
-        + (
-            "import os\nwith deadline.Deadline(60, 'the parent'):\n    child = os.fork()\n"
-            "    if child == 0:\n        with deadline.Deadline(0.3, 'the child'): hold(200)\n"
-            "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-        )
-    )
-    done = run(code, tmp_path, timeout_s=120)
-    assert (done.returncode, done.stdout) == (0, f"{-signal.SIGVTALRM}\n")
-
-
-@pytest.mark.slow
-@needs_kernel_timer
-def test_a_deadline_that_was_met_kills_nobody_however_long_the_gil_is_held_afterwards(tmp_path):
-    """Nested, extended, on threads, with errors, in a child forked inside one: nothing stays armed."""
-    code = (
-        SHORT_GRACE
-        + PRELUDE
-        + HOLD_THE_GIL
-        + (
-            "import os\n"
-            "with deadline.Deadline(2, 'outer') as outer:\n"
-            "    for _ in range(100):\n"
-            "        with deadline.Deadline(2, 'inner') as inner: inner.extend(); outer.extend()\n"
-            "    try:\n        with deadline.Deadline(2, 'an error'): raise KeyError\n"
-            "    except KeyError: pass\n"
-            "def work():\n    with deadline.Deadline(2, 'a thread'): pass\n"
-            "threads = [threading.Thread(target=work) for _ in range(8)]\n"
-            "for t in threads: t.start()\nfor t in threads: t.join()\n"
-            "fired = []\n"
-            "with deadline.Deadline(0.1, 'an action', lambda *_: fired.append(1)):\n    while not fired: time.sleep(0.01)\n"
-            "    hold(2)\n"
-            "with deadline.Deadline(2, 'the parent of a child'):\n    child = os.fork()\n"
-            "if child == 0: hold(3); os._exit(0)\n"
-            "hold(3)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\nprint('alive')\n"
-        )
+def test_a_deadline_that_was_met_kills_nobody(tmp_path):
+    """Nested, extended, on threads, with errors, in a child forked inside one."""
+    code = PRELUDE + (
+        "import os\n"
+        "with deadline.Deadline(1, 'outer') as outer:\n"
+        "    for _ in range(100):\n"
+        "        with deadline.Deadline(1, 'inner') as inner: inner.extend(); outer.extend()\n"
+        "    try:\n        with deadline.Deadline(1, 'an error'): raise KeyError\n"
+        "    except KeyError: pass\n"
+        "def work():\n    with deadline.Deadline(1, 'a thread'): pass\n"
+        "threads = [threading.Thread(target=work) for _ in range(8)]\n"
+        "for t in threads: t.start()\nfor t in threads: t.join()\n"
+        "fired = []\n"
+        "with deadline.Deadline(0.1, 'an action', lambda *_: fired.append(1)):\n    while not fired: time.sleep(0.01)\n"
+        "with deadline.Deadline(30, 'the parent of a child'):\n    child = os.fork()\n"
+        "if child == 0: time.sleep(1.5); os._exit(0)\n"
+        "time.sleep(1.5)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\nprint('alive')\n"
     )
     done = run(code, tmp_path)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
-
-
-@pytest.mark.slow
-@needs_kernel_timer
-def test_a_process_that_was_suspended_outside_its_deadlines_continues_and_has_a_backstop_again(tmp_path):
-    """As with Ctrl-Z and fg, for longer than deadline and margin together: the timer fires while no deadline is open."""
-    code = (
-        SHORT_GRACE
-        + PRELUDE
-        + HOLD_THE_GIL
-        + "for _ in range(3):\n    with deadline.Deadline(0.5, 'a step'): pass\nprint('ready', flush=True)\ntime.sleep(0.1)\n"
-        + "for _ in range(1000):\n    with deadline.Deadline(20, 'a step'): pass\nprint('alive', flush=True)\n"
-        + "with deadline.Deadline(0.5, 'C code'): hold(200)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HANGPROOF_HEARTBEAT": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(2)
-        process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=120)[0] == b"alive\n"
-        assert process.returncode == -signal.SIGVTALRM
-
-
-@pytest.mark.slow
-@needs_kernel_timer
-def test_a_long_deadline_is_not_cut_short_by_the_timer_of_a_short_one(tmp_path):
-    code = (
-        SHORT_GRACE
-        + PRELUDE
-        + HOLD_THE_GIL
-        + "with deadline.Deadline(60, 'outer'):\n    with deadline.Deadline(0.5, 'inner'): pass\n    hold(2)\n"
-        + "with deadline.Deadline(0.5, 'extended') as d: d.extend(60); hold(2)\nprint('alive', flush=True)\n"
-        + "with deadline.Deadline(0.5, 'outer'), deadline.Deadline(60, 'inner'): hold(200)\n"
-    )
-    done = run(code, tmp_path, timeout_s=120)
-    assert (done.returncode, done.stdout) == (-signal.SIGVTALRM, "alive\n"), done.stderr
-
-
-@needs_kernel_timer
-def test_deadlines_that_are_met_make_hardly_any_system_call(tmp_path):
-    code = PRELUDE + (
-        "calls = []\nreal = deadline._KernelTimer._settime\n"
-        "deadline._KernelTimer._settime = lambda self, at_s: (calls.append(at_s), real(self, at_s))\n"
-        "for _ in range(1000):\n    with deadline.Deadline(30, 'a step'): pass\nprint(len(calls))\n"
-    )
-    done = run(code, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
-
-
-@pytest.mark.slow
-def test_the_backstop_is_off_where_no_guards_are_installed():
-    """As under pytest: a test that holds the GIL must not be killed."""
-    held = "with deadline.Deadline(0.5, 'x', lambda *_: None):\n    ctypes.PyDLL(None).sleep(2)\nprint('alive')\n"
-    code = SHORT_GRACE + "from guards import deadline\nimport ctypes\n" + held
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "alive\n")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")

@@ -127,8 +127,6 @@ FOUND = {
     "a rank whose peer is gone": (
         crash(outcome="failed", note="RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"),
         "rank_lost"),
-    "code in C that keeps the interpreter past a deadline": (crash(signal=26, phase="step"), "deadline"),
-    "the same on Windows": (crash("Timeout (0:01:30)!\nThread 0x0001 (most recent call first):\n", exit_code=1), "deadline"),
     "a flag that argparse rejects": (
         crash("usage: flux_train_network.py [-h]\nflux_train_network.py: error: argument --seed: invalid int value: 'x'\n",
               exit_code=2, phase="import"), "usage_error"),
