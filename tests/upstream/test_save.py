@@ -12,10 +12,9 @@ SAVES = ["--save_state", "--save_every_n_steps", "2", "--save_last_n_steps_state
 
 KILLED_IN_A_FILE = """
 import os, signal
-write, left = module.NAME, [NUMBER]
+write = module.NAME
 def half(value, path, *args, **kwargs):
-    left[0] -= 1
-    if left[0]:
+    if not all(part in str(path) for part in PARTS):
         return write(value, path, *args, **kwargs)
     with open(path, "wb") as file:
         file.write(b"half of what it was to be")
@@ -69,17 +68,17 @@ def killed(work, tmp_path_factory):
     of step 6, the other while it writes the LoRA of step 6."""
     base = tmp_path_factory.mktemp("killed")
 
-    def run(name, module, function, number):
+    def run(name, module, function, *parts):
         out = base / name
         out.mkdir()
-        faults = fault(out, module, KILLED_IN_A_FILE.replace("NAME", function).replace("NUMBER", str(number)))
+        faults = fault(out, module, KILLED_IN_A_FILE.replace("NAME", function).replace("PARTS", repr(parts)))
         result = helpers.train(work, out, *SAVES, faults=faults)
         assert result.code == -signal.SIGKILL, result.log[-2000:]
         return out
 
     with ThreadPoolExecutor(2) as pool:
-        state = pool.submit(run, "state", "accelerate.checkpointing", "save", 8)  # three calls a state
-        lora = pool.submit(run, "lora", "safetensors.torch", "save_file", 5)  # LoRA and state, each time
+        state = pool.submit(run, "state", "accelerate.checkpointing", "save", "step00000006-state", "optimizer")
+        lora = pool.submit(run, "lora", "safetensors.torch", "save_file", "step00000006.", ".safetensors")
         return {"state": state.result(), "lora": lora.result()}
 
 
