@@ -9,7 +9,8 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from presets import batch, lint, powershell
+from presets import lint, windows
+from presets.reader import quote
 from presets.tables import ROOT, PresetError, _table
 from presets.training import Training, program, trainings
 
@@ -32,10 +33,13 @@ class Fixed:
     files: dict[Path, str] = field(default_factory=dict)
 
 
-def fix(text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "") -> Fixed:
+def fix(
+    text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "", only: str = "", copies: bool = True
+) -> Fixed:
     """The script with every finding fixed that can be fixed automatically; it trains the same.
 
     Args: as presets.training.trainings.
+        only: fix this rule alone. copies: whether a copy of a config file may be written beside the script.
 
     Raises:
         PresetError: a fix had no effect, or fixes undid each other (a bug in lint). The script is unchanged.
@@ -43,7 +47,7 @@ def fix(text: str, name: str = "train.sh", base: Path | None = None, mounts: str
     out = Fixed(text)
     impossible: set[tuple[str, int]] = set()
     for _ in range(MAX_ROUNDS):
-        step = _next(out.text, name, base, mounts, impossible)
+        step = _next(out.text, name, base, mounts, impossible, only)
         if step is None:
             left = {finding.id for finding in lint.lint(out.text, name, base, mounts)}
             found = [finding.id for finding in lint.lint(text, name, base, mounts)]
@@ -54,6 +58,8 @@ def fix(text: str, name: str = "train.sh", base: Path | None = None, mounts: str
         try:
             for wanted in changes:
                 change = _in_config(trainings(out.text, name, base, mounts)[index], wanted)
+                if isinstance(change, lint.Copy) and not copies:
+                    raise _Impossible
                 out.text = _apply(out.text, trainings(out.text, name, base, mounts)[index], change, out.files)
                 out.changes.append((rule, index, change))
                 _write(out.files)
@@ -66,39 +72,6 @@ def fix(text: str, name: str = "train.sh", base: Path | None = None, mounts: str
     raise PresetError(f"{name}: the automatic fixes undo each other; fix the findings by hand")
 
 
-def fix_rule(text: str, rule: str, name: str = "train.sh", base: Path | None = None, mounts: str = "") -> str | None:
-    """The script with one rule's findings fixed; None where they cannot be. No file is written beside the script.
-
-    Raises:
-        PresetError: as `fix`.
-    """
-    for _ in range(MAX_ROUNDS):
-        step = next(
-            (
-                (index, changes)
-                for index, training in enumerate(trainings(text, name, base, mounts))
-                for found, changes in lint.check(training)
-                if found == rule
-            ),
-            None,
-        )
-        if step is None:
-            return text
-        index, changes = step
-        before, files = text, dict[Path, str]()
-        try:
-            for wanted in changes:
-                change = _in_config(trainings(text, name, base, mounts)[index], wanted)
-                if isinstance(change, lint.Copy):
-                    return None
-                text = _apply(text, trainings(text, name, base, mounts)[index], change, files)
-        except _Impossible:
-            return None
-        if text == before:
-            return None
-    raise PresetError(f"{name}: the automatic fix of {rule} does not end; fix it by hand")
-
-
 def describe(change: lint.Change) -> str:
     """One line for a user: what a change does to the script."""
     match change:
@@ -108,8 +81,6 @@ def describe(change: lint.Change) -> str:
             return f"set {' '.join((f'--{flag}', *values))}"
         case lint.Guard():
             return "the script is started with -m sd_scripts_patches"
-        case lint.Stage(local, wanted):
-            return f"the output is written to {local} and copied to {wanted} when the script ends"
         case lint.Quote(flag):
             return f"the value of --{flag} is in quotes" if flag else "the path of the training script is in quotes"
         case lint.Copy(flag, config):
@@ -127,10 +98,10 @@ def _write(files: dict[Path, str]) -> None:
             path.write_text(content, encoding="utf-8")
 
 
-def _next(text: str, name: str, base: Path | None, mounts: str, impossible: set[tuple[str, int]]):
+def _next(text: str, name: str, base: Path | None, mounts: str, impossible: set[tuple[str, int]], only: str):
     for index, training in enumerate(trainings(text, name, base, mounts)):
         for rule, changes in lint.check(training):
-            if changes and (rule, index) not in impossible:
+            if changes and (rule, index) not in impossible and only in ("", rule):
                 return rule, index, changes
     return None
 
@@ -156,10 +127,6 @@ def _line_before(text: str, t: Training) -> int:
     return start
 
 
-def _quote(value: str, language: str) -> str:
-    return {"sh": shlex.quote, "cmd": batch.quote, "ps": powershell.quote}[language](value)
-
-
 def _apply(text: str, t: Training, change: lint.Change, files: dict[Path, str]) -> str:
     match change:
         case lint.Drop(flag):
@@ -168,8 +135,6 @@ def _apply(text: str, t: Training, change: lint.Change, files: dict[Path, str]) 
             return _set(text, t, flag, list(values))
         case lint.Guard():
             return _guard(text, t)
-        case lint.Stage(local, wanted):
-            return _stage(text, t, local, wanted)
         case lint.Quote(flag):
             return _splice(text, [edit] if (edit := lint.quoted(t, flag)) else [])
         case lint.Copy(flag, config):
@@ -276,7 +241,7 @@ def _set(text: str, t: Training, flag: str, values: list[str]) -> str:
 
 def _setting(text: str, t: Training, flag: str, values: list[str]) -> list[Edit]:
     """The edits that set a flag, or add it at the end of the command."""
-    words = [f"--{flag}", *(_quote(v, t.language) for v in values)]
+    words = [f"--{flag}", *(quote(v, t.language) for v in values)]
     known = t.flags.get(flag)
     if known and known.words:
         mentions = _mentions(t, flag)
@@ -315,7 +280,7 @@ def _guard(text: str, t: Training) -> str:
         return _splice(text, [*edits, (start, start, f'{indent}set "PYTHONPATH={ROOT};%PYTHONPATH%"{newline}')])
     if t.language == "ps":
         start = _line_before(text, t)
-        path = powershell.literal(str(ROOT))
+        path = windows.literal(str(ROOT))
         line = f"{indent}$env:PYTHONPATH = {path} + [IO.Path]::PathSeparator + $env:PYTHONPATH{newline}"
         return _splice(text, [*edits, (start, start, line)])
     index = program(t.command)
@@ -324,28 +289,6 @@ def _guard(text: str, t: Training) -> str:
     at = words[index].start + text.startswith("!", words[index].start)
     path = shlex.quote(str(ROOT)) + '"${PYTHONPATH:+:$PYTHONPATH}"'
     return _splice(text, [*edits, (at, at, f"PYTHONPATH={path} ")])
-
-
-def _stage(text: str, t: Training, local: str, wanted: str) -> str:
-    """Write to `local`. A trap copies it to `wanted` when the script ends, also after an error, and keeps the exit code.
-
-    What is copied is removed from `local`. A folder that another user made in its place is refused.
-    """
-    start = _line_before(text, t)
-    if re.search(r"^\s*trap\b.*\bEXIT\b", text, re.MULTILINE):
-        raise _Impossible  # a second EXIT trap would replace the first
-    edits = _setting(text, t, "output_dir", [local])
-    index = program(t.command)
-    if t.command.words[index].value == "exec":
-        edits.append((t.command.words[index].start, t.command.words[index + 1].start, ""))
-    copy = f"mkdir -p -- {shlex.quote(wanted)} && cp -R -- {shlex.quote(local)}/. {shlex.quote(wanted)}/"
-    copy += f" && rm -rf -- {shlex.quote(local)}"
-    indent, base = text[start : t.command.start], shlex.quote(local.rpartition("/")[0])
-    lines = f"{indent}(umask 077 && mkdir -p -- {shlex.quote(local)}) && [ -O {base} ] && [ ! -L {base} ] ||\n"
-    refusal = shlex.quote(f"error: the local folder {local} cannot be made for this user alone; remove its parent")
-    lines += f"{indent}  {{ echo {refusal} >&2; exit 1; }}\n"
-    lines += f"{indent}trap {shlex.quote(copy)} EXIT\n"
-    return _splice(text, [*edits, (start, start, lines)])
 
 
 def set_flags(text: str, wanted: dict[str, list[str] | None], name: str = "train.sh") -> tuple[str, list[str]]:
@@ -381,15 +324,8 @@ def _flag_edits(text: str, t: Training, flag: str, values: list[str] | None) -> 
     known = t.flags.get(flag)
     if known is None:
         return [] if values is None else _setting(text, t, flag, values)
-    words = [t.command.words[i] for i in known.words]
-    if not words or not all(word.alone for word in words) or t.command.unclosed:
+    words = [*known.earlier, *known.words]
+    if not known.words or t.command.unclosed or not all(t.command.words[i].alone for i in words):
         raise _Impossible
-    start, end = words[0].span[0], words[-1].span[1]
-    if values is None:
-        edit = _removal(text, start, end, t.language)
-    else:
-        edit = (start, end, " ".join([f"--{flag}", *(_quote(v, t.language) for v in values)]))
-    earlier = [t.command.words[i] for i in known.earlier]
-    if not all(word.alone for word in earlier):
-        raise _Impossible
-    return [edit, *(_removal(text, *word.span, t.language) for word in earlier)]
+    new = [] if values is None else [f"--{flag}", *(quote(v, t.language) for v in values)]
+    return _edits(text, t, {**{i: [] for i in words}, known.words[0]: new})

@@ -4,9 +4,7 @@ A check examines one training command. It returns None when nothing is wrong, ot
 list when only a person can). A fix never changes what is learned: no learning rate, step count, data or precision.
 """
 
-import hashlib
 import itertools
-import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -37,14 +35,6 @@ class Guard:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Write to the folder `local`, and copy it to the folder `wanted` when the script ends."""
-
-    local: str
-    wanted: str
-
-
-@dataclass(frozen=True)
 class Quote:
     """Put the value of a flag in quotes; the flag "" stands for the script's path."""
 
@@ -69,7 +59,7 @@ class Unmark:
     """Remove the byte order mark at the start of the script."""
 
 
-Change = Drop | Set | Guard | Stage | Quote | Copy | Newlines | Unmark
+Change = Drop | Set | Guard | Quote | Copy | Newlines | Unmark
 Fix = list[Change] | None
 
 
@@ -311,15 +301,7 @@ def on_network(path: str | None, t: Training) -> bool:
 
 
 def network_output(t: Training) -> Fix:
-    wanted = t.text("output_dir")
-    if not on_network(wanted, t):
-        return None
-    name = re.sub(r"[^\w-]+", "-", t.text("output_name") or file_name(wanted or "")).strip("-") or "run"
-    # A folder of this user alone and for this output alone, so that another run of the same name does not see its files.
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    digest = hashlib.sha256(str((t.base / (wanted or "")).absolute()).encode("utf-8", "surrogateescape")).hexdigest()
-    local = f"/var/tmp/hangproof-{user}/{name}-{digest[:16]}"
-    return [Stage(local, wanted or "")] if t.language == "sh" else []
+    return [] if on_network(t.text("output_dir"), t) else None
 
 
 def network_data(t: Training) -> Fix:

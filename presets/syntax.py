@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass, field
 
+UNKNOWN = "\0"
+
 
 @dataclass(frozen=True)
 class Word:

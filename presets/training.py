@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from presets import shell
+from presets.reader import commands, dialect
 from presets.syntax import Command
 from presets.tables import PresetError, _table, read_toml
 
@@ -69,9 +69,9 @@ def trainings(text: str, name: str = "train.sh", base: Path | None = None, mount
         name: the file's name, which decides the dialect. base: the folder that relative paths start from.
         mounts: the contents of /proc/mounts.
     """
-    language = shell.dialect(name, text)
+    language = dialect(name, text)
     base = base or Path()
-    found = shell.commands(text, language)
+    found = commands(text, language)
     out = []
     for command, following in zip(found, [*found[1:], None][: len(found)], strict=True):
         if training := _training(command, language, base, mounts):

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from presets import PresetError, lint
-from presets.fix import fix_rule, set_flags
+from presets.fix import fix as fix_script
+from presets.fix import set_flags
 from presets.training import Training, trainings
 from runs.files import Fault, RunError
 
 MAX_BYTES = 64_000  # of a script; one with 500 flags has 20 kB
 CHECK_S = 5.0
 # Flags by which the monitor finds the run's files: an edited script has those of its run.
-NOT_FIXED = ("network-output",)
 OWN = ("output_dir", "output_name", "dataset_config")
 NO_COMMAND = (
     "The script starts no trainer that Hangproof knows, so a restart could not resume it. Keep the command that starts "
@@ -179,9 +179,7 @@ def problems(text: str, generated: str, platform: str = sys.platform) -> list[Pr
         return [*found, Problem("error", line, what, advice)]
     found += _own(text, trained[0], only(generated, platform))
     for one in findings:
-        # Moving the output away would hide the checkpoints from the monitor.
-        fixable = one.fixable and one.id not in NOT_FIXED
-        found.append(Problem(one.level, one.line, one.why, one.fix, one.id if fixable else ""))
+        found.append(Problem(one.level, one.line, one.why, one.fix, one.id if one.fixable else ""))
     return sorted(found, key=lambda one: (one.level != "error", one.line))
 
 
@@ -262,8 +260,8 @@ def fix(text: str, wanted: str, generated: str, platform: str = sys.platform) ->
             new, refused = set_flags(text, {wanted[2:]: [right or ""]}, name(platform))
             if not refused:
                 return new
-        elif (fixed := fix_rule(text, wanted, name(platform), mounts=_mounts())) is not None:
-            return fixed
+        elif wanted in (done := fix_script(text, name(platform), mounts=_mounts(), only=wanted, copies=False)).fixed:
+            return done.text
     except PresetError as error:
         raise RunError(f"{error}") from error
     raise RunError("Hangproof cannot correct this line automatically; change it by hand")

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from presets import PresetError, shell
+from presets import PresetError
+from presets.reader import commands
 from presets.training import file_name
 from runs import custom_script
 from runs.adopt_script import with_settings
@@ -125,7 +126,7 @@ def adopted(job: Job, text: str) -> Job | None:
     plain = replace(job, spec={name: value for name, value in job.spec.items() if name != "edited"})
     try:
         training = custom_script.only(text, job.platform)
-        all_words = [one.words for one in shell.commands(text, training.language)]
+        all_words = [one.words for one in commands(text, training.language)]
         settled = with_settings(plain.run_spec(), text, Path(job.places["run"]), job.platform)
     except (RunError, PresetError):
         return None

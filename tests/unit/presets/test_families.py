@@ -19,9 +19,9 @@ from runs_helpers import PROJECT, executable, picture, pictures, run_script, spe
 
 import presets
 import runs
-from presets import shell
 from presets.estimate import disk, estimate, table_time
 from presets.lint import lint
+from presets.reader import commands
 from runs.command import caching
 from runs.flags import check_extra, known_flags, table_faults
 from runs.paths import CHECKOUTS, datasets_dir
@@ -40,7 +40,7 @@ def scripts(models=FAMILIES, platforms=PLATFORMS) -> Iterator[tuple["runs.RunSpe
 def started(text: str, platform: str) -> list[tuple[str, list[str]]]:
     """(file name, arguments) of each script that a rendered script starts with the guards, as its shell reads it."""
     found = []
-    for command in shell.commands(text, "cmd" if platform == "win32" else "sh"):
+    for command in commands(text, "cmd" if platform == "win32" else "sh"):
         words = [word.value for word in command.words]
         if "sd_scripts_patches" in words:
             at = words.index("sd_scripts_patches") + 1

@@ -70,7 +70,7 @@ def test_a_command_of_another_trainer_is_refused_and_left_alone(tmp_path, entry)
 
 
 def batch_words(text: str) -> list[str]:
-    """What the last command of a batch file starts, read independently of presets.batch; its variables are PYTHONPATH's alone."""
+    """What the last command of a batch file starts, read independently of presets.windows; its variables are PYTHONPATH's alone."""
     return cmd_words(re.sub(r"\^\r?(\n|\Z)", "", text).rstrip().rpartition("\n")[2])
 
 
@@ -195,7 +195,6 @@ TRICKY = {
     "a space after the backslash": f"{T} --seed 1 \\ \n  --lr 3\n",
     "tabs": f"{T}\t--seed\t1\t\\\n\t--blocks_to_swap\t3\n",
     "a here-document": f"cat > c.txt <<EOF\n{T} --blocks_to_swap 3\nEOF\n{T} --seed 1 <<'X' | cat\n--lr 3\nX\necho $(cat c.txt | wc -l)\n",
-    "a here-document that does not end": f"{T} --seed 1\ncat <<EOF\n{T} --seed 2 \\\nEOF\n{T} --seed 3\n",
     "a chain": f"cd . && {T} --blocks_to_swap 3 && echo done || exit 3\n",
     "a chain over lines": f"cd . &&\n  {T} --seed 1 &&\n  {T} --seed 2\n",
     "a pipeline": f"set -o pipefail\n{T} --seed 1 --resume /x 2>&1 | tee log.txt\n",

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from runs_helpers import executable
 
-from presets.shell import commands, dialect
+from presets.reader import commands, dialect
 
 PIECES = [
     "plain", "--flag", "--flag=value", "a b", "it's", 'say "x"', "back\\slash", "$HOME", "`id`", "$(id)", "*", "#", "", "é🦊",
@@ -109,9 +109,37 @@ def test_an_unknown_value_is_one_word_without_a_value(written):
     assert not command.opaque and [w.value for w in command.words] == ["program", "--a", None, "--b"]
 
 
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("sh", 'X=1\n[ -d /x ] && X=2\nprogram "$X"'),
+        ("sh", 'X=1\nfor X in 2; do true; done\nprogram "$X"'),
+        ("sh", 'X=1\nread -r X\nprogram "$X"'),
+        ("sh", 'f() { X=2; }\nX=1\nf\nprogram "$X"'),
+        ("cmd", 'set X=1\nif exist y set X=2\nprogram "%X%"'),
+        ("cmd", 'set X=1\nset /p X=\nprogram "%X%"'),
+        ("ps", '$X = "1"\nif ($y) { $X = "2" }\nprogram "$X"'),
+        ("ps", '$X = "1"\n$X = "a" + "b"\nprogram "$X"'),
+        ("ps", '$X = "1"\n$global:X = "2"\nprogram "$X"'),
+        ("ps", '$X = "1"\nforeach ($X in 1..2) { }\nprogram "$X"'),
+    ],
+)
+def test_a_variable_that_is_not_set_at_the_top_level_alone_is_unknown(language, text):
+    assert [word.value for word in commands(text, language)[-1].words] == ["program", None]
+    first = next(line for line in text.splitlines() if line.endswith(("=1", '= "1"')))
+    plain = f"{first}\n{text.splitlines()[-1]}"
+    assert [word.value for word in commands(plain, language)[-1].words] == ["program", "1"]
+
+
+def test_an_empty_variable_is_no_word_and_a_number_before_a_redirection_none():
+    text = "M=\nfor s in 1; do program a $M \"$M\" $'b' \\\n  2>&1 c; done\n"
+    assert [word.value for word in commands(text, "sh")[-1].words] == ["program", "a", "", "b", "c"]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
-    text=st.text(st.sampled_from("ab \\'\"$(){}`\n;&|<>#=^%!"), max_size=25), language=st.sampled_from(["sh", "cmd"])
+    text=st.text(st.sampled_from("ab \\'\"$(){}`\n;&|<>#=^%!"), max_size=25),
+    language=st.sampled_from(["sh", "cmd", "ps"]),
 )
 @example("cat <<EOF\nprogram", "sh")
 def test_any_text_is_read_to_its_end(text, language):
