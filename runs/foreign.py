@@ -10,7 +10,6 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import tomllib
@@ -20,67 +19,17 @@ from presets import PresetError
 from presets.training import Training, file_name, trainings
 from runs import env_file
 from runs.files import RunError
+from runs.foreign_kohya import read_gui
+from runs.foreign_settings import ImageFolder, Row, Settings, add_flag, add_value, lines_of, shown
+from runs.foreign_toolkit import read_job, read_yaml
 
 MAX_BYTES = 1_000_000  # of one file
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
 MAX_FILES = 10
-MAX_FLAGS = 2000
 READ = (
     "a train.sh and dataset.toml of FluxGym, a JSON of kohya_ss, a command, script or config TOML of sd-scripts, a command of "
     "musubi-tuner, or a YAML of ai-toolkit"
 )
-SHOWN = 160  # characters of a value in a message
-# Values that a file can hold for a setting that is off.
-OFF = (None, "", False)
-
-
-@dataclass(frozen=True)
-class Row:
-    """What becomes of one setting of the file.
-
-    outcome: "field" (a field of the form), "flag" (an extra option), "same" (Hangproof sets it already), "run" (the run's folder
-    determines it), "changed", "dropped" (known to hang), "unsupported". text: where it went, or why not.
-    """
-
-    name: str
-    value: str
-    outcome: str
-    text: str
-
-    def __post_init__(self) -> None:
-        flag = re.split(r"[.\s]", self.name.removeprefix("--"))[-1]
-        if self.value and (env_file.is_secret_flag(flag) or env_file.VALUE.search(self.value)):
-            object.__setattr__(self, "value", "…")
-
-
-@dataclass(frozen=True)
-class ImageFolder:
-    """A folder of images that a file names. repeats: None where the file has none for it."""
-
-    path: str
-    repeats: int | None = None
-    trigger: str = ""
-
-
-@dataclass
-class Settings:
-    """What the files set.
-
-    kind: what they are, for a sentence. script: the training script, "" where no file names one. flags: by name, their values
-    ([] for a switch). labels: how the file writes a flag, where this differs. rows: settings that are decided already.
-    """
-
-    kind: str = ""
-    script: str = ""
-    flags: dict[str, list[str]] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)
-    prompts: list[str] = field(default_factory=list)
-    folders: list[ImageFolder] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    secrets: dict[str, str] = field(default_factory=dict)  # that a script sets, by variable
-    notes: list[str] = field(default_factory=list)
-    gpus: int = 1
-    plain: bool = True  # False: a kind of LoRA that Hangproof does not train, so its rank says nothing
 
 
 def read(files: Sequence[tuple[str, str]]) -> Settings:
@@ -143,8 +92,6 @@ def _read_one(out: Settings, name: str, text: str) -> bool:
             out.notes.append(f"{label} has {len(found)} training commands; the first is imported.")
         return True
     if re.search(r"^(job|config)[ \t]*:", text, re.MULTILINE):
-        from runs.foreign_toolkit import read_yaml
-
         read_yaml(out, label, text)
         return True
     if (table := _toml(label, text)) is not None:
@@ -202,6 +149,10 @@ def read_command(out: Settings, t: Training) -> None:
             out.rows.append(Row(f"--{flag}", "…", "unsupported", text))
         else:
             add_flag(out, flag, [value or "" for value in known.values])
+    if t.command.opaque:
+        at = next((one.start for one in t.command.words if one.value is None), t.command.end)
+        line = t.source.count("\n", 0, at) + 1
+        out.notes.append(f"Not understood: line {line}. What it adds to the command is known only when it runs.")
     config = t.text("config_file")
     if config and t.config is None:
         out.notes.append(f"The settings in {shown(config)} are not included; add that file, too.")
@@ -215,11 +166,7 @@ def _read_json(out: Settings, label: str, text: str) -> None:
     if not isinstance(table, dict):
         raise RunError(f"{label}: a configuration is a table of names and values")
     if "config" in table and isinstance(table["config"], dict):
-        from runs.foreign_toolkit import read_job
-
         return read_job(out, label, table)
-    from runs.foreign_kohya import read_gui
-
     return read_gui(out, label, table)
 
 
@@ -246,50 +193,6 @@ def _read_config(out: Settings, table: Mapping[str, Any]) -> None:
     for key, value in table.items():
         for flag, setting in value.items() if isinstance(value, dict) else [(key, value)]:
             add_value(out, flag, setting)
-
-
-def add_value(out: Settings, flag: str, value: object, label: str = "") -> None:
-    """Add a flag with a value of JSON, TOML or YAML; one that is off is left out."""
-    if value in OFF or not isinstance(flag, str):
-        return
-    values = value if isinstance(value, list) else [] if value is True else [value]
-    if not all(isinstance(one, str | int | float) for one in values):
-        out.rows.append(Row(label or flag, "…", "unsupported", "Not a plain value"))
-        return
-    if label and label != flag:
-        out.labels[flag] = label
-    add_flag(out, flag, [number(one) for one in values])
-
-
-def add_flag(out: Settings, flag: str, values: list[str]) -> None:
-    """Add a flag. RunError: there are too many."""
-    if len(out.flags) >= MAX_FLAGS:
-        raise RunError(f"The file has more than {MAX_FLAGS} settings, so it is no configuration")
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
-        out.flags[flag] = values
-    else:
-        out.rows.append(Row(shown(flag), shown(" ".join(values)), "unsupported", "Not the name of an option"))
-
-
-def number(value: object) -> str:
-    """A plain value as text; a whole number without a point."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
-        return str(int(value))
-    return str(value)
-
-
-def shown(value: object) -> str:
-    """A value for a person: one line, not too long."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
-
-
-def lines_of(text: str) -> list[str]:
-    """Sample prompts: the lines of a file without comments; at most 100."""
-    lines = (line.strip() for line in text.splitlines())
-    return [line[:1000] for line in lines if line and not line.startswith("#")][:100]
 
 
 # Data sets ---------------------------------------------------------------------------------------------------------------

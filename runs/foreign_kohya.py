@@ -10,126 +10,14 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from presets.tables import ROOT, read_toml
 from runs.files import RunError
-from runs.foreign import ImageFolder, Row, Settings, add_flag, add_value, lines_of, number, shown
+from runs.foreign_settings import TABLES, ImageFolder, Row, Settings, add_flag, add_value, lines_of, number, shown
 
-_TABLE = read_toml(ROOT / "presets" / "toolkit.toml")
-# Checkbox → training script. Without any it is train_network.py.
-SCRIPTS: dict[str, str] = _TABLE["kohya_checkboxes"]
-# Fields of one family: prefix → its checkbox. `flux1_cache_text_encoder_outputs` is the flag cache_text_encoder_outputs.
-PREFIXES: dict[str, str] = _TABLE["kohya_prefixes"]
-# Field → flag, where the names differ.
-RENAMED = {
-    "optimizer": "optimizer_type",
-    "max_resolution": "resolution",
-    "sdxl_no_half_vae": "no_half_vae",
-    "noise_offset": "noise_offset",
-    "vae": "vae",
-}
-# Fields that only one family uses, without a prefix.
-ONLY = {
-    "flux1_checkbox": (
-        *("ae", "t5xxl", "clip_l", "discrete_flow_shift", "model_prediction_type", "timestep_sampling", "split_mode"),
-        *(
-            "t5xxl_max_token_length",
-            "guidance_scale",
-            "mem_eff_save",
-            "apply_t5_attn_mask",
-            "cpu_offload_checkpointing",
-        ),
-        *("single_blocks_to_swap", "double_blocks_to_swap", "fp8_base_unet", "train_blocks", "split_qkv", "model_type"),
-    ),
-    "sd3_checkbox": (
-        *("clip_g", "clip_g_dropout_rate", "enable_scaled_pos_embed", "logit_mean", "logit_std", "mode_scale"),
-        *("pos_emb_random_crop_rate", "save_clip", "save_t5xxl", "t5_dropout_rate", "t5xxl_device", "t5xxl_dtype"),
-        "weighting_scheme",
-    ),
-}
-# Fields of the GUI itself, of accelerate, and of LoRA types that `_network` reads.
-SILENT = {
-    *("LoRA_type", "LyCORIS_preset", "model_list", "save_as_bool", "save_model_as", "additional_parameters", "epoch"),
-    *("gpu_ids", "multi_gpu", "num_processes", "num_machines", "main_process_port", "num_cpu_threads_per_process"),
-    *("dynamo_backend", "dynamo_mode", "dynamo_use_dynamic", "dynamo_use_fullgraph", "extra_accelerate_launch_args"),
-    *("lr_warmup", "lr_scheduler_type", "lowvram", "xformers", "sample_prompts", "train_data_dir", "training_comment"),
-    *(
-        "unet_lr",
-        "text_encoder_lr",
-        "t5xxl_lr",
-        "train_on_input",
-        "unit",
-        "use_cp",
-        "use_tucker",
-        "use_scalar",
-        "factor",
-    ),
-    *(
-        "bypass_mode",
-        "dora_wd",
-        "decompose_both",
-        "constrain",
-        "rescaled",
-        "rank_dropout_scale",
-        "train_norm",
-        "conv_dim",
-    ),
-    *("conv_alpha", "rank_dropout", "module_dropout", "down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_dims"),
-    *("block_lr_zero_threshold", "block_alphas", "conv_block_dims", "conv_block_alphas", "loraplus_lr_ratio"),
-    *(
-        "loraplus_unet_lr_ratio",
-        "loraplus_text_encoder_lr_ratio",
-        "train_blocks",
-        "split_qkv",
-        "train_double_block_indices",
-    ),
-    *("train_single_block_indices", "img_attn_dim", "img_mlp_dim", "img_mod_dim", "single_dim", "txt_attn_dim"),
-    *("txt_mlp_dim", "txt_mod_dim", "single_mod_dim", "in_dims", "verbose", "train_double_block_indices"),
-    *(*SCRIPTS, "noise_offset_type", "no_token_padding", "lora_network_weights", "mem_eff_attn_", "leco_prompts_file"),
-    *("lr_scheduler_num_cycles", "lr_scheduler_power", "stop_text_encoder_training_pct", "huggingface_repo_type"),
-}
-# Values that mean that a field has no effect: those of the trainer. A field with one is left out without a word.
-USUAL: dict[str, tuple[Any, ...]] = {
-    "bucket_reso_steps": (64,),
-    "clip_skip": (1, "1"),
-    "huber_c": (0.1,),
-    "huber_scale": (1,),
-    "huber_schedule": ("snr",),
-    "loss_type": ("l2",),
-    "lr_scheduler": ("constant",),
-    "max_bucket_reso": (2048,),
-    "max_grad_norm": (1,),
-    "max_timestep": (1000, "1000"),
-    "max_token_length": (75, "75"),
-    "min_bucket_reso": (256,),
-    "prior_loss_weight": (1,),
-    "sample_sampler": ("euler_a",),
-    "t5xxl_device": ("",),
-    "t5xxl_dtype": ("bf16",),
-}
+NAMES = TABLES["kohya_ss"]
+SCRIPTS: dict[str, str] = NAMES["checkboxes"]  # without any it is train_network.py
+SILENT = {*NAMES["words"]["silent"], *SCRIPTS}
 NUMBERS_OFF = ("0", "0.0")  # of text fields; the GUI leaves these out
 LYCORIS = "LoRAs of the type {kind} need the package lycoris-lora; Hangproof trains a plain LoRA instead"
-NETWORKS = {
-    "Standard": "networks.lora",
-    "Kohya LoCon": "networks.lora",
-    "Flux1": "networks.lora_flux",
-    "Flux1 OFT": "networks.oft_flux",
-    "HunyuanImage-2.1": "networks.lora_hunyuan_image",
-    "Anima": "networks.lora_anima",
-    "Lumina": "networks.lora_lumina",
-    "LoRA-FA": "networks.lora_fa",
-    "Kohya DyLoRA": "networks.dylora",
-    "Kohya LoHa": "networks.loha",
-    "Kohya LoKr": "networks.lokr",
-}
-NETWORK_ARGS = (
-    *("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold", "block_dims", "block_alphas"),
-    *("conv_block_dims", "conv_block_alphas", "rank_dropout", "module_dropout", "loraplus_lr_ratio"),
-    *("loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio"),
-)
-FLUX_ARGS = (
-    *("img_attn_dim", "img_mlp_dim", "img_mod_dim", "single_dim", "txt_attn_dim", "txt_mlp_dim", "txt_mod_dim"),
-    *("single_mod_dim", "in_dims", "train_double_block_indices", "train_single_block_indices", "split_qkv"),
-)
 
 
 def read_gui(out: Settings, label: str, table: Mapping[str, Any]) -> None:
@@ -163,17 +51,17 @@ def _flag_of(key: str, on: list[str]) -> str:
     """The flag of a field; "" where it is none, or belongs to a family that is not trained."""
     if key in SILENT or not isinstance(key, str):
         return ""
-    for prefix, family in PREFIXES.items():
+    for prefix, family in NAMES["prefixes"].items():
         if key.startswith(prefix):
             return key.removeprefix(prefix) if family in on else ""
-    owner = next((family for family, keys in ONLY.items() if key in keys), None)
+    owner = next((family for family, keys in NAMES["only"].items() if key in keys), None)
     if owner and owner not in on:
         return ""
-    return RENAMED.get(key, key)
+    return str(NAMES["renamed"].get(key, key))
 
 
 def _is_off(key: str, value: object) -> bool:
-    if value in ("", None, False) or value in USUAL.get(key, ()):
+    if value in ("", None, False) or value in NAMES["usual"].get(key, ()):
         return True
     kept = ("learning_rate", "seed", "max_data_loader_n_workers", "guidance_scale", "network_alpha")
     return key not in kept and number(value) in NUMBERS_OFF
@@ -226,7 +114,7 @@ def _rates(out: Settings, table: Mapping[str, Any]) -> None:
 def _network(out: Settings, table: Mapping[str, Any]) -> None:
     """The LoRA's type, which is a module with arguments."""
     kind = table.get("LoRA_type")
-    module = NETWORKS.get(kind) if isinstance(kind, str) else None
+    module = NAMES["networks"].get(kind) if isinstance(kind, str) else None
     if module is None:
         out.rows.append(Row("LoRA_type", shown(kind), "unsupported", LYCORIS.format(kind=shown(kind))))
         for key in ("network_dim", "network_alpha"):  # a LoKr has 100000 where a LoRA has 16
@@ -240,14 +128,19 @@ def _network(out: Settings, table: Mapping[str, Any]) -> None:
         module = "networks.lora_sd3"
     out.labels["network_module"] = "LoRA_type"
     add_flag(out, "network_module", [module])
-    keys = (*NETWORK_ARGS, *(FLUX_ARGS if kind == "Flux1" else ()), *(("unit",) if kind == "Kohya DyLoRA" else ()))
-    words = [f"{key}={number(table[key])}" for key in keys if key in table and not _is_off(key, table[key])]
+    words = NAMES["words"]
+    keys = (
+        *words["network_args"],
+        *(words["flux_args"] if kind == "Flux1" else ()),
+        *(("unit",) if kind == "Kohya DyLoRA" else ()),
+    )
+    arguments = [f"{key}={number(table[key])}" for key in keys if key in table and not _is_off(key, table[key])]
     if kind == "Kohya LoCon":
-        words += [f"{key}={number(table[key])}" for key in ("conv_dim", "conv_alpha") if key in table]
+        arguments += [f"{key}={number(table[key])}" for key in ("conv_dim", "conv_alpha") if key in table]
     if kind in ("Flux1", "Flux1 OFT") and table.get("train_blocks") in ("single", "double"):
-        words.append(f"train_blocks={table['train_blocks']}")
-    if words and all(re.fullmatch(r"[\w.,=+-]+", word) for word in words):
-        add_flag(out, "network_args", words)
+        arguments.append(f"train_blocks={table['train_blocks']}")
+    if arguments and all(re.fullmatch(r"[\w.,=+-]+", word) for word in arguments):
+        add_flag(out, "network_args", arguments)
 
 
 def _noise(out: Settings, table: Mapping[str, Any]) -> None:

@@ -6,7 +6,6 @@ like any run. Every setting of the file ends in exactly one row.
 """
 
 import math
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,15 +13,19 @@ from typing import Any
 
 import presets
 from presets import lint
+from presets.syntax import Command, Word
 from presets.tables import _table
-from presets.training import trainings
+from presets.training import Flag, Training, file_name
 from runs import env_file
 from runs.files import RunError
-from runs.foreign import ImageFolder, Row, Settings, file_name, number, shown
-from runs.foreign_tables import BY_HANGPROOF, NOT_HERE, SECRET, STEPS, TRAINER_DEFAULTS, WORDS
+from runs.foreign_settings import TABLES, ImageFolder, Row, Settings, number, shown
 from runs.paths import CHECKOUTS, outputs_dir
 from runs.spec import ALIASES, RESERVED_FLAGS
 
+WORDS, NOT_HERE, BY_HANGPROOF = (TABLES[name] for name in ("fields", "not_here", "by_hangproof"))
+TRAINER_DEFAULTS = {"rank": 4, "alpha": 1.0}  # sd-scripts library/train_util.py, train_network.py
+STEPS = 1600
+SECRET = "A secret: kept apart, in a file that only you can read; the run has its name"
 OWN_RUN = "The run's own folder is used"
 SDPA = "Computed with PyTorch's own attention (--sdpa), which gives the same result"
 OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a tier that belong to its optimizer
@@ -39,6 +42,18 @@ class Import:
     folders: list[ImageFolder] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    flags: dict[str, list[str]] = field(default_factory=dict, repr=False)  # that are not decided yet
+    labels: dict[str, str] = field(default_factory=dict, repr=False)  # how the file writes a flag, where this differs
+
+    def row(self, flag: str, values: list[str], outcome: str, text: str) -> None:
+        """Say what became of a flag."""
+        value = "…" if env_file.is_secret_flag(flag) else shown(" ".join(values) if values else "on")
+        self.rows.append(Row(self.labels.get(flag, f"--{flag}"), value, outcome, text))
+
+    def take(self, flag: str, outcome: str, text: str) -> None:
+        """Decide a flag: its row, and no more of it."""
+        if (values := self.flags.pop(flag, None)) is not None:
+            self.row(flag, values, outcome, text)
 
 
 def convert(found: Settings, tier: str = "") -> Import:
@@ -51,21 +66,22 @@ def convert(found: Settings, tier: str = "") -> Import:
         RunError: it trains something that Hangproof cannot train.
     """
     out = Import(found.kind, rows=list(found.rows), folders=list(found.folders), notes=list(found.notes))
-    flags, labels = dict(found.flags), found.labels
+    out.flags = flags = dict(found.flags)
+    out.labels = found.labels
     if not found.script and not _says_a_model(flags):
         return _dataset_only(out, found)
     family, backend = _family(found.script, flags)
-    model = _model(out, flags, labels, family, backend)
-    _lint(out, flags, labels, found.script or presets.families()[family]["backends"][backend]["script"])
+    model = _model(out, family, backend)
+    _lint(out, found.script or presets.families()[family]["backends"][backend]["script"])
     out.fields = {"model": model, "backend": backend, "tier": _tier(model, backend, flags, tier)}
     chosen = out.fields["tier"]
     wanted = presets.tiers_of(model, backend)[chosen]["flags"]
     outcome = "field" if wanted and _has_all(flags, wanted) else "changed"
     out.rows.append(Row("VRAM", "", outcome, f"{chosen}: {_why_tier(model, backend, flags, chosen, tier)}"))
-    _fields(out, flags, labels, found)
-    _secrets(out, flags, labels, found.secrets)
-    _own_flags(out, flags, labels)
-    _extra(out, flags, labels)
+    _fields(out, found)
+    _secrets(out, found.secrets)
+    _own_flags(out)
+    _extra(out)
     return _checked(out)
 
 
@@ -73,30 +89,12 @@ def _says_a_model(flags: Mapping[str, list[str]]) -> bool:
     return any(flag in flags for flag in ("pretrained_model_name_or_path", "network_module", "network_dim", "dit"))
 
 
-def _label(labels: Mapping[str, str], flag: str) -> str:
-    return labels.get(flag, f"--{flag}" if flag not in labels else flag)
-
-
-def _value(flag: str, values: list[str]) -> str:
-    return "…" if env_file.is_secret_flag(flag) else shown(" ".join(values) if values else "on")
-
-
-def _take(
-    out: Import, flags: dict[str, list[str]], labels: Mapping[str, str], flag: str, outcome: str, text: str
-) -> None:
-    """Decide a flag: its row, and no more of it."""
-    values = flags.pop(flag, None)
-    if values is not None:
-        out.rows.append(Row(_label(labels, flag), _value(flag, values), outcome, text))
-
-
 def _dataset_only(out: Import, found: Settings) -> Import:
     """A dataset.toml alone: the fields about the data set."""
-    flags = dict(found.flags)
-    _fields(out, flags, found.labels, found)
-    _own_flags(out, flags, found.labels)
-    for flag in list(flags):
-        _take(out, flags, found.labels, flag, "unsupported", "A data set of Hangproof has no such setting")
+    _fields(out, found)
+    _own_flags(out)
+    for flag in list(out.flags):
+        out.take(flag, "unsupported", "A data set of Hangproof has no such setting")
     return out
 
 
@@ -151,8 +149,9 @@ def _matches(key: str, model: Mapping[str, Any], flags: Mapping[str, list[str]],
     return given.casefold() in (model["repo"].casefold(), key) or _stem(given) in names or _stem(given) == key
 
 
-def _model(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str], family: str, backend: str) -> str:
+def _model(out: Import, family: str, backend: str) -> str:
     """The base model, and what becomes of the flags that name its files."""
+    flags = out.flags
     models = {
         key: model
         for key, model in presets.models().items()
@@ -171,13 +170,13 @@ def _model(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str], 
         usual = models[key]["files"].get(flag, "")
         name = models[key]["name"]
         if flag == _main_flag(needs) and chosen:
-            _take(out, flags, labels, flag, "field", f"Base model: {name}")
+            out.take(flag, "field", f"Base model: {name}")
         elif usual and _stem(usual) == _stem(given):
-            _take(out, flags, labels, flag, "same", f"{name} has this file")
+            out.take(flag, "same", f"{name} has this file")
         elif not _exists(given):
             which = f"Base model: {name}. " if flag == _main_flag(needs) else ""
             text = f"{which}This file is not on this machine; the one of {name} is used"
-            _take(out, flags, labels, flag, "changed", text)
+            out.take(flag, "changed", text)
     if flag_left := [flag for flag in needs if flag in flags]:
         out.notes.append(f"Base model: {models[key]['name']}, with your own files for {', '.join(flag_left)}.")
     return key
@@ -234,47 +233,42 @@ def _plain(text: str) -> str:
 # Flags -------------------------------------------------------------------------------------------------------------------
 
 
-def _lint(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str], script: str) -> None:
-    """Drop or change what is known to hang. The command is rebuilt from its flags: a JSON has no command line."""
-    words = ["python", "-m", "sd_scripts_patches", script]
-    if script == "trainer":
-        words = ["python", "-m", "trainer"]
-    line = shlex.join(
-        [*words, *(word for flag, values in flags.items() if flag != "config_file" for word in (f"--{flag}", *values))]
-    )
-    found = trainings(line)
-    rules = _table("lint.toml")["rules"]
-    for rule, changes in lint.check(found[0]) if len(found) == 1 else ():
+def _lint(out: Import, script: str) -> None:
+    """Drop or change what is known to hang."""
+    command = Command([Word(script, 0, 0, shape=script)])
+    flags = {flag: Flag(list(values)) for flag, values in out.flags.items() if flag != "config_file"}
+    module, rules = "trainer" if script == "trainer" else "sd_scripts_patches", _table("lint.toml")["rules"]
+    for rule, changes in lint.check(Training(command, "sh", 0, module, flags, {}, opaque=False)):
         for change in changes:
-            if isinstance(change, lint.Drop) and change.flag in flags:
-                _take(out, flags, labels, change.flag, "dropped", rules[rule]["why"])
-            elif isinstance(change, lint.Set) and change.flag in flags and rule != "no-state":
-                was = flags[change.flag]
-                flags[change.flag] = list(change.values)
+            if isinstance(change, lint.Drop):
+                out.take(change.flag, "dropped", rules[rule]["why"])
+            elif isinstance(change, lint.Set) and change.flag in out.flags and rule != "no-state":
                 text = f"Set to {' '.join(change.values) or 'on'}: {rules[rule]['why']}"
-                out.rows.append(Row(_label(labels, change.flag), _value(change.flag, was), "dropped", text))
+                out.row(change.flag, out.flags[change.flag], "dropped", text)
+                out.flags[change.flag] = list(change.values)
 
 
-def _fields(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str], found: Settings) -> None:
+def _fields(out: Import, found: Settings) -> None:
     """The flags that are fields of the form."""
+    flags = out.flags
     from runs.spec import RunSpec
 
     name = flags.pop("output_name", None)
     if name and name[0].strip():
         out.fields["name"] = name[0].strip()[:200]
-        out.rows.append(Row(_label(labels, "output_name"), shown(name[0]), "field", WORDS["name"]))
+        out.row("output_name", name, "field", WORDS["name"])
     if "resolution" in flags:
-        _resolution(out, flags, labels)
+        _resolution(out)
     if "control_directory" in flags:
         out.fields["control_dir"] = flags["control_directory"][0]
-        _take(out, flags, labels, "control_directory", "field", WORDS["control_dir"])
+        out.take("control_directory", "field", WORDS["control_dir"])
     for flag in list(flags):
         key = ALIASES.get(flag, flag)
         if key not in WORDS or key not in RunSpec.model_fields or key in ("resolution", "prompts"):
             continue
         values = flags[flag]
         if len(values) != 1:
-            _take(out, flags, labels, flag, "unsupported", "Not one value")
+            out.take(flag, "unsupported", "Not one value")
             continue
         value: Any = values[0]
         if key == "alpha" and _plain(value) == "0.0":
@@ -282,7 +276,7 @@ def _fields(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str],
         if key in ("workers", "seed", "rank", "batch_size", "repeats", "epochs") and _plain(value).endswith(".0"):
             value = number(float(value))
         out.fields[key] = value
-        _take(out, flags, labels, flag, "field", WORDS[key])
+        out.take(flag, "field", WORDS[key])
     folders = [one for one in out.folders if one.path]
     repeats = {one.repeats for one in folders if one.repeats}
     if len(repeats) == 1:
@@ -320,54 +314,56 @@ def _length(out: Import, usual: Mapping[str, Any]) -> None:
         out.fields["max_train_steps"] = None
 
 
-def _resolution(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str]) -> None:
+def _resolution(out: Import) -> None:
     """One side of a square with the area of the resolution, a multiple of 32."""
+    flags = out.flags
     parts = " ".join(flags["resolution"]).replace(",", " ").replace("x", " ").split()
     try:
         sides = [float(part) for part in parts[:2]]
         side = math.sqrt(sides[0] * sides[-1])
         whole = max(32, round(side / 32) * 32)
     except (ValueError, IndexError, OverflowError):
-        return _take(out, flags, labels, "resolution", "unsupported", "Not a resolution; set it by hand")
+        return out.take("resolution", "unsupported", "Not a resolution; set it by hand")
     out.fields["resolution"] = whole
     square = len(set(sides)) == 1 and whole == sides[0]
     text = WORDS["resolution"] if square else f"Resolution {whole}: a multiple of 32 with about the same area"
-    return _take(out, flags, labels, "resolution", "field" if square else "changed", text)
+    return out.take("resolution", "field" if square else "changed", text)
 
 
-def _secrets(
-    out: Import, flags: dict[str, list[str]], labels: Mapping[str, str], set_in_script: dict[str, str]
-) -> None:
+def _secrets(out: Import, set_in_script: dict[str, str]) -> None:
     """The secrets, which a run keeps apart from its other settings."""
+    flags = out.flags
     values = dict(set_in_script)
     for flag, variable in env_file.FLAGS.items():
         if value := (flags.get(flag) or [""])[0]:
             values[variable] = value
             set_in_script.pop(variable, None)
-            _take(out, flags, labels, flag, "changed", SECRET)
+            out.take(flag, "changed", SECRET)
     out.rows += [Row(name, "…", "changed", SECRET) for name in set_in_script]
     if values:
         out.fields["environment"] = values
 
 
-def _own_flags(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str]) -> None:
+def _own_flags(out: Import) -> None:
     """Flags that Hangproof sets itself, or that it cannot take over."""
+    flags = out.flags
     for flag in list(flags):
         if flag in NOT_HERE:
-            _take(out, flags, labels, flag, "unsupported", NOT_HERE[flag])
+            out.take(flag, "unsupported", NOT_HERE[flag])
         elif BY_HANGPROOF.get(flag):
-            _take(out, flags, labels, flag, "run", BY_HANGPROOF[flag])
+            out.take(flag, "run", BY_HANGPROOF[flag])
         elif flag == "caption_extension":
             right = flags[flag] == [".txt"]
-            _take(out, flags, labels, flag, "same" if right else "unsupported", "Captions are .txt files")
+            out.take(flag, "same" if right else "unsupported", "Captions are .txt files")
         elif flag in RESERVED_FLAGS:
-            _take(out, flags, labels, flag, "run", OWN_RUN)
+            out.take(flag, "run", OWN_RUN)
         elif flag in ("xformers", "mem_eff_attn"):
-            _take(out, flags, labels, flag, "changed", SDPA)
+            out.take(flag, "changed", SDPA)
 
 
-def _extra(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str]) -> None:
+def _extra(out: Import) -> None:
     """The other flags: those that Hangproof writes anyway, and those that become extra options."""
+    flags = out.flags
     from runs.command import flags as ours_of
     from runs.flags import known_flags
     from runs.spec import make
@@ -381,9 +377,9 @@ def _extra(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str]) 
     for flag in list(flags):
         values, entry = flags[flag], known.get(flag)
         if flag in ours and _equal(values, ours[flag]):
-            _take(out, flags, labels, flag, "same", "Hangproof sets it")
+            out.take(flag, "same", "Hangproof sets it")
         elif known and entry is None:
-            _take(out, flags, labels, flag, "unsupported", f"{basic.backend} has no such option")
+            out.take(flag, "unsupported", f"{basic.backend} has no such option")
         elif (
             entry
             and values
@@ -391,12 +387,12 @@ def _extra(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str]) 
             and _equal(values, entry["default"])
             and flag not in ours
         ):
-            _take(out, flags, labels, flag, "same", "The trainer's default")
+            out.take(flag, "same", "The trainer's default")
         elif flag in _table("lint.toml")["path_flags"] and values and not _exists(values[0]):
-            _take(out, flags, labels, flag, "unsupported", "This file is not on this machine")
+            out.take(flag, "unsupported", "This file is not on this machine")
         else:
             extra[flag] = _typed(values, entry)
-            _take(out, flags, labels, flag, "flag", "Extra trainer options")
+            out.take(flag, "flag", "Extra trainer options")
     if "optimizer_type" in extra:
         off = [flag for flag in OPTIMIZER if flag in tier and flag not in given]
         extra |= dict.fromkeys(off, False)
@@ -407,7 +403,7 @@ def _extra(out: Import, flags: dict[str, list[str]], labels: Mapping[str, str]) 
     out.added = [
         f"--{flag}" + ("" if ours[flag] is True else f" {_words(ours[flag])}")
         for flag in written
-        if flag not in given and flag not in fixed and flag not in needs and flag not in labels
+        if flag not in given and flag not in fixed and flag not in needs and flag not in out.labels
     ]
 
 

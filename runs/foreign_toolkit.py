@@ -7,47 +7,19 @@ values at known places are used: a file with references to itself costs nothing.
 from collections.abc import Mapping
 from typing import Any
 
-from presets.tables import ROOT, read_toml
 from runs.files import RunError
-from runs.foreign import ImageFolder, Row, Settings, add_value, shown
+from runs.foreign_settings import TABLES, ImageFolder, Row, Settings, add_value, shown
 
-# Place in config.process[0] → flag.
-TOOLKIT = ROOT / "presets" / "toolkit.toml"
-FLAGS = {
-    ("network", "linear"): "network_dim",
-    ("network", "linear_alpha"): "network_alpha",
-    ("save", "save_every"): "save_every_n_steps",
-    ("train", "batch_size"): "train_batch_size",
-    ("train", "steps"): "max_train_steps",
-    ("train", "gradient_accumulation_steps"): "gradient_accumulation_steps",
-    ("train", "gradient_accumulation"): "gradient_accumulation_steps",
-    ("train", "gradient_checkpointing"): "gradient_checkpointing",
-    ("train", "optimizer"): "optimizer_type",
-    ("train", "lr"): "learning_rate",
-    ("train", "seed"): "seed",
-    ("sample", "sample_every"): "sample_every_n_steps",
-    ("sample", "seed"): "seed",
-}
-PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "float16": "fp16", "bfloat16": "bf16", "float32": "no", "fp32": "no"}
-# Places that are read below.
-USED = {
-    ("train", "dtype"),
-    ("model", "name_or_path"),
-    ("model", "arch"),
-    ("model", "is_flux"),
-    ("model", "is_xl"),
-    ("sample", "prompts"),
-}
+NAMES = TABLES["ai_toolkit"]
+USED = (
+    "train.dtype",
+    "model.name_or_path",
+    "model.arch",
+    "model.is_flux",
+    "model.is_xl",
+    "sample.prompts",
+)  # read below
 OTHER = "Hangproof has no such setting, or sets it by the base model"
-# Place → why it is not taken over; OTHER is the reason of every other one.
-NOT_TAKEN = {
-    ("train", "ema_config"): "No trainer here keeps an average of the weights",
-    ("train", "train_text_encoder"): "Text encoders are not trained: captions are encoded once",
-    ("train", "noise_scheduler"): "Set by the base model",
-    ("model", "quantize"): "Set by the VRAM choice",
-    ("model", "low_vram"): "Set by the VRAM choice",
-    ("network", "type"): "Hangproof trains plain LoRAs",
-}
 
 
 def read_yaml(out: Settings, label: str, text: str) -> None:
@@ -73,12 +45,13 @@ def read_job(out: Settings, label: str, table: Mapping[str, Any]) -> None:
     out.kind = "a job of ai-toolkit"
     add_value(out, "output_name", config.get("name"), "name")
     parts = {name: part for name, part in first.items() if isinstance(name, str) and isinstance(part, dict)}
-    for place, flag in FLAGS.items():
-        if place[0] in parts and place[1] in parts[place[0]] and flag not in out.flags:
-            add_value(out, flag, parts[place[0]][place[1]], ".".join(place))
+    for place, flag in NAMES["flags"].items():
+        name, _, key = place.partition(".")
+        if key in parts.get(name, {}) and flag not in out.flags:
+            add_value(out, flag, parts[name][key], place)
     precision = parts.get("train", {}).get("dtype")
-    if isinstance(precision, str) and precision in PRECISIONS:
-        add_value(out, "mixed_precision", PRECISIONS[precision], "train.dtype")
+    if isinstance(precision, str) and precision in NAMES["precisions"]:
+        add_value(out, "mixed_precision", NAMES["precisions"][precision], "train.dtype")
     trigger = first.get("trigger_word")
     _model(out, parts.get("model", {}))
     _prompts(out, parts.get("sample", {}).get("prompts"))
@@ -98,8 +71,8 @@ def read_job(out: Settings, label: str, table: Mapping[str, Any]) -> None:
                 out.notes.append("The data set is trained at several resolutions; Hangproof trains at the largest one.")
     for name, part in parts.items():
         for key, value in part.items():
-            place = (name, str(key))
-            used = place in FLAGS or place in USED
+            place = f"{name}.{key}"
+            used = place in NAMES["flags"] or place in USED
             if (
                 not used
                 and value not in (None, False, "")
@@ -107,14 +80,14 @@ def read_job(out: Settings, label: str, table: Mapping[str, Any]) -> None:
                 and len(out.rows) < 300
             ):
                 text = value if isinstance(value, str | int | float) else "…"
-                out.rows.append(Row(shown(".".join(place)), shown(text), "unsupported", NOT_TAKEN.get(place, OTHER)))
+                out.rows.append(Row(shown(place), shown(text), "unsupported", NAMES["not_taken"].get(place, OTHER)))
     if isinstance(trigger, str) and trigger.strip() and not out.folders:
         out.folders.append(ImageFolder("", None, " ".join(trigger.split())[:200]))
 
 
 def _model(out: Settings, model: Mapping[str, Any]) -> None:
     arch = model.get("arch")
-    scripts = read_toml(TOOLKIT)["architectures"]
+    scripts = NAMES["architectures"]
     known = arch if isinstance(arch, str) else next((key for key in scripts if model.get(f"is_{key}")), None)
     out.script = scripts.get(known.partition(":")[0].lower(), "") if known is not None else "train_network.py"
     if known and not out.script:

@@ -15,7 +15,7 @@ import presets
 import runs
 from runs.files import RunError
 from runs.foreign import MAX_BYTES, MAX_FILES, MAX_SCRIPT, read
-from runs.foreign_kohya import NETWORKS, SCRIPTS
+from runs.foreign_kohya import NAMES, SCRIPTS
 from runs.foreign_spec import convert
 
 DATASET = """[general]
@@ -142,11 +142,11 @@ def test_each_family_of_the_gui_is_found_by_its_checkbox(box):
     assert presets.trainer_of(one.fields["model"], "sd-scripts")["script"] == script
 
 
-@pytest.mark.parametrize("kind", [*NETWORKS, "LyCORIS/LoHa", "LyCORIS/LoKr", "LyCORIS/iA3", "", None, 7])
+@pytest.mark.parametrize("kind", [*NAMES["networks"], "LyCORIS/LoHa", "LyCORIS/LoKr", "LyCORIS/iA3", "", None, 7])
 def test_each_type_of_lora_is_taken_over_or_refused_with_a_reason(kind):
     gui = {"LoRA_type": kind, "network_dim": 128, "network_alpha": 1, "conv_dim": 8, "sdxl": True, "factor": -1}
     one = imported(("x.json", json.dumps(gui)))
-    if kind in NETWORKS:
+    if kind in NAMES["networks"]:
         assert one.fields["rank"] == "128"
     else:
         assert "rank" not in one.fields and "lycoris-lora" in row(one, "LoRA_type").text
@@ -280,3 +280,22 @@ def test_no_data_set_is_worse_than_a_clear_message(table):
     except (TOMLKitError, ValueError, TypeError, AttributeError):
         return
     checked(("dataset.toml", text), ("train.sh", fluxgym("20G")))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.sh", 'python train_network.py \\\n  --seed 5 $(cat more) "$@"\n'),
+        ("t.ps1", "$more = @('--lr', '3')\npython train_network.py --seed 5 @more\n"),
+        ("t.bat", "set /p MORE=\r\npython train_network.py --seed 5 %MORE%\r\n"),
+    ],
+)
+def test_what_only_the_shell_knows_is_named_with_its_line(name, text):
+    found = read([(name, text)])
+    assert found.rows[0].name == "--seed" and found.rows[0].outcome == "unsupported"
+    assert any(note.startswith("Not understood: line 2.") for note in found.notes)
+
+
+def test_held_out_images_are_fields_of_the_form():
+    one = imported(("", "python train_network.py --validation_split 0.1 --validate_every_n_steps 50"))
+    assert (one.fields["validation_split"], one.fields["validate_every_n_steps"]) == ("0.1", "50")

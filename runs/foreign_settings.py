@@ -1,0 +1,109 @@
+"""What a configuration of another trainer sets, by the flags of kohya's trainers; every reader of a format adds to it.
+
+The names of each trainer, and what becomes of them, are tables: presets/foreign.toml.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from presets.tables import ROOT, read_toml
+from runs import env_file
+from runs.files import RunError
+
+TABLES = read_toml(ROOT / "presets" / "foreign.toml")
+MAX_FLAGS = 2000
+SHOWN = 160  # characters of a value in a message
+OFF = (None, "", False)  # values that a file can hold for a setting that is off
+
+
+@dataclass(frozen=True)
+class Row:
+    """What becomes of one setting of the file.
+
+    outcome: "field" (a field of the form), "flag" (an extra option), "same" (Hangproof sets it already), "run" (the run's folder
+    determines it), "changed", "dropped" (known to hang), "unsupported". text: where it went, or why not.
+    """
+
+    name: str
+    value: str
+    outcome: str
+    text: str
+
+    def __post_init__(self) -> None:
+        flag = re.split(r"[.\s]", self.name.removeprefix("--"))[-1]
+        if self.value and (env_file.is_secret_flag(flag) or env_file.VALUE.search(self.value)):
+            object.__setattr__(self, "value", "…")
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A folder of images that a file names. repeats: None where the file has none for it."""
+
+    path: str
+    repeats: int | None = None
+    trigger: str = ""
+
+
+@dataclass
+class Settings:
+    """What the files set.
+
+    kind: what they are, for a sentence. script: the training script, "" where no file names one. flags: by name, their values
+    ([] for a switch). labels: how the file writes a flag, where this differs. rows: settings that are decided already.
+    """
+
+    kind: str = ""
+    script: str = ""
+    flags: dict[str, list[str]] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    prompts: list[str] = field(default_factory=list)
+    folders: list[ImageFolder] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    secrets: dict[str, str] = field(default_factory=dict)  # that a script sets, by variable
+    notes: list[str] = field(default_factory=list)
+    gpus: int = 1
+    plain: bool = True  # False: a kind of LoRA that Hangproof does not train, so its rank says nothing
+
+
+def add_value(out: Settings, flag: str, value: object, label: str = "") -> None:
+    """Add a flag with a value of JSON, TOML or YAML; one that is off is left out."""
+    if value in OFF or not isinstance(flag, str):
+        return
+    values = value if isinstance(value, list) else [] if value is True else [value]
+    if not all(isinstance(one, str | int | float) for one in values):
+        out.rows.append(Row(label or flag, "…", "unsupported", "Not a plain value"))
+        return
+    if label and label != flag:
+        out.labels[flag] = label
+    add_flag(out, flag, [number(one) for one in values])
+
+
+def add_flag(out: Settings, flag: str, values: list[str]) -> None:
+    """Add a flag. RunError: there are too many."""
+    if len(out.flags) >= MAX_FLAGS:
+        raise RunError(f"The file has more than {MAX_FLAGS} settings, so it is no configuration")
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
+        out.flags[flag] = values
+    else:
+        out.rows.append(Row(shown(flag), shown(" ".join(values)), "unsupported", "Not the name of an option"))
+
+
+def number(value: object) -> str:
+    """A plain value as text; a whole number without a point."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
+        return str(int(value))
+    return str(value)
+
+
+def shown(value: object) -> str:
+    """A value for a person: one line, not too long."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+def lines_of(text: str) -> list[str]:
+    """Sample prompts: the lines of a file without comments; at most 100."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line[:1000] for line in lines if line and not line.startswith("#")][:100]
