@@ -1,9 +1,10 @@
 """What to train with: VRAM tiers, model families, base models, defaults and platform rules, as TOML tables and pure functions.
 
 Tables instead of code, because people tune them and users add models without Python. This package imports nothing else of
-the project, and only the standard library until `lint`, `schema` or `estimate` is imported: the monitor and the page load it.
+the project, and only the standard library until `lint` or `schema` is imported: the monitor and the page load it.
 """
 
+from presets.estimate import tiers_of
 from presets.rules import loader_settings, platform_rules
 from presets.tables import (
     ROOT,
@@ -21,7 +22,6 @@ from presets.tables import (
     tier_flags,
     tier_problem,
     tiers,
-    tiers_of,
     trainer_of,
 )
 

@@ -19,11 +19,23 @@ A family without a shape has a figure in its table instead, for each tier at the
 grows with resolution² × batch size and the weights of its LoRA. The result says what the figure is based on.
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 from presets.steps import planned_steps
-from presets.tables import backend_of, defaults, families, find_model, models, tier_flags, tiers, tiers_of, trainer_of
+from presets.tables import (
+    backend_of,
+    defaults,
+    families,
+    find_model,
+    models,
+    tier_entry,
+    tier_flags,
+    tier_problem,
+    tiers,
+    trainer_of,
+)
 
 GB = 1e9
 OVERHEAD_GB = 1.0
@@ -59,6 +71,36 @@ def estimate(run: Mapping[str, Any]) -> dict:
         "tiers": {name: stages[peak] <= tier["vram_gb"] for name, tier in tiers().items()},
         "note": note,
     }
+
+
+def tiers_of(model: str, backend: str | None = None) -> dict[str, dict]:
+    """What each tier is for a model with a trainer (None: the model's usual one), the smallest tier first.
+
+    Returns:
+        By tier: {label, vram_gb, note, flags, source, needs_gb, basis, problem}.
+        flags: those that the tier adds; source: where they come from. needs_gb: GPU memory with the default settings; basis:
+        where the figure comes from. problem: "" or why the tier cannot hold the model and which ones can, as a sentence;
+        then flags is empty and needs_gb is None.
+
+    Raises:
+        PresetError: there is no such model, or the trainer cannot train it.
+    """
+    key = find_model(model)
+    backend = backend or backend_of(key)
+    entry, trainer, out = models()[key], trainer_of(key, backend), {}
+    for name, tier in tiers().items():
+        row = {**tier, "source": trainer["source"], "flags": {}, "needs_gb": None, "basis": trainer["too_small"]}
+        own = tier_entry(entry, trainer, name)
+        if own is None:
+            problem = tier_problem(key, backend, name)
+            out[name] = {**row, "note": problem, "problem": problem}
+            continue
+        row |= {"basis": "", **copy.deepcopy(own), "problem": ""}
+        if row["needs_gb"] is None:
+            fields = {**entry["settings"], "model": key, "tier": name, "backend": backend}
+            row |= {"needs_gb": estimate(fields)["peak_gb"], "basis": NOTE}
+        out[name] = row
+    return out
 
 
 Stages = tuple[dict[str, float], dict[str, float], str]  # GB by stage, GB by part of training, the note

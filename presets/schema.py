@@ -5,15 +5,12 @@ are plain `add_argument` calls in functions that call each other. The reader sta
 a script has none (musubi-tuner) at what its `main` does before it parses, and follows every call that passes the parser on,
 also into imported modules. It decides branches on a function's parameters
 (`if support_dreambooth:`) from the literal arguments of the call. A default that is computed is marked as such, never
-guessed. The result is cached by the commit of the checkout.
+guessed. The result is kept by the commit of the checkout.
 """
 
 import ast
+import copy
 import functools
-import hashlib
-import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,14 +47,14 @@ def musubi(checkout: Path, script: str) -> dict[str, dict]:
 
 
 def _cached(checkout: Path, script: str, read: Callable[[], dict[str, dict]]) -> dict[str, dict]:
-    """What `read` returns, from the cache where the checkout has the same commit."""
-    cached = _cache_file(checkout, script)
-    if cached and (known := _read_cache(cached)) is not None:
-        return known
-    flags = read()
-    if cached:
-        _write_cache(cached, flags)
-    return flags
+    """What `read` returns; read once a process for a commit of the checkout."""
+    key = (checkout, script, commit(checkout), (checkout / script).stat().st_mtime_ns)
+    if key[2] is None or key not in _known:
+        _known[key] = read()
+    return copy.deepcopy(_known[key])
+
+
+_known: dict[tuple[Path, str, str | None, int], dict[str, dict]] = {}
 
 
 @functools.lru_cache(maxsize=8)
@@ -82,7 +79,7 @@ def trainer(path: Path) -> dict[str, dict]:
         stat = path.stat()
     except FileNotFoundError as error:
         raise PresetError(f"{path} does not exist; this installation is incomplete, clone the project again") from error
-    return json.loads(json.dumps(_trainer(path, (stat.st_mtime_ns, stat.st_size))))
+    return copy.deepcopy(_trainer(path, (stat.st_mtime_ns, stat.st_size)))
 
 
 def _read_script(checkout: Path, path: Path) -> dict[str, dict]:
@@ -123,39 +120,6 @@ def commit(checkout: Path) -> str | None:
     except OSError:
         return None
     return None
-
-
-def _cache_file(checkout: Path, script: str) -> Path | None:
-    """The cache file for the flags of a script; its name depends on the commit, this module and the script's mtime."""
-    current = commit(checkout)
-    if not current:
-        return None
-    key = hashlib.sha256(
-        "\0".join(
-            [current, script, str((checkout / script).stat().st_mtime_ns), Path(__file__).read_text(encoding="utf-8")]
-        ).encode()
-    ).hexdigest()[:16]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "hangproof" / f"schema-{Path(script).stem}-{key}.json"
-
-
-def _read_cache(path: Path) -> dict[str, dict] | None:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # missing or damaged: it is written again
-
-
-def _write_cache(path: Path, flags: dict[str, dict]) -> None:
-    """Write the cache. Errors are ignored: they only cost the time of reading the source again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(flags, file, ensure_ascii=False)
-        os.replace(name, path)
-    except OSError:
-        return
 
 
 def _makes_parser(node: ast.FunctionDef) -> bool:

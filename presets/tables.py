@@ -248,39 +248,7 @@ def trainer_of(model: str, backend: str) -> dict:
     return copy.deepcopy(_families()[entry["family"]]["backends"][backend])
 
 
-def tiers_of(model: str, backend: str | None = None) -> dict[str, dict]:
-    """What each tier is for a model with a trainer (None: the model's usual one), the smallest tier first.
-
-    Returns:
-        By tier: {label, vram_gb, note, flags, source, needs_gb, basis, problem}.
-        flags: those that the tier adds; source: where they come from. needs_gb: GPU memory with the default settings; basis:
-        where the figure comes from. problem: "" or why the tier cannot hold the model and which ones can, as a sentence;
-        then flags is empty and needs_gb is None.
-
-    Raises:
-        PresetError: there is no such model, or the trainer cannot train it.
-    """
-    from presets.estimate import NOTE, estimate
-
-    key = find_model(model)
-    backend = backend or backend_of(key)
-    entry, trainer, out = models()[key], trainer_of(key, backend), {}
-    for name, tier in tiers().items():
-        row = {**tier, "source": trainer["source"], "flags": {}, "needs_gb": None, "basis": trainer["too_small"]}
-        own = _tier_entry(entry, trainer, name)
-        if own is None:
-            problem = tier_problem(key, backend, name)
-            out[name] = {**row, "note": problem, "problem": problem}
-            continue
-        row |= {"basis": "", **copy.deepcopy(own), "problem": ""}
-        if row["needs_gb"] is None:
-            fields = {**entry["settings"], "model": key, "tier": name, "backend": backend}
-            row |= {"needs_gb": estimate(fields)["peak_gb"], "basis": NOTE}
-        out[name] = row
-    return out
-
-
-def _tier_entry(model: dict, trainer: dict, tier: str) -> dict | None:
+def tier_entry(model: dict, trainer: dict, tier: str) -> dict | None:
     """A trainer's table of a tier: the tier's own, else that of the next smaller one; None where none is small enough.
 
     A model that is generated for tests fits everywhere.
@@ -296,7 +264,7 @@ def _tier_entry(model: dict, trainer: dict, tier: str) -> dict | None:
 def tier_problem(model: str, backend: str, tier: str) -> str:
     """Why a tier cannot hold a model and which tiers can, as a sentence; "" where it can. Raises PresetError."""
     entry, trainer = _model(model), trainer_of(model, backend)
-    if _tier_entry(entry, trainer, tier) is not None:
+    if tier_entry(entry, trainer, tier) is not None:
         return ""
     return f"{entry['name']} does not fit: {trainer['too_small']}; choose {smallest_tier(model, backend)} or more"
 
@@ -308,7 +276,7 @@ def tier_flags(model: str, backend: str, tier: str) -> dict[str, Any]:
         PresetError: there is no such model, or the trainer cannot train it.
     """
     trainer = trainer_of(model, backend)
-    entry = _tier_entry(_model(model), trainer, tier)
+    entry = tier_entry(_model(model), trainer, tier)
     return {} if entry is None else {**trainer["memory"], **entry["flags"]}
 
 

@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runs.evolution import Losses
 from runs.files import Fault, RunError, atomic_write, building, explained
 from runs.paths import datasets_dir, outputs_dir, slug
 
@@ -326,20 +327,10 @@ def _row(run: str, values: dict[str, float]) -> dict[str, Any]:
 @lru_cache(maxsize=200)
 def _losses(path: Path, _changed_ns: int) -> tuple[float | None, float | None, float | None]:
     """(final, best, lowest validation loss) of a run; the last line of a step counts, as it was trained last."""
-    steps: dict[int, float] = {}
-    validations: dict[int, float] = {}
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-                step, kind = row["step"], row["kind"]
-                value = row["loss"] if kind == "step" else row["val_loss"] if kind == "validation" else None
-            except (ValueError, KeyError, TypeError):
-                continue
-            if isinstance(step, int) and isinstance(value, int | float):
-                (steps if kind == "step" else validations)[step] = float(value)
-    losses = [steps[step] for step in sorted(steps)]
-    val = min(validations.values(), default=None)
+    found = Losses(path)
+    found.update()
+    losses = found.between(0, len(found.by_step))
+    val = min(found.validation.values(), default=None)
     if not losses:
         return None, None, val
     width = max(1, min(WINDOW, len(losses) // 10))

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -186,8 +185,7 @@ def small_checkout(folder: Path) -> Path:
     return folder
 
 
-def test_branches_and_constants_are_followed_and_nothing_is_guessed(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_branches_and_constants_are_followed_and_nothing_is_guessed(tmp_path):
     flags = schema.sd_scripts(small_checkout(tmp_path / "c"), "train.py")
     assert list(flags) == ["pick", "depth", "made"]
     assert flags["pick"]["choices"] == ["a", "b"] and flags["pick"]["help"] == "one of"
@@ -195,20 +193,12 @@ def test_branches_and_constants_are_followed_and_nothing_is_guessed(tmp_path, mo
     assert flags["made"]["default"] is None and flags["made"]["default_is_computed"]
 
 
-def test_the_read_is_cached_by_commit(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_the_source_is_read_again_after_a_change_of_commit(tmp_path):
     checkout = small_checkout(tmp_path / "c")
     first = schema.sd_scripts(checkout, "train.py")
-    (kept,) = (tmp_path / "cache/hangproof").iterdir()
     (checkout / "library/args.py").write_text("def add_more(parser, *a, **k): pass\n")
-    assert schema.sd_scripts(checkout, "train.py") == first, "same commit: from the cache"
+    assert schema.sd_scripts(checkout, "train.py") == first != {}, "the same commit"
     (checkout / ".git/packed-refs").write_text("b" * 40 + " refs/heads/main\n")
-    assert schema.sd_scripts(checkout, "train.py") == {}
-    kept.write_text("{ half a fi")
-    (checkout / ".git/packed-refs").write_text("a" * 40 + " refs/heads/main\n")
-    assert schema.sd_scripts(checkout, "train.py") == {}, "a damaged cache is written again"
-    shutil.rmtree(tmp_path / "cache")
-    (tmp_path / "cache").write_text("a file where the folder should be")
     assert schema.sd_scripts(checkout, "train.py") == {}
 
 
