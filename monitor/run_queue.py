@@ -181,30 +181,18 @@ def find_entry(queue: Queue, run: str) -> Entry:
     raise MonitorError(f"{run} is not in the queue")
 
 
-def rename(old: str, new: str) -> None:
-    """A run has another name: keep its place. Raises MonitorError, OSError."""
-    _rename(old, new)
-
-
 def forget(run: str) -> None:
     """A run is deleted: a new run of its name does not inherit its place. Raises MonitorError, OSError."""
-    _rename(run, None)
-
-
-def _rename(old: str, new: str | None) -> None:
-    if not any(old in (entry.run, *entry.sweep) for entry in read().entries):
+    if not any(run in (entry.run, *entry.sweep) for entry in read().entries):
         return
     with changing() as held:
-        entries = []
-        for entry in held[0].entries:
-            if entry.sweep:
-                sweep = tuple(name for run in entry.sweep if (name := new if run == old else run) is not None)
-                entries += [replace(entry, sweep=sweep)] * bool(sweep)
-            elif entry.run != old:
-                entries.append(entry)
-            elif new is not None:
-                entries.append(replace(entry, run=new))
-        held[0] = replace(held[0], entries=tuple(entries))
+        entries = [replace(entry, sweep=tuple(one for one in entry.sweep if one != run)) for entry in held[0].entries]
+        kept = (
+            new
+            for old, new in zip(held[0].entries, entries, strict=True)
+            if (new.sweep if old.sweep else old.run != run)
+        )
+        held[0] = replace(held[0], entries=tuple(kept))
 
 
 # ---- what is free ----

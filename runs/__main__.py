@@ -44,9 +44,9 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("run", nargs="?", help="name or folder of a run")
     render = commands.add_parser("render", help="make a run again after its run.toml was changed: its job and script")
     render.add_argument("run", help="name or folder of a run")
-    rename = commands.add_parser("rename", help="rename a run with its data set, LoRA files, states and samples")
+    rename = commands.add_parser("rename", help="give a run another label; its folder and files keep their names")
     rename.add_argument("run", help="name or folder of a run")
-    rename.add_argument("new_name", help="the new name")
+    rename.add_argument("label", help="the name that the page shows")
     delete = commands.add_parser("delete", help="delete a run with its LoRA files, checkpoints, samples and log")
     delete.add_argument("run", help="name or folder of a run")
     delete.add_argument("--images", action="store_true", help="also delete its data set: images and captions")
@@ -165,21 +165,14 @@ def render(args: argparse.Namespace) -> int:
 
 
 def rename(args: argparse.Namespace) -> int:
-    """Rename a run."""
-    from monitor import run_queue  # only here: an entry point puts the parts together
-    from monitor.process.tree import idle
-    from monitor.run_folder import MonitorError
+    """Give a run another label."""
     from runs import manage
 
-    before = runs.run_folder(args.run).name
-    folder = manage.rename(args.run, args.new_name, idle)
-    try:
-        run_queue.rename(before, folder.name)
-    except (MonitorError, OSError) as error:
-        raise runs.RunError(f"{before} was renamed, but not in the queue: {error}; add it there again") from error
-    print(folder)
+    manage.rename(args.run, args.label)
+    folder = runs.run_folder(args.run)
+    print(f"{folder}: {manage.label_of(folder)}")
     if args.json:
-        print(json.dumps({"folder": str(folder)}))
+        print(json.dumps({"folder": str(folder), "label": manage.label_of(folder)}))
     return 0
 
 

@@ -131,23 +131,9 @@ def with_values(spec: "RunSpec", values: Mapping[str, str]) -> "RunSpec":
     return spec.changed(environment={**spec.environment, **values}, secrets=sorted({*spec.secrets, *values}))
 
 
-def move(before: Path, after: Path) -> None:
-    """The file of a run that is renamed."""
-    if path_of(before).exists():
-        os.replace(path_of(before), path_of(after))
-
-
 def forget(folder: Path) -> None:
     """Remove the file of a run that is deleted, or that has no secret any more."""
     path_of(folder).unlink(missing_ok=True)
-
-
-def without_value(spec: "RunSpec", folder: Path) -> list[str]:
-    """The secrets that neither the spec, nor the file of `folder`, nor this process's environment has."""
-    known = read(folder)
-    return [
-        name for name in spec.secrets if not (spec.environment.get(name) or known.get(name) or os.environ.get(name))
-    ]
 
 
 def kept_text(names: Iterable[str]) -> str:

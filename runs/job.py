@@ -257,12 +257,6 @@ def moved(job: Job, here: dict[str, str]) -> Job:
     return replace(job, commands=move(job.commands), dataset=move(job.dataset), spec=spec, places=here)
 
 
-def renamed(job: Job, name: str) -> Job:
-    """The job of the run with another name."""
-    flags = {"output_name": slug(name)}
-    return job.patched({"spec": {"name": name}, "commands": {str(len(job.commands) - 1): {"flags": flags}}})
-
-
 def for_platform(job: Job, folder: Path, platform: str) -> Job:
     """The job on another system, whose data loader has other rules. RunError: as `run_spec`."""
     if job.platform == platform:

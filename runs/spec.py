@@ -4,6 +4,7 @@ A pydantic model, because its errors name the field and because unknown keys mus
 are in validation.py). The script, the data-set file and the prompts are rendered from it: the same spec gives the same bytes.
 """
 
+import contextlib
 import re
 from functools import cached_property
 from pathlib import Path
@@ -35,8 +36,6 @@ ALIASES = {
     "max_data_loader_n_workers": "workers",
     "log_with": "trackers",
 }
-# Fields that were flags in `extra` in older files.
-ONCE_EXTRA = ("validation_split", "validate_every_n_steps")
 # Flags that the run's folder determines.
 RESERVED_FLAGS = (
     "output_dir",
@@ -129,9 +128,6 @@ class RunSpec(BaseModel):
             except presets.PresetError as error:
                 raise FieldError("model", str(error)) from error
             data = {"backend": presets.backend_of(key), **presets.models()[key]["settings"], **data, "model": key}
-        extra = data.get("extra")
-        if isinstance(extra, dict) and (moved := {k: extra[k] for k in ONCE_EXTRA if k in extra and k not in data}):
-            data = {**data, **moved, "extra": {k: v for k, v in extra.items() if k not in moved}}
         data = env_file.moved(data)
         if isinstance(data.get("tier"), str):
             data = {**data, "tier": data["tier"].strip().upper().removesuffix("+")}
@@ -286,7 +282,12 @@ def load(folder: Path) -> RunSpec:
     except RunError as error:
         raise RunError(f"{path}: {error}") from error
     if env_file.exposed(fields):
-        from runs.manage import settle
-
-        settle(Path(folder), spec)
+        _settle(Path(folder), spec)
     return env_file.filled(spec, Path(folder))
+
+
+def _settle(folder: Path, spec: RunSpec) -> None:
+    """Move the secrets that a person wrote into `run.toml` to their own file; a disk that cannot be written stays as it is."""
+    if not any(part.startswith(".") for part in folder.absolute().parts[-2:]):  # one that is being made or fetched
+        with contextlib.suppress(OSError, RunError):
+            save(folder, spec)

@@ -99,9 +99,9 @@ def train_longer(run: str, total: int) -> dict[str, Any]:
 
 
 def rename_run(run: str, name: str) -> dict[str, Any]:
-    """Rename a run that is not running, with its data set and its LoRA files."""
-    folder = manage.rename(calls.folder_of(run), name, jobs.idle)
-    queue.follow_rename(run, folder.name)
+    """Give a run another label. Its folder and its files keep their names."""
+    folder = calls.folder_of(run)
+    manage.rename(folder, name)
     return _row(view.read(folder))
 
 

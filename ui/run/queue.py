@@ -151,14 +151,6 @@ def change(action: str, run: str, to: int | None = None) -> dict[str, Any]:
     return {"paused": []}
 
 
-def follow_rename(old: str, new: str) -> None:
-    """A run has another name: it keeps its place. RunError: the queue cannot be written."""
-    try:
-        run_queue.rename(old, new)
-    except (MonitorError, OSError) as error:
-        raise RunError(f"The run was renamed, but not in the queue: {error}. Add it to the queue again") from error
-
-
 def follow_delete(run: str) -> None:
     """A run is deleted: it leaves the queue. One that stays there is not started, because its folder is gone."""
     with contextlib.suppress(MonitorError, OSError):

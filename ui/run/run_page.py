@@ -347,11 +347,10 @@ def delete(selected: str, images: bool, search: str) -> list[Any]:
 def rename(selected: str, name: str, search: str) -> list[Any]:
     """Rename the selected run. The panel stays open when the name cannot be used."""
     try:
-        folder = manage.rename(selected, name, jobs.idle)
-        queue.follow_rename(selected, folder.name)
+        manage.rename(selected, name)
     except runs.RunError as error:
         return [*render(selected, "", search), notice(str(error).splitlines(), "bad"), *[gr.skip()] * 5]
-    return [*render(folder.name, "", search), notice([f"Renamed to {name.strip()!r}."]), *close_panels()]
+    return [*render(selected, "", search), notice([f"Renamed to {name.strip()!r}."]), *close_panels()]
 
 
 def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[tuple[Any, ...]]:

@@ -120,7 +120,9 @@ class View:
 
 # The list -------------------------------------------------------------------------------------------------------------
 
-_views: dict[Path, tuple[Stamp, Stamp, View]] = {}  # run's folder -> stamps of run.toml and status.json, view
+_views: dict[
+    Path, tuple[tuple[Stamp, ...], View]
+] = {}  # run's folder -> stamps of the files that it is read from, view
 _lock = threading.Lock()  # two open tabs poll in two threads
 
 
@@ -129,15 +131,15 @@ def read(folder: Path) -> View:
     from monitor.process.locks import LOCK, is_held
     from monitor.state import with_age
 
-    spec_stamp, status_stamp = stamp(folder / "run.toml"), stamp(folder / "status.json")
+    stamps = tuple(stamp(folder / name) for name in ("run.toml", "status.json", manage.LABEL))
     known = _views.get(folder)
-    view = known[2] if known is not None and known[:2] == (spec_stamp, status_stamp) else _read(folder)
+    view = known[1] if known is not None and known[0] == stamps else _read(folder)
     state = view.status.get("state")
     alive = isinstance(state, str) and state not in FINAL and is_held(folder / LOCK)
     stale = with_age({**view.status, "alive": alive})["stale"] if alive else ""
     if alive != view.alive or stale != view.stale:
         view = View(view.folder, view.name, {**view.status, "alive": alive, "stale": stale}, view.problem, view.spec)
-    _views[folder] = (spec_stamp, status_stamp, view)
+    _views[folder] = (stamps, view)
     return view
 
 
@@ -149,7 +151,7 @@ def _read(folder: Path) -> View:
         # As plain values, not validated, because validating every run of the list takes too long.
         spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
         if env_file.exposed(spec):
-            spec = runs.load(folder).public()  # takes the secrets out of the files that an earlier version wrote
+            spec = runs.load(folder).public()  # takes the secrets out of the files that a person wrote
     except (OSError, ValueError, runs.RunError) as error:
         problem = f"{folder / 'run.toml'} cannot be read: {error}"
     try:
@@ -161,19 +163,8 @@ def _read(folder: Path) -> View:
         pass  # incomplete: it is replaced within a second
     except OSError as error:
         problem = f"{folder / 'status.json'} cannot be read: {error}"
-    name = spec.get("name")
+    name = manage.label_of(folder) or spec.get("name")
     return View(folder, name if isinstance(name, str) else folder.name, {**now, "alive": False}, problem, spec)
-
-
-def finish_renames() -> None:
-    """Complete a rename that was interrupted; one that another thread is at is left to it."""
-    from monitor.process.tree import idle
-
-    if manage.BUSY.acquire(blocking=False):
-        try:
-            manage.finish_interrupted(idle)
-        finally:
-            manage.BUSY.release()
 
 
 def read_all() -> list[View]:
@@ -184,8 +175,6 @@ def read_all() -> list[View]:
             names = [entry.name for entry in entries]
     except OSError:
         names = []
-    if any(name.startswith(manage.RENAMING) for name in names):
-        finish_renames()
     names = [name for name in names if not name.startswith(".")]
     outputs = runs.outputs_dir()
     for name in names:

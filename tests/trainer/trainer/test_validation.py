@@ -178,13 +178,6 @@ def test_the_spec_gives_each_trainer_its_flags(tmp_path):
         runs.make({"name": "t", "model": "z-image", "backend": "musubi", "validation_split": 0.1})
 
 
-def test_an_older_spec_with_the_flags_in_extra_still_loads():
-    old = {"name": "t", "model": "tiny-flux", "extra": {"validation_split": 0.1, "validate_every_n_steps": 5, "x": 1}}
-    spec = runs.make(old)
-    assert (spec.validation_split, spec.validate_every_n_steps, spec.extra) == (0.1, 5, {"x": 1})
-    assert runs.make(spec.model_dump()) == spec
-
-
 def test_the_plan_leaves_out_what_is_held_out():
     spec = runs.make({"name": "t", "model": "tiny-flux", "repeats": 1, "epochs": 2, "validation_split": 0.25})
     assert (

@@ -26,8 +26,7 @@ from launch.store.lease import Lease
 from launch.store.places import open_place
 from monitor.process.tree import idle
 from monitor.run_folder import RunFolder
-from monitor.state import spec_hash
-from runs import adopt_script, custom_script, env_file, manage, sweep
+from runs import custom_script, env_file, manage, sweep
 from ui.api import drafts as api
 from ui.dataset import draft
 from ui.new import form, importing, script_editor, templates
@@ -223,11 +222,8 @@ def test_copies_of_a_run_have_its_secrets_and_its_file_goes_where_it_goes(made, 
     list(run_page.copy_to_new_lora("cat", "", draft_id))
     again = start(draft_id)
     assert again != made and env_file.read(again)["WANDB_API_KEY"] == VALUE
-    renamed = manage.rename("cat", "dog", idle)
-    assert not private(made).exists() and env_file.read(renamed)["WANDB_API_KEY"] == VALUE
-    assert str(private(renamed)) in (renamed / "train.sh").read_text()
-    manage.delete("dog", idle)
-    assert not private(renamed).exists()
+    manage.delete("cat", idle)
+    assert not private(made).exists()
     assert [path for path in exposed_in(data, VALUE, OTHER) if not path.startswith(".secrets/")] == []
 
 
@@ -259,68 +255,18 @@ def test_a_secret_that_is_typed_letter_by_letter_is_whole_at_the_end(data):
     assert env_file.read(draft.folder(draft_id)) == {}, "it is no longer named"
 
 
-def old_run(root: Path) -> Path:
-    """A run as an earlier version wrote it: with the value in run.toml, train.sh and a later attempt's script."""
-    folder = runs.create(spec(**{**FIELDS, "store": ""}), pictures(root / "photos"))
-    (folder / "job.json").unlink()
-    toml = (folder / "run.toml").read_text()
-    text = toml.replace("[environment]\n", f'[environment]\nWANDB_API_KEY = "{VALUE}"\n')
+def test_secrets_that_a_person_writes_into_run_toml_are_moved_when_it_is_read(data, tmp_path):
+    folder = runs.create(spec(**{**FIELDS, "store": ""}), pictures(data / "photos"))
+    text = (folder / "run.toml").read_text()
+    text = text.replace("[environment]\n", f'[environment]\nWANDB_API_KEY = "{VALUE}"\n')
     text = text.replace("[extra]\n", f'[extra]\nhuggingface_token = "{OTHER}"\n')
     (folder / "run.toml").write_text(text)
-    script = (folder / "train.sh").read_text()
-    for name in ("train.sh", "train.attempt-2.sh"):
-        lines = f"export WANDB_API_KEY={VALUE}\n# changed by hand\n"
-        (folder / name).write_text(
-            script.replace("export PYTHONUTF8=1\n", lines, 1).rstrip("\n") + f" \\\n  --huggingface_token {OTHER}\n"
-        )
-    return folder
-
-
-def test_a_run_of_an_earlier_version_is_put_right_when_it_is_read_and_can_go_on(data, tmp_path):
-    folder = old_run(data)
-    known = spec_hash(folder)
-    for file in ("monitor.json", "status.json"):
-        (folder / file).write_text(
-            json.dumps({"spec_hash": known, "version": 2, "checkpoint": {"path": "/fast/cat-state"}})
-        )
-    assert VALUE in (folder / "run.toml").read_text() and VALUE in (folder / "train.sh").read_text()
     assert view.read(folder).spec["secrets"] == ["HF_TOKEN", "WANDB_API_KEY"]
     assert [path for path in exposed_in(data, VALUE, OTHER) if not path.startswith(".secrets/")] == []
     assert env_file.read(folder) == {"HF_TOKEN": OTHER, "WANDB_API_KEY": VALUE}
-    assert "# changed by hand" in (folder / "train.sh").read_text(), "the rest of a script stays"
-    values = json.loads((folder / "monitor.json").read_text())
-    assert values["spec_hash"] == spec_hash(folder) != known, "its state and its changes stay valid"
-    assert values["checkpoint"] == {"path": "/fast/cat-state"}
     program = executable(tmp_path / "python", '#!/bin/sh\necho "$WANDB_API_KEY $HF_TOKEN" "$@"\n')
-    for name in ("train.sh", "train.attempt-2.sh"):
-        done = run_script(folder / name, program)
-        assert done.returncode == 0, done.stderr
-        said = done.stdout.decode()
-        assert said.startswith(f"{VALUE} {OTHER} ")
-        assert "--huggingface_token" not in said and "--output_name cat" in said
-    script = runs.write_attempt(folder, runs.pinned(folder), 3, folder / "cat-state")
-    assert run_script(script, program).stdout.decode().startswith(f"{VALUE} {OTHER} ")
-
-
-def test_a_script_that_was_edited_with_an_earlier_version_keeps_its_lines(data, tmp_path):
-    plain = spec(**{**FIELDS, "store": ""})
-    folder = runs.create(plain, pictures(data / "photos"))
-    base = runs.load(folder)
-    generated = runs.script(base, folder)
-    mine = generated.replace("set -eu\n", f"set -eu\nexport WANDB_API_KEY={VALUE}\necho hello\n", 1)
-    adopted = adopt_script.adopt(base, generated.replace("set -eu\n", "set -eu\necho hello\n", 1), folder)
-    text = runs.dumps(adopted)
-    assert "echo hello" in text
-    (folder / "run.toml").write_text(text.replace("echo hello\n", f"export WANDB_API_KEY={VALUE}\necho hello\n", 1))
-    loaded = runs.load(folder)
-    assert loaded.environment["WANDB_API_KEY"] == VALUE and VALUE not in loaded.edited.script
-    assert [path for path in exposed_in(data, VALUE) if not path.startswith(".secrets/")] == []
-    runs.render(folder)
-    script = (folder / "train.sh").read_text()
-    assert "echo hello" in script and str(private(folder)) in script and VALUE not in script
-    program = executable(tmp_path / "python", '#!/bin/sh\necho "$WANDB_API_KEY"\n')
-    assert run_script(folder / "train.sh", program).stdout.decode() == f"hello\n{VALUE}\n"
-    assert mine != generated
+    said = run_script(runs.render(folder), program).stdout.decode()
+    assert said.startswith(f"{VALUE} {OTHER} ") and "--huggingface_token" not in said
 
 
 @pytest.mark.parametrize("written", [

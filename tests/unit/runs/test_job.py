@@ -1,6 +1,5 @@
 """A run is resolved once: every attempt runs its job.json, whatever the tables or run.toml say since."""
 
-import contextlib
 import json
 import os
 import subprocess
@@ -18,7 +17,7 @@ from launch import bundle
 from monitor.run_folder import RunFolder
 from monitor.state import spec_edited, spec_hash
 from runs import job as jobs
-from runs import manage, mitigate
+from runs import mitigate
 from runs.command import words
 from runs.pin import adopted, pinned, write
 from runs.scripts import rendered
@@ -62,14 +61,11 @@ def folder_of(tmp_path, **fields) -> Path:
     return runs.create(spec(**fields), pictures(tmp_path / "in"))
 
 
-def test_a_hostile_name_and_place_hold_through_a_rename_and_a_move(tmp_path, monkeypatch):
+def test_a_hostile_name_and_place_hold_through_a_move(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "da ta's $(x)"))
     folder = folder_of(tmp_path, name='写真 `it\'s` $(id) "x"', prompts=["a"], sample_every_n_steps=2)
-    before = pinned(folder)
-
-    folder = manage.rename(folder, "other %PATH% & 写真2", lambda _: contextlib.nullcontext(True))
     job = pinned(folder)
-    assert job.digest == before.digest and job.flags["output_name"] == folder.name == job.slug
+    assert job.flags["output_name"] == folder.name == job.slug
     assert job.flags["output_dir"] == str(folder) and job.flags["sample_prompts"] == f"{folder}/sample_prompts.txt"
     assert rendered(job) == (folder / "train.sh").read_text() == runs.script(runs.load(folder), folder)
     assert not spec_edited(folder)

@@ -23,7 +23,7 @@ def same_state(before, after) -> bool:
 EVERYTHING = {
     "backend": "sd-scripts", "tier": "20G", "batch_size": 4, "gpus": 2, "prompts": ["x"], "sample_every_n_steps": 5,
     "trackers": "wandb", "mixed_precision": "fp16", "gradient_accumulation": 3,
-    "extra": {"blocks_to_swap": 18, "validation_split": 0.1, "sample_at_first": True},
+    "validation_split": 0.1, "extra": {"blocks_to_swap": 18, "sample_at_first": True},
 }  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_a_smaller_tier_is_not_undone_by_extra_flags():
     ("name", "fields"),
     [
         ("no_block_swap", {"extra": {"blocks_to_swap": "0"}}),
-        ("validation_off", {"extra": {"validate_every_n_steps": 5}}),
+        ("validation_off", {"validate_every_n_steps": 5}),
         ("hub_offline", {"environment": {"HF_HUB_OFFLINE": "true"}}),
         ("fp32_guard", {"mixed_precision": "no"}),
         ("cache_aside", {"extra": {"cache_latents_to_disk": False, "cache_text_encoder_outputs_to_disk": False}}),
