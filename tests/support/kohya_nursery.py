@@ -27,9 +27,8 @@ _starting = threading.Lock()
 
 def run(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run a command of a trainer's interpreter; both streams are in `stdout`. Raises subprocess.TimeoutExpired."""
-    if (
-        not hasattr(os, "fork") or env.get("HF_HUB_OFFLINE") == "0"
-    ):  # where the hub is, its libraries read once, at their import
+    # Where the hub and its cache are, its libraries read once, at their import.
+    if not hasattr(os, "fork") or env.get("HF_HUB_OFFLINE") == "0" or "HF_HUB_CACHE" in env:
         return subprocess.run(
             command, env=env, cwd=cwd, timeout=timeout_s, check=False, text=True, encoding="utf-8", errors="replace",
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
