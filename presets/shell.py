@@ -9,14 +9,16 @@ import bisect
 import functools
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from presets.syntax import UNKNOWN, Command, Fields, Word
+from presets.tables import PresetError
 
 if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
+    from tree_sitter import Language, Node
 
 OPAQUE = ("command_substitution", "process_substitution", "arithmetic_expansion", "translated_string")
 EXPANSIONS = ("simple_expansion", "expansion", *OPAQUE)
@@ -25,15 +27,31 @@ SETS_VARIABLES = ("read", "mapfile", "readarray", "unset", "getopts", "printf", 
 TOP_LEVEL = ("program", "declaration_command", "variable_assignments", "redirected_statement")
 NAME = re.compile(r"[A-Za-z_]\w*")
 ANSI = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "v": "\v"}
+PARSE_S = 10.0
+PIECE = 1 << 16  # bytes that the parser gets at a time
 ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|[uU]([0-9a-fA-F]{1,8})|(.?))", re.DOTALL)
 
 
 @functools.cache
-def _parser() -> "Parser":
+def _language() -> "Language":
     import tree_sitter
     import tree_sitter_bash
 
-    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+    return tree_sitter.Language(tree_sitter_bash.language())
+
+
+def _parse(text: bytes) -> "Node":
+    """The root of the script's tree. PresetError after PARSE_S: some text that is no script takes the parser hours."""
+    import tree_sitter
+
+    end_s = time.monotonic() + PARSE_S
+    try:
+        tree = tree_sitter.Parser(_language()).parse(
+            lambda offset, _: text[offset : offset + PIECE], progress_callback=lambda *_: time.monotonic() > end_s
+        )
+    except ValueError as error:
+        raise PresetError(f"the script cannot be read within {PARSE_S:g} s; check that it is a bash script") from error
+    return tree.root_node
 
 
 @dataclass
@@ -59,7 +77,7 @@ class Bash:
         plain = re.sub(r"[^\x00-\x7f]", "x", re.sub(r"\A\ufeff", " ", self.text))
         plain = re.sub(r"\\[ \t\\]", "xx", plain).replace("\\\r\n", " \\\n").replace("\r", " ")
         plain = re.sub(r"\\\s*\Z", lambda found: " " * len(found[0]), plain)
-        root = _parser().parse(plain.encode("ascii", "replace")).root_node
+        root = _parse(plain.encode("ascii", "replace"))
         self.unsure = set(_set_elsewhere(root, plain))
         self.out: list[Command] = []
         self._statement(root)

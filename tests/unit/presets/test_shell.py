@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from runs_helpers import executable
 
+from presets import PresetError, shell
 from presets.reader import commands, dialect
 
 PIECES = [
@@ -169,3 +170,10 @@ def test_batch_files_are_read():
     assert ["program", "second"] in found and ["program", "third"] in found
     places = next(c for c in commands(BATCH, "cmd") if c.words[0].value == "call").words
     assert BATCH[places[5].start : places[5].end] == '"%NAME%"'
+
+
+def test_text_that_the_parser_cannot_finish_is_refused(monkeypatch):
+    monkeypatch.setattr(shell, "PARSE_S", 0.2)
+    with pytest.raises(PresetError, match="cannot be read within 0.2 s"):
+        shell.Bash(")a b\n" * 20_000).commands()
+    assert [word.value for word in shell.Bash("echo 1").commands()[0].words] == ["echo", "1"]
