@@ -114,7 +114,7 @@ def test_the_page_lists_them_and_reads_only_what_changed(data, monkeypatch):
         lambda name, args: opened.append(str(args[0])) if name == "open" and str(args[0]).startswith(outputs) else None
     )
     first = view.read_all()
-    assert len(first) == NUMBER and len(opened) == 2 * NUMBER
+    assert len(first) == NUMBER and len(opened) == 3 * NUMBER
     html = cards.run_list(first, "run-0149")
     assert html.count("data-run=") == cards.LISTED and f"{NUMBER - cards.LISTED} older runs" in html
     opened.clear()
@@ -123,4 +123,4 @@ def test_the_page_lists_them_and_reads_only_what_changed(data, monkeypatch):
     path.write_text(path.read_text() + " ")
     opened.clear()
     view.read_all()
-    assert {Path(name).parent.name for name in opened} == {"run-0007"} and len(opened) == 2
+    assert {Path(name).parent.name for name in opened} == {"run-0007"} and len(opened) == 3
