@@ -3,7 +3,7 @@
 import html
 import re
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -14,6 +14,24 @@ ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-
 def esc(value: object) -> str:
     """Text as text, in markup and in attributes."""
     return html.escape(str(value), quote=True)
+
+
+def press(text: str, do: str, *, label: str = "", title: str = "", off: bool = False, **data: object) -> str:
+    """A button whose press triggers the event "act" of its component (ui/buttons.js) with {"do": `do`, **data}.
+
+    label: its name for a screen reader, where `text` is too short. off: it cannot be pressed.
+    """
+    values = "".join(f' data-{key}="{esc(value)}"' for key, value in data.items())
+    values += f' aria-label="{esc(label)}"' if label else ""
+    values += f' title="{esc(title or label)}"' if title or label else ""
+    values += ' aria-disabled="true"' if off else ""
+    return f'<button type="button" class="hp-button hp-quiet" data-do="{esc(do)}"{values}>{esc(text)}</button>'
+
+
+def pressed(event: Any, key: str) -> str:
+    """A value of the button that was pressed; "" where the browser sent none."""
+    value = getattr(event, key, "")
+    return value if isinstance(value, str) else ""
 
 
 @cache

@@ -68,7 +68,7 @@ def theme() -> gr.themes.Base:
     )
 
 
-RUNS = "Runs"  # label of the tab
+RUNS, FLEET = "Runs", "Other machines"  # labels of tabs
 TABS = ("new", "runs", "fleet", "doctor")
 # Puts the tab into the page's address; that of a run is put there by ui/run/run_address.js.
 SHOW_TAB = """() => {
@@ -154,13 +154,24 @@ def build(login: bool = False) -> gr.Blocks:
                 new = new_lora.build()
             with gr.Tab(RUNS, id="runs"):
                 run = run_page.build()
-            with gr.Tab("Other machines", id="fleet") as fleet_tab:
-                fleet_page.build()
+            with gr.Tab(FLEET, id="fleet") as fleet_tab:
+                fleet_timer = fleet_page.build()
             with gr.Tab("Doctor", id="doctor") as doctor_tab:
                 doctor_page.build(doctor_tab)
         _wire_new(new, draft_id)
         _wire_runs(run)
-        _wire_tabs(page, new, note, run, tabs, (new_tab, fleet_tab, doctor_tab), draft_id, started, messages)
+        _wire_tabs(
+            page,
+            new,
+            note,
+            run,
+            tabs,
+            (new_tab, fleet_tab, doctor_tab),
+            (run.timer, fleet_timer),
+            draft_id,
+            started,
+            messages,
+        )
     return page
 
 
@@ -240,6 +251,11 @@ def _wire_runs(run: run_page.RunPage) -> None:
     run.timer.tick(queue=False, **refresh)
     run.search.input(trigger_mode="always_last", **refresh)
     run.parts["list"].pick(run_page.pick, run.search, [*run.outputs, run.notice, run.confirmed, *run.panels], **quiet)
+    run.parts["actions"].act(run_page.on_action, run.selected, run.notice, **quiet).then(**refresh)
+    run.parts["queue"].act(run_page.on_queue, None, [run.notice, run.sweep_panel, run.sweep_table], **quiet).then(
+        **refresh
+    )
+    run.sweep_close.click(lambda: gr.update(visible=False), None, run.sweep_panel, **quiet)
     run.stop.click(None, None, run.stop, js=run_page.STOPPING, **quiet)
     run.stop.click(run_page.stop, shown[:2], [run.notice, run.seen], **quiet).then(**refresh)
     run.go.click(run_page.start, [run.selected, run.total], run.notice, **quiet).then(**refresh)
@@ -264,6 +280,7 @@ def _wire_tabs(
     run: run_page.RunPage,
     tabs: gr.Tabs,
     other_tabs: tuple[gr.Tab, ...],
+    timers: tuple[gr.Timer, gr.Timer],
     draft_id: gr.BrowserState,
     started: gr.State,
     messages: gr.State,
@@ -278,12 +295,13 @@ def _wire_tabs(
         shown = asked if asked in TABS else "runs" if selected else ""
         draft = new_lora.load(stored)
         tab = gr.update(selected=shown) if shown else gr.skip()
-        return [*draft, *run_page.render(selected, ""), tab, gr.Timer(active=shown == "runs")]
+        active = [gr.Timer(active=shown == "runs"), gr.Timer(active=shown == "fleet")]
+        return [*draft, *run_page.render(selected, ""), tab, *active]
 
     page.load(
         opened,
         draft_id,
-        [draft_id, new.images, new.problem, *fields, *run.outputs, tabs, run.timer],
+        [draft_id, new.images, new.problem, *fields, *run.outputs, tabs, *timers],
         js=new_lora.DRAFT,
         **quiet,
     ).then(None, [draft_id, *fields], fields, js=new_lora.RESTORE, **quiet).then(
@@ -320,14 +338,14 @@ def _wire_tabs(
         **quiet,
     ).then(show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **quiet)
     # One event for all tabs: of separate ones, the answer for the tab that the page opened with could arrive last.
-    tabs.select(_watch_runs, None, run.timer, trigger_mode="always_last", **quiet)
+    tabs.select(_watch, None, timers, trigger_mode="always_last", **quiet)
     for other in other_tabs:
         other.select(None, None, None, js=SHOW_TAB % json.dumps(other.id), **quiet)
 
 
-def _watch_runs(event: gr.SelectData) -> gr.Timer:
-    """The timer that reads the runs works while their tab is shown."""
-    return gr.Timer(active=event.value == RUNS)
+def _watch(event: gr.SelectData) -> list[gr.Timer]:
+    """The timers that read the runs, here and on other machines, work while their tab is shown."""
+    return [gr.Timer(active=event.value == RUNS), gr.Timer(active=event.value == FLEET)]
 
 
 def allowed_paths() -> list[str]:

@@ -45,14 +45,13 @@ PARTS = {
     "choice_notes": ("new/choice_notes",),
     "sweep": ("new/sweep",),
     "run_list": ("run/run_list",),
-    "run_queue": ("run/queue",),
-    "run_actions": ("run/actions", "run/run_address"),
+    "buttons": ("buttons", "run/run_times"),
+    "run_actions": ("buttons", "run/run_address"),
     "run_head": ("run/run_times", "run/run_connection"),
     "run_times": ("run/run_times",),
     "charts": ("run/plot", "run/charts"),
     "log_view": ("run/run_times", "run/log_view"),
     "launch_tab": ("run/launch_tab",),
-    "fleet_page": ("run/fleet_page",),
     "rehearsal": ("new/rehearsal",),
     "setup": ("new/setup",),
     "script_editor": ("new/script_editor",),
@@ -113,6 +112,13 @@ def loader(name: str, *events: str) -> str:
         f".then((page) => page.{name}({{ element, props, server, trigger, watch }}), "
         '() => dispatchEvent(new Event("vite:preloadError")));'  # again.js
     )
+
+
+def drawn(part: str, elem_id: str, *events: str) -> "gr.HTML":
+    """A component whose value is markup of the server's; a part of the script triggers its `events`."""
+    import gradio as gr
+
+    return gr.HTML(elem_id=elem_id, js_on_load=loader(part, *events), apply_default_css=False)
 
 
 def component(

@@ -5,7 +5,6 @@ from typing import Any
 import doctor_tools
 import presets
 from ui import doctor_page
-from ui.api.checks import page_answer
 from ui.new import try_it
 from ui.run import control, drill, fleet_page
 
@@ -73,22 +72,22 @@ def start_drill(kind: str = "worker") -> dict[str, Any]:
 
 def list_fleet() -> list[dict[str, Any]]:
     """The runs on other machines, as their stores show them; a first call starts to read the stores."""
-    return list(page_answer(fleet_page.show_fleet({}))["stores"] or ())
+    return fleet_page.FLEET.snapshot() or []
 
 
-def add_store(address: str) -> dict[str, Any]:
+def add_store(address: str) -> None:
     """Keep the address of a store, such as s3://bucket/runs, so that `list_fleet` reads it. It holds no password."""
-    return page_answer(fleet_page.change_stores({"add": address}))
+    fleet_page.change_stores("add", address)
 
 
-def remove_store(address: str) -> dict[str, Any]:
+def remove_store(address: str) -> None:
     """Forget the address of a store; nothing in the store changes."""
-    return page_answer(fleet_page.change_stores({"remove": address}))
+    fleet_page.change_stores("remove", address)
 
 
-def stop_far_run(store: str, run: str) -> dict[str, Any]:
+def stop_far_run(store: str, run: str) -> None:
     """Ask the machine that trains a run to save a checkpoint and stop, through its store; `list_fleet` shows when it has."""
-    return page_answer(fleet_page.stop_far({"store": store, "run": run}))
+    fleet_page.stop_far(store, run)
 
 
 ACTIONS = (

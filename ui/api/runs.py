@@ -57,7 +57,7 @@ def run_status(run: str) -> dict[str, Any]:
             {"file": one.path.name, "at": one.at, "bytes": one.size, "final": one.final} for one in view.loras(folder)
         ],
         "incidents": [{"number": one.number, **one.fields} for one in view.incidents(folder)],
-        "actions": actions.value(shown)["do"],
+        "actions": actions.possible(shown),
     }
 
 
@@ -243,7 +243,7 @@ def preview_card(run: str, lora: str = "", description: str = "", licence: str =
 
 def list_queue() -> list[dict[str, Any]]:
     """The runs that wait for the GPU, the next one first."""
-    return list(queue.value(view.read_all())["entries"])
+    return queue.waiting_runs(view.read_all())
 
 
 def queue_run(run: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """What can be done with the selected run beside Start and Stop: sample images or a checkpoint now, a pause, a place in the queue.
 
-The buttons are one component: its script shows what `value` allows. The actions are the monitor's commands as functions, so the
-command line and the page do the same.
+The actions are the monitor's commands as functions, so the command line and the page do the same.
 """
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,41 +14,82 @@ from monitor.run_folder import EVENTS, MonitorError
 from runs.files import RunError
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE
-from ui.run import calls, queue, view
+from ui.html import esc, press
+from ui.run import queue, view
 from ui.run.readers import Stamp, stamp
 
 if TYPE_CHECKING:
     import gradio as gr
 
 STEPS = ("starting", "running", "suspect", "slow")  # states in which a request is done at the next step
+# action: (label, the label while it is being done, what it does)
+ACTIONS = {
+    "sample": ("Sample now", "Sampling…", "Makes the sample images of the current step. The training stays the same."),
+    "save": ("Save a checkpoint", "Saving…", "Saves a checkpoint and the LoRA of the current step."),
+    "pause": ("Pause", "Pausing…", "Saves a checkpoint, then ends the training, so that its GPU is free. Resume continues from there."),
+    "queue": ("Add to the queue", "", "It starts when the GPU is free and the runs before it have ended."),
+    "now": ("Run now", "", "Pauses the run that uses the GPU, trains this one, then goes on with the other."),
+    "cancel": ("Leave the queue", "", "The run and its files stay."),
+}  # fmt: skip
+SHOWN_S = 120.0  # an answer to a request stays so long
 KEPT_RUNS = 20
 EVENT_BYTES = 64 << 10
 _answers: dict[Path, tuple[Stamp, dict[str, Any] | None]] = {}  # run's folder -> stamp of its events, its last answer
 
 
-def value(shown: "view.View | None") -> dict[str, Any]:
-    """What the script shows: {"run", "do": [action], "waiting": [kind], "answer": {"id", "done", "message"} or None, "position"}.
-
-    position: the run's place in the queue, 0 for none.
-    """
+def possible(shown: "view.View | None") -> list[str]:
+    """The actions that the run's state allows."""
     if shown is None or shown.problem:
-        return {"run": "", "do": [], "waiting": [], "answer": None, "position": 0}
-    folder, state = shown.folder, shown.state
-    entries = queue.entries()
-    position = next((n for n, one in enumerate(entries, 1) if folder.name in (one.run, *one.sweep)), 0)
-    do = []
+        return []
+    state, position = shown.state, _position(shown.folder)
+    found = []
     if shown.running and state in STEPS:
-        do += ["sample"] * (shown.spec.get("sample_every_n_steps") != 0) + ["save"]
+        found += ["sample"] * (shown.spec.get("sample_every_n_steps") != 0) + ["save"]
     if shown.running and state not in ("stopping", "opening"):
-        do.append("pause")
+        found.append("pause")
     if not shown.running and state != "completed":
-        do += ["now", "cancel"] if position and entries[position - 1].run == folder.name else ["queue"] * (not position)
-    waiting = list(step_requests.waiting(folder)) if shown.running else []
-    return {"run": folder.name, "do": do, "waiting": waiting, "answer": _last_answer(folder), "position": position}
+        first = position and queue.entries()[position - 1].run == shown.folder.name
+        found += ["now", "cancel"] if first else ["queue"] * (not position)
+    return found
+
+
+def html(shown: "view.View | None") -> str:
+    """The buttons, and what came of the last request."""
+    if shown is None or shown.problem:
+        return ""
+    busy = step_requests.waiting(shown.folder) if shown.running else ()
+    if shown.running and view.stop_requested(shown.folder):
+        busy = (*busy, "pause")
+    buttons = []
+    for action in possible(shown):
+        label, doing, what = ACTIONS[action]
+        text = doing if action in busy else label
+        buttons.append(press(text, action, title=what, testid=f"do-{action}", off=action in busy))
+    note = _note(shown, busy)
+    said = f'<p class="hp-action-note" role="status" data-testid="action-note">{esc(note)}</p>' if note else ""
+    return f'<div class="hp-more-actions" data-run="{esc(shown.folder.name)}">{"".join(buttons)}</div>{said}'
+
+
+def _note(shown: "view.View", busy: tuple[str, ...]) -> str:
+    if "pause" in busy:
+        return "Pausing: it saves a checkpoint first."
+    for action in busy:
+        return f"{ACTIONS[action][0]}: requested. It is done when the current step is complete."
+    if position := _position(shown.folder):
+        return f"Waits in the queue, position {position}."
+    answer = _last_answer(shown.folder) if shown.running else None
+    if answer is None or (datetime.now(UTC) - answer["at"]).total_seconds() > SHOWN_S:
+        return ""
+    return f"{answer['message'][:1].upper()}{answer['message'][1:]}."
+
+
+def _position(folder: Path) -> int:
+    """The run's place in the queue, from 1; 0 for none."""
+    return next((n for n, one in enumerate(queue.entries(), 1) if folder.name in (one.run, *one.sweep)), 0)
 
 
 def _last_answer(folder: Path) -> dict[str, Any] | None:
-    """The newest answer to a request of this run."""
+    """The newest answer to a request of this run: {"at", "message"}."""
     path = folder / EVENTS
     now = stamp(path)
     known = _answers.get(folder)
@@ -65,7 +106,8 @@ def _last_answer(folder: Path) -> dict[str, Any] | None:
     for line in reversed([line for line in lines if mark in line]):
         try:
             event = json.loads(line)
-            found = {"id": str(event["id"]), "done": event.get("done") is True, "message": str(event["message"])[:300]}
+            at = datetime.fromisoformat(event["t"]).astimezone(UTC)
+            found = {"at": at, "message": str(event["message"])[:300]}
             break
         except (ValueError, KeyError, TypeError):
             continue
@@ -103,15 +145,6 @@ def act(folder: Path, action: str) -> dict[str, Any]:
     return {}
 
 
-def run_action(data: dict[str, Any]) -> dict[str, Any]:
-    """The script's call: {"run", "do"}."""
-
-    def action(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
-        return act(folder, str(data.get("do")))
-
-    return calls.answer(action, data)
-
-
 def build() -> "gr.HTML":
-    """The buttons; the value is that of `value`."""
-    return scripts.component("run_actions", "run-actions", run_action)
+    """The buttons; the value is that of `html`."""
+    return scripts.drawn("run_actions", "run-actions", "act")

@@ -8,20 +8,26 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import Any
+
+import gradio as gr
 
 from monitor.process.subjob import Subjob, python
+from runs.files import RunError
 from ui import scripts
-from ui.dataset.images import OUT_OF_DATE
+from ui.html import duration, esc, number, press, pressed
+from ui.run import view
+from ui.run.fold import QUIET
 
-if TYPE_CHECKING:
-    import gradio as gr
-
+TICK_S = 2.0
 REFRESH_S = 20.0  # between two readings of a store
 WATCHED_S = 15.0  # a tab that asked so recently is being looked at
 STORE_S = 90.0  # for one reading; the process has shorter limits of its own
 STOP_S = 60.0
 AT_ONCE = 6  # processes
+MOST_ADDRESS = 500  # characters
+REQUESTED = "Stop requested"
 
 
 @dataclass
@@ -31,6 +37,7 @@ class Store:
     runs: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
     read_s: float | None = None  # when `runs` was read
+    read_at: str = ""  # the same for people, in UTC
     tried_s: float | None = None
     job: Subjob | None = None
 
@@ -52,7 +59,7 @@ class Fleet:
     def snapshot(self) -> list[dict[str, Any]] | None:
         """What is known of each store; None until it is known which there are."""
         with self._lock:
-            self._asked_s = now_s = time.monotonic()
+            self._asked_s = time.monotonic()
             self._wake()
             if not self._listed:
                 return None
@@ -60,7 +67,7 @@ class Fleet:
                 {
                     "store": address,
                     "error": store.error,
-                    "age_s": None if store.read_s is None else round(now_s - store.read_s),
+                    "read_at": store.read_at,
                     "reading": store.job is not None,
                     "runs": [
                         {**one, "stop": self.stops.get((address, one["slug"]))} for one in store.runs if "slug" in one
@@ -126,7 +133,7 @@ class Fleet:
         for key, job in list(self._stopping.items()):
             if job.done():
                 del self._stopping[key]
-                self.stops[key] = f"The stop could not be requested: {_reason(job)}" if job.error else "Stop requested"
+                self.stops[key] = f"The stop could not be requested: {_reason(job)}" if job.error else REQUESTED
                 if key[0] in self.stores:
                     self.stores[key[0]].tried_s = None
 
@@ -141,7 +148,8 @@ def _take(store: Store, job: Subjob) -> None:
         return
     store.error = error
     if not error:
-        store.runs, store.read_s = [one for one in runs if isinstance(one, dict)], time.monotonic()
+        store.runs = [one for one in runs if isinstance(one, dict)]
+        store.read_s, store.read_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _reason(job: Subjob) -> str:
@@ -158,49 +166,178 @@ def _addresses() -> list[str]:
 FLEET = Fleet()
 
 
-# Calls of the script ------------------------------------------------------------------------------------------------------
+def change_stores(action: str, address: str) -> None:
+    """Add or remove ("add", "remove") the address of a store, and read the stores again. RunError: it cannot be one."""
+    from launch import fleet
+    from launch.common import LaunchError
+
+    if not address.strip():
+        raise RunError("Enter the address of a store, such as s3://bucket/runs")
+    if len(address) > MOST_ADDRESS or not address.isprintable():
+        raise RunError("This is not the address of a store")
+    try:
+        {"add": fleet.add, "remove": fleet.remove}[action](address)
+    except LaunchError as error:
+        raise RunError(str(error)) from error
+    FLEET.refresh()
 
 
-def show_fleet(data: dict[str, Any]) -> dict[str, Any]:
-    """What is known of all stores, "stores": None until it is known which there are; with {"refresh": true}, they are read again."""
+def stop_far(store: str, run: str) -> None:
+    """Request the stop of a run through its store. RunError: the store is not in the list."""
+    if store not in _addresses():
+        raise RunError(f"The store {store[:200]!r} is not in the list. Add it, then try again")
+    FLEET.stop(store, run)
+
+
+# The tab ------------------------------------------------------------------------------------------------------------------
+
+STATES = {
+    "queued": ("idle", "Queued"), "opening": ("busy", "Preparing"), "starting": ("busy", "Starting"), "running": ("good", "Training"),
+    "suspect": ("warn", "No progress"), "slow": ("warn", "Slow"), "recovering": ("warn", "Recovering"),
+    "backoff": ("warn", "Waiting to restart"), "stopping": ("busy", "Stopping"), "completed": ("done", "Completed"),
+    "failed": ("bad", "Failed"), "stopped": ("idle", "Stopped"), "paused": ("idle", "Paused"), "preempted": ("idle", "Interrupted"),
+    "unkillable": ("bad", "Stuck in the kernel"),
+}  # fmt: skip
+STALE_S = 180.0  # a machine that trains writes its status every 15 s
+HINT = "Runs on rented machines and clusters, read from the stores that they copy to. The stores of your own runs are included."
+NOTHING = '<div class="hp-empty"><strong>No store is known</strong><p>Add one above, or give a run a store.</p></div>'
+
+
+def html() -> str:
+    """Each store with its runs. All text is another machine's, so all of it goes through `esc`."""
     from launch.fleet import added
 
-    if isinstance(data, dict) and data.get("refresh") is True:
-        FLEET.refresh()
-    return {"ok": True, "stores": FLEET.snapshot(), "added": added()}
+    stores = FLEET.snapshot()
+    if stores is None:
+        return '<p class="hp-none">Looking for the stores…</p>'
+    own = added()
+    return "".join(_store(one, one["store"] in own) for one in stores) or NOTHING
 
 
-def change_stores(data: dict[str, Any]) -> dict[str, Any]:
-    """Add or remove the address of a store: {"add": address} or {"remove": address}."""
-    from launch.common import LaunchError
-    from launch.fleet import add, remove
+def _store(store: dict[str, Any], added: bool) -> str:
+    address = store["store"]
+    if store["read_at"]:
+        state = f"read {_time(datetime.fromisoformat(store['read_at']))}"
+    else:
+        state = "" if store["error"] else "Reading…" if store["reading"] else "Waiting…"
+    head = f'<strong>{esc(address)}</strong><span class="hp-hint">{state}</span>'
+    if added:
+        head += press("Remove", "remove", label=f"Remove {address} from this list", store=address)
+    parts = [f'<ul class="hp-store-list"><li>{head}</li></ul>']
+    if store["error"]:
+        parts.append(f'<div class="hp-problem hp-bad" role="status"><p>{esc(store["error"])}</p></div>')
+    elif store["read_at"] and not store["runs"]:
+        parts.append('<p class="hp-none">This store has no run.</p>')
+    parts += [_run(one, address) for one in store["runs"]]
+    return f'<section data-store="{esc(address)}">{"".join(parts)}</section>'
 
-    given = data if isinstance(data, dict) else {}
-    act = add if "add" in given else remove
-    address = given.get("add", given.get("remove"))
-    if not isinstance(address, str) or len(address) > 500 or not address.isprintable():
-        return {"ok": False, "error": OUT_OF_DATE}
-    if not address.strip():
-        return {"ok": False, "error": "Enter the address of a store, such as s3://bucket/runs"}
+
+def _run(run: dict[str, Any], store: str) -> str:
+    colour, state = STATES.get(run.get("state", ""), ("idle", "Unknown"))
+    ended, stop = run.get("state") in view.FINAL, run["stop"]
+    updated = _moment(run.get("updated_at"))
+    facts = []
+    if "step" in run:
+        planned = f" of {run['planned_steps']:,.0f}" if run.get("planned_steps") else ""
+        facts.append(("Step", f"{run['step']:,.0f}{planned}"))
+    if "loss" in run:
+        facts.append(("Loss", number(run["loss"], 3)))
+    if run.get("checkpoint_step"):
+        facts.append(("Last checkpoint", f"step {run['checkpoint_step']:,.0f}"))
+    if run.get("eta_s") and not ended:
+        facts.append(("Time left", duration(run["eta_s"])))
+    if "restarts" in run:
+        facts.append(("Restarts", f"{run['restarts']:,.0f}"))
+    rows = "".join(f"<div><dt>{name}</dt><dd>{esc(value)}</dd></div>" for name, value in facts)
+    if updated:
+        rows += f"<div><dt>Last update</dt><dd>{_time(updated)}</dd></div>"
+    lines = [run.get("reason") or run.get("message") or ""]
+    if run.get("holder"):
+        lines.append(f"{'Trained' if run.get('held') else 'Last trained'} by {run['holder']}.")
+    if not ended and updated and (datetime.now(UTC) - updated).total_seconds() > STALE_S:
+        lines.append("No update for a while: the machine may be gone. Another one can take over from the store.")
+    lines += [run.get("problem") or "", stop if stop and stop != REQUESTED else ""]
+    said = "".join(f"<p>{esc(line)}</p>" for line in lines if line)
+    if not ended:
+        asked = bool(run.get("stop_requested")) or stop in ("", REQUESTED)
+        label = f"Stop {run['name']}"
+        text = REQUESTED if asked else "Stop"
+        said += (
+            f"<div>{press(text, 'stop', label=label, off=asked, store=store, run=run['slug'], testid='far-stop')}</div>"
+        )
+    return (
+        f'<article class="hp-section hp-far" data-run="{esc(run["slug"])}"><header><strong>{esc(run["name"])}</strong>'
+        f'<span class="hp-pill hp-{colour}" data-testid="far-state">{state}</span></header>'
+        f'<dl class="hp-facts">{rows}</dl>{said}</article>'
+    )
+
+
+def _moment(text: object) -> datetime | None:
     try:
-        act(address)
-    except LaunchError as error:
-        return {"ok": False, "error": str(error)}
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _time(at: datetime) -> str:
+    """A time, which the page shows in the browser's own zone (ui/run/run_times.js)."""
+    return f'<time datetime="{at.isoformat()}">{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC</time>'
+
+
+def _problem(error: RunError) -> str:
+    return f'<p class="hp-job-note hp-bad" role="alert">{esc(error)}</p>'
+
+
+def _on_act(event: gr.EventData) -> list[str]:
+    store = pressed(event, "store")
+    try:
+        if pressed(event, "do") == "stop":
+            stop_far(store, pressed(event, "run"))
+        else:
+            change_stores("remove", store)
+    except RunError as error:
+        return [html(), _problem(error)]
+    return [html(), ""]
+
+
+def _on_add(address: str) -> list[Any]:
+    try:
+        change_stores("add", address)
+    except RunError as error:
+        return [html(), _problem(error), gr.skip()]
+    return [html(), "", ""]
+
+
+def _on_refresh() -> str:
     FLEET.refresh()
-    return {"ok": True}
+    return html()
 
 
-def stop_far(data: dict[str, Any]) -> dict[str, Any]:
-    """Request the stop of a run through its store: {"store", "run"}."""
-    store, slug = (data.get(key) if isinstance(data, dict) else None for key in ("store", "run"))
-    if not isinstance(store, str) or not isinstance(slug, str):
-        return {"ok": False, "error": OUT_OF_DATE}
-    if store not in _addresses():
-        return {"ok": False, "error": f"The store {store[:200]!r} is not in the list. Add it, then try again"}
-    FLEET.stop(store, slug)
-    return {"ok": True}
+def build() -> gr.Timer:
+    """The tab. Returns the timer that reads what is shown; it is active while the tab is selected."""
+    with gr.Column(elem_id="fleet", elem_classes="hp-fleet"):
+        gr.HTML(f'<h3>Other machines</h3><p class="hp-hint">{HINT}</p>', apply_default_css=False)
+        with gr.Row(elem_classes="hp-stores"):
+            address = gr.Textbox(
+                label="Address of a store",
+                placeholder="s3://bucket/runs, hf://buckets/me/runs, sftp://host/folder",
+                max_length=MOST_ADDRESS,
+                elem_id="store-address",
+                scale=3,
+            )
+            add = gr.Button("Add store", elem_id="store-add", scale=0, min_width=110)
+            again = gr.Button("Refresh", elem_id="store-refresh", scale=0, min_width=110)
+        problem = gr.HTML(apply_default_css=False)
+        shown = scripts.drawn("buttons", "fleet-stores", "act")
+        timer, drawn = gr.Timer(TICK_S, active=False), gr.State("")
 
+    def on_tick(before: str) -> list[Any]:
+        now = html()
+        return [gr.skip()] * 2 if now == before else [now, now]
 
-def build() -> "gr.HTML":
-    """The component. Its script asks for what it shows while its tab is open."""
-    return scripts.component("fleet_page", "fleet", show_fleet, change_stores, stop_far)
+    timer.tick(on_tick, drawn, [shown, drawn], **QUIET)
+    gr.on([add.click, address.submit], _on_add, address, [shown, problem, address], **QUIET)
+    again.click(_on_refresh, None, shown, **QUIET)
+    shown.act(_on_act, None, [shown, problem], **QUIET)
+    return timer

@@ -16,6 +16,7 @@ from runs import sweep
 from runs.files import RunError
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE, file_url
+from ui.html import duration, esc, press
 from ui.run import view
 from ui.run.readers import Stamp, stamp
 
@@ -39,10 +40,57 @@ def entries() -> tuple[run_queue.Entry, ...]:
     return _known[1].entries
 
 
-def value(everything: list[view.View]) -> dict[str, Any]:
-    """What the script shows: {"entries": those of `waiting_runs`, "sweeps": those of `newest_sweeps`}."""
-    views = {one.folder.name: one for one in everything}
-    return {"entries": waiting_runs(everything, views), "sweeps": newest_sweeps(views)}
+def html(everything: list[view.View]) -> str:
+    """The queue and the newest sweeps; "" where there is neither."""
+    waiting, sweeps = waiting_runs(everything), newest_sweeps({one.folder.name: one for one in everything})
+    if not waiting and not sweeps:
+        return ""
+    heading = f"Queue ({len(waiting)})" if waiting else "Queue"
+    items = "".join(_item(one, n, len(waiting)) for n, one in enumerate(waiting, 1))
+    listed = "".join(map(_sweep_item, sweeps))
+    return (
+        f'<section class="hp-queue" aria-label="Queue" data-testid="queue"><h3>{heading}</h3><ol>{items}</ol>'
+        f'<ul class="hp-sweeps" aria-label="Sweeps">{listed}</ul></section>'
+    )
+
+
+def _item(entry: dict[str, Any], place: int, last: int) -> str:
+    run, name = entry["run"], entry["name"]
+    buttons = [
+        press("↑", "up", label=f"Move up: {name}", off=place == 1, run=run),
+        press("↓", "down", label=f"Move down: {name}", off=place == last, run=run),
+        press("Try again", "retry", label=f"Try again: {name}", run=run)
+        if entry["problem"]
+        else press("Run now", "now", label=f"Run now, and pause what runs: {name}", run=run),
+        press("Cancel", "cancel", label=f"Remove from the queue: {name}", run=run),
+    ]
+    return (
+        f'<li class="{"hp-bad" if entry["problem"] else ""}" data-run="{esc(run)}">'
+        f'<span class="hp-queue-number">{place}</span><span class="hp-queue-name">{esc(name)}</span>'
+        f'<span class="hp-queue-about">{esc(_about(entry))}</span><div class="hp-queue-row">{"".join(buttons)}</div></li>'
+    )
+
+
+def _about(entry: dict[str, Any]) -> str:
+    if entry["problem"]:
+        return str(entry["problem"])
+    parts = [f"{entry['done']} of {entry['total']} started"] if entry["total"] else []
+    parts += ["paused"] * entry["paused"]
+    if (seconds := entry["starts_s"]) is not None:
+        parts.append("starts next" if seconds < 15 else f"starts in about {duration(seconds)}")
+    return " · ".join(parts)
+
+
+def _sweep_item(one: dict[str, Any]) -> str:
+    name = one["name"]
+    buttons = press("Compare", "table", label=f"Compare the runs of {name}", run=name)
+    if one["active"]:
+        buttons += press("Cancel all", "cancel", label=f"Cancel all runs of {name} that have not ended", run=name)
+    return (
+        f'<li data-run="{esc(name)}"><span class="hp-queue-name">{esc(name)}</span>'
+        f'<span class="hp-queue-about">{one["ended"]} of {one["total"]} have ended</span>'
+        f'<div class="hp-queue-row">{buttons}</div></li>'
+    )
 
 
 def newest_sweeps(views: dict[str, view.View]) -> list[dict[str, Any]]:
@@ -56,14 +104,14 @@ def newest_sweeps(views: dict[str, view.View]) -> list[dict[str, Any]]:
     return found
 
 
-def waiting_runs(everything: list[view.View], views: dict[str, view.View]) -> list[dict[str, Any]]:
+def waiting_runs(everything: list[view.View]) -> list[dict[str, Any]]:
     """The entries of the queue: {"run", "name", "done", "total", "paused", "problem", "starts_s"}.
 
     done, total: runs of a sweep that have started, and all of them; 0 for a single run. starts_s: seconds until its start,
     None while unknown.
     """
     global _checked_s
-    waiting = entries()
+    views, waiting = {one.folder.name: one for one in everything}, entries()
     if waiting and time.monotonic() - _checked_s >= CHECK_S:
         _checked_s = time.monotonic()
         run_queue.ensure_worker()
@@ -157,32 +205,64 @@ def follow_delete(run: str) -> None:
         run_queue.forget(run)
 
 
-def queue_action(data: dict[str, Any]) -> dict[str, Any]:
-    """The script's call: {"do": move, cancel, now or table; "run"; "to"}.
-
-    Returns:
-        {"ok", "paused", and what `value` returns after it}; for a sweep's table {"ok", "fields", "rows"}.
-    """
-    given = data if isinstance(data, dict) else {}
-    try:
-        run = given.get("run")
-        if not isinstance(run, str):
-            raise RunError(OUT_OF_DATE)
-        if given.get("do") == "table":
-            found = sweep.find(run)
-            rows = [{**row, "lora": _address(row["lora"])} for row in sweep.table(found)]
-            return {"ok": True, "fields": found.fields, "rows": rows}
-        answer = change(str(given.get("do")), run, given.get("to"))
-        return {"ok": True, **answer, **value(view.read_all())}
-    except RunError as error:
-        return {"ok": False, "error": str(error)}
+def act(action: str, run: str) -> str:
+    """What a button of the queue does: up, down, retry, now or cancel; what to say about it. RunError as `change`."""
+    order = [one.run for one in entries()]
+    if run not in order:
+        raise RunError(f"{run}: it no longer waits in the queue")
+    place = order.index(run) + 1
+    if action in ("up", "down", "retry"):
+        to = place + {"up": -1, "down": 1, "retry": 0}[action]
+        change("move", run, to)
+        return f"{run}: position {to} of {len(order)}"
+    paused = change(action, run)["paused"]
+    if action == "cancel":
+        return f"{run} left the queue. The run and its files stay."
+    return f"Pausing {', '.join(paused)} first." if paused else ""
 
 
-def _address(lora: str | None) -> str:
-    """The address of a LoRA, for its download; "" without one."""
-    return file_url(Path(lora)) if lora else ""
+LOSSES = (("final_loss", "Final loss"), ("best_loss", "Best loss"), ("val_loss", "Validation"))
+
+
+def table(name: str) -> str:
+    """The runs of a sweep with what came out of each, as markup. RunError: there is no such sweep."""
+    found = sweep.find(name)
+    rows = sweep.table(found)
+    losses = [(key, text) for key, text in LOSSES if key != "val_loss" or any(row[key] is not None for row in rows)]
+    lowest = {}
+    for key, _ in losses:
+        known = [row[key] for row in rows if row[key] is not None]
+        lowest[key] = min(known) if len(known) > 1 else None
+    titles = [field[:1].upper() + field[1:].replace("_", " ") for field in found.fields]
+    head = "".join(
+        f'<th scope="col">{esc(t)}</th>' for t in [*titles, "State", "Steps", *dict(losses).values(), "Time", "LoRA"]
+    )
+    body = ""
+    for row in rows:
+        cells = [f"<td>{esc(row['values'][field])}</td>" for field in found.fields]
+        cells += [f"<td>{esc(row['state'])}</td><td>{row['steps']}</td>"]
+        for key, _ in losses:
+            best = row[key] is not None and row[key] == lowest[key]
+            text = "–" if row[key] is None else f"{row[key]:.4f}{' (lowest)' if best else ''}"
+            cells.append(f'<td class="{"hp-best" if best else ""}">{text}</td>')
+        cells += [f"<td>{duration(row['seconds'])}</td><td>{_download(row)}</td>"]
+        body += f"<tr>{''.join(cells)}</tr>"
+    return (
+        f"<h3>{esc(name)}</h3>"
+        '<p class="hp-say">Losses are means of up to 50 steps: the last ones, and those with the lowest mean.</p>'
+        f'<div class="hp-table-scroll" tabindex="0" role="region" aria-label="Runs of {esc(name)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _download(row: dict[str, Any]) -> str:
+    if not row["lora"]:
+        return ""
+    path = Path(row["lora"])
+    label = f"Download the LoRA of {row['run']}"
+    return f'<a class="hp-button" href="{esc(file_url(path))}" download="{esc(path.name)}" aria-label="{esc(label)}">Download</a>'
 
 
 def build() -> "gr.HTML":
-    """The queue; the value is that of `value`."""
-    return scripts.component("run_queue", "run-queue", queue_action)
+    """The queue; the value is that of `html`."""
+    return scripts.drawn("buttons", "run-queue", "act")

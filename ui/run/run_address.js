@@ -5,13 +5,13 @@ const panel = element.closest(".tabitem") || element;
 const keepAddress = () => {
   if (!document.body.classList.contains("hp-open")) return;
   const url = new URL(window.location);
-  const shown = panel.offsetParent && props.value ? props.value.run : "";
+  const shown = panel.offsetParent ? element.querySelector(".hp-more-actions")?.dataset.run : "";
   if (shown) url.searchParams.set("run", shown);
   else url.searchParams.delete("run");
   if (panel.offsetParent) url.searchParams.delete("tab");
   if (url.href !== window.location.href) window.history.replaceState(null, "", url);
 };
-watch("value", keepAddress);
+new MutationObserver(keepAddress).observe(element, { childList: true, subtree: true });
 new ResizeObserver(keepAddress).observe(panel); // also when its tab is shown or hidden
 window.addEventListener("hangproof-open", keepAddress);
 keepAddress();

@@ -17,10 +17,11 @@ import runs
 from runs import manage
 from ui import jobs, scripts
 from ui.dataset import draft, images
-from ui.html import esc
+from ui.html import esc, pressed
 from ui.new import form, script_editor, trainer_checks
 from ui.run import (
     actions,
+    calls,
     cards,
     charts,
     compare,
@@ -86,6 +87,9 @@ class RunPage:
     rename: gr.Button
     delete: gr.Button
     notice: gr.HTML
+    sweep_panel: gr.Column
+    sweep_table: gr.HTML
+    sweep_close: gr.Button
     rename_panel: gr.Column
     new_name: gr.Textbox
     rename_ok: gr.Button
@@ -117,8 +121,9 @@ def build() -> RunPage:
     page.parts = {}
 
     def part(name: str) -> gr.HTML:
-        code = scripts.loader(SCRIPTS[name]) if name in SCRIPTS else None
-        return gr.HTML(elem_id=f"run-{name}", js_on_load=code, apply_default_css=False)
+        if name in SCRIPTS:
+            return scripts.drawn(SCRIPTS[name], f"run-{name}")
+        return gr.HTML(elem_id=f"run-{name}", js_on_load=None, apply_default_css=False)
 
     small = {"size": "sm", "scale": 0, "min_width": 110}
     with gr.Row(elem_classes="hp-runs"):
@@ -131,9 +136,7 @@ def build() -> RunPage:
                 lines=1,
             )
             page.parts["queue"] = queue.build()
-            page.parts["list"] = gr.HTML(
-                elem_id="run-list", js_on_load=scripts.loader("run_list", "pick"), apply_default_css=False
-            )
+            page.parts["list"] = scripts.drawn("run_list", "run-list", "pick")
         with gr.Column(scale=4, min_width=300, elem_classes="hp-main"):
             page.notice = gr.HTML(elem_id="run-notice")
             page.parts["head"] = part("head")
@@ -145,6 +148,9 @@ def build() -> RunPage:
                 page.rename = gr.Button("Rename…", visible=False, elem_id="rename", min_width=110, scale=0)
                 page.delete = gr.Button("Delete…", visible=False, elem_id="delete", min_width=110, scale=0)
             page.parts["actions"] = actions.build()
+            with gr.Column(visible=False, elem_classes="hp-panel", elem_id="sweep-panel") as page.sweep_panel:
+                page.sweep_table = gr.HTML(elem_id="sweep-table", apply_default_css=False)
+                page.sweep_close = gr.Button("Close", elem_id="sweep-close", **small)
             with gr.Column(visible=False, elem_classes="hp-panel", elem_id="rename-panel") as page.rename_panel:
                 page.new_name = gr.Textbox(label="New name", lines=1, elem_id="new-name")
                 with gr.Row():
@@ -210,8 +216,8 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
         "charts": charts.value(shown),
         "elsewhere": launch_tab.value(shown),
         "log": log_view.value(shown),
-        "queue": queue.value(everything),
-        "actions": actions.value(shown),
+        "queue": queue.html(everything),
+        "actions": actions.html(shown),
     }
     out = []
     for name, value in parts.items():
@@ -302,6 +308,27 @@ def _train_longer(folder: Path, total: float | None) -> None:
 def pick(search: str, event: gr.EventData) -> tuple[Any, ...]:
     """Select another run."""
     return (*render(str(event.run), "", search), "", "", *close_panels())
+
+
+def on_action(selected: str, event: gr.EventData) -> str:
+    """A button beside Start was pressed: what to say."""
+    try:
+        answer = actions.act(calls.folder_of(selected), pressed(event, "do"))
+    except runs.RunError as error:
+        return notice(str(error).splitlines(), "bad")
+    return notice([f"Pausing {', '.join(answer['paused'])} first."] if answer.get("paused") else [])
+
+
+def on_queue(event: gr.EventData) -> list[Any]:
+    """A button of the queue was pressed: (notice, panel with a sweep's table, its table)."""
+    action, run = pressed(event, "do"), pressed(event, "run")
+    try:
+        if action == "table":
+            return ["", gr.update(visible=True), queue.table(run)]
+        said = queue.act(action, run)
+    except runs.RunError as error:
+        return [notice(str(error).splitlines(), "bad"), gr.skip(), gr.skip()]
+    return [notice([said] if said else []), gr.skip(), gr.skip()]
 
 
 def close_panels() -> list[Any]:

@@ -4,7 +4,7 @@ import socket
 
 from fleet_helpers import put_run
 from ui_helpers import serving
-from ui_page import RUN_S, a_tab, assert_accessible, faint_texts, nameless_controls
+from ui_page import RUN_S, a_tab, assert_accessible, faint_texts, field, nameless_controls
 
 from benchmarks.machines import Machine, toy
 
@@ -24,7 +24,7 @@ def test_a_store_is_shown_as_text_for_everyone_and_its_real_run_is_stopped_from_
         with serving(tmp_path / "data") as server, a_tab(browser, color_scheme="dark") as page:
             page.goto(f"{server.url}/?tab=fleet")
             page.get_by_text("No store is known").wait_for()
-            address = page.get_by_test_id("store-address")
+            address = field(page, "store-address")
             address.fill("s3://me:password@bucket")
             page.keyboard.press("Enter")
             page.get_by_text("holds no password").wait_for()
