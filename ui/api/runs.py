@@ -129,13 +129,9 @@ def run_charts(run: str, axis: str = "step") -> dict[str, Any]:
 
 def run_log(run: str, text: str = "", level: str = "", lines: int = 200) -> list[str]:
     """The last lines of the log; with `text` or a `level` ("warning", "error"), those that it finds."""
-    if text or level:
-        found = page_answer(
-            log_view.log_search({"run": run, "text": text, "pattern": False, "level": level, "before": None})
-        )
-        shown = [line for _, _, line in found["found"]]
-    else:
-        shown = [line for _, line in page_answer(log_view.log_tail({"run": run}))["lines"]]
+    folder = calls.folder_of(run)
+    found = log_view.find(folder, text, level=level)[0] if text or level else log_view.tail(folder)
+    shown = [line for _, _, line in found]
     return shown[-max(1, min(lines, MOST_LINES)) :]
 
 

@@ -1,37 +1,37 @@
-"""The log of a run: its end as it grows, a search through all of it, and the place where an incident happened.
+"""The part "Log" of a run: its end as it grows, a search through all of it, and the place where an incident happened.
 
 A log can have a gigabyte. So no call reads all of it: the end is read as it grows (ui/run/readers.py), and a search goes
-backwards from the end for SEARCH_S at most, returns what it found, and says where to continue. A pattern is searched by the
-library `regex`, which has a time limit; Python's own `re` would block the server for a bad pattern. The browser gets plain text
-with a terminal's colour codes, and sets it with textContent.
+backwards from the end for FIND_S at most, returns what it found, and says where to continue. A pattern is searched by the
+library `regex`, which has a time limit; Python's own `re` would block the server for a bad pattern.
 """
 
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+import gradio as gr
 
 from runs.files import RunError
 from runs.manage import size_text
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE, file_url
-from ui.run import calls, view
+from ui.html import esc, pressed
+from ui.run import calls, fold, view
 from ui.run.cards import ERROR_STATES
+from ui.run.fold import QUIET
 from ui.run.readers import HEADER, plain_line, styled_line
 
-if TYPE_CHECKING:
-    import gradio as gr
-
 NAME = "training.log"
-SEARCH_S = 0.4
+TICK_S = 1.0
+SEARCH_S, FIND_S = 0.4, 2.0  # for one piece of a search, and for all that one press searches
 PATTERN_S = 0.2  # for one line
 CHUNK_BYTES = 1 << 20
-MOST_FOUND = 200
+MOST_FOUND, MOST_SHOWN = 200, 2000
 LONGEST_QUERY = 200
 LONGEST_LINE = 4000  # characters of a line that are shown and searched
 BEFORE_BYTES, AFTER_BYTES = 48 << 10, 16 << 10  # around a place
-FAR = 1 << 50
 # Without a word's beginning: a terminal's colour code can stand before it.
 ERROR = re.compile(rb"(?i)error\b|exception\b|traceback|fatal\b|critical\b|out of memory|killed\b|nan loss")
 WARNING = re.compile(rb"(?i)warn(?:ing)?\b|deprecat")
@@ -39,36 +39,28 @@ LEVELS = {"": None, "warning": re.compile(ERROR.pattern + rb"|" + WARNING.patter
 MOST_INCIDENTS = 100
 
 
-def value(shown: "view.View | None") -> dict[str, Any]:
-    """What the script gets each second: the run, a text that changes with the log, and what went wrong."""
+Line = tuple[
+    int | None, str, str
+]  # its place in bytes where it leads to one, its level, its text with a terminal's colours
+
+
+def first_error(shown: "view.View | None") -> str:
+    """What went wrong, as the log of a run that failed says it, and how many lines are not shown; markup."""
     if shown is None or not shown.status.get("state"):
-        return {"run": "", "stamp": ""}
-    log, stamp = view.log(shown.folder), view.stamp(shown.folder / NAME)
-    incidents = [
-        {
-            "number": one.number,
-            "label": f"{one.number}: {one.fields.get('title') or one.fields.get('cause') or one.fields.get('kind')}",
-        }
-        for one in view.incidents(shown.folder)[:MOST_INCIDENTS]
-    ]
-    return {
-        "run": shown.folder.name,
-        "stamp": f"{stamp.inode}-{stamp.size}-{log.hidden}",
-        "error": log.error[:2000] if shown.state in ERROR_STATES else "",
-        "hidden": log.hidden,
-        "incidents": incidents,
-        "url": file_url(shown.folder / NAME) if stamp.size else "",
-        "size": size_text(stamp.size),
-    }
+        return ""
+    log = view.log(shown.folder)
+    text = ""
+    if log.error and shown.state in ERROR_STATES:
+        text = f'<p class="hp-first-error" data-testid="first-error">{esc(log.error[:2000])}</p>'
+    if log.hidden:
+        path = f"outputs/{esc(shown.folder.name)}/{NAME}"
+        text += f'<p class="hp-none hp-hidden-lines">{log.hidden} lines of the launcher hidden; they are in {path}.</p>'
+    return text
 
 
-def log_tail(data: dict[str, Any]) -> dict[str, Any]:
-    """The end of the log: {"ok", "lines": [[level, text]]}."""
-    return calls.answer(lambda folder, _: {"lines": _marked(view.log(folder).styled)}, data)
-
-
-def _marked(lines: tuple[str, ...]) -> list[list[str]]:
-    return [[level_of(line.encode("utf-8", "replace")), line[:LONGEST_LINE]] for line in lines]
+def tail(folder: Path) -> list[Line]:
+    """The end of the log."""
+    return [(None, level_of(line.encode("utf-8", "replace")), line[:LONGEST_LINE]) for line in view.log(folder).styled]
 
 
 def level_of(line: bytes) -> str:
@@ -76,37 +68,40 @@ def level_of(line: bytes) -> str:
     return "error" if ERROR.search(line) else "warning" if WARNING.search(line) else ""
 
 
-def log_search(data: dict[str, Any]) -> dict[str, Any]:
+def find(
+    folder: Path, text: str, pattern: bool = False, level: str = "", before: int | None = None, limit_s: float = FIND_S
+) -> tuple[list[Line], int | None, float]:
     """Lines with a text or a pattern and of a level, backwards from the end.
 
     Args:
-        data: {"run", "text", "pattern": whether the text is a regular expression, "level": "", "warning" or "error", "before": where the
-            last search ended, None for the end of the log}.
+        pattern: whether the text is a regular expression. level: "", "warning" or "error". before: where the last search ended,
+            None for the end of the log. limit_s: the search ends then, or when it has found MOST_FOUND lines.
 
     Returns:
-        {"ok", "found": [[offset in bytes, level, text]] in the order of the log, "next": where to continue, None at the beginning,
-        "searched": share of the log that was searched, 0 to 1}.
+        The lines in the order of the log, where to continue (None at its beginning), and the share of it that was searched.
+
+    Raises:
+        RunError: the log cannot be read, or the pattern is wrong or takes too long.
     """
-
-    def action(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
-        text, level = data.get("text", ""), data.get("level", "")
-        if not isinstance(text, str) or not isinstance(level, str) or level not in LEVELS:
-            raise RunError(OUT_OF_DATE)
-        if len(text) > LONGEST_QUERY:
-            raise RunError(f"Search for at most {LONGEST_QUERY} characters.")
-        pattern = _compiled(text) if data.get("pattern") is True and text else None
-        before = calls.number_in(data, "before", 0, FAR)
-        try:
-            with (folder / NAME).open("rb") as file:
-                size = file.seek(0, 2)
-                end = size if before is None else min(int(before), size)
-                found, next_end = search(file, end, text, pattern, level)
-        except OSError as error:
-            raise RunError(f"{NAME} cannot be read: {error.strerror}") from error
-        share = 1.0 - (next_end or 0) / size if size else 1.0
-        return {"found": found, "next": next_end, "searched": round(share, 3)}
-
-    return calls.answer(action, data)
+    if level not in LEVELS:
+        raise RunError(OUT_OF_DATE)
+    if len(text) > LONGEST_QUERY:
+        raise RunError(f"Search for at most {LONGEST_QUERY} characters.")
+    compiled = _compiled(text) if pattern and text else None
+    found: list[Line] = []
+    until_s = time.monotonic() + limit_s
+    try:
+        with (folder / NAME).open("rb") as file:
+            size = file.seek(0, 2)
+            end: int | None = size if before is None else min(before, size)
+            while end:
+                more, end = search(file, end, text, compiled, level)
+                found = more + found
+                if len(found) >= MOST_FOUND or time.monotonic() > until_s:
+                    break
+    except OSError as error:
+        raise RunError(f"{NAME} cannot be read: {error.strerror}") from error
+    return found, end or None, 1.0 - (end or 0) / size if size else 1.0
 
 
 def _compiled(text: str) -> Any:
@@ -120,11 +115,11 @@ def _compiled(text: str) -> Any:
         raise RunError("This regular expression is too large. Use a shorter one.") from error
 
 
-def search(file: BinaryIO, end: int, text: str, pattern: Any, level: str) -> tuple[list[list[Any]], int | None]:
+def search(file: BinaryIO, end: int, text: str, pattern: Any, level: str) -> tuple[list[Line], int | None]:
     """(what was found before byte `end`, where to continue or None). RunError: a line takes the pattern longer than PATTERN_S."""
     until_s = time.monotonic() + SEARCH_S
     wanted, needle = LEVELS[level], text.lower().encode("utf-8")
-    found: list[list[Any]] = []
+    found: list[Line] = []
     for start, data in chunks_before(file, end):
         for offset, line in reversed(list(_candidates(start, data, b"" if pattern else needle, wanted))):
             if pattern is not None and time.monotonic() > until_s:
@@ -137,7 +132,7 @@ def search(file: BinaryIO, end: int, text: str, pattern: Any, level: str) -> tup
                 continue
             if wanted is not None and not wanted.search(plain.encode("utf-8", "replace")):
                 continue
-            found.append([offset, level_of(plain.encode("utf-8", "replace")), shown[:LONGEST_LINE]])
+            found.append((offset, level_of(plain.encode("utf-8", "replace")), shown[:LONGEST_LINE]))
             if len(found) >= MOST_FOUND:
                 return found[::-1], offset or None
         if time.monotonic() > until_s and start > 0:
@@ -201,40 +196,35 @@ def _places(data: bytes, needle: bytes) -> Iterator[int]:
         place = data.find(needle, place + len(needle))
 
 
-def log_around(data: dict[str, Any]) -> dict[str, Any]:
-    """The lines around a place: {"ok", "lines": [[level, text]], "here": index of the line that was asked for}.
-
-    Args:
-        data: {"run", "at": an offset in bytes of `log_search`, or "incident": its number, for the end of the attempt that it ended}.
-    """
-
-    def action(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
-        at = calls.number_in(data, "at", 0, FAR)
-        try:
-            with (folder / NAME).open("rb") as file:
-                size = file.seek(0, 2)
-                place = end_of_attempt(file, size, _attempt_of(folder, data)) if at is None else min(int(at), size)
-                begin = max(0, place - BEFORE_BYTES)
-                file.seek(begin)
-                before, after = file.read(place - begin), file.read(AFTER_BYTES)
-        except OSError as error:
-            raise RunError(f"{NAME} cannot be read: {error.strerror}") from error
-        above = before.split(b"\n")[1 if begin else 0 :]
-        partial = above.pop() if above else b""
-        lines = [*above, *(partial + after).rstrip(b"\n").split(b"\n")]
-        here = len(above) if at is not None else max(0, len(above) - 1)
-        return {"lines": _marked(tuple(map(styled_line, lines))), "here": min(here, len(lines) - 1)}
-
-    return calls.answer(action, data)
+def around(folder: Path, at: int) -> tuple[list[Line], int]:
+    """The lines around a place, an offset in bytes, and the index of the line there. RunError: the log cannot be read."""
+    try:
+        with (folder / NAME).open("rb") as file:
+            place = min(at, file.seek(0, 2))
+            begin = max(0, place - BEFORE_BYTES)
+            file.seek(begin)
+            before, after = file.read(place - begin), file.read(AFTER_BYTES)
+    except OSError as error:
+        raise RunError(f"{NAME} cannot be read: {error.strerror}") from error
+    above = before.split(b"\n")[1 if begin else 0 :]
+    partial = above.pop() if above else b""
+    lines = [*above, *(partial + after).rstrip(b"\n").split(b"\n")]
+    shown = [styled_line(line)[:LONGEST_LINE] for line in lines]
+    return [(None, level_of(line.encode("utf-8", "replace")), line) for line in shown], min(len(above), len(lines) - 1)
 
 
-def _attempt_of(folder: Path, data: dict[str, Any]) -> int:
-    number = data.get("incident")
+def around_incident(folder: Path, number: str) -> tuple[list[Line], int]:
+    """The end of the attempt that an incident ended, as `around`. RunError: there is no such incident."""
     known = next((one for one in view.incidents(folder) if one.number == number), None)
     if known is None:
         raise RunError(OUT_OF_DATE)
     attempt = known.fields.get("attempt")
-    return attempt if type(attempt) is int else 0
+    try:
+        with (folder / NAME).open("rb") as file:
+            place = end_of_attempt(file, file.seek(0, 2), attempt if type(attempt) is int else 0)
+    except OSError as error:
+        raise RunError(f"{NAME} cannot be read: {error.strerror}") from error
+    return around(folder, max(0, place - 1))
 
 
 def end_of_attempt(file: BinaryIO, size: int, attempt: int) -> int:
@@ -254,6 +244,151 @@ def end_of_attempt(file: BinaryIO, size: int, attempt: int) -> int:
     return place
 
 
-def build() -> "gr.HTML":
-    """The component; its value is that of `value`."""
-    return scripts.component("log_view", "run-log", log_tail, log_search, log_around)
+# The part of the page ---------------------------------------------------------------------------------------------------
+
+UTC = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
+CHOICES = [("All lines", ""), ("Warnings and errors", "warning"), ("Errors", "error")]
+EMPTY = '<p class="hp-none">The log is empty.</p>'
+
+
+def markup(lines: list[Line], here: int = -1) -> str:
+    """Lines as markup; `here` is the index of the line that was asked for. A line that leads to its place is a button."""
+    out = []
+    for n, (at, level, text) in enumerate(lines):
+        kind = f"hp-log-line{f' hp-log-{level}' if level else ''}{' hp-log-here' if n == here else ''}"
+        if at is None:
+            out.append(f'<span class="{kind}">{_coloured(text)}\n</span>')
+        else:
+            title = "Show the lines around this one"
+            out.append(
+                f'<button type="button" class="{kind}" data-do="around" data-at="{at}" title="{title}">{_coloured(text)}\n</button>'
+            )
+    return f'<pre tabindex="0" role="region" aria-label="Training log">{"".join(out)}</pre>' if out else EMPTY
+
+
+def _coloured(line: str) -> str:
+    if "\x1b" not in line:
+        return _with_times(line)
+    from rich.console import Console
+    from rich.text import Text
+
+    out = []
+    for part in Text.from_ansi(line).render(Console()):
+        style = part.style
+        classes = [
+            f"hp-sgr-{name}" for name in ("bold", "dim", "italic", "underline") if style and getattr(style, name)
+        ]
+        if style and style.color and style.color.number is not None and style.color.number < 16:
+            classes.append(f"hp-sgr-c{style.color.number % 8}")
+        text = _with_times(part.text)
+        out.append(f'<span class="{" ".join(classes)}">{text}</span>' if classes else text)
+    return "".join(out)
+
+
+def _with_times(text: str) -> str:
+    """Escaped, with each UTC time as an element that the page shows in the browser's zone (ui/run/run_times.js)."""
+    return UTC.sub(lambda match: f'<time datetime="{match[0]}">{match[0]}</time>', esc(text))
+
+
+def build(selected: gr.State) -> None:
+    """Build the part; `selected` has the name of the run."""
+    fold.build("Log", "log-fold", selected, _draw)
+
+
+def _draw(name: str) -> None:
+    try:
+        folder = calls.folder_of(name)
+    except RunError as error:
+        fold.say(error)
+        return
+    incidents = view.incidents(folder)[:MOST_INCIDENTS]
+    labels = [
+        (f"{one.number}: {one.fields.get('title') or one.fields.get('cause') or one.fields.get('kind')}", one.number)
+        for one in incidents
+    ]
+    with gr.Row(elem_classes="hp-log-bar"):
+        query = gr.Textbox(
+            label="Search the log",
+            interactive=True,
+            max_length=LONGEST_QUERY,
+            lines=1,
+            max_lines=1,
+            elem_id="log-query",
+            scale=3,
+        )
+        level = gr.Dropdown(CHOICES, value="", label="Lines", interactive=True, elem_id="log-level")
+        jump = gr.Dropdown(
+            labels, value=None, label="Jump to an incident", interactive=True, visible=bool(labels), elem_id="log-jump"
+        )
+    with gr.Row(elem_classes="hp-log-bar"):
+        pattern = gr.Checkbox(label="The search is a regular expression", interactive=True, elem_id="log-regex")
+        follow = gr.Checkbox(True, label="Follow the end", interactive=True, elem_id="log-follow")
+        file = gr.HTML(_link(folder), apply_default_css=False)
+    status = gr.HTML(elem_id="log-status", apply_default_css=False)
+    more = gr.Button("Search earlier lines", size="sm", visible=False, elem_id="log-more")
+    shown = tail(folder)
+    pane = gr.HTML(markup(shown), elem_id="log-pane", elem_classes="hp-run-log", autoscroll=True, max_height=340, js_on_load=scripts.loader("log", "act"), apply_default_css=False)  # fmt: skip
+    drawn, found, timer = gr.State(shown), gr.State(([], None)), gr.Timer(TICK_S)
+    outputs = [pane, status, more, found, follow, timer]
+
+    def place(lines: list[Line], here: int) -> list[Any]:
+        said = _say("A place in the log. Tick “Follow the end” to return to its end.")
+        return [markup(lines, here), said, gr.update(visible=False), ([], None), False, gr.Timer(active=False)]
+
+    def failed(error: RunError) -> list[Any]:
+        return [gr.skip(), _say(error, "alert"), *[gr.skip()] * 4]
+
+    def on_tick(drawn: list[Line]) -> list[Any]:
+        now = tail(folder)
+        return [gr.skip()] * 3 if now == [tuple(line) for line in drawn] else [markup(now), now, _link(folder)]
+
+    def on_follow(following: bool) -> list[Any]:
+        if not following:
+            return [*[gr.skip()] * 5, gr.Timer(active=False)]
+        return [markup(tail(folder)), "", gr.update(visible=False), ([], None), gr.skip(), gr.Timer(active=True)]
+
+    def on_search(text: str, pattern: bool, level: str | None, before: Any = ((), None)) -> list[Any]:
+        if not text and not level:
+            return [*on_follow(True)[:4], True, gr.Timer(active=True)]
+        try:
+            lines, rest, share = find(folder, text, pattern, level or "", before[1])
+        except RunError as error:
+            return failed(error)
+        lines = [*lines, *map(tuple, before[0])]
+        count = "1 line" if len(lines) == 1 else f"{len(lines):,} lines"
+        said = f"{count} found" + ("" if rest is None else f" in the last {share:.0%} of the log")
+        again = gr.update(visible=rest is not None and len(lines) < MOST_SHOWN)
+        return [markup(lines), _say(said), again, (lines, rest), False, gr.Timer(active=False)]
+
+    def on_jump(number: str | None) -> list[Any]:
+        try:
+            return [*place(*around_incident(folder, number)), None] if number else [gr.skip()] * 7
+        except RunError as error:
+            return [*failed(error), None]
+
+    def on_line(event: gr.EventData) -> list[Any]:
+        at = pressed(event, "at")
+        try:
+            if not at.isdecimal() or len(at) > 15:
+                raise RunError(OUT_OF_DATE)
+            return place(*around(folder, int(at)))
+        except RunError as error:
+            return failed(error)
+
+    asked = [query, pattern, level]
+    timer.tick(on_tick, drawn, [pane, drawn, file], **QUIET)
+    gr.on([query.change, pattern.input, level.input], on_search, asked, outputs, trigger_mode="always_last", **QUIET)
+    more.click(on_search, [*asked, found], outputs, **QUIET)
+    follow.input(on_follow, follow, outputs, trigger_mode="always_last", **QUIET)
+    jump.input(on_jump, jump, [*outputs, jump], **QUIET)
+    pane.act(on_line, None, outputs, **QUIET)
+
+
+def _link(folder: Path) -> str:
+    size = view.stamp(folder / NAME).size
+    address = esc(file_url(folder / NAME))
+    return f'<a class="hp-button" href="{address}" download="{NAME}">Download ({size_text(size)})</a>' if size else ""
+
+
+def _say(text: object, role: str = "status") -> str:
+    return f'<p class="hp-log-status" role="{role}">{esc(text)}</p>'

@@ -169,7 +169,8 @@ def build() -> RunPage:
             compare.build(page.selected)
             publish.build(page.selected)
             page.parts["elsewhere"] = launch_tab.build()
-            page.parts["log"] = log_view.build()
+            page.parts["log"] = part("log")
+            log_view.build(page.selected)
     page.parts = {name: page.parts[name] for name in PARTS}
     return page
 
@@ -215,7 +216,7 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
         "charts": charts.value(shown),
         "elsewhere": launch_tab.value(shown),
-        "log": log_view.value(shown),
+        "log": log_view.first_error(shown),
         "queue": queue.html(everything),
         "actions": actions.html(shown),
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from two_browsers import status, trained_steps
 from ui_helpers import PACED, kill_runs, photos, serving, wait_for_step
-from ui_page import RUN_S, a_tab, assert_accessible, state_is, until
+from ui_page import RUN_S, a_tab, assert_accessible, field, state_is, until
 
 import runs
 from ui.run import view
@@ -94,9 +94,11 @@ def log_and_incident(page, other) -> None:
     other.get_by_role("link", name="Incident 0001").focus()
     other.keyboard.press("Enter")
     until(lambda: other.evaluate("document.activeElement.id") == "incident-0001", "the incident is opened")
-    page.get_by_label("Jump to an incident").select_option("0001")
+    page.locator("#log-fold button.label-wrap").click()
+    field(page, "log-jump").click()
+    page.get_by_role("option", name="0001").click()
     page.locator(".hp-log-here").wait_for()
-    page.get_by_role("searchbox", name="Search the log").fill("attempt 2")
+    field(page, "log-query").fill("attempt 2")
     page.get_by_role("region", name="Training log").get_by_text("attempt 2").first.wait_for()
 
 

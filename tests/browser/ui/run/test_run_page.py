@@ -78,7 +78,8 @@ def test_times_are_shown_in_the_browsers_time_zone(page, server):
     (folder / "training.log").write_text(f"=== {began} attempt 1: train.sh, from the start\nend\n")
     show_run(page, server, folder.name)
     page.get_by_text("Full report").click()
-    for part in ("#run-incidents .hp-report", "#run-log"):
+    page.locator("#log-fold button.label-wrap").click()
+    for part in ("#run-incidents .hp-report", "#log-pane"):
         page.locator(part).get_by_text("23 Nov 2026, 05:15:38").wait_for()
     head = page.locator("#run-head")
     head.get_by_text("23 Nov, 5:15").wait_for()

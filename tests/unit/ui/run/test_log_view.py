@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ui_helpers import write_incident, write_run
 
+from runs.files import RunError
 from ui.run import log_view, readers, view
 
 HEADER = "=== 2026-11-22T00:{:02d}:00.000Z attempt {}: train.sh, from the start\n"
@@ -21,17 +22,12 @@ def data(tmp_path, monkeypatch):
     return tmp_path
 
 
-def found(answer: dict) -> list[str]:
-    return [line for _, _, line in answer["found"]]
-
-
-def all_found(folder, **question) -> tuple[list[str], int]:
+def all_found(folder, text="", **question) -> tuple[list[str], int]:
     """(all lines that a search finds, number of calls)."""
     lines, before, calls = [], None, 0
     while True:
-        answer = log_view.log_search({"run": folder.name, "before": before, **question})
-        assert answer["ok"], answer
-        lines, before, calls = found(answer) + lines, answer["next"], calls + 1
+        found, before, _ = log_view.find(folder, text, before=before, **question)
+        lines, calls = [line for _, _, line in found] + lines, calls + 1
         if before is None:
             return lines, calls
 
@@ -57,8 +53,7 @@ def test_levels_select_errors_and_warnings(data):
     assert all_found(folder, level="error")[0] == errors
     assert all_found(folder, level="warning")[0] == ["\x1b[33mWARNING: slow disk\x1b[0m", *errors]
     assert all_found(folder, level="warning", text="disk")[0] == ["\x1b[33mWARNING: slow disk\x1b[0m"]
-    answer = log_view.log_search({"run": folder.name, "level": "warning"})
-    assert [kind for _, kind, _ in answer["found"]] == ["warning", "error", "error"]
+    assert [kind for _, kind, _ in log_view.find(folder, "", level="warning")[0]] == ["warning", "error", "error"]
 
 
 @pytest.mark.parametrize("text", ["(", "*", "[", "(?P<", "\\", "a{1,2}{3}", "(x+x+)+y", "(" * 150])
@@ -66,13 +61,9 @@ def test_a_pattern_that_is_wrong_or_slow_is_answered_in_time(data, text):
     folder = write_run(data)
     (folder / "training.log").write_text(("x" * 3000 + "\n") * 50)
     began = time.monotonic()
-    answer = log_view.log_search({"run": folder.name, "text": text, "pattern": True})
+    with pytest.raises(RunError, match="egular expression"):
+        log_view.find(folder, text, pattern=True)
     assert time.monotonic() - began < 20
-    assert (
-        answer["ok"] is False
-        and "egular expression" in answer["error"]
-        and "<" not in answer["error"].replace("(?P<", "")
-    )
 
 
 def test_a_slow_pattern_stops_between_lines_and_continues(data, monkeypatch):
@@ -85,31 +76,18 @@ def test_a_slow_pattern_stops_between_lines_and_continues(data, monkeypatch):
     assert rest is not None and found_now == []
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        None,
-        {},
-        {"run": "x"},
-        {"run": "my-run", "text": 1},
-        {"run": "my-run", "level": "all"},
-        {"run": "my-run", "level": ["error"]},
-        {"run": "my-run", "text": "x" * 201},
-        {"run": "my-run", "text": "a", "before": -1},
-        {"run": "my-run", "before": "0"},
-    ],
-)
-def test_a_strange_question_gets_a_sentence(data, question):
-    (write_run(data) / "training.log").write_text("one\n")
-    answer = log_view.log_search(question)
-    assert answer["ok"] is False and len(answer["error"]) > 10
-
-
-def test_a_log_that_is_missing_or_a_folder_is_said(data):
+def test_a_search_that_cannot_be_done_is_a_sentence(data):
     folder = write_run(data)
-    assert "training.log cannot be read" in log_view.log_search({"run": folder.name, "text": "a"})["error"]
+    (folder / "training.log").write_text("one\n")
+    for question in ({"text": "x" * 201}, {"text": "a", "level": "all"}):
+        with pytest.raises(RunError):
+            log_view.find(folder, **question)
+    (folder / "training.log").unlink()
+    with pytest.raises(RunError, match="training.log cannot be read"):
+        log_view.find(folder, "a")
     (folder / "training.log").mkdir()
-    assert "cannot be read" in log_view.log_around({"run": folder.name, "at": 0})["error"]
+    with pytest.raises(RunError, match="cannot be read"):
+        log_view.around(folder, 0)
 
 
 def test_an_incident_leads_to_the_end_of_its_attempt(data, monkeypatch):
@@ -122,12 +100,13 @@ def test_an_incident_leads_to_the_end_of_its_attempt(data, monkeypatch):
     (folder / "training.log").write_text("".join(parts))
     for number, last in ((1, "attempt 1 line 39"), (2, "attempt 2 line 39"), (3, "attempt 3 line 39")):
         write_incident(folder, f"{number:04d}", attempt=number)
-        answer = log_view.log_around({"run": folder.name, "incident": f"{number:04d}"})
-        assert answer["lines"][answer["here"]][1] == last
-    assert log_view.log_around({"run": folder.name, "incident": "0009"})["ok"] is False
-    answer = log_view.log_search({"run": folder.name, "text": "attempt 2 line 7"})
-    around = log_view.log_around({"run": folder.name, "at": answer["found"][0][0]})
-    assert around["lines"][around["here"]][1] == "attempt 2 line 7"
+        lines, here = log_view.around_incident(folder, f"{number:04d}")
+        assert lines[here][2] == last
+    with pytest.raises(RunError):
+        log_view.around_incident(folder, "0009")
+    ((at, _, _),) = log_view.find(folder, "attempt 2 line 7")[0]
+    lines, here = log_view.around(folder, at)
+    assert lines[here][2] == "attempt 2 line 7"
 
 
 def test_a_progress_bar_is_its_last_state_and_colours_stay(data):
@@ -135,7 +114,15 @@ def test_a_progress_bar_is_its_last_state_and_colours_stay(data):
     bar = b"\r".join(b"\x1b[32msteps: %d%%\x1b[0m" % n for n in range(100))
     (folder / "training.log").write_bytes(b"start\n" + bar + b"\n\x1b]0;title\x07\x1b[2Kdone\x00\x08\n")
     assert view.log(folder).styled == ("start", "\x1b[32msteps: 99%\x1b[0m", "done")
-    assert log_view.log_tail({"run": folder.name})["lines"][1] == ["", "\x1b[32msteps: 99%\x1b[0m"]
+    shown = log_view.markup(log_view.tail(folder))
+    assert '<span class="hp-sgr-c2">steps: 99%</span>' in shown and "\x1b" not in shown
+
+
+def test_what_a_log_says_is_text_and_its_times_are_elements():
+    lines = [(7, "error", "2026-11-22T20:15:38.271Z <img src=x onerror=alert(1)> \x1b[1;31m<b>\x1b[0m")]
+    shown = log_view.markup(lines)
+    assert "<img" not in shown and "<b>" not in shown and 'class="hp-sgr-bold hp-sgr-c1">&lt;b&gt;' in shown
+    assert '<time datetime="2026-11-22T20:15:38.271Z">' in shown and 'data-at="7"' in shown
 
 
 @given(st.binary(max_size=400))
@@ -182,14 +169,14 @@ def test_a_log_of_a_gigabyte_stays_quick(data):
             file.write(b"\n" + block)
         file.write(b"the last line\n")
     began = time.process_time()
-    assert log_view.log_tail({"run": folder.name})["lines"][-1][1] == "the last line"
+    assert log_view.tail(folder)[-1][2] == "the last line"
     assert time.process_time() - began < 1.0
     slowest, before, calls, lines = 0.0, None, 0, []
     while calls < 200:
         began = time.process_time()
-        answer = log_view.log_search({"run": folder.name, "text": "needle", "before": before})
+        found, before, _ = log_view.find(folder, "needle", before=before, limit_s=0.0)
         slowest, calls = max(slowest, time.process_time() - began), calls + 1
-        lines, before = found(answer) + lines, answer["next"]
+        lines = [line for _, _, line in found] + lines
         if before is None:
             break
     assert lines == ["the very first needle"] and slowest < 2.0, (slowest, calls)

@@ -318,7 +318,7 @@ def test_after_a_stop_the_launchers_own_tracebacks_are_hidden_and_no_others(data
     stopping(folder, "2026-11-22T00:31:00.000Z")
     log = view.log(folder)
     assert log.hidden == 7 and log.text == text.removesuffix(LAUNCHER).strip()  # only that of the second attempt
-    assert log_view.value(view.read(folder))["hidden"] == 7
+    assert "7 lines of the launcher hidden" in log_view.first_error(view.read(folder))
     with (folder / "training.log").open("a") as file:
         file.write(header.format("40", 3) + LAUNCHER)
     assert view.log(folder).hidden == 7
@@ -332,12 +332,12 @@ def test_a_usage_error_leads_the_log(data):
     error = "__main__.py: error: argument --optimizer_type: invalid choice: 'prodigy' (choose from adamw, sgd)"
     (folder / "training.log").write_text(header + "usage: …\n" + error + "\n" + OWN + LAUNCHER)
     assert view.log(folder).error == error
-    assert log_view.value(view.read(folder))["error"] == error
+    assert html.esc(error) in log_view.first_error(view.read(folder))
     with (folder / "training.log").open("a") as file:
         file.write(header.replace("attempt 1", "attempt 2") + OWN + LAUNCHER)
     assert view.log(folder).error == "RuntimeError: CUDA out of memory"  # of the last attempt, not the launcher's
     (folder / "status.json").write_text('{"state": "stopped", "step": 3}')
-    assert log_view.value(view.read(folder))["error"] == ""
+    assert log_view.first_error(view.read(folder)) == ""
 
 
 def test_the_log_is_read_from_where_the_last_read_ended(data):
@@ -434,10 +434,11 @@ def test_a_tick_opens_no_file_that_did_not_change_and_sends_only_what_changed(da
         again = run_page.render("shown", first[1])
     assert all(isinstance(part, dict) and part.get("__type__") == "update" and len(part) == 1 for part in again[2:])
     assert set(opened) <= {"sample_prompts.txt"}  # the samples are a moment old
-    (folder / "training.log").write_text("one\ntwo\n")
+    (folder / "sample" / "shown_000100_00_20260101120000_42.png").unlink()
+    lora_file(folder / "shown-step00000002.safetensors", 2)
     third = run_page.render("shown", again[1])
     shown = dict(zip(run_page.PARTS, third[2 : 2 + len(run_page.PARTS)], strict=True))
-    assert [name for name, part in shown.items() if part.get("__type__") != "update"] == ["log"]
+    assert [name for name, part in shown.items() if not isinstance(part, dict)] == ["loras"]
     assert shown["log"]["run"] == folder.name
 
 
