@@ -114,11 +114,11 @@ def loader(name: str, *events: str) -> str:
     )
 
 
-def drawn(part: str, elem_id: str, *events: str) -> "gr.HTML":
+def drawn(part: str, elem_id: str, *events: str, value: str = "") -> "gr.HTML":
     """A component whose value is markup of the server's; a part of the script triggers its `events`."""
     import gradio as gr
 
-    return gr.HTML(elem_id=elem_id, js_on_load=loader(part, *events), apply_default_css=False)
+    return gr.HTML(value, elem_id=elem_id, js_on_load=loader(part, *events), apply_default_css=False)
 
 
 def component(

@@ -317,7 +317,7 @@ def _on_refresh() -> str:
 def build() -> gr.Timer:
     """The tab. Returns the timer that reads what is shown; it is active while the tab is selected."""
     with gr.Column(elem_id="fleet", elem_classes="hp-fleet"):
-        gr.HTML(f'<h3>Other machines</h3><p class="hp-hint">{HINT}</p>', apply_default_css=False)
+        gr.HTML(f'<h3 class="hp-title">Other machines</h3><p class="hp-hint">{HINT}</p>', apply_default_css=False)
         with gr.Row(elem_classes="hp-stores"):
             address = gr.Textbox(
                 label="Address of a store",
@@ -326,7 +326,7 @@ def build() -> gr.Timer:
                 elem_id="store-address",
                 scale=3,
             )
-            add = gr.Button("Add store", elem_id="store-add", scale=0, min_width=110)
+            add = gr.Button("Add store", elem_id="store-add", scale=0, min_width=140)
             again = gr.Button("Refresh", elem_id="store-refresh", scale=0, min_width=110)
         problem = gr.HTML(apply_default_css=False)
         shown = scripts.drawn("buttons", "fleet-stores", "act")

@@ -1,2 +1,4 @@
-// Scrolls the log to the line that was asked for (ui/run/log_view.py).
-new MutationObserver(() => element.querySelector(".hp-log-here")?.scrollIntoView({ block: "center" })).observe(element, { childList: true, subtree: true });
+// The log (ui/run/log_view.py) is drawn from its end; a line that was asked for is brought into view, and who scrolls up stays there.
+const showPlace = () => element.querySelector(".hp-log-here")?.scrollIntoView({ block: "center" });
+new MutationObserver(showPlace).observe(element, { childList: true, subtree: true });
+element.addEventListener("scroll", ({ target }) => target.scrollTop < -12 && trigger("scroll_up"), true);

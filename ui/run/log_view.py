@@ -263,7 +263,8 @@ def markup(lines: list[Line], here: int = -1) -> str:
             out.append(
                 f'<button type="button" class="{kind}" data-do="around" data-at="{at}" title="{title}">{_coloured(text)}\n</button>'
             )
-    return f'<pre tabindex="0" role="region" aria-label="Training log">{"".join(out)}</pre>' if out else EMPTY
+    region = '<div class="hp-log" tabindex="0" role="region" aria-label="Training log">'
+    return f"{region}<pre>{''.join(out)}</pre></div>" if out else EMPTY
 
 
 def _coloured(line: str) -> str:
@@ -321,13 +322,13 @@ def _draw(name: str) -> None:
             labels, value=None, label="Jump to an incident", interactive=True, visible=bool(labels), elem_id="log-jump"
         )
     with gr.Row(elem_classes="hp-log-bar"):
-        pattern = gr.Checkbox(label="The search is a regular expression", interactive=True, elem_id="log-regex")
+        pattern = gr.Checkbox(label="Regular expression", interactive=True, elem_id="log-regex")
         follow = gr.Checkbox(True, label="Follow the end", interactive=True, elem_id="log-follow")
         file = gr.HTML(_link(folder), apply_default_css=False)
     status = gr.HTML(elem_id="log-status", apply_default_css=False)
     more = gr.Button("Search earlier lines", size="sm", visible=False, elem_id="log-more")
     shown = tail(folder)
-    pane = gr.HTML(markup(shown), elem_id="log-pane", elem_classes="hp-run-log", autoscroll=True, max_height=340, js_on_load=scripts.loader("log", "act"), apply_default_css=False)  # fmt: skip
+    pane = scripts.drawn("log", "log-pane", "act", "scroll_up", value=markup(shown))
     drawn, found, timer = gr.State(shown), gr.State(([], None)), gr.Timer(TICK_S)
     outputs = [pane, status, more, found, follow, timer]
 
@@ -382,6 +383,7 @@ def _draw(name: str) -> None:
     follow.input(on_follow, follow, outputs, trigger_mode="always_last", **QUIET)
     jump.input(on_jump, jump, [*outputs, jump], **QUIET)
     pane.act(on_line, None, outputs, **QUIET)
+    pane.scroll_up(lambda: [False, gr.Timer(active=False)], None, [follow, timer], **QUIET)
 
 
 def _link(folder: Path) -> str:

@@ -1,7 +1,7 @@
 """The log on the page: its end, colours, search with a time limit, places, and that nothing in a log is executed."""
 
 from ui_helpers import write_incident, write_run
-from ui_page import faint_texts, field, nameless_controls, show_run
+from ui_page import faint_texts, field, nameless_controls, show_run, until
 
 HEADER = "=== 2026-11-22T00:{:02d}:00.000Z attempt {}: train.sh, from the start\n"
 MARKUP = "<img src=x onerror=\"document.title='run'\">\n"
@@ -27,15 +27,16 @@ def test_the_log_follows_searches_and_jumps(page, server):
 
     add("a new line")
     log.get_by_text("a new line").wait_for()
+    log.evaluate("(e) => { e.scrollTop = -600; }")
+    until(lambda: not follow.is_checked(), "scrolling up stops following")
     search, status = field(page, "log-query"), page.locator("#log-status")
     search.fill("line 79")
     status.get_by_text("11 lines found").wait_for()
-    assert not follow.is_checked()
     log.get_by_text("line 795").focus()
     page.keyboard.press("Enter")
     log.locator(".hp-log-here").get_by_text("line 795").wait_for()
     add("an unseen line")
-    page.get_by_label("The search is a regular expression").check()
+    page.get_by_label("Regular expression").check()
     search.fill("line 1[23]5$")
     status.get_by_text("2 lines found").wait_for()
     assert log.get_by_text("an unseen line").count() == 0
