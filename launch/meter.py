@@ -28,15 +28,15 @@ class Meter:
         self._entered: tuple[int, str] = (0, "")
         self._items: dict[tuple[int, str], list[tuple[int, float]]] = {}
 
-    def see(self, attempt: Attempt, view: AttemptView) -> None:
-        """One observation."""
+    def see(self, attempt: Attempt, view: AttemptView) -> str:
+        """One observation; "", which lets `short_run.run` go on."""
         now_s = time.monotonic()
         if now_s - self._memory_s >= MEMORY_S:
             self._memory_s = now_s
             self._measure_memory(attempt)
         first = next((beat for beat in view.beats if beat.rank == 0), None)
         if first is None:
-            return
+            return ""
         items = self._items.setdefault((first.pid, first.phase), [])
         if not items or items[-1][0] != first.done:
             items.append((first.done, first.beat_s))
@@ -45,6 +45,7 @@ class Meter:
             same = first.pid == self._entered[0]
             self._entered = (first.pid, first.phase)
             self._on_phase(first.phase, first.phase_s if same else now_s)
+        return ""
 
     def _measure_memory(self, attempt: Attempt) -> None:
         members, memory = attempt.tree.members, self.memory

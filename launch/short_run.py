@@ -1,6 +1,6 @@
 """A run of a few steps that is watched until it ends, hangs or its time is over, in a data folder of its own that is removed.
 
-The probe, the rehearsal and the ladder use it. Decision: the real script is started, and watched as the monitor watches, instead of
+The probe, the ladder and the rehearsal use it. Decision: the real script is started, and watched as the monitor watches, instead of
 checks of files, drivers and ports: what fails does so in ways that no check lists. Nothing of it is left, and nothing of
 the run is changed.
 
@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -66,14 +66,14 @@ class Result:
 
 
 @contextlib.contextmanager
-def own_data_root(kind: str, parent: Path | None = None) -> Iterator[Path]:
-    """A data folder for short runs: HANGPROOF_DATA of this process names it, and it has the user's own base models.
+def scratch(kind: str) -> Iterator[Path]:
+    """A data folder on the disk of the runs: HANGPROOF_DATA of this process names it, and it has the user's own base models.
 
-    kind: begins its name. parent: where it is made (default: the folder for temporary files).
+    kind: begins its name. What killed processes left there is removed first.
     """
-    before, models = os.environ.get("HANGPROOF_DATA"), data_root() / "models.toml"
-    if parent is not None:
-        parent.mkdir(parents=True, exist_ok=True)
+    before, models, parent = os.environ.get("HANGPROOF_DATA"), data_root() / "models.toml", data_root() / SCRATCH
+    sweep(parent)
+    parent.mkdir(parents=True, exist_ok=True)
     me = platform.process_info(os.getpid())
     folder = Path(tempfile.mkdtemp(prefix=f"{kind}-{os.getpid()}-{me.start if me else 0}-", dir=parent))
     try:
@@ -83,24 +83,12 @@ def own_data_root(kind: str, parent: Path | None = None) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another one is at work
+            parent.rmdir()
         if before is None:
             os.environ.pop("HANGPROOF_DATA", None)
         else:
             os.environ["HANGPROOF_DATA"] = before
-
-
-@contextlib.contextmanager
-def scratch(kind: str) -> Iterator[Path]:
-    """`own_data_root` on the disk of the runs. What killed processes left there is removed first."""
-    parent = data_root() / SCRATCH
-    sweep(parent)
-    with own_data_root(kind, parent) as folder:
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another one is at work
-                parent.rmdir()
 
 
 def owner_alive(run: Path) -> bool:
@@ -173,14 +161,13 @@ def run(
     program: Path | None = None,
     resume: Path | None = None,
     inherit: tuple[int, ...] = (),
-    stalled_s: float | None = None,
     poll_s: float = POLL_S,
 ) -> Result:
     """Start the run in `folder` and watch it until it ends, hangs, or `limit_s` seconds are over. Nothing of it lives on.
 
     Args:
         see: called at each poll; a text ends the run as SLOW, with that text. number: of the attempt, whose script is
-        `program`, which continues from the state `resume`. inherit: descriptors that it keeps open. stalled_s: as QUIET_S.
+        `program`, which continues from the state `resume`. inherit: descriptors that it keeps open.
 
     Raises:
         OSError: it cannot be started.
@@ -189,7 +176,7 @@ def run(
     attempt = Attempt.prepare(run_folder, number, platform.now(), collect.oom_kills())
     try:
         attempt.start(program or folder / SCRIPT, resume, inherit)
-        return _watch(run_folder, attempt, time.monotonic() + limit_s, see, stalled_s or QUIET_S, poll_s)
+        return _watch(run_folder, attempt, time.monotonic() + limit_s, see, poll_s)
     finally:
         attempt.kill(0.0, KILL_S)
         attempt.close()
@@ -200,11 +187,10 @@ def _watch(
     attempt: Attempt,
     until_s: float,
     see: Callable[[Attempt, AttemptView], str],
-    stalled_s: float,
     poll_s: float,
 ) -> Result:
     """Follow the attempt until it ends, hangs or `until_s`, and describe what was seen."""
-    limits, evidence, over = config.load(), None, ""
+    limits, evidence, over, stalled_s = config.load(), None, "", QUIET_S
     moved_s, last, view = time.monotonic(), None, attempt.poll(platform.now(), 0.0)
     try:
         while not view.gone and time.monotonic() < until_s and not over:
@@ -313,20 +299,3 @@ def what_to_change(spec: RunSpec, found: Result) -> str:
             change = f"Change this setting: {sentence}."
             return f"{found.cause.advice} {change}".strip()
     return found.cause.advice
-
-
-def refuse_unstartable(folder: Path) -> None:
-    """Raise LaunchError where the run cannot be started at all."""
-    if found := problems(folder):
-        raise LaunchError(f"it cannot be started: {'; '.join(found)}")
-
-
-def copy_images(images: Sequence[Path], source: Path, target: Path) -> None:
-    """Copy these images of the data set `source`, with their captions, into `target`."""
-    target.mkdir(parents=True, exist_ok=True)
-    for path in images:
-        copy = target / path.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)
-        for file in (path, path.with_suffix(".txt")):
-            if file.is_file():
-                shutil.copyfile(file, copy.with_suffix(file.suffix))

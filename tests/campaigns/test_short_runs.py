@@ -15,9 +15,8 @@ import pytest
 from short_run_helpers import HANGS, drilled, hang_in, launched, listing, nothing_runs, settled, tiny_run
 
 from launch import drill, probe, rehearse, short_run
-from launch.ladder import FAILS, TRAINS
 from launch.rehearse import FAILED
-from launch.short_run import SCRATCH
+from launch.short_run import FAILS, SCRATCH, TRAINS
 from monitor.process import tree
 from runs.paths import ROOT
 
@@ -125,7 +124,7 @@ def probed(data, tmp_path, monkeypatch):
     return tmp_path / "tmp"
 
 
-def test_two_processes_stop_where_one_trains(probed):
+def test_two_processes_stop_where_one_trains(probed, data):
     """Real gloo processes of accelerate, and the lines of progress that the page shows."""
     code, found, said = launched("probe", "--gpus=2", HANGPROOF_HANG="1:loader:lock")
     assert code == 1 and not found["ok"] and found["gpus"] == 2, said
@@ -135,7 +134,7 @@ def test_two_processes_stop_where_one_trains(probed):
     two = found["stages"][1]["report"]
     assert [r["world"] for r in two["ranks"]] == [2, 2] and two["ranks"][0]["backend"] == "gloo"
     assert "1 of 3: 1 process, 0 loader workers: trains" in said
-    assert not tree.with_environment("TMPDIR", str(probed)) and not list(probed.glob("hangproof-probe-*"))
+    assert not tree.with_environment("TMPDIR", str(probed)) and not (data / SCRATCH).exists()
 
 
 def test_a_run_of_a_user_is_probed_and_nothing_of_it_is_changed(probed, data):
