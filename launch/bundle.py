@@ -1,18 +1,18 @@
-"""`python -m launch bundle RUN`: a run as one tar file (or ZIP) that trains wherever there is Python, also without a network.
+"""`python -m launch bundle RUN`: a run as one ZIP that trains wherever there is Python, also without a network.
 
-It holds the spec, the data set, the packages that train and supervise (not the page), and `train.sh`. Nothing in it depends on the
-folder in which it is unpacked: `train.sh` writes the run's script for the place where it is, then starts the monitor. The same run
-gives the same bytes: entries are sorted, and times, owners and permissions are fixed. `--unpack` reads a bundle as something
-that came from elsewhere: one folder, plain files, no name that leads out of it. `tar xf` does as well for one's own.
+It holds the spec, the data set, the packages that train and supervise (not the page), `train.sh` and `train.bat`. Nothing in it
+depends on the folder in which it is unpacked: `train.sh` writes the run's script for the place where it is, then starts the
+monitor. `--unpack` reads a bundle as something that came from elsewhere: one folder, plain files, no name that leads out of it.
+`python3 -m zipfile -e` does as well for one's own.
 """
 
 import argparse
 import hashlib
-import io
 import os
 import re
 import shutil
-import tarfile
+import stat
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,8 +38,10 @@ TRAINERS = {"diffusers": ("trainer",)}  # of the others: sd_scripts_patches
 SUFFIXES = (".py", ".toml", ".sh")
 PAGE_ONLY = ("gradio", "markdown-it-py", "pillow-heif", "apprise")  # pins of requirements.txt that no training needs
 PACKED = (".png", ".jpg", ".jpeg", ".webp", ".safetensors", ".whl")  # a ZIP does not make them smaller
-TIME_S = 315532800  # 1980-01-01, the earliest that every tool takes
-MOST_FILES = 1_000_000
+MOST_FILES, MOST_TIMES = (
+    1_000_000,
+    100,
+)  # of a bundle from elsewhere: files, and how many times larger than the ZIP they are
 # What must be importable: by the monitor, and by the built-in trainer.
 MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "rich", "numpy", "PIL")
 TRAINING_MODULES = ("torch", "accelerate", "diffusers", "peft", "safetensors", "transformers")
@@ -224,27 +226,13 @@ def requirements() -> str:
 
 
 def write(path: Path, top: str, files: list[Entry]) -> str:
-    """Write the tar file, completely or not at all; its SHA-256."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as tar:
-            for entry in sorted(files, key=lambda one: one.name):
-                _add(tar, f"{top}/{entry.name}", entry)
-        digest = _sha256(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return digest
-
-
-def write_zip(path: Path, top: str, files: list[Entry]) -> str:
-    """Write a ZIP with the same files, completely or not at all; its SHA-256. Programs stay executable where unzip keeps that."""
+    """Write the ZIP, completely or not at all; its SHA-256. Programs stay executable where unzip keeps that."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
             for entry in sorted(files, key=lambda one: one.name):
                 name = check_name(f"{top}/{entry.name}")
-                info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+                info = zipfile.ZipInfo(name)  # its time is 1980-01-01, the earliest that every tool takes
                 info.create_system, info.external_attr = 3, (0o100755 if entry.executable else 0o100644) << 16
                 stored = PurePosixPath(name).suffix.lower() in PACKED
                 info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
@@ -254,31 +242,12 @@ def write_zip(path: Path, top: str, files: list[Entry]) -> str:
                     else:
                         with entry.source.open("rb") as source:
                             shutil.copyfileobj(source, file, 1 << 20)
-        digest = _sha256(temporary)
+        with temporary.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     return digest
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _add(tar: tarfile.TarFile, name: str, entry: Entry) -> None:
-    info = tarfile.TarInfo(check_name(name))
-    info.mtime, info.mode = TIME_S, 0o755 if entry.executable else 0o644
-    if isinstance(entry.source, bytes):
-        info.size = len(entry.source)
-        tar.addfile(info, io.BytesIO(entry.source))
-        return
-    with entry.source.open("rb") as file:
-        info.size = os.fstat(file.fileno()).st_size
-        tar.addfile(info, file)
 
 
 def check_name(name: str) -> str:
@@ -303,50 +272,43 @@ def unpack(path: Path, to: Path) -> Path:
         LaunchError: it is no bundle, or holds a name or a kind of file that a bundle never has; nothing was unpacked then.
     """
     try:
-        with tarfile.open(path, "r:") as tar:
-            members = _checked(path, tar)
-            top = to / PurePosixPath(members[0].name).parts[0]
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            top = to / _top(path, members)
             if top.exists():
                 raise LaunchError(f"{top} exists already; unpack into another folder, or delete that one")
             to.mkdir(parents=True, exist_ok=True)
-            tar.extractall(to, members, filter="data")
-    except tarfile.TarError as error:
+            with tempfile.TemporaryDirectory(dir=to, prefix=".unpack-") as work:
+                archive.extractall(work)
+                for member in members:
+                    if member.external_attr >> 16 & 0o100:
+                        Path(work, member.filename).chmod(0o755)
+                os.rename(Path(work, top.name), top)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # damaged, an unknown method, encrypted
         raise LaunchError(f"{path} is not a bundle, or is damaged: {error}") from error
     return top
 
 
-def _checked(path: Path, tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
-    members: list[tarfile.TarInfo] = []
-    size = path.stat().st_size
-    for member in tar:
-        members.append(member)
-        if (
-            not (member.isreg() or member.isdir())
-            or member.issparse()
-            or member.size > size
-            or len(members) > MOST_FILES
-        ):
-            raise LaunchError(
-                f"{path}: {member.name[:200]!r} is not a plain file, so this is no bundle; nothing was unpacked"
-            )
-        check_name(member.name)
-    tops = {PurePosixPath(member.name).parts[0] for member in members}
+def _top(path: Path, members: list[zipfile.ZipInfo]) -> str:
+    """The one folder of a bundle whose members are all plain files inside it. Raises LaunchError."""
+    for member in members:
+        if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+            name = member.filename[:200]
+            raise LaunchError(f"{path}: {name!r} is not a plain file, so this is no bundle; nothing was unpacked")
+        check_name(member.filename)
+    total = sum(member.file_size for member in members)
+    if len(members) > MOST_FILES or total > MOST_TIMES * path.stat().st_size:
+        raise LaunchError(f"{path}: {len(members)} files of {total / 1e9:.1f} GB are no bundle; nothing was unpacked")
+    tops = {PurePosixPath(member.filename).parts[0] for member in members}
     if len(tops) != 1:
         raise LaunchError(f"{path}: a bundle has one folder, and this has {len(tops)}; nothing was unpacked")
-    return members
+    return tops.pop()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN, or a bundle to unpack."""
-    parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run; with --unpack, the tar file")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="the file (default: RUN.tar in this folder); a name that ends in .zip gives a ZIP",
-    )
-    parser.add_argument("--zip", action="store_true", help="write a ZIP, as a name that ends in .zip does")
+    parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run; with --unpack, the ZIP")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN.zip in this folder)")
     parser.add_argument(
         "--wheels",
         type=Path,
@@ -368,14 +330,11 @@ def run(args: argparse.Namespace) -> int:
         return common.report(args, f"{top}\nStart it with: bash {top / 'train.sh'}", {"folder": str(top)})
     folder = common.find(args)
     spec = runs.load(folder)
-    path = (args.output or Path(f"{spec.slug}.{'zip' if args.zip else 'tar'}")).absolute()
-    zipped = args.zip or path.suffix.lower() == ".zip"
+    path = (args.output or Path(f"{spec.slug}.zip")).absolute()
     with explained(f"write {path}"):
         files = list(entries(spec, args.wheels, args.models))
-        digest = (write_zip if zipped else write)(path, spec.slug, files)
+        digest = write(path, spec.slug, files)
     size = path.stat().st_size
-    unpacking = "unzip" if zipped else "tar xf"
-    text = (
-        f"{path}: {len(files)} files, {size / 1e6:.1f} MB. There: {unpacking} {path.name} && bash {spec.slug}/train.sh"
-    )
+    there = f"There: python3 -m zipfile -e {path.name} . && bash {spec.slug}/train.sh"
+    text = f"{path}: {len(files)} files, {size / 1e6:.1f} MB. {there}"
     return common.report(args, text, {"file": str(path), "files": len(files), "bytes": size, "sha256": digest})

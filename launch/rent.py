@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import runs
 from launch import common, gpus, travel
 from launch.common import LaunchError
+from runs.files import atomic_write
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -293,7 +294,8 @@ def run(args: argparse.Namespace) -> int:
         raise LaunchError(f"{spec.model} trains on a CPU; rent a GPU for it with --gpu NAME, or train it here")
     if args.community and args.volume:
         raise LaunchError("--volume: network volumes are in the secure cloud only; leave out --community")
-    path = travel.write(folder / FILE, travel.to_json(body(spec, args, names[0])))
+    path = folder / FILE
+    atomic_write(path, json.dumps(body(spec, args, names[0]), ensure_ascii=False, indent=2) + "\n")
     answer: dict[str, Any] = {}
     if args.submit:
         api = Api(address(), key())

@@ -97,12 +97,9 @@ PLACES: dict[str, Place] = {
         (GPU, DISK, SECRET, Option("--on-demand", "No spot machines", kind="switch")),
     ),
     "bundle": Place(
-        "One file (ZIP or tar)",
+        "One file (ZIP)",
         "The run, its images and Hangproof in one archive. Unpack it anywhere with Python, and run train.sh, or train.bat on Windows.",
-        options=(
-            Option("--zip", "ZIP, which Windows unpacks", kind="switch"),
-            Option("--models", "Add the files of the base model (large)", kind="switch"),
-        ),
+        options=(Option("--models", "Add the files of the base model (large)", kind="switch"),),
     ),
 }
 ALIVE = ("starting", "running", "suspect", "slow", "stopping")
@@ -173,7 +170,7 @@ def write_files(data: dict[str, Any]) -> dict[str, Any]:
         if submit and (reason := missing(PLACES[kind])):
             raise RunError(reason)
         if kind == "bundle":
-            words.append(f"--output={folder / folder.name}.{'zip' if '--zip' in words else 'tar'}")
+            words.append(f"--output={folder / folder.name}.zip")
         command = ["launch", kind, str(folder), *words, *["--submit"] * submit, "--json"]
         jobs.start(folder, job_of(kind), command, limit_s=60 * MINUTES)
         return {}

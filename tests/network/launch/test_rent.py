@@ -151,9 +151,8 @@ def remote(tmp_path, monkeypatch):
 
 def submitted(folder: Path, double: Provider, monkeypatch, *words: str) -> int:
     monkeypatch.setenv("HANGPROOF_RUNPOD_URL", double.url)
-    args = arguments(rent, "--image", "docker.io/me/hangproof:1", *words, "--submit")
-    args.run, args.json = folder.name, True
-    return rent.run(args)
+    words = ("--image", "docker.io/me/hangproof:1", *words, "--submit")
+    return rent.run(arguments(rent, *words, run=folder.name, json=True))
 
 
 def test_a_pod_is_created_as_runpod_documents(remote, monkeypatch, capsys):
