@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("guards", "launch", "monitor", "presets", "runs")
 TRAINERS = {"diffusers": ("trainer",)}  # of the others: sd_scripts_patches
-SUFFIXES = (".py", ".toml", ".sh")
+SUFFIXES = (".py", ".toml", ".sh", ".bat", ".sbatch")
 PAGE_ONLY = ("gradio", "markdown-it-py", "pillow-heif", "apprise")  # pins of requirements.txt that no training needs
 PACKED = (".png", ".jpg", ".jpeg", ".webp", ".safetensors", ".whl")  # a ZIP does not make them smaller
 MOST_FILES, MOST_TIMES = (
@@ -45,66 +45,11 @@ MOST_FILES, MOST_TIMES = (
 # What must be importable: by the monitor, and by the built-in trainer.
 MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "rich", "numpy", "PIL")
 TRAINING_MODULES = ("torch", "accelerate", "diffusers", "peft", "safetensors", "transformers")
-TRAIN = """#!/usr/bin/env bash
-# Trains {slug}, supervised: a hang or a crash is noticed and the training restarted; Ctrl-C stops it with a checkpoint.
-#   bash train.sh            The LoRA is then outputs/{slug}/{slug}.safetensors
-# It needs Python 3.11 to 3.14 with the packages of requirements.txt: in .venv beside this file, in $PYTHON, or as python3.
-# From a folder `wheels` beside this file, it makes .venv itself, without a network.
-set -eu
-cd "$(dirname "${{BASH_SOURCE[0]}}")"
-export HANGPROOF_DATA=$PWD PYTHONUTF8=1
-unset PYTHONPATH
-version='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))'
-modules='import {modules}'
-python=
-if [ ! -x .venv/bin/python ] && [ -d wheels ]; then
-  for candidate in ${{PYTHON:-}} python3 python3.14 python3.13 python3.12 python3.11; do
-    if command -v "$candidate" >/dev/null && "$candidate" -c "$version"; then
-      "$candidate" -m venv .venv
-      .venv/bin/python -m pip install --quiet --no-index --find-links wheels -r requirements.txt
-      break
-    fi
-  done
-fi
-for candidate in .venv/bin/python ${{PYTHON:-}} python3; do
-  if command -v "$candidate" >/dev/null && "$candidate" -c "$version; $modules" 2>/dev/null; then
-    python=$(command -v "$candidate")
-    break
-  fi
-done
-if [ -z "$python" ]; then
-  echo "train.sh: no Python 3.11 to 3.14 with the packages of requirements.txt; run: python3 -m venv .venv && .venv/bin/python -m pip install -r requirements.txt" >&2
-  exit 1
-fi
-{launcher}exec "$python" -m launch train {slug}
-"""
-TRAIN_BAT = """@echo off
-rem Trains {slug}, supervised: a hang or a crash is noticed and the training restarted; Ctrl-C stops it with a checkpoint.
-rem It needs Python 3.11 to 3.14 with the packages of requirements.txt: in .venv beside this file, in PYTHON, or on the PATH.
-setlocal
-cd /d "%~dp0" || exit /b 1
-set "HANGPROOF_DATA=%CD%"
-set "PYTHONUTF8=1"
-set "PYTHONPATH="
-set "chosen="
-if exist ".venv\\Scripts\\python.exe" set "chosen=%CD%\\.venv\\Scripts\\python.exe"
-if not defined chosen if defined PYTHON set "chosen=%PYTHON%"
-if not defined chosen for %%P in (python.exe) do set "chosen=%%~$PATH:P"
-if not defined chosen (echo train.bat: no Python found; install Python 3.11 to 3.14 from python.org 1>&2 & exit /b 1)
-"%chosen%" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14)); " || (echo train.bat: Python 3.11 to 3.14 is needed 1>&2 & exit /b 1)
-"%chosen%" -c "import {modules}" 2>nul || (echo train.bat: packages are missing; run: "%chosen%" -m venv .venv, then .venv\\Scripts\\python -m pip install -r requirements.txt 1>&2 & exit /b 1)
-for %%D in ("%chosen%") do if not defined ACCELERATE if exist "%%~dpDaccelerate.exe" set "ACCELERATE=%%~dpDaccelerate.exe"
-"%chosen%" -m launch train {slug}
-exit /b %ERRORLEVEL%
-"""
+
+
 README = """Trains the LoRA {slug} with Hangproof: run `bash train.sh` (Linux, macOS) or train.bat (Windows) in this folder.
 It needs Python 3.11 to 3.14 with the packages of requirements.txt{trainer}; a base model that is missing is downloaded.
 The LoRA is then outputs/{slug}/{slug}.safetensors. The settings are in outputs/{slug}/run.toml (after a change: python -m runs render {slug}), the images in datasets/{slug}.
-"""
-LAUNCHER = """export TRAINER_PYTHON=${TRAINER_PYTHON:-$python}
-if [ -z "${ACCELERATE:-}" ] && [ -x "${python%/*}/accelerate" ]; then
-  export ACCELERATE=${python%/*}/accelerate
-fi
 """
 
 
@@ -123,8 +68,8 @@ def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entr
     Raises:
         LaunchError: the run has no images, or a folder that was named does not exist.
     """
-    yield Entry("train.sh", train_script(spec).encode(), True)
-    yield Entry("train.bat", train_batch(spec).encode())
+    yield Entry("train.sh", script(spec, "bundle.sh").encode(), True)
+    yield Entry("train.bat", script(spec, "bundle.bat").replace("\n", "\r\n").encode())
     yield Entry("README.txt", readme(spec).encode())
     yield Entry("requirements.txt", requirements().encode())
     for name in ("setup.sh", "start.sh", "LICENSE"):  # start.sh installs kohya's trainers
@@ -198,25 +143,15 @@ def portable_job(spec: "RunSpec", run_toml: bytes) -> jobs.Job:
 def readme(spec: "RunSpec") -> str:
     """The text of README.txt."""
     trainer = "" if spec.backend in TRAINERS else f" and kohya's trainer (./start.sh {spec.backend})"
-    named = (
-        f"Set these variables before: {', '.join(spec.secrets)}. Their values are not in this file.\n"
-        if spec.secrets
-        else ""
-    )
-    return README.format(slug=spec.slug, trainer=trainer) + named
+    named = f"Set these variables before: {', '.join(spec.secrets)}. Their values are not in this file.\n"
+    return README.format(slug=spec.slug, trainer=trainer) + (named if spec.secrets else "")
 
 
-def train_batch(spec: "RunSpec") -> str:
-    """The text of train.bat."""
-    modules = (*MODULES, *(TRAINING_MODULES if spec.backend in TRAINERS else ()))
-    return TRAIN_BAT.format(slug=spec.slug, modules=", ".join(modules)).replace("\n", "\r\n")
-
-
-def train_script(spec: "RunSpec") -> str:
-    """The text of the bundle's train.sh."""
+def script(spec: "RunSpec", template: str) -> str:
+    """The text of the bundle's train.sh or train.bat."""
     built_in = spec.backend in TRAINERS
-    modules = (*MODULES, *(TRAINING_MODULES if built_in else ()))
-    return TRAIN.format(slug=spec.slug, modules=", ".join(modules), launcher=LAUNCHER if built_in else "")
+    modules = ", ".join((*MODULES, *(TRAINING_MODULES if built_in else ())))
+    return common.fill(template, *["builtin"] * built_in, slug=spec.slug, modules=modules)
 
 
 def requirements() -> str:

@@ -68,6 +68,9 @@ PLACES: dict[str, Place] = {
             Option("--partition", "Partition"),
             Option("--time", "Time limit", "Such as 8:00:00 or 1-12"),
             Option("--account", "Account"),
+            Option(
+                "--gpus", "GPUs of each node", "Empty: as many as the run uses. 0: the cluster does not name its GPUs"
+            ),
             Option("--gpus-type", "Type of GPU", "As `sinfo -o %G` names it"),
             Option("--mem", "Memory of each node", "Such as 64G"),
         ),

@@ -67,7 +67,7 @@ def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_pat
     names = {entry.name for entry in bundle.entries(made, None, models=True)}
     assert "sd_scripts_patches/runner.py" in names and not any(name.startswith("trainer/") for name in names)
     assert {f"models/{name}" for name in presets.models()["sd15"]["files"].values()} <= names
-    text = bundle.train_script(made)
+    text = bundle.script(made, "bundle.sh")
     assert "import pydantic" in text and "torch" not in text.split("modules=")[1].split("\n")[0]
 
 
