@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch.store.filesystems import Entry
-from launch.store.lease import Lease, utc_now
+from launch.store.lease import Lease
 from launch.store.manifest import (
     FILES,
     MANIFESTS,
@@ -32,6 +32,7 @@ from launch.store.manifest import (
     parse,
 )
 from launch.store.places import Place, StoreError, Unavailable
+from monitor.process import platform
 from runs.paths import datasets_dir
 
 KEPT_MANIFESTS = 2
@@ -146,7 +147,7 @@ class Copier:
             step=step,
             completed=found.completed,
             owner=self.lease.owner.text(),
-            written_at=utc_now(),
+            written_at=platform.now().utc,
             files=files,
         )
         after = self.place.list(FILES) if pushed.sent_files else self._before

@@ -23,7 +23,7 @@ from typing import Any
 import tomllib
 
 from guards import checkpoint
-from launch.store.places import StoreError
+from launch.store.places import StoreError, one_line
 from runs.files import atomic_write
 
 MANIFESTS, FILES = "manifests", "files"
@@ -142,8 +142,8 @@ def parse(data: bytes, name: str, run: str) -> Manifest:
             number=_count(values["number"]),
             step=max(-1, int(values["step"])),
             completed=values["completed"] is True,
-            owner=_line(values["owner"]),
-            written_at=_line(values["written_at"]),
+            owner=one_line(values["owner"]),
+            written_at=one_line(values["written_at"]),
             files=files,
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
@@ -194,10 +194,6 @@ def _time(value: object) -> float:
     if not isinstance(value, int | float) or not 0 <= value < 1e11:
         raise ValueError(f"{value!r} is not a time")
     return float(value)
-
-
-def _line(value: object) -> str:
-    return "".join(c if c.isprintable() else "?" for c in str(value)[:300])
 
 
 # This machine's files ---------------------------------------------------------------------------------------------------

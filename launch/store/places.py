@@ -265,6 +265,11 @@ def short(error: BaseException) -> str:
     return (text or type(error).__name__)[:300]
 
 
+def one_line(value: object, most: int = 300) -> str:
+    """Text of another machine as one printable line."""
+    return "".join(c if c.isprintable() else " " for c in str(value)[:most]).strip()
+
+
 class _Pace:
     """Spreads bytes over time: `spend` returns when the bytes so far fit the limit. Shared by threads."""
 
