@@ -68,8 +68,16 @@ class Api:
     patience_s: float = PATIENCE_S
     sleep: Callable[[float], None] = time.sleep
 
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON answer to a request that may be repeated; {} for an empty one.
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        find: Callable[[], dict[str, Any] | None] | None = None,
+    ) -> dict[str, Any]:
+        """The JSON answer to a request, which is repeated while RunPod is busy or does not answer; {} for an empty one.
+
+        find: for a request that must not be carried out twice: what it made, where its answer was lost.
 
         Raises:
             ApiError: RunPod refused, or did not answer within `patience_s`.
@@ -79,10 +87,23 @@ class Api:
             try:
                 return self.once(method, path, body)
             except ApiError as error:
-                passing = error.status == 429 or error.unknown
-                wait_s = max(pause_s, error.wait_s)
-                if not passing or time.monotonic() + wait_s > until_s:
+                if error.status != 429 and not error.unknown:
                     raise
+                why = error
+            for _ in range(LOOKS_COUNT if why.unknown else 0):  # a new pod may be listed late
+                if find is None:
+                    break
+                self.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                try:
+                    if found := find():
+                        return found
+                except ApiError as error:
+                    text = f"{why}; the list of pods cannot be read either ({error})"
+                    raise ApiError(text, lost=True) from error
+            wait_s = max(pause_s, why.wait_s)
+            if time.monotonic() + wait_s > until_s:
+                raise why
             self.sleep(wait_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
@@ -225,41 +246,21 @@ def create(api: Api, spec: "RunSpec", args: argparse.Namespace, names: list[str]
     refused, own = None, travel.unique_name(spec)
     for name in names:
         try:
-            return _rent(api, {**body(spec, args, name), "name": own}, own)
+            request = {**body(spec, args, name), "name": own}
+            return api.call(
+                "POST", "/v2/pods", request, lambda: next((p for p in pods(api) if p.get("name") == own), None)
+            )
         except ApiError as error:
+            if error.unknown:
+                raise LaunchError(
+                    f"{error}. Look for the pod {own} in RunPod's console before you try again: if it is there, it costs money"
+                ) from error
             if error.status not in (400, 403):
                 raise
             refused = error
     raise LaunchError(
         f"RunPod has none of these GPUs now: {', '.join(names)}. Try again later, or name another with --gpu ({refused})"
     )
-
-
-def _rent(api: Api, request: dict[str, Any], name: str) -> dict[str, Any]:
-    """The pod that a request creates. name: of this pod, and of no other."""
-    until_s, pause_s = time.monotonic() + api.patience_s, api.pause_s
-    look = f"Look for the pod {name} in RunPod's console before you try again: if it is there, it costs money"
-    while True:
-        try:
-            return api.once("POST", "/v2/pods", request)
-        except ApiError as error:
-            if error.status != 429 and not error.unknown:
-                raise
-            why, looks, wait_s = error, LOOKS_COUNT if error.unknown else 0, error.wait_s
-        for _ in range(looks):  # a new pod may appear in the list late
-            api.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
-            try:
-                found = next((pod for pod in pods(api) if pod.get("name") == name), None)
-            except ApiError as error:
-                raise LaunchError(f"{why}; the list of pods cannot be read either ({error}). {look}") from error
-            if found is not None:
-                return found
-        if time.monotonic() + max(pause_s, wait_s) > until_s:
-            raise LaunchError(f"{why}. {look}" if why.unknown else f"{why}") from why
-        if not looks:
-            api.sleep(max(pause_s, wait_s))
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
 
 def pods(api: Api) -> list[dict[str, Any]]:
