@@ -32,7 +32,7 @@ COMMANDS = {
     "bundle": ("launch.bundle", "write a run as one ZIP that trains wherever there is Python"),
     "train": ("launch.train", "write a run's script for this machine and supervise it: in a container, in a bundle"),
     "serve": ("launch.serve", "what a container runs: continue interrupted runs, serve the page"),
-    "stop-pod": ("launch.pods", "stop the pod of RunPod that this runs on"),
+    "stop-pod": ("launch.rent", "stop the pod of RunPod that this runs on"),
 }
 
 

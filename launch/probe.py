@@ -12,7 +12,6 @@ A program that goes on, such as the page's server, starts the command as a proce
 """
 
 import argparse
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +21,13 @@ from typing import Any
 
 from launch import short_run
 from launch.common import LaunchError, report
-from launch.forecast import size
-from launch.meter import Meter
-from launch.short_run import FAILS, HANGS, TRAINS, Result
+from launch.short_run import FAILS, HANGS, TRAINS, Meter, Result
 from runs import dataset
 from runs.command import model_files
 from runs.dataset import images_in
 from runs.files import RunError
 from runs.folders import render
+from runs.manage import size_text
 from runs.paths import datasets_dir, outputs_dir, run_folder
 from runs.spec import RunSpec, load, make, save
 
@@ -120,10 +118,6 @@ class Climb:
         self.files = model_files(self.spec) if folder else {}
         self.failure: Result | None = None
 
-    def took_s(self) -> float:
-        """Seconds since the beginning."""
-        return round(time.monotonic() - self.began_s, 1)
-
     def climb(self, rungs: list[Rung], steps: int) -> None:
         """Try the rungs up to the first that fails, and fill in their results; `failure` is that of the last one."""
         gpus = max(rung.processes for rung in rungs)
@@ -145,7 +139,9 @@ class Climb:
                 else:
                     self.progress(f"{number} of {len(rungs)}: {rung.name} …")
                     self._try(rung, spec, left_s / (len(rungs) - number + 1), queue.handles())
-                    pace = f", {rung.step_s:.3g} s a step, {size(rung.host_bytes)} of memory" if rung.step_s else ""
+                    pace = (
+                        f", {rung.step_s:.3g} s a step, {size_text(rung.host_bytes)} of memory" if rung.step_s else ""
+                    )
                     end = f"{rung.outcome}, {rung.took_s:.0f} s{pace}. {rung.text}".strip()
                     self.progress(f"{number} of {len(rungs)}: {rung.name}: {end}")
 
@@ -158,7 +154,7 @@ class Climb:
         if not data.is_dir() or len(images_in(data)) != len(images):  # else the caches of the rung before are used
             shutil.rmtree(data, ignore_errors=True)
             for path in images:
-                _link(path, data / path.relative_to(self.source))
+                short_run.link_image(path, data / path.relative_to(self.source))
         spec = spec.changed(gpus=rung.processes, workers=rung.workers)
         save(run, spec)
         render(run, spec)
@@ -215,6 +211,14 @@ class Climb:
         """What to do against the cause of the failure; "" where nothing failed."""
         return short_run.what_to_change(self.spec, self.failure) if self.failure else ""
 
+    def answer(self, run: Path | None, rungs: list[Rung], found: Verdict) -> dict[str, Any]:
+        """What the command reports; see `probe`."""
+        return {
+            "ok": found.kind == "fine", "kind": found.kind, "verdict": found.text, "advice": found.advice,
+            "image": found.image, "run": run.name if run else "", "model": self.spec.model,
+            "stages": [asdict(rung) for rung in rungs], "took_s": round(time.monotonic() - self.began_s, 1),
+        }  # fmt: skip
+
 
 def _drawn(folder: Path, count: int) -> Iterator[Path]:
     from PIL import Image
@@ -225,18 +229,6 @@ def _drawn(folder: Path, count: int) -> Iterator[Path]:
         Image.new("RGB", (64, 64), (40 * number % 256, 90, 160)).save(path)
         path.with_suffix(".txt").write_text(f"prb, number {number}\n", encoding="utf-8")
         yield path
-
-
-def _link(path: Path, copy: Path) -> None:
-    """Put an image and its caption at `copy`, without copying where the disk allows it."""
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    for file in (path, path.with_suffix(".txt")):
-        if file.is_file():
-            target = copy.with_suffix(file.suffix)
-            try:
-                os.link(file, target)
-            except OSError:
-                shutil.copyfile(file, target)
 
 
 def said(found: Result) -> str:
@@ -296,7 +288,7 @@ def _grown(found: Sequence[Rung]) -> Verdict:
         return Verdict("slow", f"Nothing failed, but nothing trained either. {text}", more_time)
     first, last = trained[0], trained[-1]
     if last.host_bytes - first.host_bytes > GROWTH_BYTES and last.host_bytes > GROWTH * first.host_bytes:
-        text = f"Memory grows with the data set: {size(first.host_bytes)} with {first.name}, {size(last.host_bytes)} with {last.name}."
+        text = f"Memory grows with the data set: {size_text(first.host_bytes)} with {first.name}, {size_text(last.host_bytes)} with {last.name}."
         return Verdict("scale", text, "Cache to disk (cache_latents_to_disk) or use 0 data loader workers.")
     for what, before, after in (
         ("A step", first.step_s or 0.0, last.step_s or 0.0),
@@ -321,8 +313,8 @@ def probe(
     """Probe a run, or without one the tiny model, with 1 and with `gpus` processes of this machine, 1 to 5 steps each.
 
     Returns:
-        {"ok": bool, "verdict": sentences, "advice": what to do, "run": str, "model": str, "gpus": int, "took_s": float,
-        "stages": [Rung as a dict]}
+        {"ok": bool, "kind": fine|basic|image|scale|slow, "verdict": sentences, "advice": what to do, "image": the image's file in the
+        data set or "", "run": str, "model": str, "stages": [Rung as a dict], "took_s": float}
 
     Raises:
         LaunchError, RunError: see `Climb`.
@@ -330,34 +322,18 @@ def probe(
     work = Climb(run, gpus, limit_s, progress)
     rungs = group_rungs(gpus, max(IMAGES, gpus * work.spec.batch_size))
     work.climb(rungs, steps)
-    found = judge_group(rungs, work.advice())
-    return {
-        "ok": found.kind == "fine", "verdict": found.text, "advice": found.advice, "run": run.name if run else "",
-        "model": work.spec.model, "gpus": gpus, "took_s": work.took_s(), "stages": [asdict(rung) for rung in rungs],
-    }  # fmt: skip
+    return work.answer(run, rungs, judge_group(rungs, work.advice()))
 
 
 def ladder(
     run: Path, limit_s: float = LIMIT_S["ladder"], progress: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """Climb the ladder of a run.
-
-    Returns:
-        {"ok": bool, "kind": fine|basic|image|scale|slow, "finding": sentences, "advice": what to do, "image": the image's file in
-        the data set or "", "run": str, "rungs": [Rung as a dict], "took_s": float}
-
-    Raises:
-        LaunchError, RunError: see `Climb`.
-    """
+    """Climb the ladder of a run; the same as `probe` returns. Raises LaunchError, RunError."""
     work = Climb(run, 1, limit_s, progress)
     rungs = image_rungs(len(work.images), work.spec.gpus, work.spec.workers)
     unreadable = work.unreadable()
     work.climb(rungs, STEPS + 1)
-    found = judge_images(rungs, work.blamed(rungs, unreadable), work.advice())
-    return {
-        "ok": found.kind == "fine", "kind": found.kind, "finding": found.text, "advice": found.advice,
-        "image": found.image, "run": run.name, "rungs": [asdict(rung) for rung in rungs], "took_s": work.took_s(),
-    }  # fmt: skip
+    return work.answer(run, rungs, judge_images(rungs, work.blamed(rungs, unreadable), work.advice()))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -381,18 +357,17 @@ def run(args: argparse.Namespace) -> int:
     def progress(line: str) -> None:
         print(line, flush=True)
 
+    if args.limit <= 0:
+        raise LaunchError("--limit must be a number of seconds")
     if folder is not None and args.command == "ladder":
-        if args.limit <= 0:
-            raise LaunchError("--limit must be a number of seconds")
         answer = ladder(folder, args.limit, progress)
-        report(args, f"\n{answer['finding']}\n{answer['advice']}", answer)
-        return 0 if answer["ok"] else 1
-    gpus = args.gpus or (load(folder).gpus if folder else 2)
-    if gpus < 1 or args.limit <= 0:
-        raise LaunchError("--gpus must be at least 1 and --limit a number of seconds")
-    answer = probe(folder, gpus, args.steps, args.limit, progress)
-    for stage in answer["stages"]:
-        if stage["outcome"] != TRAINS and stage["lines"]:
-            print("\n".join(("", f"{stage['name']}:", *(f"  {line}" for line in stage["lines"]))))
+    else:
+        gpus = args.gpus or (load(folder).gpus if folder else 2)
+        if gpus < 1:
+            raise LaunchError("--gpus must be at least 1")
+        answer = probe(folder, gpus, args.steps, args.limit, progress)
+        for stage in answer["stages"]:
+            if stage["outcome"] != TRAINS and stage["lines"]:
+                print("\n".join(("", f"{stage['name']}:", *(f"  {line}" for line in stage["lines"]))))
     report(args, f"\n{answer['verdict']}\n{answer['advice']}", answer)
     return 0 if answer["ok"] else 1

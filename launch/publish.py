@@ -29,6 +29,13 @@ REQUEST_S = 60.0  # for one read or write of a connection
 TRIES_COUNT, PAUSE_S = 3, 2.0  # of each call; the library itself repeats the requests of an upload
 IMAGE_BYTES = 20_000_000
 README = "README.md"
+NO_WRITE = "Hugging Face refuses: the token may not write there; log in with a token that may write to this account"
+REFUSED = {
+    401: NO_WRITE,
+    403: NO_WRITE,
+    404: "Hugging Face knows no such account or repository, or the token may not see it; check the name",
+    429: "Hugging Face limits the number of requests",
+}
 OURS = "hangproof"  # the tag by which a card is known as ours
 
 
@@ -277,8 +284,9 @@ def _tried(call: Callable[[], Any], say: Callable[[str], None]) -> Any:
         except (HTTPError, RuntimeError) as error:  # of an upload: "Error while uploading", raised from the real error
             cause = error.__cause__ if type(error) is RuntimeError else error
             if isinstance(cause, HfHubHTTPError) and cause.response is not None:
-                reason = _refused(cause.response.status_code)
-                if cause.response.status_code < 500 and cause.response.status_code != 429:
+                status = cause.response.status_code
+                reason = REFUSED.get(status, f"Hugging Face answered with HTTP status {status}")
+                if status < 500 and status != 429:
                     raise LaunchError(reason) from error
             elif isinstance(cause, HTTPError):
                 reason = f"{hub.endpoint()} cannot be reached or does not answer ({type(cause).__name__})"
@@ -288,13 +296,3 @@ def _tried(call: Callable[[], Any], say: Callable[[str], None]) -> Any:
             say(f"{reason}; trying again ({number + 1} of {TRIES_COUNT})")
             time.sleep(PAUSE_S * 2 ** (number - 1))
     raise LaunchError(f"{reason}; start it again later")
-
-
-def _refused(status: int) -> str:
-    if status in (401, 403):
-        return "Hugging Face refuses: the token may not write there; log in with a token that may write to this account"
-    if status == 404:
-        return "Hugging Face knows no such account or repository, or the token may not see it; check the name"
-    if status == 429:
-        return "Hugging Face limits the number of requests"
-    return f"Hugging Face answered with HTTP status {status}"

@@ -1,4 +1,5 @@
-"""`python -m launch runpod RUN`: a pod of RunPod with the image and a volume, which trains the run and then stops itself.
+"""`python -m launch runpod RUN`: a pod of RunPod with the image and a volume, which trains the run and then stops itself; `stop-pod`
+is the same by hand, with the key that RunPod gives to the pod. A stopped pod keeps its disk and costs no GPU.
 
 The file is the body of `POST /v2/pods` of RunPod's REST API v2 (docs.runpod.io/api-reference-v2; v1 ended on 2026-11-15). Only
 /workspace survives a stop, so all data is there; only a network volume survives the pod. A secret is a reference that RunPod
@@ -13,11 +14,12 @@ not followed with it: hence urllib and no client library.
 import argparse
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,7 @@ TIMEOUT_S = 30.0
 PATIENCE_S = 120.0  # for all tries of one request
 PAUSE_S = 1.0  # before the second try; doubled each time
 MAX_PAUSE_S = 30.0
+STOP_S = 300.0  # for all tries of stopping a pod
 LOOKS_COUNT = 3  # at the list of pods for one whose creation nobody confirmed
 MAX_ANSWER_BYTES = 16_000_000
 
@@ -271,8 +274,33 @@ def pods(api: Api) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict)]
 
 
+def own_pod(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+    """The id and the key of the pod that this process runs on, from the variables that RunPod sets; None elsewhere."""
+    pod = environ.get("RUNPOD_POD_ID", "")
+    if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", pod) and (found := environ.get(KEY, "").strip()):
+        return pod, found
+    return None
+
+
+def stop(pod: str, own_key: str) -> str:
+    """Stop the pod; a sentence that says so. RunPod then kills this process. (docs.runpod.io, "Trigger a pod state transition".)
+
+    Raises:
+        LaunchError: RunPod refused, or did not answer for five minutes; the pod runs on and costs money.
+    """
+    try:
+        Api(address(), own_key, patience_s=STOP_S).call("POST", f"/v2/pods/{pod}/action", {"action": "stop"})
+    except ApiError as error:
+        if error.status == 409:
+            return f"pod {pod} is stopping already"
+        raise LaunchError(f"pod {pod} is not stopped and still costs money: {error}") from error
+    return f"pod {pod} stops; its disk is kept, and a start continues where it was"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN and options."""
+    """RUN and options; `stop-pod` has none."""
+    if parser.prog.endswith(" stop-pod"):
+        return
     common.add_run(parser)
     travel.add_arguments(parser)
     travel.add_image(parser)
@@ -286,7 +314,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write runpod.json; with --submit, copy the run into its store and create the pod."""
+    """Write runpod.json; with --submit, copy the run into its store and create the pod. Or stop the pod that this is."""
+    if args.command == "stop-pod":
+        if (pod := own_pod()) is None:
+            raise LaunchError("this is no pod of RunPod: RUNPOD_POD_ID and RUNPOD_API_KEY are not set")
+        return common.report(args, stop(*pod), {"id": pod[0], "stopped": True})
     folder = common.find(args)
     spec = runs.load(folder)
     travel.one_machine(spec, "RunPod")
@@ -302,11 +334,11 @@ def run(args: argparse.Namespace) -> int:
         api = Api(address(), key())
         print(travel.upload(folder, travel.address(spec)))
         answer = create(api, spec, args, names)
-    pod = str(answer.get("id", ""))
+    made = str(answer.get("id", ""))
     secrets = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
-    if pod:
-        said = f"pod {pod}: {answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit); its page: https://{pod}-7860.proxy.runpod.net"
+    if made:
+        said = f"pod {made}: {answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit); its page: https://{made}-7860.proxy.runpod.net"
     else:
         said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
-    value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": pod or None}
+    value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": made or None}
     return common.report(args, said, value)

@@ -25,6 +25,7 @@ from monitor import config
 from monitor.attempt import Attempt, AttemptView
 from monitor.detect.probe import Probe
 from monitor.diagnose import causes, collect, rank_report, ranks
+from monitor.gpu.nvml import Gpus
 from monitor.gpu.queue import GpuQueue
 from monitor.process import platform, tree
 from monitor.resume import script
@@ -39,6 +40,8 @@ PY_SPY_S = 3.0
 KILL_S = 5.0
 PROBLEMS_S = 30.0  # to look for missing model files
 LOG_BYTES = 65536
+MEMORY_S = 0.5  # between two readings
+ENCODING = ("cache_latents", "cache_text", "hash")
 TRAINS, HANGS, FAILS, SLOW = "trains", "hangs", "fails", "slow"
 SCRATCH = ".scratch"  # in the data folder, so that it is on the disk that the run writes to
 _OWNER = re.compile(r"-(\d+)-([\d.]+)-")
@@ -289,6 +292,18 @@ def without_uploads(spec: RunSpec) -> dict[str, Any]:
     }
 
 
+def link_image(path: Path, copy: Path) -> None:
+    """Put an image and its caption at `copy`, without copying where the disk allows it."""
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    for file in (path, path.with_suffix(".txt")):
+        if file.is_file():
+            target = copy.with_suffix(file.suffix)
+            try:
+                os.link(file, target)
+            except OSError:
+                shutil.copyfile(file, target)
+
+
 def what_to_change(spec: RunSpec, found: Result) -> str:
     """What a person can do about it, as sentences: the cause's advice, and the first setting that helps against it."""
     if found.cause is None:
@@ -299,3 +314,60 @@ def what_to_change(spec: RunSpec, found: Result) -> str:
             change = f"Change this setting: {sentence}."
             return f"{found.cause.advice} {change}".strip()
     return found.cause.advice
+
+
+class Meter:
+    """The measurements of one attempt or several; `memory` holds host_bytes and, with a GPU, those that begin with gpu."""
+
+    def __init__(self, on_phase: Callable[[str, float], None] = lambda phase, at_s: None):
+        """on_phase: called with each phase that the first rank enters, and when (monotonic seconds)."""
+        self.memory: dict[str, Any] = {}
+        self.intervals: tuple[float, ...] = ()  # seconds of the last steps
+        self._on_phase = on_phase
+        self._gpus = Gpus()
+        self._memory_s = 0.0
+        self._entered: tuple[int, str] = (0, "")
+        self._items: dict[tuple[int, str], list[tuple[int, float]]] = {}
+
+    def see(self, attempt: Attempt, view: AttemptView) -> str:
+        """One observation; "", which lets `short_run.run` go on."""
+        now_s = time.monotonic()
+        if now_s - self._memory_s >= MEMORY_S:
+            self._memory_s = now_s
+            self._measure_memory(attempt)
+        first = next((beat for beat in view.beats if beat.rank == 0), None)
+        if first is None:
+            return ""
+        items = self._items.setdefault((first.pid, first.phase), [])
+        if not items or items[-1][0] != first.done:
+            items.append((first.done, first.beat_s))
+        self.intervals = first.intervals or self.intervals
+        if (first.pid, first.phase) != self._entered:
+            same = first.pid == self._entered[0]
+            self._entered = (first.pid, first.phase)
+            self._on_phase(first.phase, first.phase_s if same else now_s)
+        return ""
+
+    def _measure_memory(self, attempt: Attempt) -> None:
+        members, memory = attempt.tree.members, self.memory
+        memory["host_bytes"] = max(memory.get("host_bytes", 0), sum(map(platform.private_bytes, members)))
+        for gpu in self._gpus.read():
+            used, total = int(gpu.get("memory_used") or 0), int(gpu.get("memory_total") or 0)
+            # In a container the driver names no process, or those of another namespace: then all memory in use counts.
+            memory.setdefault("gpu_before_bytes", used)
+            if used > memory.get("gpu_bytes", 0):
+                memory |= {"gpu_bytes": used, "gpu_total_bytes": total, "gpu": str(gpu.get("name", ""))}
+
+    def image_s(self) -> float:
+        """Seconds that each further image costs: from the first item to the last one, in each phase that encodes."""
+        total = 0.0
+        for (_, phase), items in self._items.items():
+            counted = [(done, at_s) for done, at_s in items if done > 0]
+            if phase in ENCODING and counted:
+                (first, first_s), (last, last_s) = counted[0], counted[-1]
+                total += (last_s - first_s) / (last - first) if last > first else 0.0
+        return round(total, 4)
+
+    def close(self) -> None:
+        """End the helper process."""
+        self._gpus.close()

@@ -276,19 +276,12 @@ def _known(data: dict[str, Any]) -> str:
 
 
 def verdict(values: Any) -> dict[str, Any] | None:
-    """The verdict of a probe: {"good", "text"}; None without one."""
+    """The verdict of a probe or a ladder: {"good", "text"}; None without one."""
     if not isinstance(values, dict) or not isinstance(values.get("verdict"), str):
         return None
     advice = values.get("advice")
     text = f"{values['verdict']}\n{advice}" if isinstance(advice, str) else values["verdict"]
     return {"good": values.get("ok") is True, "text": text.strip()}
-
-
-def ladder_verdict(values: Any) -> dict[str, Any] | None:
-    """The finding of a ladder, as `verdict` returns it."""
-    if not isinstance(values, dict) or not isinstance(values.get("finding"), str):
-        return None
-    return verdict({**values, "verdict": values["finding"]})
 
 
 def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
@@ -304,7 +297,7 @@ def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
     return {"good": good, "text": "\n".join(lines)}
 
 
-VERDICTS = {"probe": verdict, "ladder": ladder_verdict, "rehearse": rehearsal_verdict}
+VERDICTS = {"probe": verdict, "ladder": verdict, "rehearse": rehearsal_verdict}
 
 
 def written(folder: Path, values: Any) -> list[dict[str, Any]]:

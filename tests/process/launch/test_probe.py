@@ -148,4 +148,4 @@ def test_a_broken_image_is_named(data, one_cpu):
     broken.write_bytes(broken.read_bytes()[:80])
     code, found, said = launched("ladder", folder)
     assert code == 1 and (found["kind"], found["image"]) == ("image", broken.name), said
-    assert found["rungs"][0]["outcome"] == TRAINS and "export it again" in found["advice"]
+    assert found["stages"][0]["outcome"] == TRAINS and "export it again" in found["advice"]
