@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,24 +21,27 @@ from pathlib import Path
 import doctor_machine as machine
 import doctor_tools as tools
 from doctor_machine import FAILED, NOTE, OK, Finding
-from runs.paths import ROOT
+from runs.paths import venv_program
 from sd_scripts_patches import versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 
 SELF_TEST_S = 1200
 CHECK_S = 120
+PATCHES = (sys.executable, "-m", "sd_scripts_patches")
 
 
 def findings(quick: bool) -> Iterator[Finding]:
     """Yield each finding as it is known."""
     yield Finding("Python", OK, f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}")
-    yield from machine.gpu()
-    yield from machine.memory()
-    yield from machine.folders()
-    yield from machine.python_versions("built-in trainer", Path(sys.executable))
-    yield from left_over()
+    for check in (machine.gpu, machine.memory, machine.folders, built_in, left_over):
+        yield from check()
     for trainer in TRAINERS.values():
         yield from installed(trainer, quick)
+
+
+def built_in() -> Iterator[Finding]:
+    """The environment of the built-in trainer."""
+    yield from machine.python_versions("built-in trainer", Path(sys.executable))
 
 
 def left_over() -> Iterator[Finding]:
@@ -68,65 +69,45 @@ def installed(trainer: Trainer, quick: bool) -> Iterator[Finding]:
     known = "the pinned one" if now == trainer.commit else "tested" if now in trainer.tested else "not tested"
     where = f"{trainer.checkout}, commit {now[:8] or 'unknown'} ({known})"
     action = f"To get the pinned one, move this folder away and run {command}." if known == "not tested" else ""
-    yield Finding(name, OK if known != "not tested" else NOTE, where, action)
+    yield Finding(name, NOTE if action else OK, where, action)
     if not trainer.environment.is_dir():
         yield Finding(name, FAILED, f"its environment {trainer.environment} is missing", f"Run {command}.")
         return
     yield from guards(trainer)
-    yield from machine.python_versions(name, machine.environment_python(trainer.environment), kohya=True)
+    yield from machine.python_versions(name, venv_program(trainer.environment, "python"), kohya=True)
     if not quick:
         yield from self_test(trainer)
 
 
 def guards(trainer: Trainer) -> Iterator[Finding]:
     """Whether every guard finds its place in the checkout."""
-    name, again = f"{trainer.name} guards", f"python -m sd_scripts_patches check {trainer.checkout}"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "sd_scripts_patches", "check", str(trainer.checkout), "--json"], cwd=ROOT,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CHECK_S, check=False,
-        )  # fmt: skip
-        result = json.loads(done.stdout)
-    except (ValueError, subprocess.TimeoutExpired):
-        yield Finding(name, FAILED, "they could not be checked", f"Run {again}")
-        return
-    patches = result["patches"]
-    if result["ok"]:
-        yield Finding(name, OK, f"all {len(patches)} are compatible with this checkout")
+    name, again = f"{trainer.name} guards", f"Run python -m sd_scripts_patches check {trainer.checkout}"
+    result = machine.ask([*PATCHES, "check", trainer.checkout, "--json"], CHECK_S)
+    if isinstance(result, str):
+        yield Finding(name, FAILED, f"they could not be checked: {result}", again)
+    elif result["ok"]:
+        yield Finding(name, OK, f"all {len(result['patches'])} are compatible with this checkout")
     else:
-        yield Finding(name, FAILED, "not all of them are compatible with this checkout", f"Run {again}")
+        yield Finding(name, FAILED, "not all of them are compatible with this checkout", again)
 
 
 def self_test(trainer: Trainer) -> Iterator[Finding]:
     """The rows of the trainer's self-test that say more than "ok", and its end."""
     name = f"{trainer.name} self-test"
     print(f"{name}: about one minute …", file=sys.stderr, flush=True)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "sd_scripts_patches", "selftest", str(trainer.checkout), "--json"],
-            cwd=ROOT,
-            env={**os.environ, trainer.venv_variable: str(trainer.environment)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SELF_TEST_S,
-            check=False,
-        )
-        result = json.loads(done.stdout)
-    except (ValueError, subprocess.TimeoutExpired):
-        yield Finding(
-            name, FAILED, "it ended without a result", f"Run python -m sd_scripts_patches selftest {trainer.checkout}"
-        )
+    where = {trainer.venv_variable: str(trainer.environment)}
+    result = machine.ask([*PATCHES, "selftest", trainer.checkout, "--json"], SELF_TEST_S, **where)
+    if isinstance(result, str):
+        again = f"Run python -m sd_scripts_patches selftest {trainer.checkout}"
+        yield Finding(name, FAILED, f"it ended without a result: {result}", again)
         return
     for check in result["checks"]:
         if check["status"] not in (OK, "not run"):
             yield Finding(f"{trainer.name} {check['name']}", check["status"], check["text"], check["action"])
-    passed = f"trains, its hangs end, and its resume is exact ({result['seconds']:.0f} s)"
-    yield (
-        Finding(name, OK, passed)
-        if result["ok"]
-        else Finding(name, FAILED, "did not pass", f"Run ./start.sh {trainer.key}.")
-    )
+    if result["ok"]:
+        yield Finding(name, OK, f"trains, its hangs end, and its resume is exact ({result['seconds']:.0f} s)")
+    else:
+        yield Finding(name, FAILED, "did not pass", f"Run ./start.sh {trainer.key}.")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -134,20 +115,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./start.sh doctor", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="leave out the self-tests")
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
-    parser.add_argument(
-        "--lines", action="store_true", help=argparse.SUPPRESS
-    )  # for the page: progress, and JSON at the end
-    # What runs as a process of its own, with a limit
-    parser.add_argument("--disk", help=argparse.SUPPRESS)
-    parser.add_argument("--lint", help=argparse.SUPPRESS)
-    parser.add_argument("--in", dest="base", help=argparse.SUPPRESS)
+    parser.add_argument("--lines", action="store_true", help=argparse.SUPPRESS)  # for the page: a line of JSON each
     options = parser.parse_args(argv)
-    if options.disk:
-        return _measure(Path(options.disk))
-    if options.lint:
-        text = sys.stdin.buffer.read().decode("utf-8", "replace")
-        print(json.dumps(tools.judge_script(text, options.lint, Path(options.base or "/nonexistent"))))
-        return 0
     found = []
     for finding in findings(options.quick):
         found.append(finding)
@@ -160,20 +129,9 @@ def main(argv: list[str] | None = None) -> int:
     failed = [finding.name for finding in found if finding.status == FAILED]
     if options.json:
         print(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in found]}, ensure_ascii=False))
-    elif failed:
-        print(f"\nFix first: {', '.join(failed)}.")
     else:
-        print("\nReady.")
+        print(f"\nFix first: {', '.join(failed)}." if failed else "\nReady.")
     return 1 if failed else 0
-
-
-def _measure(folder: Path) -> int:
-    try:
-        print(json.dumps(machine.measure_disk(folder)))
-    except OSError as error:
-        print(f"it cannot be written: {error.strerror or error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 if __name__ == "__main__":

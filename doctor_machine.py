@@ -14,14 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from guards import socket_folder
 from runs.machine import this_machine
-from runs.paths import ROOT, data_root, datasets_dir, models_dir, outputs_dir, venv_program
+from runs.paths import ROOT, data_root, datasets_dir, models_dir, outputs_dir
 
 OK, NOTE, FAILED = "ok", "note", "failed"
 LEAST_DISK_GB = 40  # the files of FLUX.1 take 34 GB
@@ -70,6 +70,14 @@ except Exception as error:
     found["error"] = f"{type(error).__name__}: {error}"[:300]
 print(json.dumps(found))
 """
+MEASURE = """
+import json, pathlib, sys, doctor_machine
+try:
+    print(json.dumps(doctor_machine.measure_disk(pathlib.Path(sys.argv[1]))))
+except OSError as error:
+    sys.exit(f"it cannot be written: {error.strerror or error}")
+"""
+PACKAGES = ("accelerate", "diffusers", "transformers", "peft", "xformers", "bitsandbytes")
 
 
 @dataclass(frozen=True)
@@ -82,34 +90,33 @@ class Finding:
     action: str = ""
 
 
-def ask(python: Path | str, code: str, limit_s: float) -> dict[str, Any] | str:
-    """The JSON that `code` prints in another interpreter, or why there is none."""
+def ask(command: Sequence[str | Path], limit_s: float, text: str = "", **environment: str) -> dict[str, Any] | str:
+    """What a command prints as JSON in its last line, or why there is none. text: its standard input."""
     try:
-        done = subprocess.run(
-            [str(python), "-I", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s,
-            check=False,
+        process = subprocess.Popen(
+            list(map(str, command)), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, encoding="utf-8", errors="replace", env={**os.environ, **environment},
         )  # fmt: skip
-        value = json.loads(done.stdout.splitlines()[-1])
-        return value if isinstance(value, dict) else "it printed no answer"
+        out, err = process.communicate(text, timeout=limit_s)
     except subprocess.TimeoutExpired:
+        process.kill()  # and not waited for: one in uninterruptible sleep does not die
         return f"it did not answer within {limit_s:.0f} s"
     except OSError as error:
         return f"it cannot be started: {error.strerror or error}"
-    except (ValueError, IndexError):
-        return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300]
+    try:
+        value = json.loads(out.strip().rpartition("\n")[2])
+    except ValueError:
+        return (err.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:300]
+    return value if isinstance(value, dict) else "it printed no answer"
 
 
 def python_versions(name: str, python: Path, kohya: bool = False) -> Iterator[Finding]:
     """Python, torch and CUDA of an environment, and how its workers start."""
-    found = ask(python, ASK_VERSIONS, VERSIONS_S)
+    found = ask([python, "-I", "-c", ASK_VERSIONS], VERSIONS_S)
     if isinstance(found, str):
         yield Finding(f"{name} Python", FAILED, f"{python}: {found}", "Remove this environment and install it again.")
         return
-    packages = ", ".join(
-        f"{key} {found[key]}"
-        for key in ("accelerate", "diffusers", "transformers", "peft", "xformers", "bitsandbytes")
-        if key in found
-    )
+    packages = ", ".join(f"{key} {found[key]}" for key in PACKAGES if key in found)
     yield Finding(f"{name} Python", OK, f"{found['python']}; {packages}")
     if "error" in found or "torch" not in found:
         again = "Install it again with ./start.sh." if kohya else "Run ./start.sh again."
@@ -148,7 +155,7 @@ def gpu() -> Iterator[Finding]:
         yield Finding("PyTorch", FAILED, "the PyTorch of the built-in trainer cannot use the GPU", action)
     if not here.vram_gb:
         return
-    found = ask(sys.executable, ASK_DRIVER, 20.0)
+    found = ask([sys.executable, "-I", "-c", ASK_DRIVER], 20.0)
     if isinstance(found, str) or found["error"]:
         why = found if isinstance(found, str) else found["error"]
         yield Finding(
@@ -240,7 +247,7 @@ def mount_of(folder: Path, mounts: str | None = None) -> tuple[str, str]:
 def disk_speed(name: str, folder: Path) -> Finding:
     """How fast the disk of a folder writes, reads and flushes; measured by a process, because a dead disk blocks for ever."""
     title = f"disk speed of {name}"
-    found = ask_self("--disk", str(folder), limit_s=DISK_S * 2)
+    found = ask([sys.executable, "-c", MEASURE, folder], DISK_S * 2)
     if isinstance(found, str):
         fix = "Check this disk (dmesg, smartctl), or set HANGPROOF_DATA to a folder on another one."
         return Finding(title, FAILED, f"{folder}: {found}", fix)
@@ -285,26 +292,3 @@ def measure_disk(folder: Path) -> dict[str, float]:
         "write_mb_s": written / 1e6 / max(write_s, 1e-6), "read_mb_s": read / 1e6 / max(read_s, 1e-6),
         "fsync_s": sorted(waits)[2],
     }  # fmt: skip
-
-
-def ask_self(*words: str, limit_s: float) -> dict[str, Any] | str:
-    """What `doctor.py` prints as JSON for these words, or why there is none."""
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "doctor.py"), *words], cwd=ROOT, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        process.kill()  # and not waited for: one in uninterruptible sleep does not die
-        return f"it did not answer within {limit_s:.0f} s"
-    try:
-        value = json.loads(out)
-    except ValueError:
-        return (err.strip().splitlines() or [f"exit code {process.returncode}"])[-1][:300]
-    return value if isinstance(value, dict) else "it printed no answer"
-
-
-def environment_python(environment: Path) -> Path:
-    """The interpreter of a virtual environment."""
-    return venv_program(environment, "python")

@@ -5,21 +5,19 @@ Plain functions for the page and the API; each checks its arguments.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from doctor_machine import ask
 from launch.short_run import owner_alive
 from monitor.process import platform, tree
 from runs.files import RunError
-from runs.paths import ROOT
 
 SCRIPT_BYTES = 200_000
 LINT_S = 30.0
@@ -27,6 +25,11 @@ END_S = 10.0
 SECRET = re.compile(
     r"\b(hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,}|gh[pousr]_[A-Za-z0-9]{10,}|rpa_[A-Za-z0-9]{10,}|AKIA[A-Z0-9]{12,})"
 )
+JUDGE = """
+import json, pathlib, sys, doctor_tools
+text = sys.stdin.buffer.read().decode("utf-8", "replace")
+print(json.dumps(doctor_tools.judge_script(text, sys.argv[1], pathlib.Path(sys.argv[2]))))
+"""
 PASSWORD = re.compile(r"(://)[^/\s@]+@")
 
 
@@ -68,14 +71,11 @@ def end_orphan(pid: object, start: object) -> str:
         raise gone
     try:
         platform.send(pid, float(start), signal.SIGCONT)
-        platform.send(pid, float(start), signal.SIGTERM)
-        until_s = time.monotonic() + END_S / 2
-        while platform.alive(pid, float(start)) and time.monotonic() < until_s:
-            time.sleep(0.1)
-        platform.send(pid, float(start), signal.SIGKILL)
-        until_s = time.monotonic() + END_S / 2
-        while platform.alive(pid, float(start)) and time.monotonic() < until_s:
-            time.sleep(0.05)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            platform.send(pid, float(start), number)
+            until_s = time.monotonic() + END_S / 2
+            while platform.alive(pid, float(start)) and time.monotonic() < until_s:
+                time.sleep(0.05)
     except OSError as error:
         raise RunError(f"Process {pid} cannot be ended: {error.strerror or error}") from error
     if platform.alive(pid, float(start)):
@@ -102,23 +102,12 @@ def lint_script(text: object, name: object = "train.sh") -> dict[str, Any]:
     if len(text.encode("utf-8", "replace")) > SCRIPT_BYTES:
         raise RunError(f"The script is longer than {SCRIPT_BYTES // 1000} kB. Paste only the training command")
     with tempfile.TemporaryDirectory(prefix="hangproof-lint-") as folder:
-        try:
-            done = subprocess.run(
-                [sys.executable, str(ROOT / "doctor.py"), "--lint", name, "--in", folder], cwd=ROOT,
-                input=text.encode("utf-8", "replace"), capture_output=True, timeout=LINT_S, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise RunError(
-                f"The script could not be judged within {LINT_S:.0f} s. Paste only the training command"
-            ) from error
-    try:
-        found = json.loads(done.stdout)
-    except ValueError as error:
-        last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1]
-        raise RunError(f"The script could not be judged: {last[:300]}") from error
+        found = ask([sys.executable, "-c", JUDGE, name, folder], LINT_S, text)
+    if isinstance(found, str):
+        raise RunError(f"The script could not be judged: {found}. Paste only the training command")
     if found.get("error"):
         raise RunError(str(found["error"]))
-    return dict(found)
+    return found
 
 
 def judge_script(text: str, name: str, base: Path) -> dict[str, Any]:

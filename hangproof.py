@@ -26,7 +26,7 @@ COMMANDS = {
 }  # fmt: skip
 # word → Python's arguments
 OTHERS = {
-    "demo": ["demo.py"],
+    "demo": ["-m", "launch", "drill"],
     "doctor": ["doctor.py"],
     "captions": ["-m", "captions"],
     "sd-scripts": ["-m", "sd_scripts_patches.install", "sd-scripts"],

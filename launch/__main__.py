@@ -18,21 +18,21 @@ COMMANDS = {
         "launch.rehearse",
         "try a run on the real model in two minutes: does it train, how long, what it needs",
     ),
-    "ladder": ("launch.ladder", "train with 2 images, 100 and all, and say what is wrong and which image"),
+    "ladder": ("launch.probe", "train with 2 images, 100 and all, and say what is wrong"),
     "drill": ("launch.drill", "train the demo run and freeze it, to see the recovery"),
     "store": (
         "launch.store.commands",
         "restore a run from its store, show the store, take a lease from a dead machine",
     ),
     "fleet": ("launch.fleet", "show the runs on other machines, read from their stores; stop one"),
-    "docker": ("launch.containers", "write the command that trains a run in a container, and start it"),
+    "docker": ("launch.containers", "write the compose file that trains a run in a container, and start it"),
     "runpod": ("launch.rent", "write the pod of a run for RunPod, and rent it"),
-    "vast": ("launch.vast", "write the managed job of a run for SkyPilot on Vast.ai, and submit it"),
+    "vast": ("launch.skypilot", "write the managed job of a run for SkyPilot on Vast.ai, and submit it"),
     "publish": ("launch.publish", "put a run's LoRA on Hugging Face, with a card and its samples"),
-    "bundle": ("launch.bundle", "write a run as one tar file that trains wherever there is Python"),
+    "bundle": ("launch.bundle", "write a run as one ZIP that trains wherever there is Python"),
     "train": ("launch.train", "write a run's script for this machine and supervise it: in a container, in a bundle"),
     "serve": ("launch.serve", "what a container runs: continue interrupted runs, serve the page"),
-    "stop-pod": ("launch.pods", "stop the pod of RunPod that this runs on"),
+    "stop-pod": ("launch.rent", "stop the pod of RunPod that this runs on"),
 }
 
 

@@ -1,18 +1,18 @@
-"""`python -m launch bundle RUN`: a run as one tar file (or ZIP) that trains wherever there is Python, also without a network.
+"""`python -m launch bundle RUN`: a run as one ZIP that trains wherever there is Python, also without a network.
 
-It holds the spec, the data set, the packages that train and supervise (not the page), and `train.sh`. Nothing in it depends on the
-folder in which it is unpacked: `train.sh` writes the run's script for the place where it is, then starts the monitor. The same run
-gives the same bytes: entries are sorted, and times, owners and permissions are fixed. `--unpack` reads a bundle as something
-that came from elsewhere: one folder, plain files, no name that leads out of it. `tar xf` does as well for one's own.
+It holds the spec, the data set, the packages that train and supervise (not the page), `train.sh` and `train.bat`. Nothing in it
+depends on the folder in which it is unpacked: `train.sh` writes the run's script for the place where it is, then starts the
+monitor. `--unpack` reads a bundle as something that came from elsewhere: one folder, plain files, no name that leads out of it.
+`python3 -m zipfile -e` does as well for one's own.
 """
 
 import argparse
 import hashlib
-import io
 import os
 import re
 import shutil
-import tarfile
+import stat
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,74 +35,21 @@ if TYPE_CHECKING:
 
 PACKAGES = ("guards", "launch", "monitor", "presets", "runs")
 TRAINERS = {"diffusers": ("trainer",)}  # of the others: sd_scripts_patches
-SUFFIXES = (".py", ".toml", ".sh")
+SUFFIXES = (".py", ".toml", ".sh", ".bat", ".sbatch")
 PAGE_ONLY = ("gradio", "markdown-it-py", "pillow-heif", "apprise")  # pins of requirements.txt that no training needs
 PACKED = (".png", ".jpg", ".jpeg", ".webp", ".safetensors", ".whl")  # a ZIP does not make them smaller
-TIME_S = 315532800  # 1980-01-01, the earliest that every tool takes
-MOST_FILES = 1_000_000
+MOST_FILES, MOST_TIMES = (
+    1_000_000,
+    100,
+)  # of a bundle from elsewhere: files, and how many times larger than the ZIP they are
 # What must be importable: by the monitor, and by the built-in trainer.
 MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "rich", "numpy", "PIL")
 TRAINING_MODULES = ("torch", "accelerate", "diffusers", "peft", "safetensors", "transformers")
-TRAIN = """#!/usr/bin/env bash
-# Trains {slug}, supervised: a hang or a crash is noticed and the training restarted; Ctrl-C stops it with a checkpoint.
-#   bash train.sh            The LoRA is then outputs/{slug}/{slug}.safetensors
-# It needs Python 3.11 to 3.14 with the packages of requirements.txt: in .venv beside this file, in $PYTHON, or as python3.
-# From a folder `wheels` beside this file, it makes .venv itself, without a network.
-set -eu
-cd "$(dirname "${{BASH_SOURCE[0]}}")"
-export HANGPROOF_DATA=$PWD PYTHONUTF8=1
-unset PYTHONPATH
-version='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))'
-modules='import {modules}'
-python=
-if [ ! -x .venv/bin/python ] && [ -d wheels ]; then
-  for candidate in ${{PYTHON:-}} python3 python3.14 python3.13 python3.12 python3.11; do
-    if command -v "$candidate" >/dev/null && "$candidate" -c "$version"; then
-      "$candidate" -m venv .venv
-      .venv/bin/python -m pip install --quiet --no-index --find-links wheels -r requirements.txt
-      break
-    fi
-  done
-fi
-for candidate in .venv/bin/python ${{PYTHON:-}} python3; do
-  if command -v "$candidate" >/dev/null && "$candidate" -c "$version; $modules" 2>/dev/null; then
-    python=$(command -v "$candidate")
-    break
-  fi
-done
-if [ -z "$python" ]; then
-  echo "train.sh: no Python 3.11 to 3.14 with the packages of requirements.txt; run: python3 -m venv .venv && .venv/bin/python -m pip install -r requirements.txt" >&2
-  exit 1
-fi
-{launcher}exec "$python" -m launch train {slug}
-"""
-TRAIN_BAT = """@echo off
-rem Trains {slug}, supervised: a hang or a crash is noticed and the training restarted; Ctrl-C stops it with a checkpoint.
-rem It needs Python 3.11 to 3.14 with the packages of requirements.txt: in .venv beside this file, in PYTHON, or on the PATH.
-setlocal
-cd /d "%~dp0" || exit /b 1
-set "HANGPROOF_DATA=%CD%"
-set "PYTHONUTF8=1"
-set "PYTHONPATH="
-set "chosen="
-if exist ".venv\\Scripts\\python.exe" set "chosen=%CD%\\.venv\\Scripts\\python.exe"
-if not defined chosen if defined PYTHON set "chosen=%PYTHON%"
-if not defined chosen for %%P in (python.exe) do set "chosen=%%~$PATH:P"
-if not defined chosen (echo train.bat: no Python found; install Python 3.11 to 3.14 from python.org 1>&2 & exit /b 1)
-"%chosen%" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14)); " || (echo train.bat: Python 3.11 to 3.14 is needed 1>&2 & exit /b 1)
-"%chosen%" -c "import {modules}" 2>nul || (echo train.bat: packages are missing; run: "%chosen%" -m venv .venv, then .venv\\Scripts\\python -m pip install -r requirements.txt 1>&2 & exit /b 1)
-for %%D in ("%chosen%") do if not defined ACCELERATE if exist "%%~dpDaccelerate.exe" set "ACCELERATE=%%~dpDaccelerate.exe"
-"%chosen%" -m launch train {slug}
-exit /b %ERRORLEVEL%
-"""
+
+
 README = """Trains the LoRA {slug} with Hangproof: run `bash train.sh` (Linux, macOS) or train.bat (Windows) in this folder.
 It needs Python 3.11 to 3.14 with the packages of requirements.txt{trainer}; a base model that is missing is downloaded.
 The LoRA is then outputs/{slug}/{slug}.safetensors. The settings are in outputs/{slug}/run.toml (after a change: python -m runs render {slug}), the images in datasets/{slug}.
-"""
-LAUNCHER = """export TRAINER_PYTHON=${TRAINER_PYTHON:-$python}
-if [ -z "${ACCELERATE:-}" ] && [ -x "${python%/*}/accelerate" ]; then
-  export ACCELERATE=${python%/*}/accelerate
-fi
 """
 
 
@@ -121,8 +68,8 @@ def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entr
     Raises:
         LaunchError: the run has no images, or a folder that was named does not exist.
     """
-    yield Entry("train.sh", train_script(spec).encode(), True)
-    yield Entry("train.bat", train_batch(spec).encode())
+    yield Entry("train.sh", script(spec, "bundle.sh").encode(), True)
+    yield Entry("train.bat", script(spec, "bundle.bat").replace("\n", "\r\n").encode())
     yield Entry("README.txt", readme(spec).encode())
     yield Entry("requirements.txt", requirements().encode())
     for name in ("setup.sh", "start.sh", "LICENSE"):  # start.sh installs kohya's trainers
@@ -196,25 +143,15 @@ def portable_job(spec: "RunSpec", run_toml: bytes) -> jobs.Job:
 def readme(spec: "RunSpec") -> str:
     """The text of README.txt."""
     trainer = "" if spec.backend in TRAINERS else f" and kohya's trainer (./start.sh {spec.backend})"
-    named = (
-        f"Set these variables before: {', '.join(spec.secrets)}. Their values are not in this file.\n"
-        if spec.secrets
-        else ""
-    )
-    return README.format(slug=spec.slug, trainer=trainer) + named
+    named = f"Set these variables before: {', '.join(spec.secrets)}. Their values are not in this file.\n"
+    return README.format(slug=spec.slug, trainer=trainer) + (named if spec.secrets else "")
 
 
-def train_batch(spec: "RunSpec") -> str:
-    """The text of train.bat."""
-    modules = (*MODULES, *(TRAINING_MODULES if spec.backend in TRAINERS else ()))
-    return TRAIN_BAT.format(slug=spec.slug, modules=", ".join(modules)).replace("\n", "\r\n")
-
-
-def train_script(spec: "RunSpec") -> str:
-    """The text of the bundle's train.sh."""
+def script(spec: "RunSpec", template: str) -> str:
+    """The text of the bundle's train.sh or train.bat."""
     built_in = spec.backend in TRAINERS
-    modules = (*MODULES, *(TRAINING_MODULES if built_in else ()))
-    return TRAIN.format(slug=spec.slug, modules=", ".join(modules), launcher=LAUNCHER if built_in else "")
+    modules = ", ".join((*MODULES, *(TRAINING_MODULES if built_in else ())))
+    return common.fill(template, *["builtin"] * built_in, slug=spec.slug, modules=modules)
 
 
 def requirements() -> str:
@@ -224,27 +161,13 @@ def requirements() -> str:
 
 
 def write(path: Path, top: str, files: list[Entry]) -> str:
-    """Write the tar file, completely or not at all; its SHA-256."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as tar:
-            for entry in sorted(files, key=lambda one: one.name):
-                _add(tar, f"{top}/{entry.name}", entry)
-        digest = _sha256(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return digest
-
-
-def write_zip(path: Path, top: str, files: list[Entry]) -> str:
-    """Write a ZIP with the same files, completely or not at all; its SHA-256. Programs stay executable where unzip keeps that."""
+    """Write the ZIP, completely or not at all; its SHA-256. Programs stay executable where unzip keeps that."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
             for entry in sorted(files, key=lambda one: one.name):
                 name = check_name(f"{top}/{entry.name}")
-                info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+                info = zipfile.ZipInfo(name)  # its time is 1980-01-01, the earliest that every tool takes
                 info.create_system, info.external_attr = 3, (0o100755 if entry.executable else 0o100644) << 16
                 stored = PurePosixPath(name).suffix.lower() in PACKED
                 info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
@@ -254,31 +177,12 @@ def write_zip(path: Path, top: str, files: list[Entry]) -> str:
                     else:
                         with entry.source.open("rb") as source:
                             shutil.copyfileobj(source, file, 1 << 20)
-        digest = _sha256(temporary)
+        with temporary.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     return digest
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _add(tar: tarfile.TarFile, name: str, entry: Entry) -> None:
-    info = tarfile.TarInfo(check_name(name))
-    info.mtime, info.mode = TIME_S, 0o755 if entry.executable else 0o644
-    if isinstance(entry.source, bytes):
-        info.size = len(entry.source)
-        tar.addfile(info, io.BytesIO(entry.source))
-        return
-    with entry.source.open("rb") as file:
-        info.size = os.fstat(file.fileno()).st_size
-        tar.addfile(info, file)
 
 
 def check_name(name: str) -> str:
@@ -303,50 +207,43 @@ def unpack(path: Path, to: Path) -> Path:
         LaunchError: it is no bundle, or holds a name or a kind of file that a bundle never has; nothing was unpacked then.
     """
     try:
-        with tarfile.open(path, "r:") as tar:
-            members = _checked(path, tar)
-            top = to / PurePosixPath(members[0].name).parts[0]
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            top = to / _top(path, members)
             if top.exists():
                 raise LaunchError(f"{top} exists already; unpack into another folder, or delete that one")
             to.mkdir(parents=True, exist_ok=True)
-            tar.extractall(to, members, filter="data")
-    except tarfile.TarError as error:
+            with tempfile.TemporaryDirectory(dir=to, prefix=".unpack-") as work:
+                archive.extractall(work)
+                for member in members:
+                    if member.external_attr >> 16 & 0o100:
+                        Path(work, member.filename).chmod(0o755)
+                os.rename(Path(work, top.name), top)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # damaged, an unknown method, encrypted
         raise LaunchError(f"{path} is not a bundle, or is damaged: {error}") from error
     return top
 
 
-def _checked(path: Path, tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
-    members: list[tarfile.TarInfo] = []
-    size = path.stat().st_size
-    for member in tar:
-        members.append(member)
-        if (
-            not (member.isreg() or member.isdir())
-            or member.issparse()
-            or member.size > size
-            or len(members) > MOST_FILES
-        ):
-            raise LaunchError(
-                f"{path}: {member.name[:200]!r} is not a plain file, so this is no bundle; nothing was unpacked"
-            )
-        check_name(member.name)
-    tops = {PurePosixPath(member.name).parts[0] for member in members}
+def _top(path: Path, members: list[zipfile.ZipInfo]) -> str:
+    """The one folder of a bundle whose members are all plain files inside it. Raises LaunchError."""
+    for member in members:
+        if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+            name = member.filename[:200]
+            raise LaunchError(f"{path}: {name!r} is not a plain file, so this is no bundle; nothing was unpacked")
+        check_name(member.filename)
+    total = sum(member.file_size for member in members)
+    if len(members) > MOST_FILES or total > MOST_TIMES * path.stat().st_size:
+        raise LaunchError(f"{path}: {len(members)} files of {total / 1e9:.1f} GB are no bundle; nothing was unpacked")
+    tops = {PurePosixPath(member.filename).parts[0] for member in members}
     if len(tops) != 1:
         raise LaunchError(f"{path}: a bundle has one folder, and this has {len(tops)}; nothing was unpacked")
-    return members
+    return tops.pop()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN, or a bundle to unpack."""
-    parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run; with --unpack, the tar file")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="the file (default: RUN.tar in this folder); a name that ends in .zip gives a ZIP",
-    )
-    parser.add_argument("--zip", action="store_true", help="write a ZIP, as a name that ends in .zip does")
+    parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run; with --unpack, the ZIP")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN.zip in this folder)")
     parser.add_argument(
         "--wheels",
         type=Path,
@@ -368,14 +265,11 @@ def run(args: argparse.Namespace) -> int:
         return common.report(args, f"{top}\nStart it with: bash {top / 'train.sh'}", {"folder": str(top)})
     folder = common.find(args)
     spec = runs.load(folder)
-    path = (args.output or Path(f"{spec.slug}.{'zip' if args.zip else 'tar'}")).absolute()
-    zipped = args.zip or path.suffix.lower() == ".zip"
+    path = (args.output or Path(f"{spec.slug}.zip")).absolute()
     with explained(f"write {path}"):
         files = list(entries(spec, args.wheels, args.models))
-        digest = (write_zip if zipped else write)(path, spec.slug, files)
+        digest = write(path, spec.slug, files)
     size = path.stat().st_size
-    unpacking = "unzip" if zipped else "tar xf"
-    text = (
-        f"{path}: {len(files)} files, {size / 1e6:.1f} MB. There: {unpacking} {path.name} && bash {spec.slug}/train.sh"
-    )
+    there = f"There: python3 -m zipfile -e {path.name} . && bash {spec.slug}/train.sh"
+    text = f"{path}: {len(files)} files, {size / 1e6:.1f} MB. {there}"
     return common.report(args, text, {"file": str(path), "files": len(files), "bytes": size, "sha256": digest})

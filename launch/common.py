@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +30,10 @@ def report(args: argparse.Namespace, text: str, value: dict[str, Any]) -> int:
     if args.json:
         print(json.dumps(value, ensure_ascii=False))
     return 0
+
+
+def fill(template: str, *sections: str, **values: str) -> str:
+    """The text of a template of this folder: each @NAME@ replaced by its value, and of `#[SECTION … #]` those that are named."""
+    text = (Path(__file__).parent / template).read_text(encoding="utf-8")
+    text = re.sub(r"(?ms)^#\[(\w+)\n(.*?)^#\]\n", lambda match: match[2] if match[1] in sections else "", text)
+    return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1].lower()], text)

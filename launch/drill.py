@@ -1,13 +1,15 @@
-"""`python -m launch drill`: a run that freezes in the middle, so that one sees what happens then: detection, reason, kill, restart, end.
+"""`python -m launch drill` and `./start.sh demo`: a run that freezes in the middle, and what happens then: detection, reason, kill,
+restart, end.
 
 It is always a run of its own, with the tiny model and example photos: a real run is never frozen. The freeze comes from the fault
-injector of the benchmarks; all else is what any run has. `drill.json` in the run's folder marks it, and `stages` reads
-from the run's files what has happened so far, so the page shows it live and needs no process of its own.
+injector of the benchmarks; all else is what any run has, so the drill proves it. `drill.json` in the run's folder marks it, and
+`stages` reads from the run's files what has happened so far, so the page shows it live and needs no process of its own.
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,22 +20,35 @@ from typing import Any
 
 import runs
 from launch.common import LaunchError, report
+from monitor.cli.commands import ask_to_end
 from monitor.cli.commands import launch as start_monitor
 from monitor.run_folder import EVENTS, MonitorError, read_json
 from monitor.state import FINAL, State, read_status
 from runs.examples import TRIGGER, write_examples
 from runs.files import atomic_write
+from runs.paths import models_dir
 
 FILE = "drill.json"
-NAME = "hang drill"
-STEPS, FREEZE_AT, SAVE_EVERY = 60, 25, 10
-PACE_S = 0.25
+NAME = "demo"
+# The standby attempt needs a few seconds to import what it needs: a run that freezes earlier recovers more slowly.
+STEPS, FREEZE_AT, SAVE_EVERY = 100, 72, 5
+PACE_S = 0.1
 WAIT_S = 600.0
+WITHOUT = "standby = false\n[restart]\nsnapshots_bytes = 0\n"  # the limits of the second run of --compare
 SETTINGS: dict[str, Any] = {
     "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "mixed_precision": "no", "repeats": 1,
     "max_train_steps": STEPS, "save_every_n_steps": SAVE_EVERY, "sample_every_n_steps": STEPS, "trigger": TRIGGER,
     "prompts": [f"{TRIGGER}, a shiny red ball"], "workers": 1,
 }  # fmt: skip
+LOAD_LORA = """
+import sys
+from diffusers import FluxPipeline, FluxTransformer2DModel
+model, lora = sys.argv[1:]
+transformer = FluxTransformer2DModel.from_pretrained(model, subfolder="transformer")
+pipeline = FluxPipeline(None, None, None, None, None, None, transformer)
+pipeline.load_lora_weights(lora)
+print(len(pipeline.get_list_adapters()["transformer"]))
+"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,9 @@ class Fault:
 
 
 FAULTS = {
+    "step": Fault(
+        "step_sleeps", "A step never ends", "The trainer sleeps in the middle of a step, for ever.",
+    ),
     "worker": Fault(
         "worker_sleeps", "A data loader worker never answers",
         "The process that loads the images has stopped answering. The trainer waits for its next image, for ever.",
@@ -221,30 +239,77 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m launch drill`."""
     parser.add_argument("--kind", choices=list(FAULTS), default=USUAL, help=f"what freezes (default: {USUAL})")
     parser.add_argument("--no-wait", action="store_true", help="only start it; the page shows the rest")
+    parser.add_argument("--compare", action="store_true", help="again without standby attempt and snapshots in memory")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0: it finished after one recovery (with --no-wait: it was started)."""
-    folder = start(args.kind)
-    print(f"The demo run trains in {folder}; it freezes at step {FREEZE_AT}.", flush=True)
+    """Exit code 0: it finished after one recovery, with a LoRA that diffusers loads (with --no-wait: it was started)."""
     if args.no_wait:
+        folder = start(args.kind)
+        print(f"The demo run trains in {folder}; it freezes at step {FREEZE_AT}.", flush=True)
         return report(args, "", {"run": folder.name, "folder": str(folder)})
-    shown, until_s = set[str](), time.monotonic() + WAIT_S
-    while time.monotonic() < until_s:
-        for stage in stages(folder):
-            if stage.state == "done" and stage.key not in shown:
-                shown.add(stage.key)
-                after = f" ({stage.at_s:.1f} s after the freeze)" if stage.at_s else ""
-                print(f"{stage.title}{after}: {stage.text}", flush=True)
-        if (read_status(folder) or {}).get("state") in FINAL:
-            break
-        time.sleep(0.25)
-    state = (read_status(folder) or {}).get("state")
-    answer = {
-        "run": folder.name, "folder": str(folder), "state": state, "times": times(folder),
-        "stages": [asdict(stage) for stage in stages(folder)],
-    }  # fmt: skip
-    if state != "completed":
-        print(f"launch drill: the run ended as {state}; read {folder / 'monitor.log'}", file=sys.stderr)
+    good, answer = drill(args.kind)
+    if args.compare:
+        with tempfile.TemporaryDirectory() as there:
+            limits = Path(there) / "limits.toml"
+            limits.write_text(WITHOUT, encoding="utf-8")
+            os.environ["HANGPROOF_LIMITS"] = str(limits)
+            good_without, without = drill(args.kind)
+        good, answer = good and good_without, {**answer, "without": without}
+        print(f"{'':<42}{'recovered in':>14}{'steps repeated':>16}")
+        for name, one in (("with standby attempt and snapshots", answer), ("without both", without)):
+            recovered = "-" if one["recover_s"] is None else f"{one['recover_s']:.1f} s"
+            print(f"{name:<42}{recovered:>14}{one['steps_repeated'] or 0:>16}")
     report(args, "", answer)
-    return 0 if state == "completed" else 1
+    return 0 if good else 1
+
+
+def drill(kind: str) -> tuple[bool, dict[str, Any]]:
+    """Start a drill and show its stages until it ends: whether all went well, and what happened. Ctrl-C stops the run."""
+    began_s, folder = time.monotonic(), start(kind)
+    print(f"The demo run trains in {folder}; it freezes at step {FREEZE_AT}.", flush=True)
+    shown = set[str]()
+    try:
+        while time.monotonic() - began_s < WAIT_S:
+            ended = (read_status(folder) or {}).get("state") in FINAL
+            for stage in stages(folder):
+                if stage.state == "done" and stage.key not in shown:
+                    shown.add(stage.key)
+                    after = f" ({stage.at_s:.1f} s after the freeze)" if stage.at_s else ""
+                    print(f"{stage.title}{after}: {stage.text}", flush=True)
+            if ended:
+                break
+            time.sleep(0.25)
+    except KeyboardInterrupt:
+        ask_to_end(folder, {"now": True})
+        raise
+    answer = summary(folder, time.monotonic() - began_s)
+    good = answer["state"] == "completed" and answer["restarts"] == 1 and answer["steps"] == answer["planned_steps"]
+    if answer["lora"]:
+        loads = "diffusers loads it" if answer["loads_in_diffusers"] else "diffusers cannot load it"
+        print(f"LoRA: {answer['lora']} ({loads})")
+    if not good or not answer["loads_in_diffusers"]:
+        print(f"launch drill: the run ended as {answer['state']}; read {folder / 'monitor.log'}", file=sys.stderr)
+    return good and answer["loads_in_diffusers"], answer
+
+
+def summary(folder: Path, wall_s: float) -> dict[str, Any]:
+    """What happened, as the run's files tell it."""
+    status, lora = read_status(folder) or {}, folder / f"{folder.name}.safetensors"
+    first = read_json(folder / "incidents" / "0001" / "incident.json") or {}
+    return {
+        "run": folder.name, "folder": str(folder), "state": status.get("state"), "steps": status.get("step"),
+        "planned_steps": status.get("planned_steps"), "restarts": status.get("restarts"), "wall_s": round(wall_s, 1),
+        **{name: first.get(name) for name in ("detect_s", "recover_s", "steps_repeated")},
+        "lora": str(lora) if lora.exists() else None, "loads_in_diffusers": lora.exists() and loads_in_diffusers(lora),
+        "times": times(folder), "stages": [asdict(stage) for stage in stages(folder)],
+    }  # fmt: skip
+
+
+def loads_in_diffusers(lora: Path) -> bool:
+    """Whether diffusers alone, without this project's code, loads the LoRA into the tiny model."""
+    command = [sys.executable, "-I", "-c", LOAD_LORA, str(models_dir() / "tiny-flux"), str(lora)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(done.stderr[-2000:], file=sys.stderr)
+    return done.returncode == 0 and done.stdout.strip().endswith("1")

@@ -22,8 +22,9 @@ import tomllib
 
 from launch.common import LaunchError
 from launch.store import lease
-from launch.store.places import Limits, NotFound, Place, StoreError, open_place
+from launch.store.places import Limits, NotFound, Place, StoreError, one_line, open_place
 from monitor.phrases import duration
+from monitor.process import platform
 from monitor.process.locks import Lock
 from monitor.state import FINAL, State
 from runs.files import atomic_write
@@ -132,7 +133,7 @@ def read_status(place: Place, slug: str) -> dict[str, Any]:
     except NotFound:
         return run
     except StoreError as error:
-        return run | {"problem": line(str(error), 500)}
+        return run | {"problem": one_line(error, 500)}
 
 
 def add_details(place: Place, run: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +142,7 @@ def add_details(place: Place, run: dict[str, Any]) -> dict[str, Any]:
         run |= holder(place)
         run["stop_requested"] = "requests/stop.json" in place.list("requests")
     except StoreError as error:
-        run["problem"] = run["problem"] or line(str(error), 500)
+        run["problem"] = run["problem"] or one_line(error, 500)
     return run
 
 
@@ -153,7 +154,7 @@ def status(data: bytes, slug: str) -> dict[str, Any]:
         values = None
     if not isinstance(values, dict):
         return {"problem": "status.json is damaged"}
-    found: dict[str, Any] = {key: line(values[key]) for key in WORDS if isinstance(values.get(key), str)}
+    found: dict[str, Any] = {key: one_line(values[key]) for key in WORDS if isinstance(values.get(key), str)}
     found["name"] = found.get("name") or slug
     for key in NUMBERS:
         value = values.get(key)
@@ -174,18 +175,10 @@ def status(data: bytes, slug: str) -> dict[str, Any]:
 
 def holder(place: Place) -> dict[str, Any]:
     """Which machine holds the run's lease: {"holder", "held"}."""
-    claims = lease.claims_of(place.list(lease.FOLDER))
-    newest = [name for name, number in claims.items() if number == max(claims.values())]
-    found = [claim for name in newest[:4] if (claim := lease.parse_claim(place.read(name, 1 << 16)))]
-    claim = max(found, key=lambda one: one.held, default=None)
+    claim = lease.current(place)
     if claim is None:
         return {"holder": "", "held": False}
-    return {"holder": line(claim.owner.text()), "held": claim.held and not claim.released}
-
-
-def line(text: object, most: int = 300) -> str:
-    """Text of another machine as one printable line."""
-    return "".join(c if c.isprintable() else " " for c in str(text)[:most]).strip()
+    return {"holder": one_line(claim.owner.text()), "held": claim.held and not claim.released}
 
 
 def request_stop(address: str, slug: str, now: bool = False) -> None:
@@ -199,7 +192,7 @@ def request_stop(address: str, slug: str, now: bool = False) -> None:
     place = open_place(address, LIMITS).under(slug)
     if not lease.claims_of(place.list(lease.FOLDER)):
         raise LaunchError(f"{address} has no run {slug} that a machine trains")
-    place.put("requests/stop.json", json.dumps({"now": now, "at": lease.utc_now()}).encode())
+    place.put("requests/stop.json", json.dumps({"now": now, "at": platform.now().utc}).encode())
 
 
 # The command --------------------------------------------------------------------------------------------------------------
@@ -213,7 +206,7 @@ def read_all(addresses: list[str], limit_s: float = STORE_S) -> list[dict[str, A
         try:
             found[address] = {"store": address, "runs": read_store(address), "error": ""}
         except (LaunchError, OSError) as error:
-            found[address] = {"store": address, "runs": [], "error": line(str(error), 500)}
+            found[address] = {"store": address, "runs": [], "error": one_line(error, 500)}
 
     threads = [threading.Thread(target=work, args=(address,), daemon=True) for address in addresses]
     for thread in threads:

@@ -15,9 +15,11 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from monitor.phrases import duration
 from runs.command import samples
 from runs.folders import planned_steps, with_sample_interval, with_save_interval
 from runs.machine import free_gb
+from runs.manage import size_text
 from runs.paths import data_root
 from runs.spec import RunSpec
 
@@ -76,33 +78,18 @@ def _warnings(found: Mapping[str, Any], spec: RunSpec) -> list[str]:
     said = []
     if found["disk_bytes"] > found["free_bytes"]:
         said.append(
-            f"The run writes about {size(found['disk_bytes'])}, and {size(found['free_bytes'])} are free. Free some disk space."
+            f"The run writes about {size_text(found['disk_bytes'])}, and {size_text(found['free_bytes'])} are free. Free some disk space."
         )
     used, total = found["gpu_bytes"] or 0, found["gpu_total_bytes"] or 0
     if total and used > FULL * total:
         said.append(
-            f"The GPU's memory was nearly full: {size(used)} of {size(total)}. Lower the resolution, batch size or rank."
+            f"The GPU's memory was nearly full: {size_text(used)} of {size_text(total)}. Lower the resolution, batch size or rank."
         )
     if spec.spend_limit and found["cost"] and found["cost"] > spec.spend_limit:
         said.append(
             f"It costs about {found['cost']:.2f}, more than the spend limit of {spec.spend_limit:g}. The run would stop early."
         )
     return said
-
-
-def size(count: float) -> str:
-    """Bytes for people, such as `3.2 GB` and `120 MB`."""
-    if count >= 9.5e8:
-        return f"{count / 1e9:.1f} GB"
-    return f"{count / 1e6:.0f} MB" if count >= 1e7 else f"{max(count / 1e6, 0.1):.1f} MB"
-
-
-def duration(seconds: float) -> str:
-    """A time span for people: `45 s`, `3 min`, `2 h 5 min`."""
-    s = max(0, round(seconds))
-    if s < 120:
-        return f"{s} s"
-    return f"{s // 60} min" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -113,10 +100,12 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     said = [f"{found['steps']:,} steps take about {duration(found['seconds'])}: started now, the run ends on {ends}."]
     if found["gpu_bytes"]:
         before = found["gpu_before_bytes"] or 0
-        other = f" ({size(before)} was in use before)" if before > 0.02 * found["gpu_total_bytes"] else ""
-        said.append(f"GPU memory: {size(found['gpu_bytes'])} of {size(found['gpu_total_bytes'])} at its peak{other}.")
-    said.append(f"Memory of the training: {size(found['host_bytes'] or 0)} at its peak.")
-    said.append(f"Disk: about {size(found['disk_bytes'])}; {size(found['free_bytes'])} are free.")
+        other = f" ({size_text(before)} was in use before)" if before > 0.02 * found["gpu_total_bytes"] else ""
+        said.append(
+            f"GPU memory: {size_text(found['gpu_bytes'])} of {size_text(found['gpu_total_bytes'])} at its peak{other}."
+        )
+    said.append(f"Memory of the training: {size_text(found['host_bytes'] or 0)} at its peak.")
+    said.append(f"Disk: about {size_text(found['disk_bytes'])}; {size_text(found['free_bytes'])} are free.")
     if found["cost"] is not None:
         said.append(f"Cost: about {found['cost']:.2f}.")
     return [*said, *found["warnings"]]

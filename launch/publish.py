@@ -1,9 +1,8 @@
 """`python -m launch publish RUN --repo OWNER/NAME`: put a run's LoRA on Hugging Face, with a card and its samples.
 
-Private unless `--public`. The token is the hub library's own login; it is in no file, log or address of ours. Everything is first
-written to the hidden folder `.publish` of the run, from which the same command continues after it was interrupted: a file that
-the hub has already is not sent again, and one commit at the end makes all of them visible together. Every request has a time
-limit; one that fails is tried again TRIES_COUNT times. Xet is off: its transfers have no limit that we can set.
+Private unless `--public`. The token is the hub library's own login; it is in no file, log or address of ours. The hidden folder
+`.publish` of the run holds exactly what is sent; the library sends it as one commit, and not again what the hub has already. Every
+request has a time limit. Xet is off: its transfers have no limit that we can set.
 """
 
 import argparse
@@ -12,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +26,16 @@ FOLDER = ".publish"
 RESULT = "published.json"
 SAMPLES = 6
 REQUEST_S = 60.0  # for one read or write of a connection
-TRIES_COUNT = 5
-PAUSE_S = 2.0  # before the second try, doubled for each further one
+TRIES_COUNT, PAUSE_S = 3, 2.0  # of each call; the library itself repeats the requests of an upload
 IMAGE_BYTES = 20_000_000
 README = "README.md"
+NO_WRITE = "Hugging Face refuses: the token may not write there; log in with a token that may write to this account"
+REFUSED = {
+    401: NO_WRITE,
+    403: NO_WRITE,
+    404: "Hugging Face knows no such account or repository, or the token may not see it; check the name",
+    429: "Hugging Face limits the number of requests",
+}
 OURS = "hangproof"  # the tag by which a card is known as ours
 
 
@@ -117,7 +121,7 @@ def publish(
         repo: OWNER/NAME, NAME, or "" for the run's name. options: see `add_arguments`. say: called with each line of progress.
 
     Raises:
-        LaunchError: not logged in, refused, no connection, a card that somebody else wrote; everything sent so far is kept.
+        LaunchError: not logged in, refused, no connection, a card that somebody else wrote.
         RunError: the run has no such LoRA, or it is damaged.
     """
     if hub.offline():
@@ -141,11 +145,18 @@ def publish(
         raise LaunchError(
             f"{name} has a card that Hangproof did not write; choose to replace it, or choose another name"
         )
-    commit = _send(api, name, target, say)
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    say(f"Sending {size / 1e6:.1f} MB")
+    done = _tried(
+        lambda: api.upload_folder(
+            repo_id=name, folder_path=target, commit_message="Publish the LoRA with its card and samples"
+        ),
+        say,
+    )
     result = {
         "repo": name,
         "url": url,
-        "commit": commit,
+        "commit": str(done.oid),
         "lora": options.get("lora") or f"{runs.load(folder).slug}.safetensors",
         "private": private,
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -237,7 +248,6 @@ def _api() -> Any:
     """The hub's client with a limit on every wait: its own has none (huggingface_hub/utils/_http.py)."""
     import httpx2
     import huggingface_hub
-    from huggingface_hub import _commit_api, lfs
     from huggingface_hub.utils._http import default_client_factory
 
     def client() -> httpx2.Client:
@@ -247,20 +257,7 @@ def _api() -> Any:
 
     huggingface_hub.constants.HF_HUB_DISABLE_XET = True  # its variable counts only before the first import
     huggingface_hub.set_client_factory(client)
-    _commit_api.http_backoff = lfs.http_backoff = _request
     return huggingface_hub.HfApi(endpoint=hub.endpoint(), token=hub.token())
-
-
-def _request(method: str, url: str, **options: Any) -> Any:
-    """A request of the hub's library, without its own five repetitions, of which nobody would see a line: `_tried` repeats.
-
-    A part of a file that is sent in parts is the exception: if it failed at once, `_tried` would send all parts again.
-    """
-    from huggingface_hub.utils import http_backoff
-    from huggingface_hub.utils._lfs import SliceFileObj
-
-    part = isinstance(options.get("data"), SliceFileObj)
-    return http_backoff(method, url, max_retries=TRIES_COUNT if part else 0, **options)
 
 
 def _repository(api: Any, name: str) -> str:
@@ -276,27 +273,6 @@ def _repository(api: Any, name: str) -> str:
     return f"{user}/{name}"
 
 
-def _send(api: Any, name: str, target: Path, say: Callable[[str], None]) -> str:
-    """Send the files, the largest last; the id of the commit."""
-    from huggingface_hub import CommitOperationAdd
-
-    paths = sorted((path for path in target.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    total = sum(path.stat().st_size for path in paths)
-    operations, sent = [], 0
-    for number, path in enumerate(paths, 1):
-        inside, size = path.relative_to(target).as_posix(), path.stat().st_size
-        say(f"Sending {inside} ({size / 1e6:.1f} MB), file {number} of {len(paths)}, {100 * sent // max(1, total)} %")
-        operation = CommitOperationAdd(inside, str(path))
-        _tried(partial(api.preupload_lfs_files, name, [operation], free_memory=False), say)
-        operations.append(operation)
-        sent += size
-    say("Publishing, 100 %")
-    done = _tried(
-        lambda: api.create_commit(name, operations, commit_message="Publish the LoRA with its card and samples"), say
-    )
-    return str(done.oid)
-
-
 def _tried(call: Callable[[], Any], say: Callable[[str], None]) -> Any:
     """The result of a request to the hub, tried again after errors that may pass. Raises LaunchError."""
     from httpx2 import HTTPError
@@ -308,8 +284,9 @@ def _tried(call: Callable[[], Any], say: Callable[[str], None]) -> Any:
         except (HTTPError, RuntimeError) as error:  # of an upload: "Error while uploading", raised from the real error
             cause = error.__cause__ if type(error) is RuntimeError else error
             if isinstance(cause, HfHubHTTPError) and cause.response is not None:
-                reason = _refused(cause.response.status_code)
-                if cause.response.status_code < 500 and cause.response.status_code != 429:
+                status = cause.response.status_code
+                reason = REFUSED.get(status, f"Hugging Face answered with HTTP status {status}")
+                if status < 500 and status != 429:
                     raise LaunchError(reason) from error
             elif isinstance(cause, HTTPError):
                 reason = f"{hub.endpoint()} cannot be reached or does not answer ({type(cause).__name__})"
@@ -318,14 +295,4 @@ def _tried(call: Callable[[], Any], say: Callable[[str], None]) -> Any:
         if number < TRIES_COUNT:
             say(f"{reason}; trying again ({number + 1} of {TRIES_COUNT})")
             time.sleep(PAUSE_S * 2 ** (number - 1))
-    raise LaunchError(f"{reason}; start it again later: what was sent is kept")
-
-
-def _refused(status: int) -> str:
-    if status in (401, 403):
-        return "Hugging Face refuses: the token may not write there; log in with a token that may write to this account"
-    if status == 404:
-        return "Hugging Face knows no such account or repository, or the token may not see it; check the name"
-    if status == 429:
-        return "Hugging Face limits the number of requests"
-    return f"Hugging Face answered with HTTP status {status}"
+    raise LaunchError(f"{reason}; start it again later")

@@ -26,7 +26,7 @@ from typing import Any
 from guards import checkpoint
 from launch import forecast, short_run
 from launch.common import LaunchError, report
-from launch.meter import ENCODING, Meter
+from launch.short_run import ENCODING, Meter
 from monitor.attempt import Attempt, AttemptView
 from monitor.process import platform
 from runs import job as jobs
@@ -35,6 +35,7 @@ from runs.command import model_files, samples, world
 from runs.dataset import counts, images_in
 from runs.files import atomic_write
 from runs.folders import with_sample_interval, write_attempt
+from runs.manage import size_text
 from runs.paths import datasets_dir, outputs_dir
 from runs.spec import RunSpec, dumps, load, save
 
@@ -200,13 +201,8 @@ def rehearse(
         raise
     except BaseException as error:  # what cannot be tried is a result too, for whoever reads only the file
         found.state = FAILED
-        found.problem = {
-            "stage": "Start",
-            "title": "It could not be tried",
-            "text": str(error),
-            "change": "",
-            "log": "",
-        }
+        start = {"stage": "Start", "title": "It could not be tried", "text": str(error)}
+        found.problem = {**start, "change": "", "log": ""}
         raise
     finally:
         found.took_s = round(time.time() - found.began_s, 1)
@@ -237,18 +233,15 @@ def captions_of(images: list[Path]) -> list[str]:
 def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source: Path, root: Path) -> RunSpec:
     """The spec of the first attempt, with its images in place: the same settings, two steps, a sample and a checkpoint."""
     data, control, more = datasets_dir() / NAME, root / "control", {}
-    data.mkdir(parents=True)
     for number, path in enumerate(images):
-        name = f"{number}-{path.stem}"
-        for file in (path, path.with_suffix(".txt")):
-            if file.is_file():
-                shutil.copyfile(file, data / f"{name}{file.suffix}")
+        copy = data / f"{number}-{path.name}"
+        short_run.link_image(path, copy)
         if spec.control_dir:
             inside = Path(spec.control_dir).expanduser().absolute() / path.parent.relative_to(source)
             control.mkdir(exist_ok=True)
             for file in inside.iterdir() if inside.is_dir() else ():
                 if file.stem == path.stem:
-                    shutil.copyfile(file, control / f"{name}{file.suffix}")
+                    shutil.copyfile(file, control / f"{copy.stem}{file.suffix}")
     if spec.control_dir:
         more["control_dir"] = str(control)
     drawn = with_sample_interval(spec, len(images), captions_of(images))
@@ -326,18 +319,20 @@ class Work:
         if spec.sample_every_n_steps and not drawn:
             text = "The trainer drew no sample and reported no error."
             return self._fail("No sample was drawn", text, "", ended.log, "sample")
+        data = datasets_dir() / NAME  # or wherever the trainer put its caches
+        caches = [*data.rglob("*.npz"), *data.rglob("*.safetensors"), *(run / "cache").rglob("*")]
         steps, states = self.meter.intervals, max(1, len(checkpoint.states(run, NAME)))
         measured |= {
             "load_s": self._took.get("load", 0.0), "cache_s": self._took.get("cache", 0.0),
             "image_s": self.meter.image_s(), "step_s": steps[-1] if steps else 0.0,
             "sample_s": self._seconds("sample") if drawn else None, "save_s": self._seconds("save") / states,
-            "state_bytes": _bytes(state), "lora_bytes": lora.stat().st_size, "cache_bytes": self._cache_bytes(run),
-            "images": len(images_in(datasets_dir() / NAME)), **self.meter.memory,
+            "state_bytes": _bytes(*state.rglob("*")), "lora_bytes": lora.stat().st_size, "cache_bytes": _bytes(*caches),
+            "images": len(images_in(data)), **self.meter.memory,
         }  # fmt: skip
         texts = {
             "train": f"{measured['step_s']:.3g} s for the second step",
             "sample": "" if drawn else "Samples are off in this run",
-            "save": f"LoRA {forecast.size(measured['lora_bytes'])}, checkpoint {forecast.size(measured['state_bytes'])}",
+            "save": f"LoRA {size_text(measured['lora_bytes'])}, checkpoint {size_text(measured['state_bytes'])}",
         }
         for key, text in texts.items():
             self.found.stage(key).text = text
@@ -385,8 +380,7 @@ class Work:
         for later in self.found.stages[order.index(failed.key) + 1 :]:
             later.state = SKIPPED
         tail = "\n".join(line for line in log.replace("\r", "\n").splitlines() if line.strip())[-3000:]
-        where = failed.title
-        self.found.problem = {"stage": where, "title": title, "text": text, "change": change, "log": tail}
+        self.found.problem = {"stage": failed.title, "title": title, "text": text, "change": change, "log": tail}
         self._tell(failed)
         return False
 
@@ -406,12 +400,6 @@ class Work:
         if now and time.monotonic() - self._since_s > limit_s:
             return f"“{now.title}” took longer than {limit_s:.0f} s."
         return ""
-
-    def _cache_bytes(self, run: Path) -> int:
-        """Bytes of the caches of all images, wherever the trainer put them."""
-        data = datasets_dir() / NAME
-        caches = [*data.rglob("*.npz"), *(run / "cache").rglob("*"), *data.rglob("*.safetensors")]
-        return sum(path.stat().st_size for path in caches if path.is_file())
 
     def _seconds(self, key: str) -> float:
         """What a stage took that must have happened; one too short to be seen took at most one interval of looking."""
@@ -448,8 +436,8 @@ class Work:
             _write(self.folder, self.found)
 
 
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def _bytes(*paths: Path) -> int:
+    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 # The command ------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""`python -m launch runpod RUN`: a pod of RunPod with the image and a volume, which trains the run and then stops itself.
+"""`python -m launch runpod RUN`: a pod of RunPod with the image and a volume, which trains the run and then stops itself; `stop-pod`
+is the same by hand, with the key that RunPod gives to the pod. A stopped pod keeps its disk and costs no GPU.
 
 The file is the body of `POST /v2/pods` of RunPod's REST API v2 (docs.runpod.io/api-reference-v2; v1 ended on 2026-11-15). Only
 /workspace survives a stop, so all data is there; only a network volume survives the pod. A secret is a reference that RunPod
@@ -13,11 +14,12 @@ not followed with it: hence urllib and no client library.
 import argparse
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import runs
 from launch import common, gpus, travel
 from launch.common import LaunchError
+from runs.files import atomic_write
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -39,6 +42,7 @@ TIMEOUT_S = 30.0
 PATIENCE_S = 120.0  # for all tries of one request
 PAUSE_S = 1.0  # before the second try; doubled each time
 MAX_PAUSE_S = 30.0
+STOP_S = 300.0  # for all tries of stopping a pod
 LOOKS_COUNT = 3  # at the list of pods for one whose creation nobody confirmed
 MAX_ANSWER_BYTES = 16_000_000
 
@@ -67,8 +71,16 @@ class Api:
     patience_s: float = PATIENCE_S
     sleep: Callable[[float], None] = time.sleep
 
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON answer to a request that may be repeated; {} for an empty one.
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        find: Callable[[], dict[str, Any] | None] | None = None,
+    ) -> dict[str, Any]:
+        """The JSON answer to a request, which is repeated while RunPod is busy or does not answer; {} for an empty one.
+
+        find: for a request that must not be carried out twice: what it made, where its answer was lost.
 
         Raises:
             ApiError: RunPod refused, or did not answer within `patience_s`.
@@ -78,10 +90,23 @@ class Api:
             try:
                 return self.once(method, path, body)
             except ApiError as error:
-                passing = error.status == 429 or error.unknown
-                wait_s = max(pause_s, error.wait_s)
-                if not passing or time.monotonic() + wait_s > until_s:
+                if error.status != 429 and not error.unknown:
                     raise
+                why = error
+            for _ in range(LOOKS_COUNT if why.unknown else 0):  # a new pod may be listed late
+                if find is None:
+                    break
+                self.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                try:
+                    if found := find():
+                        return found
+                except ApiError as error:
+                    text = f"{why}; the list of pods cannot be read either ({error})"
+                    raise ApiError(text, lost=True) from error
+            wait_s = max(pause_s, why.wait_s)
+            if time.monotonic() + wait_s > until_s:
+                raise why
             self.sleep(wait_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
@@ -224,41 +249,21 @@ def create(api: Api, spec: "RunSpec", args: argparse.Namespace, names: list[str]
     refused, own = None, travel.unique_name(spec)
     for name in names:
         try:
-            return _rent(api, {**body(spec, args, name), "name": own}, own)
+            request = {**body(spec, args, name), "name": own}
+            return api.call(
+                "POST", "/v2/pods", request, lambda: next((p for p in pods(api) if p.get("name") == own), None)
+            )
         except ApiError as error:
+            if error.unknown:
+                raise LaunchError(
+                    f"{error}. Look for the pod {own} in RunPod's console before you try again: if it is there, it costs money"
+                ) from error
             if error.status not in (400, 403):
                 raise
             refused = error
     raise LaunchError(
         f"RunPod has none of these GPUs now: {', '.join(names)}. Try again later, or name another with --gpu ({refused})"
     )
-
-
-def _rent(api: Api, request: dict[str, Any], name: str) -> dict[str, Any]:
-    """The pod that a request creates. name: of this pod, and of no other."""
-    until_s, pause_s = time.monotonic() + api.patience_s, api.pause_s
-    look = f"Look for the pod {name} in RunPod's console before you try again: if it is there, it costs money"
-    while True:
-        try:
-            return api.once("POST", "/v2/pods", request)
-        except ApiError as error:
-            if error.status != 429 and not error.unknown:
-                raise
-            why, looks, wait_s = error, LOOKS_COUNT if error.unknown else 0, error.wait_s
-        for _ in range(looks):  # a new pod may appear in the list late
-            api.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
-            try:
-                found = next((pod for pod in pods(api) if pod.get("name") == name), None)
-            except ApiError as error:
-                raise LaunchError(f"{why}; the list of pods cannot be read either ({error}). {look}") from error
-            if found is not None:
-                return found
-        if time.monotonic() + max(pause_s, wait_s) > until_s:
-            raise LaunchError(f"{why}. {look}" if why.unknown else f"{why}") from why
-        if not looks:
-            api.sleep(max(pause_s, wait_s))
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
 
 def pods(api: Api) -> list[dict[str, Any]]:
@@ -269,8 +274,33 @@ def pods(api: Api) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict)]
 
 
+def own_pod(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+    """The id and the key of the pod that this process runs on, from the variables that RunPod sets; None elsewhere."""
+    pod = environ.get("RUNPOD_POD_ID", "")
+    if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", pod) and (found := environ.get(KEY, "").strip()):
+        return pod, found
+    return None
+
+
+def stop(pod: str, own_key: str) -> str:
+    """Stop the pod; a sentence that says so. RunPod then kills this process. (docs.runpod.io, "Trigger a pod state transition".)
+
+    Raises:
+        LaunchError: RunPod refused, or did not answer for five minutes; the pod runs on and costs money.
+    """
+    try:
+        Api(address(), own_key, patience_s=STOP_S).call("POST", f"/v2/pods/{pod}/action", {"action": "stop"})
+    except ApiError as error:
+        if error.status == 409:
+            return f"pod {pod} is stopping already"
+        raise LaunchError(f"pod {pod} is not stopped and still costs money: {error}") from error
+    return f"pod {pod} stops; its disk is kept, and a start continues where it was"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN and options."""
+    """RUN and options; `stop-pod` has none."""
+    if parser.prog.endswith(" stop-pod"):
+        return
     common.add_run(parser)
     travel.add_arguments(parser)
     travel.add_image(parser)
@@ -284,7 +314,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write runpod.json; with --submit, copy the run into its store and create the pod."""
+    """Write runpod.json; with --submit, copy the run into its store and create the pod. Or stop the pod that this is."""
+    if args.command == "stop-pod":
+        if (pod := own_pod()) is None:
+            raise LaunchError("this is no pod of RunPod: RUNPOD_POD_ID and RUNPOD_API_KEY are not set")
+        return common.report(args, stop(*pod), {"id": pod[0], "stopped": True})
     folder = common.find(args)
     spec = runs.load(folder)
     travel.one_machine(spec, "RunPod")
@@ -293,17 +327,18 @@ def run(args: argparse.Namespace) -> int:
         raise LaunchError(f"{spec.model} trains on a CPU; rent a GPU for it with --gpu NAME, or train it here")
     if args.community and args.volume:
         raise LaunchError("--volume: network volumes are in the secure cloud only; leave out --community")
-    path = travel.write(folder / FILE, travel.to_json(body(spec, args, names[0])))
+    path = folder / FILE
+    atomic_write(path, json.dumps(body(spec, args, names[0]), ensure_ascii=False, indent=2) + "\n")
     answer: dict[str, Any] = {}
     if args.submit:
         api = Api(address(), key())
         print(travel.upload(folder, travel.address(spec)))
         answer = create(api, spec, args, names)
-    pod = str(answer.get("id", ""))
+    made = str(answer.get("id", ""))
     secrets = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
-    if pod:
-        said = f"pod {pod}: {answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit); its page: https://{pod}-7860.proxy.runpod.net"
+    if made:
+        said = f"pod {made}: {answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit); its page: https://{made}-7860.proxy.runpod.net"
     else:
         said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
-    value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": pod or None}
+    value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": made or None}
     return common.report(args, said, value)

@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from launch import pods
+from launch import rent
 from launch.common import LaunchError
 from monitor import config
 from monitor.process.locks import LOCK, is_held
@@ -111,7 +111,7 @@ class Container:
         self.quiet = {key: value for key, value in environ.items() if key not in PRIVATE}
         self.run_name, self.store = environ.get(STARTED, ""), environ.get(STORE, "")
         self.idle = Idle(_rule(environ.get(STOP_POD, "")), _seconds(environ.get(STOP_AFTER, ""), GRACE_S))
-        self.pod = pods.own_pod(environ)
+        self.pod = rent.own_pod(environ)
         self.page: subprocess.Popen[bytes] | None = None
         self.page_at_s = 0.0
         self.task: subprocess.Popen[bytes] | None = None  # fetches or starts the run
@@ -199,7 +199,7 @@ class Container:
             for line in endings(self.idle.seen):
                 say(line)
             try:
-                say(f"{reason}; {pods.stop(self.pod)}")
+                say(f"{reason}; {rent.stop(*self.pod)}")
             except LaunchError as error:
                 say(f"{error}; trying again in {STOP_AGAIN_S / 60:.0f} minutes")
 

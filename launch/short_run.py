@@ -1,6 +1,6 @@
 """A run of a few steps that is watched until it ends, hangs or its time is over, in a data folder of its own that is removed.
 
-The probe, the rehearsal and the ladder use it. Decision: the real script is started, and watched as the monitor watches, instead of
+The probe, the ladder and the rehearsal use it. Decision: the real script is started, and watched as the monitor watches, instead of
 checks of files, drivers and ports: what fails does so in ways that no check lists. Nothing of it is left, and nothing of
 the run is changed.
 
@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +25,7 @@ from monitor import config
 from monitor.attempt import Attempt, AttemptView
 from monitor.detect.probe import Probe
 from monitor.diagnose import causes, collect, rank_report, ranks
+from monitor.gpu.nvml import Gpus
 from monitor.gpu.queue import GpuQueue
 from monitor.process import platform, tree
 from monitor.resume import script
@@ -39,6 +40,8 @@ PY_SPY_S = 3.0
 KILL_S = 5.0
 PROBLEMS_S = 30.0  # to look for missing model files
 LOG_BYTES = 65536
+MEMORY_S = 0.5  # between two readings
+ENCODING = ("cache_latents", "cache_text", "hash")
 TRAINS, HANGS, FAILS, SLOW = "trains", "hangs", "fails", "slow"
 SCRATCH = ".scratch"  # in the data folder, so that it is on the disk that the run writes to
 _OWNER = re.compile(r"-(\d+)-([\d.]+)-")
@@ -66,14 +69,14 @@ class Result:
 
 
 @contextlib.contextmanager
-def own_data_root(kind: str, parent: Path | None = None) -> Iterator[Path]:
-    """A data folder for short runs: HANGPROOF_DATA of this process names it, and it has the user's own base models.
+def scratch(kind: str) -> Iterator[Path]:
+    """A data folder on the disk of the runs: HANGPROOF_DATA of this process names it, and it has the user's own base models.
 
-    kind: begins its name. parent: where it is made (default: the folder for temporary files).
+    kind: begins its name. What killed processes left there is removed first.
     """
-    before, models = os.environ.get("HANGPROOF_DATA"), data_root() / "models.toml"
-    if parent is not None:
-        parent.mkdir(parents=True, exist_ok=True)
+    before, models, parent = os.environ.get("HANGPROOF_DATA"), data_root() / "models.toml", data_root() / SCRATCH
+    sweep(parent)
+    parent.mkdir(parents=True, exist_ok=True)
     me = platform.process_info(os.getpid())
     folder = Path(tempfile.mkdtemp(prefix=f"{kind}-{os.getpid()}-{me.start if me else 0}-", dir=parent))
     try:
@@ -83,24 +86,12 @@ def own_data_root(kind: str, parent: Path | None = None) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another one is at work
+            parent.rmdir()
         if before is None:
             os.environ.pop("HANGPROOF_DATA", None)
         else:
             os.environ["HANGPROOF_DATA"] = before
-
-
-@contextlib.contextmanager
-def scratch(kind: str) -> Iterator[Path]:
-    """`own_data_root` on the disk of the runs. What killed processes left there is removed first."""
-    parent = data_root() / SCRATCH
-    sweep(parent)
-    with own_data_root(kind, parent) as folder:
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another one is at work
-                parent.rmdir()
 
 
 def owner_alive(run: Path) -> bool:
@@ -173,14 +164,13 @@ def run(
     program: Path | None = None,
     resume: Path | None = None,
     inherit: tuple[int, ...] = (),
-    stalled_s: float | None = None,
     poll_s: float = POLL_S,
 ) -> Result:
     """Start the run in `folder` and watch it until it ends, hangs, or `limit_s` seconds are over. Nothing of it lives on.
 
     Args:
         see: called at each poll; a text ends the run as SLOW, with that text. number: of the attempt, whose script is
-        `program`, which continues from the state `resume`. inherit: descriptors that it keeps open. stalled_s: as QUIET_S.
+        `program`, which continues from the state `resume`. inherit: descriptors that it keeps open.
 
     Raises:
         OSError: it cannot be started.
@@ -189,7 +179,7 @@ def run(
     attempt = Attempt.prepare(run_folder, number, platform.now(), collect.oom_kills())
     try:
         attempt.start(program or folder / SCRIPT, resume, inherit)
-        return _watch(run_folder, attempt, time.monotonic() + limit_s, see, stalled_s or QUIET_S, poll_s)
+        return _watch(run_folder, attempt, time.monotonic() + limit_s, see, poll_s)
     finally:
         attempt.kill(0.0, KILL_S)
         attempt.close()
@@ -200,11 +190,10 @@ def _watch(
     attempt: Attempt,
     until_s: float,
     see: Callable[[Attempt, AttemptView], str],
-    stalled_s: float,
     poll_s: float,
 ) -> Result:
     """Follow the attempt until it ends, hangs or `until_s`, and describe what was seen."""
-    limits, evidence, over = config.load(), None, ""
+    limits, evidence, over, stalled_s = config.load(), None, "", QUIET_S
     moved_s, last, view = time.monotonic(), None, attempt.poll(platform.now(), 0.0)
     try:
         while not view.gone and time.monotonic() < until_s and not over:
@@ -303,6 +292,18 @@ def without_uploads(spec: RunSpec) -> dict[str, Any]:
     }
 
 
+def link_image(path: Path, copy: Path) -> None:
+    """Put an image and its caption at `copy`, without copying where the disk allows it."""
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    for file in (path, path.with_suffix(".txt")):
+        if file.is_file():
+            target = copy.with_suffix(file.suffix)
+            try:
+                os.link(file, target)
+            except OSError:
+                shutil.copyfile(file, target)
+
+
 def what_to_change(spec: RunSpec, found: Result) -> str:
     """What a person can do about it, as sentences: the cause's advice, and the first setting that helps against it."""
     if found.cause is None:
@@ -315,18 +316,58 @@ def what_to_change(spec: RunSpec, found: Result) -> str:
     return found.cause.advice
 
 
-def refuse_unstartable(folder: Path) -> None:
-    """Raise LaunchError where the run cannot be started at all."""
-    if found := problems(folder):
-        raise LaunchError(f"it cannot be started: {'; '.join(found)}")
+class Meter:
+    """The measurements of one attempt or several; `memory` holds host_bytes and, with a GPU, those that begin with gpu."""
 
+    def __init__(self, on_phase: Callable[[str, float], None] = lambda phase, at_s: None):
+        """on_phase: called with each phase that the first rank enters, and when (monotonic seconds)."""
+        self.memory: dict[str, Any] = {}
+        self.intervals: tuple[float, ...] = ()  # seconds of the last steps
+        self._on_phase = on_phase
+        self._gpus = Gpus()
+        self._memory_s = 0.0
+        self._entered: tuple[int, str] = (0, "")
+        self._items: dict[tuple[int, str], list[tuple[int, float]]] = {}
 
-def copy_images(images: Sequence[Path], source: Path, target: Path) -> None:
-    """Copy these images of the data set `source`, with their captions, into `target`."""
-    target.mkdir(parents=True, exist_ok=True)
-    for path in images:
-        copy = target / path.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)
-        for file in (path, path.with_suffix(".txt")):
-            if file.is_file():
-                shutil.copyfile(file, copy.with_suffix(file.suffix))
+    def see(self, attempt: Attempt, view: AttemptView) -> str:
+        """One observation; "", which lets `short_run.run` go on."""
+        now_s = time.monotonic()
+        if now_s - self._memory_s >= MEMORY_S:
+            self._memory_s = now_s
+            self._measure_memory(attempt)
+        first = next((beat for beat in view.beats if beat.rank == 0), None)
+        if first is None:
+            return ""
+        items = self._items.setdefault((first.pid, first.phase), [])
+        if not items or items[-1][0] != first.done:
+            items.append((first.done, first.beat_s))
+        self.intervals = first.intervals or self.intervals
+        if (first.pid, first.phase) != self._entered:
+            same = first.pid == self._entered[0]
+            self._entered = (first.pid, first.phase)
+            self._on_phase(first.phase, first.phase_s if same else now_s)
+        return ""
+
+    def _measure_memory(self, attempt: Attempt) -> None:
+        members, memory = attempt.tree.members, self.memory
+        memory["host_bytes"] = max(memory.get("host_bytes", 0), sum(map(platform.private_bytes, members)))
+        for gpu in self._gpus.read():
+            used, total = int(gpu.get("memory_used") or 0), int(gpu.get("memory_total") or 0)
+            # In a container the driver names no process, or those of another namespace: then all memory in use counts.
+            memory.setdefault("gpu_before_bytes", used)
+            if used > memory.get("gpu_bytes", 0):
+                memory |= {"gpu_bytes": used, "gpu_total_bytes": total, "gpu": str(gpu.get("name", ""))}
+
+    def image_s(self) -> float:
+        """Seconds that each further image costs: from the first item to the last one, in each phase that encodes."""
+        total = 0.0
+        for (_, phase), items in self._items.items():
+            counted = [(done, at_s) for done, at_s in items if done > 0]
+            if phase in ENCODING and counted:
+                (first, first_s), (last, last_s) = counted[0], counted[-1]
+                total += (last_s - first_s) / (last - first) if last > first else 0.0
+        return round(total, 4)
+
+    def close(self) -> None:
+        """End the helper process."""
+        self._gpus.close()

@@ -1,4 +1,4 @@
-"""`python -m launch skypilot RUN`: a managed job of SkyPilot, which finds a spot machine with a GPU for the run's tier.
+"""`python -m launch skypilot RUN` and `vast RUN`: a managed job of SkyPilot, which finds a spot machine with a GPU for the run's tier.
 
 SkyPilot brings the machine back after a pre-emption, and starts the job again when it exits with code 5 (pre-empted, or the
 GPU is gone) or, on several machines, 6 (one has ended its part). It does not restart it on 1, 3 or 4. The program restores itself: the job first fetches the run from its store,
@@ -17,8 +17,6 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 import runs
 from launch import common, gpus, travel
@@ -107,23 +105,11 @@ rm -rf -- "$HANGPROOF_DATA"/outputs/{name}
     return lines + f"exec {python} -m monitor run {name}\n"
 
 
-class _Block(yaml.SafeDumper):
-    """Writes texts of several lines as blocks."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Block.add_representer(str, _text)
-
-
-def render(spec: "RunSpec", args: argparse.Namespace, path: Path) -> str:
-    """The text of the YAML file."""
+def write(spec: "RunSpec", args: argparse.Namespace, path: Path) -> None:
+    """Write the YAML file."""
     value = document(spec, args)
     secrets = "".join(f"--secret {name} " for name in value.get("secrets", ()))
-    head = HEAD.format(name=spec.slug, secrets=secrets, path=shlex.quote(str(path)))
-    return head + yaml.dump(value, Dumper=_Block, sort_keys=False, allow_unicode=True, width=1000)
+    travel.write_yaml(path, HEAD.format(name=spec.slug, secrets=secrets, path=shlex.quote(str(path))), value)
 
 
 def program() -> str:
@@ -151,8 +137,9 @@ def submit(path: Path, name: str, secrets: list[str]) -> None:
         raise LaunchError("SkyPilot did not accept the job; see its message above")
 
 
-def add_arguments(parser: argparse.ArgumentParser, infra: str = "") -> None:
-    """RUN and options. infra: the default of --infra."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """RUN and options; `launch vast` is the same on machines of Vast.ai."""
+    infra = "vast" if parser.prog.endswith(" vast") else ""
     common.add_run(parser)
     parser.add_argument(
         "--infra",
@@ -174,8 +161,10 @@ def run(args: argparse.Namespace) -> int:
     """Write skypilot.yaml; with --submit, copy the run into its store and start the job."""
     folder = common.find(args)
     spec = runs.load(folder)
+    if args.infra.partition("/")[0] == "vast":
+        travel.one_machine(spec, "Vast.ai")
     path = folder / FILE
-    travel.write(path, render(spec, args, path))
+    write(spec, args, path)
     secrets = travel.secrets(spec, args)
     if args.submit:
         program()

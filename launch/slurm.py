@@ -13,16 +13,16 @@ import argparse
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launch import slurm_nodes
-from launch.common import LaunchError, add_run, report
+from launch.common import LaunchError, add_run, fill, report
 from launch.gpus import needed_gb
-from launch.slurm_nodes import NoAnswer, ask
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import MonitorError
 from monitor.run_folder import find as find_script
@@ -32,6 +32,7 @@ from runs.quoting import quote
 from runs.spec import RunSpec, load
 
 SCRIPT = "train.sbatch"
+ANSWER_S = 30.0  # for an answer of Slurm's commands; a busy controller takes seconds
 # From Slurm's warning to the end of the time limit. The monitor needs 25 s (preempt_total_s in monitor/config.toml).
 NOTICE_S = 120
 STARTS_COUNT = 50  # of one job, after which it is not requeued because something killed its monitor
@@ -49,7 +50,12 @@ ADVICE = (  # part of sbatch's message, what to do
     ("time limit", "choose a shorter --time; sinfo shows each partition's limit"),
     (
         "node configuration",
-        "no node has what the script asks for; choose another --partition, or ask for less with --cpus and --mem",
+        "no node has what the script asks for; choose another --partition, or ask for less with --gpus, --cpus and --mem",
+    ),
+    (
+        "generic resource",
+        "the partition has no such GPU; choose another --partition or --gpus-type (`sinfo -o '%P %G'` lists them), or "
+        "--gpus 0 where the cluster does not name its GPUs",
     ),
     ("qos", "ask your cluster's administrator for the QOS, and add `#SBATCH --qos=NAME` to the script"),
     ("unable to contact", "the Slurm controller does not answer; try again, or see `scontrol ping`"),
@@ -89,10 +95,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--account", default="", metavar="NAME", help="account to charge")
     parser.add_argument(
-        "--gpus-type",
-        default="",
-        metavar="TYPE",
-        help="type of GPU, as sinfo -o %%G names it; without it any that fits",
+        "--gpus", type=int, metavar="N", help="GPUs of each node (default: those that the run uses); 0 to ask for none"
+    )
+    parser.add_argument(
+        "--gpus-type", default="", metavar="TYPE", help="type of GPU, as sinfo -o %%G names it; without it any"
     )
     parser.add_argument(
         "--cpus", type=int, default=0, metavar="N", help="processor cores of each node; by default one for each process"
@@ -134,39 +140,18 @@ def find(name: str) -> tuple[Path, RunSpec | None]:
 
 
 def request(spec: RunSpec | None, args: argparse.Namespace) -> Request:
-    """What the run asks of the cluster that this machine belongs to.
-
-    Raises:
-        LaunchError: a value is wrong, Slurm does not answer, or no node can train the run.
-    """
+    """What the job asks for. Raises LaunchError: a value is wrong."""
     if args.time and not TIME.fullmatch(args.time):
         raise LaunchError(
             f"--time {args.time}: write minutes, hours:minutes:seconds or days-hours, such as 90, 8:00:00 or 1-12"
         )
-    nodes, gpus, workers = (spec.nodes, spec.gpus, spec.workers) if spec else (args.nodes, 1, 0)
-    needs_gb = needed_gb(spec) if spec else 0.0
-    kind, cpus = args.gpus_type, args.cpus or gpus * (1 + workers)
-    try:
-        found = slurm_nodes.nodes(args.partition, gpu=spec is None or needs_gb > 0)
-    except NoAnswer as error:
-        if args.submit:
-            raise
-        print(f"note: {error}; so the script asks for any GPU", file=sys.stderr)
-        found = None
-    if spec and not needs_gb and not kind:
-        gpus = 0  # a model that trains on the CPU
-    elif found is not None:
-        fitting = kind or slurm_nodes.choose(found, gpus)
-        gpus, kind = (0, "") if fitting is None else (gpus, fitting)
-        if needs_gb and not gpus:
-            where = f"partition {args.partition}" if args.partition else "this cluster"
-            print(
-                f"note: {where} names no GPU, so the job asks for none; the run does not train without one",
-                file=sys.stderr,
-            )
-    if found is not None and not args.cpus:  # fewer cores make a run slower; more than a node has make it wait for ever
-        cpus = min(cpus, max((node.cpus for node in found), default=cpus))
-    return Request(nodes, gpus, kind, cpus, args.partition, args.time, args.account, args.mem)
+    nodes, processes, workers = (spec.nodes, spec.gpus, spec.workers) if spec else (args.nodes, 1, 0)
+    on_cpu = spec is not None and not needed_gb(spec) and not args.gpus_type
+    gpus = args.gpus if args.gpus is not None else 0 if on_cpu else processes
+    cpus = args.cpus or processes * (1 + workers)
+    if min(gpus, cpus, nodes - 1) < 0:
+        raise LaunchError("--gpus, --cpus and --nodes: write a number that is not negative")
+    return Request(nodes, gpus, args.gpus_type, cpus, args.partition, args.time, args.account, args.mem)
 
 
 def render(folder: Path, spec: RunSpec | None, wanted: Request) -> str:
@@ -192,7 +177,9 @@ def render(folder: Path, spec: RunSpec | None, wanted: Request) -> str:
     ]
     lines = [f"#SBATCH --{name}={_value(name, value)}" for name, value in options if value]
     places = {name: str(Path(os.environ[name]).expanduser().absolute()) for name in PLACES if os.environ.get(name)}
-    return TEMPLATE.format(
+    return fill(
+        "slurm.sbatch",
+        "several" if wanted.nodes > 1 else "one",
         name=" ".join((spec.name if spec else folder.name).split()),
         options="\n".join(lines),
         root=quote(str(ROOT)),
@@ -200,11 +187,32 @@ def render(folder: Path, spec: RunSpec | None, wanted: Request) -> str:
         python=quote(sys.executable),
         run=quote(str(folder)),
         needs_gpu="export HANGPROOF_NEEDS_GPU=1\n" if spec and needed_gb(spec) else "",
-        group=GROUP if wanted.nodes > 1 else "",
-        task=TASKS if wanted.nodes > 1 else TASK,
-        again=AGAIN.format(starts=STARTS_COUNT) if wanted.nodes > 1 else "",
-        starts=STARTS_COUNT,
+        starts=str(STARTS_COUNT),
     )
+
+
+class NoAnswer(LaunchError):
+    """One of Slurm's commands failed or did not answer."""
+
+
+def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    """The output of one of Slurm's commands, in this process's environment or another one.
+
+    Raises:
+        NoAnswer: the command failed, or did not answer in time; the message has Slurm's own words.
+    """
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWER_S, stdin=subprocess.DEVNULL, env=environment
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswer(
+            f"{command[0]} did not answer within {ANSWER_S:.0f} s; is slurmctld running? Try: scontrol ping"
+        ) from error
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        raise NoAnswer(f"{command[0]} failed: {said}")
+    return done.stdout
 
 
 def job_name(folder: Path) -> str:
@@ -281,108 +289,3 @@ def _value(name: str, value: str) -> str:
     if any(ord(c) < 32 or ord(c) == 127 for c in value):
         raise LaunchError(f"--{name}: {value!r} contains a line break or control character; remove it")
     return quote(value)
-
-
-# Braces that bash reads are doubled.
-TEMPLATE = """#!/bin/bash
-# Trains {name} under Slurm, watched by Hangproof's monitor. Submit it: sbatch {file}
-# Written by `python -m launch slurm`, which replaces it. Options of sbatch's command line override these lines.
-{options}
-#SBATCH --requeue
-set -u
-cd {root} || exit 1
-{places}python={python}
-run={run}
-{needs_gpu}export HANGPROOF_GPUS=     # Slurm gives each job its GPUs, so the monitor need not queue for them
-export SLURM_EXIT_ERROR=79 # srun's own failures; the monitor's codes are 0 to 6
-export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}
-{group}
-# One machine writes a run. A node that Slurm gave up may still train: wait until its monitor is gone.
-flock --timeout 600 "$run/monitor.lock" true
-
-# Where the job runs, as Slurm knows it: elsewhere, or nowhere, once Slurm or the user has ended it here. Then Slurm signals the
-# monitor itself. Fails while Slurm does not answer.
-state() {{ squeue --noheader --jobs "$SLURM_JOB_ID" --format "%T %B"; }}
-here="RUNNING $SLURMD_NODENAME"
-
-# Near the time limit, Slurm warns this shell only (B:TERM). Pass it on to the monitor: it saves a checkpoint and exits with 5.
-# (A SIGTERM to srun would kill the monitor at once.)
-warned=0 leaves=0
-trap 'warned=1; leaves=1; [ "$(state)" != "$here" ] || scancel --signal=TERM "$SLURM_JOB_ID"' TERM
-
-train() {{
-  {task}
-  step=$!
-  while :; do
-    warned=0
-    wait "$step"
-    code=$?
-    [ "$warned" = 1 ] || break # else the signal ended the wait, not the step
-  done
-}}
-train
-{again}
-# Back into the queue, unless the job has ended here. Slurm's controller may be restarting.
-requeue() {{
-  for pause in 5 10 20 40 60; do
-    if now=$(state); then
-      [ "$now" = "$here" ] || return
-      echo "hangproof: $1; requeueing job $SLURM_JOB_ID"
-      scontrol requeue "$SLURM_JOB_ID" && return
-    fi
-    echo "hangproof: $1; Slurm did not requeue the job, trying again in $pause s"
-    sleep "$pause"
-  done
-  echo "hangproof: the job is not requeued; submit it again to continue the run"
-}}
-killed="the step ended with code $code"
-case $code in
-  5 | 6) requeue "preempted, and saved" ;;
-  0) echo "hangproof: completed" ;;
-  1 | 2) echo "hangproof: failed; the reason is above and in $run/monitor.log" ;;
-  3) echo "hangproof: stopped by its user" ;;
-  4) echo "hangproof: restarts make no progress, so the job is not requeued; see $run/incidents" ;;
-  *) # killed by a signal (128 and more), or srun could not start it (79)
-    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {starts} ]; then
-      requeue "$killed"
-    else
-      echo "hangproof: $killed, and the job was requeued {starts} times; submit it again once the cause is fixed"
-    fi
-    ;;
-esac
-exit "$code"
-""".replace("{file}", SCRIPT)
-
-GROUP = """
-# Where the nodes' ranks meet: at this node, the first one.
-HANGPROOF_MAIN_ADDRESS=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
-HANGPROOF_MAIN_PORT=$((20000 + SLURM_JOB_ID % 10000))
-export HANGPROOF_MAIN_ADDRESS HANGPROOF_MAIN_PORT
-"""
-
-TASK = """srun --nodes=1 --ntasks=1 "$python" -m monitor run "$run" &"""
-
-# A warning that reached the first node alone ends the others' parts, too. srun's exit code is the largest of its tasks', so the
-# monitor's are put in an order: 0 < 5 (preempted) < 6 (again) < 1, 3, 4, which end the run; a kill (128 and more) is above all.
-TASKS = """srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 bash -c '
-    trap signalled=1 TERM
-    export HANGPROOF_NODE=$SLURM_PROCID
-    "$0" -m monitor run "$1" & monitor=$!
-    while :; do
-      signalled=0
-      wait "$monitor"
-      code=$?
-      [ "$signalled" = 1 ] || break # else the signal ended the wait, not the monitor
-    done
-    [ "$code" = 0 ] || scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"
-    case $code in [1-4]) exit $((code + 10)) ;; *) exit "$code" ;; esac
-  ' "$python" "$run" &"""
-
-AGAIN = """starts=1
-while [ "$code" = 6 ] && [ "$leaves" = 0 ] && [ "$starts" -lt {starts} ]; do
-  starts=$((starts + 1))
-  echo "hangproof: a machine has ended its part; starting all of them again ($starts)"
-  train
-done
-[ "$code" -le 10 ] || [ "$code" -gt 14 ] || code=$((code - 10))
-"""

@@ -6,7 +6,6 @@ holds a secret: only the name of the variable, which the provider fills in on th
 """
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -226,12 +225,15 @@ def upload(folder: Path, store: str) -> str:
     return f"{folder.name} is in {place.address}: {pushed.sent_files} files copied"
 
 
-def write(path: Path, text: str) -> Path:
-    """Write a file of the run's folder; its path."""
-    atomic_write(path, text)
-    return path
+def write_yaml(path: Path, head: str, value: dict[str, Any]) -> None:
+    """Write a YAML file for people, with comments at its head; texts of several lines are blocks."""
+    import yaml
 
+    class Block(yaml.SafeDumper):
+        pass
 
-def to_json(value: Any) -> str:
-    """JSON for people."""
-    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Block.add_representer(str, text)
+    atomic_write(path, head + yaml.dump(value, Dumper=Block, sort_keys=False, allow_unicode=True, width=1000))

@@ -38,7 +38,6 @@ DOWNLOADS = {
     ".jsonl": TEXT,
     ".sh": TEXT,
     ".bat": TEXT,
-    ".tar": "application/x-tar",
     ".zip": ZIP,
 }
 # The hidden folders whose images the page shows: those of a draft. `.uploads` is not among them.

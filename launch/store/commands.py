@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.common import report
-from launch.store.lease import Claim, current, newest_lease, this_owner
+from launch.store.lease import current, take_away
 from launch.store.places import Place, StoreError, open_place
 from runs.paths import outputs_dir, slug
 
@@ -95,11 +95,7 @@ def _release(args: argparse.Namespace, place: Place, name: str) -> int:
     claim = current(place)
     if claim is None or claim.released:
         return report(args, f"{name}: nobody holds the lease", {"run": name, "holder": None})
-    number, owner = max(claim.number, newest_lease(place)) + 1, this_owner()
-    unique = "" if place.exclusive else f"-{owner.id}"
-    data = Claim(number, owner, released=True, period_s=claim.period_s).dumps()
-    if not place.create(f"lease/{number:06}{unique}.json", data):
-        raise StoreError(f"{place.address}: another machine took the lease just now; look again with `status`")
+    take_away(place, claim)
     holder = claim.owner.text()
     text = f"{name}: took the lease from {holder}; if it is alive, it stops training this run within {claim.period_s:.0f} s"
     return report(args, text, {"run": name, "holder": holder})

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launch.store.filesystems import Entry
-from launch.store.lease import Lease, utc_now
+from launch.store.lease import Lease
 from launch.store.manifest import (
     FILES,
     MANIFESTS,
@@ -32,6 +31,7 @@ from launch.store.manifest import (
     parse,
 )
 from launch.store.places import Place, StoreError, Unavailable
+from monitor.process import platform
 from runs.paths import datasets_dir
 
 KEPT_MANIFESTS = 2
@@ -67,7 +67,7 @@ def read_manifest(place: Place, name: str, run: str) -> Manifest:
     return parse(place.read(name, MAX_BYTES), name, run)
 
 
-def is_listed(manifest: Manifest, files: dict[str, Entry]) -> bool:
+def is_listed(manifest: Manifest, files: dict[str, int]) -> bool:
     """Whether all contents of a manifest are in this listing of `files/`, each with its size."""
     return not _missing(manifest, files)
 
@@ -86,12 +86,8 @@ def newest_manifest(place: Place, run: str) -> Manifest | None:
     return None
 
 
-def _missing(manifest: Manifest, files: dict[str, Entry]) -> list[str]:
-    return [
-        name
-        for name, member in manifest.files.items()
-        if (entry := files.get(member.blob)) is None or entry.size != member.size
-    ]
+def _missing(manifest: Manifest, files: dict[str, int]) -> list[str]:
+    return [name for name, member in manifest.files.items() if files.get(member.blob) != member.size]
 
 
 class Copier:
@@ -113,7 +109,7 @@ class Copier:
         self.memory = Memory(folder)
         self.last: Manifest | None = None  # the newest that this object wrote, or found
         self._distrusted = set(distrusted)
-        self._before: dict[str, Entry] = {}  # the contents in the store when the last push began
+        self._before: dict[str, int] = {}  # the contents in the store when the last push began
         self._looked = False
         self._number = 0  # of the last manifest that was tried
 
@@ -137,7 +133,6 @@ class Copier:
         self._send(found, pushed, on_progress)
         self._remember()
         carried = self._carried(found)  # now: a state may have vanished while it was sent
-        files = {name: local.member for name, local in found.files.items()} | carried
         step = max([found.step, self.last.step if carried and self.last else -1])
         now = Manifest(
             run=self.folder.name,
@@ -146,8 +141,8 @@ class Copier:
             step=step,
             completed=found.completed,
             owner=self.lease.owner.text(),
-            written_at=utc_now(),
-            files=files,
+            written_at=platform.now().utc,
+            files={**found.files, **carried},
         )
         after = self.place.list(FILES) if pushed.sent_files else self._before
         if lost := _missing(now, after):
@@ -225,7 +220,7 @@ class Copier:
         newest = max(found.states, key=lambda state: found.states[state], default=None)
         for state in [state for state in found.states if state != newest]:
             names = [name for name in found.files if name.startswith(f"run/{state}/")]
-            if any(found.files[name].member.blob not in self._before for name in names):
+            if any(found.files[name].blob not in self._before for name in names):
                 del found.states[state]
                 for name in names:
                     del found.files[name]
@@ -250,15 +245,14 @@ class Copier:
 
     def _send(self, found: Contents, pushed: Pushed, on_progress: Callable[[int, int], None]) -> None:
         """Send what the store lacks: small files first, then LoRA files, states last."""
-        stored = {name: entry.size for name, entry in self._before.items()}
-        stored = {name: size for name, size in stored.items() if name.removeprefix(f"{FILES}/") not in self._distrusted}
+        stored = {n: size for n, size in self._before.items() if n.removeprefix(f"{FILES}/") not in self._distrusted}
         order = sorted(found.files, key=lambda name: (_rank(name), found.files[name].size, name))
-        todo = {local.member.blob: local.size for local in found.files.values()}
+        todo = {local.blob: local.size for local in found.files.values()}
         total = sum(size for blob, size in todo.items() if stored.get(blob) != size)
         on_progress(0, total)
         for name in order:
             local = found.files.get(name)
-            if local is None or stored.get(local.member.blob) == local.size:
+            if local is None or stored.get(local.blob) == local.size:
                 continue  # the second file of a state that changed, or one that is stored
             self._check_lease()
             try:
@@ -270,8 +264,8 @@ class Copier:
                 self._leave_out(found, name, pushed, "it changed while it was sent; the next copy has it")
                 continue
             found.files[name] = sent
-            if stored.get(sent.member.blob) != sent.size:
-                stored[sent.member.blob] = sent.size
+            if stored.get(sent.blob) != sent.size:
+                stored[sent.blob] = sent.size
                 pushed.sent_bytes += sent.size
                 pushed.sent_files += 1
                 on_progress(pushed.sent_bytes, max(total, pushed.sent_bytes))
@@ -285,17 +279,17 @@ class Copier:
                 sha256 = hashlib.sha256(data).hexdigest()
                 if sha256 != local.sha256 and not may_grow:
                     return None
-                now = Local(local.path, sha256, len(data), key_of(status))
-                if stored.get(now.member.blob) != now.size:
-                    self.place.put(now.member.blob, data)
+                now = Local.of(local.path, sha256, len(data), key_of(status))
+                if stored.get(now.blob) != now.size:
+                    self.place.put(now.blob, data)
                 return now
             if key_of(status) != local.key:
                 return None
             # The open file, not its name: the trainer may replace or delete the name meanwhile.
             handle = Path(FILE_HANDLES) / str(file.fileno())
-            self.place.put(local.member.blob, handle if handle.exists() else local.path)
+            self.place.put(local.blob, handle if handle.exists() else local.path)
             if key_of(os.fstat(file.fileno())) != local.key:
-                self.place.delete([local.member.blob])
+                self.place.delete([local.blob])
                 return None
             return local
 

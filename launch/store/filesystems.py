@@ -14,9 +14,8 @@ AWS_… variables and ~/.aws, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_…,
 
 import contextlib
 import errno
-import importlib
-import itertools
 import os
+import pkgutil
 import posixpath
 import re
 import threading
@@ -44,14 +43,6 @@ Meter = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A file of a place: its size in bytes, and when it was written (Unix time by the place's clock; None if unknown)."""
-
-    size: int
-    modified_s: float | None = None
-
-
-@dataclass(frozen=True)
 class Protocol:
     """How fsspec reaches a kind of place. package: the library. creates: "atomic", "asked" (`prove` finds out) or "no".
 
@@ -67,8 +58,7 @@ class Protocol:
 
 _NEW = {"skip_instance_cache": True}
 _NO_CACHE = {**_NEW, "use_listings_cache": False}
-_RETRIES = {"mode": "standard", "max_attempts": 2}
-_S3 = {"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": _RETRIES}
+_S3 = {"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": {"mode": "standard", "max_attempts": 2}}
 _HTTP = "aiohttp:ClientError"
 PROTOCOLS = {
     "file": Protocol("fsspec", "atomic", {**_NEW, "auto_mkdir": True}),
@@ -141,7 +131,11 @@ class Files:
 
     def connect(self) -> Any:
         """A new file system."""
-        return fsspec.filesystem(self.scheme, **self.options)
+        if self.scheme != "sftp":
+            return fsspec.filesystem(self.scheme, **self.options)
+        from launch.store.sftp import KnownHosts
+
+        return KnownHosts(**self.options)
 
     def prove(self, prefix: str) -> None:
         """Find out whether `create` is exclusive: some servers ignore the condition, and then a second call succeeds, too."""
@@ -178,7 +172,7 @@ class Files:
             if isinstance(source, bytes):
                 fs.pipe_file(name, source)
                 meter(len(source))
-            elif not self.streams:
+            elif self.scheme in WHOLE:
                 meter(os.path.getsize(source))
                 fs.put_file(source, name)
             else:
@@ -219,11 +213,15 @@ class Files:
                     raise FileExistsError(errno.EEXIST, "exists already", name) from error
                 raise
 
-    def list(self, prefix: str) -> dict[str, Entry]:
-        """The files below a folder, at any depth, by name; {} where there is none."""
+    def list(self, prefix: str) -> dict[str, int]:
+        """The sizes in bytes of the files below a folder, at any depth, by name; {} where there is none."""
+        return {row["name"]: int(row["size"] or 0) for row in self._found(prefix)}
+
+    def _found(self, prefix: str) -> Sequence[dict[str, Any]]:
+        """The rows of fsspec for these files."""
         options = {"on_error": "raise"} if isinstance(self, Tree) else {}  # what cannot be listed is an error
         rows = self._rows(lambda fs, folder: fs.find(folder, detail=True, **options).values(), prefix)
-        return {row["name"]: Entry(int(row["size"] or 0), _modified(row)) for row in rows if row.get("type") == "file"}
+        return [row for row in rows if row.get("type") == "file"]
 
     def folders(self, prefix: str) -> Sequence[str]:
         """The names of the folders directly in a folder; none where there is none."""
@@ -249,8 +247,8 @@ class Files:
     def delete(self, names: Sequence[str]) -> None:
         """Delete files; names that do not exist are ignored."""
         with self.session() as fs:
-            with contextlib.suppress(FileNotFoundError):
-                if len(names) > 1 and self.scheme in ("s3", "gs"):
+            if len(names) > 1 and self.scheme in ("s3", "gs"):
+                with contextlib.suppress(FileNotFoundError):
                     fs.rm(list(names))
                     return
             for name in names:
@@ -271,14 +269,6 @@ class Tree(Files):
 
     A connection of SFTP carries one call, and is dropped when that fails.
     """
-
-    def connect(self) -> Any:
-        """A new file system."""
-        if self.scheme == "file":
-            return super().connect()
-        from launch.store.sftp import KnownHosts
-
-        return KnownHosts(**self.options)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Any]:
@@ -380,13 +370,15 @@ class Tree(Files):
                 os.fsync(target.fileno())
         return size
 
-    def list(self, prefix: str) -> dict[str, Entry]:
-        """The files below a folder. Removes what killed writers left a day ago."""
-        found = super().list(prefix)
-        for name, entry in found.items():
-            if posixpath.basename(name)[0] == "." and (entry.modified_s or time.time()) < time.time() - LEFT_S:
+    def _found(self, prefix: str) -> Sequence[dict[str, Any]]:
+        """The rows of fsspec. Removes what killed writers left a day ago."""
+        found = super()._found(prefix)
+        for row in found:
+            changed = row["mtime"]  # of SFTP a datetime
+            changed_s = changed.timestamp() if isinstance(changed, datetime) else changed
+            if posixpath.basename(row["name"])[0] == "." and changed_s < time.time() - LEFT_S:
                 with contextlib.suppress(*self.failures):  # tried again by the next listing
-                    self.delete([name])
+                    self.delete([row["name"]])
         return found
 
 
@@ -413,7 +405,7 @@ class Bucket(Files):
 
         meter(len(source) if isinstance(source, bytes) else os.path.getsize(source))
         disable_progress_bars()
-        api, (bucket, path) = HfApi(library_name="hangproof"), _in_bucket(name)
+        api, bucket, path = HfApi(library_name="hangproof"), *_in_bucket(name)
         if not self._is_there:
             try:
                 api.bucket_info(bucket)
@@ -426,10 +418,9 @@ class Bucket(Files):
         """Delete files by one request."""
         from huggingface_hub import HfApi
 
-        if names:
-            with contextlib.suppress(FileNotFoundError), self.session():
-                paths = [_in_bucket(name)[1] for name in names]
-                HfApi(library_name="hangproof").batch_bucket_files(_in_bucket(names[0])[0], delete=paths)
+        paths = [_in_bucket(name)[1] for name in names]
+        with contextlib.suppress(FileNotFoundError), self.session():
+            HfApi(library_name="hangproof").batch_bucket_files(_in_bucket(names[0])[0], delete=paths)
 
 
 def files(scheme: str, options: dict[str, Any] | None = None) -> Files:
@@ -476,9 +467,8 @@ def blocks(source: bytes | str) -> Iterator[bytes]:
 
 
 def _class(name: str) -> type[Exception]:
-    module, _, attribute = name.partition(":")
     try:
-        found: type[Exception] = getattr(importlib.import_module(module), attribute)
+        found: type[Exception] = pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
         return OSError  # another version of the library names it differently
     return found
@@ -487,25 +477,9 @@ def _class(name: str) -> type[Exception]:
 def _text(error: BaseException) -> str:
     """What an error and its causes say, at most five: class, errno, HTTP status, text."""
     chain = [error]
-    for _ in itertools.repeat(None, 4):
-        cause = chain[-1].__cause__ or chain[-1].__context__
-        if cause is None:
-            break
+    while len(chain) < 5 and (cause := chain[-1].__cause__ or chain[-1].__context__):
         chain.append(cause)
     numbers = [f"errno {one.errno}" for one in chain if isinstance(one, OSError) and one.errno]
     answers = (getattr(getattr(one, "response", None), "status_code", None) for one in chain)
     numbers += [f"status {status}" for status in answers if status]
     return " ".join([*numbers, *(f"{type(one).__name__} {one}" for one in chain)])
-
-
-def _modified(row: dict[str, Any]) -> float | None:
-    for key in ("LastModified", "mtime", "updated", "last_modified", "created"):
-        value = row.get(key)
-        if isinstance(value, int | float):
-            return float(value)
-        if isinstance(value, datetime):
-            return value.timestamp()
-        if isinstance(value, str):
-            with contextlib.suppress(ValueError):
-                return datetime.fromisoformat(value).timestamp()
-    return None

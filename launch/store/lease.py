@@ -24,11 +24,10 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from launch.store.places import NotFound, Place, StoreError
+from launch.store.places import NotFound, Place, StoreError, one_line
+from monitor.process import platform
 
 FOLDER = "lease"
 CLAIM = re.compile(r"lease/(\d{6,12})(?:-([0-9a-f]{16}))?\.json")
@@ -59,40 +58,26 @@ class Owner:
 def this_owner() -> Owner:
     """This process, with a new random id."""
     return Owner(
-        id=secrets.token_hex(8),
-        host=socket.gethostname(),
-        boot_id=_text_of("/proc/sys/kernel/random/boot_id"),
-        process_space=_process_space(),
-        pid=os.getpid(),
-        started=_started(os.getpid()),
-        since=utc_now(),
-    )
+        secrets.token_hex(8), socket.gethostname(), platform.boot_id(), _process_space(), os.getpid(),
+        _started(os.getpid()), platform.now().utc,
+    )  # fmt: skip
 
 
 def is_dead(owner: Owner) -> bool:
     """Whether the process is known to be gone: it ran here since this boot. False also where that is not known."""
-    here = owner.boot_id and owner.boot_id == _text_of("/proc/sys/kernel/random/boot_id")
-    if not here or not owner.process_space or owner.process_space != _process_space():
+    if not owner.boot_id or owner.boot_id != platform.boot_id():
         return False
-    return not owner.started or _started(owner.pid) != owner.started
+    if not owner.process_space or owner.process_space != _process_space():
+        return False
+    try:
+        return not owner.started or _started(owner.pid) != owner.started
+    except OSError:
+        return False
 
 
 def boot_clock() -> float:
     """Seconds that also pass while the machine is suspended: a lease runs out then."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.clock_gettime(clock) if clock is not None else time.monotonic()
-
-
-def utc_now() -> str:
-    """The time for people, such as 2026-11-22T09:30:00Z."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _text_of(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""
+    return platform.now().boot_s
 
 
 def _process_space() -> str:
@@ -103,9 +88,9 @@ def _process_space() -> str:
 
 
 def _started(pid: int) -> str:
-    """The start time of a process in clock ticks since boot (proc(5)); "" when it is gone or a zombie."""
-    parts = _text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return parts[19] if len(parts) > 19 and parts[0] not in "ZX" else ""
+    """The start time of a process in clock ticks since boot; "" when it is gone or a zombie. OSError: it cannot be read now."""
+    found = platform.process_info(pid)
+    return "" if found is None or found.dead else f"{found.start:.0f}"
 
 
 @dataclass(frozen=True)
@@ -128,7 +113,7 @@ def parse_claim(data: bytes) -> Claim | None:
     """A claim from a file of the store; None when it is not one: half written, or not ours."""
     try:
         values: dict[str, Any] = json.loads(data)
-        given = {field.name: _plain(values["owner"][field.name]) for field in fields(Owner)}
+        given = {field.name: one_line(values["owner"][field.name], 100) for field in fields(Owner)}
         owner = Owner(**{**given, "pid": int(given["pid"])})  # type: ignore[arg-type]
         period_s = min(3600.0, max(0.0, float(values["period_s"])))
         number, beat = int(values["number"]), int(values["beat"])
@@ -137,26 +122,26 @@ def parse_claim(data: bytes) -> Claim | None:
         return None
 
 
-def _plain(value: object) -> str:
-    """Text of another machine for a message: one short line."""
-    text = str(value)[:100]
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
 def claims_of(names: list[str] | dict[str, Any]) -> dict[str, int]:
     """The claims among the names of a store, with their numbers."""
     return {name: int(match[1]) for name in names if (match := CLAIM.fullmatch(name))}
 
 
 def current(place: Place) -> Claim | None:
-    """The claim that counts now, for a page that shows it; None where there is none. Raises StoreError."""
+    """The claim that counts now, for people; None where there is none. Raises StoreError."""
     claims = claims_of(place.list(FOLDER))
-    found = [
-        claim
-        for name, number in claims.items()
-        if number == max(claims.values()) and (claim := parse_claim(place.read(name, 1 << 16)))
-    ]
+    names = [name for name, number in claims.items() if number == max(claims.values())]
+    found = [claim for name in names[:4] if (claim := parse_claim(place.read(name, 1 << 16)))]
     return max(found, key=lambda claim: (claim.held, -int(claim.owner.id or "0", 16)), default=None)
+
+
+def take_away(place: Place, claim: Claim) -> None:
+    """Claim the number after `claim` and release it at once: its holder, if it is alive, sees that and stops. Raises StoreError."""
+    number, owner = max(claim.number, newest_lease(place)) + 1, this_owner()
+    unique = "" if place.exclusive else f"-{owner.id}"
+    data = Claim(number, owner, released=True, period_s=claim.period_s).dumps()
+    if not place.create(f"{FOLDER}/{number:06}{unique}.json", data):
+        raise StoreError(f"{place.address}: another machine took the lease just now; look again with `status`")
 
 
 class Lease:

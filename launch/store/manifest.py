@@ -23,7 +23,7 @@ from typing import Any
 import tomllib
 
 from guards import checkpoint
-from launch.store.places import StoreError
+from launch.store.places import StoreError, one_line
 from runs.files import atomic_write
 
 MANIFESTS, FILES = "manifests", "files"
@@ -142,8 +142,8 @@ def parse(data: bytes, name: str, run: str) -> Manifest:
             number=_count(values["number"]),
             step=max(-1, int(values["step"])),
             completed=values["completed"] is True,
-            owner=_line(values["owner"]),
-            written_at=_line(values["written_at"]),
+            owner=one_line(values["owner"]),
+            written_at=one_line(values["written_at"]),
             files=files,
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
@@ -196,26 +196,20 @@ def _time(value: object) -> float:
     return float(value)
 
 
-def _line(value: object) -> str:
-    return "".join(c if c.isprintable() else "?" for c in str(value)[:300])
-
-
 # This machine's files ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Local:
-    """A file of this machine. `key` changes when its contents are replaced."""
+class Local(Member):
+    """A file of this machine. `key` changes when its contents are replaced: size, mtime_ns, inode."""
 
-    path: Path
-    sha256: str
-    size: int
-    key: tuple[int, int, int]  # size, mtime_ns, inode
+    path: Path = Path()
+    key: tuple[int, int, int] = (0, 0, 0)
 
-    @property
-    def member(self) -> Member:
-        """Its row in a manifest."""
-        return Member(self.sha256, self.size, self.key[1] / 1e9)
+    @classmethod
+    def of(cls, path: Path, sha256: str, size: int, key: tuple[int, int, int]) -> "Local":
+        """The file at `path` when it had this hash, size and key."""
+        return cls(sha256, size, key[1] / 1e9, path, key)
 
 
 def key_of(status: os.stat_result) -> tuple[int, int, int]:
@@ -249,12 +243,12 @@ class Memory:
             row = self._used.get(name) or self._known.get(name)
             if row is not None and tuple(row[:3]) == key:
                 self._used[name] = row
-                return Local(path, str(row[3]), key[0], key)
+                return Local.of(path, str(row[3]), key[0], key)
             sha256, size = self._hash(path)
             if key_of(os.lstat(path)) == key and size == key[0]:
                 if time.time() - status.st_mtime > RACE_S:
                     self._used[name] = [*key, sha256]
-                return Local(path, sha256, size, key)
+                return Local.of(path, sha256, size, key)
         raise OSError(f"{path}: it changes while it is read")
 
     def _hash(self, path: Path) -> tuple[str, int]:

@@ -23,7 +23,7 @@ from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from launch.common import LaunchError
-from launch.store.filesystems import PROTOCOLS, Entry, Files, Meter, files
+from launch.store.filesystems import PROTOCOLS, Files, Meter, files
 
 T = TypeVar("T")
 PIECE = (
@@ -183,8 +183,8 @@ class Place:
                 return False
         return True
 
-    def list(self, folder: str = "") -> dict[str, Entry]:
-        """The files below `folder` by name, as the other calls take it. Names that no store of ours has are left out.
+    def list(self, folder: str = "") -> dict[str, int]:
+        """The sizes of the files below `folder` by name, as the other calls take it. Names that no store of ours has are left out.
 
         Raises:
             Refused, Unavailable.
@@ -193,8 +193,8 @@ class Place:
         found = self._call(f"list {folder or 'files'}", lambda tick: self.files.list(where))
         cut = len(self.prefix)
         return {
-            name[cut:]: entry
-            for name, entry in sorted(found.items())
+            name[cut:]: size
+            for name, size in sorted(found.items())
             if name.startswith(self.prefix) and NAME.fullmatch(name[cut:])
         }
 
@@ -263,6 +263,11 @@ def short(error: BaseException) -> str:
     """An error in one line of at most 300 characters, with its class where it has no text."""
     text = " ".join(str(error).split())
     return (text or type(error).__name__)[:300]
+
+
+def one_line(value: object, most: int = 300) -> str:
+    """Text of another machine as one printable line."""
+    return "".join(c if c.isprintable() else " " for c in str(value)[:most]).strip()
 
 
 class _Pace:

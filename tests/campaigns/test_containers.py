@@ -155,10 +155,10 @@ def test_a_bundle_trains_to_the_same_lora_where_there_is_only_python(data, tmp_p
     home = python("-m", "monitor", "run", str(folder), HANGPROOF_GPUS="", CUDA_VISIBLE_DEVICES="")
     assert home.returncode == 0, home.stderr[-2000:]
     here = (folder / "my-lora.safetensors").read_bytes()
-    assert call("launch", "bundle", str(folder), "-o", str(tmp_path / "a.tar")).returncode == 0
+    assert call("launch", "bundle", str(folder), "-o", str(tmp_path / "a.zip")).returncode == 0
     there = tmp_path / "another machine"
     (there / "home").mkdir(parents=True)
-    subprocess.run(["tar", "xf", str(tmp_path / "a.tar")], cwd=there, check=True)
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(tmp_path / "a.zip"), str(there)], check=True)
     shutil.rmtree(data)
     top = there / "my-lora"
     if hidden:

@@ -15,9 +15,8 @@ import pytest
 from short_run_helpers import HANGS, drilled, hang_in, launched, listing, nothing_runs, settled, tiny_run
 
 from launch import drill, probe, rehearse, short_run
-from launch.ladder import FAILS, TRAINS
 from launch.rehearse import FAILED
-from launch.short_run import SCRATCH
+from launch.short_run import FAILS, SCRATCH, TRAINS
 from monitor.process import tree
 from runs.paths import ROOT
 
@@ -34,33 +33,16 @@ def data(tmp_path, monkeypatch):
     return root
 
 
-def test_a_good_run_trains_on_every_rung_and_nothing_is_left(data):
-    folder = tiny_run(data, images=4)
-    before = listing(data)
-    code, found, said = launched("ladder", folder)
-    assert code == 0 and found["kind"] == "fine", said
-    assert [one["outcome"] for one in found["rungs"]] == [TRAINS, TRAINS]
-    assert all(one["step_s"] > 0 and one["host_bytes"] > 10**8 for one in found["rungs"])
-    left = {name: stamp for name, stamp in listing(data).items() if not name.startswith("models/")}
-    assert left == before and nothing_runs(data) and not (data / SCRATCH).exists()
-
-
 def test_a_basic_problem_fails_already_with_two_images(data):
     folder = tiny_run(data, images=5)
     fault = {"INJECT": "benchmarks.injector:fire", "FAULT": "raises", "FAULT_PHASE": "first_step", "FAULT_STEP": "0"}
     code, found, said = launched(
         "ladder", folder, PYTHONPATH=str(ROOT), **{f"HANGPROOF_{name}": value for name, value in fault.items()}
     )
-    assert code == 1 and found["kind"] == "basic" and "it is not the data set" in found["finding"], said
-    assert "injected: the step failed" in found["finding"], found
-    assert [one["outcome"] for one in found["rungs"]] == [FAILS, "skipped"]
+    assert code == 1 and found["kind"] == "basic" and "it is not the data set" in found["verdict"], said
+    assert "injected: the step failed" in found["verdict"], found
+    assert [one["outcome"] for one in found["stages"]] == [FAILS, "skipped"]
     assert nothing_runs(data)
-
-
-def test_the_limit_ends_it(data):
-    folder = tiny_run(data, images=4)
-    code, found, said = launched("ladder", folder, "--limit", "3")
-    assert code == 1 and found["kind"] == "slow" and found["took_s"] < 60, said
 
 
 @pytest.mark.parametrize("stage", HANGS)
@@ -125,17 +107,17 @@ def probed(data, tmp_path, monkeypatch):
     return tmp_path / "tmp"
 
 
-def test_two_processes_stop_where_one_trains(probed):
+def test_two_processes_stop_where_one_trains(probed, data):
     """Real gloo processes of accelerate, and the lines of progress that the page shows."""
     code, found, said = launched("probe", "--gpus=2", HANGPROOF_HANG="1:loader:lock")
-    assert code == 1 and not found["ok"] and found["gpus"] == 2, said
+    assert code == 1 and not found["ok"], said
     text = "1 process, 0 loader workers: trains. 2 processes, 0 loader workers: stop. Rank 1 stopped at check point 9"
     assert text in found["verdict"]
     assert [stage["outcome"] for stage in found["stages"]] == [TRAINS, probe.HANGS, probe.SKIPPED]
     two = found["stages"][1]["report"]
     assert [r["world"] for r in two["ranks"]] == [2, 2] and two["ranks"][0]["backend"] == "gloo"
     assert "1 of 3: 1 process, 0 loader workers: trains" in said
-    assert not tree.with_environment("TMPDIR", str(probed)) and not list(probed.glob("hangproof-probe-*"))
+    assert not tree.with_environment("TMPDIR", str(probed)) and not (data / SCRATCH).exists()
 
 
 def test_a_run_of_a_user_is_probed_and_nothing_of_it_is_changed(probed, data):

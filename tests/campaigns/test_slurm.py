@@ -79,22 +79,6 @@ def test_a_run_survives(what, cluster, tmp_path):
         assert cluster.job(job)["BatchHost"] != node
 
 
-def test_a_drained_node_that_returns_continues_the_job(cluster, tmp_path):
-    folder = toy_run(tmp_path / "toy", **SHORT)
-    job = submit(cluster, folder, "--time", "1:00:00")
-    at_step(folder, 30)
-    for node in ("n1", "n2"):
-        cluster.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
-    cluster.ask("scontrol", "requeue", job)
-    cluster.wait_state(job, "PENDING")
-    time.sleep(10)
-    assert cluster.job(job)["JobState"] == "PENDING"
-    for node in ("n1", "n2"):
-        cluster.ask("scontrol", "update", f"nodename={node}", "state=resume")
-    completed(cluster, folder, job, starts=2)
-    assert repeated(folder) == 0
-
-
 def test_the_time_limit_of_a_job_is_no_end_of_its_run(cluster, tmp_path):
     """Slurm checks limits once a minute: a limit of 3 minutes with 120 s of notice is 60 to 120 s of training."""
     folder = toy_run(tmp_path / "toy", steps=200, pace=0.4, every=100)

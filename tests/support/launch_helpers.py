@@ -19,10 +19,13 @@ CHOICES = [
 ]
 
 
-def arguments(module, *words: str):
-    parser = argparse.ArgumentParser()
+def arguments(module, *words: str, command: str = "", **values):
+    """What the module's command gets. command: where the module has several."""
+    parser = argparse.ArgumentParser(prog=f"launch {command}")
     module.add_arguments(parser)
-    return parser.parse_args(["RUN", *words])
+    return argparse.Namespace(
+        **{**vars(parser.parse_args(["RUN", *words])), "json": False, "command": command, **values}
+    )
 
 
 def a_spec(choice=("flux-dev", "diffusers", "20G"), **fields):

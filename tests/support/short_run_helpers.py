@@ -117,7 +117,12 @@ def drilled(kind: str, data: Path) -> None:
     assert found["state"] == "completed" and [one["state"] for one in found["stages"]] == ["done"] * 8
     times = [found["times"][name] for name in ("detected", "killed", "restarted", "recovered")]
     assert times == sorted(times) and times[0] > 0
+    assert (found["restarts"], found["steps"], found["loads_in_diffusers"]) == (1, found["planned_steps"], True)
     incident = json.loads(Path(found["folder"], "incidents", "0001", "incident.json").read_text())
-    causes = {"worker": ["worker_stuck"], "stopped": ["trainer_stopped"], "deadlock": ["deadlock", "stuck"]}
-    assert incident["cause"] in causes[kind]
-    assert list(Path(found["folder"]).glob("*.safetensors")) and nothing_runs(data)
+    causes = {
+        "step": ["stuck"],
+        "worker": ["worker_stuck"],
+        "stopped": ["trainer_stopped"],
+        "deadlock": ["deadlock", "stuck"],
+    }
+    assert incident["cause"] in causes[kind] and nothing_runs(data)

@@ -34,7 +34,7 @@ def launch(cluster, folder, *words, code=0, **env):
 
 def submit(cluster, folder, *words, **env):
     """Submit the run; the job's number."""
-    return launch(cluster, folder, "--partition", "main", "--submit", *words, **env)["job"]
+    return launch(cluster, folder, "--partition", "main", "--gpus", "0", "--submit", *words, **env)["job"]
 
 
 def log(folder, job):

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 from loopback import Answer, Double, Request, running
 
-from launch.store.filesystems import PROTOCOLS, Entry, Meter, Tree
+from launch.store.filesystems import PROTOCOLS, Meter, Tree
 from launch.store.places import Limits, Place, open_place
 
 KINDS = ("folder", "s3", "sftp", "hub")
@@ -499,7 +499,7 @@ class FaultyFolder(Tree):
         with failing(OSError(errno.EIO, "injected")):
             self.faults.after()
 
-    def list(self, prefix: str) -> dict[str, Entry]:
+    def list(self, prefix: str) -> dict[str, int]:
         self._before()
         return super().list(prefix)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import presets
 import runs
-from launch.bundle import entries, write_zip
+from launch import bundle
 from launch.common import LaunchError
 from presets import data_root
 from runs.files import RunError, explained
@@ -40,7 +40,7 @@ def write(draft_id: str) -> Path:
         os.environ["HANGPROOF_DATA"] = work  # of this process, which ends with it
         try:
             runs.create(spec, sources)
-            write_zip(path, spec.slug, list(entries(spec, None, False)))
+            bundle.write(path, spec.slug, list(bundle.entries(spec, None, False)))
         except LaunchError as error:
             raise RunError(str(error)) from error
     for old in folder.glob("*.zip"):

@@ -68,6 +68,9 @@ PLACES: dict[str, Place] = {
             Option("--partition", "Partition"),
             Option("--time", "Time limit", "Such as 8:00:00 or 1-12"),
             Option("--account", "Account"),
+            Option(
+                "--gpus", "GPUs of each node", "Empty: as many as the run uses. 0: the cluster does not name its GPUs"
+            ),
             Option("--gpus-type", "Type of GPU", "As `sinfo -o %G` names it"),
             Option("--mem", "Memory of each node", "Such as 64G"),
         ),
@@ -97,12 +100,9 @@ PLACES: dict[str, Place] = {
         (GPU, DISK, SECRET, Option("--on-demand", "No spot machines", kind="switch")),
     ),
     "bundle": Place(
-        "One file (ZIP or tar)",
+        "One file (ZIP)",
         "The run, its images and Hangproof in one archive. Unpack it anywhere with Python, and run train.sh, or train.bat on Windows.",
-        options=(
-            Option("--zip", "ZIP, which Windows unpacks", kind="switch"),
-            Option("--models", "Add the files of the base model (large)", kind="switch"),
-        ),
+        options=(Option("--models", "Add the files of the base model (large)", kind="switch"),),
     ),
 }
 ALIVE = ("starting", "running", "suspect", "slow", "stopping")
@@ -173,7 +173,7 @@ def write_files(data: dict[str, Any]) -> dict[str, Any]:
         if submit and (reason := missing(PLACES[kind])):
             raise RunError(reason)
         if kind == "bundle":
-            words.append(f"--output={folder / folder.name}.{'zip' if '--zip' in words else 'tar'}")
+            words.append(f"--output={folder / folder.name}.zip")
         command = ["launch", kind, str(folder), *words, *["--submit"] * submit, "--json"]
         jobs.start(folder, job_of(kind), command, limit_s=60 * MINUTES)
         return {}
@@ -276,19 +276,12 @@ def _known(data: dict[str, Any]) -> str:
 
 
 def verdict(values: Any) -> dict[str, Any] | None:
-    """The verdict of a probe: {"good", "text"}; None without one."""
+    """The verdict of a probe or a ladder: {"good", "text"}; None without one."""
     if not isinstance(values, dict) or not isinstance(values.get("verdict"), str):
         return None
     advice = values.get("advice")
     text = f"{values['verdict']}\n{advice}" if isinstance(advice, str) else values["verdict"]
     return {"good": values.get("ok") is True, "text": text.strip()}
-
-
-def ladder_verdict(values: Any) -> dict[str, Any] | None:
-    """The finding of a ladder, as `verdict` returns it."""
-    if not isinstance(values, dict) or not isinstance(values.get("finding"), str):
-        return None
-    return verdict({**values, "verdict": values["finding"]})
 
 
 def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
@@ -304,7 +297,7 @@ def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
     return {"good": good, "text": "\n".join(lines)}
 
 
-VERDICTS = {"probe": verdict, "ladder": ladder_verdict, "rehearse": rehearsal_verdict}
+VERDICTS = {"probe": verdict, "ladder": verdict, "rehearse": rehearsal_verdict}
 
 
 def written(folder: Path, values: Any) -> list[dict[str, Any]]:

@@ -47,14 +47,14 @@ def test_a_requeued_job_continues_its_run_and_completes_it_with_the_same_result(
 def test_what_slurm_refuses_is_explained(cluster, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)
     text = launch(cluster, folder, "--submit", code=1)
-    assert "the default partition has no GPU; choose one with --partition: gpu" in text
+    assert "no node has what the script asks for; choose another --partition" in text, "the default one has no GPU"
     text = launch(cluster, folder, "--submit", "--partition", "nowhere", code=1)
     assert "nowhere" in text and "Traceback" not in text, text
-    text = launch(cluster, folder, "--submit", "--partition", "main", "--cpus", "99", code=1)
+    text = launch(cluster, folder, "--submit", "--partition", "main", "--gpus", "0", "--cpus", "99", code=1)
     assert "never start" in text and "PartitionConfig" in text and "fewer --cpus" in text
     text = launch(cluster, folder, "--submit", "--partition", "gpu", "--gpus-type", "h100", code=1)
     assert "Requested node configuration is not available; no node has what the script asks for" in text
-    text = launch(cluster, folder, "--submit", "--partition", "main", "--time", "tomorrow", code=1)
+    text = launch(cluster, folder, "--submit", "--time", "tomorrow", code=1)
     assert "--time tomorrow" in text
     assert not cluster.ask("squeue", "--noheader", "--name=hangproof-toy")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from provider_server import KEY, provider
 
-from launch import pods
+from launch import rent
 from launch.common import LaunchError
 from launch.serve import Container
 
@@ -19,25 +19,15 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 RUNPOD = {"RUNPOD_POD_ID": "7h9k2m4n6p", "RUNPOD_API_KEY": KEY}
-POD = pods.Pod("7h9k2m4n6p", KEY)
+POD = ("7h9k2m4n6p", KEY)
 
 
 def test_a_machine_knows_its_own_pod():
-    assert pods.own_pod({}) is None
-    assert pods.own_pod({"RUNPOD_POD_ID": "7h9k2m4n6p"}) is None
-    assert pods.own_pod(RUNPOD) == POD
+    assert rent.own_pod({}) is None
+    assert rent.own_pod({"RUNPOD_POD_ID": "7h9k2m4n6p"}) is None
+    assert rent.own_pod(RUNPOD) == POD
     for hostile in ("../pods", "a/b", "a?b", "", "x" * 65):
-        assert pods.own_pod({**RUNPOD, "RUNPOD_POD_ID": hostile}) is None
-
-
-def test_a_pod_is_stopped_as_the_api_documents(monkeypatch):
-    with provider((200, {"id": "7h9k2m4n6p", "status": "EXITED"})) as double:
-        monkeypatch.setenv("HANGPROOF_RUNPOD_URL", double.url)
-        text = pods.stop(POD)
-    ((*request, headers),) = double.requests
-    assert request == ["POST", "/v2/pods/7h9k2m4n6p/action", {"action": "stop"}]
-    assert "stops" in text and KEY not in text + request[1]
-    assert headers["Authorization"] == f"Bearer {KEY}" and headers["Content-Type"] == "application/json"
+        assert rent.own_pod({**RUNPOD, "RUNPOD_POD_ID": hostile}) is None
 
 
 def test_a_pod_that_cannot_be_stopped_still_costs_money_and_one_that_stops_already_is_no_error(monkeypatch):
@@ -46,12 +36,12 @@ def test_a_pod_that_cannot_be_stopped_still_costs_money_and_one_that_stops_alrea
             monkeypatch.setenv("HANGPROOF_RUNPOD_URL", double.url)
             if text:
                 with pytest.raises(LaunchError, match=text):
-                    pods.stop(POD)
+                    rent.stop(*POD)
             else:
-                assert "already" in pods.stop(POD)
+                assert "already" in rent.stop(*POD)
 
 
-def test_stop_pod_as_a_command():
+def test_a_pod_is_stopped_as_the_api_documents():
     env = {k: v for k, v in os.environ.items() if k not in RUNPOD}
     command = [sys.executable, "-m", "launch", "stop-pod", "--json"]
     with provider((200, {"id": "p"})) as double:
@@ -59,7 +49,10 @@ def test_stop_pod_as_a_command():
         done = subprocess.run(command, cwd=ROOT, env=env | RUNPOD, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1]) == {"id": "7h9k2m4n6p", "stopped": True}
-        assert KEY not in done.stdout + done.stderr
+        ((*request, headers),) = double.requests
+        assert request == ["POST", "/v2/pods/7h9k2m4n6p/action", {"action": "stop"}]
+        assert KEY not in done.stdout + done.stderr + request[1]
+        assert headers["Authorization"] == f"Bearer {KEY}" and headers["Content-Type"] == "application/json"
         elsewhere = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
     assert elsewhere.returncode == 1 and "no pod" in elsewhere.stderr
 

@@ -1,6 +1,5 @@
 """A LoRA is published: what is sent, that it goes on after it was interrupted, and that no token or path gets out."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -75,7 +74,7 @@ def test_the_lora_its_card_and_its_samples_are_published_privately_in_one_commit
     assert repo.private and len(repo.commits) == 1
     assert set(repo.files) == {"README.md", "My-cat.safetensors", "images/sample-01.png", "images/sample-02.png"}
     assert result["url"].endswith("/me/cat") and publish.published(folder) == result
-    assert not (folder / ".publish").exists() and lines[-1] == "Publishing, 100 %"
+    assert not (folder / ".publish").exists() and lines[-1].startswith("Sending ")
     assert repo.files["images/sample-01.png"] == next((folder / "sample").glob("*000040_00_*")).read_bytes()
     path = tmp_path / "published.safetensors"
     path.write_bytes(repo.files["My-cat.safetensors"])
@@ -134,7 +133,7 @@ def test_a_card_that_somebody_else_wrote_and_a_public_repository_are_left_alone(
 
 
 def test_errors_that_may_pass_are_tried_again_and_others_say_what_to_do(hub, folder, monkeypatch):
-    monkeypatch.setattr(publish, "PAUSE_S", 0.01)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     hub.answers = [503, 500]
     _, lines = _publish(folder)
     assert hub.repositories["me/cat"].files["My-cat.safetensors"]
@@ -148,27 +147,13 @@ def test_errors_that_may_pass_are_tried_again_and_others_say_what_to_do(hub, fol
 
 
 def test_a_server_that_does_not_answer_ends_with_the_reason(hub, folder, monkeypatch):
-    monkeypatch.setattr(publish, "PAUSE_S", 0.01)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     monkeypatch.setattr(publish, "REQUEST_S", 0.5)
-    monkeypatch.setattr(publish, "TRIES_COUNT", 2)
+    monkeypatch.setattr(publish, "TRIES_COUNT", 1)
     hub.stall_put.set()
     with pytest.raises(LaunchError, match="cannot be reached or does not answer"):
         _publish(folder)
     assert publish.published(folder) is None
-    # One for each try at most: on a busy machine a request before it may be the one that takes too long.
-    assert [method for method, _ in hub.requests].count("PUT") <= 2, "the hub's library repeats nothing by itself"
-
-
-def test_a_part_of_a_large_file_is_sent_again_without_the_other_parts(hub, tmp_path):
-    from huggingface_hub.utils._lfs import SliceFileObj
-
-    content = b"the first part, and the second one"
-    (tmp_path / "file").write_bytes(content)
-    hub.answers = [500]
-    part = content[15:]
-    with (tmp_path / "file").open("rb") as file, SliceFileObj(file, 15, 100) as piece:
-        publish._request("PUT", f"{hub.url}/upload/{hashlib.sha256(part).hexdigest()}", data=piece)
-    assert hub.objects[hashlib.sha256(part).hexdigest()] == part and len(hub.requests) == 2
 
 
 @pytest.mark.slow

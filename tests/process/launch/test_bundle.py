@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 from runs_helpers import call, pictures, spec
@@ -14,8 +15,8 @@ pytestmark = pytest.mark.slow
 def test_without_an_environment_it_says_what_to_do(data, tmp_path):
     made = spec(trigger="ohwx", model="tiny-flux", max_train_steps=4, repeats=1, sample_every_n_steps=0)
     folder = runs.create(made, pictures(data / "photos"))
-    call("launch", "bundle", str(folder), "-o", str(tmp_path / "a.tar"))
-    subprocess.run(["tar", "xf", "a.tar"], cwd=tmp_path, check=True)
+    call("launch", "bundle", str(folder), "-o", str(tmp_path / "a.zip"))
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", "a.zip", "."], cwd=tmp_path, check=True)
     (tmp_path / "bin").mkdir()
     for name in ("bash", "dirname"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))

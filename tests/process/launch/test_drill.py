@@ -38,12 +38,12 @@ INCIDENT = {"explanation": "A worker was asleep in load (npz.py:10)."}
     ("state", "step", "events", "running", "done"),
     [
         ("running", 3, [STARTED], "train", []),
-        ("running", 25, [STARTED], "detect", ["train", "freeze"]),
-        ("recovering", 25, [STARTED, HANG], "kill", ["train", "freeze", "detect", "explain"]),
-        ("recovering", 25, [STARTED, HANG, KILLED], "restart", ["train", "freeze", "detect", "explain", "kill"]),
-        ("running", 24, [STARTED, HANG, KILLED, RESTARTED], "recover", ["train", "freeze", "detect", "explain", "kill", "restart"]),
-        ("running", 40, [STARTED, HANG, KILLED, RESTARTED, PROGRESS], "end", None),
-        ("completed", 60, [STARTED, HANG, KILLED, RESTARTED, PROGRESS], None, None),
+        ("running", 72, [STARTED], "detect", ["train", "freeze"]),
+        ("recovering", 72, [STARTED, HANG], "kill", ["train", "freeze", "detect", "explain"]),
+        ("recovering", 72, [STARTED, HANG, KILLED], "restart", ["train", "freeze", "detect", "explain", "kill"]),
+        ("running", 71, [STARTED, HANG, KILLED, RESTARTED], "recover", ["train", "freeze", "detect", "explain", "kill", "restart"]),
+        ("running", 80, [STARTED, HANG, KILLED, RESTARTED, PROGRESS], "end", None),
+        ("completed", 100, [STARTED, HANG, KILLED, RESTARTED, PROGRESS], None, None),
     ],
 )  # fmt: skip
 def test_each_stage_is_shown_when_it_is_reached(tmp_path, state, step, events, running, done):
@@ -61,10 +61,10 @@ def test_each_stage_is_shown_when_it_is_reached(tmp_path, state, step, events, r
     ("state", "step", "attempt", "events", "done"),
     [
         ("stopped", 12, 1, [STARTED], ["train", "end"]),
-        ("stopped", 25, 1, [STARTED, KILLED], ["train", "freeze", "end"]),  # frozen, and killed because it was stopped
-        ("failed", 25, 2, [STARTED, HANG, KILLED], ["train", "freeze", "detect", "explain", "kill", "end"]),
-        ("completed", 60, 2, [STARTED], ["train", "end"]),  # paused before it froze, then resumed
-        ("running", 30, 2, [STARTED], []),
+        ("stopped", 72, 1, [STARTED, KILLED], ["train", "freeze", "end"]),  # frozen, and killed because it was stopped
+        ("failed", 72, 2, [STARTED, HANG, KILLED], ["train", "freeze", "detect", "explain", "kill", "end"]),
+        ("completed", 100, 2, [STARTED], ["train", "end"]),  # paused before it froze, then resumed
+        ("running", 75, 2, [STARTED], []),
     ],
 )
 def test_a_stage_that_did_not_happen_is_not_shown_as_done(tmp_path, state, step, attempt, events, done):
@@ -81,7 +81,7 @@ def test_a_stage_that_did_not_happen_is_not_shown_as_done(tmp_path, state, step,
 
 def test_the_times_are_counted_from_the_freeze(tmp_path):
     folder = write(
-        tmp_path / "d", "completed", 60, STARTED, HANG, KILLED, RESTARTED, PROGRESS, incident=INCIDENT
+        tmp_path / "d", "completed", 100, STARTED, HANG, KILLED, RESTARTED, PROGRESS, incident=INCIDENT
     )  # the last progress was at 110.0
     assert drill.times(folder) == {"detected": 2.5, "killed": 3.0, "restarted": 4.0, "recovered": 12.0}
     assert "<dd>12.0 s</dd>" in shown.html(folder)

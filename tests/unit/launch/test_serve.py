@@ -43,13 +43,9 @@ def test_when_a_pod_stops(rule, moments, stops):
     assert not any(before) and last == stops
 
 
-def test_a_pod_does_not_stop_while_it_waits_for_a_run():
-    idle = Idle("1")
-    assert not idle.reason(runs(), 0.0, True) and not idle.reason(runs(), 1e6, True)
-
-
-def test_a_pod_whose_run_cannot_be_started_stops_after_a_minute():
+def test_a_pod_waits_for_its_run_and_stops_a_minute_after_it_could_not_be_started():
     idle = Idle("1", failed="cat cannot start")
+    assert not idle.reason(runs(), 0.0, True) and not idle.reason(runs(), -1e6, True)
     assert not idle.reason(runs(), 0.0, False)
     assert "cat cannot start" in idle.reason(runs(), GRACE_S + 1, False)
 

@@ -11,7 +11,7 @@ from launch_helpers import CHOICES, a_run, a_spec, arguments
 from runs_helpers import PROJECT, executable
 
 import presets
-from launch import skypilot, travel, vast
+from launch import skypilot, travel
 from launch.common import LaunchError
 from launch.store.copies import newest_manifest
 from launch.store.places import open_place
@@ -23,8 +23,7 @@ def test_the_skypilot_job_of_each_family(clean):
 
 
 def check_job(made) -> str:
-    text = skypilot.render(made, arguments(skypilot), Path("skypilot.yaml"))
-    job = yaml.safe_load(text)
+    job = skypilot.document(made, arguments(skypilot))
     generated = presets.models()[made.model]["generated"]
     assert ("accelerators" in job["resources"]) != generated
     assert job["resources"]["use_spot"] is True and job["workdir"] == str(PROJECT)
@@ -33,7 +32,7 @@ def check_job(made) -> str:
         "max_restarts_on_errors": 0,
         "recover_on_exit_codes": [5],
     }
-    assert "MOUNT" not in text and "file_mounts" not in job
+    assert "MOUNT" not in str(job) and "file_mounts" not in job
     lines = job["run"].splitlines()
     restore = next(i for i, line in enumerate(lines) if "store restore s3://bucket/runs my-lora" in line)
     assert lines[restore + 1 :] == ["exec .venv/bin/python -m monitor run my-lora"]
@@ -45,7 +44,7 @@ def check_job(made) -> str:
 
 def test_a_skypilot_job_of_several_nodes_and_one_of_an_image(clean):
     made = a_spec(nodes=3, gpus=2)
-    job = yaml.safe_load(skypilot.render(made, arguments(skypilot, "--image", "me/h:1", "--on-demand"), Path("x")))
+    job = skypilot.document(made, arguments(skypilot, "--image", "me/h:1", "--on-demand"))
     assert job["num_nodes"] == 3 and job["resources"]["image_id"] == "docker:me/h:1" and "workdir" not in job
     assert set(job["resources"]["accelerators"].values()) == {2} and job["resources"]["use_spot"] is False
     assert (
@@ -68,9 +67,7 @@ for path in sys.argv[1:]:
 
 def test_vast_is_skypilots_job_on_vasts_machines(data, clean):
     folder = a_run(data)
-    args = arguments(vast)
-    args.run, args.json = folder.name, False
-    assert vast.run(args) == 0
+    assert skypilot.run(arguments(skypilot, command="vast", run=folder.name)) == 0
     job = yaml.safe_load((folder / "skypilot.yaml").read_text())
     assert job["resources"]["infra"] == "vast" and job["resources"]["use_spot"] is True
     assert "L4" in job["resources"]["accelerators"]
@@ -83,10 +80,10 @@ def test_skypilot_itself_takes_the_job_of_every_choice(tmp_path):
     paths = []
     for number, choice in enumerate(CHOICES):
         path = tmp_path / f"{number}.yaml"
-        path.write_text(skypilot.render(a_spec(choice), arguments(skypilot), path))
+        skypilot.write(a_spec(choice), arguments(skypilot), path)
         paths.append(str(path))
     several = tmp_path / "several.yaml"
-    several.write_text(skypilot.render(a_spec(nodes=2), arguments(skypilot, "--image", "me/h:1"), several))
+    skypilot.write(a_spec(nodes=2), arguments(skypilot, "--image", "me/h:1"), several)
     env = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     command = [str(venv / "bin" / "python"), "-c", READ]
     done = subprocess.run([*command, *paths, str(several)], env=env, capture_output=True, text=True, timeout=500)
@@ -117,8 +114,7 @@ def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clea
     executable(tmp_path / "venv" / "bin" / "sky", SKY)
     monkeypatch.setenv("SKYPILOT_VENV", str(tmp_path / "venv"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    args = arguments(skypilot, "--submit")
-    args.run, args.json = folder.name, False
+    args = arguments(skypilot, "--submit", run=folder.name)
     with pytest.raises(LaunchError, match="HF_TOKEN: set in the environment first"):
         skypilot.run(args)
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")

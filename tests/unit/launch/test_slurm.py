@@ -1,4 +1,4 @@
-"""`python -m launch slurm` without Slurm: the script as text, the choice of GPUs, what is said where something is missing."""
+"""`python -m launch slurm` without Slurm: the script as text, and what is said where something is missing."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from monitor_helpers import toy_run
 from runs_helpers import call, executable, pictures, spec
 
 import runs
-from launch import slurm, slurm_nodes
+from launch import slurm
 from launch.common import LaunchError
 
 SHORT = dict(steps=60, pace=0.05, every=20)
@@ -69,22 +69,24 @@ def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):
     assert "export HANGPROOF_NEEDS_GPU=1" in text, "a node with a broken GPU does not train on its CPU"
 
 
-def test_a_model_that_trains_on_the_cpu_asks_for_no_gpu(data, tmp_path, monkeypatch, capsys):
-    executable(tmp_path / "sinfo", "#!/bin/sh\nprintf 'main*|n1|4|(null)\\nbig|g1|64|gpu:a100:4\\n'\n")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    made = runs.create(spec(model="tiny-flux", workers=9), pictures(data / "photos"))
-    folder, found = slurm.find(str(made))
-    wanted = slurm.request(found, slurm_arguments(made))
-    assert (wanted.gpus, wanted.cpus) == (0, 4), "no more processor cores than a node has"
-    assert "NEEDS_GPU" not in slurm.render(folder, found, wanted)
-    large = runs.create(spec(name="large"), pictures(data / "more"))
-    folder, found = slurm.find(str(large))
-    with pytest.raises(LaunchError, match="the default partition has no GPU; choose one with --partition: big"):
-        slurm.request(found, slurm_arguments(large))
-    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'main*|n1|4|(null)'\n")
-    wanted = slurm.request(found, slurm_arguments(large))
-    assert wanted.gpus == 0 and "this cluster names no GPU" in capsys.readouterr().err
-    assert "export HANGPROOF_NEEDS_GPU=1" in slurm.render(folder, found, wanted)
+@pytest.mark.parametrize(
+    ("fields", "words", "gpus", "cpus"),
+    [
+        ({"model": "tiny-flux", "workers": 3}, [], "", "4"),  # trains on the CPU
+        ({"model": "tiny-flux"}, ["--gpus-type", "t4"], "t4:1", "3"),
+        ({"gpus": 2, "workers": 1}, ["--gpus-type", "a100"], "a100:2", "4"),
+        ({"gpus": 2}, ["--gpus", "4", "--cpus", "8"], "4", "8"),
+        ({}, ["--gpus", "0"], "", "3"),
+    ],
+)
+def test_the_gpus_are_those_of_the_run_or_what_its_user_says(fields, words, gpus, cpus, data):
+    made = spec(**{"workers": 2, **fields})
+    text = slurm.render(data / "run", made, slurm.request(made, slurm_arguments("run", *words)))
+    assert options(text).get("gpus-per-node", "") == gpus and options(text)["cpus-per-task"] == cpus
+    needed = made.model != "tiny-flux"
+    assert ("export HANGPROOF_NEEDS_GPU=1" in text) == needed, "a node with a broken GPU does not train on its CPU"
+    with pytest.raises(LaunchError, match="not negative"):
+        slurm.request(made, slurm_arguments("run", "--gpus=-1"))
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -114,43 +116,6 @@ def test_a_time_limit_has_the_form_of_sbatch(limit, tmp_path, monkeypatch):
         slurm.request(None, slurm_arguments(folder, f"--time={limit}"))
 
 
-def node(name="n", cpus=8, **gpus):
-    return slurm_nodes.Node(name, cpus, gpus)
-
-
-CHOICES = {  # the cluster, GPUs on a node: what is asked for, or a part of the error
-    "no GPU": ([node()], 1, None),
-    "one type": ([node(a100=4), node(a100=8)], 2, ""),
-    "types without names": ([node(**{"": 2})], 2, ""),
-    "several types": ([node(t4=4), node(a100=4)], 1, LaunchError("name one with --gpus-type: a100, t4")),
-    "too few on each node": ([node(a100=2), node(a100=1)], 4, LaunchError("largest node has 2")),
-}
-
-
-@pytest.mark.parametrize("what", CHOICES)
-def test_the_choice_of_gpus(what):
-    nodes, each, expected = CHOICES[what]
-    if isinstance(expected, LaunchError):
-        with pytest.raises(LaunchError, match=str(expected)):
-            slurm_nodes.choose(nodes, each)
-    else:
-        assert slurm_nodes.choose(nodes, each) == expected
-
-
-RESOURCES = {
-    "(null)": {},
-    "gpu:2": {"": 2},
-    "gpu": {"": 1},
-    "gpu:a100:4(S:0-1),shard:8": {"a100": 4},
-    "gpu:nvidia_a100_80gb_pcie:2(S:0,3),gpu:t4:1,mps:400": {"nvidia_a100_80gb_pcie": 2, "t4": 1},
-}
-
-
-@pytest.mark.parametrize("text", RESOURCES)
-def test_the_gpus_of_a_node_are_read_from(text):
-    assert slurm_nodes.gpus_of(text) == RESOURCES[text]
-
-
 def test_without_slurm_the_script_is_written_and_a_submission_says_what_to_do(tmp_path, monkeypatch):
     folder = toy_run(tmp_path / "toy", **SHORT)
     written = launch(folder, path="/nowhere")
@@ -159,17 +124,25 @@ def test_without_slurm_the_script_is_written_and_a_submission_says_what_to_do(tm
     assert "no sbatch on this machine; " in launch(folder, "--submit", code=1, path="/nowhere")
 
 
-def test_a_slurm_that_does_not_answer_only_prevents_the_submission(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "said", "advice"),
+    [
+        ("squeue", "Unable to contact slurm controller", "squeue failed: Unable to contact slurm controller"),
+        ("sbatch", "Invalid generic resource (gres) specification", "or --gpus 0 where the cluster does not name"),
+        ("sbatch", "Requested node configuration is not available", "ask for less with --gpus, --cpus and --mem"),
+    ],
+)
+def test_what_slurm_says_is_explained(name, said, advice, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)
-    executable(tmp_path / "sinfo", "#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+    for program in ("squeue", "sbatch"):
+        executable(tmp_path / program, f"#!/bin/sh\necho '{said}' >&2\nexit {int(program == name)}\n")
     path = f"{tmp_path}:{os.environ['PATH']}"
-    assert launch(folder, path=path)["gpus"] == 1
-    assert "sinfo failed: Unable to contact slurm controller" in launch(folder, "--submit", code=1, path=path)
+    assert advice in launch(folder, "--submit", code=1, path=path)
 
 
 def test_a_submission_names_what_is_missing(data, tmp_path, monkeypatch):
     """Stand-ins answer for Slurm, so that this is tested on any machine."""
-    for name in ("sinfo", "sbatch", "squeue"):
+    for name in ("sbatch", "squeue"):
         executable(tmp_path / name, "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     made = runs.create(spec(name="cat"), pictures(data / "photos"))

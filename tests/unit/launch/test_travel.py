@@ -2,9 +2,9 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
+import yaml
 from launch_helpers import CHOICES, a_run, a_spec, arguments
 from runs_helpers import call, executable, python, spec
 
@@ -12,24 +12,21 @@ import presets
 import runs
 from launch import gpus, rent, skypilot, train, travel
 from launch.common import LaunchError
+from monitor import config
 
 
-def test_every_tier_of_every_family_has_gpus_with_its_memory():
-    memory = {place: {row[column]: row[0] for row in gpus.TABLE} for place, column in gpus.PLACES.items()}
+@pytest.mark.parametrize("place", ["skypilot", "runpod"])
+def test_every_tier_of_every_family_has_gpus_with_its_memory(place):
+    memory = {row[place]: row["gb"] for row in gpus.table() if place in row}
     for made in map(a_spec, CHOICES):
-        for place in gpus.PLACES:
-            check_gpus(made, place, memory[place])
-
-
-def check_gpus(made, place: str, memory: dict[str, int]) -> None:
-    found = gpus.names(made, place)
-    if presets.models()[made.model]["generated"]:
-        assert found == []
-        return
-    assert 1 <= len(found) <= gpus.MOST
-    needs_gb = presets.tiers_of(made.model, made.backend)[made.tier]["needs_gb"]
-    sizes = [memory[name] for name in found]
-    assert min(sizes) >= max(presets.tiers()[made.tier]["vram_gb"], needs_gb) and sizes == sorted(sizes)
+        found = gpus.names(made, place)
+        if presets.models()[made.model]["generated"]:
+            assert found == []
+            continue
+        assert 1 <= len(found) <= gpus.MOST
+        needs_gb = presets.tiers_of(made.model, made.backend)[made.tier]["needs_gb"]
+        sizes = [memory[name] for name in found]
+        assert min(sizes) >= max(presets.tiers()[made.tier]["vram_gb"], needs_gb) and sizes == sorted(sizes)
 
 
 def test_a_run_that_no_gpu_holds_is_refused_and_the_user_can_name_one():
@@ -55,7 +52,7 @@ def test_one_pod_is_no_place_for_a_run_of_two_machines(data, clean):
     for command in ("runpod", "vast", "docker"):
         done = call("launch", command, folder.name, "--image", "me/h:1")
         assert done.returncode == 1 and "set nodes to 1" in done.stderr, command
-    assert [path.name for path in folder.glob("*.json")] == ["job.json"] and not (folder / "docker.sh").exists()
+    assert [path.name for path in folder.glob("*.json")] == ["job.json"] and not (folder / "docker.yaml").exists()
 
 
 def test_a_secret_is_a_name_only(clean, monkeypatch):
@@ -67,37 +64,44 @@ def test_a_secret_is_a_name_only(clean, monkeypatch):
         args = arguments(module, *words, "--secret", "WANDB_API_KEY", "--env", "TZ=UTC")
         assert travel.secrets(made, args) == ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY"]
         text = {
-            skypilot: lambda a: skypilot.render(made, a, Path("x.yaml")),
+            skypilot: lambda a: json.dumps(skypilot.document(made, a)),
             rent: lambda a: json.dumps(rent.body(made, a, "NVIDIA L4")),
         }[module](args)
         assert "sesame" not in text and "open-wandb" not in text
-        assert "https://s3.example.org" in text and '"UTC"' in text.replace("TZ: UTC", '"UTC"')
+        assert "https://s3.example.org" in text and '"UTC"' in text
         with pytest.raises(LaunchError, match="name of a variable only"):
             travel.secrets(made, arguments(module, *words, "--secret", "A=sesame"))
         with pytest.raises(LaunchError, match="secret, so its value is not written"):
             travel.variables(made, arguments(module, *words, "--env", "HF_TOKEN=sesame"))
 
 
-def test_the_docker_command_mounts_what_the_run_uses_and_names_secrets_only(data, tmp_path, clean, monkeypatch):
+def test_the_compose_file_mounts_what_the_run_uses_and_names_secrets_only(data, tmp_path, clean, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
     (tmp_path / "bin").mkdir()
     executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$@" > "$WORDS"\n')
-    folder = a_run(data, name="my run's", store=str(tmp_path / "my store"), gpus=2)
+    folder, store = (
+        a_run(data, name="my run's", store=str(tmp_path / "my $HOME, store"), gpus=2),
+        tmp_path / "my $HOME, store",
+    )
     env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = python("-m", "launch", "docker", folder.name, "--env", "TZ=UTC", "--submit", "--json", **env)
     assert done.returncode == 0, done.stderr
     words = (tmp_path / "words").read_text().splitlines()
-    assert words[:2] == ["run", "--detach"] and words[-3:] == ["hangproof", "train", folder.name]
-    assert words[words.index("--gpus") + 1] == "2" and int(words[words.index("--stop-timeout") + 1]) > 30
-    assert words[words.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
-    given = [words[i + 1] for i, word in enumerate(words) if word == "--env"]
-    assert "HF_TOKEN" in given and "TZ=UTC" in given and "HANGPROOF_NEEDS_GPU=1" in given
-    mounts = [words[i + 1] for i, word in enumerate(words) if word == "--mount"]
-    assert f"type=bind,source={folder},target=/data/outputs/{folder.name}" in mounts
-    assert f"type=bind,source={tmp_path / 'my store'},target={tmp_path / 'my store'}" in mounts
-    assert (tmp_path / "my store").is_dir() and (data / "models").is_dir()  # docker would make them as root
-    text = (folder / "docker.sh").read_text()
-    assert "hf_sesame" not in text + done.stdout + "\n".join(words) and os.access(folder / "docker.sh", os.X_OK)
+    assert words == ["compose", "--file", str(folder / "docker.yaml"), "up", "--detach"]
+    text = (folder / "docker.yaml").read_text()
+    assert "hf_sesame" not in text + done.stdout
+    written = yaml.safe_load(text.replace("$$", "$"))
+    (service,) = written["services"].values()
+    assert (service["image"], service["command"]) == ("hangproof", ["train", folder.name])
+    assert service["user"] == f"{os.getuid()}:{os.getgid()}" and written["name"] == "hangproof-my-run-s"
+    assert int(service["stop_grace_period"].removesuffix("s")) >= config.load(environ={}).end.preempt_total_s + 10
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", 2, ["gpu"])
+    assert {"HF_TOKEN", "TZ=UTC", "HANGPROOF_NEEDS_GPU=1"} <= set(service["environment"])
+    mounts = {one["target"]: one["source"] for one in service["volumes"]}
+    assert mounts[f"/data/outputs/{folder.name}"] == str(folder) and mounts[str(store)] == str(store)
+    assert "$HOME" not in text.replace("$$HOME", ""), "compose would fill it in"
+    assert store.is_dir() and (data / "models").is_dir()  # docker would make them as root
 
 
 def test_docker_says_what_is_missing(data, tmp_path, clean, monkeypatch):
@@ -120,8 +124,6 @@ def test_prepare_writes_the_script_for_this_machine_and_fetches_the_model(data, 
         folder = a_run(data, name=choice[0], model=choice[0], backend=choice[1], tier=choice[2])
         for file in (folder / "train.sh", folder / "job.json"):
             file.write_text(file.read_text().replace(str(data), "/another/machine"))
-        args = arguments(train, "--prepare")
-        args.run, args.json = folder.name, False
-        assert train.run(args) == 0
+        assert train.run(arguments(train, "--prepare", run=folder.name)) == 0
         assert str(folder) in (folder / "train.sh").read_text()
     assert fetched == ["sdxl"], "the built-in trainer fetches its own"

@@ -47,7 +47,7 @@ def test_the_files_are_written_shown_and_downloaded_and_a_command_that_refuses_s
         fold.locator(".hp-file", has_text="train.sbatch").wait_for()
         fold.get_by_label("One file").check()
         written(fold)
-        link = fold.locator(".hp-file", has_text="my-cat.tar").get_by_role("link")
+        link = fold.locator(".hp-file", has_text="my-cat.zip").get_by_role("link")
         link.wait_for()
         with page.expect_download() as download:
             link.click()

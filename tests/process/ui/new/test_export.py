@@ -47,7 +47,7 @@ def test_an_export_that_cannot_be_made_says_why(data):
 
 def test_a_run_is_exported_as_a_zip_that_the_page_sends(data, tmp_path):
     folder = runs.create(runs.make(FORM), [photo(tmp_path / "a.png", 1)])
-    answer = launch_tab.write_files({"run": "cat", "kind": "bundle", "options": {"--zip": True}})
+    answer = launch_tab.write_files({"run": "cat", "kind": "bundle", "options": {}})
     assert answer == {"ok": True}
     until(lambda: jobs.read(folder, "launch-bundle").state == "done", "the ZIP")
     (file,) = launch_tab.job_output({"run": "cat", "job": "launch-bundle"})["files"]

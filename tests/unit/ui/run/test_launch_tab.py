@@ -121,18 +121,18 @@ def test_calls_for_no_run_of_ours_start_nothing(data, data_sent):
 def test_only_files_of_the_run_are_shown(data, tmp_path):
     folder = make_run(data)
     (folder / "plan.yaml").write_text("a: 1\n")
-    (folder / "big.tar").write_bytes(b"\0" * 300_000)
+    (folder / "big.zip").write_bytes(b"\0" * 300_000)
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
-    paths = [str(folder / name) for name in ("plan.yaml", "big.tar", "link.txt", "missing", "..")]
+    paths = [str(folder / name) for name in ("plan.yaml", "big.zip", "link.txt", "missing", "..")]
     found = launch_tab.written(
         folder, {"file": paths[0], "all": [*paths, "/etc/passwd", "plan.yaml", "a\0b"], "n": {"a": [1, None]}}
     )
     assert [(one["name"], one["text"], bool(one["url"])) for one in found] == [
         ("plan.yaml", "a: 1\n", False),
-        ("big.tar", None, True),
+        ("big.zip", None, True),
     ]
-    assert served.find(str(folder / "big.tar")) is not None
+    assert served.find(str(folder / "big.zip")) is not None
 
 
 def test_the_rank_report_of_a_run_that_does_not_train_is_empty(data, monkeypatch):
