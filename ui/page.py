@@ -54,6 +54,7 @@ def theme() -> gr.themes.Base:
         block_background_fill="white",
         block_background_fill_dark="*neutral_900",
         input_background_fill="white",
+        input_border_width="1px",
         input_placeholder_color="*neutral_500",
         input_placeholder_color_dark="*neutral_400",
         input_background_fill_dark="*neutral_800",

@@ -51,7 +51,6 @@ PARTS = {
     "run_head": ("run/run_times", "run/run_connection"),
     "run_times": ("run/run_times",),
     "charts": ("run/plot", "run/charts"),
-    "launch_tab": ("run/launch_tab",),
     "rehearsal": ("new/rehearsal",),
     "setup": ("new/setup",),
     "script_editor": ("new/script_editor",),

@@ -26,6 +26,17 @@ def open_run(server: Server, run: str, *pages) -> None:
         page.locator(f"[data-testid=run-name][data-run='{run}']").wait_for()
 
 
+def open_check(page, name: str):
+    """The part of a run's page for a check, opened; what runs is open already."""
+    check = page.locator(f"#check-{name}")
+    if check.count() == 0:
+        page.locator("#checks-fold > button.label-wrap").click()
+    check.wait_for()
+    if "open" not in (check.locator("> button.label-wrap").get_attribute("class") or "").split():
+        check.locator("> button.label-wrap").click()
+    return check
+
+
 def open_tab(server: Server, tab: str, *pages) -> None:
     """Open a tab of the page by its address: a narrow page has some of them in a menu."""
     for page in pages:

@@ -162,28 +162,28 @@ def pick_lora(run: str, step: int | None) -> dict[str, Any]:
     return {"picked": blind_vote.picked(folder)}
 
 
-def rehearse_run(run: str) -> dict[str, Any]:
+def rehearse_run(run: str) -> None:
     """Try a run on its real model for about two minutes, in the background; `job` ("rehearse") has the result."""
-    return page_answer(launch_tab.rehearse_start({"run": run}))
+    launch_tab.start(calls.folder_of(run), "rehearse")
 
 
-def find_fault(run: str) -> dict[str, Any]:
+def find_fault(run: str) -> None:
     """Train with 2 images, with 100 and with all, to find out what is wrong, in the background; `job` ("ladder") has the result."""
-    return page_answer(launch_tab.ladder_start({"run": run}))
+    launch_tab.start(calls.folder_of(run), "ladder")
 
 
-def probe_run(run: str) -> dict[str, Any]:
+def probe_run(run: str) -> None:
     """Train a few steps on one process and on all, in the background; `job` ("probe") has the result."""
-    return page_answer(launch_tab.probe_start({"run": run}))
+    launch_tab.start(calls.folder_of(run), "probe")
 
 
-def write_launch_files(run: str, kind: str, options: dict | None = None, submit: bool = False) -> dict[str, Any]:
+def write_launch_files(run: str, kind: str, options: dict | None = None, submit: bool = False) -> None:
     """Write what a run needs elsewhere, in the background; with `submit`, also start it there, which can cost money.
 
     kind: "slurm", "skypilot", "docker", "runpod", "vast" or "bundle"; `job` ("launch-slurm" and so on) has the result. options:
     by flag, such as {"--time": "8:00:00"}.
     """
-    return page_answer(launch_tab.write_files({"run": run, "kind": kind, "options": options or {}, "submit": submit}))
+    launch_tab.write_files(calls.folder_of(run), kind, options or {}, submit)
 
 
 def explain_run(run: str) -> dict[str, Any]:
@@ -200,9 +200,9 @@ def job(run: str, name: str) -> dict[str, Any]:
     return _job(calls.folder_of(run), name)
 
 
-def cancel_job(run: str, name: str) -> dict[str, Any]:
+def cancel_job(run: str, name: str) -> None:
     """End a background command of a run, with all that it started."""
-    return page_answer(launch_tab.cancel_job({"run": run, "job": name}))
+    launch_tab.cancel(calls.folder_of(run), name)
 
 
 def _job(folder: Path, name: str) -> dict[str, Any]:

@@ -10,19 +10,21 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import quote
+
+import gradio as gr
 
 import runs
 from runs.files import RunError
-from ui import jobs, scripts, served
+from runs.manage import size_text
+from ui import jobs, served
 from ui.dataset.images import OUT_OF_DATE, file_url
-from ui.run import calls
+from ui.html import duration, esc
+from ui.run import calls, fold, view
+from ui.run.fold import QUIET
 
-if TYPE_CHECKING:
-    import gradio as gr
-
-    from ui.run.view import View
-
+TICK_S = 2.0
 MINUTES = 60.0
 TEXT_BYTES = 200_000  # of a file that is shown; a longer one is only a download
 MOST_FILES = 20
@@ -108,45 +110,37 @@ PLACES: dict[str, Place] = {
 ALIVE = ("starting", "running", "suspect", "slow", "stopping")
 
 
+@dataclass(frozen=True)
+class Check:
+    """A command about a run, which the page starts. idle: only while the run does not train, because it needs the GPU."""
+
+    package: str
+    limit_s: float
+    title: str
+    about: str
+    button: str
+    idle: bool = True
+
+
+CHECKS: dict[str, Check] = {
+    "diagnose": Check(
+        "monitor", 2 * MINUTES, "What is it doing?", "Each rank's check points and stacks, and which one is stuck.", "Look at the stacks", False
+    ),
+    "rehearse": Check(
+        "launch", 40 * MINUTES, "Rehearse", "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes.", "Rehearse"
+    ),
+    "probe": Check(
+        "launch", 10 * MINUTES, "Test the start", "A few steps on one process and on all, before a night is risked.", "Probe", False
+    ),
+    "ladder": Check(
+        "launch", 20 * MINUTES, "Find out what is wrong", "Trains with 2 images, with 100, and with all; names an image that fails.", "Find out what is wrong"
+    ),
+}  # fmt: skip
+
+
 def job_of(kind: str) -> str:
     """The name of the job that writes or submits for a place."""
     return f"launch-{kind}"
-
-
-def value(shown: "View | None") -> dict[str, Any]:
-    """What the script needs of the selected run: its name, whether it trains now, and the state of its jobs."""
-    if shown is None or not shown.spec:
-        return {"run": "", "alive": False, "jobs": {}}
-    found = {
-        name: {"state": job.state, "seconds": round(job.seconds) if job.state == "running" else 0, "stamp": job.stamp}
-        for name, job in jobs.all_of(shown.folder).items()
-    }
-    return {"run": shown.folder.name, "alive": shown.running and shown.state in ALIVE, "jobs": found}
-
-
-# Calls of the script. Each takes a dict from the browser and checks every value --------------------------------------------
-
-
-def open_places(data: dict[str, Any]) -> dict[str, Any]:
-    """The places with their options, and why each cannot be submitted to from here."""
-
-    def action(folder: Path, _data: dict[str, Any]) -> dict[str, Any]:
-        store = runs.load(folder).store
-        return {"store": store, "places": [_place(kind, place) for kind, place in PLACES.items()]}
-
-    return calls.answer(action, data)
-
-
-def _place(kind: str, place: Place) -> dict[str, Any]:
-    options = [{"flag": o.flag, "label": o.label, "hint": o.hint, "kind": o.kind} for o in place.options]
-    return {
-        "kind": kind,
-        "label": place.label,
-        "about": place.about,
-        "options": options,
-        "submit": bool(place.needs),
-        "missing": missing(place),
-    }
 
 
 def missing(place: Place) -> str:
@@ -162,23 +156,17 @@ def missing(place: Place) -> str:
     return ""
 
 
-def write_files(data: dict[str, Any]) -> dict[str, Any]:
-    """Start the command that writes the files for a place and, with `submit`, starts the run there."""
-
-    def action(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
-        kind, submit = data.get("kind"), data.get("submit") is True
-        if not isinstance(kind, str) or kind not in PLACES:
-            raise RunError(OUT_OF_DATE)
-        words = arguments(PLACES[kind], data.get("options"))
-        if submit and (reason := missing(PLACES[kind])):
-            raise RunError(reason)
-        if kind == "bundle":
-            words.append(f"--output={folder / folder.name}.zip")
-        command = ["launch", kind, str(folder), *words, *["--submit"] * submit, "--json"]
-        jobs.start(folder, job_of(kind), command, limit_s=60 * MINUTES)
-        return {}
-
-    return calls.answer(action, data)
+def write_files(folder: Path, kind: str, options: object, submit: bool = False) -> None:
+    """Start the command that writes the files for a place and, with `submit`, starts the run there. RunError: it cannot."""
+    if kind not in PLACES:
+        raise RunError(OUT_OF_DATE)
+    words = arguments(PLACES[kind], options)
+    if submit and (reason := missing(PLACES[kind])):
+        raise RunError(reason)
+    if kind == "bundle":
+        words.append(f"--output={folder / folder.name}.zip")
+    command = ["launch", kind, str(folder), *words, *["--submit"] * submit, "--json"]
+    jobs.start(folder, job_of(kind), command, limit_s=60 * MINUTES)
 
 
 def arguments(place: Place, given: object) -> list[str]:
@@ -200,79 +188,25 @@ def arguments(place: Place, given: object) -> list[str]:
     return words
 
 
-def _start(data: dict[str, Any], package: str, command: str, limit_s: float) -> dict[str, Any]:
-    """Start `python -m PACKAGE COMMAND RUN --json` as the job COMMAND."""
-
-    def action(folder: Path, _data: dict[str, Any]) -> dict[str, Any]:
-        jobs.start(folder, command, [package, command, str(folder), "--json"], limit_s=limit_s)
-        return {}
-
-    return calls.answer(action, data)
+def start(folder: Path, name: str) -> None:
+    """Start a check, a key of CHECKS, as the job of its name. RunError: it cannot be started."""
+    check = CHECKS[name]
+    jobs.start(folder, name, [check.package, name, str(folder), "--json"], limit_s=check.limit_s)
 
 
-def probe_start(data: dict[str, Any]) -> dict[str, Any]:
-    """Start the probe: a few steps on one process, and on all."""
-    return _start(data, "launch", "probe", 10 * MINUTES)
-
-
-def diagnose(data: dict[str, Any]) -> dict[str, Any]:
-    """Ask the monitor's command what each rank is doing now. Changes nothing of the run."""
-    return _start(data, "monitor", "diagnose", 2 * MINUTES)
-
-
-def rehearse_start(data: dict[str, Any]) -> dict[str, Any]:
-    """Start the rehearsal: two steps, a sample, a checkpoint and a resume on the real model."""
-    return _start(data, "launch", "rehearse", 40 * MINUTES)
-
-
-def ladder_start(data: dict[str, Any]) -> dict[str, Any]:
-    """Start the ladder: a few steps with 2 images, with 100, and with all."""
-    return _start(data, "launch", "ladder", 20 * MINUTES)
-
-
-def rank_lines(data: dict[str, Any]) -> dict[str, Any]:
-    """The rank report of a run under way, from the heartbeats alone: no process is disturbed."""
-
-    def action(folder: Path, _data: dict[str, Any]) -> dict[str, Any]:
-        from monitor.cli.commands import rank_report
-
-        found = rank_report(folder)
-        return {"lines": found["lines"] if found else []}
-
-    return calls.answer(action, data)
-
-
-def cancel_job(data: dict[str, Any]) -> dict[str, Any]:
-    """End a job."""
-
-    def action(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
-        jobs.cancel(folder, _known(data))
-        return {}
-
-    return calls.answer(action, data)
-
-
-def job_output(data: dict[str, Any]) -> dict[str, Any]:
-    """What a job printed, its errors, the verdict of a probe, and the files that it wrote."""
-
-    def action(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
-        name = _known(data)
-        text, values, errors = jobs.output(folder, name)
-        return {
-            "text": text.strip(),
-            "error": errors.strip()[-4000:],
-            "files": written(folder, values) if name.startswith("launch-") else [],
-            "verdict": VERDICTS[name](values) if name in VERDICTS else None,
-        }
-
-    return calls.answer(action, data)
-
-
-def _known(data: dict[str, Any]) -> str:
-    name = data.get("job")
-    if not isinstance(name, str) or name not in ("diagnose", *VERDICTS, *map(job_of, PLACES)):
+def cancel(folder: Path, name: str) -> None:
+    """End a job of this part. RunError: there is no such job."""
+    if name not in (*CHECKS, *map(job_of, PLACES)):
         raise RunError(OUT_OF_DATE)
-    return name
+    jobs.cancel(folder, name)
+
+
+def rank_lines(folder: Path) -> list[str]:
+    """The rank report of a run under way, from the heartbeats alone: no process is disturbed."""
+    from monitor.cli.commands import rank_report
+
+    found = rank_report(folder)
+    return list(found["lines"]) if found else []
 
 
 def verdict(values: Any) -> dict[str, Any] | None:
@@ -338,18 +272,180 @@ def _strings(values: Any, depth: int = 0) -> list[str]:
     return [text for one in inner[:100] for text in _strings(one, depth + 1)] if depth < 4 else []
 
 
-def build() -> "gr.HTML":
-    """The component; its value is that of `value`."""
-    return scripts.component(
-        "launch_tab",
-        "run-elsewhere",
-        open_places,
-        write_files,
-        probe_start,
-        rehearse_start,
-        ladder_start,
-        rank_lines,
-        diagnose,
-        cancel_job,
-        job_output,
-    )
+# The part of the page ---------------------------------------------------------------------------------------------------
+
+STATES = {
+    "done": "Finished",
+    "failed": "Failed",
+    "cancelled": "Cancelled",
+    "lost": "Ended without a result, for example because the machine restarted",
+}
+ERROR_LINES = 12
+ASK, SURE = "Write and submit", "Submit now? It can cost money"
+NO_STORE = "This run has no store. A rented machine loses its disk, so set Store in its run.toml, or in a new LoRA under More settings."
+
+
+def result(folder: Path, name: str) -> str:
+    """What a job did, as markup: its state, its verdict, its files, what it printed. "" where it was never started."""
+    job = jobs.read(folder, name)
+    if job is None:
+        return ""
+    printed, values, errors = jobs.output(folder, name)
+    busy = job.state == "running"
+    state = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
+    parts = [f'<p class="hp-job-state" role="status" data-state="{job.state}">{esc(state)}</p>']
+    found = VERDICTS[name](values) if name in VERDICTS else None
+    if found:
+        parts.append(f'<p class="hp-verdict hp-{"done" if found["good"] else "bad"}">{esc(found["text"])}</p>')
+    if errors.strip() and job.state not in ("running", "done"):
+        lines = "".join(f"<p>{esc(line)}</p>" for line in errors.strip().splitlines()[-ERROR_LINES:])
+        parts.append(f'<div class="hp-problem hp-bad" role="alert">{lines}</div>')
+    if name.startswith("launch-"):
+        parts += map(_file, written(folder, values))
+    if text := "\n".join(filter(None, (printed.strip(), errors.strip() if busy else ""))):
+        parts.append(_region("hp-log", "Output", text))
+    return f'<div class="hp-job">{"".join(parts)}</div>'
+
+
+def _file(one: dict[str, Any]) -> str:
+    name, text = one["name"], one["text"]
+    address = one["url"] or f"data:text/plain;charset=utf-8,{quote(text)}"
+    link = f'<a class="hp-button" href="{esc(address)}" download="{esc(Path(name).name)}" aria-label="Download {esc(name)}">Download</a>'
+    head = f'<div class="hp-file-head"><strong>{esc(name)}</strong><span>{size_text(one["size"])}</span>{link}</div>'
+    return f'<div class="hp-file">{head}{"" if text is None else _region("hp-text", name, text)}</div>'
+
+
+def _region(kind: str, label: str, text: str) -> str:
+    return f'<div class="{kind}" tabindex="0" role="region" aria-label="{esc(label)}"><pre>{esc(text)}</pre></div>'
+
+
+def _ranks(folder: Path) -> str:
+    lines = rank_lines(folder) if _trains(view.read(folder)) else []
+    return _region("hp-text", "Rank report", "\n".join(lines)) if lines else ""
+
+
+def _trains(shown: "view.View") -> bool:
+    return shown.running and shown.state in ALIVE
+
+
+def build(selected: gr.State) -> None:
+    """Build the part; `selected` has the name of the run."""
+    fold.build("Checks and other machines", "checks-fold", selected, _draw)
+
+
+class _Results:
+    """What the jobs of a run did, kept up to date by one timer."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.names: list[str] = []
+        self.outputs: list[Any] = []
+
+    def add(self, name: str) -> None:
+        """Show a job here, with a button that ends it."""
+        running = jobs.running(self.folder, name)
+        shown = gr.HTML(result(self.folder, name), elem_id=f"job-{name}", apply_default_css=False)
+        stop = gr.Button("Cancel", size="sm", visible=running, elem_id=f"cancel-{name}")
+        stop.click(lambda: cancel(self.folder, name), None, None, **QUIET)
+        self.names.append(name)
+        self.outputs += [shown, stop]
+
+    def follow(self) -> None:
+        """Draw again what has changed, every TICK_S."""
+        ranks = gr.HTML(_ranks(self.folder), elem_id="rank-report", apply_default_css=False)
+        drawn = gr.State([""] * (len(self.names) + 1))
+
+        def on_tick(before: list[str]) -> list[Any]:
+            now = [*(result(self.folder, name) for name in self.names), _ranks(self.folder)]
+            out: list[Any] = []
+            for name, old, new in zip(self.names, before, now, strict=False):
+                changed = [new, gr.update(visible=jobs.running(self.folder, name))]
+                out += [gr.skip()] * 2 if old == new else changed
+            return [*out, gr.skip() if before[-1] == now[-1] else now[-1], now]
+
+        gr.Timer(TICK_S).tick(on_tick, drawn, [*self.outputs, ranks, drawn], **QUIET)
+
+
+def _draw(name: str) -> None:
+    try:
+        folder = calls.folder_of(name)
+        store = runs.load(folder).store
+    except RunError as error:
+        fold.say(error)
+        return
+    trains, results = _trains(view.read(folder)), _Results(folder)
+    for key, check in CHECKS.items():
+        if not trains and key == "diagnose" and jobs.read(folder, key) is None:
+            continue
+        with gr.Accordion(check.title, open=jobs.running(folder, key), elem_id=f"check-{key}"):
+            gr.HTML(f'<p class="hp-hint">{esc(check.about)}</p>', apply_default_css=False)
+            go = gr.Button(
+                check.button, variant="primary", size="sm", elem_id=f"start-{key}", visible=not (trains and check.idle)
+            )
+            problem = gr.HTML(apply_default_css=False)
+            results.add(key)
+            go.click(lambda key=key: _said(start, folder, key), None, problem, **QUIET)
+    with gr.Accordion("Run it elsewhere", open=False, elem_id="check-elsewhere"):
+        text = f"The run travels by its store, {store}." if store else NO_STORE
+        gr.HTML(f'<p class="hp-hint">{esc(text)}</p>', apply_default_css=False)
+        choice = gr.Radio(
+            [(place.label, kind) for kind, place in PLACES.items()],
+            value="slurm",
+            label="Where",
+            interactive=True,
+            elem_id="place",
+        )
+        groups = [_place(folder, kind, place, results) for kind, place in PLACES.items()]
+        choice.input(lambda kind: [gr.update(visible=kind == one) for one in PLACES], choice, groups, **QUIET)
+    results.follow()
+
+
+def _place(folder: Path, kind: str, place: Place, results: _Results) -> gr.Column:
+    with gr.Column(visible=kind == "slurm", elem_id=f"place-{kind}") as column:
+        gr.HTML(f'<p class="hp-hint">{esc(place.about)}</p>', apply_default_css=False)
+        fields: list[Any] = []
+        with gr.Row(elem_classes="hp-fields"):
+            for option in place.options:
+                if option.kind == "switch":
+                    fields.append(gr.Checkbox(label=option.label, info=option.hint or None, interactive=True))
+                else:
+                    fields.append(
+                        gr.Textbox(
+                            label=option.label, info=option.hint or None, lines=1, max_length=300, interactive=True
+                        )
+                    )
+        with gr.Row(elem_classes="hp-actions"):
+            write = gr.Button("Write the files", variant="primary", elem_id=f"write-{kind}", min_width=140, scale=0)
+            submit = gr.Button(
+                ASK,
+                visible=bool(place.needs),
+                interactive=not missing(place),
+                elem_id=f"submit-{kind}",
+                min_width=180,
+                scale=0,
+            )
+        if reason := missing(place):
+            gr.HTML(f'<p class="hp-hint hp-missing">{esc(reason)}</p>', apply_default_css=False)
+        problem, asked = gr.HTML(apply_default_css=False), gr.State(False)
+        results.add(job_of(kind))
+
+    def options(values: tuple[Any, ...]) -> dict[str, Any]:
+        return {option.flag: value for option, value in zip(place.options, values, strict=True)}
+
+    def on_submit(asked: bool, *values: Any) -> list[Any]:
+        if not asked:
+            return [SURE, True, ""]
+        return [ASK, False, _said(write_files, folder, kind, options(values), True)]
+
+    write.click(lambda *values: _said(write_files, folder, kind, options(values)), fields, problem, **QUIET)
+    submit.click(on_submit, [asked, *fields], [submit, asked, problem], **QUIET)
+    return column
+
+
+def _said(act: Any, *args: Any) -> str:
+    """Act; the reason why it cannot be done, as markup, or ""."""
+    try:
+        act(*args)
+    except RunError as error:
+        return f'<p class="hp-job-note hp-bad" role="alert">{esc(error)}</p>'
+    return ""

@@ -46,7 +46,6 @@ PARTS = (
     "incidents",
     "ledger",
     "charts",
-    "elsewhere",
     "log",
     "queue",
     "actions",
@@ -168,7 +167,7 @@ def build() -> RunPage:
             samples.build(page.selected)
             compare.build(page.selected)
             publish.build(page.selected)
-            page.parts["elsewhere"] = launch_tab.build()
+            launch_tab.build(page.selected)
             page.parts["log"] = part("log")
             log_view.build(page.selected)
     page.parts = {name: page.parts[name] for name in PARTS}
@@ -215,7 +214,6 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
         "incidents": cards.incidents(shown, found),
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
         "charts": charts.value(shown),
-        "elsewhere": launch_tab.value(shown),
         "log": log_view.first_error(shown),
         "queue": queue.html(everything),
         "actions": actions.html(shown),

@@ -6,7 +6,7 @@ import re
 import pytest
 from runs_helpers import picture
 from short_run_helpers import TINY, nothing_runs
-from two_browsers import open_run, two_browsers
+from two_browsers import open_check, open_run, stays_open, two_browsers
 from ui_helpers import PACED, serving
 from ui_page import RUN_S, until
 
@@ -18,8 +18,8 @@ PACE = {**PACED, "HANGPROOF_PACE_S": "1.5", "OMP_NUM_THREADS": "1", "CUDA_VISIBL
 
 
 def job_shows(page, text: str | re.Pattern[str]) -> None:
-    """Wait until the ladder's part of the page shows a text, without a click: what runs is open."""
-    page.get_by_test_id("fold-ladder").get_by_text(text).first.wait_for(timeout=RUN_S * 1000)
+    """Wait until the ladder's part of the page shows a text."""
+    page.locator("#check-ladder").get_by_text(text).first.wait_for(timeout=RUN_S * 1000)
 
 
 @pytest.mark.timeout(1800)
@@ -36,8 +36,10 @@ def test_the_ladder_leaves_its_finding_in_two_browsers_although_the_server_is_ki
     with two_browsers(browser) as (first, second):
         with serving(data, **PACE) as server:
             open_run(server, "tiny", first, second)
-            first.get_by_test_id("fold-ladder").locator("summary").click()
-            first.get_by_test_id("ladder").click()
+            for page in (first, second):
+                open_check(page, "ladder")
+                stays_open(page)
+            first.locator("#start-ladder").click()
             for page in (first, second):
                 job_shows(page, re.compile(r"Running for"))
                 job_shows(page, re.compile(r"2 images: trains"))
@@ -46,17 +48,20 @@ def test_the_ladder_leaves_its_finding_in_two_browsers_although_the_server_is_ki
             assert json.loads(output.with_suffix(".json").read_text())["state"] == "running"
         with serving(data, port=server.port, **PACE) as server:
             for page in (first, second):
+                page.wait_for_function("window.notReloaded === undefined")
+                page.locator("body.hp-open").wait_for()
+                open_check(page, "ladder")
                 job_shows(page, f"One image stops the training: {broken.name}.")
                 job_shows(page, "Remove this image or export it again")
-                page.get_by_test_id("fold-ladder").locator("[data-state=failed]").wait_for()
+                page.locator("#check-ladder [data-state=failed]").wait_for()
 
             broken.write_bytes(whole)
-            second.get_by_test_id("ladder").click()
+            second.locator("#start-ladder").click()
             for page in (first, second):
                 job_shows(page, re.compile(r"2 images …"))
-            first.get_by_test_id("fold-ladder").get_by_role("button", name="Cancel").click()  # the other one's
+            first.locator("#cancel-ladder").click()  # the other one's
             for page in (first, second):
-                page.get_by_test_id("fold-ladder").locator("[data-state=cancelled]").wait_for(timeout=RUN_S * 1000)
+                page.locator("#check-ladder [data-state=cancelled]").wait_for(timeout=RUN_S * 1000)
             assert nothing_runs_but(server, data) and not (data / SCRATCH).exists()
     assert nothing_runs(data)
 

@@ -2,7 +2,7 @@
 
 from ledger_helpers import write_history
 from ui_helpers import photos, serving, write_run
-from ui_page import a_tab, assert_accessible, show_run, until
+from ui_page import a_tab, assert_accessible, show_run
 
 import runs
 from ui.run import launch_tab
@@ -11,17 +11,11 @@ from ui.run import launch_tab
 def open_run(page, server, name: str):
     """The opened part of a run."""
     show_run(page, server, name)
-    fold = page.get_by_test_id("fold-elsewhere")
-    if fold.get_attribute("open") is None:
-        fold.locator("summary").click()
-    fold.locator(".hp-place-choice").first.wait_for()
-    return fold
-
-
-def written(fold) -> None:
-    """Press the button that writes the files, once it can be pressed."""
-    until(fold.get_by_test_id("write-files").is_enabled, "the button can be pressed")
-    fold.get_by_test_id("write-files").click()
+    page.locator("#checks-fold > button.label-wrap").click()
+    page.locator("#check-elsewhere > button.label-wrap").click()
+    part = page.locator("#check-elsewhere")
+    part.get_by_label("Slurm cluster").wait_for()
+    return part
 
 
 def test_the_files_are_written_shown_and_downloaded_and_a_command_that_refuses_says_why(browser, data, tmp_path):
@@ -29,13 +23,12 @@ def test_the_files_are_written_shown_and_downloaded_and_a_command_that_refuses_s
     runs.create(runs.make(values), photos("chelsea.png", "coffee.png"))
     write_history(write_run(data, "old", state="completed"), 3.6)
     with serving(data, PATH=str(tmp_path / "no programs")) as server, a_tab(browser) as page:
-        fold = open_run(page, server, "my-cat")
-        assert fold.locator(".hp-place-choice").count() == len(launch_tab.PLACES)
-        fold.get_by_label("Slurm cluster").check()
-        fold.get_by_label("Partition").fill("night")
-        assert fold.get_by_test_id("ask-submit").is_disabled() and "sbatch is not installed" in fold.inner_text()
-        written(fold)
-        script = fold.locator(".hp-file", has_text="train.sbatch")
+        part = open_run(page, server, "my-cat")
+        assert part.get_by_role("radio").count() == len(launch_tab.PLACES)
+        part.get_by_label("Partition").fill("night")
+        assert page.locator("#submit-slurm").is_disabled() and "sbatch is not installed" in part.inner_text()
+        page.locator("#write-slurm").click()
+        script = part.locator(".hp-file", has_text="train.sbatch")
         script.wait_for()
         assert "#SBATCH --partition=night" in script.locator("pre").inner_text()
         with page.expect_download() as download:
@@ -43,33 +36,34 @@ def test_the_files_are_written_shown_and_downloaded_and_a_command_that_refuses_s
         assert download.value.suggested_filename == "train.sbatch"
         assert "#SBATCH" in download.value.path().read_text()
         open_run(page, server, "old")
-        fold = open_run(page, server, "my-cat")
-        fold.locator(".hp-file", has_text="train.sbatch").wait_for()
-        fold.get_by_label("One file").check()
-        written(fold)
-        link = fold.locator(".hp-file", has_text="my-cat.zip").get_by_role("link")
+        part = open_run(page, server, "my-cat")
+        part.locator(".hp-file", has_text="train.sbatch").wait_for()
+        part.get_by_label("One file").check()
+        page.locator("#write-bundle").click()
+        link = part.locator(".hp-file", has_text="my-cat.zip").get_by_role("link")
         link.wait_for()
         with page.expect_download() as download:
             link.click()
         assert download.value.path().stat().st_size > 100_000
 
-        fold.get_by_label("RunPod").check()
-        assert "no store" in fold.inner_text() and "RUNPOD_API_KEY" in fold.inner_text()
-        written(fold)
-        fold.get_by_text("Container image: Enter a value").wait_for()
-        fold.get_by_label("Container image").fill("me/hangproof:1")
-        written(fold)
-        alert = fold.locator(".hp-job [role=alert]")
-        alert.get_by_text("trains on a CPU").wait_for()
-        assert fold.locator(".hp-job-state").inner_text() == "Failed"
+        part.get_by_label("RunPod").check()
+        pod = page.locator("#place-runpod")
+        pod.get_by_text("RUNPOD_API_KEY").wait_for()
+        assert "no store" in part.inner_text()
+        page.locator("#write-runpod").click()
+        pod.get_by_text("Container image: Enter a value").wait_for()
+        pod.get_by_label("Container image").fill("me/hangproof:1")
+        page.locator("#write-runpod").click()
+        pod.locator(".hp-job [role=alert]").get_by_text("trains on a CPU").wait_for()
+        assert pod.locator(".hp-job-state").inner_text() == "Failed"
 
         # Another run, for everyone.
-        fold = open_run(page, server, "old")
+        part = open_run(page, server, "old")
         page.emulate_media(color_scheme="dark")
         page.set_viewport_size({"width": 390, "height": 900})
         page.locator("#run-ledger").get_by_text("Time and money").wait_for()
-        assert_accessible(page, "#run-elsewhere")
-        fold.get_by_label("Slurm cluster").focus()
+        assert_accessible(page, "#checks-fold")
+        part.get_by_label("Slurm cluster").focus()
         page.keyboard.press("ArrowRight")
-        assert fold.get_by_label("SkyPilot").is_checked()
-        fold.get_by_label("No spot machines").wait_for()
+        assert part.get_by_label("SkyPilot").is_checked()
+        page.locator("#place-skypilot").get_by_label("No spot machines").wait_for()

@@ -9,7 +9,7 @@ from ui_helpers import photos, write_run
 
 import runs
 from launch.__main__ import COMMANDS
-from ui import served
+from ui import jobs, served
 from ui.run import cards, launch_tab, view
 
 
@@ -104,18 +104,25 @@ def test_a_typed_value_is_never_another_option():
             launch_tab.arguments(place, wrong)
 
 
-@pytest.mark.parametrize(
-    "data_sent",
-    [None, {}, {"run": 1}, {"run": "../outputs"}, {"run": "/etc"}, {"run": "gone"}, {"run": ""}, {"run": "my-cat", "kind": "rm"}],
-)  # fmt: skip
-def test_calls_for_no_run_of_ours_start_nothing(data, data_sent):
-    make_run(data)
-    for call in (launch_tab.write_files, launch_tab.cancel_job, launch_tab.job_output):
-        assert call(data_sent)["ok"] is False
-    for call in (launch_tab.open_places, launch_tab.probe_start, launch_tab.diagnose):
-        if not isinstance(data_sent, dict) or data_sent.get("run") != "my-cat":
-            assert call(data_sent)["ok"] is False
-    assert not list((data / "outputs").glob("*/.jobs/*"))
+def test_jobs_that_are_none_of_ours_start_and_end_nothing(data):
+    folder = make_run(data)
+    for call in (lambda: launch_tab.write_files(folder, "rm", {}), lambda: launch_tab.cancel(folder, "../probe")):
+        with pytest.raises(runs.RunError):
+            call()
+    assert not list((data / "outputs").glob("*/.jobs/*")) and launch_tab.result(folder, "probe") == ""
+
+
+def test_what_a_job_says_is_text(data, monkeypatch):
+    folder = make_run(data)
+    mark = "<i onclick=x>"
+    (folder / "plan.yaml").write_text(mark)
+    monkeypatch.setattr("ui.jobs.read", lambda folder, name: jobs.Job(name, "failed", 3.0, ""))
+    monkeypatch.setattr(
+        "ui.jobs.output", lambda folder, name: (mark, {"file": str(folder / "plan.yaml"), "verdict": mark}, mark)
+    )
+    for name, count in (("launch-slurm", 3), ("probe", 3)):
+        shown = launch_tab.result(folder, name)
+        assert "<i" not in shown and shown.count("&lt;i onclick=x&gt;") == count
 
 
 def test_only_files_of_the_run_are_shown(data, tmp_path):
@@ -136,9 +143,9 @@ def test_only_files_of_the_run_are_shown(data, tmp_path):
 
 
 def test_the_rank_report_of_a_run_that_does_not_train_is_empty(data, monkeypatch):
-    make_run(data)
-    assert launch_tab.rank_lines({"run": "my-cat"}) == {"ok": True, "lines": []}
+    folder = make_run(data)
+    assert launch_tab.rank_lines(folder) == [] and launch_tab._ranks(folder) == ""
     monkeypatch.setattr(
         "monitor.cli.commands.rank_report", lambda folder: {"lines": [f"all ranks of {folder.name} train"]}
     )
-    assert launch_tab.rank_lines({"run": "my-cat"})["lines"] == ["all ranks of my-cat train"]
+    assert launch_tab.rank_lines(folder) == ["all ranks of my-cat train"]
