@@ -4,7 +4,6 @@ import os
 import subprocess
 
 import tiny_sd_scripts
-from runs_helpers import PROJECT, data, python, run_script, spec, stub  # noqa: F401
 
 from presets.fix import fix
 
