@@ -510,6 +510,13 @@ def environment(name: str, work: Path, faults: str = "", **extra: str) -> dict[s
     return tiny.environment(work, **shrunk, **hub, **extra)
 
 
+FLAGS = f"""
+output_name=tiny resolution=64,64 caption_extension=.txt network_dim=4 optimizer_type=AdamW learning_rate=1e-3 lr_scheduler=cosine
+loss_type=l2 mixed_precision=no save_precision=float seed=42 max_data_loader_n_workers=0 max_train_epochs={EPOCHS}
+save_every_n_steps={STATE_EVERY} sample_every_n_steps={SAMPLE_EVERY}
+"""
+
+
 def arguments(name: str, work: Path, images: Path, out: Path, *more: str, **changed: str | None) -> list[str]:
     """Return the arguments of a run of this family: ten steps with everything that the guards change.
 
@@ -517,26 +524,12 @@ def arguments(name: str, work: Path, images: Path, out: Path, *more: str, **chan
     """
     family = FAMILIES[name]
     flags: dict[str, str | None] = {
+        **dict(word.split("=") for word in FLAGS.split()),
         "pretrained_model_name_or_path": f"{work}/model.safetensors",
         "tokenizer_cache_dir": f"{work}/tokenizers",
         "train_data_dir": str(images),
         "output_dir": str(out),
-        "output_name": "tiny",
-        "resolution": "64,64",
-        "caption_extension": ".txt",
         "network_module": family.network,
-        "network_dim": "4",
-        "optimizer_type": "AdamW",
-        "learning_rate": "1e-3",
-        "lr_scheduler": "cosine",
-        "loss_type": "l2",
-        "mixed_precision": "no",
-        "save_precision": "float",
-        "seed": "42",
-        "max_data_loader_n_workers": "0",
-        "max_train_epochs": str(EPOCHS),
-        "save_every_n_steps": str(STATE_EVERY),
-        "sample_every_n_steps": str(SAMPLE_EVERY),
         "sample_prompts": f"{work}/prompts.txt",
         **{flag: value.format(work=work) for flag, value in family.flags.items()},
         **changed,

@@ -94,6 +94,7 @@ def test_a_run_that_relies_on_a_missing_target_stops_before_anything_is_loaded_a
         assert done.returncode == 1
         assert "'_wait_blocks_move' is missing" in done.stderr and "Nothing was loaded" in done.stderr
         assert "torch was imported" not in done.stderr
+    (copy / "torch.py").unlink()
     script.write_text("raise SystemExit('the script runs')\n" + script.read_text(encoding="utf-8"), encoding="utf-8")
     said = command(script).stderr
     place = "library.custom_offloading_utils:Offloader._wait_blocks_move"
@@ -107,12 +108,18 @@ def test_the_check_imports_nothing_of_sd_scripts(copy):
     assert "imported" not in command("check", copy).stderr
 
 
-@pytest.mark.parametrize("trainer", ["sd_scripts", "musubi"])
-def test_what_is_recorded_of_a_pinned_version_is_what_its_checkout_has(trainer, request):
-    """After another pin: .venv/bin/python tests/support/record_shapes.py CHECKOUT…"""
-    checkout = request.getfixturevalue(trainer)
-    (recorded,) = [facts for facts in record_shapes.load() if facts["commit"] == versions.commit(checkout)]
-    assert record_shapes.record(checkout) == recorded
+def recorded(checkout):
+    """The facts that are recorded of this checkout's commit. After another pin: tests/support/record_shapes.py CHECKOUT…"""
+    (facts,) = [facts for facts in record_shapes.load() if facts["commit"] == versions.commit(checkout)]
+    return facts
+
+
+def test_what_is_recorded_of_sd_scripts_is_what_the_checkout_has(sd_scripts):
+    assert record_shapes.record(sd_scripts) == recorded(sd_scripts)
+
+
+def test_what_is_recorded_of_musubi_tuner_is_what_the_checkout_has(musubi):
+    assert record_shapes.record(musubi) == recorded(musubi)
 
 
 def test_every_patch_of_musubi_tuner_is_compatible_and_a_changed_loop_is_named(musubi, tmp_path, capsys):
@@ -129,37 +136,27 @@ def test_every_patch_of_musubi_tuner_is_compatible_and_a_changed_loop_is_named(m
     assert "the statement 'global_step += 1': expected exactly one, found 0" in captured.out
 
 
-@pytest.mark.parametrize(
-    ("rewrite", "old", "new"),
-    [
-        (resume.rewrite, "enumerate(skipped_dataloader or train_dataloader)", "enumerate(train_dataloader)"),
-        (resume.rewrite, "global_step += 1", "global_step = global_step + 1"),
-        (
-            resume.rewrite,
-            "for epoch in range(epoch_to_start, num_train_epochs)",
-            "for epoch in range(num_train_epochs)",
-        ),
-        (resume.rewrite, "steps_from_state", "steps_of_state"),
-        (resume.rewrite, "loss_recorder.add(", "loss_recorder.put("),
-        (resume.rewrite, "resume_from_local_or_hf_if_specified(accelerator, args)", "resume(accelerator, args)"),
-        (save.rewrite, "accelerator.end_training()", "accelerator.finish()"),
-        (save.rewrite, "save_state_on_train_end(args, accelerator)", "save_state(args, accelerator)"),
-        (
-            save.rewrite,
-            "unwrapped_nw.save_weights(ckpt_file, save_dtype, metadata_to_save)",
-            "unwrapped_nw.save(ckpt_file)",
-        ),
-        (
-            save.rewrite,
-            "        accelerator.end_training()\n",
-            "        if is_main_process:\n            accelerator.end_training()\n",
-        ),
-    ],
-)
-def test_a_changed_train_loop_is_refused(sd_scripts, rewrite, old, new):
+END = "        accelerator.end_training()\n"
+# the patch that rewrites it, a statement that it looks for → what upstream makes of it
+CHANGES = [
+    (resume, "enumerate(skipped_dataloader or train_dataloader)", "enumerate(train_dataloader)"),
+    (resume, "global_step += 1", "global_step = global_step + 1"),
+    (resume, "for epoch in range(epoch_to_start, num_train_epochs)", "for epoch in range(num_train_epochs)"),
+    (resume, "steps_from_state", "steps_of_state"),
+    (resume, "loss_recorder.add(", "loss_recorder.put("),
+    (resume, "resume_from_local_or_hf_if_specified(accelerator, args)", "resume(accelerator, args)"),
+    (save, "accelerator.end_training()", "accelerator.finish()"),
+    (save, "save_state_on_train_end(args, accelerator)", "save_state(args, accelerator)"),
+    (save, "unwrapped_nw.save_weights(ckpt_file, save_dtype, metadata_to_save)", "unwrapped_nw.save(ckpt_file)"),
+    (save, END, f"        if is_main_process:\n    {END}"),
+]
+
+
+@pytest.mark.parametrize(("of", "old", "new"), CHANGES)
+def test_a_changed_train_loop_is_refused(sd_scripts, of, old, new):
     source = (sd_scripts / "train_network.py").read_text(encoding="utf-8")
-    body = patch.find_function(rewrite(ast.parse(source)), "NetworkTrainer.train").body
-    assert rewrite is resume.rewrite or ast.unparse(body[-1]) == "_hangproof_end(accelerator)"
+    body = patch.find_function(of.rewrite(ast.parse(source)), "NetworkTrainer.train").body
+    assert of is resume or ast.unparse(body[-1]) == "_hangproof_end(accelerator)"
     assert old in source
     with pytest.raises(patch.Incompatible):
-        rewrite(ast.parse(source.replace(old, new)))
+        of.rewrite(ast.parse(source.replace(old, new)))

@@ -142,17 +142,9 @@ def hub(folder, files, **limits):
     """A hub, and the environment of a process that uses it. limits: in seconds."""
     with hub_server.serving(files) as server:
         server.RequestHandlerClass = SilentUpload
-        yield (
-            server,
-            {
-                "HF_HUB_OFFLINE": "0",
-                "HF_ENDPOINT": server.url,
-                "HF_HOME": str(folder / "home"),
-                "no_proxy": "127.0.0.1,localhost",
-                "HANGPROOF_EXIT_GRACE_S": "2",
-                **{f"HANGPROOF_{name.upper()}": value for name, value in limits.items()},
-            },
-        )
+        found = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": server.url, "HF_HOME": str(folder / "home")}
+        found |= {"no_proxy": "127.0.0.1,localhost", "HANGPROOF_EXIT_GRACE_S": "2"}
+        yield server, found | {f"HANGPROOF_{name.upper()}": value for name, value in limits.items()}
 
 
 def tokenizer(folder):

@@ -3,18 +3,15 @@
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
+import children
 import numpy
 import pytest
 
 from guards import bounded, npz
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -61,7 +58,7 @@ def test_a_save_that_is_killed_in_the_middle_leaves_the_old_file(tmp_path):
         "numpy.savez = savez\n"
         "npz.save(sys.argv[1], x=numpy.ones(3))"
     )
-    ended = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, check=False, timeout=240)
+    ended = children.run(script, path)
     assert ended.returncode == -signal.SIGKILL
     numpy.testing.assert_array_equal(npz.load(path)["x"], numpy.zeros(3))
 
@@ -159,8 +156,7 @@ def test_a_read_that_no_signal_can_interrupt_kills_the_process(tmp_path):
         "limits.TABLE['alarm_backstop_s'] = limits.Limit(1, 'SIGALRM')\n"
         f"npz.load({str(tmp_path / 'x.npz')!r}, timeout_s=0.5)"
     )
-    command = [sys.executable, "-c", script]
-    ended = subprocess.run(command, cwd=ROOT, check=False, timeout=120, capture_output=True, text=True)
+    ended = children.run(script)
     assert ended.returncode == 75, ended.stderr
     assert "waited 1.5 s for " in ended.stderr and "x.npz (not interruptible)" in ended.stderr
 
