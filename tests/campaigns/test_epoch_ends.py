@@ -16,9 +16,9 @@ import json
 import random
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -58,12 +58,9 @@ module.wait = wait
 """guards/gate.py in the nursery: where a process that was started early waits, each run is forked."""
 
 
-@dataclass(frozen=True)
-class Family:
-    """A family of a trainer. batches: those of an epoch. run(out, flags, variables) trains into `out`."""
-
-    batches: int
-    run: Callable
+BATCHES = 5  # of an epoch
+Run = Callable[[Path, dict, dict], subprocess.CompletedProcess]
+"""Of a family of a trainer: run(out, flags, variables) trains into `out`."""
 
 
 def forked(command: list[str], environment: dict[str, str], cwd: Path, work: Path, *imports: str) -> Callable:
@@ -83,7 +80,7 @@ def switches(flags: dict[str, object]) -> tuple[list[str], dict[str, str]]:
 
 
 @functools.lru_cache
-def sd_scripts(name: str) -> Family:
+def sd_scripts(name: str) -> Run:
     if name == "flux":
         work = tiny_sd_scripts.workdir(5)
         command, environment = tiny_sd_scripts.command(), tiny_sd_scripts.environment(work)
@@ -101,14 +98,13 @@ def sd_scripts(name: str) -> Family:
         words, values = switches(flags)
         return fork(make(out / "made", *words, **values), variables)
 
-    made = Family(5, run)
     if name != "flux":  # its caches are in memory; a run that makes those on the disk draws other numbers
-        train(made, Path(tempfile.mkdtemp(dir=work)), "never", {"max_train_epochs": "1"})
-    return made
+        train(run, Path(tempfile.mkdtemp(dir=work)), "never", {"max_train_epochs": "1"})
+    return run
 
 
 @functools.lru_cache
-def musubi(name: str) -> Family:
+def musubi(name: str) -> Run:
     work = tiny_musubi.workdir(name, 5)
     config = tiny_musubi.cached(work, Path(tempfile.mkdtemp(dir=work)), family=name)
     script = tiny_musubi.trainer(name)
@@ -119,11 +115,11 @@ def musubi(name: str) -> Family:
         words, values = switches(flags)
         return fork(tiny_musubi.arguments(work, config, out / "made", *words, family=name, **values), variables)
 
-    return Family(5, run)
+    return run
 
 
 @functools.lru_cache
-def built_in(name: str) -> Family:
+def built_in(name: str) -> Run:
     work = Path(tempfile.mkdtemp(prefix="tiny-built-in-"))
     model = tiny_flux.ensure(work / "models" / "tiny-flux")
     config = trainer_helpers.make_config(work / "dataset.toml", trainer_helpers.make_images(work / "images"), repeats=1)
@@ -132,7 +128,7 @@ def built_in(name: str) -> Family:
         flags = {"max_train_steps": None, "network_dropout": 0.1, **flags}
         return trainer_helpers.fork(trainer_helpers.flags(model, config, out / "made", **flags), **variables)
 
-    return Family(5, run)
+    return run
 
 
 TRAINERS = {
@@ -146,7 +142,7 @@ TRAINERS = {
 }
 
 
-def family(trainer: str, name: str) -> Family:
+def family(trainer: str, name: str) -> Run:
     make, _, why_not = TRAINERS[trainer]
     if why_not(name):
         pytest.skip(why_not(name))
@@ -163,20 +159,20 @@ def ring():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def train(trained: Family, out: Path, kill: str, flags: dict, **variables: str) -> str:
+def train(run: Run, out: Path, kill: str, flags: dict, **variables: str) -> str:
     """Run one process; returns its log. It has to end as `kill` says (epoch_end_kills.py)."""
     out.mkdir(exist_ok=True)
     attempt = len(list(out.glob("beats-*")))
     beats = out / f"beats-{attempt}"
     variables |= {"HANGPROOF_RUN": str(out), "HANGPROOF_HEARTBEAT": str(beats), "HANGPROOF_ATTEMPT": str(attempt + 1)}
     variables |= {"HANGPROOF_INJECT": "epoch_end_kills:fire", "TEST_KILL": kill}
-    done = trained.run(out, {"save_state": True, **flags}, variables)
+    done = run(out, {"save_state": True, **flags}, variables)
     expected = {"never": 0, "pause": 3}.get(kill.split()[0], -signal.SIGKILL)
     assert done.returncode == expected, (kill, done.returncode, (done.stdout + done.stderr)[-3000:])
     return done.stdout + done.stderr
 
 
-def ended_at(trained: Family, out: Path, points: list[tuple[int, str, int]], steps: int, flags: dict) -> None:
+def ended_at(run: Run, out: Path, points: list[tuple[int, str, int]], steps: int, flags: dict) -> None:
     """End a run at each of `points` (epoch, what leaves the state, offset in steps), resume it each time, then let it finish."""
     resume: dict[str, str] = {}
     with ring() as memory:
@@ -184,7 +180,7 @@ def ended_at(trained: Family, out: Path, points: list[tuple[int, str, int]], ste
         for epoch, kind, offset in points:
             step = epoch * steps + offset
             saves = {"step": {"save_every_n_steps": str(step)}, "epoch": {"save_every_n_epochs": str(epoch)}}
-            train(trained, out, f"{kind} {step}", {**flags, **resume, **saves.get(kind, {})}, **variables)
+            train(run, out, f"{kind} {step}", {**flags, **resume, **saves.get(kind, {})}, **variables)
             if kind == "snapshot":
                 record, header = next(iter(snapshots.headers(memory).items()))
                 state, found = memory / header.name, header.step
@@ -193,7 +189,7 @@ def ended_at(trained: Family, out: Path, points: list[tuple[int, str, int]], ste
                 found = checkpoint.guard_of(state)["step"]
             assert found == step, (kind, step, state)
             resume, variables[snapshots.RECORD] = {"resume": str(state)}, str(record)
-        train(trained, out, "never", {**flags, **resume}, **variables)
+        train(run, out, "never", {**flags, **resume}, **variables)
 
 
 def losses(out: Path) -> list[tuple[int, tuple[float, float]]]:
@@ -204,13 +200,13 @@ def losses(out: Path) -> list[tuple[int, tuple[float, float]]]:
 
 def compare(trainer: str, name: str, accumulation: int, workers: str, points: list, folder: Path) -> None:
     """Run the case; what differs fails, with the steps."""
-    trained = family(trainer, name)
-    steps = -(-trained.batches // accumulation)
+    run = family(trainer, name)
+    steps = -(-BATCHES // accumulation)
     epochs = points[-1][0] + 1
     flags = {"max_train_epochs": str(epochs), "gradient_accumulation_steps": str(accumulation), **WORKERS[workers]}
     plain, ended = folder / "plain", folder / "ended"
-    train(trained, plain, "never", flags)
-    ended_at(trained, ended, points, steps, flags)
+    train(run, plain, "never", flags)
+    ended_at(run, ended, points, steps, flags)
     expected, found = dict(losses(plain)), losses(ended)
     differ = [step for step, value in found if expected[step] != value]
     print(
@@ -223,23 +219,14 @@ def compare(trainer: str, name: str, accumulation: int, workers: str, points: li
     assert loras[0] == loras[1]
 
 
-QUICK = {"built-in": "flux", "sd-scripts": "flux", "musubi": tiny_musubi.Z_IMAGE}
-
-
-@pytest.mark.parametrize("trainer", QUICK)
-def test_a_state_of_an_epochs_last_step_goes_on_in_the_next_epoch_with_workers_that_stay(trainer, tmp_path):
-    """Saved by step, by a pause and as a snapshot: what is left of the epoch has no batch."""
-    points = [(epoch, kind, 0) for epoch, kind in zip((2, 4, 5), ("step", "pause", "snapshot"), strict=True)]
-    compare(trainer, QUICK[trainer], 2, "stay", points, tmp_path)
-
-
 @pytest.mark.parametrize("trainer", ["sd-scripts", "musubi"])
 def test_a_state_of_two_processes_goes_on_in_one_with_the_order_of_its_epoch_with_workers_that_stay(trainer, tmp_path):
     """Random numbers follow from the batch. The state of the other shape holds no order, so it is drawn: in the middle of an
     epoch, and after its last step."""
-    trained, seeds = family(trainer, QUICK[trainer]), {"HANGPROOF_BATCH_SEEDS": "1"}
+    name = {"sd-scripts": "flux", "musubi": tiny_musubi.Z_IMAGE}[trainer]
+    run, seeds = family(trainer, name), {"HANGPROOF_BATCH_SEEDS": "1"}
     flags = {"max_train_epochs": "4", "gradient_accumulation_steps": "2", **WORKERS["stay"]}
-    train(trained, tmp_path / "plain", "never", {**flags, "save_every_n_steps": "1"}, **seeds)
+    train(run, tmp_path / "plain", "never", {**flags, "save_every_n_steps": "1"}, **seeds)
     expected = dict(losses(tmp_path / "plain"))
     for step in (4, 6):  # three steps an epoch
         state = tmp_path / "plain" / "made" / f"tiny-step{step:08d}-state"
@@ -247,7 +234,7 @@ def test_a_state_of_two_processes_goes_on_in_one_with_the_order_of_its_epoch_wit
         saved = json.loads((state / trainer_state.FILE).read_text())
         saved |= {"processes": 2, "accumulation": 1, "batches": 3, "batch": saved["batch"] // 2 + saved["batch"] % 2}
         (state / trainer_state.FILE).write_text(json.dumps(saved))
-        train(trained, tmp_path / str(step), "never", {**flags, "resume": str(state)}, **seeds)
+        train(run, tmp_path / str(step), "never", {**flags, "resume": str(state)}, **seeds)
         assert losses(tmp_path / str(step)) == [(at, value) for at, value in expected.items() if at > step], step
 
 

@@ -1,14 +1,11 @@
 """Faults in runs of the real sd-scripts end as on the built-in trainer: completed, with the undisturbed run's steps, LR, names.
 
-python -m pytest tests/campaigns/test_faults_sd_scripts.py          10 minutes, with a checkout of sd-scripts
+python -m pytest tests/campaigns/test_faults_sd_scripts.py          20 minutes, with a checkout of sd-scripts
 """
-
-from functools import partial
 
 import pytest
 import tiny_sd_scripts
 from faults_sd_scripts import STEPS, SdScripts
-from patches_helpers import ahead, asks
 
 from benchmarks import faults
 
@@ -26,39 +23,22 @@ def row(name, fault, step=(23, 28), cause=(), **more):
     }
 
 
-ROWS = {
-    r["fault"]: r
-    for r in (
-        row("step asleep", "step_sleeps", cause=["stuck"]),
-        row("SIGSTOP trainer", "sigstop", cause=["trainer_stopped"]),
-        row("SIGSTOP worker", "worker_stopped", cause=["worker_stuck"]),
-        row("SIGKILL", "sigkill", cause=["killed"]),
-        row("exit hang", "exit_hangs", expect={"restarts": 0}),  # the guard ends it before the monitor's limit
-        row("kill in mid-save", "kill_in_save", (0, 0), cause=["killed"], phase="save", every=True, arg="10:6"),
-        row("corrupt cache", "corrupt_npz", (8, 10), cause=["npz_corrupt"]),
-    )
-}
+ROWS = (
+    row("step asleep", "step_sleeps", cause=["stuck"]),
+    row("SIGSTOP trainer", "sigstop", cause=["trainer_stopped"]),
+    row("SIGSTOP worker", "worker_stopped", cause=["worker_stuck"]),
+    row("SIGKILL", "sigkill", cause=["killed"]),
+    row("exit hang", "exit_hangs", expect={"restarts": 0}),  # the guard ends it before the monitor's limit
+    row("kill in mid-save", "kill_in_save", (0, 0), cause=["killed"], phase="save", every=True, arg="10:6"),
+    row("corrupt cache", "corrupt_npz", (8, 10), cause=["npz_corrupt"]),
+)
 SLACK_S = 120.0  # the benchmarks measure how fast
 
 
-@pytest.fixture(scope="module")
-def started(request):
-    tiny_sd_scripts.need()
-    jobs = {name: partial(faults.run, row, kind=SdScripts, slack_s=SLACK_S) for name, row in ROWS.items()}
-    tiny_sd_scripts.workdir(images=4)
-    with ahead(request, "played", jobs) as futures:
-        yield futures
-
-
-@pytest.fixture
-def played(request, started):
-    """(its row, its result)"""
-    return ROWS[request.param], started[request.param].result()
-
-
 @pytest.mark.timeout(1200)
-@asks("played", *ROWS)
-def test_sd_scripts_comes_back_from(played):
-    row, result = played
+@pytest.mark.parametrize("row", ROWS, ids=[row["fault"] for row in ROWS])
+def test_sd_scripts_comes_back_from(row):
+    tiny_sd_scripts.need()
+    result = faults.run(row, kind=SdScripts, slack_s=SLACK_S)
     assert result["ok"], faults.describe(row, result)
     assert result["seen"]["step"] == STEPS

@@ -9,14 +9,10 @@ from benchmarks import overhead
 
 
 def test_what_happens_once_a_step_costs_microseconds(tmp_path):
-    """With room for a slow and busy machine; a client that asks its server each time takes 588 µs for a heartbeat alone."""
-    costs = overhead.parts(tmp_path)
-    assert costs["heartbeat_step"] < 50 and sum(costs.values()) < 1000, costs  # 1000 µs: 1 % of a 100 ms step
-
-
-def test_a_heartbeat_costs_two_microseconds_at_most(tmp_path):
+    """A client that asks its server each time takes 588 µs for a heartbeat alone."""
     costs = overhead.parts(tmp_path)
     assert costs["heartbeat_step"] <= overhead.HEARTBEAT_LIMIT_US, costs
+    assert sum(costs.values()) < 1000, costs  # 1 % of a 100 ms step
 
 
 @pytest.mark.timeout(600)

@@ -23,6 +23,14 @@ TINY = {  # a model of the tables → the family of tiny weights (tiny_families.
     "lumina2": "lumina",
     "hunyuan-image": "hunyuan",
 }
+MUSUBI = {  # as TINY, for musubi-tuner (tiny_musubi.py); Z-Image is in tests/upstream/test_runs_musubi.py
+    "flux2-klein-4b": "flux_2",
+    "qwen-image": "qwen_image",
+    "wan22-low": "wan",
+    "krea2": "krea2",
+    "flux-kontext": "flux_kontext",
+}
+NOT_ON_A_CPU = ("fp8_base", "fp8_scaled", "fp8_text_encoder", "fp8_vl", "fp8_t5", "blocks_to_swap")
 SMALL = ("tokenizer_cache_dir", "t5_tokenizer_path")  # and every …_max_token_length
 
 
@@ -37,67 +45,57 @@ def paths(name: str, work: Path) -> dict[str, str]:
     }
 
 
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """Renders a run of two steps, trains it, and returns its folder."""
+    data = tmp_path / "data"
+    data.mkdir()
+    monkeypatch.setenv("HANGPROOF_DATA", str(data))
+
+    def train(model: str, backend: str, work: Path, environment: dict[str, str], extra: dict, **fields) -> Path:
+        spec = runs.make({
+            "name": model, "trigger": "ohwx", "model": model, "tier": presets.smallest_tier(model, backend), "resolution": 64,
+            "mixed_precision": "no", "rank": 4, "max_train_steps": 2, "repeats": 1, "save_every_n_steps": 2,
+            "save_every_n_epochs": 0, "workers": 0, "extra": extra, **fields,
+        })  # fmt: skip
+        folder = runs.create(spec, work / "images")
+        done = run_script(folder / "train.sh", None, **environment | {"HANGPROOF_DATA": str(data), "TIMEOUT_S": "600"})
+        log = (done.stdout + done.stderr).decode(errors="replace")
+        assert done.returncode == 0, log[-4000:]
+        assert (folder / f"{folder.name}.safetensors").is_file() and (folder / f"{folder.name}-state").is_dir()
+        return folder
+
+    return train
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", list(TINY))
-def test_the_rendered_script_of_a_family_trains(tmp_path, monkeypatch, model):
+def test_the_rendered_script_of_a_family_trains(tmp_path, trained, model):
     tiny_sd_scripts.need()
     if reason := tiny_families.why_not(TINY[model]):
         pytest.skip(reason)
     work = tiny_families.workdir(TINY[model])
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
-    (tmp_path / "data").mkdir()
-    tier = presets.smallest_tier(model, "sd-scripts")
-    extra = {**paths(TINY[model], work), "max_token_length": False, "optimizer_type": "Adafactor"}
-    extra |= {"optimizer_args": ["relative_step=False", "scale_parameter=False", "warmup_init=False"]}
-    known = flags(runs.make({"name": "x", "model": model, "tier": tier}), tmp_path)
-    spec = runs.make({
-        "name": model, "trigger": "ohwx", "model": model, "tier": tier, "resolution": 64, "mixed_precision": "no", "rank": 4,
-        "max_train_steps": 2, "repeats": 1, "save_every_n_steps": 2, "save_every_n_epochs": 0, "sample_every_n_steps": 2,
-        "sample_steps": 1, "workers": 0, "extra": {f: v for f, v in extra.items() if v is not False or f in known},
-    })  # fmt: skip
-    folder = runs.create(spec, work / "images")
-    environment = tiny_families.environment(TINY[model], work, HANGPROOF_DATA=str(tmp_path / "data"), TIMEOUT_S="600")
-    done = run_script(folder / "train.sh", None, **environment)
-    log = (done.stdout + done.stderr).decode(errors="replace")
-    assert done.returncode == 0, log[-4000:]
-    assert (folder / f"{folder.name}.safetensors").is_file() and (folder / f"{folder.name}-state").is_dir()
+    extra = {**paths(TINY[model], work), "optimizer_type": "Adafactor"}
+    extra["optimizer_args"] = ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
+    plain = runs.make({"name": "x", "model": model, "tier": presets.smallest_tier(model, "sd-scripts")})
+    if "max_token_length" in flags(plain, tmp_path):
+        extra["max_token_length"] = False
+    environment = tiny_families.environment(TINY[model], work)
+    folder = trained(model, "sd-scripts", work, environment, extra, sample_every_n_steps=2, sample_steps=1)
     assert len(list((folder / "sample").glob("*.png"))) == 1
-
-
-MUSUBI = {  # as TINY, for musubi-tuner (tiny_musubi.py); Z-Image is in tests/upstream/test_runs_musubi.py
-    "flux2-klein-4b": "flux_2",
-    "qwen-image": "qwen_image",
-    "wan22-low": "wan",
-    "krea2": "krea2",
-    "flux-kontext": "flux_kontext",
-}
-NOT_ON_A_CPU = ("fp8_base", "fp8_scaled", "fp8_text_encoder", "fp8_vl", "fp8_t5", "blocks_to_swap")
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", list(MUSUBI))
-def test_the_rendered_script_of_a_family_of_musubi_caches_and_trains(tmp_path, monkeypatch, model):
+def test_the_rendered_script_of_a_family_of_musubi_caches_and_trains(trained, model):
     if reason := tiny_musubi.why_not():
         pytest.skip(reason)
     work = tiny_musubi.workdir(MUSUBI[model])
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
-    (tmp_path / "data").mkdir()
-    tier = presets.smallest_tier(model, "musubi")
-    needs = presets.trainer_of(model, "musubi")["needs"]
-    extra = {flag: "tiny" for flag in needs} | {"dit": str(work / "dit.safetensors"), "optimizer_type": "AdamW"}
-    extra |= dict.fromkeys(NOT_ON_A_CPU, False)
-    precision = "no" if presets.trainer_of(model, "musubi")["precisions"] else "bf16"
-    spec = runs.make({
-        "name": model, "trigger": "ohwx", "model": model, "tier": tier, "resolution": 64, "mixed_precision": precision, "rank": 4,
-        "max_train_steps": 2, "repeats": 1, "save_every_n_steps": 2, "save_every_n_epochs": 0, "workers": 0, "extra": extra,
-        "control_dir": str(work / "control") if presets.models()[model]["control"] else "",
-    })  # fmt: skip
-    known = known_flags("musubi", presets.models()[model]["family"])
-    spec = spec.changed(extra={flag: value for flag, value in extra.items() if flag in known})
-    folder = runs.create(spec, work / "images")
-    environment = tiny_musubi.environment(work, HANGPROOF_DATA=str(tmp_path / "data"), TIMEOUT_S="600")
-    done = run_script(folder / "train.sh", None, **environment)
-    log = (done.stdout + done.stderr).decode(errors="replace")
-    assert done.returncode == 0, log[-4000:]
-    assert (folder / f"{folder.name}.safetensors").is_file() and (folder / f"{folder.name}-state").is_dir()
+    row, about = presets.trainer_of(model, "musubi"), presets.models()[model]
+    extra = dict.fromkeys(row["needs"], "tiny") | {"dit": str(work / "dit.safetensors"), "optimizer_type": "AdamW"}
+    known = known_flags("musubi", about["family"])
+    extra = {flag: value for flag, value in {**extra, **dict.fromkeys(NOT_ON_A_CPU, False)}.items() if flag in known}
+    fields = {"control_dir": str(work / "control") if about["control"] else ""}
+    fields["mixed_precision"] = "no" if row["precisions"] else "bf16"
+    folder = trained(model, "musubi", work, tiny_musubi.environment(work), extra, **fields)
     assert len(list((folder / "cache").glob("*.safetensors"))) == 14

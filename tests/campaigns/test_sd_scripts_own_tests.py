@@ -10,17 +10,8 @@ import tiny_sd_scripts as tiny
 
 def test_sd_scripts_own_tests_pass_the_same_with_and_without(tmp_path):
     """Its test_optimizer.py needs a GPU's worth of optimizers and is left out."""
-    args = [
-        "-m",
-        "pytest",
-        "-q",
-        "--ignore=tests/test_optimizer.py",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests_probe",
-        "-rA",
-    ]
+    args = ["-m", "pytest", "-q", "--ignore=tests/test_optimizer.py", "-rA"]
+    args += ["-p", "no:cacheprovider", "-p", "tests_probe"]
     (tmp_path / "tests_probe.py").write_text(
         "import sys\ndef pytest_unconfigure():\n"
         "    print('PATCHED', [m for m in sys.modules if getattr(sys.modules[m], '__hangproof__', 0)])\n"

@@ -12,7 +12,7 @@ import musubi_helpers
 import pytest
 import resume_helpers
 import tiny_musubi
-import tiny_sd_scripts as tiny
+import tiny_sd_scripts
 
 from guards import snapshots
 from runs.paths import ROOT
@@ -21,11 +21,8 @@ pytestmark = [
     pytest.mark.timeout(3000),
     pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm"),
 ]
-SD = pytest.mark.skipif(bool(tiny.why_not()), reason=tiny.why_not() or "-")
-MUSUBI = pytest.mark.skipif(bool(tiny_musubi.why_not()), reason=tiny_musubi.why_not() or "-")
 PACE_S = "0.75"  # tiny weights, but steps as long as real ones: a snapshot may cost 1 % of them
-SAVES = ["--save_state", "--save_every_n_steps", "10"]
-KILLS = [3, 20]
+KILLS = int(os.environ.get("KILLS", "20"))
 
 
 @pytest.fixture
@@ -45,23 +42,20 @@ def variables(ring, number):
     return ["--resume", str(ring / found[1].name)], env | {snapshots.RECORD: str(found[0])}, found[1].step
 
 
-def with_tests(env):
-    """The variable with which a training finds random_kills."""
-    return {"PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], str(ROOT / "tests/support")])}
-
-
-def moments(kills, draw):
+def moments(draw):
     """When each attempt dies: at a random time, in the middle of a snapshot, or of a save."""
-    kinds = [("time", 3.5 * float(PACE_S) * draw.random()) for _ in range(kills - 2 * (kills // 4))]
-    kinds += [(what, draw.randint(1, most)) for what, most in (("snapshot", 3), ("save", 6)) for _ in range(kills // 4)]
-    draw.shuffle(kinds)
-    return [f"{what} {when:.3f}" if what == "time" else f"{what} {when}" for what, when in kinds]
+    found = [
+        f"{what} {draw.randint(1, most)}" for what, most in (("snapshot", 3), ("save", 6)) for _ in range(KILLS // 4)
+    ]
+    found += [f"time {3.5 * float(PACE_S) * draw.random():.3f}" for _ in range(KILLS - len(found))]
+    draw.shuffle(found)
+    return found
 
 
-def killed_at_random(run, ring, kills):
-    """Kill `kills` times, then let it finish. Returns (the steps that were resumed from, the moments)."""
+def killed_at_random(run, ring):
+    """Kill KILLS times, then let it finish. Returns (the steps that were resumed from, the moments)."""
     seed = random.randrange(10**6)
-    resumed, chosen = [], moments(kills, random.Random(seed))
+    resumed, chosen = [], moments(random.Random(seed))
     print(f"moments drawn with seed {seed}: {chosen}")
     for number, moment in enumerate([*chosen, "never"], 1):
         resume, env, step = variables(ring, number)
@@ -72,52 +66,30 @@ def killed_at_random(run, ring, kills):
     return resumed
 
 
-def compare(plain, killed, kills, planned, resumed):
+@pytest.mark.parametrize("trainer", ["sd-scripts", "musubi"])
+def test_killed_at_random_moments_it_goes_on_from_a_snapshot(tmp_path, ring, trainer):
     """The losses are those of the undisturbed run, the steps trained twice are few, and every state and LoRA is there."""
-    expected = {(epoch, step): loss for epoch, step, loss in tiny.losses(plain / "losses")}
-    found = tiny.losses(killed / "losses")
-    assert [entry for entry in found if expected[entry[0], entry[1]] != entry[2]] == []
-    assert {(e, s) for e, s, _ in found} == set(expected) and len(expected) == planned
-    print(f"{kills} kills, {len(found) - planned} steps repeated, resumed from {resumed}")
-    assert len(found) - planned <= kills and resumed == sorted(resumed) and resumed[-1] > 0
-    assert resume_helpers.names(killed) == resume_helpers.names(plain)
-    for path in sorted((plain / "made").rglob("*.safetensors")):
-        name = path.relative_to(plain / "made")
-        assert resume_helpers.tensors(killed / "made" / name) == resume_helpers.tensors(path), name
-
-
-@SD
-@pytest.mark.parametrize("kills", KILLS)
-def test_sd_scripts(tmp_path, ring, kills):
+    tiny, batches = (tiny_musubi, 7) if trainer == "musubi" else (tiny_sd_scripts, 10)
+    if reason := tiny.why_not():
+        pytest.skip(reason)
     work, plain, killed = tiny.workdir(), tmp_path / "plain", tmp_path / "killed"
-    epochs = math.ceil(6 * max(kills, 5) / 10)
-    more = [*SAVES, "--max_train_epochs", str(epochs)]
-    undisturbed = resume_helpers.train(work, plain, *more)
+    more = ["--save_state", "--save_every_n_steps", "10", "--max_train_epochs", str(math.ceil(6 * KILLS / batches))]
+    if trainer == "musubi":
+        more += ["--num_timestep_buckets", "4", "--timestep_sampling", "uniform"]
+        for folder in (plain, killed):
+            tiny.cached(work, folder)
+
+    def train(out, *resume, env=()):
+        if trainer == "musubi":
+            return musubi_helpers.train(out, *more, *resume, env=env)
+        return resume_helpers.train(work, out, *more, *resume, env=env)
+
+    undisturbed = train(plain)
     assert undisturbed.code == 0, undisturbed.log[-3000:]
-
-    def run(env, *resume):
-        env |= with_tests(tiny.environment(work))
-        return resume_helpers.train(work, killed, *more, *resume, env=env.items())
-
-    resumed = killed_at_random(run, ring, kills)
-    compare(plain, killed, kills, 10 * epochs, resumed)
-    assert snapshots.status(ring)["off"] == ""
-
-
-@MUSUBI
-@pytest.mark.parametrize("kills", KILLS)
-def test_musubi(tmp_path, ring, kills):
-    plain, killed = tmp_path / "plain", tmp_path / "killed"
-    epochs = math.ceil(6 * max(kills, 5) / 7)
-    more = [*SAVES, "--max_train_epochs", str(epochs), "--num_timestep_buckets", "4", "--timestep_sampling", "uniform"]
-    for folder in (plain, killed):
-        tiny_musubi.cached(tiny_musubi.workdir(), folder)
-    assert musubi_helpers.train(plain, *more).code == 0
-
-    def run(env, *resume):
-        env |= with_tests(tiny_musubi.environment(tiny_musubi.workdir()))
-        return musubi_helpers.train(killed, *more, *resume, env=env.items())
-
-    resumed = killed_at_random(run, ring, kills)
-    compare(plain, killed, kills, 7 * epochs, resumed)
+    path = os.pathsep.join([tiny.environment(work)["PYTHONPATH"], str(ROOT / "tests/support")])
+    resumed = killed_at_random(lambda env, *resume: train(killed, *resume, env=env | {"PYTHONPATH": path}), ring)
+    repeated = resume_helpers.same_losses(plain, killed)
+    print(f"{KILLS} kills, {repeated} steps repeated, resumed from {resumed}")
+    assert repeated <= KILLS and resumed == sorted(resumed) and resumed[-1] > 0
+    resume_helpers.same_output(plain, killed)
     assert snapshots.status(ring)["off"] == ""

@@ -22,8 +22,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import tomllib
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -92,18 +90,9 @@ SAMPLERS = re.compile(r"denoise|sample|infer|generate|__call__")
 POLLED = {"done", "is_alive", "poll", "empty", "query"}
 """A `while` that sleeps, or asks for one of these, waits until the answer changes."""
 TIMEOUT_WORDS = {"timeout", "timeout_s", "timeout_ms", "max_wait"}
-STARTERS = {
-    "submit",
-    "map",
-    "apply_async",
-    "map_async",
-    "starmap",
-    "imap",
-    "run_in_executor",
-    "Thread",
-    "Process",
-    "Timer",
-}
+STARTERS = set(
+    ["submit", "map", "apply_async", "map_async", "starmap", "imap", "run_in_executor", "Thread", "Process", "Timer"]
+)
 """Calls that run a function, given by name, on another thread."""
 JOINS = ("future", "thread", "queue", "event", "polling", "async")
 """Kinds of waits by which one thread waits for another."""
@@ -186,16 +175,10 @@ class Report:
 
 def started() -> set[str]:
     """The scripts and the network modules that the presets name: `zimage_train_network.py`, `networks.lora_flux`."""
-    tables = [tomllib.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "presets/families").glob("*.toml")]
-    return {text for text in _texts(tables) if re.fullmatch(r"\w+\.py|(\w+\.)*networks\.\w+", text)}
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, (dict, list)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _texts(one)
-    elif isinstance(value, str):
-        yield value
+    found: set[str] = set()
+    for path in (ROOT / "presets/families").glob("*.toml"):
+        found.update(re.findall(r'"(\w+\.py|(?:\w+\.)*networks\.\w+)"', path.read_text(encoding="utf-8")))
+    return found
 
 
 def files(source: Path, unread: dict[str, str]) -> dict[str, tuple[Path, ast.Module]]:
@@ -224,9 +207,8 @@ def imports(tree: ast.Module, module: str, package: bool) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found[alias.asname or alias.name.split(".")[0]] = (
-                    alias.name if alias.asname else alias.name.split(".")[0]
-                )
+                head = alias.name.split(".")[0]
+                found[alias.asname or head] = alias.name if alias.asname else head
                 found.setdefault(f" {alias.name}", alias.name)  # `import a.b`: no name stands for it
         elif isinstance(node, ast.ImportFrom):
             above = module.split(".")[: -(node.level - package)] if node.level > package else module.split(".")
@@ -315,9 +297,6 @@ class Scanner(ast.NodeVisitor):
             self.visit(argument)
             self.starting = before
 
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        self.visit(node.body)
-
     def judge(self, node: ast.Call, name: str) -> None:
         """List a call when a rule says that it waits."""
         keywords = {k.arg: k.value for k in node.keywords}
@@ -326,17 +305,13 @@ class Scanner(ast.NodeVisitor):
                 continue
             if not re.fullmatch(rule.calls, name):
                 continue
-            if any(
-                isinstance(v, ast.Constant) and v.value is False
-                for k, v in keywords.items()
-                if k in ("block", "blocking")
-            ):
+            if any(ast.unparse(v) == "False" for k, v in keywords.items() if k in ("block", "blocking")):
                 return
             if rule.kind == "exit" and (node in self.managed or "daemon" in keywords):
                 return
             limits = [v for k, v in keywords.items() if k in TIMEOUT_WORDS]
             limits += node.args[rule.at : rule.at + 1] if rule.at is not None else []
-            limited = any(not (isinstance(v, ast.Constant) and v.value is None) for v in limits)
+            limited = any(ast.unparse(v) != "None" for v in limits)
             kind = "save" if name == "open" and _writes(node) else rule.kind
             self.add(node, kind, f"{ast.unparse(node.func)}(…)", name, OWN if limited else "")
             return
@@ -360,13 +335,8 @@ def audit(folder: Path, patches: Sequence[Patch] | None = None) -> Report:
     scanners = []
     for module, (path, tree) in sorted(modules.items()):
         file = path.relative_to(checkout.source).as_posix()
-        methods = {
-            node.name
-            for one in ast.walk(tree)
-            if isinstance(one, ast.ClassDef)
-            for node in one.body
-            if isinstance(node, ast.FunctionDef)
-        }
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        methods = {node.name for one in classes for node in one.body if isinstance(node, ast.FunctionDef)}
         scanner = Scanner(file, imports(tree, module, path.name == "__init__.py"), set(modules), methods)
         try:
             scanner.visit(tree)
@@ -422,11 +392,11 @@ def _threads(scanners: list[Scanner]) -> dict[str, set[str]]:
     """File → its functions that only another thread runs."""
     found: dict[str, set[str]] = {scanner.file: set() for scanner in scanners}
     started = set().union(*(scanner.started for scanner in scanners)) if scanners else set()
-    while True:
-        used = set()
+    grown = True
+    while grown:
+        grown, used = False, set()
         for scanner in scanners:
             used |= set().union(*(names for at, names in scanner.uses.items() if at not in found[scanner.file]))
-        grown = False
         for scanner in scanners:
             inside = set().union(*(scanner.uses[at] for at in found[scanner.file]))
             for function in set(scanner.uses) - found[scanner.file] - {""}:
@@ -435,8 +405,7 @@ def _threads(scanners: list[Scanner]) -> dict[str, set[str]]:
                 if nested or (name not in used and (name in started or name in inside)):
                     found[scanner.file].add(function)
                     grown = True
-        if not grown:
-            return found
+    return found
 
 
 # -- the command
@@ -461,10 +430,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for file, why in report.unread.items():
         print(f"not read: {file}: {why}")
     ends = Counter(wait.by if wait.by in (OWN, PHASE, OPEN) else "patch" for wait in report.waits)
-    print(
-        f"\n{len(report.waits)} waits in {len(report.files)} files: "
-        + ", ".join(f"{n} {by}" for by, n in sorted(ends.items()))
-    )
+    shown = ", ".join(f"{n} {by}" for by, n in sorted(ends.items()))
+    print(f"\n{len(report.waits)} waits in {len(report.files)} files: {shown}")
     return 1 if report.open or report.unread else 0
 
 

@@ -80,9 +80,8 @@ def train(target: Installation, trial_: Trial, work: Path, name: str) -> Outcome
         max_train_steps=str(STEPS), sample_every_n_steps=str(STEPS), **caches,
     )  # fmt: skip
     for script, words in {**commands, target.row.SCRIPT: arguments}.items():
-        job = trial_.start(
-            target.command(*words, script=script), environment, target.checkout, f"{name}-{Path(script).name}"
-        )
+        line, label = target.command(*words, script=script), f"{name}-{Path(script).name}"
+        job = trial_.start(line, environment, target.checkout, label)
         run(job, f"{target.checkout}: {script}", trial_)
     images = sorted((folder / "made" / "sample").glob("*.png"))
     return Outcome([loss for _, _, loss in tiny.losses(folder / "losses")], str(images[-1]) if images else "")
@@ -131,18 +130,13 @@ def compare(old_text: str, new: Installation, tolerance: float = TOLERANCE) -> l
             raise ValueError(f"OLD is {old.trainer.name} and NEW is {new.trainer.name}; name two of the same trainer")
         work = prepare(old, trial_)
         before, after = train(old, trial_, work, "old"), train(new, trial_, work, "new")
-        found = [
-            losses_differ(before.losses, after.losses, tolerance),
-            samples_differ(old.python, before.sample, after.sample),
-        ]
-    return [text for text in found if text]
+        losses = losses_differ(before.losses, after.losses, tolerance)
+        return list(filter(None, [losses, samples_differ(old.python, before.sample, after.sample)]))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Compare, print what differs, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        description="Train the same 20 tiny steps in two versions of a trainer and compare."
-    )
+    parser = argparse.ArgumentParser(description="Train the same 20 steps in two versions of a trainer and compare.")
     parser.add_argument("old", metavar="OLD", help="CHECKOUT, CHECKOUT@VENV, or a commit of NEW's checkout")
     parser.add_argument("new", metavar="NEW", type=trial.installation, help="CHECKOUT or CHECKOUT@VENV")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help=f"part of a loss ({TOLERANCE})")

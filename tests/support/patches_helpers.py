@@ -1,4 +1,4 @@
-"""Runs a small module, or sd-scripts itself, under the patches, and returns exit code, log and times."""
+"""Runs a small module, or sd-scripts itself, under the patches, and returns exit code and log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,31 +20,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class RunResult:
-    """code: exit code. log: both streams. took_s: from start to exit. end_s: when it exited, `time.monotonic()`.
-    folder: its working folder."""
+    """code: exit code. log: both streams. folder: its working folder."""
 
     code: int
     log: str
-    took_s: float
-    end_s: float
     folder: Path | None = None
-
-    def hung_s(self) -> float:
-        """Return the seconds from the first line `HANG <time.monotonic()>` in the log until the exit, without the start-up.
-        All processes of a machine share this clock."""
-        assert "HANG " in self.log, f"exited with {self.code} before the hang:\n{self.log[-3000:]}"
-        return self.end_s - float(self.log.split("HANG ")[1].split()[0])
 
 
 def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float) -> RunResult:
     """Run a command of a trainer's interpreter to the end, forked from its nursery. After `timeout_s` it is killed and fails."""
-    start = time.monotonic()
     try:
         done = kohya_nursery.run(command, env, cwd, timeout_s)
     except subprocess.TimeoutExpired as late:
         raise AssertionError(f"still running after {timeout_s} s:\n{late.output[-3000:]}") from None
-    now = time.monotonic()
-    return RunResult(done.returncode, done.stdout, now - start, now)
+    return RunResult(done.returncode, done.stdout)
 
 
 @contextlib.contextmanager

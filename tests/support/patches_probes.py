@@ -1,22 +1,24 @@
-"""Small programs that hang, each in one known way: tests/upstream/test_hangs.py runs them under the launcher.
+"""Small programs that hang, each in one known way: the tests named test_hangs.py run them under the launcher.
 
-A program writes `HANG` and its clock when it starts to hang. Each line is written in one call: loader workers write to the
+A worker writes `HANG`, its clock and its pid when it starts to hang. Each line is written in one call: loader workers write to the
 same pipe, and `print` writes in pieces that would mix with theirs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-import numpy
 import patches_helpers as helpers
+import psutil
 import tiny_sd_scripts as tiny
 from ui_helpers import free_port
 
@@ -50,7 +52,6 @@ POOL = """
 import os, sys, time
 from concurrent.futures import ThreadPoolExecutor
 ThreadPoolExecutor(1).submit(time.sleep, 3600)
-os.write(1, f"HANG {time.monotonic()}\\n".encode())
 if sys.argv[1] == "fail":
     raise ValueError("the error of the script")
 """
@@ -61,7 +62,6 @@ from library.custom_offloading_utils import ModelOffloader
 
 class Stuck(ModelOffloader):
     def swap_weight_devices(self, a, b):
-        os.write(1, f"HANG {time.monotonic()}\\n".encode())
         time.sleep(3600)
 
 blocks = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(4))
@@ -78,12 +78,6 @@ else:
         x = block(x)
     x.sum().backward()
 """
-NPZ = """
-import os, time
-from library.strategy_base import LatentsCachingStrategy
-os.write(1, f"HANG {time.monotonic()}\\n".encode())
-LatentsCachingStrategy(True, 1, False)._default_load_latents_from_disk(None, os.environ["CACHE"], (64, 64))
-"""
 TRACKER = """
 import argparse, os, sys, time
 from accelerate import Accelerator
@@ -91,20 +85,16 @@ from accelerate.tracking import TensorBoardTracker
 from library import train_util
 
 def never(self, *args, **kwargs):
-    os.write(1, f"HANG {time.monotonic()}\\n".encode())
     time.sleep(3600)
 
-where, how = sys.argv[1:3]
-setattr(TensorBoardTracker, where, never)
-accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=sys.argv[3])
+TensorBoardTracker.__init__ = never
+accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=sys.argv[1])
 args = argparse.Namespace(wandb_run_name=None, log_tracker_config=None, log_tracker_name=None, log_config=False)
 train_util.init_trackers(accelerator, args, "run")
 for step in range(3):
     accelerator.log({"loss": 0.5}, step=step)
 print("trained", flush=True)
-if how == "fail":
-    raise ValueError("the error of the script")
-accelerator.end_training()
+raise ValueError("the error of the script")
 """
 FORK = """
 import multiprocessing as mp, torch
@@ -119,7 +109,6 @@ from accelerate import Accelerator
 accelerator = Accelerator(cpu=True)
 accelerator.wait_for_everyone()
 print("met once", flush=True)
-os.write(1, f"HANG {time.monotonic()}\\n".encode())
 if accelerator.process_index == 1:
     time.sleep(3600)
 accelerator.wait_for_everyone()
@@ -133,29 +122,6 @@ def loader(fault: str, bad: int = 4, after: str = "pass", kept: str = "kept = lo
     for name, text in {"FAULT": fault, "BAD": str(bad), "KEPT": kept, "AFTER": after}.items():
         source = source.replace(name, text)
     return source
-
-
-@contextlib.contextmanager
-def fifo(folder: Path):
-    """A cache file that opens and never returns data."""
-    os.mkfifo(folder / "x.npz")
-    yield {"CACHE": str(folder / "x.npz")}
-
-
-def damaged(spoil: Callable[[bytes], bytes]):
-    @contextlib.contextmanager
-    def around(folder: Path):
-        path = folder / "x.npz"
-        numpy.savez(path, latents=numpy.zeros((16, 8, 8)), original_size=[64, 64], crop_ltrb=[0, 0, 64, 64])
-        path.write_bytes(spoil(path.read_bytes()))
-        yield {"CACHE": str(path)}
-
-    return around
-
-
-def flip(data: bytes) -> bytes:
-    """A wrong byte in the middle of the largest member; the zip directory is intact."""
-    return data[:4000] + bytes([data[4000] ^ 0xFF]) + data[4001:]
 
 
 @contextlib.contextmanager
@@ -183,21 +149,56 @@ def late_rank(folder: Path):
 
 @dataclass(frozen=True)
 class Probe:
-    """source, args: the module to run. env: its limits. real: needs the checkout. around: what must exist while it runs."""
+    """source, args: the module to run. env: its limits. real: needs the checkout. around: what must exist while it runs.
+
+    code, says, never: how it ends, and what its log has and has not.
+    """
 
     source: str
+    code: int
+    says: tuple[str, ...]
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     real: bool = False
     around: Callable[[Path], AbstractContextManager[dict[str, str]]] = lambda folder: contextlib.nullcontext({})
+    never: str = "Segmentation fault"
 
-    def run(self, folder: Path) -> helpers.RunResult:
+    def run(self, folder: Path) -> tuple[Probe, helpers.RunResult]:
         folder.mkdir()
         with self.around(folder) as more:
             args = [a.replace("FOLDER", str(folder)) for a in self.args]
-            return replace(
-                helpers.module(folder, self.source, *args, real=self.real, **{**self.env, **more}), folder=folder
-            )
+            run = helpers.module(folder, self.source, *args, real=self.real, **{**self.env, **more})
+            return self, replace(run, folder=folder)
+
+
+def started(request, tmp_path_factory, at_once: int):
+    """The probes of the selected tests, started together, because a probe mostly waits. Yields name → Future."""
+    folders = tmp_path_factory.mktemp("probes")
+    jobs = {name: partial(p.run, folders / name.replace(" ", "-")) for name, p in PROBES.items()}
+    return helpers.ahead(request, "result", jobs, at_once)
+
+
+def check(probe: Probe, run: helpers.RunResult) -> None:
+    """The exit code and the log are those of the row, and no loader worker is left."""
+    assert run.code == probe.code and probe.never not in run.log, run.log
+    for text in probe.says:
+        assert text in run.log, (text, run.log)
+    assert pids_gone([int(pid) for pid in re.findall(r"HANG \S+ pid (\d+)", run.log)])
+
+
+def pids_gone(pids: list[int]) -> bool:
+    """Whether all are gone within half a minute. A zombie counts as gone."""
+
+    def is_alive(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    limit = time.monotonic() + 30
+    while any(map(is_alive, pids)) and time.monotonic() < limit:
+        time.sleep(0.1)
+    return not any(map(is_alive, pids))
 
 
 BATCHES = {
@@ -206,34 +207,65 @@ BATCHES = {
     "HANGPROOF_EXIT_GRACE_S": "8",
 }
 FAILS = "time.sleep(1.5); raise OSError('disk full')"
+WORKER = "hangproof: waited 8 s for batch 5 of the data loader from worker 0 (pid "
+AT_EXIT = "hangproof: waited 2 s at exit for ThreadPoolExecutor-0_0; exiting with code "
 PROBES = {
-    "worker asleep": Probe(loader("time.sleep(3600)"), ("2",), BATCHES),
-    "worker stopped": Probe(loader("os.kill(os.getpid(), signal.SIGSTOP)"), ("1",), BATCHES),
-    "worker deaf": Probe(loader(DEAF), ("2",), BATCHES),
-    "worker deaf, iterator dropped": Probe(loader(DEAF, bad=1, after=FAILS), ("2",), BATCHES),
-    "worker deaf, iterator kept": Probe(loader(DEAF, bad=1, after=FAILS, kept="kept = iter(loader)"), ("2",), BATCHES),
-    "worker slow to exit": Probe(loader(SLOW_EXIT), ("2",), BATCHES),
-    "no workers": Probe(loader("time.sleep(3600)"), ("0",), {"HANGPROOF_DATALOADER_FIRST_BATCH_S": "5"}),
+    # torch's own timeout does not fire here: the parent sits in a receive for the tensor's file descriptor.
+    "worker stopped": Probe(
+        loader("os.kill(os.getpid(), signal.SIGSTOP)"), 75, ("of the data loader from worker 0 (pid ",), ("1",), BATCHES
+    ),
+    "worker deaf": Probe(
+        loader(DEAF), 75, (WORKER, "loader timeout 8.0", "got 3", "_next_data"), ("2",), BATCHES, never="got 4"
+    ),
+    # The error is the script's own. The interpreter's exit would join this worker for ever.
+    "worker deaf, iterator dropped": Probe(
+        loader(DEAF, bad=1, after=FAILS), 1,
+        ("OSError: disk full", "waited 5 s for data loader workers to exit: "), ("2",), BATCHES,
+    ),
+    "worker deaf, iterator kept": Probe(
+        loader(DEAF, bad=1, after=FAILS, kept="kept = iter(loader)"), 1,
+        ("OSError: disk full", "did not exit on SIGTERM; killed"), ("2",), BATCHES,
+    ),
+    "worker slow to exit": Probe(
+        loader(SLOW_EXIT), 0, ("got 5", "waited 5 s for data loader workers to exit: "), ("2",), BATCHES, never="ValueError"
+    ),
+    "no workers": Probe(
+        loader("time.sleep(3600)"), 75,
+        ("waited 5 s for batch 5 of the data loader (no workers: the trainer itself reads it)",),
+        ("0",), {"HANGPROOF_DATALOADER_FIRST_BATCH_S": "5"},
+    ),
     "slow first batch": Probe(
-        loader("time.sleep(5)", bad=0), ("2",), {**BATCHES, "HANGPROOF_DATALOADER_TIMEOUT_S": "3"}
+        loader("time.sleep(5)", bad=0), 0, ("got 5",), ("2",), {**BATCHES, "HANGPROOF_DATALOADER_TIMEOUT_S": "3"}
     ),
-    "pool thread, failed": Probe(POOL, ("fail",), {"HANGPROOF_EXIT_GRACE_S": "2"}),
-    "pool thread, finished": Probe(POOL, ("finish",), {"HANGPROOF_EXIT_GRACE_S": "2"}),
+    "pool thread, failed": Probe(
+        POOL, 1, ("ValueError: the error of the script", AT_EXIT + "1"), ("fail",), {"HANGPROOF_EXIT_GRACE_S": "2"}
+    ),
+    "pool thread, finished": Probe(POOL, 0, (AT_EXIT + "0",), ("finish",), {"HANGPROOF_EXIT_GRACE_S": "2"}),
     "exit handler": Probe(
-        "import atexit, os, time\natexit.register(time.sleep, 3600)\nos.write(1, f'HANG {time.monotonic()}\\n'.encode())\n",
-        env={"HANGPROOF_EXIT_GRACE_S": "1"},
+        "import atexit, time\natexit.register(time.sleep, 3600)\n", 0,
+        ("waited 1 s at exit for an exit handler",), env={"HANGPROOF_EXIT_GRACE_S": "1"},
     ),
+    "rank late": Probe(
+        BARRIER, 75, ("met once", "hangproof: waited 6 s for all 2 ranks at a barrier (this is rank 0, phase import)"),
+        env={"HANGPROOF_BARRIER_TIMEOUT_S": "6"}, around=late_rank,
+    ),
+    # No GPU is needed: the decision is tested, so CUDA only reports that it has been used.
+    "fork after CUDA": Probe(
+        FORK, 1, ("[tensor([1]), tensor([2])]", "fork after CUDA refused: map of a data set would be forked",
+                  "--max_data_loader_n_workers 0"),
+    ),
+    "GPU in a forked child": Probe(BAD_FORK, 1, ("fork after CUDA: process ", "was forked from")),
     **{
-        f"future, {way}": Probe(SWAP, (way,), {"HANGPROOF_BLOCK_SWAP_TIMEOUT_S": "1"}, real=True)
-        for way in ("wait_for_block", "set_forward_only", "backward hook")
+        f"future, {way}": Probe(
+            SWAP, 75, (f"waited 1 s for block {block} of 4 to be swapped in (block swap, 1 blocks)", "swap_weight_devices"),
+            (way,), {"HANGPROOF_BLOCK_SWAP_TIMEOUT_S": "1"}, real=True,
+        )
+        for way, block in (("wait_for_block", 3), ("set_forward_only", 3), ("backward hook", 0))
     },
-    "npz on a FIFO": Probe(NPZ, env={"HANGPROOF_NPZ_TIMEOUT_S": "2"}, real=True, around=fifo),
-    "npz truncated": Probe(NPZ, real=True, around=damaged(lambda data: data[:5000])),
-    "npz with a corrupt member": Probe(NPZ, real=True, around=damaged(flip)),
+    # A run that does not fail continues offline (test_sd_scripts.py) and saves everything (test_save.py).
     "tracker never starts, run fails": Probe(
-        TRACKER, ("__init__", "fail", "FOLDER"), {"HANGPROOF_TRACKER_TIMEOUT_S": "2"}, real=True
+        TRACKER, 1, ("ValueError: the error of the script", "trained",
+                     "waited 2 s for trackers to start (tensorboard); the run continues offline"),
+        ("FOLDER",), {"HANGPROOF_TRACKER_TIMEOUT_S": "2"}, real=True,
     ),
-    "rank late": Probe(BARRIER, env={"HANGPROOF_BARRIER_TIMEOUT_S": "6"}, around=late_rank),
-    "fork after CUDA": Probe(FORK),
-    "GPU in a forked child": Probe(BAD_FORK),
-}
+}  # fmt: skip

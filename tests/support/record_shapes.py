@@ -43,9 +43,8 @@ def record(checkout: Path) -> dict[str, Any]:
     modules: dict[str, dict[str, Any]] = {}
     for patch in registry.patches(found.trainer):
         for target in patch.targets:
-            if locate.belongs_to_checkout(target.module, found.source) and locate.find_source(
-                target.module, found.source
-            ):
+            ours = locate.belongs_to_checkout(target.module, found.source)
+            if ours and locate.find_source(target.module, found.source):
                 modules.setdefault(target.module, {})  # one that is there although the target has moved
             if (place := _place(target, found.source)) is not None:
                 _add(modules, place, _shape(locate.node_of(place, found.source)))
@@ -59,12 +58,8 @@ def record(checkout: Path) -> dict[str, Any]:
     for name, outline in _outlines(found).items():
         modules[name]["outline"] = outline
     commit = versions.commit(checkout)
-    return {
-        "trainer": found.trainer,
-        "commit": commit,
-        "version": version_of(commit),
-        "modules": dict(sorted(modules.items())),
-    }
+    about = {"trainer": found.trainer, "commit": commit, "version": version_of(commit)}
+    return {**about, "modules": dict(sorted(modules.items()))}
 
 
 def _place(target: Target, source: Path) -> locate.Place | None:
@@ -94,9 +89,8 @@ def signature(given: ast.arguments) -> str:
     words = [one.arg + ("=…" if number >= without else "") for number, one in enumerate(plain)]
     if given.vararg or given.kwonlyargs:
         words.append("*" + (given.vararg.arg if given.vararg else ""))
-    words += [
-        one.arg + ("=…" if default else "") for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
-    ]
+    keywords = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    words += [one.arg + ("=…" if default else "") for one, default in keywords]
     return f"({', '.join([*words, *([f'**{given.kwarg.arg}'] if given.kwarg else [])])})"
 
 
@@ -151,29 +145,19 @@ def _outline(body: list[ast.stmt], places: set[tuple[int, int]], names: list[str
     """Yield lines of Python: the statements at `places` and what contains them. Conditions and other headers are left out."""
     indent = " " * depth
     for node in body:
-        inside = [
-            n
-            for n in ast.walk(node)
-            if n is not node and (getattr(n, "lineno", 0), getattr(n, "col_offset", -1)) in places
-        ]
+        below = [(getattr(n, "lineno", 0), getattr(n, "col_offset", -1)) for n in ast.walk(node) if n is not node]
+        inside = places & set(below)
         found = (node.lineno, node.col_offset) in places
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and inside:
-            first = (
-                f"def {node.name}{signature(node.args)}:"
-                if isinstance(node, ast.FunctionDef)
-                else f"class {node.name}:"
-            )
-            yield indent + first.replace("=…", "=None")
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.ClassDef):
+                yield f"{indent}class {node.name}:"
+            else:
+                yield f"{indent}def {node.name}{signature(node.args)}:".replace("=…", "=None")
                 own = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
                 yield from (f"{indent} {name} = None" for name in names if name in own)
         elif isinstance(node, ast.For) and (found or inside):
-            yield (
-                f"{indent}for {ast.unparse(node.target)} in {ast.unparse(node.iter)}:"
-                if found
-                else f"{indent}for _ in _:"
-            )
-            yield f"{indent} pass"
+            what = f"{ast.unparse(node.target)} in {ast.unparse(node.iter)}" if found else "_ in _"
+            yield from (f"{indent}for {what}:", f"{indent} pass")
         elif found:
             yield from (indent + line for line in ast.unparse(node).splitlines())
             continue

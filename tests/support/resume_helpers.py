@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import patches_helpers as helpers
 import tiny_sd_scripts as tiny
 
-from guards import checkpoint
+from guards import checkpoint, heartbeat
+from sd_scripts_patches import trainer_state
 
 DIE = """
 import os, signal
@@ -34,6 +37,7 @@ def train(
     die_after: int = 0,
     faults: str = "",
     timeout_s: float = 400,
+    patched: bool = True,
     env=(),
     **changed: str,
 ):
@@ -44,32 +48,30 @@ def train(
         (out / "die.py").write_text(DIE)
         settings["DIE_AFTER"] = str(die_after)
         faults = f"{tiny.home('LossRecorder')}={out / 'die.py'};{faults}"
-    return helpers.train(
-        work, tiny.arguments(work, out / "made", *more, **changed), timeout_s=timeout_s, TINY_FAULTS=faults, **settings
-    )
+    line = tiny.arguments(work, out / "made", *more, **changed)
+    return helpers.train(work, line, timeout_s, patched, TINY_FAULTS=faults, **settings)
 
 
-def killed_and_resumed(work: Path, out: Path, *more: str, kills: int, seed: int, **changed: str) -> int:
-    """Kill a run as `until_done` does. Returns how often it was killed."""
-
-    def run(die_after: int, *resume: str) -> helpers.RunResult:
-        return train(work, out, *more, *resume, die_after=die_after, **changed)
-
-    return until_done(run, out / "made", kills, seed)
-
-
-def until_done(run: Callable[..., helpers.RunResult], made: Path, kills: int, seed: int) -> int:
+def until_done(run: Callable[..., helpers.RunResult], made: Path, kills: int, seed: int) -> None:
     """Kill a run with SIGKILL after a random number of micro-batches, `kills` times, resuming each time from the newest
-    state; then let it finish. run(die_after, *resume) is one process; 0: it is not killed. Returns how often it was killed."""
-    rng, killed, resume = random.Random(seed), 0, []
-    while True:
+    state; then let it finish. run(die_after, *resume) is one process; 0: it is not killed."""
+    rng, resume = random.Random(seed), []
+    for killed in range(kills + 1):
         result = run(rng.randint(4, 9) if killed < kills else 0, *resume)
-        if result.code == 0:
-            return killed
-        assert result.code == -signal.SIGKILL, result.log[-3000:]
-        killed += 1
+        assert result.code == (-signal.SIGKILL if killed < kills else 0), result.log[-3000:]
         newest = checkpoint.newest_valid(made)
         resume = ["--resume", str(newest)] if newest else []
+
+
+def followed(out: Path) -> dict[str, str]:
+    """The variables of a run whose beats, phases and check points are kept in `out`."""
+    inject = {"HANGPROOF_INJECT": "patches_injectors:phases", "PHASES_FILE": str(out / "phases")}
+    return {"HANGPROOF_HEARTBEAT": str(out / "hb"), **inject}
+
+
+def phases(out: Path) -> list[str]:
+    """The phases of a run in the order in which it first reached them."""
+    return list(dict.fromkeys((out / "phases").read_text().split()))
 
 
 def tensors(path: Path) -> dict[str, str]:
@@ -107,11 +109,64 @@ def learning_rates(out: Path) -> dict[int, float]:
 
 def stripped(state: Path, folder: Path, **train_state: int) -> Path:
     """Copy a state as sd-scripts alone writes it, without our files. `train_state` replaces the content of its JSON."""
-    import shutil
-
     copy = Path(shutil.copytree(state, folder / state.name))
     (copy / checkpoint.GUARD).unlink()
-    (copy / "hangproof_resume.json").unlink()
+    (copy / trainer_state.FILE).unlink()
     if train_state:
         (copy / "train_state.json").write_text(json.dumps(train_state))
     return copy
+
+
+# -- comparisons of two runs
+
+
+def same_losses(plain: Path, killed: Path) -> int:
+    """Each loss of `killed` is that of the uninterrupted run, and none is missing. Returns how many were trained twice."""
+    expected = {(epoch, step): loss for epoch, step, loss in tiny.losses(plain / "losses")}
+    found = tiny.losses(killed / "losses")
+    assert [entry for entry in found if expected[entry[0], entry[1]] != entry[2]] == []
+    assert {(epoch, step) for epoch, step, _ in found} == set(expected)
+    return len(found) - len(expected)
+
+
+def same_output(plain: Path, other: Path) -> None:
+    """Names, LoRAs and sample images are the same."""
+    assert names(other) == names(plain)
+    for name in (name for name in names(plain) if name.endswith(".safetensors")):
+        one, two = (tensors(out / "made" / name) for out in (plain, other))
+        assert len(one) >= 6 and one == two, name
+    assert samples(other) == samples(plain)
+
+
+def same_training(plain: Path, guarded: Path, steps: int, images: int) -> list[str]:
+    """The guarded run has the numbers of the one without patches, and its heartbeat followed it. Returns its phases."""
+    losses = tiny.losses(plain / "losses")
+    assert len(losses) >= steps and len({loss for *_, loss in losses}) > 0.7 * steps
+    assert tiny.losses(guarded / "losses") == losses
+    same_output(plain, guarded)
+    assert len(samples(plain)) == images and not (plain / "hb").exists()
+    (beat,) = heartbeat.read_all(guarded / "hb")
+    assert (beat.outcome, beat.step, beat.planned, beat.count) == ("done", steps, steps, steps)
+    assert list(learning_rates(guarded)) == list(range(1, steps + 1))
+    return phases(guarded)
+
+
+def same_resumed(plain: Path, killed: Path) -> None:
+    """A killed run that was resumed ended as the uninterrupted one: learning rates, output, and what our file in each state
+    holds (counts, averages, generators, order), so that a tenth resume goes on in the same way."""
+    assert learning_rates(killed) == learning_rates(plain)
+    same_output(plain, killed)
+    states = [name for name in names(plain) if name.endswith("-state")]
+    assert len(states) > 6
+    for name in states:
+        one, two = (state_json(out, name, trainer_state.FILE) for out in (plain, killed))
+        assert one == two and checkpoint.problems(killed / "made" / name, deep=True) == [], name
+
+
+def same_caches(plain: Path, guarded: Path) -> None:
+    """The caches (npz) beside the images hold the same numbers."""
+    caches = sorted(path.relative_to(plain) for path in plain.rglob("*.npz"))
+    assert caches == sorted(path.relative_to(guarded) for path in guarded.rglob("*.npz"))
+    for name in caches:
+        one, other = numpy.load(plain / name), numpy.load(guarded / name)
+        assert one.files == other.files and all(numpy.array_equal(one[key], other[key]) for key in one.files), name

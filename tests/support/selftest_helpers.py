@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -14,8 +15,6 @@ import tiny_sd_scripts as tiny
 from sd_scripts_patches.tiny import Installation
 
 ROWS = ("environment", "versions", "GPU", "guards", "train", "LoRA", "hang", "resume")
-
-
 MUSUBI_ROWS = (*ROWS[:4], "caches", *ROWS[4:])
 
 
@@ -32,14 +31,15 @@ def started(folder: Path, temporary: Path, *flags: str) -> subprocess.Popen:
     )  # fmt: skip
 
 
-def finished(folder: Path, temporary: Path, *flags: str) -> tuple[int, dict[str, dict]]:
-    """Its exit code and its checks by name."""
-    with started(folder, temporary, "--json", *flags) as process:
-        out, err = process.communicate(timeout=1000)
-    assert out.count("\n") == 1, err
-    result = json.loads(out)
-    assert result["ok"] == (process.returncode == 0) and result["checkout"] == str(folder.resolve())
-    assert left_behind(temporary) == []
+def finished(folder: Path, *flags: str) -> tuple[int, dict[str, dict]]:
+    """Its exit code and its checks by name. Its temporary folder has a short path, which sockets need, and stays empty."""
+    with tempfile.TemporaryDirectory(prefix="hps-") as temporary:
+        with started(folder, Path(temporary), "--json", *flags) as process:
+            out, err = process.communicate(timeout=1000)
+        assert out.count("\n") == 1, err
+        result = json.loads(out)
+        assert result["ok"] == (process.returncode == 0) and result["checkout"] == str(folder.resolve())
+        assert left_behind(Path(temporary)) == []
     return process.returncode, {check["name"]: check for check in result["checks"]}
 
 

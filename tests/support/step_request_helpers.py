@@ -1,8 +1,6 @@
 """Requests that are made in a training, and how they were answered."""
 
-from monitor_helpers import (
-    events,
-)
+from monitor_helpers import events
 
 from guards import step_requests
 
@@ -21,6 +19,6 @@ def asking(folder, asked=ASKED):
 
 def answers(folder):
     """{kind: event} of the requests; each has one answer, and none waits."""
-    found = [event for event in events(folder, step_requests.EVENT)]
+    found = events(folder, step_requests.EVENT)
     assert len({event["id"] for event in found}) == len(found) and not step_requests.waiting(folder)
     return {event["request"]: event for event in found}

@@ -45,8 +45,8 @@ class Family:
     """One row.
 
     script, network: what train.sh names. flags: those of its own; {work} stands for the folder with the files. switches:
-    flags without a value. sizes: see tiny_shrink.py. make: (folder) → writes weights and tokenizers. of: the family that
-    has the same files. extra: module → code that runs after it, with `module` bound to it.
+    flags without a value. sizes: see tiny_shrink.py. make: (folder) → writes weights and tokenizers.
+    extra: module → code that runs after it, with `module` bound to it.
     """
 
     script: str
@@ -55,7 +55,6 @@ class Family:
     sizes: dict[str, dict[str, Any]]
     flags: dict[str, str] = field(default_factory=dict)
     switches: tuple[str, ...] = ()
-    of: str = ""
     extra: dict[str, str] = field(default_factory=dict)
 
 
@@ -376,15 +375,6 @@ FAMILIES: dict[str, Family] = {
             },
         },
     ),
-    "sdxl-v": Family(
-        script="sdxl_train_network.py",
-        network="networks.lora",
-        make=make_sdxl,
-        flags=files(),
-        switches=(*ON_DISK, "v_parameterization", "zero_terminal_snr", "scale_v_pred_loss_like_noise_pred"),
-        sizes={},
-        of="sdxl",
-    ),
     "sd15": Family(
         script="train_network.py",
         network="networks.lora",
@@ -472,12 +462,6 @@ FAMILIES: dict[str, Family] = {
 # -- runs
 
 
-def sizes(name: str) -> dict[str, dict[str, Any]]:
-    """Return the sizes of a family."""
-    family = FAMILIES[name]
-    return FAMILIES[family.of].sizes if family.of else family.sizes
-
-
 def why_not(name: str) -> str:
     """Return why a family cannot be trained with this checkout, or ""."""
     script = FAMILIES[name].script
@@ -487,7 +471,7 @@ def why_not(name: str) -> str:
 
 def workdir(name: str) -> Path:
     """Return a folder with weights, tokenizers, images and site/ of a family, made once per session and checkout."""
-    return _workdir(tiny.checkout(), FAMILIES[name].of or name)
+    return _workdir(tiny.checkout(), name)
 
 
 @functools.lru_cache(maxsize=32)
@@ -496,7 +480,7 @@ def _workdir(made_by: Path, name: str) -> Path:
     atexit.register(shutil.rmtree, work, ignore_errors=True)
     tiny.write_site(work)
     complete_stand_in(work / "site/torchvision/transforms")
-    (work / "sizes.json").write_text(json.dumps(sizes(name)), encoding="utf-8")
+    (work / "sizes.json").write_text(json.dumps(FAMILIES[name].sizes), encoding="utf-8")
     for module, code in FAMILIES[name].extra.items():
         (work / f"{module}.py").write_text(code, encoding="utf-8")
     line = [str(tiny.python()), __file__, str(made_by), str(work), name]
@@ -519,11 +503,18 @@ def complete_stand_in(folder: Path) -> None:
 
 def environment(name: str, work: Path, faults: str = "", **extra: str) -> dict[str, str]:
     """Return the environment of a process that trains this family. faults: more entries of TINY_FAULTS."""
-    entries = [f"{module}={SHRINK}" for module in sizes(name)]
+    entries = [f"{module}={SHRINK}" for module in FAMILIES[name].sizes]
     entries += [f"{module}={work / module}.py" for module in FAMILIES[name].extra] + [faults]
     shrunk = {"TINY_SIZES": str(work / "sizes.json"), "TINY_FAULTS": ";".join(filter(None, entries))}
     hub = {"HF_HUB_CACHE": str(work / "hub")}
     return tiny.environment(work, **shrunk, **hub, **extra)
+
+
+FLAGS = f"""
+output_name=tiny resolution=64,64 caption_extension=.txt network_dim=4 optimizer_type=AdamW learning_rate=1e-3 lr_scheduler=cosine
+loss_type=l2 mixed_precision=no save_precision=float seed=42 max_data_loader_n_workers=0 max_train_epochs={EPOCHS}
+save_every_n_steps={STATE_EVERY} sample_every_n_steps={SAMPLE_EVERY}
+"""
 
 
 def arguments(name: str, work: Path, images: Path, out: Path, *more: str, **changed: str | None) -> list[str]:
@@ -533,26 +524,12 @@ def arguments(name: str, work: Path, images: Path, out: Path, *more: str, **chan
     """
     family = FAMILIES[name]
     flags: dict[str, str | None] = {
+        **dict(word.split("=") for word in FLAGS.split()),
         "pretrained_model_name_or_path": f"{work}/model.safetensors",
         "tokenizer_cache_dir": f"{work}/tokenizers",
         "train_data_dir": str(images),
         "output_dir": str(out),
-        "output_name": "tiny",
-        "resolution": "64,64",
-        "caption_extension": ".txt",
         "network_module": family.network,
-        "network_dim": "4",
-        "optimizer_type": "AdamW",
-        "learning_rate": "1e-3",
-        "lr_scheduler": "cosine",
-        "loss_type": "l2",
-        "mixed_precision": "no",
-        "save_precision": "float",
-        "seed": "42",
-        "max_data_loader_n_workers": "0",
-        "max_train_epochs": str(EPOCHS),
-        "save_every_n_steps": str(STATE_EVERY),
-        "sample_every_n_steps": str(SAMPLE_EVERY),
         "sample_prompts": f"{work}/prompts.txt",
         **{flag: value.format(work=work) for flag, value in family.flags.items()},
         **changed,

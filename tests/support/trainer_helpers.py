@@ -164,17 +164,13 @@ _fsyncs = 0
 
 
 def fault(phase: str, step: int, heartbeat) -> None:
-    """Called at each beat of the trainer. TEST_TRACE=FILE: the phases. TEST_FAULT says what to do:
+    """Called at each beat of the trainer. TEST_FAULT says what to do:
 
     `kill@STEP+SECONDS`  SIGKILL so long after that step; `save@STEP+N`: in the first save from that step on, at the Nth
     fsync from there; `sample@STEP`: SIGKILL in the first sample image from that step on; `fsize@BYTES`: no file may
     become larger; `stop@STEP`: ask for a stop, as the monitor does; `hasty@STEP`: the same in the first denoising step
     of a sample, and SIGKILL in the next.
     """
-    trace = os.environ.get("TEST_TRACE")
-    if trace and not phase.startswith("check point "):
-        with open(trace, "a", encoding="utf-8") as file:
-            file.write(f"{phase} {heartbeat._done}/{heartbeat._total}\n")
     what, _, when = os.environ.get("TEST_FAULT", "").partition("@")
     at, _, more = when.partition("+")
     now = (what, phase, heartbeat._done if phase == "sample" else 0)

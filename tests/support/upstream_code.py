@@ -1,4 +1,4 @@
-"""Classes and functions of a checkout, without what else its modules import; and images of a draft."""
+"""Classes and functions of a checkout, without what else its modules import."""
 
 import ast
 import logging
@@ -8,13 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-
-from ui.dataset.draft_items import Item
-
-
-def item(key: str, width: int, height: int, **more: Any) -> Item:
-    return Item(**{"id": key, "file": f"{key}.png", "folder": "", "width": width, "height": height, "caption": "",
-                   "sha256": key, "warnings": (), **more})  # fmt: skip
 
 
 def code_of(paths: list[Path], *names: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Every known wait of kohya's trainers is found, and none of a preset's run is open."""
 
-import shutil
 from pathlib import Path
 
 import audit_waits
@@ -35,14 +34,3 @@ def test_the_known_waits_are_found_and_none_is_open(version):
     assert {cover.patch for cover in audit_waits.COVERS} - ended <= (
         {"npz", "images", "hygiene"} if version == "musubi" else {"caches"}
     )
-
-
-def test_a_patch_that_lacks_its_target_ends_nothing(newest, tmp_path):
-    for part in ("library", "networks"):
-        shutil.copytree(newest / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in newest.glob("*.py"):
-        shutil.copy(path, tmp_path)
-    path = tmp_path / "library/custom_offloading_utils.py"
-    path.write_text(path.read_text(encoding="utf-8").replace("_wait_blocks_move", "_await_block"), encoding="utf-8")
-    found = {wait.function: wait.by for wait in audit_waits.audit(tmp_path).waits}
-    assert found["Offloader._await_block"] == found["swap_weight_devices_cuda"] == audit_waits.PHASE

@@ -58,9 +58,3 @@ def test_musubi_tuner_is_compared_too(musubi, part, tmp_path, capsys):
         else f"{copy}: zimage_train_network.py exited with code 1: RuntimeError"
     )
     assert wanted in shown
-
-
-def test_two_trainers_are_not_compared(newest, musubi, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        canary.main([named(tiny), named(tiny_musubi)])
-    assert "name two of the same trainer" in capsys.readouterr().err

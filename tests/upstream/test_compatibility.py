@@ -17,11 +17,10 @@ from sd_scripts_patches import patch, registry, resume, save, versions
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def command(*args, cwd=ROOT, **env):
-    work = Path(env.pop("work", ROOT))
+def command(*args):
     return subprocess.run(
         [sys.executable, "-m", "sd_scripts_patches", *map(str, args)],
-        cwd=cwd, env=tiny.environment(work, **env), check=False, capture_output=True, text=True, timeout=240,
+        cwd=ROOT, env=tiny.environment(ROOT), check=False, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 
 
@@ -54,41 +53,40 @@ def test_every_patch_is_compatible_with_the_pinned_checkout(sd_scripts):
         assert finding["why"] and finding["targets"], finding
 
 
-def test_a_renamed_method_is_named_and_the_check_fails(copy):
+def checked(copy, capsys) -> tuple[int, str, str]:
+    """Return exit code, table and errors of the command, run in this process."""
+    return main.check([str(copy)]), *capsys.readouterr()
+
+
+def renamed(copy):
     edit(copy / "library/custom_offloading_utils.py", "_wait_blocks_move", "_await_block")
-    done = command("check", copy)
-    assert done.returncode == 1
-    assert "missing     block_swap" in done.stdout
-    assert "library.custom_offloading_utils:Offloader._wait_blocks_move: '_wait_blocks_move' is missing" in done.stdout
-    assert "open: a swap thread that is stuck on a CUDA stream" in done.stdout
-    assert done.stderr.strip() == "sd_scripts_patches: not guarded: block_swap; see the table"
 
 
-def checked(copy, capsys) -> tuple[int, str]:
-    """Return exit code and table of the command, run in this process."""
-    return main.check([str(copy)]), capsys.readouterr().out
+def test_a_renamed_method_is_named_and_the_check_fails(copy, capsys):
+    renamed(copy)
+    code, table, errors = checked(copy, capsys)
+    assert code == 1 and "missing     block_swap" in table
+    assert "library.custom_offloading_utils:Offloader._wait_blocks_move: '_wait_blocks_move' is missing" in table
+    assert "open: a swap thread that is stuck on a CUDA stream" in table
+    assert errors.strip() == "sd_scripts_patches: not guarded: block_swap; see the table"
 
 
 def test_another_way_to_read_a_cache_is_incompatible(copy, capsys):
     edit(copy / "library/strategy_flux.py", "data = np.load(npz_path)", "data = np.load(npz_path, mmap_mode='r')")
-    code, table = checked(copy, capsys)
+    code, table, _ = checked(copy, capsys)
     assert code == 1 and "is not a guarded form of np.load" in table
 
 
 def test_a_missing_family_is_not_needed(copy, capsys):
-    for path in [
-        *copy.glob("library/*anima*.py"),
-        *copy.glob("networks/*anima*.py"),
-        *copy.glob("library/*lumina*.py"),
-    ]:
-        path.unlink()
-    code, table = checked(copy, capsys)
-    assert code == 0, table
-    assert "not needed  library.strategy_anima:np" in table
+    for pattern in ("library/*anima*.py", "networks/*anima*.py", "library/*lumina*.py"):
+        for path in copy.glob(pattern):
+            path.unlink()
+    code, table, _ = checked(copy, capsys)
+    assert code == 0 and "not needed  library.strategy_anima:np" in table, table
 
 
-def test_a_run_that_relies_on_a_missing_target_stops_before_anything_is_loaded(copy):
-    edit(copy / "library/custom_offloading_utils.py", "_wait_blocks_move", "_await_block")
+def test_a_run_that_relies_on_a_missing_target_stops_before_anything_is_loaded_and_another_one_names_it(copy):
+    renamed(copy)
     (copy / "torch.py").write_text("raise SystemExit('torch was imported')")
     script = copy / "flux_train_network.py"
     for flags in (["--blocks_to_swap=4"], ["--hangproof_strict", "1"]):
@@ -96,36 +94,27 @@ def test_a_run_that_relies_on_a_missing_target_stops_before_anything_is_loaded(c
         assert done.returncode == 1
         assert "'_wait_blocks_move' is missing" in done.stderr and "Nothing was loaded" in done.stderr
         assert "torch was imported" not in done.stderr
-
-
-def test_a_run_that_does_not_use_a_missing_target_starts_and_names_it(copy):
-    edit(copy / "library/custom_offloading_utils.py", "_wait_blocks_move", "_await_block")
-    script = copy / "flux_train_network.py"
+    (copy / "torch.py").unlink()
     script.write_text("raise SystemExit('the script runs')\n" + script.read_text(encoding="utf-8"), encoding="utf-8")
-    done = command(script)
-    assert (
-        "not guarded, and not used by this run: library.custom_offloading_utils:Offloader._wait_blocks_move is missing"
-        in done.stderr
-    )
-    assert "the script runs" in done.stderr
+    said = command(script).stderr
+    place = "library.custom_offloading_utils:Offloader._wait_blocks_move"
+    assert f"not guarded, and not used by this run: {place} is missing" in said and "the script runs" in said
 
 
 def test_the_check_imports_nothing_of_sd_scripts(copy):
     """A checkout whose modules fail on import can still be checked."""
     for path in copy.rglob("*.py"):
         path.write_text("raise SystemExit('imported')\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
-    done = command("check", copy)
-    assert "imported" not in done.stderr, done.stderr
+    assert "imported" not in command("check", copy).stderr
 
 
 def recorded(checkout):
-    """The recorded facts of this checkout's commit; it fails when there are none, as they are those of the pinned versions."""
+    """The facts that are recorded of this checkout's commit. After another pin: tests/support/record_shapes.py CHECKOUT…"""
     (facts,) = [facts for facts in record_shapes.load() if facts["commit"] == versions.commit(checkout)]
     return facts
 
 
 def test_what_is_recorded_of_sd_scripts_is_what_the_checkout_has(sd_scripts):
-    """After another pin: .venv/bin/python tests/support/record_shapes.py CHECKOUT…"""
     assert record_shapes.record(sd_scripts) == recorded(sd_scripts)
 
 
@@ -147,37 +136,27 @@ def test_every_patch_of_musubi_tuner_is_compatible_and_a_changed_loop_is_named(m
     assert "the statement 'global_step += 1': expected exactly one, found 0" in captured.out
 
 
-@pytest.mark.parametrize(
-    ("rewrite", "old", "new"),
-    [
-        (resume.rewrite, "enumerate(skipped_dataloader or train_dataloader)", "enumerate(train_dataloader)"),
-        (resume.rewrite, "global_step += 1", "global_step = global_step + 1"),
-        (
-            resume.rewrite,
-            "for epoch in range(epoch_to_start, num_train_epochs)",
-            "for epoch in range(num_train_epochs)",
-        ),
-        (resume.rewrite, "steps_from_state", "steps_of_state"),
-        (resume.rewrite, "loss_recorder.add(", "loss_recorder.put("),
-        (resume.rewrite, "resume_from_local_or_hf_if_specified(accelerator, args)", "resume(accelerator, args)"),
-        (save.rewrite, "accelerator.end_training()", "accelerator.finish()"),
-        (save.rewrite, "save_state_on_train_end(args, accelerator)", "save_state(args, accelerator)"),
-        (
-            save.rewrite,
-            "unwrapped_nw.save_weights(ckpt_file, save_dtype, metadata_to_save)",
-            "unwrapped_nw.save(ckpt_file)",
-        ),
-        (
-            save.rewrite,
-            "        accelerator.end_training()\n",
-            "        if is_main_process:\n            accelerator.end_training()\n",
-        ),
-    ],
-)
-def test_a_changed_train_loop_is_refused(sd_scripts, rewrite, old, new):
+END = "        accelerator.end_training()\n"
+# the patch that rewrites it, a statement that it looks for → what upstream makes of it
+CHANGES = [
+    (resume, "enumerate(skipped_dataloader or train_dataloader)", "enumerate(train_dataloader)"),
+    (resume, "global_step += 1", "global_step = global_step + 1"),
+    (resume, "for epoch in range(epoch_to_start, num_train_epochs)", "for epoch in range(num_train_epochs)"),
+    (resume, "steps_from_state", "steps_of_state"),
+    (resume, "loss_recorder.add(", "loss_recorder.put("),
+    (resume, "resume_from_local_or_hf_if_specified(accelerator, args)", "resume(accelerator, args)"),
+    (save, "accelerator.end_training()", "accelerator.finish()"),
+    (save, "save_state_on_train_end(args, accelerator)", "save_state(args, accelerator)"),
+    (save, "unwrapped_nw.save_weights(ckpt_file, save_dtype, metadata_to_save)", "unwrapped_nw.save(ckpt_file)"),
+    (save, END, f"        if is_main_process:\n    {END}"),
+]
+
+
+@pytest.mark.parametrize(("of", "old", "new"), CHANGES)
+def test_a_changed_train_loop_is_refused(sd_scripts, of, old, new):
     source = (sd_scripts / "train_network.py").read_text(encoding="utf-8")
-    body = patch.find_function(rewrite(ast.parse(source)), "NetworkTrainer.train").body
-    assert rewrite is resume.rewrite or ast.unparse(body[-1]) == "_hangproof_end(accelerator)"
+    body = patch.find_function(of.rewrite(ast.parse(source)), "NetworkTrainer.train").body
+    assert of is resume or ast.unparse(body[-1]) == "_hangproof_end(accelerator)"
     assert old in source
     with pytest.raises(patch.Incompatible):
-        rewrite(ast.parse(source.replace(old, new)))
+        of.rewrite(ast.parse(source.replace(old, new)))

@@ -5,7 +5,6 @@ import subprocess
 
 import pytest
 import tiny_sd_scripts
-from runs_helpers import data, pictures, python, spec  # noqa: F401
 
 import presets
 

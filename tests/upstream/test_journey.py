@@ -16,7 +16,7 @@ original, read = module.{owner}.__getitem__, [0]
 def __getitem__(self, index):
     read[0] += 1
     if read[0] == 4:
-        os.write(1, f"HANG {{time.monotonic()}} pid {{os.getpid()}}\\n".encode())
+        os.write(1, f"HANG pid {{os.getpid()}}\\n".encode())
         time.sleep(3600)
     return original(self, index)
 module.{owner}.__getitem__ = __getitem__
@@ -24,11 +24,14 @@ module.{owner}.__getitem__ = __getitem__
 
 
 def fell_asleep(out, tiny, command, env, module: str, owner: str) -> None:
-    """Train with a worker that sleeps over its fourth batch, and judge how it ends."""
+    """Train with a worker that sleeps over its fourth batch, and judge how it ends. TMPDIR is too long for its sockets."""
+    temporary = out / ("x" * 120)
+    temporary.mkdir()
     (out / "fault.py").write_text(SLEEPS.format(owner=owner))
     limits = {"HANGPROOF_DATALOADER_TIMEOUT_S": "4", "HANGPROOF_DATALOADER_FIRST_BATCH_S": "60"}
     faults = {"TINY_FAULTS": f"{module}={out / 'fault.py'}", "HANGPROOF_HEARTBEAT": str(out / "hb")}
-    result = helpers.watch(command, {**env, **limits, **faults}, tiny.checkout(), 120)
+    result = helpers.watch(command, {**env, **limits, **faults, "TMPDIR": str(temporary)}, tiny.checkout(), 120)
+    assert f"hangproof: TMPDIR ({temporary}) is too long" in result.log
     assert result.code == 75 and "HANG " in result.log, result.log[-3000:]
     found = re.search(
         r"hangproof: (waited 4 s for batch \d+ of the data loader from worker \d \(pid (\d+)\))", result.log

@@ -4,7 +4,6 @@ import os
 import subprocess
 
 import tiny_sd_scripts
-from runs_helpers import PROJECT, data, python, run_script, spec, stub  # noqa: F401
 
 from presets.fix import fix
 
@@ -15,15 +14,7 @@ def test_a_fixed_12g_script_of_fluxgym_is_taken_by_the_real_launcher(newest, tmp
     script = tiny_sd_scripts.checkout() / "flux_train_network.py"
     text = f"{tiny_sd_scripts.python()} {script} --help\n"
     environment = tiny_sd_scripts.environment(tmp_path) | {"PYTHONPATH": str(tmp_path / "site")}
-    done = subprocess.run(
-        ["bash"],
-        input=fix(text).text,
-        text=True,
-        capture_output=True,
-        timeout=300,
-        env=environment,
-        check=False,
-        cwd=tmp_path,
-    )
+    given = {"input": fix(text).text, "env": environment, "cwd": tmp_path, "timeout": 300}
+    done = subprocess.run(["bash"], text=True, capture_output=True, check=False, **given)
     assert done.returncode == 0 and "--split_mode" in done.stdout, done.stderr[-1500:]
     assert "sd_scripts_patches" in fix(text).text and os.sep in str(script)

@@ -5,93 +5,70 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
-import musubi_helpers
 import patches_helpers as helpers
 import pytest
 import resume_helpers
 import tiny_musubi as tiny
+from musubi_helpers import SORTED
 
 from guards import checkpoint, heartbeat, startup
+from sd_scripts_patches.musubi import LOOP, save
+from sd_scripts_patches.patch import find_function
 
 pytestmark = pytest.mark.usefixtures("musubi")
+POINTS = "arguments folders data accelerator tokenizer model network loader ready tracker ready first_step finished"
 
 
 @pytest.fixture(scope="module")
 def runs(musubi, tmp_path_factory):
-    """Two epochs with everything that the patches change: without them, and with all of them."""
-    tiny.workdir()
+    """Three epochs with everything that the patches change: without them, and with all of them. [(folder, result)]"""
+    work = tiny.workdir()
     base = tmp_path_factory.mktemp("musubi")
 
     def run(patched):
         folder = base / ("patched" if patched else "plain")
-        config = tiny.cached(tiny.workdir(), folder, batch_size=2)
-        (folder / "sorted.py").write_text(musubi_helpers.SORTED)
-        (folder / "run").mkdir()
+        config = tiny.cached(work, folder, batch_size=2)
+        (folder / "sorted.py").write_text(SORTED)
         args = tiny.arguments(
-            tiny.workdir(), config, folder / "made", "--save_state", "--save_every_n_steps", "2", "--max_train_epochs",
-            "3", "--sample_every_n_steps", "5", "--persistent_data_loader_workers", "--sample_prompts",
-            str(tiny.workdir() / "prompts.txt"), "--log_with", "tensorboard", "--logging_dir", str(folder / "logs"),
-            "--save_last_n_steps", "4", max_data_loader_n_workers="2",
+            work, config, folder / "made", "--save_state", "--save_every_n_steps", "2", "--max_train_epochs", "3",
+            "--sample_every_n_steps", "5", "--persistent_data_loader_workers", "--sample_prompts", str(work / "prompts.txt"),
+            "--log_with", "tensorboard", "--logging_dir", str(folder / "logs"), "--save_last_n_steps", "4",
+            max_data_loader_n_workers="2",
         )  # fmt: skip
-        env = tiny.environment(
-            tiny.workdir(),
-            patched,
-            TINY_LOSSES=str(folder / "losses"),
-            HANGPROOF_HEARTBEAT=str(folder / "hb"),
-            HANGPROOF_RUN=str(folder / "run"),
-            HANGPROOF_INJECT="patches_injectors:phases",
-            PHASES_FILE=str(folder / "phases"),
-            **({} if patched else {"TINY_FAULTS": f"musubi_tuner.dataset.image_video_dataset={folder / 'sorted.py'}"}),
-        )
+        settings = {
+            "TINY_LOSSES": str(folder / "losses"),
+            "HANGPROOF_RUN": str(folder),
+            **resume_helpers.followed(folder),
+        }
+        if not patched:
+            settings["TINY_FAULTS"] = f"musubi_tuner.dataset.image_video_dataset={folder / 'sorted.py'}"
         # the script in the package's folder, the one with the patches
-        command = tiny.command(
-            "zimage_train_network.py", *args, patched=patched, folder="src/musubi_tuner" if patched else ""
-        )
-        result = helpers.watch(command, env, tiny.checkout(), 400)
+        where = "src/musubi_tuner" if patched else ""
+        command = tiny.command("zimage_train_network.py", *args, patched=patched, folder=where)
+        result = helpers.watch(command, tiny.environment(work, patched, **settings), tiny.checkout(), 400)
         assert result.code == 0, result.log[-3000:]
         return folder, result
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip((False, True), pool.map(run, (False, True)), strict=True))
+        return list(pool.map(run, (False, True)))
 
 
-def test_losses_weights_and_samples_are_identical(runs):
-    plain, patched = (runs[p][0] for p in (False, True))
-    assert len(tiny.losses(plain / "losses")) == 12
-    assert tiny.losses(plain / "losses") == tiny.losses(patched / "losses")
-    assert resume_helpers.names(plain) == resume_helpers.names(patched)
-    one, other = (resume_helpers.tensors(folder / "made/tiny.safetensors") for folder in (plain, patched))
-    assert len(one) > 20 and one == other
-    pictures = [resume_helpers.samples(folder) for folder in (plain, patched)]
-    assert len(pictures[0]) == 2 and pictures[0] == pictures[1]
-
-
-def test_the_heartbeat_describes_the_run(runs):
-    folder, _ = runs[True]
-    (beat,) = heartbeat.read_all(folder / "hb")
-    assert (beat.outcome, beat.step, beat.planned, beat.epoch) == ("done", 12, 12, 3)
-    phases = list(dict.fromkeys((folder / "phases").read_text().split()))
+def test_guarded_training_has_the_same_numbers_and_a_heartbeat_that_describes_it(runs):
+    (plain, _), (folder, _) = runs
+    phases = resume_helpers.same_training(plain, folder, 12, 2)
     assert phases[:3] == ["import", "load", "first_step"] and phases[-1] == "end"
-    assert sorted(phases) == sorted(["import", "load", "first_step", "step", "sample", "save", "end"])
-    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert sorted(phases[3:-1]) == ["sample", "save", "step"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [loss for _, _, loss in tiny.losses(folder / "losses")]
     assert lines[0]["lr"] == 1e-3 and lines[-1]["lr"] < 1e-4  # a cosine
-
-
-def test_the_run_reaches_every_check_point_in_the_order_of_the_trainer(runs):
-    folder, _ = runs[True]
-    assert (folder / "phases.points").read_text().split() == [
-        "arguments", "folders", "data", "accelerator", "tokenizer", "model", "network", "loader", "ready", "tracker", "ready",
-        "first_step", "finished",
-    ]  # fmt: skip
+    assert (folder / "phases.points").read_text().split() == POINTS.split()
     (beat,) = heartbeat.read_all(folder / "hb")
-    assert all(beat.reached) and beat.point == "finished"
+    assert all(beat.reached) and beat.point == "finished" and beat.epoch == 3
     assert startup.read_about(beat.about)["device"] == "cpu"
 
 
 def test_every_state_that_is_left_verifies_and_nothing_else_is_left(runs):
-    folder, result = runs[True]
+    folder, result = runs[1]
     made = folder / "made"
     states = checkpoint.states(made)
     assert len(states) >= 3 and all(checkpoint.problems(state, deep=True) == [] for state in states)
@@ -100,27 +77,21 @@ def test_every_state_that_is_left_verifies_and_nothing_else_is_left(runs):
 
 
 def test_the_last_save_comes_before_the_end_of_the_trackers(runs):
-    assert runs[True][1].log.index("model saved.") > runs[True][1].log.index("saving last state.")
+    log = runs[1][1].log
+    assert log.index("model saved.") > log.index("saving last state.")
     tree = ast.parse((tiny.checkout() / "src/musubi_tuner/training/trainer_base.py").read_bytes())
-    from sd_scripts_patches.musubi import LOOP, save
-    from sd_scripts_patches.patch import find_function
-
     last = find_function(save.rewrite(tree), LOOP).body[-1]
     assert ast.unparse(last) == "_hangproof_end(accelerator)"
 
 
-def caching(folder, *more, patched=True, env=()):
+def caching(folder, *more, env=()):
     """Run both caching commands; return their results."""
     config = tiny.dataset(folder, tiny.workdir() / "images")
     results = []
     for number, (script, args) in enumerate(tiny.caching(config, *more).items()):
-        settings = {
-            "HANGPROOF_HEARTBEAT": str(folder / f"hb{number}"),
-            "HANGPROOF_INJECT": "patches_injectors:phases",
-            "PHASES_FILE": str(folder / f"phases{number}"),
-            **dict(env),
-        }
-        command = tiny.command(script, *args, patched=patched)
+        (folder / str(number)).mkdir()
+        settings = {**resume_helpers.followed(folder / str(number)), **dict(env)}
+        command = tiny.command(script, *args)
         results.append(helpers.watch(command, tiny.environment(tiny.workdir(), **settings), tiny.checkout(), 200))
     return results
 
@@ -134,10 +105,9 @@ def test_the_caching_commands_write_the_same_files_and_report_their_items(tmp_pa
     )
     assert patched == plain and len(plain) == 14
     for number, phase in enumerate(("cache_latents", "cache_text")):
-        (beat,) = heartbeat.read_all(tmp_path / f"hb{number}")
+        (beat,) = heartbeat.read_all(tmp_path / str(number) / "hb")
         assert beat.outcome == "done"
-        phases = list(dict.fromkeys((tmp_path / f"phases{number}").read_text().split()))
-        assert phases[:3] == ["import", "load", phase], phases
+        assert resume_helpers.phases(tmp_path / str(number))[:3] == ["import", "load", phase]
 
 
 def test_damaged_caches_are_made_again_although_existing_ones_are_skipped(tmp_path):
@@ -176,11 +146,11 @@ def test_a_caching_command_stops_on_request(tmp_path):
     (tmp_path / "stop.py").write_text(
         "from guards import heartbeat\noriginal = module.save_latent_cache_z_image\n"
         "def save(*args, **kwargs):\n    original(*args, **kwargs)\n"
-        f"    heartbeat.set_request({str(heartbeat.path_of(tmp_path / 'hb0', 0))!r}, heartbeat.REQUEST_STOP)\n"
+        f"    heartbeat.set_request({str(heartbeat.path_of(tmp_path / '0/hb', 0))!r}, heartbeat.REQUEST_STOP)\n"
         "module.save_latent_cache_z_image = save\n"
     )
     fault = {"TINY_FAULTS": f"musubi_tuner.dataset.image_video_dataset={tmp_path / 'stop.py'}"}
     first, _ = caching(tmp_path, env=fault)
     assert "--skip_existing continues from there" in first.log, first.log[-3000:]
-    (beat,) = heartbeat.read_all(tmp_path / "hb0")
+    (beat,) = heartbeat.read_all(tmp_path / "0/hb")
     assert beat.outcome == "stopped" and len(list((tmp_path / "cache").glob("*x*_zi.safetensors"))) < 7

@@ -4,50 +4,25 @@ import contextlib
 import os
 import re
 import shutil
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import hub_server
 import patches_helpers as helpers
-import psutil
 import pytest
 import resume_helpers
 import tiny_musubi as tiny
 
-WORKER = """
-import os, signal, time
-original, read = module.BucketBatchManager.__getitem__, [0]
-def __getitem__(self, index):
-    read[0] += 1
-    if read[0] == 3:
-        {before}
-        print(f"HANG {{time.monotonic()}} pid {{os.getpid()}}", flush=True)
-        {hang}
-    return original(self, index)
-module.BucketBatchManager.__getitem__ = __getitem__
-"""
 TRACKER = """
 import accelerate.tracking, time
-def hang(*args, **kwargs):
-    print(f"HANG {time.monotonic()}", flush=True)
-    time.sleep(3600)
-accelerate.tracking.TensorBoardTracker.__init__ = hang
-"""
-POOL = """
-import time
-from concurrent.futures import ThreadPoolExecutor
-pool, save = ThreadPoolExecutor(1), module.save_state_on_train_end
-def save_state_on_train_end(*args, **kwargs):
-    save(*args, **kwargs)
-    pool.submit(time.sleep, 3600)
-    print(f"HANG {time.monotonic()}", flush=True)
-module.save_state_on_train_end = save_state_on_train_end
+accelerate.tracking.TensorBoardTracker.__init__ = lambda *args, **kwargs: time.sleep(3600)
 """
 OFFLOADER = """
 import time
 from concurrent.futures import ThreadPoolExecutor
 from musubi_tuner.modules import custom_offloading_utils as utils
 pool = ThreadPoolExecutor(1)
-print(f"HANG {time.monotonic()}", flush=True)
 """
 FUTURE = """
 offloader = utils.ModelOffloader.__new__(utils.ModelOffloader)
@@ -69,9 +44,7 @@ copier.copy_stream = Stream()
 copier.sync()
 """
 TOKENIZER = """
-import time
 from musubi_tuner.zimage import zimage_utils
-print(f"HANG {time.monotonic()}", flush=True)
 zimage_utils.Qwen2Tokenizer.from_pretrained("me/model")
 """
 TOKENIZER_TWICE = """
@@ -84,22 +57,6 @@ for _ in range(2):
         urllib.request.urlopen(os.environ["HF_ENDPOINT"] + "/loaded", timeout=60)
     except urllib.error.HTTPError:
         pass
-"""
-UPLOAD = """
-import time
-original = module.upload
-def upload(*args, **kwargs):
-    print(f"HANG {time.monotonic()}", flush=True)
-    return original(*args, **kwargs)
-module.upload = upload
-"""
-STATE = """
-import time
-original = module.NetworkTrainer.resume_from_local_or_hf_if_specified
-def resume_from_local_or_hf_if_specified(*args, **kwargs):
-    print(f"HANG {time.monotonic()}", flush=True)
-    return original(*args, **kwargs)
-module.NetworkTrainer.resume_from_local_or_hf_if_specified = resume_from_local_or_hf_if_specified
 """
 SLOW_SCHEDULER = """
 import time
@@ -131,12 +88,6 @@ def again(folder, *more, module="", fault="", env=(), family=tiny.Z_IMAGE, **cha
     return helpers.watch(command, tiny.environment(work, **settings), tiny.checkout(), 300)
 
 
-def worker(folder, hang, before="pass"):
-    env = {"HANGPROOF_DATALOADER_TIMEOUT_S": "8", "HANGPROOF_DATALOADER_FIRST_BATCH_S": "60"}
-    fault = WORKER.format(hang=hang, before=before)
-    return train(folder, module="dataset.bucket", fault=fault, env=env, max_data_loader_n_workers="1")
-
-
 def probe(folder, source, env=()):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "probe.py").write_text(source)
@@ -162,17 +113,6 @@ def fifo(folder):
     os.mkfifo(path)
 
 
-def damaged(folder, damage):
-    """A training run meets a damaged cache; the next one is refused; the caching command makes it again; a third one runs."""
-    first = train(folder, prepare=damage)
-    second = again(folder)
-    commands = tiny.caching(folder / "dataset.toml", "--skip_existing")
-    script = "zimage_cache_latents.py"
-    env = tiny.environment(tiny.workdir())
-    cached = helpers.watch(tiny.command(script, *commands[script]), env, tiny.checkout(), 200)
-    return first, second, cached, again(folder)
-
-
 def image_fifo(folder):
     folder.mkdir(parents=True)
     shutil.copytree(tiny.workdir() / "images", folder / "images")
@@ -189,11 +129,6 @@ def tracker(folder):
     return train(folder, *more, module="utils.train_utils", fault=TRACKER, env=env)
 
 
-def pool_thread(folder):
-    env = {"HANGPROOF_EXIT_GRACE_S": "2"}
-    return train(folder, "--save_state", module="utils.train_utils", fault=POOL, env=env)
-
-
 class SilentUpload(hub_server.Answers):
     """Answers what a download asks, and says nothing to an upload."""
 
@@ -207,17 +142,9 @@ def hub(folder, files, **limits):
     """A hub, and the environment of a process that uses it. limits: in seconds."""
     with hub_server.serving(files) as server:
         server.RequestHandlerClass = SilentUpload
-        yield (
-            server,
-            {
-                "HF_HUB_OFFLINE": "0",
-                "HF_ENDPOINT": server.url,
-                "HF_HOME": str(folder / "home"),
-                "no_proxy": "127.0.0.1,localhost",
-                "HANGPROOF_EXIT_GRACE_S": "2",
-                **{f"HANGPROOF_{name.upper()}": value for name, value in limits.items()},
-            },
-        )
+        found = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": server.url, "HF_HOME": str(folder / "home")}
+        found |= {"no_proxy": "127.0.0.1,localhost", "HANGPROOF_EXIT_GRACE_S": "2"}
+        yield server, found | {f"HANGPROOF_{name.upper()}": value for name, value in limits.items()}
 
 
 def tokenizer(folder):
@@ -226,56 +153,72 @@ def tokenizer(folder):
         return probe(folder, TOKENIZER, env)
 
 
-def tokenizer_twice(folder):
-    files = {"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"#version: 0.2\n", "tokenizer_config.json": b"{}"}
-    with hub(folder, files) as (server, env):
-        return probe(folder, TOKENIZER_TWICE, env), [path for _, path, _ in server.requests]
-
-
 def upload(folder, *more, silent=False):
     more += ("--huggingface_repo_id", "me/model", "--huggingface_path_in_repo", "lora")
     more += ("--huggingface_repo_type", "model", "--huggingface_token", "x")
     with hub(folder, {}, upload_timeout_s="2", upload_exit_s="2") as (server, env):
         server.silent = silent
-        return train(folder, *more, module="utils.huggingface_utils", fault=UPLOAD, env=env)
+        return train(folder, *more, env=env)
 
 
 def state_from_hub(folder):
     more = ["--resume", "me/model/tiny-state:main:model", "--resume_from_huggingface"]
     with hub(folder, {"tiny-state/optimizer.bin": bytes(100_000)}, hub_timeout_s="2") as (server, env):
         server.faults += [hub_server.Fault("stall", 1000)] * 20
-        return train(folder, *more, module="training.trainer_base", fault=STATE, env=env)
+        return train(folder, *more, env=env)
 
 
-def slow_samples(folder, module, fault, **given):
+def slow_samples(folder):
     more = ["--sample_every_n_epochs", "1", "--sample_prompts", str(folder / "prompts.txt")]
     folder.mkdir(parents=True)
     (folder / "prompts.txt").write_text("a thing --w 64 --h 64 --s 30 --d 1\n")
     env = {"HANGPROOF_SAMPLE_BUDGET_S": "2"}
-    return train(folder, *more, module=module, fault=fault, env=env, **given)
+    module = "qwen_image.qwen_image_utils"
+    return train(folder, *more, module=module, fault=SLOW_SCHEDULER, env=env, family="qwen_image")
 
 
-JOBS = {
-    "worker deaf": partial(
-        worker, hang="while True: time.sleep(1)", before="signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+class Hang(NamedTuple):
+    """run: trains or probes in a folder. code: the exit code. says: in the log. saves: the run goes on and saves its LoRA."""
+
+    run: Callable
+    code: int
+    says: str
+    saves: bool = False
+
+
+BYTE = r"hangproof: waited 2 s for a byte of {} of me/model"
+HANGS = {
+    "future": Hang(
+        partial(probe, source=OFFLOADER + FUTURE), 75, r"waited 1 s for block 3 of 4 to be swapped in \(block swap, 1 blocks\)"
     ),
-    "future": partial(probe, source=OFFLOADER + FUTURE),
-    "copier": partial(probe, source=OFFLOADER + COPIER),
-    "stream": partial(probe, source=OFFLOADER + STREAM),
-    "cache with NaN": partial(damaged, damage=not_finite),
-    "cache on a FIFO": partial(train, prepare=fifo, env={"HANGPROOF_NPZ_TIMEOUT_S": "2"}),
-    "image on a FIFO": image_fifo,
-    "tracker": tracker,
-    "pool thread": pool_thread,
-    "slow samples of a bar without items": partial(
-        slow_samples, module="qwen_image.qwen_image_utils", fault=SLOW_SCHEDULER, family="qwen_image"
+    "copier": Hang(
+        partial(probe, source=OFFLOADER + COPIER), 75, r"waited 1 s for block 3 to be copied to the device \(block swap\)"
     ),
-    "tokenizer": tokenizer,
-    "tokenizer twice": tokenizer_twice,
-    "upload": partial(upload, silent=True),
-    "upload in the background": lambda folder: upload(folder, "--async_upload", "--save_every_n_epochs", "1"),
-    "state from the hub": state_from_hub,
-}
+    "stream": Hang(
+        partial(probe, source=OFFLOADER + STREAM), 75, r"waited 1 s for all blocks to be copied to the device \(block swap\)"
+    ),
+    "cache on a FIFO": Hang(
+        partial(train, prepare=fifo, env={"HANGPROOF_NPZ_TIMEOUT_S": "2"}), 1, "TimeoutError: waited 2 s for cache file "
+    ),
+    "image on a FIFO": Hang(image_fifo, 1, r"TimeoutError: waited 2 s for image \S+003.png"),
+    "tracker": Hang(
+        tracker, 0, r"waited 2 s for trackers to start \(tensorboard\); the run continues offline", saves=True
+    ),
+    "slow samples of a bar without items": Hang(
+        slow_samples, 0, "(?s)(sample image 1 skipped: BudgetExceeded: the budget of 2 s was exceeded.*){2}", saves=True
+    ),
+    "tokenizer": Hang(tokenizer, 75, BYTE.format("vocab.json")),
+    "state from the hub": Hang(state_from_hub, 75, BYTE.format("tiny-state/optimizer.bin")),
+    "upload": Hang(
+        partial(upload, silent=True), 0, r"waited 2 s for the upload of \S+made/tiny.safetensors; the run continues", saves=True
+    ),
+    "upload in the background": Hang(
+        lambda folder: upload(folder, "--async_upload", "--save_every_n_epochs", "1"),
+        0,
+        "waited 2 s for 1 uploads to the hub; exiting without them",
+        saves=True,
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -285,125 +228,46 @@ def started(request, musubi, tmp_path_factory):
 
     def run(name):
         folder = base / name.replace(" ", "-")
-        return folder, JOBS[name](folder)
+        return folder, HANGS[name].run(folder)
 
-    with helpers.ahead(request, "result", {name: partial(run, name) for name in JOBS}) as futures:
+    with helpers.ahead(request, "result", {name: partial(run, name) for name in HANGS}) as futures:
         yield futures
 
 
 @pytest.fixture
 def result(request, started):
-    return started[request.param].result()
+    return HANGS[request.param], *started[request.param].result()
 
 
-def workers_gone(result):
-    pids = [int(pid) for pid in re.findall(r"HANG \S+ pid (\d+)", result.log)]
-    assert pids
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
-    return not alive
+@helpers.asks("result", *HANGS)
+def test_a_hang_ends_in_time_and_the_log_names_what_it_waited_for(result):
+    hang, folder, run = result
+    assert run.code == hang.code and re.search(hang.says, run.log), run.log[-3000:]
+    assert (folder / "made/tiny.safetensors").is_file() == hang.saves
 
 
-@helpers.asks("result", "worker deaf")
-def test_a_worker_that_never_delivers(result):
-    _, run = result
-    assert run.code == 75 and workers_gone(run), run.log[-3000:]
-    assert re.search(r"hangproof: waited 8 s for batch \d of the data loader from worker 0 \(pid ", run.log)
-
-
-@helpers.asks("result", "future")
-def test_a_stuck_future_of_block_swap(result):
-    _, run = result
-    assert run.code == 75, run.log[-3000:]
-    assert "waited 1 s for block 3 of 4 to be swapped in (block swap, 1 blocks)" in run.log
-
-
-@helpers.asks("result", "copier")
-def test_a_stuck_future_of_the_copier(result):
-    _, run = result
-    assert run.code == 75, run.log[-3000:]
-    assert "waited 1 s for block 3 to be copied to the device (block swap)" in run.log
-
-
-@helpers.asks("result", "stream")
-def test_a_stream_that_never_finishes(result):
-    _, run = result
-    assert run.code == 75, run.log[-3000:]
-    assert "waited 1 s for all blocks to be copied to the device (block swap)" in run.log
-
-
-@helpers.asks("result", "cache with NaN")
-def test_a_damaged_cache_is_named_and_made_again(result):
-    folder, (first, second, cached, third) = result
-    path = latents(folder)[2]
-    assert first.code == 1 and f"{path} is damaged (" in first.log, first.log[-3000:]
+def test_a_damaged_cache_is_named_and_made_again(musubi, tmp_path):
+    """A training run meets it; the next one is refused; the caching command makes it again; a third one runs."""
+    first = train(tmp_path, prepare=not_finite)
+    assert first.code == 1, first.log[-3000:]
+    second = again(tmp_path)
+    script = "zimage_cache_latents.py"
+    words = tiny.caching(tmp_path / "dataset.toml", "--skip_existing")[script]
+    cached = helpers.watch(tiny.command(script, *words), tiny.environment(tiny.workdir()), tiny.checkout(), 200)
+    third = again(tmp_path)
+    assert cached.code == 0 and third.code == 0, cached.log[-2000:] + third.log[-2000:]
+    path = latents(tmp_path)[2]
+    assert f"{path} is damaged (" in first.log
     assert f"renamed to {path.name}.corrupt; run the caching command again" in first.log
     assert second.code == 1 and "1 caches were damaged and have not been made again" in second.log, second.log[-3000:]
     assert str(path) in second.log
-    assert cached.code == 0 and third.code == 0, cached.log[-2000:] + third.log[-2000:]
     assert resume_helpers.tensors(path) == resume_helpers.tensors(tiny.workdir() / "cache" / path.name)
 
 
-@helpers.asks("result", "cache on a FIFO")
-def test_a_cache_that_cannot_be_read(result):
-    _, run = result
-    assert run.code == 1 and "TimeoutError: waited 2 s for cache file " in run.log, run.log[-3000:]
-
-
-@helpers.asks("result", "image on a FIFO")
-def test_an_image_that_cannot_be_read_ends_the_caching_command(result):
-    _, run = result
-    assert run.code == 1 and re.search(r"TimeoutError: waited 2 s for image \S+003.png", run.log), run.log[-3000:]
-
-
-@helpers.asks("result", "tracker")
-def test_a_tracker_that_never_starts(result):
-    folder, run = result
-    assert run.code == 0 and "waited 2 s for trackers to start (tensorboard); the run continues offline" in run.log
-    assert (folder / "made/tiny.safetensors").is_file() and (folder / "made/tiny-state").is_dir()
-
-
-@helpers.asks("result", "pool thread")
-def test_a_pool_thread_stuck_at_exit(result):
-    folder, run = result
-    assert run.code == 0, run.log[-3000:]
-    assert "waited 2 s at exit for ThreadPoolExecutor-" in run.log
-    assert (folder / "made/tiny.safetensors").is_file()
-
-
-@helpers.asks("result", "slow samples of a bar without items")
-def test_a_slow_sample_is_skipped(result):
-    folder, run = result
-    assert run.code == 0, run.log[-3000:]
-    assert run.log.count("sample image 1 skipped: BudgetExceeded: the budget of 2 s was exceeded") == 2
-    assert (folder / "made/tiny.safetensors").is_file()
-
-
-@helpers.asks("result", "tokenizer", "state from the hub")
-def test_a_download_that_stalls(result):
-    _, run = result
-    assert run.code == 75, run.log[-3000:]
-    assert re.search(r"hangproof: waited 2 s for a byte of (vocab.json|tiny-state/optimizer.bin) of me/model", run.log)
-
-
-@helpers.asks("result", "tokenizer twice")
-def test_a_tokenizer_whose_cache_is_complete_needs_no_hub(result):
-    _, (run, requests) = result
+def test_a_tokenizer_whose_cache_is_complete_needs_no_hub(musubi, tmp_path):
+    files = {"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"#version: 0.2\n", "tokenizer_config.json": b"{}"}
+    with hub(tmp_path, files) as (server, env):
+        run, requests = probe(tmp_path, TOKENIZER_TWICE, env), [path for _, path, _ in server.requests]
     assert run.code == 0 and len(set(re.findall(r"words \d+", run.log))) == 1, run.log[-3000:]
     assert any(path.endswith("vocab.json") for path in requests)
     assert requests.count("/loaded") == 2 and requests[-2:] == ["/loaded", "/loaded"], requests
-
-
-@helpers.asks("result", "upload")
-def test_an_upload_to_a_silent_hub(result):
-    folder, run = result
-    assert run.code == 0, run.log[-3000:]
-    assert f"waited 2 s for the upload of {folder / 'made/tiny.safetensors'}; the run continues" in run.log
-    assert (folder / "made/tiny.safetensors").is_file()
-
-
-@helpers.asks("result", "upload in the background")
-def test_an_upload_in_the_background_does_not_hold_the_exit(result):
-    folder, run = result
-    assert run.code == 0, run.log[-3000:]
-    assert "waited 2 s for 1 uploads to the hub; exiting without them" in run.log
-    assert (folder / "made/tiny.safetensors").is_file()

@@ -5,7 +5,6 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,13 +12,6 @@ import pytest
 import tiny_musubi
 import tiny_sd_scripts as tiny
 from selftest_helpers import MUSUBI_ROWS, ROWS, finished, left_behind, started
-
-
-@pytest.fixture
-def temporary() -> Iterator[Path]:
-    """A temporary folder with a short path, which sockets need."""
-    with tempfile.TemporaryDirectory(prefix="hps-") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture
@@ -37,7 +29,7 @@ def files(checkout: Path) -> set[Path]:
 
 def test_a_good_installation_passes_and_is_not_touched(newest, temporary):
     before = files(tiny.checkout())
-    code, checks = finished(tiny.checkout(), temporary)
+    code, checks = finished(tiny.checkout())
     assert code == 0, checks
     assert tuple(checks) == ROWS
     for name in ("train", "LoRA", "hang", "resume"):
@@ -48,12 +40,12 @@ def test_a_good_installation_passes_and_is_not_touched(newest, temporary):
     assert files(tiny.checkout()) == before
 
 
-def test_a_caching_command_that_fails_is_named(musubi, temporary, tmp_path):
+def test_a_caching_command_that_fails_is_named(musubi, tmp_path):
     ignore = shutil.ignore_patterns(".git")
     copy = Path(shutil.copytree(tiny_musubi.checkout(), tmp_path / "copy", ignore=ignore))
     file = copy / "src/musubi_tuner/zimage_cache_text_encoder_outputs.py"
     file.write_text("raise OSError('no encoder here')\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
-    code, checks = finished(copy, temporary)
+    code, checks = finished(copy)
     assert code == 1 and checks["caches"]["status"] == "failed", checks
     assert checks["caches"]["text"].startswith(
         "zimage_cache_text_encoder_outputs.py exited with code 1: OSError: no enc"
@@ -61,10 +53,10 @@ def test_a_caching_command_that_fails_is_named(musubi, temporary, tmp_path):
     assert [checks[name]["status"] for name in MUSUBI_ROWS[5:]] == ["not run"] * 4
 
 
-def test_a_checkout_with_a_broken_import_fails_at_the_environment(temporary, copy):
+def test_a_checkout_with_a_broken_import_fails_at_the_environment(copy):
     file = copy / "library" / "strategy_flux.py"
     file.write_text(file.read_text(encoding="utf-8") + "\nimport no_such_module_here\n", encoding="utf-8")
-    code, checks = finished(copy, temporary)
+    code, checks = finished(copy)
     assert code == 1 and checks["environment"]["status"] == "failed"
     assert "No module named 'no_such_module_here'" in checks["environment"]["text"]
     assert str(copy / "requirements.txt") in checks["environment"]["action"]
@@ -72,24 +64,25 @@ def test_a_checkout_with_a_broken_import_fails_at_the_environment(temporary, cop
     assert [checks[name]["status"] for name in ("train", "LoRA", "hang", "resume")] == ["not run"] * 4
 
 
-def test_a_checkout_that_lacks_a_guarded_function_fails_at_the_guards(temporary, copy):
+def test_a_checkout_that_lacks_a_guarded_function_fails_at_the_guards(copy):
     for path in (copy / "library").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         path.write_text(re.sub(r"\bsave_state_on_train_end\b(?!\")", "save_the_end", text), encoding="utf-8")
-    code, checks = finished(copy, temporary)
+    code, checks = finished(copy)
     assert code == 1 and checks["guards"]["status"] == "failed", checks
     assert "incompatible with" in checks["guards"]["text"] and checks["train"]["status"] == "not run"
     assert any("save_state_on_train_end" in line for line in checks["guards"]["log"])
 
 
-def test_when_it_is_stopped_nothing_is_left_behind(newest, temporary):
-    with started(tiny.checkout(), temporary) as process:
-        end_s = time.monotonic() + 300
-        while not list((temporary).glob("*/undisturbed/losses")):  # both trainings are under way
-            assert process.poll() is None and time.monotonic() < end_s
-            time.sleep(0.05)
-        assert len(psutil.Process(process.pid).children(recursive=True)) >= 2
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in err
-    assert left_behind(temporary) == []
+def test_when_it_is_stopped_nothing_is_left_behind(newest):
+    with tempfile.TemporaryDirectory(prefix="hps-") as folder:
+        with started(tiny.checkout(), Path(folder)) as process:
+            end_s = time.monotonic() + 300
+            while not list(Path(folder).glob("*/undisturbed/losses")):  # both trainings are under way
+                assert process.poll() is None and time.monotonic() < end_s
+                time.sleep(0.05)
+            assert len(psutil.Process(process.pid).children(recursive=True)) >= 2
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=120)
+        assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in err
+        assert left_behind(Path(folder)) == []

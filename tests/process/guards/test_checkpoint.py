@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import children
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,6 @@ from safetensors.numpy import save_file
 
 from guards import checkpoint
 
-ROOT = Path(__file__).resolve().parents[3]
 WRITER = """
 import sys
 from pathlib import Path
@@ -34,15 +34,14 @@ while True:
 def test_kills_at_any_moment_never_leave_an_incomplete_state_that_verifies(tmp_path):
     """Each state that verifies is complete, at most one step is lost, and a sweep removes what killed writers left."""
     dice = random.Random(7)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for number in range(4):
         folder = tmp_path / str(number)
         folder.mkdir()
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], env=environment, stdout=subprocess.PIPE)
+        process = children.start(WRITER, folder)
         steps = [int(process.stdout.readline()) for _ in range(2)]
         time.sleep(dice.random() * 0.02)
         process.send_signal(signal.SIGKILL)
-        steps += [int(line) for line in process.communicate()[0].split(b"\n") if line]
+        steps += [int(line) for line in process.communicate()[0].split("\n") if line]
         newest = checkpoint.newest_valid(folder)
         step = checkpoint.guard_of(newest)["step"]
         assert step in (steps[-1], steps[-1] + 1)
@@ -61,7 +60,7 @@ def with_optimizer(folder: Path) -> Path:
 def verify(state: Path, **environment: str) -> tuple[int, dict]:
     command = [sys.executable, "-m", "guards.checkpoint", "verify", str(state), "--deep", "--json"]
     env = {**os.environ, **environment}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=children.ROOT, env=env, capture_output=True, text=True, check=False)
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
 

@@ -4,24 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
+import children
 import pytest
 
-from guards import deadline
 from guards.heartbeat import path_of, read
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def run(code: str, heartbeat_folder, timeout_s: float = 240) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HANGPROOF_HEARTBEAT": str(heartbeat_folder)}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-    )
-
 
 PRELUDE = """
 import threading, time, concurrent.futures
@@ -35,11 +24,11 @@ hb.phase("load")
 
 
 def test_a_deadline_kills_a_process_whose_main_thread_waits_in_c(tmp_path):
-    code = (
-        PRELUDE
-        + "with deadline.Deadline(0.5, 'a lock that nobody frees'): threading.Lock().__enter__(); l=threading.Lock(); l.acquire(); l.acquire()"
+    done = children.run(
+        PRELUDE + "with deadline.Deadline(0.5, 'a lock that nobody frees'), deadline.Deadline(30, 'an inner one'):\n"
+        "    lock = threading.Lock(); lock.acquire(); lock.acquire()",
+        HANGPROOF_HEARTBEAT=tmp_path,
     )
-    done = run(code, tmp_path)
     assert done.returncode == 75
     assert "waited 0.5 s for a lock that nobody frees" in done.stderr
     assert "Thread 0x" in done.stderr
@@ -55,26 +44,11 @@ def test_a_deadline_kills_a_process_whose_standard_error_nobody_reads(tmp_path):
         "try:\n    while True: os.write(2, b'x' * 4096)\nexcept BlockingIOError: pass\nos.set_blocking(2, True)\n"
         "with deadline.Deadline(0.5, 'a reader'): time.sleep(600)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HANGPROOF_HEARTBEAT": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE) as process:
+    env = children.environment(HANGPROOF_HEARTBEAT=tmp_path)
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.PIPE) as process:
         assert process.wait(240) == 75
         process.stderr.close()
     assert read(path_of(tmp_path, 0)).note == "waited 0.5 s for a reader"
-
-
-@pytest.mark.slow
-def test_a_deadline_that_was_met_does_nothing_and_nested_deadlines_keep_their_own_limits(tmp_path):
-    code = PRELUDE + (
-        "\nfor _ in range(200):\n    with deadline.Deadline(5, 'short'): pass\n"
-        "with deadline.Deadline(30, 'outer'):\n    with deadline.Deadline(2, 'inner') as d:\n"
-        "        for _ in range(4): time.sleep(0.8); d.extend()\n"
-        "    time.sleep(0.5)\nprint('through', flush=True)\n"
-        "with deadline.Deadline(0.3, 'outer again'):\n    with deadline.Deadline(30, 'inner again'): time.sleep(20)\n"
-    )
-    done = run(code, tmp_path)
-    assert "through" in done.stdout
-    assert done.returncode == 75
-    assert "for outer again" in done.stderr and "for inner" not in done.stderr
 
 
 def test_an_uncaught_error_ends_the_process_although_a_pool_thread_is_stuck(tmp_path):
@@ -82,7 +56,7 @@ def test_an_uncaught_error_ends_the_process_although_a_pool_thread_is_stuck(tmp_
         "\npool = concurrent.futures.ThreadPoolExecutor(1)\npool.submit(threading.Event().wait)\n"
         "hb.phase('sample')\nraise ValueError('the reason')"
     )
-    done = run(code, tmp_path)
+    done = children.run(code, HANGPROOF_HEARTBEAT=tmp_path)
     assert done.returncode == 1
     assert "ValueError: the reason" in done.stderr
     assert (read(path_of(tmp_path, 0)).outcome, read(path_of(tmp_path, 0)).note) == ("failed", "ValueError: the reason")
@@ -97,7 +71,7 @@ def test_a_worker_that_dies_while_the_error_is_printed_does_not_lose_the_error(t
         "def show(kind, error, trace):\n    signal.raise_signal(signal.SIGCHLD)\n    print('shown:', error, file=sys.stderr)\n"
         "sys.excepthook = show\n" + PRELUDE + "signal.signal(signal.SIGCHLD, dead)\nraise ValueError('the reason')"
     )
-    done = run(code, tmp_path)
+    done = children.run(code, HANGPROOF_HEARTBEAT=tmp_path)
     assert done.returncode == 1
     assert "shown: the reason" in done.stderr and "a worker is gone" not in done.stderr
     assert read(path_of(tmp_path, 0)).note == "ValueError: the reason"
@@ -113,9 +87,8 @@ def work(ready, done):
     ready.send("works")
     time.sleep(600)
 """
-START = (
-    PRELUDE
-    + """
+METHODS, KILL = ("fork", "spawn", "forkserver"), "os.kill(os.getpid(), 9)"
+START = f"""{PRELUDE}
 import multiprocessing, os, sys
 if __name__ == "__main__":
     import a_worker
@@ -131,31 +104,20 @@ if __name__ == "__main__":
     print(here.recv(), flush=True)
     exec(sys.argv[2])
 """
-)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child at its parent's death")
-@pytest.mark.parametrize(
-    ("method", "how"),
-    [
-        *((method, "os.kill(os.getpid(), 9)") for method in ("fork", "spawn", "forkserver")),
-        ("fork", "crash.exit_now(1)"),
-    ],
-)
+@pytest.mark.parametrize(("method", "how"), [*((one, KILL) for one in METHODS), ("fork", "crash.exit_now(1)")])
 def test_a_loader_worker_works_and_does_not_outlive_its_trainer(tmp_path, method, how):
     """Python 3.14 starts workers by a fork server. Each worker saw a parent that is not the trainer, and exited."""
     (tmp_path / "a_worker.py").write_text(WORKER)
     (tmp_path / "start.py").write_text(START)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "HANGPROOF_HEARTBEAT": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "start.py"), method, how],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )  # returns only when the worker has closed the output, too
+    path = f"{children.ROOT}{os.pathsep}{tmp_path}"
+    environment = children.environment(PYTHONPATH=path, HANGPROOF_HEARTBEAT=tmp_path)
+    command = [sys.executable, str(tmp_path / "start.py"), method, how]
+    # It returns only when the worker has closed the output, too.
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode in (-9, 1)
     assert done.stdout.splitlines()[1:] == ["works"], done.stderr
     pid = int(done.stdout.splitlines()[0])
@@ -167,16 +129,13 @@ def test_a_loader_worker_works_and_does_not_outlive_its_trainer(tmp_path, method
 
 def test_stacks_are_written_on_the_signal_even_while_main_holds_the_gil(tmp_path):
     code = PRELUDE + "\nprint('ready', flush=True)\nimport re\ndef spin(): re.match(r'(a+)+$', 'a' * 40 + 'b')\nspin()"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HANGPROOF_HEARTBEAT": str(tmp_path)}
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+    process = children.start(code, HANGPROOF_HEARTBEAT=tmp_path)
     try:
-        assert process.stdout.readline() == b"ready\n"
-        path = tmp_path / f"stacks-{process.pid}.txt"
-        time.sleep(0.3)
-        process.send_signal(signal.SIGUSR2)
-        end = time.monotonic() + 120
+        assert process.stdout.readline() == "ready\n"
+        path, end = tmp_path / f"stacks-{process.pid}.txt", time.monotonic() + 120
         while "spin" not in path.read_text() and time.monotonic() < end:
-            time.sleep(0.05)
+            process.send_signal(signal.SIGUSR2)
+            time.sleep(0.1)
         assert "in spin" in path.read_text()
         assert process.poll() is None
     finally:
@@ -202,21 +161,12 @@ def test_a_deadline_that_was_met_kills_nobody(tmp_path):
         "if child == 0: time.sleep(1.5); os._exit(0)\n"
         "time.sleep(1.5)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\nprint('alive')\n"
     )
-    done = run(code, tmp_path)
+    done = children.run(code, HANGPROOF_HEARTBEAT=tmp_path)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
 def test_nobody_else_may_read_the_stacks(tmp_path):
-    done = run(PRELUDE, tmp_path)
+    done = children.run(PRELUDE, HANGPROOF_HEARTBEAT=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [path.stat().st_mode & 0o777 for path in tmp_path.glob("stacks-*.txt")] == [0o600]
-
-
-def test_a_call_gives_its_result_its_error_or_a_timeout():
-    assert deadline.call(divmod, 7, 2, seconds=60, what="a sum") == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        deadline.call(divmod, 7, 0, seconds=60, what="a sum")
-    assert deadline.call(threading.current_thread, seconds=0, what="no limit") is threading.current_thread()
-    with pytest.raises(TimeoutError, match="waited 0.1 s for sleep"):
-        deadline.call(time.sleep, 60, seconds=0.1, what="sleep")

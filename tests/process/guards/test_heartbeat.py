@@ -4,11 +4,11 @@ import errno
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import children
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +16,6 @@ from seeds import examples
 
 from guards import heartbeat
 from guards.heartbeat import Heartbeat, HeartbeatError, path_of, read, read_all, set_request
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_a_reader_sees_what_the_writer_wrote(tmp_path):
@@ -35,14 +33,6 @@ def test_a_reader_sees_what_the_writer_wrote(tmp_path):
     assert beat.step_s <= time.monotonic()
     writer.end("done")
     assert (read(path_of(tmp_path, 0)).phase, read(path_of(tmp_path, 0)).outcome) == ("end", "done")
-
-
-def test_a_failure_keeps_the_phase_it_happened_in(tmp_path):
-    writer = Heartbeat(path_of(tmp_path, 0))
-    writer.phase("sample")
-    writer.end("failed", "ValueError: no")
-    beat = read(path_of(tmp_path, 0))
-    assert (beat.phase, beat.outcome, beat.note) == ("sample", "failed", "ValueError: no")
 
 
 def test_the_last_256_intervals_are_kept_oldest_first(tmp_path, monkeypatch):
@@ -93,11 +83,8 @@ def test_the_record_is_neither_open_nor_mapped_when_it_is_renamed(tmp_path, monk
     replace = os.replace
 
     def checked(source, target):
-        open_files = [
-            os.readlink(f"/proc/self/fd/{fd}")
-            for fd in os.listdir("/proc/self/fd")
-            if os.path.lexists(f"/proc/self/fd/{fd}")
-        ]
+        numbers = [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+        open_files = [os.readlink(f"/proc/self/fd/{fd}") for fd in numbers]
         used.append((str(source) in open_files, str(source) in Path("/proc/self/maps").read_text()))
         replace(source, target)
 
@@ -154,26 +141,21 @@ while True:
 
 @pytest.mark.slow
 def test_no_read_is_torn_while_another_process_writes_in_bursts_and_is_killed(tmp_path):
-    environment = {**os.environ, "HANGPROOF_HEARTBEAT": str(tmp_path), "RANK": "2", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-c", WRITER], env=environment)
+    path, steps, end = path_of(tmp_path, 2), set(), time.monotonic() + 90
+    process = children.start(WRITER, HANGPROOF_HEARTBEAT=tmp_path, RANK=2)
     try:
-        end = time.monotonic() + 30
-        while not read_all(tmp_path) and time.monotonic() < end:
-            time.sleep(0.02)
-        steps = set()
-        end = time.monotonic() + 60
         while len(steps) < 300 and time.monotonic() < end:
             try:
-                beat = read(path_of(tmp_path, 2))
-            except HeartbeatError:
-                continue  # the reader refuses a torn record
+                beat = read(path)
+            except (HeartbeatError, OSError):
+                continue  # not there yet, or the reader refuses a torn record
             assert beat.step == beat.epoch == int(beat.loss if beat.step else 0)
             steps.add(beat.step)
         assert len(steps) == 300
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert path_of(tmp_path, 2).exists()
+    assert path.exists()
 
 
 def test_a_foreign_file_is_refused_by_name(tmp_path):

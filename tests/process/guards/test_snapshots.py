@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import children
 import numpy
 import pytest
 import torch
@@ -78,34 +79,15 @@ def state_of(seed):
     ]  # fmt: skip
 
 
-def same(a, b):
-    if isinstance(a, torch.Tensor) and a.layout == torch.sparse_coo:
-        return torch.equal(a.to_dense(), b.to_dense())
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and torch.equal(a, b)
-    if isinstance(a, numpy.ndarray):
-        return a.dtype == b.dtype and bool((a == b).all())
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return a == b
-
-
 def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring, tmp_path):
-    from safetensors.torch import load_file
-
     files = state_of(1)
     record.write_folder(tmp_path, files)
     take(writer(ring), 3, files)
     folder = restored(ring)
     assert checkpoint.problems(folder, deep=True) == []
     assert checkpoint.guard_of(folder)["step"] == 3
-    assert same(load_file(tmp_path / "model.safetensors"), load_file(folder / "model.safetensors"))
-    for name in ("optimizer.bin", "random_states_0.pkl", "half.pt"):
-        wanted, found = (torch.load(at / name, weights_only=False) for at in (tmp_path, folder))
-        assert same(wanted, found), name
-    assert (folder / "train_state.json").read_bytes() == b'{"current_step": 3}'
+    for file in files:
+        assert (folder / file.name).read_bytes() == (tmp_path / file.name).read_bytes(), file.name
 
 
 def test_the_record_keeps_the_values_of_its_step(ring):
@@ -155,8 +137,9 @@ def test_a_layout_is_used_again_until_a_tensor_has_another_form(ring):
     ours = writer(ring)
     for step, other in enumerate([{}, {}, *others, {}], 1):
         take(ours, step, files(float(step), **other))
-        found = torch.load(restored(ring) / "a.pt")
-        assert same(found, files(float(step), **other)[0].content), step
+        found, wanted = torch.load(restored(ring) / "a.pt"), files(float(step), **other)[0].content
+        assert torch.equal(found["a"], wanted["a"]) and torch.equal(found["b"], wanted["b"]), step
+        assert found["a"].dtype == wanted["a"].dtype and found["n"] == wanted["n"]
 
 
 def test_the_ring_keeps_the_two_newest(ring):
@@ -200,13 +183,6 @@ def test_a_bad_record_is_removed_and_names_the_reason(ring):
     with pytest.raises(record.RecordError, match="wrong checksum"):
         restored(ring)
     assert not path.exists() and list(ring.glob("*-state")) == []
-
-
-def test_other_states_are_not_touched(ring, tmp_path):
-    state = tmp_path / "toy-step00000002-state"
-    snapshots.restore(state, {snapshots.RECORD: str(ring / "slot-0")})
-    snapshots.restore(state, {})
-    assert not state.exists()
 
 
 def test_an_attempt_that_resumes_earlier_forgets_the_later_records(ring):
@@ -301,19 +277,6 @@ def test_the_thread_spreads_its_work_until_the_next_snapshot(ring, monkeypatch, 
     assert [header.step for header in snapshots.headers(ring).values()] == [1]
 
 
-def test_the_thread_counts_the_copy_as_work_of_the_same_step(ring):
-    """A copy of 20 ms is more than the work of a short step, so the thread pauses first; not in a long one, nor after no copy."""
-    ours, waits = writer(ring), []
-    ours._boundary = SimpleNamespace(wait=waits.append, clear=lambda: None)
-    ours._paced(0.0)()
-    assert not waits
-    ours._paced(0.02)()
-    assert waits == [pytest.approx(snapshots.LONG_STEP * 0.02 / snapshots.SHARE, rel=0.1)]
-    ours._durations.append(10.0)
-    ours._paced(0.02)()
-    assert len(waits) == 1
-
-
 def test_several_processes_have_no_snapshots(ring):
     several = Snapshots.from_env({snapshots.FOLDER: str(ring), "RANK": "0", "WORLD_SIZE": "2"})
     assert not several.active and "several processes" in snapshots.status(ring)["off"]
@@ -341,8 +304,7 @@ while True:
 @pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_a_record_that_is_right(ring):
     """SIGKILL in mid-snapshot: the process does nothing else. What verifies holds the values of one step."""
-    command = [sys.executable, "-c", KILLED, str(ring)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+    with children.start(KILLED, ring) as process:
         process.stdout.readline()
         deadline_s = time.monotonic() + 60
         while (snapshots.status(ring)["step"] or 0) < 3 and time.monotonic() < deadline_s:

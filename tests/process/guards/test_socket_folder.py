@@ -1,15 +1,13 @@
 """Loader workers deliver their batches whatever the length of TMPDIR."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import children
 import pytest
 
 from guards import socket_folder
 
-ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sockets as on Unix")
 
 LOADER = """
@@ -31,10 +29,7 @@ def long_folder(tmp_path):
 
 @pytest.mark.slow
 def test_batches_arrive_with_a_long_tmpdir_which_stays(long_folder):
-    done = subprocess.run(
-        [sys.executable, "-c", LOADER], cwd=ROOT, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "TMPDIR": str(long_folder), "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+    done = children.run(LOADER, TMPDIR=long_folder)
     assert f"batch [0, 1, 2] {long_folder}" in done.stdout, done.stderr
     assert f"TMPDIR ({long_folder}) is too long for the sockets of loader workers; they are in /" in done.stdout
     made = done.stdout.splitlines()[0].rpartition(" ")[2]

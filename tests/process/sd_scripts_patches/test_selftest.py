@@ -1,7 +1,6 @@
 """The parts of the self-test: jobs within limits, which environment is tried."""
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -11,7 +10,7 @@ import psutil
 import pytest
 import tiny_sd_scripts as tiny
 
-from sd_scripts_patches import selftest, trial
+from sd_scripts_patches import trial
 from sd_scripts_patches.trial import Trial
 
 TREE = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print('x', flush=True); time.sleep(600)"
@@ -30,21 +29,6 @@ def test_a_process_is_killed_with_its_children_at_its_limit():
     assert not here.folder.exists()
 
 
-def test_the_overall_limit_ends_a_wait():
-    with Trial(0.5) as here:
-        job = here.start([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, here.folder, "long")
-        with pytest.raises(trial.LimitReached, match="the limit of 0 s|the limit of 1 s"):
-            here.wait(job, 60)
-    assert not psutil.pid_exists(job.process.pid) and not here.folder.exists()
-
-
-def test_a_job_reports_its_code_and_its_error():
-    with Trial(60) as here:
-        job = here.start([sys.executable, "-c", "raise OSError('disk full')"], os.environ, here.folder, "job")
-        here.wait(job, 60)
-        assert (job.code, job.error(), job.outcome()) == (1, "OSError: disk full", "exited with code 1")
-
-
 def test_sockets_in_the_temporary_folder_stay_below_the_length_that_systems_allow(tmp_path, monkeypatch):
     """A path that is too long loses each batch in the loader's worker."""
     for folder, private in ((tmp_path / ("x" * 150), False), (Path(tempfile.gettempdir()), True)):
@@ -56,18 +40,6 @@ def test_sockets_in_the_temporary_folder_stay_below_the_length_that_systems_allo
             assert given == (str(here.folder / "t") if private else "of the user")
         monkeypatch.setattr(tempfile, "tempdir", None)
         monkeypatch.delenv("TMPDIR")
-
-
-def test_a_folder_that_is_no_checkout_is_wrong_usage(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "sd_scripts_patches", "selftest", str(tmp_path)],
-        cwd=tiny.ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert (
-        done.returncode == 2
-        and "is not a checkout of sd-scripts or musubi-tuner" in done.stderr
-        and "Traceback" not in done.stderr
-    )
 
 
 def test_the_environment_is_the_named_one_or_that_of_sd_scripts(tmp_path, monkeypatch):
@@ -98,15 +70,3 @@ def test_the_environment_is_the_named_one_or_that_of_sd_scripts(tmp_path, monkey
     monkeypatch.setattr(trial.sys, "prefix", str(tmp_path / ".venv"))
     with pytest.raises(trial.argparse.ArgumentTypeError, match=r"\.venv-sd-scripts.* is missing.*start\.sh sd-scripts"):
         trial.installation(str(checkout))
-
-
-def test_a_failed_check_shows_what_where_and_what_to_do():
-    check = selftest.Check(
-        "train", "failed", "the tiny training exited with code 1", "Look it up.", ("line 1", "line 2")
-    )
-    assert selftest.shown(check).splitlines() == [
-        "failed   train        the tiny training exited with code 1",
-        "         | line 1",
-        "         | line 2",
-        "         → Look it up.",
-    ]

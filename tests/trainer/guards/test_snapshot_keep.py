@@ -75,16 +75,3 @@ def test_every_capture_holds_what_save_state_writes(tmp_path, kind, drop):
         assert len([name for name in names if name.endswith(".safetensors")]) == (1 if drop else 2)
         for name in (name for name in names if name.endswith(".safetensors")):
             assert (written / name).read_bytes() == (captured / name).read_bytes(), (number, name)
-
-
-def test_the_weights_of_a_plain_network_are_collected_once(tmp_path, monkeypatch):
-    """What the captures above would not show: that milliseconds are saved."""
-    network = Network()
-    accelerator, _ = prepared(network, drop=True)
-    calls = []
-    monkeypatch.setattr(
-        Network, "state_dict", lambda self, **more: calls.append(1) or torch.nn.Module.state_dict(self, **more)
-    )
-    for _ in range(3):
-        snapshots.capture(accelerator, tmp_path / "capture")
-    assert len(calls) == 1

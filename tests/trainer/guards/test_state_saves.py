@@ -4,32 +4,19 @@ import contextlib
 import errno
 import json
 import os
-import shutil
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from monitor_helpers import wait_for
-from trainer_helpers import flags, fork, good, make_config, make_images, sha
+from trainer_helpers import flags, fork, good, sha
 
 from guards import checkpoint, memory, snapshots, state_saves
 from guards.heartbeat import Heartbeat, read
 from guards.snapshot_record import File
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
-from trainer import tiny_flux
-
-pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
-
-
-@pytest.fixture
-def ring():
-    folder = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -86,12 +73,6 @@ def test_the_next_step_that_saves_waits_and_says_so_once(saves, tmp_path, capfd,
     assert capfd.readouterr().out.count("is still being written") == 1
 
 
-def test_a_short_wait_is_not_called_a_slow_disk(saves, tmp_path):
-    saves.save("a", 1, 0, [tensor_file(1)], lambda files: time.sleep(0.3))
-    saves.begin(2)
-    assert not saves.busy and not (tmp_path / "events.jsonl").exists()
-
-
 def test_a_save_that_stands_still_beats_no_more_and_one_on_a_slow_disk_does(ring, tmp_path, monkeypatch):
     """The disk is a pipe: a write that finds it full blocks, until somebody reads."""
     monkeypatch.setattr(state_saves, "BEAT_POLL_S", 0.05)
@@ -104,7 +85,7 @@ def test_a_save_that_stands_still_beats_no_more_and_one_on_a_slow_disk_does(ring
 
     def silent():
         before = read(record)
-        time.sleep(1.5)
+        time.sleep(0.6)
         return (read(record).beat_s, read(record).done) == (before.beat_s, before.done)
 
     wait_for(silent, 15)
@@ -112,7 +93,7 @@ def test_a_save_that_stands_still_beats_no_more_and_one_on_a_slow_disk_does(ring
         before = read(record).done
         os.read(disk, 1 << 16)
         wait_for(lambda before=before: read(record).done > before)
-    assert silent()
+    wait_for(silent, 15)
     os.set_blocking(disk, False)  # the last bytes may be read before the save has ended
     while saves.busy:
         with contextlib.suppress(BlockingIOError):
@@ -189,14 +170,6 @@ def test_without_room_for_a_copy_the_training_writes_itself(ring, monkeypatch, c
 # The built-in trainer, on a disk whose every fsync takes long.
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saves")
-    model = tiny_flux.ensure(folder / "models" / "tiny-flux")
-    config = make_config(folder / "dataset.toml", make_images(folder / "images"))
-    return {"folder": folder, "model": model, "config": config}
-
-
 def train(work, name, disk="0", ring=None, number=1, **changed):
     """One attempt, as the monitor starts it; with `ring`, from the newest record in it, else from the newest state."""
     output, more = work["folder"] / name, {}
@@ -212,16 +185,14 @@ def train(work, name, disk="0", ring=None, number=1, **changed):
         "HANGPROOF_RUN": str(output),
         "HANGPROOF_ATTEMPT": str(number),
     }
-    settings = {"max_train_steps": 18, "save_every_n_steps": 6, "save_state": True, "save_last_n_steps": 6, **changed}
+    settings = {"max_train_steps": 12, "save_every_n_steps": 4, "save_state": True, "save_last_n_steps": 4, **changed}
     return fork(flags(work["model"], work["config"], output, resume=resume, **settings), **more)
 
 
 def files_of(output):
-    found = (path for path in output.rglob("*") if path.is_file() and "beats" not in path.parts)
+    found = [path for path in output.rglob("*") if path.is_file()]
     return {
-        str(path.relative_to(output)): sha(path)
-        for path in found
-        if path.name.startswith("tiny") or "-state" in str(path.parent)
+        str(path.relative_to(output)): sha(path) for path in found if str(path.relative_to(output)).startswith("tiny")
     }
 
 
@@ -229,12 +200,17 @@ def lines(output, kind):
     return [line.split()[1:] for line in (output / "trace").read_text().splitlines() if line.startswith(kind)]
 
 
-def test_steps_go_on_while_a_slow_disk_writes_and_every_file_is_the_same(work, ring):
+@pytest.fixture(scope="module")
+def plain(work):
+    """The folder of a run on a disk that works."""
     good(train(work, "plain"))
+    return work["folder"] / "plain"
+
+
+def test_steps_go_on_while_a_slow_disk_writes_and_every_file_is_the_same(work, plain, ring):
     good(train(work, "slow", "0.08", ring))
-    plain, slow = work["folder"] / "plain", work["folder"] / "slow"
+    slow = work["folder"] / "slow"
     assert files_of(slow) == files_of(plain) and len(files_of(plain)) > 8
-    assert sorted(path.name for path in slow.glob("tiny*")) == sorted(path.name for path in plain.glob("tiny*"))
     threads = {thread for *_, thread in lines(slow, "fsync")}
     assert "hangproof-saves" in threads and {thread for *_, thread in lines(plain, "fsync")} == {"MainThread"}
     spans = [(float(begin), float(end)) for begin, end, thread in lines(slow, "fsync") if thread == "hangproof-saves"]
@@ -243,23 +219,22 @@ def test_steps_go_on_while_a_slow_disk_writes_and_every_file_is_the_same(work, r
     assert all(a[1] <= b[0] for a, b in zip(sorted(spans), sorted(spans)[1:], strict=False)), "one write at a time"
 
 
-def test_a_disk_that_fails_is_reported_as_without_the_thread(work, ring):
-    fault, reason = "full", "the disk is full"
-    done = train(work, fault, f"0.05 {fault}@12", ring)
-    assert done.returncode == 1 and reason in done.stderr and "Saved states are intact" in done.stderr
-    good(train(work, fault, ring=ring, number=2))
-    assert files_of(work["folder"] / fault) == files_of(reference(work))
+def test_a_disk_that_fails_is_reported_as_without_the_thread(work, plain, ring):
+    done = train(work, "full", "0.05 full@12", ring)
+    assert done.returncode == 1 and "the disk is full" in done.stderr and "Saved states are intact" in done.stderr
+    good(train(work, "full", ring=ring, number=2))
+    assert files_of(work["folder"] / "full") == files_of(plain)
 
 
-def test_sigterm_during_a_save_completes_it_and_stops_with_a_state(work, ring):
+def test_sigterm_during_a_save_completes_it_and_stops_with_a_state(work, plain, ring):
     done = train(work, "term", "0.1 term@4", ring)
     assert done.returncode == 3, done.stderr[-2000:]
     newest = checkpoint.newest_valid(work["folder"] / "term")
-    assert checkpoint.guard_of(newest)["step"] >= 6 and list((work["folder"] / "term").glob(".*")) == []
+    assert checkpoint.guard_of(newest)["step"] >= 4 and list((work["folder"] / "term").glob(".*")) == []
     good(train(work, "term", number=2))
     losses = [json.loads(line) for line in (work["folder"] / "term/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in losses if line["kind"] == "step"] == list(range(1, 19)), "no step was repeated"
-    assert sha(work["folder"] / "term/tiny.safetensors") == sha(reference(work) / "tiny.safetensors")
+    assert [line["step"] for line in losses if line["kind"] == "step"] == list(range(1, 13)), "no step was repeated"
+    assert sha(work["folder"] / "term/tiny.safetensors") == sha(plain / "tiny.safetensors")
 
 
 def test_kills_in_the_middle_of_a_save_leave_a_state_or_a_record(work, ring):
@@ -273,9 +248,3 @@ def test_kills_in_the_middle_of_a_save_leave_a_state_or_a_record(work, ring):
     good(train(work, output.name, ring=ring, number=3, **settings))
     good(train(work, "whole", **settings))
     assert files_of(output) == files_of(work["folder"] / "whole")
-
-
-def reference(work):
-    if not (work["folder"] / "plain").exists():
-        good(train(work, "plain"))
-    return work["folder"] / "plain"

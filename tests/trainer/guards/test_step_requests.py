@@ -2,26 +2,18 @@
 
 import pytest
 from step_request_helpers import answers, asking
-from trainer_helpers import flags, fork, good, make_config, make_images, sha
+from trainer_helpers import flags, fork, good, sha
 
 from guards import checkpoint
-from trainer import tiny_flux
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("requests")
-    (folder / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 5\n" * 2, encoding="utf-8")
-    config = make_config(folder / "dataset.toml", make_images(folder / "images"))
-    return {"model": tiny_flux.ensure(folder / "tiny-flux"), "config": config, "prompts": folder / "prompts.txt"}
 
 
 def built_in(work, output, **changed):
     """The command line of a run with dropout, which draws random numbers, and samples that are never due by themselves."""
-    given = {"sample_prompts": work["prompts"], "sample_every_n_steps": 1000, "network_dropout": 0.2} | changed
-    return flags(
-        work["model"], work["config"], output, max_train_steps=40, save_state=True, save_every_n_steps=25, **given
-    )
+    prompts = work["folder"] / "prompts.txt"
+    prompts.write_text("a thing --w 64 --h 64 --s 2 --d 5\n" * 2, encoding="utf-8")
+    given = {"sample_prompts": prompts, "sample_every_n_steps": 1000, "network_dropout": 0.2} | changed
+    given = {"max_train_steps": 12, "save_every_n_steps": 10, **given}
+    return flags(work["model"], work["config"], output, save_state=True, **given)
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +36,10 @@ def test_requests_leave_the_lora_of_the_built_in_trainer_the_same(work, plain, t
     images = [path.name for path in (asked / "sample").iterdir()]
     assert len(images) == 2 and all(f"_{sampled:06d}_" in name for name in images)
     assert found["sample"]["message"] == f"2 of 2 sample images of step {sampled}, as requested"
-    if kept != saved:
-        assert not (asked / f"tiny-step{kept:08d}.safetensors").exists()  # a checkpoint alone
+    assert kept == saved or not (asked / f"tiny-step{kept:08d}.safetensors").exists()  # a checkpoint alone
     assert (asked / f"tiny-step{saved:08d}.safetensors").is_file()
     # Old ones go as usual: with save_last_n_steps 0 each save deletes the states before it.
-    assert sorted(p.name for p in asked.glob("*-step*-state")) == ["tiny-step00000025-state"]
+    assert sorted(p.name for p in asked.glob("*-step*-state")) == ["tiny-step00000010-state"]
 
 
 def test_a_requested_checkpoint_is_complete_and_resumes_exactly(work, plain, tmp_path):
@@ -63,7 +54,7 @@ def test_a_requested_checkpoint_is_complete_and_resumes_exactly(work, plain, tmp
 
 
 def test_a_run_without_prompts_says_so(work, tmp_path):
-    argv = built_in(work, tmp_path, sample_prompts=None, sample_every_n_steps=None)
+    argv = built_in(work, tmp_path, sample_prompts=None, sample_every_n_steps=None, max_train_steps=2)
     good(fork(argv, **asking(tmp_path, "sample@1")))
     found = answers(tmp_path)["sample"]
     assert not found["done"] and "the run has no prompts for sample images" in found["message"]

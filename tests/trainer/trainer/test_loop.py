@@ -15,24 +15,12 @@ from trainer_helpers import ROOT, environment, flags, fork, good, make_config, m
 
 from guards import heartbeat
 from guards.heartbeat import Heartbeat
-from trainer import setup, tiny_flux
+from trainer import setup
 from trainer.arguments import parse
 from trainer.cache import FOLDER
 from trainer.errors import TrainError
 from trainer.samples import Prompt, Sampler
 from trainer.setup import build
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    images = make_images(folder / "images")
-    return {
-        "folder": folder,
-        "images": images,
-        "model": tiny_flux.ensure(folder / "models" / "tiny-flux"),
-        "config": make_config(folder / "dataset.toml", images),
-    }
 
 
 def test_a_run_encodes_once_and_again_only_what_changed_or_broke(tmp_path):
@@ -108,36 +96,21 @@ def test_a_damaged_cache_file_is_an_error_with_its_name_and_the_next_start_encod
     assert sha(tmp_path / "out" / "tiny.safetensors") == original
 
 
+ADAFACTOR = {"optimizer_type": "adafactor", "lr_scheduler": "constant_with_warmup", "max_grad_norm": 0.0}
+ADAFACTOR["optimizer_args"] = ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
+OF_THE_TIER = """
+--max_train_epochs 3 --fp8_base --gradient_checkpointing --split_mode --network_args train_blocks=single --save_precision bf16
+--save_state --save_every_n_steps 4 --save_last_n_steps 4 --save_every_n_epochs 1 --save_last_n_epochs 1
+--sample_every_n_epochs 2 --sample_at_first --console_log_simple
+"""
+
+
 def test_a_launched_run_saves_samples_and_metrics_as_it_should(work, tmp_path):
     """Through `accelerate launch`, with the settings of the 12G tier, in bf16 and float8."""
     output = tmp_path / "out"
     (tmp_path / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 5\n", encoding="utf-8")
-    argv = flags(
-        work["model"],
-        work["config"],
-        output,
-        max_train_steps=None,
-        max_train_epochs=3,
-        mixed_precision="bf16",
-        fp8_base=True,
-        gradient_checkpointing=True,
-        split_mode=True,
-        network_args=["train_blocks=single"],
-        optimizer_type="adafactor",
-        optimizer_args=["relative_step=False", "scale_parameter=False", "warmup_init=False"],
-        lr_scheduler="constant_with_warmup",
-        max_grad_norm=0.0,
-        save_precision="bf16",
-        save_state=True,
-        save_every_n_steps=4,
-        save_last_n_steps=4,
-        save_every_n_epochs=1,
-        save_last_n_epochs=1,
-        sample_prompts=tmp_path / "prompts.txt",
-        sample_every_n_epochs=2,
-        sample_at_first=True,
-        console_log_simple=True,
-    )
+    argv = flags(work["model"], work["config"], output, max_train_steps=None, mixed_precision="bf16", **ADAFACTOR)
+    argv += ["--sample_prompts", str(tmp_path / "prompts.txt"), *OF_THE_TIER.split()]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
     launcher += ["--num_machines", "1", "--mixed_precision", "bf16", "--dynamo_backend", "no", "-m", "trainer"]
     run, beats = tmp_path / "run", tmp_path / "beats"
@@ -176,21 +149,12 @@ def test_a_loss_that_is_no_number_ends_the_run_and_nothing_of_it_is_saved(work, 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no limit on the size of files")
 def test_a_disk_without_space_is_an_error_with_the_file_and_leaves_valid_states(work, tmp_path):
     """A limit on the size of a file stands in for the full disk: the weights are below it, the optimizer state is not."""
-    argv = flags(
-        work["model"], work["config"], tmp_path / "out", max_train_steps=4, save_every_n_steps=2, save_state=True
-    )
-    done = fork(
-        argv,
-        HANGPROOF_INJECT="trainer_helpers:fault",
-        TEST_FAULT="fsize@300000",
-        HANGPROOF_HEARTBEAT=str(tmp_path / "beats"),
-    )
-    assert done.returncode == 1
-    assert (
-        "error: " in done.stderr
-        and "larger than this file system or user may write" in done.stderr
-        and "Traceback" not in done.stderr
-    )
+    saves = {"max_train_steps": 4, "save_every_n_steps": 2, "save_state": True}
+    argv = flags(work["model"], work["config"], tmp_path / "out", **saves)
+    fault = {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": "fsize@300000"}
+    done = fork(argv, HANGPROOF_HEARTBEAT=str(tmp_path / "beats"), **fault)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "error: " in done.stderr and "larger than this file system or user may write" in done.stderr
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["tiny-step00000002.safetensors"]
 
 

@@ -33,11 +33,6 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_flux.ensure(tmp_path_factory.mktemp("models") / "tiny-flux")
-
-
 def arguments(**changed):
     return parse(flags("m", "d", "o", **changed))
 
@@ -96,22 +91,6 @@ def test_the_transformer_is_that_of_diffusers(model):
             flow.loss_of(args, ours, a_batch(), 1, CPU, torch.float32),
             flow.loss_of(args, theirs, a_batch(), 1, CPU, torch.float32),
         )
-
-
-def test_a_sharded_model_is_read_as_one(model, tmp_path):
-    from diffusers import FluxTransformer2DModel
-
-    theirs = FluxTransformer2DModel.from_pretrained(model / "transformer")
-    shutil.copytree(model, tmp_path / "m")
-    shutil.rmtree(tmp_path / "m" / "transformer")
-    theirs.save_pretrained(tmp_path / "m" / "transformer", max_shard_size="500KB")
-    assert len(list((tmp_path / "m" / "transformer").glob("*.safetensors"))) > 2
-    beats = []
-    models.check(tmp_path / "m")
-    ours = models.load_transformer(tmp_path / "m", torch.bfloat16, CPU, False, lambda *at: beats.append(at))
-    assert beats[-1][0] == beats[-1][1] == len(theirs.state_dict())
-    for name, value in ours.state_dict().items():
-        assert torch.equal(value, theirs.state_dict()[name].to(torch.bfloat16))
 
 
 @pytest.mark.parametrize(("blocks", "layers"), [("double", 2 * 14), ("single", 4 * 6), ("all", 2 * 14 + 4 * 6)])
@@ -260,17 +239,6 @@ def test_the_lora_file_loads_into_a_flux_pipeline_and_does_there_what_it_did_her
     assert after.item() == trained.item()  # alpha / rank is a power of two here, so multiplying it in rounds nothing
 
 
-@pytest.mark.parametrize(("precision", "kind"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_the_lora_file_can_be_smaller(model, precision, kind):
-    from safetensors.torch import load
-
-    _, parameters = loaded(model)
-    tensors = load(lora.to_file(parameters, 0.25, precision, {}))
-    assert {t.dtype for t in tensors.values()} == {kind}
-    name = "single_transformer_blocks.0.proj_mlp.lora_A.weight"
-    assert torch.equal(tensors["transformer." + name], parameters[name].detach().to(kind))
-
-
 def test_tokens_and_positions_are_those_of_the_pipeline():
     from diffusers import FluxPipeline
 
@@ -280,37 +248,6 @@ def test_tokens_and_positions_are_those_of_the_pipeline():
     assert torch.equal(flow.unpack(packed, 8, 12), latents)
     ids = FluxPipeline._prepare_latent_image_ids(2, 4, 6, CPU, torch.float32)
     assert torch.equal(flow.image_ids(8, 12, CPU), ids)
-
-
-def test_noise_levels_follow_their_option():
-    def levels(**changed):
-        args = arguments(**changed)
-        return flow.draw_sigmas(args, 4000, 256, torch.Generator().manual_seed(0))
-
-    for how in ("sigma", "uniform", "sigmoid", "shift", "flux_shift"):
-        drawn = levels(timestep_sampling=how)
-        assert drawn.min() >= 0 and drawn.max() <= 1
-    assert levels(timestep_sampling="uniform").mean() == pytest.approx(0.5, abs=0.02)
-    assert levels(timestep_sampling="sigmoid").median() == pytest.approx(0.5, abs=0.02)
-    assert levels(timestep_sampling="shift", discrete_flow_shift=3.0).median() == pytest.approx(0.75, abs=0.02)
-    shifted = torch.sigmoid(torch.tensor(0.5)).item()  # e^mu / (e^mu + 1), mu = 0.5 at 256 tokens
-    assert levels(timestep_sampling="flux_shift").median() == pytest.approx(shifted, abs=0.02)
-    narrow = levels(timestep_sampling="sigma", weighting_scheme="logit_normal", logit_std=0.01, discrete_flow_shift=1.0)
-    assert narrow.std() < 0.01
-
-
-def test_padding_has_no_effect_once_it_is_masked(model):
-    transformer = models.load_transformer(model, torch.float32, CPU, False, no_tick)
-
-    def loss(mask, noise):
-        batch = a_batch(1)
-        batch["mask"][:, 10:] = 0
-        batch["t5"][:, 10:] += noise
-        return flow.loss_of(arguments(apply_t5_attn_mask=mask), transformer, batch, 1, CPU, torch.float32).item()
-
-    with torch.no_grad():
-        assert loss(False, 0) != loss(False, 1)
-        assert loss(True, 0) == pytest.approx(loss(True, 1), abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"])
@@ -415,57 +352,42 @@ def test_a_part_that_lacks_a_tensor_is_refused_and_not_filled_with_noise(model, 
         models.load_part(tmp_path, part, torch.float32, CPU)
 
 
-def damaged(model, tmp_path, what):
+def another_size(transformer):
+    config = json.loads((transformer / "config.json").read_text())
+    (transformer / "config.json").write_text(json.dumps({**config, "num_single_layers": 5}))
+
+
+WEIGHTS, INDEX = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+# what is done to the folder of the transformer → the message
+DAMAGED = {
+    "vae/config.json is missing; download the complete folder": lambda at: shutil.rmtree(at.parent / "vae"),
+    "is a git-lfs pointer": lambda at: (at / WEIGHTS).write_text(POINTER),
+    "damaged or truncated": lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-1000]),
+    "transformer/one.safetensors is missing": lambda at: (at / INDEX).write_text('{"weight_map": {"a": "one.safetensors"}}'),
+    "tokenizer/tokenizer.json or vocab.json and merges.txt is missing": lambda at: [
+        (at.parent / "tokenizer" / name).unlink() for name in ("tokenizer.json", "merges.txt")
+    ],
+    "index.json: not valid JSON (Expecting property name": lambda at: (at / INDEX).write_text("{broken"),
+    "transformer/config.json: not a JSON object; download it again": lambda at: (at / "config.json").write_text("[1]"),
+    "missing tensors: single_transformer_blocks.4.": another_size,
+    "the folder does not exist; correct the path, or use a hub id": lambda at: shutil.rmtree(at.parent),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", DAMAGED)
+def test_a_model_that_cannot_be_used_says_what_and_where(model, tmp_path, message):
     folder = tmp_path / "a-flux"
     shutil.copytree(model, folder)
-    weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
-    if what == "no vae":
-        shutil.rmtree(folder / "vae")
-    elif what == "pointer":
-        weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", encoding="utf-8")
-    elif what == "cut short":
-        weights.write_bytes(weights.read_bytes()[:-1000])
-    elif what == "shard missing":
-        index = {"weight_map": {"a": "one.safetensors"}}
-        (folder / "transformer" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
-    elif what == "no vocabulary":
-        for file in (folder / "tokenizer").iterdir():
-            if file.name not in ("tokenizer_config.json", "vocab.json"):
-                file.unlink()
-    elif what == "broken index":
-        (folder / "transformer" / "diffusion_pytorch_model.safetensors.index.json").write_text("{broken")
-    elif what == "broken config":
-        (folder / "transformer" / "config.json").write_text("[1, 2]")
-    elif what == "another size":
-        config = json.loads((folder / "transformer" / "config.json").read_text())
-        (folder / "transformer" / "config.json").write_text(json.dumps({**config, "num_single_layers": 5}))
-    elif what == "single file":
-        return weights
-    elif what == "nothing":
-        shutil.rmtree(folder)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("no vae", "vae/config.json is missing; download the complete folder"),
-        ("pointer", "is a git-lfs pointer"),
-        ("cut short", "damaged or truncated"),
-        ("shard missing", "transformer/one.safetensors is missing"),
-        ("no vocabulary", "tokenizer/tokenizer.json or vocab.json and merges.txt is missing"),
-        ("broken index", "index.json: not valid JSON (Expecting property name"),
-        ("broken config", "transformer/config.json: not a JSON object; download it again"),
-        ("another size", "missing tensors: single_transformer_blocks.4."),
-        ("single file", "is a single file; this trainer reads a folder"),
-        ("nothing", "the folder does not exist; correct the path, or use a hub id"),
-    ],
-)
-def test_a_model_that_cannot_be_used_says_what_and_where(model, tmp_path, what, message):
-    folder = damaged(model, tmp_path, what)
+    DAMAGED[message](folder / "transformer")
     with pytest.raises(TrainError) as error:
         models.load_transformer(models.locate(str(folder), no_tick), torch.float32, CPU, False, no_tick)
     assert message in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_a_single_file_is_refused(model):
+    with pytest.raises(TrainError, match="is a single file; this trainer reads a folder"):
+        models.locate(str(model / "transformer" / WEIGHTS), no_tick)
 
 
 def test_a_hub_id_that_is_not_downloaded_is_refused_offline(monkeypatch):

@@ -1,45 +1,35 @@
 """Resume is exact: a run that is killed, whenever, ends with the bytes of one that was not."""
 
 import json
-import random
+import os
 import shutil
 
 import pytest
-from trainer_helpers import flags, fork, good, images, make_config, make_images, sha, train
+from trainer_helpers import flags, fork, good, images, make_config, sha
 
 from guards import checkpoint
 from guards.heartbeat import Heartbeat
-from trainer import loop, setup, states, tiny_flux
+from trainer import loop, setup, states
 from trainer.arguments import parse
 from trainer.errors import TrainError
 
-COMMON = {
-    "max_train_steps": 20,
-    "save_every_n_steps": 3,
-    "lr_scheduler": "cosine",
-    "lr_warmup_steps": 4,
-    "network_dropout": 0.1,
-    "optimizer_type": "adamw8bit",
-    "optimizer_args": ["min_8bit_size=16"],  # the tiny LoRA's matrices are smaller than what it leaves in 32 bits
-}
+COMMON = {"max_train_steps": 20, "save_every_n_steps": 3, "network_dropout": 0.1}
+COMMON |= {"lr_scheduler": "cosine", "lr_warmup_steps": 4, "optimizer_type": "adamw8bit"}
+COMMON["optimizer_args"] = ["min_8bit_size=16"]  # the tiny LoRA's matrices are smaller than what it leaves in 32 bits
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("resume")
-    (folder / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2\nanother --w 64 --h 64 --s 2\n", encoding="utf-8")
-    return {
-        "folder": folder,
-        "model": tiny_flux.ensure(folder / "models" / "tiny-flux"),
-        "config": make_config(folder / "dataset.toml", make_images(folder / "images")),
-        "samples": {"sample_prompts": folder / "prompts.txt", "sample_every_n_steps": 6},
-    }
+def samples(work):
+    """The flags of a run that makes two sample images each sixth step."""
+    prompts = work["folder"] / "prompts.txt"
+    prompts.write_text("a thing --w 64 --h 64 --s 2\nanother --w 64 --h 64 --s 2\n", encoding="utf-8")
+    return {"sample_prompts": prompts, "sample_every_n_steps": 6}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(work):
+def undisturbed(work, samples):
     """An undisturbed run with samples; its folder."""
-    folder, done = run(work, "undisturbed", **COMMON, **work["samples"])
+    folder, done = run(work, "undisturbed", **COMMON, **samples)
     good(done)
     return folder
 
@@ -64,30 +54,6 @@ def newest(folder):
     return checkpoint.newest_valid(folder, deep=True)
 
 
-def test_kills_mid_save_included_change_no_bit_of_the_lora(work, undisturbed):
-    """The killed run makes no samples, the undisturbed one does: they draw from numbers of their own."""
-    seed = random.randrange(10**6)
-    draw = random.Random(seed)
-    print(f"moments drawn with seed {seed}")
-    faults = [
-        f"save@{5 + draw.randrange(2)}+{3 + draw.randrange(4)}",  # in the state: its files, its guard, before the rename
-        f"kill@{8 + draw.randrange(4)}+{draw.random() * 0.02:.4f}",
-        f"save@{14 + draw.randrange(2)}+{1 + draw.randrange(2)}",  # in the LoRA file, or between it and the state
-    ]
-    print(faults)
-    reached = []
-    for number, fault in enumerate(faults):
-        resume = newest(work["folder"] / "killed") if number else None
-        killed, done = run(work, "killed", fault, resume, **COMMON, max_data_loader_n_workers=2 * (number % 2))
-        assert done.returncode == -9, done.stderr[-2000:]
-        reached.append(resume and checkpoint.guard_of(resume)["step"])
-    assert len(set(reached)) == 3, "the attempts made no progress, so nothing was tested"
-    good(run(work, "killed", resume=newest(killed), start=train, **COMMON)[1])
-    assert sha(killed / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
-    assert sha(killed / "tiny-state" / "model.safetensors") == sha(undisturbed / "tiny-state" / "model.safetensors")
-    assert not [p.name for p in killed.iterdir() if p.name.startswith(".") and "cache" not in p.name]
-
-
 def test_a_kill_at_whichever_write_of_a_save_leaves_a_state_that_is_valid_and_correct(work):
     """At each fsync in turn: the LoRA, its folder, the three files of the state, its guard, the state's folder, the output."""
     common = {"max_train_steps": 6, "save_every_n_steps": 3, "optimizer_type": "adamw"}
@@ -104,9 +70,9 @@ def test_a_kill_at_whichever_write_of_a_save_leaves_a_state_that_is_valid_and_co
     assert found == [3] * 7 + [6], "the last write comes after the rename that makes the state count"
 
 
-def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, undisturbed):
+def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, undisturbed, samples):
     """Stopped at step 6, which saves and samples; killed in the samples of step 12; asked to stop at the last step."""
-    folder, done = run(work, "stopped", "stop@6", **COMMON, **work["samples"])
+    folder, done = run(work, "stopped", "stop@6", **COMMON, **samples)
     assert done.returncode == 3, done.stderr[-2000:]
     state = newest(folder)
     assert checkpoint.guard_of(state)["step"] == 6
@@ -114,13 +80,13 @@ def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, 
     assert sorted(p.name for p in folder.glob("*.safetensors")) == [f"tiny-step0000000{n}.safetensors" for n in (3, 6)]
     assert list(images(folder)) == ["tiny_000006_00_42.png", "tiny_000006_01_43.png"]
 
-    done = run(work, "stopped", "sample@12", state, **COMMON, **work["samples"])[1]
+    done = run(work, "stopped", "sample@12", state, **COMMON, **samples)[1]
     assert done.returncode == -9, done.stderr[-2000:]
     state = newest(folder)
     assert checkpoint.guard_of(state)["step"] == 12
     assert len(images(folder)) == 2
 
-    good(run(work, "stopped", "stop@20", state, **COMMON, **work["samples"])[1])
+    good(run(work, "stopped", "stop@20", state, **COMMON, **samples)[1])
     assert images(folder) == images(undisturbed)
     assert len(images(undisturbed)) == 2 * (20 // 6)
     loras = [sorted(p.name for p in f.glob("*.safetensors")) for f in (folder, undisturbed)]
@@ -128,15 +94,15 @@ def test_a_stop_and_a_kill_among_samples_lose_neither_a_lora_nor_an_image(work, 
     assert [sha(folder / name) for name in loras[0]] == [sha(undisturbed / name) for name in loras[0]]
 
 
-def test_a_stop_while_samples_are_made_saves_its_state_before_they_are_done(work, undisturbed):
+def test_a_stop_while_samples_are_made_saves_its_state_before_they_are_done(work, undisturbed, samples):
     """Step 6 saves nothing here. Whoever asked does not wait: killed at the denoising step after the request."""
     unsaved = {**COMMON, "save_every_n_steps": 100}
-    folder, done = run(work, "hasty", "hasty@6", **unsaved, **work["samples"])
+    folder, done = run(work, "hasty", "hasty@6", **unsaved, **samples)
     assert done.returncode == -9, done.stderr[-2000:]
     state = newest(folder)
     assert state.name == "tiny-step00000006-state"
     assert sha(state / "model.safetensors") == sha(undisturbed / state.name / "model.safetensors")
-    good(run(work, "hasty", resume=state, **unsaved, **work["samples"])[1])
+    good(run(work, "hasty", resume=state, **unsaved, **samples)[1])
     assert images(folder) == images(undisturbed)
     assert sha(folder / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
 
@@ -179,42 +145,38 @@ def test_old_states_go_by_the_flags_but_never_the_last_good_one(tmp_path):
     assert len(messages) == 1 and "tiny-step00000006-state is kept, because no other state is valid" in messages[0]
 
 
-REFUSED = {
-    "cut": ({}, "model.safetensors: truncated: .*; resume from another state"),
-    "missing guard": ({}, "has no guard file"),
-    "of sd-scripts": ({}, "not a state of the built-in trainer"),
-    "no folder": ({}, "the folder does not exist"),
-    "another rank": ({"network_dim": 8}, "network_dim is 4 in the state and 8 in this run"),
-    "other blocks": (
-        {"network_args": ["train_blocks=double"]},
-        "train_blocks is all in the state and double in this run",
+# what is done to a state, the flags that change → the message
+REFUSED = [
+    (
+        lambda at: os.truncate(at / "model.safetensors", 100),
+        {},
+        "model.safetensors: truncated: .*; resume from another",
     ),
-    "another optimizer": (
-        {"optimizer_type": "adamw", "optimizer_args": None},
-        "optimizer_type is adamw8bit in the state",
-    ),
-    "another model": ({}, "model is [0-9a-f]+ in the state and 0123 in this run"),
-}
+    (lambda at: (at / checkpoint.GUARD).unlink(), {}, "has no guard file"),
+    (lambda at: of_sd_scripts(at / checkpoint.GUARD), {}, "not a state of the built-in trainer"),
+    (shutil.rmtree, {}, "the folder does not exist"),
+    (None, {"network_dim": 8}, "network_dim is 4 in the state and 8 in this run"),
+    (None, {"network_args": ["train_blocks=double"]}, "train_blocks is all in the state and double in this run"),
+    (None, {"optimizer_type": "adamw", "optimizer_args": None}, "optimizer_type is adamw8bit in the state"),
+    ("another model", {}, "model is [0-9a-f]+ in the state and 0123 in this run"),
+]
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_state_of_another_run_or_a_damaged_one_is_refused_with_the_reason(work, undisturbed, what, monkeypatch):
-    changed, expected = REFUSED[what]
-    state = work["folder"] / f"{what}-state"
+def of_sd_scripts(guard):
+    guard.write_text(json.dumps({**json.loads(guard.read_text()), "belongs": None}), encoding="utf-8")
+
+
+@pytest.mark.parametrize(("damage", "changed", "expected"), REFUSED)
+def test_a_state_of_another_run_or_a_damaged_one_is_refused_with_the_reason(
+    work, undisturbed, damage, changed, expected, tmp_path, monkeypatch
+):
+    state = tmp_path / "tiny-state"
     shutil.copytree(undisturbed / "tiny-state", state)
-    guard = state / checkpoint.GUARD
-    if what == "cut":
-        weights = state / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-100])
-    elif what == "missing guard":
-        guard.unlink()
-    elif what == "of sd-scripts":
-        guard.write_text(json.dumps({**json.loads(guard.read_text()), "belongs": None}), encoding="utf-8")
-    elif what == "no folder":
-        shutil.rmtree(state)
-    elif what == "another model":
+    if callable(damage):
+        damage(state)
+    elif damage:
         monkeypatch.setattr(setup.models, "fingerprint", lambda folder, *parts: "0123")
-    args = parse(arguments(work, f"refused {what}", state, **{**COMMON, **changed}))
+    args = parse(arguments(work, "refused", state, **{**COMMON, **changed}))
     with pytest.raises(TrainError, match=f"--resume {state}.*{expected}"):
         loop.restore(setup.build(args, Heartbeat(None)))
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer_helpers import flags, fork, good, make_config, make_images
+from trainer_helpers import flags, fork, good, make_config
 
 import runs
 from guards import checkpoint
-from guards.metrics import Metrics
 from presets.steps import held_out
 from runs.sanity import judge
-from trainer import tiny_flux, validation
+from trainer import validation
 from trainer.arguments import parse, problem
 from trainer.dataset import Image, read
 from trainer.errors import TrainError
@@ -26,9 +25,6 @@ HELD = {"validation_split": 0.2, "validation_seed": 7, "validate_every_n_steps":
 
 def image(name: str, folder: str = "a", dataset: int = 0) -> Image:
     return Image(Path(folder, name), "", 1, (64, 64), (64, 64), dataset, 1)
-
-
-# Which images --------------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -68,20 +64,6 @@ def test_a_wrong_share_is_refused():
     assert problem(flags(Path("m"), Path("c"), Path("o"), **HELD)) == ""
 
 
-# The built-in trainer -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("validation")
-    return {
-        "folder": folder,
-        "model": tiny_flux.ensure(folder / "models" / "tiny-flux"),
-        "images": make_images(folder / "images", 6),
-        "config": make_config(folder / "dataset.toml", folder / "images"),
-    }
-
-
 def train(work, name, fault="", resume=None, config=None, **changed):
     """A run with its metrics; (folder, process)."""
     out, run = work["folder"] / name, work["folder"] / f"run-{name}"
@@ -110,7 +92,7 @@ def tensors(path: Path) -> dict[str, bytes]:
 def held_out_run(work):
     folder, done = train(work, "held", **HELD)
     good(done)
-    assert "held out for validation: 1 of 6 images" in done.stdout
+    assert "held out for validation: 1 of 5 images" in done.stdout
     return folder
 
 
@@ -159,9 +141,6 @@ def test_a_stop_ends_a_validation_and_the_resumed_run_measures_again(work):
     assert list(values(work, "stopped")) == [0, 4, 8, 9]
 
 
-# The spec -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_spec_gives_each_trainer_its_flags(tmp_path):
     from runs.command import NEVER, flags
 
@@ -195,9 +174,3 @@ def test_four_images_with_a_tenth_held_out_start():
     about = [[(one.severity, one.message) for one in rows if one.field == "validation_split"] for rows in found]
     assert about[0] == [] and [severity for severity, _ in about[1]] == ["warning"]
     assert "holds out none of the 4 images, so nothing is validated" in about[1][0][1]
-
-
-def test_metrics_without_a_run_write_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Metrics(None).validation(1, 1, 0.5, 4)
-    assert not list(tmp_path.iterdir())

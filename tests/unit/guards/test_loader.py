@@ -7,25 +7,10 @@ import pytest
 from guards.loader import rules
 
 
-def test_workers_imply_a_timeout():
-    assert rules(2, platform="linux")["timeout"] == 60
-    assert rules(2, timeout=5, platform="linux")["timeout"] == 5
-
-
 def test_no_workers_drop_persistence_prefetch_and_timeout_together():
     made = rules(0, persistent_workers=True, prefetch_factor=4, timeout=60, platform="linux")
     off = {"persistent_workers": False, "prefetch_factor": None, "pin_memory": False}
     assert made == {"num_workers": 0, "timeout": 0.0, **off}
-
-
-@pytest.mark.parametrize("platform", ["win32", "darwin"])
-def test_platforms_that_spawn_get_no_workers(platform):
-    assert rules(8, persistent_workers=True, platform=platform)["num_workers"] == 0
-
-
-def test_memory_is_pinned_only_for_cuda():
-    assert rules(2, platform="linux", cuda=True)["pin_memory"] is True
-    assert rules(2, platform="linux", cuda=False)["pin_memory"] is False
 
 
 def test_negative_numbers_are_refused():

@@ -58,13 +58,6 @@ def test_the_copy_has_every_value_and_nothing_else(threads, monkeypatch, cores, 
         assert threads == {threading.current_thread().name}
 
 
-def test_a_target_that_is_not_one_range_gets_the_values(threads):
-    source = torch.randn(40, 30)
-    place = torch.empty(30, 40).t()
-    tensor_copies.copy(Target.of([place]), [source])
-    assert torch.equal(place, source) and not threads
-
-
 def test_several_threads_share_a_large_state(threads, monkeypatch):
     """Each waits for the other with its first tensor, so one alone would not come to an end."""
     monkeypatch.setattr(tensor_copies, "_cores", lambda: 2)
@@ -111,13 +104,6 @@ def test_what_a_signal_interrupts_has_ended_when_the_caller_goes_on(threads, mon
     assert len(running) == seen
 
 
-def test_tensors_of_another_number_or_shape_are_an_error():
-    with pytest.raises(ValueError, match="longer"):
-        tensor_copies.copy(Target.of([torch.empty(3)]), [torch.ones(3), torch.ones(3)])
-    with pytest.raises(RuntimeError, match="size"):
-        tensor_copies.copy(Target.of([torch.empty(3)]), [torch.ones(4)])
-
-
 LOADER = Path("/lib64/ld-linux-x86-64.so.2")
 
 
@@ -135,12 +121,3 @@ def test_glibc_knows_the_variable_for_fast_copies(known):
         pytest.skip(f"this glibc does not list its tunables: {platform.libc_ver()}")
     assert int(values[tensor_copies.NON_TEMPORAL], 0) == tensor_copies.NON_TEMPORAL_BYTES
     assert not known or int(values["glibc.malloc.tcache_count"], 0) == 3
-
-
-def test_the_variable_is_not_set_where_a_user_has_or_where_it_means_nothing(monkeypatch):
-    assert tensor_copies.environment({tensor_copies.TUNABLES: f"{tensor_copies.NON_TEMPORAL}=99999"}) == {}
-    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    assert tensor_copies.environment({}) == {}
-    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert tensor_copies.environment({}) == {}

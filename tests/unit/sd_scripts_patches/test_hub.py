@@ -1,19 +1,15 @@
 """Downloads and uploads of kohya's trainers, without a hub: what ends them, what is tried again, which phase they are."""
 
 import argparse
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import children
 import pytest
 
 from guards import hub_request
 from sd_scripts_patches import hub, session
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +51,7 @@ def test_a_stalled_download_ends_the_process(tmp_path):
         "hub.reach.answered = True\n"
         f"hub.download_with_retries(lambda: time.sleep(60), Path({str(tmp_path)!r}), 'model.bin of a/b')"
     )
-    env = {**os.environ, "HANGPROOF_HUB_TIMEOUT_S": "0.5"}
-    result = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=env, check=False, capture_output=True, text=True, timeout=120
-    )
+    result = children.run(script, HANGPROOF_HUB_TIMEOUT_S=0.5)
     assert result.returncode == 75 and "waited 0.5 s for a byte of model.bin of a/b" in result.stderr
 
 

@@ -19,31 +19,27 @@ def state(folder, **train_state):
     return made
 
 
-def test_a_plain_state_is_accepted(tmp_path):
-    legacy_state.check_state(state(tmp_path, current_epoch=2, current_step=12))
-
-
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"current_epoch": 1}', '{"current_epoch": 1, "current_step": -3}', '{"current_epoch": 1, "current_step": "12"}']
+    "text", [None, "", "{", "[]", '{"current_epoch": 1}', '{"current_epoch": 1, "current_step": -3}', '{"current_epoch": 1, "current_step": "12"}']
 )  # fmt: skip
-def test_a_damaged_json_is_refused_unless_the_user_gives_the_step(tmp_path, text):
-    made = state(tmp_path)
-    (made / "train_state.json").write_text(text)
-    with pytest.raises(trainer_state.ResumeError, match=r"train_state\.json is damaged .*--initial_step"):
+def test_a_missing_or_damaged_json_is_refused_unless_the_user_gives_the_step(tmp_path, text):
+    made = state(tmp_path, current_epoch=2, current_step=12)
+    legacy_state.check_state(made)
+    path = made / "train_state.json"
+    path.unlink() if text is None else path.write_text(text)
+    reason = "is missing, so the step of this state is unknown" if text is None else "is damaged"
+    with pytest.raises(trainer_state.ResumeError, match=rf"train_state\.json {reason}.*--initial_step"):
         legacy_state.check_state(made)
     legacy_state.check_state(made, step_is_given=True)
 
 
-def test_a_missing_folder_is_refused(tmp_path):
+def test_a_missing_folder_and_a_damaged_state_with_a_guard_file_are_refused_and_named(tmp_path):
+    made = tmp_path / "tiny-step00000012-state"
     with pytest.raises(trainer_state.ResumeError, match="the folder does not exist"):
-        legacy_state.check_state(tmp_path / "nowhere")
-
-
-def test_a_damaged_state_with_a_guard_file_is_refused_and_the_file_named(tmp_path):
-    with checkpoint.writing(tmp_path / "tiny-step00000012-state", 12, 1) as folder:
+        legacy_state.check_state(made)
+    with checkpoint.writing(made, 12, 1) as folder:
         (folder / "train_state.json").write_text(json.dumps({"current_epoch": 2, "current_step": 12}))
         (folder / "optimizer.bin").write_bytes(b"x" * 100)
-    made = tmp_path / "tiny-step00000012-state"
     legacy_state.check_state(made)
     (made / "optimizer.bin").write_bytes(b"x" * 50)
     with pytest.raises(trainer_state.ResumeError, match=r"optimizer\.bin: truncated: 50 bytes instead of 100"):
@@ -58,20 +54,14 @@ def test_a_damaged_trainer_state_is_refused(tmp_path, content):
         legacy_state.check_state(made)
 
 
-@pytest.mark.parametrize(
-    ("step", "batches", "accumulation", "epoch", "batch"),
-    [
-        *[
-            (0, 10, 1, 1, 0),
-            (1, 10, 1, 1, 1),
-            (10, 10, 1, 1, 10),
-            (15, 10, 1, 2, 5),
-            (3, 10, 2, 1, 6),
-            (5, 10, 2, 1, 10),
-        ],
-        *[(7, 10, 3, 2, 9), (4, 10, 3, 1, 10), (8, 10, 3, 2, 10), (3, 5, 4, 2, 4), (2, 5, 4, 1, 5), (6, 3, 8, 6, 3)],
-    ],
-)
+# step, batches, accumulation → epoch, batch
+POSITIONS = [
+    (0, 10, 1, 1, 0), (1, 10, 1, 1, 1), (10, 10, 1, 1, 10), (15, 10, 1, 2, 5), (3, 10, 2, 1, 6), (5, 10, 2, 1, 10),
+    (7, 10, 3, 2, 9), (4, 10, 3, 1, 10), (8, 10, 3, 2, 10), (3, 5, 4, 2, 4), (2, 5, 4, 1, 5), (6, 3, 8, 6, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "batches", "accumulation", "epoch", "batch"), POSITIONS)
 def test_the_position_in_an_epoch_after_so_many_steps(step, batches, accumulation, epoch, batch):
     found = legacy_state.state_at_step(step, (batches, accumulation, 1), epoch_over=True, now=None, losses={})
     assert (found.epoch, found.batch) == (epoch, batch)
@@ -80,13 +70,9 @@ def test_the_position_in_an_epoch_after_so_many_steps(step, batches, accumulatio
 
 def loaded(tmp_path, shape=(10, 1, 1), state=None, json_step=None, scheduler=None, **args):
     """Return what `Run.after_load` resumes from, with an accelerator that has only what it uses."""
-    given = {
-        "resume": str(tmp_path / "x-step00000012-state"),
-        "initial_step": None,
-        "initial_epoch": None,
-        "resume_from_huggingface": False,
-    }
-    args = argparse.Namespace(**{**given, "gradient_accumulation_steps": shape[1], **args})
+    given = {"resume": str(tmp_path / "x-step00000012-state"), "resume_from_huggingface": False}
+    given |= {"initial_step": None, "initial_epoch": None, "gradient_accumulation_steps": shape[1], **args}
+    args = argparse.Namespace(**given)
     count = SimpleNamespace(state_dict=lambda: {"last_epoch": scheduler}, split_batches=False)
     run = resume.Run()
     run.accelerator = SimpleNamespace(num_processes=shape[2], _schedulers=[count] if scheduler is not None else [])
@@ -96,20 +82,9 @@ def loaded(tmp_path, shape=(10, 1, 1), state=None, json_step=None, scheduler=Non
     return run.resume_from
 
 
-def known(step=12, **changed):
-    return trainer_state.TrainerState(
-        **{
-            "step": step,
-            "epoch": 2,
-            "batch": 2,
-            "epoch_over": False,
-            "batches": 10,
-            "accumulation": 1,
-            "processes": 1,
-            "workers": 0,
-            **changed,
-        }
-    )
+def known(step=12):
+    counts = {"epoch": 2, "batch": 2, "batches": 10, "accumulation": 1, "processes": 1, "workers": 0}
+    return trainer_state.TrainerState(step=step, epoch_over=False, **counts)
 
 
 def test_a_step_that_contradicts_the_state_is_refused(tmp_path):
