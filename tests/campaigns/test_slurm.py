@@ -41,21 +41,21 @@ def cluster(started):
     started.clear()
 
 
-TAKEN = {  # what happens to the job at step 30: (how, starts, whether there is time to save)
-    "a kill -9 of its step": (lambda cluster, job, node: kill_step(cluster, job), 2, False),
-    "a drained node": (drain, 2, True),
-    "a node that is down": (down, 2, True),
-    "a warning of the time limit": (
-        lambda cluster, job, node: cluster.ask("scancel", "--signal=TERM", "--batch", job),
-        2,
-        True,
-    ),
+def warn(cluster, job):
+    """What Slurm sends some time before it ends the job."""
+    cluster.ask("scancel", "--signal=TERM", "--batch", job)
+
+
+TAKEN = {  # what happens to the job at step 30: (how, whether there is time to save)
+    "a kill -9 of its step": (lambda cluster, job, node: kill_step(cluster, job), False),
+    "a drained node": (drain, True),
+    "a node that is down": (down, True),
+    "a warning of the time limit": (lambda cluster, job, node: warn(cluster, job), True),
     "a job of higher priority": (
         lambda cluster, job, node: cluster.ask(
             *("sbatch", "--parsable", "--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null"),
             *("--wrap", "sleep 3"),
         ),
-        2,
         True,
     ),
 }
@@ -63,36 +63,20 @@ TAKEN = {  # what happens to the job at step 30: (how, starts, whether there is 
 
 @pytest.mark.parametrize("what", TAKEN)
 def test_a_run_survives(what, cluster, tmp_path):
-    take, starts, saves = TAKEN[what]
+    take, saves = TAKEN[what]
     folder = toy_run(tmp_path / "toy", **SHORT)
     job = submit(cluster, folder)
     at_step(folder, 30)
     node = cluster.job(job)["BatchHost"]
     take(cluster, job, node)
     try:
-        completed(cluster, folder, job, starts)
+        completed(cluster, folder, job, starts=2)
     finally:
         if cluster.states()[node] != "idle":
             cluster.ask("scontrol", "update", f"nodename={node}", "state=resume", check=False)
     assert repeated(folder) <= (0 if saves else SHORT["every"])
     if what in ("a drained node", "a node that is down"):
         assert cluster.job(job)["BatchHost"] != node
-
-
-def test_a_drained_node_that_returns_continues_the_job(cluster, tmp_path):
-    folder = toy_run(tmp_path / "toy", **SHORT)
-    job = submit(cluster, folder, "--time", "1:00:00")
-    at_step(folder, 30)
-    for node in ("n1", "n2"):
-        cluster.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
-    cluster.ask("scontrol", "requeue", job)
-    cluster.wait_state(job, "PENDING")
-    time.sleep(10)
-    assert cluster.job(job)["JobState"] == "PENDING"
-    for node in ("n1", "n2"):
-        cluster.ask("scontrol", "update", f"nodename={node}", "state=resume")
-    completed(cluster, folder, job, starts=2)
-    assert repeated(folder) == 0
 
 
 def test_the_time_limit_of_a_job_is_no_end_of_its_run(cluster, tmp_path):
@@ -133,7 +117,7 @@ def test_two_nodes_train_one_run(what, cluster, tmp_path):
     if what == "a requeue":
         cluster.ask("scontrol", "requeue", job)
     elif what == "a warning of the time limit":
-        cluster.ask("scancel", "--signal=TERM", "--batch", job)
+        warn(cluster, job)
     elif "kill" in what:
         for process in second:
             with contextlib.suppress(psutil.Error):
@@ -199,9 +183,10 @@ def test_a_run_survives_eight_disturbances_at_random_moments(number, cluster, tm
         if what == "kill":
             kills += 1
             wait_for(lambda: kill_step(cluster, job, at_least=1), 60, "a step to kill")
+        elif what == "requeue":
+            cluster.ask("scontrol", "requeue", job)
         else:
-            words = ("scontrol", "requeue") if what == "requeue" else ("scancel", "--signal=TERM", "--batch")
-            cluster.ask(*words, job)
+            warn(cluster, job)
         print(f"{start + 1}: {what} at step {step_of(folder) if (folder / 'status.json').exists() else 0}")
     completed(cluster, folder, job, starts=9, steps=steps, timeout_s=300)
     assert repeated(folder) <= 20 * kills
