@@ -13,6 +13,7 @@ from monitor_helpers import (
     HOLD,
     SHORT,
     cli,
+    completed,
     events,
     fault_at,
     finish,
@@ -25,9 +26,7 @@ from monitor_helpers import (
     supervise,
     toy_run,
     trainers,
-    undisturbed,
     wait_for,
-    weight,
 )
 
 from guards import checkpoint
@@ -37,22 +36,13 @@ pytestmark = pytest.mark.slow
 LINUX = sys.platform.startswith("linux")
 
 
-def completed(folder, restarts, steps=SHORT["steps"]):
-    """Assert that the run completed with the result of an undisturbed one, and left no process."""
-    now = status(folder)
-    assert (now["state"], now["restarts"], now["step"]) == ("completed", restarts, steps), now
-    assert weight(folder) == undisturbed(steps)
-    assert trainers(folder) == []
-    return now
-
-
 def test_an_undisturbed_run_completes_with_exit_code_0_and_no_incident(folder):
     toy_run(folder, **SHORT)
     note = "the tracker did not finish: waited 30 s for wandb to finish"
     text = (folder / "toy.py").read_text()
     (folder / "toy.py").write_text(text.replace('hb.end("done")', f'hb.end("done", "{note}")'))
     assert supervise(folder)[0] == 0
-    now = completed(folder, restarts=0)
+    now = completed(folder)
     assert now["reason"].endswith(f"LoRA: toy.safetensors; {note}"), "with what the training reported"
     assert now["planned_steps"] == 50 and now["checkpoint"]["step"] == 50 and now["incidents"] == 0
     assert now["lora"] == str(folder / "toy.safetensors")
@@ -131,7 +121,7 @@ def test_a_process_that_does_not_exit_after_its_outcome_does_not_keep_the_run_fr
     text = (folder / "toy.py").read_text()
     (folder / "toy.py").write_text(text.replace('hb.end("done")', 'hb.end("done"); time.sleep(3600)'))
     assert supervise(folder, limits="[watch]\nexit_s = 2\n")[0] == 0
-    completed(folder, restarts=0)
+    completed(folder)
     assert [i["cause"] for i in incidents(folder)] == ["exit"]
 
 
@@ -144,7 +134,7 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_
 subprocess.run(["bash", "-c", "setsid sleep 3600 & disown"])
 time.sleep(3600)
 """
-    toy_run(folder, fault_at(AT, spawn), launcher="child", **SHORT)
+    toy_run(folder, fault_at(AT, spawn), start="", **SHORT)
     assert supervise(folder)[0] == 0
     completed(folder, restarts=1)
     assert members(folder) == []
@@ -152,9 +142,9 @@ time.sleep(3600)
 
 @pytest.mark.skipif(not LINUX, reason="os.getppid of an orphan")
 def test_an_orphaned_trainer_is_watched_to_its_end_not_doubled(folder):
-    toy_run(folder, fault_at(12, "os.kill(os.getppid(), 9)"), launcher="child", **SHORT)
+    toy_run(folder, fault_at(12, "os.kill(os.getppid(), 9)"), start="", **SHORT)
     assert supervise(folder)[0] == 0
-    completed(folder, restarts=0)
+    completed(folder)
 
 
 def test_a_dead_trainer_below_a_living_launcher_is_a_crash(folder):
@@ -175,7 +165,7 @@ def test_a_users_stop_saves_first_and_the_next_start_goes_on_from_there(folder):
     assert now["state"] == "stopped" and now["checkpoint"]["step"] == now["step"] == 16
     assert trainers(folder) == []
     assert supervise(folder)[0] == 0
-    assert completed(folder, restarts=0)["attempt"] == 2
+    assert completed(folder)["attempt"] == 2
     assert f"from step {now['step']}" in events(folder, "started")[1]["message"]
 
 
@@ -191,7 +181,7 @@ def test_a_pre_emption_saves_and_is_resumed_by_resume_all(tmp_path):
     assert resumed["folder"] == str(folder)
     wait_for(lambda: status(folder)["state"] == "completed")
     wait_for(lambda: not psutil.pid_exists(resumed["pid"]))
-    completed(folder, restarts=0)
+    completed(folder)
 
 
 @pytest.mark.journey
