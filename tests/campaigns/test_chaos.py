@@ -31,14 +31,7 @@ exec(compile(source.replace("raise error", dies), "chaos", "exec"))
 
 def outcome(**changed):
     """A trial that ended as it must, except for what is changed."""
-    good = {
-        "state": "completed",
-        "message": "60 steps",
-        "exit_code": 0,
-        "started": True,
-        "reached": True,
-        "lora": "right",
-    }
+    good = dict(state="completed", message="60 steps", exit_code=0, started=True, reached=True, lora="right")
     return Outcome(Trial("t", "hang"), **good | changed)
 
 

@@ -126,7 +126,10 @@ def test_a_run_that_fails_under_a_monitor_that_was_replaced_ends_as_failed(folde
     toy_run(folder, fault_at(AT, "sys.exit(7)", "True") + GO, **SHORT)
     limits = "[restart]\nwithout_progress_count = 1\nbackoff_first_s = 0.1\n"
     process = started(folder, limits=limits)
-    os.kill(status(folder)["monitor_pid"], signal.SIGKILL)
+    before, old = trainers(folder), status(folder)["monitor_pid"]
+    os.kill(old, signal.SIGKILL)
+    wait_for(lambda: status(folder)["monitor_pid"] != old and status(folder)["state"] == "running")
+    assert trainers(folder) == before and "adopted" in events(folder, "started")[-1]["message"]
     (folder / "go").touch()
     code, _, err = finish(process)
     assert code == 4 and err.count("restarting it") == 1, err

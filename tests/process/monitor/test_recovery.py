@@ -22,7 +22,6 @@ from monitor_helpers import (
     inject,
     kill_monitor,
     monitor,
-    started,
     status,
     step_of,
     stop,
@@ -104,21 +103,6 @@ def test_a_monitor_that_fails_at_every_turn_stops_a_hung_run_with_the_reason_and
         assert trainers(folder) == []
     else:
         completed(folder, steps=100)
-
-
-def test_a_monitor_that_is_killed_comes_back_and_doubles_nothing(folder):
-    toy_run(folder, steps=5000, pace=0.05, every=20)
-    process = started(folder, 20)
-    (trainer,) = trainers(folder)
-    old = status(folder)["monitor_pid"]
-    os.kill(old, signal.SIGKILL)
-    wait_for(lambda: status(folder)["monitor_pid"] != old and status(folder)["state"] == "running")
-    assert trainers(folder) == [trainer]
-    step = step_of(folder)
-    wait_for(lambda: step_of(folder) > step)
-    stop(folder, "--now")
-    assert finish(process)[0] == 3
-    assert [e for e in events(folder, "started") if "adopted" in e["message"]]
 
 
 def test_a_monitor_killed_in_the_middle_of_a_recovery_is_followed_by_one_that_finishes_it(folder):

@@ -216,13 +216,6 @@ def test_a_script_without_heartbeats_is_watched_by_its_log(folder):
     assert "line 3 of attempt 1" in (folder / "incidents/0001/log_tail.txt").read_text()
 
 
-def test_a_script_that_fails_at_once_is_tried_three_times_and_the_reason_is_its_own(folder):
-    folder.mkdir()
-    (folder / "train.sh").write_text("echo 'FileNotFoundError: no such model: flux.safetensors' >&2\nexit 1\n")
-    assert supervise(folder, limits="[restart]\nbackoff_first_s = 0.1\n")[0] == 4
-    assert "no such model: flux.safetensors" in status(folder)["reason"]
-
-
 @pytest.mark.skipif(not LINUX, reason="/proc/PID/environ")
 def test_orphans_of_a_dead_attempt_are_named_and_killed_before_a_new_one_starts(folder):
     toy_run(folder, **SHORT)
