@@ -214,18 +214,6 @@ def test_a_token_that_could_not_be_read_is_read_at_the_next_refresh(monkeypatch,
 
 
 @linux
-def test_which_signals_a_process_catches(child, spawn):
-    code = "import signal, time; signal.signal(signal.SIGUSR2, print); print(1, flush=True); time.sleep(60)"
-    handler = spawn(sys.executable, "-c", code)
-    handler.stdout.readline()
-    assert platform.catches(handler.pid, signal.SIGUSR2) and not platform.catches(handler.pid, signal.SIGUSR1)
-    assert not platform.catches(child.pid, signal.SIGUSR2), "SIGUSR2 would kill it"
-    handler.kill()
-    handler.wait()
-    assert not platform.catches(handler.pid, signal.SIGUSR2), "gone"
-
-
-@linux
 def test_processes_are_found_by_the_token_they_inherited_and_killed(spawn):
     shell = spawn("bash", "-c", "trap '' TERM; sleep 61 & wait; wait", **OURS)
     found = tree.Tree(MARK, (shell.pid, start_of(shell)))
