@@ -1,8 +1,6 @@
 """Requests that are made in a training, and how they were answered."""
 
-from monitor_helpers import (
-    events,
-)
+from monitor_helpers import events
 
 from guards import step_requests
 

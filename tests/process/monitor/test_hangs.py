@@ -3,14 +3,7 @@
 import sys
 
 import pytest
-from monitor_helpers import (
-    ROOT,
-    incidents,
-    report,
-    status,
-    supervise,
-    trainers,
-)
+from monitor_helpers import ROOT, incidents, report, status, supervise, trainers
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="stacks are asked for by a signal")]
 RANKS = f"""
