@@ -260,8 +260,8 @@ def wait_for(condition, timeout_s: float = 120.0, what: str = "") -> object:
     while time.monotonic() < until:
         try:
             value = condition()
-        except (OSError, ValueError):
-            value = None  # a file that is not there yet, or half written
+        except (OSError, ValueError, LookupError):
+            value = None  # a file that is not there yet, half written, or without this value
         if value:
             return value
         time.sleep(0.02)

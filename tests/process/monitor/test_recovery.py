@@ -118,34 +118,11 @@ def test_a_monitor_killed_in_the_middle_of_a_recovery_is_followed_by_one_that_fi
     assert incident["kind"] == "hang" and incident["recover_s"] is not None
 
 
-TWO_STAGES = """
-import os, sys, time
-sys.path.insert(0, {root!r})
-from guards.heartbeat import Heartbeat
-hb = Heartbeat.from_env()
-hb.phase("cache_latents", 5)
-for n in range(1, 6):
-    time.sleep(0.02); hb.item(n)
-hb.end("done")
-"""
-
-
-def two_stages(folder, then: str):
-    """A run whose script caches, and does `then` in the end."""
-    toy_run(folder, **SHORT)
-    (folder / "cache.py").write_text(TWO_STAGES.format(root=str(ROOT)))
-    (folder / "train.sh").write_text(f"cd {folder}\n{sys.executable} cache.py && {then}\n")
-
-
-def test_a_script_of_two_stages_is_not_ended_while_the_second_stage_imports(folder):
-    two_stages(folder, f"sleep 2 && {sys.executable} toy.py")
-    assert supervise(folder, limits="[watch]\nlauncher_s = 1\n")[0] == 0
-    completed(folder)
-    assert incidents(folder) == []
-
-
 def test_a_second_stage_that_fails_is_not_called_completed(folder):
-    two_stages(folder, "exit 7")
+    toy_run(folder, **SHORT)
+    caches = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom guards.heartbeat import Heartbeat\n"
+    (folder / "cache.py").write_text(caches + "Heartbeat.from_env().end('done')\n")
+    (folder / "train.sh").write_text(f"cd {folder}\n{sys.executable} cache.py && exit 7\n")
     assert supervise(folder, limits="[restart]\nbackoff_first_s = 0.1\n")[0] == 4
     assert status(folder)["state"] == "failed"
 

@@ -19,9 +19,9 @@ def test_a_real_run_reports_a_slow_loader_goes_on_and_reports_its_end(tmp_path):
     limits = limits_file(folder, "[slow]\nwindow_s = 2\n")
     process = monitor(folder, HANGPROOF_LIMITS=str(limits))
     shown = wait_for(lambda: status(folder).get("slow"), 60, "a slowdown in the status")
-    event = events(folder, "slowdown")[0]
     code, _, said_there = finish(process, 120)
     assert code == 0, said_there
+    event = events(folder, "slowdown")[0]
     assert event["cause"] == shown["cause"] == "loader_slow" and "next batch" in event["message"], event
     (over,) = events(folder, "slowdown_over")
     assert over["lost_s"] > 3 and not events(folder, "restarted")

@@ -55,16 +55,6 @@ def ended(folder, state: str) -> dict:
 # ---- the user's stop ----
 
 
-def test_a_stop_while_it_waits_to_restart_starts_nothing_more(folder):
-    toy_run(folder, fault_at(5, "raise ValueError('again')", "True"), **SHORT)
-    process = monitor(folder)
-    wait_for(lambda: status(folder)["state"] == "backoff" and status(folder)["restarts"] == 2)
-    stop(folder)
-    assert finish(process)[0] == 3
-    ended(folder, "stopped")
-    assert len(incidents(folder)) == 2
-
-
 def test_a_stop_while_a_hang_is_being_looked_into_ends_it_without_a_restart(folder):
     toy_run(folder, HANG, **SHORT)
     process = monitor(folder, limits="[phases.step]\nfloor_s = 4\n")

@@ -324,14 +324,15 @@ def test_ranks_that_start_do_not_excuse_each_other():
 def test_a_rank_that_is_done_and_gone_does_not_hang_the_others():
     watch, done = new_watch(CONFIG), beat(rank=1, pid=2, outcome="done", phase="end")
 
-    def see(now, other=done):
-        return look(now, stepped(int(now), 1.0, pid=1, beat_s=now), other, signals=ASLEEP, gone=frozenset({2}))
+    def see(now, other=done, gone=(2,)):
+        alive = stepped(int(now), 1.0, pid=1, beat_s=now)
+        return look(now, alive, other, signals=ASLEEP, gone=frozenset(gone))
 
     assert follow(watch, see, seconds=300)[2].keys() == {OK}
     assert watch.last_progress_s() == pytest.approx(400.0)
-    failed = dataclasses.replace(done, outcome="failed")
-    hung, *_ = follow(watch, lambda now: see(now, failed), 401.0, WATCH.exit_s + 3)
-    assert hung.kind == HUNG and hung.rank == 1
+    for other, gone in ((dataclasses.replace(done, outcome="failed"), (2,)), (done, ())):
+        hung, *_ = follow(new_watch(CONFIG), lambda now, o=other, g=gone: see(now, o, g), seconds=WATCH.exit_s + 3)
+        assert hung.kind == HUNG and hung.rank == 1, "it did not succeed, or has not exited"
 
 
 # --- a script without a heartbeat

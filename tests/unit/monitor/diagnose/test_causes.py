@@ -258,28 +258,6 @@ def test_a_hang_is_located_by_the_rank_and_not_by_a_worker():
     assert hang(stacks={50: waits}).where() == "select (selectors.py:1)", "a script without ranks"
 
 
-def late_rank(ranks, stacks=None):
-    return hang(ranks=ranks, stacks=stacks or {}).late()
-
-
-def test_the_late_rank_is_the_one_behind_or_the_one_outside_the_collective_or_the_one_silent_longest():
-    assert late_rank([rank(0)]) is None
-    assert late_rank([rank(0, 9), rank(1, 8), rank(2, 9)])["rank"] == 1
-    assert late_rank([rank(0), rank(1), rank(2, phase="save")])["rank"] == 2
-    assert late_rank([rank(0, silent=5.0), rank(1, silent=9.0)])["rank"] == 1
-    assert late_rank([rank(0, silent=9.0), rank(1, silent=9.1)]) is None
-    waits, works = frames("distributed_c10d.py:all_reduce", "loop.py:step"), frames("loop.py:one_step")
-    assert late_rank([rank(0), rank(1)], {100: waits, 101: works})["rank"] == 1
-    assert late_rank([rank(0), rank(1)], {100: waits, 101: waits}) is None
-    assert late_rank([rank(0), rank(1)], {100: works}) is None, "the other may be anywhere"
-    assert late_rank([rank(0), rank(1)], {100: waits})["rank"] == 1, "the other is all that is left to wait for"
-    assert late_rank([rank(0, phase="save"), rank(1)])["rank"] == 0
-    assert late_rank([rank(0, phase="save"), {**rank(1, 5, "end"), "outcome": "done"}])["rank"] == 0
-    gave_up = {**rank(1), "outcome": "deadline", "note": "waited 1800 s for all 2 ranks at a barrier"}
-    assert late_rank([rank(0), gave_up])["rank"] == 0
-    assert late_rank([{**rank(0), "outcome": "done"}, {**rank(1), "outcome": "done"}]) is None
-
-
 def test_a_log_made_of_what_the_patterns_look_for_takes_no_time_worth_mentioning():
     for part in (".npz", "huggingface.co ", "gloo", "waited ", "Error: ", "a: "):
         began = time.process_time()

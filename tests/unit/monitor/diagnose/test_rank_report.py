@@ -87,6 +87,25 @@ def test_the_rank_that(stacks, rank):
     assert verdict([training(n) for n in range(len(stacks))], *stacks).rank == rank
 
 
+GAVE_UP = {"outcome": "deadline", "note": "waited 1800 s for all 2 ranks at a barrier"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rank"),
+    [
+        ({}, {"step": 89}, 1),
+        ({}, {"phase": "save"}, 1),
+        ({"silent_s": 5.0}, {"silent_s": 9.0}, 1),
+        ({"silent_s": 9.0}, {"silent_s": 9.1}, None),
+        ({"phase": "save"}, {"phase": "end", "outcome": "done"}, 0),
+        ({}, GAVE_UP, 0),
+        ({"outcome": "done"}, {"outcome": "done"}, None),
+    ],
+)
+def test_without_stacks_the_late_one_is_behind_or_saves_or_has_been_silent_longest(first, second, rank):
+    assert verdict([training(0, **first), training(1, **second)]).rank == rank
+
+
 def test_all_ranks_in_the_same_collective_point_at_the_network():
     said = verdict([training(n) for n in range(3)], *[REDUCE_STACK] * 3)
     assert (said.kind, said.rank) == ("collective", None)
