@@ -214,6 +214,7 @@ def test_the_explanation_shows_the_trainings_error_and_not_the_launchers():
         assert error[:60].removeprefix("[rank0]:") in shown and not shown.endswith(".."), (error, shown)
     short = crash("Traceback (most recent call last):\nValueError: the LoRA is empty\n" + LAUNCHER + "returned 1.\n")
     assert causes.match(short).explanation == "The error was: ValueError: the LoRA is empty."
+    assert causes.match(crash("error: the disk is slow\n")).explanation == "The error was: the disk is slow."
     assert "The last line of the log: the log is empty." in causes.match(crash()).explanation
 
 

@@ -110,6 +110,7 @@ def test_all_ranks_in_the_same_collective_point_at_the_network():
     said = verdict([training(n) for n in range(3)], *[REDUCE_STACK] * 3)
     assert (said.kind, said.rank) == ("collective", None)
     assert "All 3 ranks wait in a collective operation (all_reduce) at step 91" in said.text and "NCCL" in said.advice
+    assert verdict([training(0), training(1, step=89)], REDUCE_STACK, REDUCE_STACK).rank == 1, "it is a step behind"
 
 
 def test_a_save_that_hangs_on_rank_0_is_not_called_collective():
