@@ -123,7 +123,7 @@ def py_spy(tmp_path, monkeypatch):
 
 
 def test_py_spy_is_killed_when_the_probe_ends(py_spy, tmp_path, child):
-    py_spy(f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    py_spy(f"echo $$ > {tmp_path}/pid; exec sleep 600")
     spy = stacks.PySpy(60.0)
     spy.begin(*key(child))
     pid = int(wait_for(lambda: (tmp_path / "pid").read_text().strip()))
