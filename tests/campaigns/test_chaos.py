@@ -1,16 +1,13 @@
-"""Chaos on the monitor: errors of the operating system and kills at random places; and proof that the benchmark finds a defect.
+"""Chaos on the monitor (`python -m benchmarks chaos`: 25 minutes, every place, 50 kills): proof that it finds a defect.
 
-python -m pytest tests/campaigns/test_chaos.py          3 minutes; HANGPROOF_SEED repeats one
-python -m benchmarks chaos                              25 minutes: every place, 50 kills
+python -m pytest tests/campaigns/test_chaos.py          1 minute
 """
 
 import errno
-import json
 import os
 import sys
 
 import pytest
-from seeds import seed
 
 from benchmarks import chaos, chaos_run
 from benchmarks.chaos_run import Fault, Outcome, Trial
@@ -31,14 +28,7 @@ exec(compile(source.replace("raise error", dies), "chaos", "exec"))
 
 def outcome(**changed):
     """A trial that ended as it must, except for what is changed."""
-    good = {
-        "state": "completed",
-        "message": "60 steps",
-        "exit_code": 0,
-        "started": True,
-        "reached": True,
-        "lora": "right",
-    }
+    good = dict(state="completed", message="60 steps", exit_code=0, started=True, reached=True, lora="right")
     return Outcome(Trial("t", "hang"), **good | changed)
 
 
@@ -93,16 +83,6 @@ def discovered():
     functions = {function for function, _, _ in places}
     assert {"os.replace", "os.fsync", "process.fork_exec", "os.waitpid", "time.monotonic", "fcntl.flock"} <= functions
     return places, outcomes
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("number", [seed()])
-def test_no_run_is_lost_in_a_short_campaign(tmp_path, discovered, number):
-    result = chaos.run(seed=number, short=9, number_of_kills=3, keep=tmp_path / "kept", discovered=discovered)
-    assert result["violations"] == [] and result["undisturbed"] == [], json.dumps(result, indent=1)
-    assert result["not_run"] == 0 and result["trials"] == 9 and result["kills"] >= 2
-    assert result["not_reached"] <= 2, "a call at random may not come again"
-    assert result["longest_sample_s"] < 5.0
 
 
 @pytest.mark.timeout(400)

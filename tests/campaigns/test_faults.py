@@ -6,19 +6,13 @@ Each row is played twice: with snapshots in memory and the standby attempt, and 
 Rows that are about them are played once.
 """
 
-import os
-import subprocess
-import sys
-import time
 from functools import partial
 
 import pytest
 from patches_helpers import ahead, asks
 from seeds import seed
 
-from benchmarks import faults, faults_reference
-from monitor.process import platform
-from runs.paths import ROOT
+from benchmarks import faults
 
 ROWS = faults.table()
 OFF = {f"{name}-off": faults.without_recovery(r) for name, r in ROWS.items() if "recovery" not in r.get("needs", [])}
@@ -46,29 +40,3 @@ def test_a_fault_ends_as_the_table_requires(result):
     if played["skipped"]:
         pytest.skip(played["skipped"])
     assert played["ok"], faults.describe(row, played)
-
-
-def test_a_killed_player_leaves_nothing_either(tmp_path):
-    faults_reference.reference(0, {})  # made before, so that what is found below belongs to the scenario
-    scratch = tmp_path / "tmp"
-    scratch.mkdir()
-
-    def ours() -> dict[int, str]:
-        needle = f"\0TMPDIR={scratch}/".encode()
-        found = [pid for pid, process in platform.scan().items() if not process.dead]
-        return {pid: platform.command_of(pid) for pid in found if needle in b"\0" + platform.environ_of(pid)}
-
-    def until(what, met):
-        end = time.monotonic() + 300
-        while not met():
-            assert time.monotonic() < end, f"not within 300 s: {what}; {ours()}, {list(scratch.iterdir())}"
-            time.sleep(0.1)
-
-    command = [sys.executable, "-m", "benchmarks", "faults", "--run", "step_sleeps"]
-    player = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "TMPDIR": str(scratch)}, stderr=subprocess.DEVNULL)
-    try:
-        until("a trainer at work", lambda: any("trainer" in line for line in ours().values()))
-    finally:
-        player.kill()
-        player.wait()
-    until("the end of all that it started", lambda: not ours() and not list(scratch.iterdir()))

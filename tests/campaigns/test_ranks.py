@@ -12,19 +12,11 @@ from pathlib import Path
 
 from benchmarks import ranks
 from benchmarks.faults_reference import create, environment
-from guards import startup
 from monitor.cli.commands import rank_report
 from monitor.process import tree
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 500
-
-
-def test_a_campaign_takes_every_place_in_turn_and_is_the_same_for_a_seed():
-    made = ranks.trials(100, 10)
-    assert made == ranks.trials(100, 10) != ranks.trials(100, 11)
-    assert {t.place for t in made[:13]} == {t.place for t in made[13:26]} == {*startup.NAMES, "collective"}
-    assert {t.rank for t in made} == {0, 1, 2, 3} and len({t.kind for t in made}) == 5
 
 
 def test_diagnose_shows_the_rank_report_of_a_run_whose_rank_hangs(tmp_path):

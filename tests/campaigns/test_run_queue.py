@@ -21,32 +21,6 @@ def data(tmp_path, monkeypatch):
         yield root
 
 
-def chaos(data: Path, seed: int, runs: int, kills: int) -> None:
-    """Kill the queue's process, monitors, keepers and trainings at random moments; every run ends right, started once a time."""
-    draw = random.Random(seed)
-    folders = made(data, *(f"run-{n}" for n in range(runs)), steps=40)
-    for folder in folders:
-        queue_worker.add(folder)
-    done = 0
-    until = time.monotonic() + 300
-    while not all(_is_done(folder) for folder in folders):
-        assert time.monotonic() < until, [status(f) if (f / "status.json").exists() else f for f in folders]
-        time.sleep(draw.uniform(0.1, 1.0))
-        alive = [folder for folder in folders if members(folder)]
-        assert len(alive) <= 1, f"two trainings at once: {alive}"
-        if done < kills:
-            kind = draw.choice(("work", "work", "--child", "toy.py"))
-            victims = processes(data, kind)
-            for victim in victims[:1]:
-                victim.kill()
-                done += 1
-        elif not processes(data, "work"):
-            command("resume-all")  # what a reboot, or the page, does
-    assert all(weight(folder) == undisturbed(40) for folder in folders)
-    for folder in folders:
-        assert [event["kind"] for event in events(folder)].count("completed") == 1
-
-
 def _is_done(folder: Path) -> bool:
     try:
         return ended(folder)
@@ -57,4 +31,25 @@ def _is_done(folder: Path) -> bool:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", [seed(), seed() + 1])
 def test_kills_lose_nothing_and_start_nothing_twice(data, number):
-    chaos(data, number, runs=6, kills=20)
+    draw = random.Random(number)
+    folders = made(data, *(f"run-{n}" for n in range(6)), steps=40)
+    for folder in folders:
+        queue_worker.add(folder)
+    done = 0
+    until = time.monotonic() + 300
+    while not all(_is_done(folder) for folder in folders):
+        assert time.monotonic() < until, [status(f) if (f / "status.json").exists() else f for f in folders]
+        time.sleep(draw.uniform(0.1, 1.0))
+        alive = [folder for folder in folders if members(folder)]
+        assert len(alive) <= 1, f"two trainings at once: {alive}"
+        if done < 20:
+            kind = draw.choice(("work", "work", "--child", "toy.py"))
+            victims = processes(data, kind)
+            for victim in victims[:1]:
+                victim.kill()
+                done += 1
+        elif not processes(data, "work"):
+            command("resume-all")  # what a reboot, or the page, does
+    assert all(weight(folder) == undisturbed(40) for folder in folders)
+    for folder in folders:
+        assert [event["kind"] for event in events(folder)].count("completed") == 1

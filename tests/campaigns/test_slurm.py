@@ -11,17 +11,7 @@ import psutil
 import pytest
 import slurm_cluster
 from machines_helpers import together
-from monitor_helpers import (
-    events,
-    fault_at,
-    limits_file,
-    status,
-    step_of,
-    stop,
-    toy_run,
-    trainers,
-    wait_for,
-)
+from monitor_helpers import events, fault_at, limits_file, status, step_of, stop, toy_run, trainers, wait_for
 from seeds import seed
 from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit, tasks_of
 
@@ -41,21 +31,21 @@ def cluster(started):
     started.clear()
 
 
-TAKEN = {  # what happens to the job at step 30: (how, starts, whether there is time to save)
-    "a kill -9 of its step": (lambda cluster, job, node: kill_step(cluster, job), 2, False),
-    "a drained node": (drain, 2, True),
-    "a node that is down": (down, 2, True),
-    "a warning of the time limit": (
-        lambda cluster, job, node: cluster.ask("scancel", "--signal=TERM", "--batch", job),
-        2,
-        True,
-    ),
+def warn(cluster, job):
+    """What Slurm sends some time before it ends the job."""
+    cluster.ask("scancel", "--signal=TERM", "--batch", job)
+
+
+TAKEN = {  # what happens to the job at step 30: (how, whether there is time to save)
+    "a kill -9 of its step": (lambda cluster, job, node: kill_step(cluster, job), False),
+    "a drained node": (drain, True),
+    "a node that is down": (down, True),
+    "a warning of the time limit": (lambda cluster, job, node: warn(cluster, job), True),
     "a job of higher priority": (
         lambda cluster, job, node: cluster.ask(
             *("sbatch", "--parsable", "--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null"),
             *("--wrap", "sleep 3"),
         ),
-        2,
         True,
     ),
 }
@@ -63,14 +53,14 @@ TAKEN = {  # what happens to the job at step 30: (how, starts, whether there is 
 
 @pytest.mark.parametrize("what", TAKEN)
 def test_a_run_survives(what, cluster, tmp_path):
-    take, starts, saves = TAKEN[what]
+    take, saves = TAKEN[what]
     folder = toy_run(tmp_path / "toy", **SHORT)
     job = submit(cluster, folder)
     at_step(folder, 30)
     node = cluster.job(job)["BatchHost"]
     take(cluster, job, node)
     try:
-        completed(cluster, folder, job, starts)
+        completed(cluster, folder, job, starts=2)
     finally:
         if cluster.states()[node] != "idle":
             cluster.ask("scontrol", "update", f"nodename={node}", "state=resume", check=False)
@@ -79,51 +69,35 @@ def test_a_run_survives(what, cluster, tmp_path):
         assert cluster.job(job)["BatchHost"] != node
 
 
-def test_the_time_limit_of_a_job_is_no_end_of_its_run(cluster, tmp_path):
-    """Slurm checks limits once a minute: a limit of 3 minutes with 120 s of notice is 60 to 120 s of training."""
-    folder = toy_run(tmp_path / "toy", steps=200, pace=0.4, every=100)
-    job = submit(cluster, folder, "--time", "3")
-    completed(cluster, folder, job, starts=2, steps=200, timeout_s=400)
-    assert repeated(folder) == 0
-
-
-def test_a_run_that_its_user_stops_is_not_requeued(cluster, tmp_path):
-    folder = toy_run(tmp_path / "toy", **SHORT)
+@pytest.mark.parametrize(("what", "code"), [("stopped by its user", "3:0"), ("fails again and again", "4:0")])
+def test_a_run_that_ended_is_not_requeued(what, code, cluster, tmp_path):
+    always = fault_at(30, "raise RuntimeError('always')", "True") if code == "4:0" else ""
+    folder = toy_run(tmp_path / "toy", always, **SHORT)
     job = submit(cluster, folder)
-    at_step(folder, 30)
-    stop(folder)
+    if not always:
+        at_step(folder, 30)
+        stop(folder)
     now = cluster.wait_state(job, "FAILED", "COMPLETED")
-    assert (now["JobState"], now["ExitCode"], now["Restarts"]) == ("FAILED", "3:0", "0")
+    assert (now["JobState"], now["ExitCode"], now["Restarts"]) == ("FAILED", code, "0")
+    assert not always or "not requeued" in log(folder, job)
 
 
-GROUP = {  # what happens to a run on two nodes: starts of the job, steps that may be repeated
-    "nothing": (1, 0),
-    "a requeue": (2, 20),
-    "a warning of the time limit": (2, 20),
-    "a kill -9 of the task on the second node": (2, 20),
-}
-
-
-@pytest.mark.parametrize("what", GROUP)
+@pytest.mark.parametrize("what", ["a requeue", "a kill -9 of the task on the second node"])
 def test_two_nodes_train_one_run(what, cluster, tmp_path):
     """A monitor on each node. tests/cluster/launch/test_slurm.py stops a rank."""
-    starts, most = GROUP[what]
     folder = together(tmp_path / "toy", steps=80, pace=0.1, every=20)
     limits = limits_file(folder, "[phases.step]\nfloor_s = 60\n")
     job = submit(cluster, folder, "--nodes", "2", HANGPROOF_LIMITS=str(limits))
     at_step(folder, 25)
     assert cluster.job(job)["NumNodes"] == "2"
-    second = tasks_of(cluster, 1)
     if what == "a requeue":
         cluster.ask("scontrol", "requeue", job)
-    elif what == "a warning of the time limit":
-        cluster.ask("scancel", "--signal=TERM", "--batch", job)
-    elif "kill" in what:
-        for process in second:
+    else:
+        for process in tasks_of(cluster, 1):
             with contextlib.suppress(psutil.Error):
                 process.kill()
-    completed(cluster, folder, job, starts=starts, steps=80)
-    assert repeated(folder) <= most
+    completed(cluster, folder, job, starts=2, steps=80)
+    assert repeated(folder) <= 20
 
 
 def test_a_node_that_slurm_gave_up_trains_on_and_the_next_start_waits_for_it(cluster, tmp_path):
@@ -183,9 +157,10 @@ def test_a_run_survives_eight_disturbances_at_random_moments(number, cluster, tm
         if what == "kill":
             kills += 1
             wait_for(lambda: kill_step(cluster, job, at_least=1), 60, "a step to kill")
+        elif what == "requeue":
+            cluster.ask("scontrol", "requeue", job)
         else:
-            words = ("scontrol", "requeue") if what == "requeue" else ("scancel", "--signal=TERM", "--batch")
-            cluster.ask(*words, job)
+            warn(cluster, job)
         print(f"{start + 1}: {what} at step {step_of(folder) if (folder / 'status.json').exists() else 0}")
     completed(cluster, folder, job, starts=9, steps=steps, timeout_s=300)
     assert repeated(folder) <= 20 * kills
@@ -204,11 +179,3 @@ def test_a_cancelled_job_is_not_requeued_and_its_run_can_be_submitted_again(clus
     assert second != job
     completed(cluster, folder, second, starts=1)
     assert repeated(folder) == 0
-
-
-def test_a_run_that_fails_again_and_again_is_not_requeued(cluster, tmp_path):
-    folder = toy_run(tmp_path / "toy", fault_at(30, "raise RuntimeError('always')", "True"), **SHORT)
-    job = submit(cluster, folder)
-    now = cluster.wait_state(job, "FAILED", "COMPLETED")
-    assert (now["JobState"], now["ExitCode"], now["Restarts"]) == ("FAILED", "4:0", "0")
-    assert "not requeued" in log(folder, job)

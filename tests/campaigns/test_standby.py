@@ -57,7 +57,7 @@ def test_a_standby_that_hangs_in_its_imports_is_not_waited_for(tmp_path):
     run.check_complete(restarts=1)
 
 
-def test_while_it_waits_it_uses_no_processor_time_and_is_the_first_that_short_memory_kills(tmp_path):
+def test_while_it_waits_it_is_the_first_that_short_memory_kills(tmp_path):
     run = Run(tmp_path)
     process = run.start(TOY_TORCH="1")
     shell = run.until_ready()
@@ -68,13 +68,6 @@ def test_while_it_waits_it_uses_no_processor_time_and_is_the_first_that_short_me
     assert f"next attempt ready ({size_text(found['standby']['memory_bytes'])})" in text
     assert [score(pid) for pid in pids] == [1000] * len(pids) and score(found["trainer_pids"][0]) == score(os.getpid())
 
-    before, began_s = used_s(pids), time.monotonic()
-    assert before > 0.1, "its imports are counted"
-    time.sleep(20)
-    share = (used_s(pids) - before) / (time.monotonic() - began_s)
-    print(f"the waiting standby uses {share:.4%} of a core and {found['standby']['memory_bytes'] / 1e6:.0f} MB")
-    assert share <= 0.001
-
     os.kill(found["trainer_pids"][0], signal.SIGKILL)
     wait_for(lambda: run.restarted(), what="the restart")
     assert [score(pid) for pid in pids] == [score(os.getpid())] * len(pids)
@@ -84,12 +77,6 @@ def test_while_it_waits_it_uses_no_processor_time_and_is_the_first_that_short_me
 
 def score(pid: int) -> int:
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
-
-
-def used_s(pids: list[int]) -> float:
-    """Processor time of all their threads."""
-    files = (file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
-    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
 def test_a_stop_ends_the_standby_at_once(tmp_path):

@@ -38,28 +38,24 @@ class Values:
     used, total, gpu = 3, 24, 97
 
 
-def nvmlDeviceGetMemoryInfo(h):
-    return Values
+CONSTANTS = {
+    "nvmlDeviceGetMemoryInfo": Values,
+    "nvmlDeviceGetName": "Fake 4090",
+    "nvmlDeviceGetUtilizationRates": Values,
+    "nvmlDeviceGetPowerUsage": 250500,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4 | 0x20 | 0x40,
+    "nvmlDeviceGetMaxMigDeviceCount": 7,
+}
 
 
-def nvmlDeviceGetName(h):
-    return "Fake 4090"
-
-
-def nvmlDeviceGetUtilizationRates(h):
-    return Values
+def __getattr__(name):
+    if name not in CONSTANTS:
+        raise AttributeError(name)
+    return lambda *_: CONSTANTS[name]
 
 
 def nvmlDeviceGetTemperature(h, which):
     raise NVMLError("not supported")
-
-
-def nvmlDeviceGetPowerUsage(h):
-    return 250500
-
-
-def nvmlDeviceGetCurrentClocksThrottleReasons(h):
-    return 0x4 | 0x20 | 0x40
 
 
 def nvmlDeviceGetUUID(h):
@@ -70,10 +66,6 @@ def nvmlDeviceGetMigMode(h):
     if not (here / "mig").exists():
         raise NVMLError("not supported")
     return [1, 1]
-
-
-def nvmlDeviceGetMaxMigDeviceCount(h):
-    return 7
 
 
 def nvmlDeviceGetMigDeviceHandleByIndex(h, i):

@@ -57,7 +57,7 @@ CRASHES = (
     "allow_below_guards = true\n[end]\ngrace_s = 0.5\n[restart]\nbackoff_first_s = 0.1\n[phases.step]\nfloor_s = 30\n"
 )
 HANGS = "allow_below_guards = true\n[end]\ngrace_s = 0.5\n[restart]\nbackoff_first_s = 0.1\n" + "".join(
-    f"[phases.{name}]\nfloor_s = 2\nceiling_s = 4\n" for name in ("load", "sample", "validate", "save", "end")
+    f"[phases.{name}]\nfloor_s = 1\nceiling_s = 2\n" for name in ("load", "sample", "validate", "save", "end")
 )
 
 

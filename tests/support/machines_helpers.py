@@ -32,7 +32,7 @@ AGAIN = 'code=6; while [ "$code" = 6 ]; do "$0" -m monitor run "$1"; code=$?; do
 
 # Rank 0 alone saves. They meet first, and each waits for the other after a step, as in a collective operation.
 TOGETHER = """
-node = int(os.environ["HANGPROOF_NODE"])
+node = int(os.environ["RANK"])
 if node:
     save = lambda step, weight: None
 def other():
@@ -45,12 +45,13 @@ def other():
 (run / f"pid-{node}").write_text(str(os.getpid()))
 while not (peer := other()):
     time.sleep(0.01)
-def fault(step):
+def barrier(step):
     (run / f"at-{node}-{step}").touch()
     while not (run / f"at-{1 - node}-{step}").exists() and not hb.request:
         if other() != peer:
             raise ConnectionError("Connection closed by peer")
         time.sleep(0.01)
+fault = barrier
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import psutil
 import tomllib
 
 from monitor import config
+from monitor.process import tree
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,13 +90,15 @@ def stand(*frames):
 
 
 def toy_run(
-    folder: Path, faults: str = "", steps: int = 60, pace: float = 0.05, every: int = 20, launcher: str = "exec"
+    folder: Path, faults: str = "", steps: int = 60, pace: float = 0.05, every: int = 20, start: str = "exec"
 ) -> Path:
-    """A run folder with a toy script. `faults` is Python that redefines `fault(step)`; it sees `attempt`, `hb`, `os`…"""
+    """A run folder with a toy script. `faults` is Python that redefines `fault(step)`; it sees `attempt`, `hb`, `os`…
+
+    start: "exec", or "" for a trainer that is a child of the script's shell.
+    """
     folder.mkdir(parents=True)
     script = TOY.format(root=str(ROOT), steps=steps, pace=pace, every=every, faults=faults)
     (folder / "toy.py").write_text(script, encoding="utf-8")
-    start = {"exec": "exec", "child": ""}[launcher]
     (folder / "train.sh").write_text(f"cd {folder}\n{start} {sys.executable} toy.py\n", encoding="utf-8")
     return folder
 
@@ -141,16 +145,9 @@ def monitor(folder: Path, *words: str, limits: str | None = None, **env: str) ->
         limits_file(folder, limits or "")
     if path.exists():
         env = {"HANGPROOF_LIMITS": str(path), **env}
-    command = [sys.executable, "-m", "monitor", *(words or ("run",)), str(folder)]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment(folder, **env),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    )
+    command, pipe = [sys.executable, "-m", "monitor", *(words or ("run",)), str(folder)], subprocess.PIPE
+    environ = environment(folder, **env)
+    return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=pipe, stderr=pipe, text=True, encoding="utf-8")
 
 
 def finish(process: subprocess.Popen, timeout_s: float = 180.0) -> tuple[int, str, str]:
@@ -201,8 +198,6 @@ def stop(folder: Path, *words: str, **env: str) -> None:
 
 def members(folder: Path) -> list[int]:
     """Every process of this run's training, launcher and shell included."""
-    from monitor.process import tree
-
     return [process.pid for process in tree.with_environment(tree.RUN, str(folder))]
 
 
@@ -231,12 +226,32 @@ def weight(folder: Path) -> str:
 
 def undisturbed(steps: int = 60) -> str:
     """The result of a run of so many steps that nothing disturbed."""
-    import hashlib
-
     value = "seed"
     for step in range(1, steps + 1):
         value = hashlib.sha256(f"{value} {step}".encode()).hexdigest()
     return value
+
+
+def completed(folder: Path, restarts: int = 0, steps: int = 50) -> dict:
+    """Assert that the run completed with the result of an undisturbed one, and left no process; its status."""
+    now = status(folder)
+    assert (now["state"], now["restarts"], now["step"]) == ("completed", restarts, steps), now
+    assert weight(folder) == undisturbed(steps)
+    assert trainers(folder) == []
+    return now
+
+
+WATCHES = "any(sys.orig_argv[i:i+3] == ['-m', 'monitor', 'run'] for i in range(6))"
+
+
+def inject(folder: Path, code: str, where: str = WATCHES) -> dict[str, str]:
+    """The environment in which `code` runs at the start of a process of which `where` holds: the one that watches."""
+    place = folder.parent / "inject"
+    place.mkdir()
+    body = "".join(f"    {line}\n" for line in code.strip().splitlines())
+    start = f"import os, signal, sys\nif {where}:\n    sys.path.insert(0, {str(ROOT)!r})\n"
+    (place / "sitecustomize.py").write_text(start + body)
+    return {"PYTHONPATH": str(place)}
 
 
 def wait_for(condition, timeout_s: float = 120.0, what: str = "") -> object:
@@ -245,8 +260,8 @@ def wait_for(condition, timeout_s: float = 120.0, what: str = "") -> object:
     while time.monotonic() < until:
         try:
             value = condition()
-        except (OSError, ValueError):
-            value = None  # a file that is not there yet, or half written
+        except (OSError, ValueError, LookupError):
+            value = None  # a file that is not there yet, half written, or without this value
         if value:
             return value
         time.sleep(0.02)

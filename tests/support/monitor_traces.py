@@ -6,7 +6,6 @@ A trace is a sequence of (event, seconds, amount):
     "step"    one optimizer step
     "stuck"   nothing changes any more
     "exit"    rank 0's outcome is "done" and its process lives on
-    "crash"   the rank is killed, without an outcome
     "gone"    no rank lives, the script does; its processes use `amount` of activity (CPU seconds, bytes) a second
     "process" the next stage of the script: a new rank process in phase "import"
 `play` shows a trace to `Watch` as the monitor sees it: one observation every `poll_s()` seconds.
@@ -15,6 +14,7 @@ A trace is a sequence of (event, seconds, amount):
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections import deque
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from guards.heartbeat import Beat
 from monitor.config import Config
-from monitor.detect.progress import HUNG, OK, OVER, Observation, Signals, Verdict, Watch
+from monitor.detect.progress import HUNG, OVER, Observation, Signals, Verdict, Watch
 
 FOREVER = 1e9
 ASLEEP = Signals(stuck=("asleep",))
@@ -35,11 +35,7 @@ class Played:
     """The result of a trace."""
 
     hours: float = 0.0
-    steps: int = 0
-    polls: int = 0
-    suspects: int = 0
     stages: int = 1
-    loops: int = 0
     detect_s: float = 0.0  # of a hang: from the last progress to the verdict
     caught: Verdict | None = None  # a false kill where the trace is healthy
 
@@ -89,11 +85,9 @@ class _Simulation:
             verdict = self.watch.observe(seen)
             if verdict.stalled_s >= verdict.budget_s and verdict.kind != OVER:
                 verdict = self.watch.observe(dataclasses.replace(seen, signals=self.signals))
-            self.result.polls += 1
             if verdict.kind in (HUNG, OVER):
                 self.result.caught, self.result.detect_s = verdict, self.poll_at - self.moved_s
                 return True
-            self.result.suspects += verdict.kind != OK
             self.poll_at += self.watch.poll_s()
         return False
 
@@ -119,31 +113,25 @@ class _Simulation:
             if self.phase == "first_step":
                 self.phase, self.phase_s = "step", self.clock
             self.count += 1
-            self.result.steps += 1
             self.ring.append(self.clock - self.since_s)
             self.step_s = self.since_s = self.beat_s = self.moved_s = self.clock
             return False
-        if name in ("stuck", "crash"):
-            self.gone = self.gone or name == "crash"
-            self.rate = 0.0
+        if name in ("stuck", "exit", "gone", "process"):
+            if name == "stuck":
+                self.rate = 0.0
+            elif name == "exit":
+                self.enter("end")
+                self.outcome = "done"
+            elif name == "gone":
+                self.gone, self.rate, self.moved_s = True, amount, self.clock
+            else:
+                self.pid += 1
+                self.outcome, self.gone, self.rate, self.count = "running", False, 0.0, 0
+                self.ring.clear()
+                self.enter("import")
+                self.result.stages += 1
             return self.pass_time(seconds)
-        if name == "exit":
-            self.enter("end")
-            self.outcome = "done"
-            return self.pass_time(seconds)
-        if name == "gone":
-            self.gone, self.rate, self.moved_s = True, amount, self.clock
-            return self.pass_time(seconds)
-        if name == "process":
-            self.pid += 1
-            self.outcome, self.gone, self.rate, self.count = "running", False, 0.0, 0
-            self.ring.clear()
-            self.enter("import")
-            self.result.stages += 1
-            return self.pass_time(seconds)
-        if name == "loop":
-            self.result.loops += 1
-        else:
+        if name != "loop":
             self.enter(name)
         if name == "first_step":
             self.since_s = self.clock
@@ -169,25 +157,20 @@ def play(trace: Iterator[Event], watch: Watch, signals: Signals = ASLEEP, limit_
 
 def step_times(kind: str, usual_s: float, rng: random.Random) -> Iterator[float]:
     """Endless step durations of a healthy run."""
-    n = 0
-    while True:
-        n += 1
-        if kind == "steady":
-            yield usual_s * rng.uniform(0.97, 1.05)
-        elif kind == "heavy-tailed":
-            yield usual_s * min(math.exp(rng.gauss(0.0, 0.6)), 20.0)
-        elif kind == "bimodal":  # buckets, or a slow batch now and then
-            yield usual_s * (rng.uniform(0.9, 1.1) if rng.random() < 0.9 else rng.uniform(4.0, 6.0))
-        elif kind == "rare slow":  # a mode that the last 200 need not contain
-            yield usual_s * (rng.uniform(0.95, 1.05) if rng.random() < 0.997 else rng.uniform(9.0, 11.0))
-        elif kind == "warm-up":
-            yield usual_s * rng.uniform(0.97, 1.05) * (1 + 15 * math.exp(-n / 8))
-        elif kind == "outliers":  # one in a thousand takes 20 times as long
-            yield usual_s * (rng.uniform(0.95, 1.05) if rng.random() < 0.999 else 20.0)
-        elif kind == "drifting":  # the card gets hot, then cool
-            yield usual_s * (1.5 + 0.5 * math.sin(n / 500)) * rng.uniform(0.95, 1.05)
-        else:
-            raise ValueError(kind)
+    times = {
+        "steady": lambda n: rng.uniform(0.97, 1.05),
+        "heavy-tailed": lambda n: min(math.exp(rng.gauss(0.0, 0.6)), 20.0),
+        # buckets, or a slow batch now and then
+        "bimodal": lambda n: rng.uniform(0.9, 1.1) if rng.random() < 0.9 else rng.uniform(4.0, 6.0),
+        # a mode that the last 200 need not contain
+        "rare slow": lambda n: rng.uniform(0.95, 1.05) if rng.random() < 0.997 else rng.uniform(9.0, 11.0),
+        "warm-up": lambda n: rng.uniform(0.97, 1.05) * (1 + 15 * math.exp(-n / 8)),
+        # one in a thousand takes 20 times as long
+        "outliers": lambda n: rng.uniform(0.95, 1.05) if rng.random() < 0.999 else 20.0,
+        # the card gets hot, then cool
+        "drifting": lambda n: (1.5 + 0.5 * math.sin(n / 500)) * rng.uniform(0.95, 1.05),
+    }
+    return (usual_s * times[kind](n) for n in itertools.count(1))
 
 
 KINDS = ("steady", "heavy-tailed", "bimodal", "rare slow", "warm-up", "outliers", "drifting")

@@ -8,15 +8,7 @@ import sys
 from collections import Counter
 
 import psutil
-from monitor_helpers import (
-    ROOT,
-    environment,
-    status,
-    step_of,
-    undisturbed,
-    wait_for,
-    weight,
-)
+from monitor_helpers import ROOT, environment, status, step_of, undisturbed, wait_for, weight
 
 SHORT = dict(steps=120, pace=0.05, every=20)
 
@@ -58,35 +50,24 @@ def completed(cluster, folder, job, starts, steps=SHORT["steps"], timeout_s=120.
     assert (now["JobState"], now["ExitCode"]) == ("COMPLETED", "0:0"), text
     assert status(folder)["state"] == "completed" and weight(folder) == undisturbed(steps)
     assert int(now["Restarts"]) == starts - 1, text
-    wait_for(lambda: not cluster.processes_of("monitor"), 30, "no monitor left")
+    wait_for(lambda: not cluster.task("monitor"), 30, "no monitor left")
     print(f"repeated {repeated(folder)} steps, {starts} starts")
 
 
 def kill_step(cluster, job, at_least=3):
     """SIGKILL the monitor, its keeper and the training, as a node that runs out of memory may; their process numbers."""
     killed = []
-    for process in cluster.processes():
+    for process in cluster.task(SLURM_JOB_ID=job, SLURM_STEP_ID="0"):
         with contextlib.suppress(psutil.Error):
-            env = process.environ()
-            if (
-                env.get("SLURM_JOB_ID") == job
-                and env.get("SLURM_STEP_ID") == "0"
-                and "slurmstepd" not in process.name()
-            ):
-                process.kill()
-                killed.append(process.pid)
+            process.kill()
+            killed.append(process.pid)
     assert len(killed) >= at_least or at_least < 3, killed
     return killed
 
 
 def tasks_of(cluster, number):
     """The processes of a step's task: the monitor, its keeper and the training on that node."""
-    found = []
-    for process in cluster.processes():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("SLURM_PROCID") == str(number) and "slurmstepd" not in process.name():
-                found.append(process)
-    return found
+    return cluster.task(SLURM_PROCID=str(number))
 
 
 def drain(cluster, job, node):

@@ -1,93 +1,32 @@
-"""A hang that has a phase and a cause of its own, and one of two ranks: explained, killed, and recovered.
-
-`test_supervisor.py` has the hangs of a step, `test_ladder.py` those after which something is changed, and the causes have their
-evidence in tests/unit/monitor/diagnose/test_causes.py.
-"""
+"""Of two ranks one hangs: it is named, and both are killed and start again."""
 
 import sys
 
 import pytest
-from monitor_helpers import (
-    ROOT,
-    SHORT,
-    STAND,
-    incidents,
-    report,
-    status,
-    supervise,
-    toy_run,
-    trainers,
-    undisturbed,
-    weight,
-)
+from machines_helpers import TOGETHER
+from monitor_helpers import completed, incidents, report, supervise, toy_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="stacks are asked for by a signal")]
-LIMITS = "[watch]\nwarmup_floor_s = 2\n[phases.cache_latents]\nfloor_s = 2\nceiling_s = 4\n"
-CACHING = (
-    STAND
-    + """
-if attempt == 1:
-    hb.phase("cache_latents")
-    hb.item(1, "cat.png")
-    stand("strategy_flux.py:cache_batch_latents")
-"""
-)
-
-
-def test_a_hang_of_a_phase_is_explained_by_its_own_cause(folder):
-    toy_run(folder, CACHING, **SHORT)
-    assert supervise(folder, limits=LIMITS)[0] == 0
-    (incident,) = incidents(folder)
-    assert (incident["kind"], incident["cause"], incident["phase"]) == ("hang", "caching", "cache_latents")
-    assert status(folder)["restarts"] == 1 and weight(folder) == undisturbed(SHORT["steps"])
-    assert f"# {incident['title']}" in report(folder)
-
-
-RANKS = f"""
-import os, signal, sys, time
-from pathlib import Path
-sys.path.insert(0, {str(ROOT)!r})
-from guards import checkpoint, crash
-from guards.heartbeat import Heartbeat
-run, rank, attempt = Path(os.environ["HANGPROOF_RUN"]), int(os.environ["RANK"]), int(os.environ["HANGPROOF_ATTEMPT"])
-meet = run / f"meet-{{attempt}}"
-meet.mkdir(exist_ok=True)
-hb = Heartbeat.from_env()
-crash.install(hb)
-
-def barrier(step):
-    (meet / f"{{rank}}-{{step}}").touch()
-    while not (meet / f"{{1 - rank}}-{{step}}").exists():
-        time.sleep(0.005)
-
-hb.plan(50)
-hb.phase("first_step")
-for step in range(1, 51):
-    time.sleep(0.02)
-    if attempt == 1 and rank == 1 and step == 35:
+HANGS = """
+def fault(step):
+    if attempt == 1 and node == 1 and step == 35:
         time.sleep(3600)
     barrier(step)
-    hb.step(step)
-if rank == 0:
-    checkpoint.atomic_write(run / "toy.safetensors", "done")
-hb.end("done")
-crash.exit_now(0)
 """
 
 
 def test_of_two_ranks_the_one_that_hangs_is_named_and_both_start_again(folder):
-    folder.mkdir()
-    (folder / "toy.py").write_text(RANKS)
+    toy_run(folder, TOGETHER + HANGS, steps=50, pace=0.02, every=10)
     start = f"WORLD_SIZE=2 {sys.executable} toy.py"
     # As torchrun does: the first that fails ends the group.
     (folder / "train.sh").write_text(
         f"cd {folder}\nRANK=0 {start} & a=$!\nRANK=1 {start} & b=$!\n"
         "wait -n; code=$?\n[ $code = 0 ] || kill -9 $a $b 2>/dev/null\nwait $a && wait $b\n"
     )
-    assert supervise(folder, limits=LIMITS)[0] == 0
+    assert supervise(folder, limits="[watch]\nwarmup_floor_s = 1\n")[0] == 0
     (incident,) = incidents(folder)
-    assert (incident["kind"], incident["cause"], incident["step"]) == ("hang", "collective", 34)
+    assert (incident["kind"], incident["cause"], incident["step"]) == ("hang", "collective", 35)
     text = report(folder)
     assert len(incident["evidence"]["ranks"]) == 2 and "Rank 0 (pid" in text and "Rank 1 (pid" in text
     assert "The other ranks were waiting for rank 1." in text
-    assert status(folder)["state"] == "completed" and trainers(folder) == []
+    completed(folder, restarts=1)

@@ -14,19 +14,19 @@ from monitor_helpers import (
     GO,
     HANG,
     SHORT,
+    completed,
     events,
     fault_at,
     finish,
     incidents,
+    inject,
     monitor,
     started,
     status,
     supervise,
     toy_run,
     trainers,
-    undisturbed,
     wait_for,
-    weight,
 )
 
 from monitor.process import tree
@@ -65,8 +65,7 @@ def test_a_monitor_that_is_stopped_is_reported_and_replaced_and_the_hang_meanwhi
     assert f"the monitor (pid {stuck}) has not responded for 6 s; replacing it" in err
     wait_for(lambda: "has not responded for 6 s" in sent.read_text())
     assert status(folder)["monitor_pid"] != stuck and not psutil.pid_exists(stuck)
-    assert status(folder)["state"] == "completed" and status(folder)["restarts"] == 1
-    assert weight(folder) == undisturbed(SHORT["steps"])
+    completed(folder, restarts=1)
     (incident,) = incidents(folder)
     declared_s = events(folder, "hang")[0]["mono_s"]
     assert incident["detect_s"] >= declared_s - hung_s - 1.0, "counted from the last step, not from the adoption"
@@ -93,16 +92,6 @@ def test_nothing_that_a_shell_with_our_variables_started_is_killed_nor_the_keepe
         foreign.wait()
 
 
-def test_what_the_monitor_starts_that_is_no_training_does_not_look_like_one(folder):
-    toy_run(folder, steps=2000, pace=0.03, every=1000)
-    process = started(folder, HANGPROOF_RUN=str(folder), HANGPROOF_TOKEN="f" * 32)
-    watching = psutil.Process(status(folder)["monitor_pid"])
-    for one in (psutil.Process(process.pid), watching):
-        assert not [name for name in one.environ() if name in tree.MARKS]
-    process.send_signal(signal.SIGINT)
-    finish(process)
-
-
 ORPHANS = """
 def fault(step):
     # A grandchild that outlives its parent for a moment: nobody but the subreaper can wait for it.
@@ -121,7 +110,10 @@ def zombies(pid: int) -> list[int]:
 
 def test_no_orphan_of_the_training_stays_a_zombie(folder):
     toy_run(folder, ORPHANS, steps=5000, pace=0.02, every=1000)
-    process = started(folder, 30)
+    process = started(folder, 30, HANGPROOF_RUN=str(folder), HANGPROOF_TOKEN="f" * 32)
+    for one in (process.pid, status(folder)["monitor_pid"]):
+        exported = psutil.Process(one).environ()
+        assert not [name for name in exported if name in tree.MARKS], "it does not look like a training"
     os.kill(trainers(folder)[0], signal.SIGSTOP)  # no new ones
     wait_for(lambda: not zombies(status(folder)["monitor_pid"]), what="all are collected")
     process.send_signal(signal.SIGINT)
@@ -134,7 +126,10 @@ def test_a_run_that_fails_under_a_monitor_that_was_replaced_ends_as_failed(folde
     toy_run(folder, fault_at(AT, "sys.exit(7)", "True") + GO, **SHORT)
     limits = "[restart]\nwithout_progress_count = 1\nbackoff_first_s = 0.1\n"
     process = started(folder, limits=limits)
-    os.kill(status(folder)["monitor_pid"], signal.SIGKILL)
+    before, old = trainers(folder), status(folder)["monitor_pid"]
+    os.kill(old, signal.SIGKILL)
+    wait_for(lambda: status(folder)["monitor_pid"] != old and status(folder)["state"] == "running")
+    assert trainers(folder) == before and "adopted" in events(folder, "started")[-1]["message"]
     (folder / "go").touch()
     code, _, err = finish(process)
     assert code == 4 and err.count("restarting it") == 1, err
@@ -143,16 +138,12 @@ def test_a_run_that_fails_under_a_monitor_that_was_replaced_ends_as_failed(folde
 
 def test_a_monitor_that_is_killed_after_the_end_was_saved_is_not_followed_by_a_new_start(folder):
     toy_run(folder, fault_at(AT, "sys.exit(7)", "True"), **SHORT)
-    place = folder.parent / "inject"
-    place.mkdir()
-    (place / "sitecustomize.py").write_text(
-        "import os, signal, sys\nreal = os.replace\n"
-        "def deadly(a, b, **k):\n"
+    deadly = (
+        "real = os.replace\ndef deadly(a, b, **k):\n"
         "    end = str(b).endswith('monitor.json') and b'\"failed\"' in open(a, 'rb').read()\n"
-        "    real(a, b, **k)\n    if end:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "if any(sys.orig_argv[i:i+3] == ['-m', 'monitor', 'run'] for i in range(6)):\n    os.replace = deadly\n"
+        "    real(a, b, **k)\n    if end:\n        os.kill(os.getpid(), signal.SIGKILL)\nos.replace = deadly\n"
     )
     limits = "[restart]\nwithout_progress_count = 1\nbackoff_first_s = 0.1\n"
-    code, _, err = supervise(folder, limits, PYTHONPATH=str(place))
+    code, _, err = supervise(folder, limits, **inject(folder, deadly))
     assert code == 1 and err.count("restarting it") == 1, err
     assert status(folder)["state"] == "failed" and len(events(folder, "started")) == 1

@@ -1,7 +1,6 @@
 """Restarts that change something: the real specs and scripts of `runs`, a toy trainer behind `$TRAINER_PYTHON`."""
 
 import json
-import os
 
 import pytest
 from ladder_runs import FORK, HANGS
@@ -21,7 +20,6 @@ from monitor_helpers import (
     trainers,
 )
 
-import runs
 from monitor import state
 from monitor.run_folder import RunFolder
 from runs import staging
@@ -86,15 +84,6 @@ def test_a_change_that_old_checkpoints_do_not_fit_keeps_them_aside_and_begins_ag
     last = incidents(folder)[-1]
     assert last["resumed_from"] == 0 and any("starts over" in sentence for sentence in last["changed"])
     assert list(folder.glob("*-step00000020-state.bad")), "kept aside, not lost"
-
-
-def test_an_unchanged_restart_uses_the_script_that_was_rendered_ahead(run):
-    slow = "time.sleep(1)\nif not args.resume: os.kill(os.getpid(), 9)"
-    folder, code = run(slow)
-    assert code == 0 and status(folder)["restarts"] == 1
-    state = folder / "Ladder-1-step00000020-state"
-    assert (folder / "train.attempt-2.sh").read_text() == runs.script(runs.load(folder), folder, state)
-    assert os.access(folder / "train.attempt-2.sh", os.X_OK)
 
 
 def test_a_run_that_lacks_something_is_refused_at_once_by_name(run, tmp_path):

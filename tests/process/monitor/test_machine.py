@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from monitor_helpers import (
     limits_file,
     monitor,
     status,
-    stop,
     supervise,
     toy_run,
     undisturbed,
@@ -66,32 +66,28 @@ def test_the_time_goes_on_between_two_readings_of_the_ledger(monkeypatch):
 
 @pytest.fixture
 def cheap(tmp_path, monkeypatch):
-    """A toy run of 6 s at 0.1 a second: it has a price, and its script stays its own, because it has no real spec."""
-
-    def make(limit: float) -> tuple[Path, dict[str, str]]:
-        folder = toy_run(tmp_path / "toy", steps=120, pace=0.05, every=20)
-        (tmp_path / "sitecustomize.py").write_text(
-            "import monitor.run_folder as r\n"
-            "init = r.RunFolder.__init__\n"
-            "def patched(self, *given, **named):\n"
-            "    init(self, *given, **named)\n"
-            f"    self.spec = {json.dumps({'price_per_hour': 360.0, 'spend_limit': limit})}\n"
-            "r.RunFolder.__init__ = patched\n"
-            "r.RunFolder.foreign = property(lambda self: True)\n"
-        )
-        paths = os.pathsep.join([str(tmp_path), str(ROOT)])
-        return folder, {"PYTHONPATH": paths, "HANGPROOF_LIMITS": str(limits_file(folder, LIMITS))}
-
-    return make
+    """A toy run of 3 s at 0.1 a second: it has a price, and its script stays its own, because it has no real spec."""
+    folder = toy_run(tmp_path / "toy", steps=60, pace=0.05, every=20)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import monitor.run_folder as r\n"
+        "init = r.RunFolder.__init__\n"
+        "def patched(self, *given, **named):\n"
+        "    init(self, *given, **named)\n"
+        '    self.spec = {"price_per_hour": 360.0, "spend_limit": 0.15}\n'
+        "r.RunFolder.__init__ = patched\n"
+        "r.RunFolder.foreign = property(lambda self: True)\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    return folder, {"PYTHONPATH": paths, "HANGPROOF_LIMITS": str(limits_file(folder, LIMITS))}
 
 
 @pytest.mark.slow
 def test_a_run_that_reaches_its_spend_limit_stops_with_a_checkpoint_and_goes_on_when_it_is_raised(cheap, tmp_path):
-    folder, env = cheap(0.25)  # 2.5 s
+    folder, env = cheap
     code, _, err = supervise(folder, **env)
     assert code == EXIT_BUDGET, err
     now = status(folder)
-    assert now["state"] == "failed" and "the spend limit of 0.25 is reached" in now["reason"]
+    assert now["state"] == "failed" and "the spend limit of 0.15 is reached" in now["reason"]
     assert "Raise spend_limit" in now["reason"] and f"Stopped at step {now['step']}" in now["reason"]
     saved = checkpoint.states(folder)[0]
     assert checkpoint.guard_of(saved)["step"] == now["step"] > 0, "it was saved where it stopped"
@@ -101,18 +97,17 @@ def test_a_run_that_reaches_its_spend_limit_stops_with_a_checkpoint_and_goes_on_
     assert code == EXIT_BUDGET and len(events(folder, "started")) == 1, err
 
     text = (tmp_path / "sitecustomize.py").read_text()
-    (tmp_path / "sitecustomize.py").write_text(text.replace('"spend_limit": 0.25', '"spend_limit": 50.0'))
+    (tmp_path / "sitecustomize.py").write_text(text.replace("0.15", "50.0"))
     code, _, err = supervise(folder, **env)
-    assert code == EXIT_DONE and weight(folder) == undisturbed(120), err
+    assert code == EXIT_DONE and weight(folder) == undisturbed(), err
 
 
 @pytest.mark.parametrize(("gpus", "fast"), [("", True), ("0", False)])
 def test_an_attempt_copies_fast_where_the_training_waits_for_it(tmp_path, gpus, fast):
     if fast and nvml.present():
         pytest.skip("this machine has an NVIDIA driver")
-    folder = toy_run(
-        tmp_path / "toy", f"import os; print('copies', os.environ.get({tensor_copies.TUNABLES!r}))\n", steps=3
-    )
+    shows = f"print('copies', os.environ.get({tensor_copies.TUNABLES!r}))\n"
+    folder = toy_run(tmp_path / "toy", shows, steps=3)
     assert supervise(folder, HANGPROOF_GPUS=gpus)[0] == EXIT_DONE
     given = (os.environ | (tensor_copies.environment() if fast else {})).get(tensor_copies.TUNABLES)
     assert f"copies {given}" in (folder / "training.log").read_text(encoding="utf-8").splitlines()
@@ -128,12 +123,8 @@ def rented(tmp_path):
     folder = toy_run(tmp_path / "toy", GPU_TOY, steps=40, pace=0.03, every=10)
     (tmp_path / "fake").mkdir()
     shutil.copy(ROOT / "tests/support/fake_pynvml.py", tmp_path / "fake" / "pynvml.py")
-    env = {
-        "PYTHONPATH": str(tmp_path / "fake"),
-        "HANGPROOF_GPUS": "0",
-        "HANGPROOF_LIMITS": str(limits_file(folder, LIMITS)),
-    }
-    return folder, tmp_path / "fake" / "absent", env
+    env = {"PYTHONPATH": str(tmp_path / "fake"), "HANGPROOF_GPUS": "0"}
+    return folder, tmp_path / "fake" / "absent", env | {"HANGPROOF_LIMITS": str(limits_file(folder, LIMITS))}
 
 
 @pytest.mark.slow
@@ -172,7 +163,7 @@ def test_a_run_may_train_without_a_gpu_when_asked_and_when_the_driver_fails(rent
     (absent.parent / "fails").touch()  # a broken driver is no proof that there is no GPU
     first = monitor(folder, HANGPROOF_NEEDS_GPU="1", **env)
     wait_for(lambda: status(folder)["step"] == 15)
-    stop(folder)
+    first.send_signal(signal.SIGINT)
     finish(first)
     (absent.parent / "fails").unlink()
     absent.touch()

@@ -9,16 +9,7 @@ import sys
 import psutil
 import pytest
 from machines_helpers import AGAIN, together
-from monitor_helpers import (
-    ROOT,
-    environment,
-    incidents,
-    limits_file,
-    status,
-    undisturbed,
-    wait_for,
-    weight,
-)
+from monitor_helpers import ROOT, environment, incidents, limits_file, status, undisturbed, wait_for, weight
 
 STEPS = 60
 LIMITS = "[watch]\nstopped_s = 1\n[end]\ngrace_s = 1\n[phases.step]\nfloor_s = 60\n"

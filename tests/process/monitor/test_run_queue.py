@@ -2,7 +2,6 @@
 
 import random
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from queue_helpers import command, ended, made, one_gpu, processes
 from monitor import run_queue
 from monitor.cli import queue_worker
 from monitor.process.locks import LOCK, Lock
+from monitor.process.tree import idle
 from monitor.run_folder import MonitorError
 from runs import manage
 
@@ -50,14 +50,14 @@ def test_runs_are_trained_one_after_another_in_the_order_that_people_choose(data
 
 @pytest.mark.slow
 def test_a_queue_whose_process_is_stopped_goes_on_with_another(data, monkeypatch):
-    first, second = made(data, "first", "second", steps=60)
+    first, second = made(data, "first", "second", steps=30)
     queue_worker.add(first)
     queue_worker.add(second)
     wait_for(lambda: step_of(first) >= 2, what="two steps")
     (stuck,) = processes(data, "work")
     stuck.send_signal(signal.SIGSTOP)
     assert not run_queue.ensure_worker(), "it has looked a moment ago"
-    monkeypatch.setattr(run_queue, "WORKER_SILENT_S", 3.0)
+    monkeypatch.setattr(run_queue, "WORKER_SILENT_S", 1.0)
     wait_for(run_queue.ensure_worker, what="another process")
     wait_for(lambda: all(map(ended, (first, second))), what="two runs")
     assert not stuck.is_running()
@@ -77,7 +77,6 @@ def test_what_was_started_before_a_kill_is_not_started_again(data):
     (other,) = made(data, "other")
     run_queue.add(other)
     assert queue_worker._take() == ("other", [])
-    time.sleep(0.05)
     command("queue", "work")
     wait_for(lambda: ended(other), what="the other run")
     assert len(starts(other)) == 1
@@ -87,7 +86,6 @@ def test_many_who_change_the_queue_at_once_lose_nothing(data):
     names = [f"run-{n}" for n in range(12)]
     for folder in made(data, *names):
         run_queue.add(folder)
-    draw = random.Random(1)
 
     def change(seed):
         own = random.Random(seed)
@@ -95,11 +93,15 @@ def test_many_who_change_the_queue_at_once_lose_nothing(data):
             run_queue.move(own.choice(names[:-2]), own.randint(1, 12))
 
     with ThreadPoolExecutor(4) as pool:  # flock is per open file, so threads exclude each other as processes do
-        list(pool.map(change, [draw.random() for _ in range(4)]))
+        list(pool.map(change, range(4)))
         assert run_queue.cancel("run-10").run == "run-10"
-    assert sorted(entry.run for entry in run_queue.read().entries) == sorted(set(names) - {"run-10"})
+    assert sorted(waiting()) == sorted(set(names) - {"run-10"})
     with pytest.raises(MonitorError, match="run-10 is not in the queue"):
         run_queue.move("run-10", 1)
+
+
+def waiting() -> list[str]:
+    return [entry.run for entry in run_queue.read().entries]
 
 
 def test_two_who_move_different_runs_both_get_what_they_asked_for(data):
@@ -107,23 +109,21 @@ def test_two_who_move_different_runs_both_get_what_they_asked_for(data):
         run_queue.add(folder)
     run_queue.move("d", 1)
     run_queue.move("a", 4)  # from a page that shows the order before
-    assert [entry.run for entry in run_queue.read().entries] == ["d", "b", "c", "a"]
+    assert waiting() == ["d", "b", "c", "a"]
 
 
 def test_deleted_and_foreign_entries(data):
-    from monitor.process.tree import idle
-
-    a, b, c = made(data, "a", "b", "c")
-    for folder in (a, b, c):
+    a, _, c = folders = made(data, "a", "b", "c")
+    for folder in folders:
         run_queue.add(folder)
     (a / "run.toml").write_text('name = "a"\n', encoding="utf-8")
     manage.delete("a", idle)
     run_queue.forget("a")  # so that a new run of this name does not inherit its place
-    assert [entry.run for entry in run_queue.read().entries] == ["b", "c"]
+    assert waiting() == ["b", "c"]
     lock = Lock(c / LOCK)
     assert lock.acquire()  # somebody started it by hand
     assert queue_worker._take()[1] == [c]  # b waits for it
-    assert [entry.run for entry in run_queue.read().entries] == ["b"]
+    assert waiting() == ["b"]
     lock.release()
 
 

@@ -6,7 +6,6 @@ tests/campaigns/test_standby.py has its deaths and hangs.
 import os
 import signal
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -69,31 +68,21 @@ def alone(tmp_path, monkeypatch):
     attempt.close()
 
 
-def script_of(folder: Path, text: str, resume: Path) -> Path:
-    path = folder / "train.attempt-2.sh"
-    path.write_text(text.replace(str(folder / STAND_IN), str(resume)))
-    return path
-
-
-def test_a_mitigation_that_changes_the_script_drops_it(alone):
+@pytest.mark.parametrize("what", ["the same", "a changed script", "another attempt", "from the start"])
+def test_it_is_dropped_where_it_would_train_something_else(alone, what):
     standby, folder, text = alone
-    state = folder / "toy-step00000010-state"
-    pids = standby.pids()
-    same = script_of(folder, text, state)
-    assert standby.take(2, same, state) is standby.attempt
-    changed = script_of(folder, text.replace("--max_train_steps", "--lowered 1 --max_train_steps"), state)
-    assert standby.take(2, changed, state) is None
-    assert pids and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
-    assert standby.summary()["reason"] == "the failure changes the script"
-
-
-@pytest.mark.parametrize("other", ["another attempt", "from the start"])
-def test_it_is_dropped_where_it_would_train_something_else(alone, other):
-    standby, folder, text = alone
-    state = folder / "toy-step00000010-state"
-    script = script_of(folder, text, state)
-    taken = standby.take(3, script, state) if other == "another attempt" else standby.take(2, script, None)
+    state, script, pids = folder / "toy-step00000010-state", folder / "train.attempt-2.sh", standby.pids()
+    if what == "a changed script":
+        text = text.replace("--max_train_steps", "--lowered 1 --max_train_steps")
+    script.write_text(text.replace(str(folder / STAND_IN), str(state)))
+    taken = standby.take(3 if what == "another attempt" else 2, script, None if what == "from the start" else state)
+    if what == "the same":
+        assert taken is standby.attempt
+        return
     assert taken is None and not standby.pids() and standby.summary()["state"] == "none"
+    assert pids and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+    if what == "a changed script":
+        assert standby.summary()["reason"] == "the failure changes the script"
 
 
 def test_it_is_dropped_while_it_waits_when_memory_becomes_short(alone, monkeypatch):

@@ -18,12 +18,9 @@ def test_every_key_ends_in_its_unit():
         assert field.type == ("float" if field.name.endswith("_s") else "int"), field.name
 
 
-def test_every_phase_of_a_heartbeat_has_limits():
-    assert tuple(config.load().phases) == PHASES
-
-
-def test_floors_are_below_ceilings_and_a_pre_emption_fits_into_its_total():
+def test_every_phase_has_limits_floors_are_below_ceilings_and_a_pre_emption_fits_into_its_total():
     loaded = config.load()
+    assert tuple(loaded.phases) == PHASES
     assert all(phase.floor_s <= phase.ceiling_s for phase in loaded.phases.values())
     end = loaded.end
     assert end.preempt_save_s + end.preempt_grace_s + end.preempt_kill_s <= end.preempt_total_s - 2
@@ -48,12 +45,10 @@ def test_a_file_replaces_values_but_not_below_the_guards(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[watch]\nexitt_s = 3", "unknown key watch.exitt_s"),
         ("[watch]\nexit = 3", "unknown key watch.exit."),
         ("[wacht]\nexit_s = 3", "unknown key wacht"),
         ("[phases.steps]\nfloor_s = 3", "unknown key phases.steps"),
         ("[end]\ngrace_s = -1", "Use a number of seconds, 0 or more"),
-        ("[end]\ngrace_s = 'x'", "Use a number of seconds"),
         ("[end]\ngrace_s = nan", "Use a number of seconds"),
         ("[end]\ngrace_s = true", "Use a number of seconds"),
         ("[restart]\nin_all_count = 1.5", "Use an integer"),

@@ -28,6 +28,9 @@ class World:
     best: int = 0
     saved: int = 0
     repeated: int = 0
+    failures: int = 0
+    recovered: int = 0
+    pending: int = 0  # failures without a new step since
     truth: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STATES, 0.0))
     unpaid: float = 0.0
     since_saved: float = 0.0  # training time since the last checkpoint: lost when the run fails
@@ -46,9 +49,9 @@ class World:
         if state:
             self.truth[state] += seconds
 
-    def jumps(self, seconds: float) -> None:
-        """The wall clock is set."""
-        self.utc_s += seconds
+    def keeps(self) -> None:
+        """A checkpoint of the newest step."""
+        self.saved, self.since_saved = self.step, 0.0
 
     def starts(self, kind: str = "started", waited: float = 0.0) -> None:
         self.attempt += 1
@@ -58,6 +61,7 @@ class World:
         self.event(kind, attempt=self.attempt, step=self.saved, metrics_bytes=size, waited_s=waited)
 
     def trains(self, steps: int, step_s: float, every: int) -> None:
+        self.recovered, self.pending = self.recovered + self.pending, 0
         with (self.folder / "metrics.jsonl").open("a") as file:
             for _ in range(steps):
                 self.passes(step_s, "training")
@@ -69,7 +73,7 @@ class World:
                 if self.step % 7 == 0:
                     file.write(json.dumps({"kind": "gpu", **self.stamp(), "gpu": 0}) + "\n")
                 if self.step % every == 0:
-                    self.saved, self.since_saved = self.step, 0.0
+                    self.keeps()
 
     def loses(self) -> None:
         """Everything since the last checkpoint has to be trained again."""
@@ -78,7 +82,14 @@ class World:
         self.truth["lost"] += self.since_saved
         self.since_saved = 0.0
 
+    def fails(self, seconds: float, state: str = "lost", paid: bool = True) -> None:
+        """The attempt ends in a failure, and this much time passes until that is known, or until another machine begins."""
+        self.failures, self.pending = self.failures + 1, self.pending + 1
+        self.passes(seconds, state)
+        self.unpaid += 0 if paid else seconds
+
     def reboots(self) -> None:
+        """On this machine or on another one, with what was saved."""
         self.machines += 1
         self.boot, self.mono_s = f"boot-{self.machines}", 3.0 * self.machines
 
@@ -94,22 +105,23 @@ class World:
         assert found.seconds == pytest.approx(self.truth, abs=0.1), (found.seconds, self.truth)
         assert found.wall_s == pytest.approx(sum(self.truth.values()), abs=0.1)
         assert found.unpaid_s == pytest.approx(self.unpaid, abs=0.1)
+        assert found.machine_s == pytest.approx(found.wall_s - found.unpaid_s)
         assert (found.repeated, found.steps) == (self.repeated, self.best)
+        assert (found.failures, found.recovered) == (self.failures, self.recovered)
 
 
-def run_of(folder: Path, name: str = "run") -> World:
-    path = folder / name
-    path.mkdir()
-    return World(path)
+@pytest.fixture
+def world(tmp_path) -> World:
+    (tmp_path / "run").mkdir()
+    return World(tmp_path / "run")
 
 
-def test_a_hang_costs_detection_recovery_and_the_steps_since_the_checkpoint(tmp_path):
-    world = run_of(tmp_path)
+def test_a_hang_costs_detection_recovery_and_the_steps_since_the_checkpoint(world):
     world.passes(30, "waiting")
     world.starts(waited=30)
     world.passes(100, "loading")
     world.trains(97, 2.0, every=10)
-    world.passes(60, "lost")  # the hang, until it is detected
+    world.fails(60)  # the hang, until it is detected
     world.event("hang", phase="step", step=97, since_s=60.0)
     world.passes(5, "recovering")
     world.event("backoff")
@@ -124,7 +136,7 @@ def test_a_hang_costs_detection_recovery_and_the_steps_since_the_checkpoint(tmp_
     found = world.read(state="completed")
     world.check(found)
     assert found.repeated == 7 and found.seconds["lost"] == pytest.approx(60 + 14)
-    assert (found.failures, found.recovered, found.kept_steps) == (1, 1, 90)
+    assert found.failures == 1 and found.kept_steps == 90
     assert found.kept_s == pytest.approx(90 * found.step_s)
     assert found.cost == pytest.approx(found.wall_s / 3600 * 0.36)
     values = found.values()
@@ -136,32 +148,7 @@ def test_a_hang_costs_detection_recovery_and_the_steps_since_the_checkpoint(tmp_
     )
 
 
-def test_the_pause_after_a_stop_is_not_part_of_the_run_and_the_time_between_machines_costs_nothing(tmp_path):
-    world = run_of(tmp_path)
-    world.starts()
-    world.passes(10, "loading")
-    world.trains(20, 1.0, every=10)
-    world.event("stopped")
-    world.passes(50_000, None)
-    world.starts()
-    world.passes(10, "loading")
-    world.trains(10, 1.0, every=10)
-    world.event("preempted")
-    world.passes(7000, "waiting")
-    world.unpaid += 7000
-    world.reboots()
-    world.passes(12, "waiting")
-    world.starts(waited=12)
-    world.passes(40, "recovering")
-    world.trains(10, 1.0, every=10)
-    world.event("completed")
-    found = world.read(state="completed")
-    world.check(found)
-    assert found.machine_s == pytest.approx(112) and (found.failures, found.recovered) == (1, 1)
-
-
-def test_a_run_that_is_under_way_is_counted_up_to_now(tmp_path, monkeypatch):
-    world = run_of(tmp_path)
+def test_a_run_that_is_under_way_is_counted_up_to_now(world, monkeypatch):
     monkeypatch.setattr(ledger.platform, "boot_id", lambda: world.boot)
     monkeypatch.setattr(ledger.platform, "now", lambda: ledger.platform.Moment(world.mono_s, 0.0, world.utc_s))
     began = world.stamp()["t"]
@@ -172,68 +159,36 @@ def test_a_run_that_is_under_way_is_counted_up_to_now(tmp_path, monkeypatch):
     world.check(world.read(state="starting", alive=True))
     world.trains(3, 1.0, every=10)
     world.passes(0.5, "training")
-    world.jumps(-90_000)  # the wall clock is set back by a day
+    world.utc_s -= 90_000  # the wall clock is set back by a day
     world.passes(0.5, "training")
     world.check(world.read(state="running", alive=True))
-    world.passes(30, "lost")
+    world.fails(30)
     world.event("crash", phase="step", step=3, since_s=30.0)
     world.passes(8, "recovering")
     world.check(world.read(state="recovering", alive=True))
 
 
-def test_a_failure_before_the_first_step_is_loading_that_was_not_lost(tmp_path):
-    world = run_of(tmp_path)
-    world.starts()
-    world.passes(50, "loading")
-    world.passes(120, "lost")
-    world.event("hang", phase="load", step=0, since_s=120.0)
-    world.passes(2, "recovering")
-    world.starts("restarted")
-    world.passes(50, "recovering")
-    world.event("crash", phase="load", step=0, since_s=0.0)
-    world.passes(1, "recovering")
-    world.event("failed")
-    found = world.read(state="failed")
-    world.check(found)
-    assert (found.failures, found.recovered) == (2, 0)
-
-
-def test_without_metrics_the_phases_of_the_events_are_used(tmp_path):
-    """The metrics of another machine may not be in the store."""
-    world = run_of(tmp_path)
+@pytest.mark.parametrize("missing", [(), ("mono_s", "boot", "metrics_bytes", "waited_s")], ids=["metrics", "clocks"])
+def test_without_metrics_or_clocks_the_phases_of_the_events_are_used(world, missing):
+    """The metrics of another machine may not be in the store, and earlier versions wrote only the UTC."""
     world.starts()
     world.passes(10, "loading")
     world.event("phase", phase="step", step=1)
     world.trains(20, 1.0, every=10)
     world.event("checkpoint", step=20)
     world.event("completed")
+    path = world.folder / "events.jsonl"
+    old = [{k: v for k, v in json.loads(line).items() if k not in missing} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(event) + "\n" for event in old))
     (world.folder / "metrics.jsonl").unlink()
     world.check(world.read(state="completed"))
 
 
-def test_files_of_earlier_versions_have_only_utc(tmp_path):
-    world = run_of(tmp_path)
-    world.starts()
-    world.passes(10, "loading")
-    world.event("phase", phase="step", step=1)
-    world.trains(20, 1.0, every=10)
-    world.event("completed")
-    path = world.folder / "events.jsonl"
-    old = [json.loads(line) for line in path.read_text().splitlines()]
-    for event in old:
-        for key in ("mono_s", "boot", "metrics_bytes", "waited_s"):
-            event.pop(key, None)
-    path.write_text("".join(json.dumps(event) + "\n" for event in old))
-    found = world.read(state="completed")
-    assert found.seconds["training"] == pytest.approx(20) and found.seconds["loading"] == pytest.approx(10)
-
-
-def test_a_long_metrics_file_is_not_read(tmp_path, monkeypatch):
-    world = run_of(tmp_path)
+def test_a_long_metrics_file_is_not_read(world, monkeypatch):
     world.starts()
     world.passes(10, "loading")
     world.trains(20_000, 0.5, every=1000)
-    world.passes(9, "lost")
+    world.fails(9)
     world.event("hang", phase="step", step=20_000, since_s=9.0)
     world.saved, world.since_saved = 11_000, 4500.0  # the newer checkpoints are damaged
     world.loses()
@@ -251,8 +206,7 @@ def test_a_long_metrics_file_is_not_read(tmp_path, monkeypatch):
     assert size > 2_000_000 and sum(taken) < 500_000, (size, sum(taken))
 
 
-def test_damaged_and_hostile_lines_cost_only_themselves(tmp_path):
-    world = run_of(tmp_path)
+def test_damaged_and_hostile_lines_cost_only_themselves(world):
     world.starts()
     world.passes(10, "loading")
     with (world.folder / "events.jsonl").open("ab") as file:
@@ -265,7 +219,7 @@ def test_damaged_and_hostile_lines_cost_only_themselves(tmp_path):
     (world.folder / "run.toml").write_bytes(b"price_per_hour = 'much'\n\xff")
     found = world.read(state="running")
     assert min(found.seconds.values()) >= 0 and json.dumps(found.values(), allow_nan=False)
-    assert ledger.read(tmp_path / "missing").wall_s == 0
+    assert ledger.read(world.folder / "missing").wall_s == 0
 
 
 @pytest.mark.parametrize(
@@ -302,56 +256,41 @@ PART = st.tuples(
 @given(st.lists(PART, max_size=8), st.integers(1, 12), st.floats(0.05, 20), SECONDS)
 def test_the_hours_by_state_are_those_that_passed(tmp_path_factory, parts, every, step_s, first):
     """And their sum is the wall time of the run: reboots, other machines, clocks that are set, monitors that are replaced."""
-    world = run_of(tmp_path_factory.mktemp("world"))
-    step_s = round(step_s, 3)
+    world, step_s = World(tmp_path_factory.mktemp("world")), round(step_s, 3)
     world.passes(first, "waiting")
     world.starts(waited=first)
-    loading, open_failure = "loading", 0
+    loading = "loading"
     for end, load, steps, jump, one, two in parts:
         world.passes(load, loading)
-        world.jumps(jump)
-        loading = "recovering"
+        world.utc_s += jump
         if end != "hang while loading":
             world.trains(steps, step_s, every)
-            open_failure = 0
-        kind = "restarted"
+        kind, loading = "started", "loading" if end in ("stopped", "monitor killed") else "recovering"
         if end in ("hang", "crash", "hang while loading"):
-            world.passes(one, "lost")
-            world.event("hang" if end != "crash" else "crash", phase="step", step=world.step, since_s=one)
-            world.jumps(-jump)
+            world.fails(one)
+            world.event("crash" if end == "crash" else "hang", phase="step", step=world.step, since_s=one)
+            world.utc_s -= jump
             world.passes(two, "recovering")
-            open_failure += 1
+            kind = "restarted"
         elif end == "killed":  # with the monitor, on a machine that stays
-            world.passes(one, "lost")
-            kind = "started"
-            open_failure += 1
+            world.fails(one)
         elif end == "vanished":
             world.reboots()
-            world.passes(one, "lost")
-            world.unpaid += one
-            kind = "started"
-            open_failure += 1
+            world.fails(one, paid=False)
         elif end == "preempted":
             world.passes(one, "training")  # saving
             world.event("preempted")
-            world.saved, world.since_saved = world.step, 0.0
+            world.keeps()
             world.reboots()
-            world.passes(two, "waiting")
-            world.unpaid += two
-            kind = "started"
-            open_failure += 1
-        elif end == "stopped":
-            world.event("stopped")
-            world.saved, world.since_saved = world.step, 0.0
-            world.passes(one, None)
-            kind, loading, open_failure = "started", "loading", 0
+            world.fails(two, "waiting", paid=False)
         else:
-            world.event("started", message="adopted")
-            continue_s = round(one, 3)
-            world.passes(continue_s, "training")
+            if end == "monitor killed":
+                world.event("started", message="adopted")
+                world.passes(round(one, 3), "training")
             world.event("stopped")
-            world.saved, world.since_saved = world.step, 0.0
-            kind, loading = "started", "loading"
+            world.pending = 0
+            world.keeps()
+            world.passes(one if end == "stopped" else 0.0, None)
         world.loses()
         world.starts(kind)
     world.passes(first, loading)
@@ -359,5 +298,4 @@ def test_the_hours_by_state_are_those_that_passed(tmp_path_factory, parts, every
     world.event("completed")
     found = world.read(state="completed")
     world.check(found)
-    assert found.recovered <= found.failures
     assert world.read(state="completed").seconds == found.seconds

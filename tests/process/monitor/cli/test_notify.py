@@ -12,10 +12,22 @@ from pathlib import Path
 import psutil
 import pytest
 from loopback import answering
-from monitor_helpers import ROOT, environment, finish, monitor, status, step_of, stop, toy_run, wait_for
+from monitor_helpers import (
+    HANG,
+    ROOT,
+    SHORT,
+    environment,
+    fault_at,
+    finish,
+    monitor,
+    status,
+    step_of,
+    supervise,
+    toy_run,
+    wait_for,
+)
 
 from monitor.cli import commands, metrics, notify
-from monitor.process import platform
 from monitor.process.locks import Lock
 from monitor.run_folder import MonitorError, RunFolder, find
 from monitor.state import is_abandoned, read_status
@@ -46,17 +58,15 @@ def test_status_says_whether_somebody_watches(tmp_path):
     assert not is_abandoned(read_status(tmp_path))
 
 
-def example_status(**values) -> dict:
-    base = {
-        "name": 'my "lora"', "state": "running", "alive": True, "step": 12, "planned_steps": 100, "step_s": 0.5,
-        "loss": 0.25, "eta_s": 44.0, "attempt": 2, "restarts": 1, "incidents": 1, "phase": "step", "epoch": 1,
-        "last_progress_at": "2026-01-02T03:04:05.500Z", "updated_at": "2026-01-02T03:04:06.000Z", "message": "",
-    }  # fmt: skip
-    return {**base, **values}
+STATUS = {
+    "name": 'my "lora"', "state": "running", "alive": True, "step": 12, "planned_steps": 100, "step_s": 0.5,
+    "loss": 0.25, "eta_s": 44.0, "attempt": 2, "restarts": 1, "incidents": 1, "phase": "step", "epoch": 1,
+    "last_progress_at": "2026-01-02T03:04:05.500Z", "updated_at": "2026-01-02T03:04:06.000Z", "message": "",
+}  # fmt: skip
 
 
 def test_prometheus_text_names_every_run_and_escapes_its_name():
-    page = metrics.text([example_status()])
+    page = metrics.text([STATUS])
     assert 'hangproof_step{run="my \\"lora\\""} 12\n' in page
     assert 'hangproof_state{run="my \\"lora\\"",state="running"} 1\n' in page
     assert 'hangproof_state{run="my \\"lora\\"",state="failed"} 0\n' in page
@@ -67,7 +77,7 @@ def test_prometheus_text_names_every_run_and_escapes_its_name():
 
 def test_metrics_are_served_on_this_machine_only_and_other_paths_say_so(tmp_path):
     folder = toy_run(tmp_path / "outputs" / "toy")
-    RunFolder(folder).write_status(example_status(name="toy"))
+    RunFolder(folder).write_status({**STATUS, "name": "toy"})
     command = [sys.executable, "-m", "monitor", "metrics", "--port", "0", "--json"]
     env = environment(folder, HANGPROOF_DATA=str(tmp_path))
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
@@ -78,9 +88,8 @@ def test_metrics_are_served_on_this_machine_only_and_other_paths_say_so(tmp_path
             assert 'hangproof_step{run="toy"} 12' in answer.read().decode()
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=10)
-        assert [c.laddr.ip for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"] == [
-            "127.0.0.1"
-        ]
+        listening = [c.laddr.ip for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"]
+        assert listening == ["127.0.0.1"]
     finally:
         process.kill()
         process.communicate()
@@ -90,7 +99,7 @@ def test_the_live_table_shows_a_run(tmp_path):
     from rich.console import Console
 
     folder = toy_run(tmp_path / "toy")
-    RunFolder(folder).write_status(example_status())
+    RunFolder(folder).write_status(STATUS)
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(commands.table([folder, tmp_path / "other"], time.time()))
     shown = console.export_text()
@@ -99,65 +108,48 @@ def test_the_live_table_shows_a_run(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not LINUX, reason="/proc")
-def test_diagnose_explains_a_living_run_and_any_process(tmp_path):
-    folder = toy_run(tmp_path / "toy", "def fault(step):\n    if step == 5:\n        time.sleep(3600)\n")
+def test_diagnose_explains_a_living_run_and_any_process(folder):
+    toy_run(folder, fault_at(5, "time.sleep(3600)"))
     process = monitor(folder, limits="[phases.step]\nfloor_s = 600\n[check]\nstack_dump_s = 20\n")
-    try:
-        wait_for(lambda: step_of(folder) == 5)
-        code, out, _ = finish(monitor(folder, "diagnose", "--json"))
-        assert code == 0
-        found = json.loads(out.splitlines()[-1])
-        assert found["summary"] == "no progress" and found["step"] == 5
-        assert "fault (toy.py" in found["where"] and "fault" in out
-        pid = found["processes"][-1]["pid"]
-        code, out, _ = finish(monitor(Path(str(pid)), "diagnose", HANGPROOF_LIMITS=str(tmp_path / "limits.toml")))
-        assert code == 0 and "no progress" in out and "hrtimer_nanosleep" in out
-    finally:
-        stop(folder, "--now")
-        finish(process)
+    wait_for(lambda: step_of(folder) == 5)
+    code, out, _ = finish(monitor(folder, "diagnose", "--json"))
+    assert code == 0
+    found = json.loads(out.splitlines()[-1])
+    assert found["summary"] == "no progress" and found["step"] == 5
+    assert "fault (toy.py" in found["where"] and "fault" in out
+    pid, limits = found["processes"][-1]["pid"], str(folder.parent / "limits.toml")
+    code, out, _ = finish(monitor(Path(str(pid)), "diagnose", HANGPROOF_LIMITS=limits))
+    assert code == 0 and "no progress" in out and "hrtimer_nanosleep" in out
+    (folder / "stop.request").write_text('{"now": true}')
+    finish(process)
     assert status(folder)["state"] == "stopped"
     code, _, err = finish(monitor(folder, "diagnose"))
     assert code == 1 and "nothing of it runs" in err
 
 
-@pytest.fixture
-def listener():
-    """A server that keeps what it is sent; stands in for a chat service."""
-    got = []
-    with answering(lambda request: got.append(request.body.decode()) or (200, "")) as server:
-        yield server.server_port, got
-
-
 @pytest.mark.slow
-def test_people_are_notified_of_a_hang_and_of_the_end_and_their_addresses_stay_secret(tmp_path, listener):
-    port, got = listener
-    config = tmp_path / "notify.toml"
-    config.write_text(f'urls = ["json://user:s3cr3t-token@127.0.0.1:{port}/"]\n')
-    config.chmod(0o600)
-    folder = toy_run(tmp_path / "toy", "def fault(step):\n    if step == 34 and attempt == 1:\n        time.sleep(3600)\n",
-                     steps=50, pace=0.03, every=10)  # fmt: skip
-    assert finish(monitor(folder, HANGPROOF_NOTIFY=str(config)))[0] == 0
-    wait_for(lambda: len(got) >= 3)  # a helper that has begun to send goes on without the monitor
-    titles = sorted(json.loads(text)["title"] for text in got)
-    assert titles == ["toy: completed", "toy: hang", "toy: restarted"]
+def test_people_are_notified_of_a_hang_and_of_the_end_and_their_addresses_stay_secret(folder):
+    """A server that keeps what it is sent stands in for a chat service."""
+    got, config = [], folder.parent / "notify.toml"
+    toy_run(folder, HANG, **SHORT)
+    with answering(lambda request: got.append(request.body.decode()) or (200, "")) as server:
+        config.write_text(f'urls = ["json://user:s3cr3t-token@127.0.0.1:{server.server_port}/"]\n')
+        config.chmod(0o600)
+        assert supervise(folder, HANGPROOF_NOTIFY=str(config))[0] == 0
+        wait_for(lambda: len(got) >= 3)  # a helper that has begun to send goes on without the monitor
+    assert sorted(json.loads(text)["title"] for text in got) == ["toy: completed", "toy: hang", "toy: restarted"]
     for path in folder.rglob("*"):
-        if path.is_file():
-            assert b"s3cr3t-token" not in path.read_bytes(), path
+        assert not path.is_file() or b"s3cr3t-token" not in path.read_bytes(), path
 
 
-def test_a_notification_file_that_others_can_read_is_refused_without_showing_it(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "mode", "problem"),
+    [('urls = ["json://s3cr3t"]\n', 0o644, "chmod 600"), ("urls = [json://s3cr3t", 0o600, "not a TOML file")],
+)
+def test_a_notification_file_that_is_refused_is_not_shown(tmp_path, text, mode, problem):
     config = tmp_path / "notify.toml"
-    config.write_text('urls = ["json://user:s3cr3t-token@127.0.0.1:1/"]\n')
-    config.chmod(0o644)
-    with pytest.raises(notify.NotifyError, match="chmod 600") as refused:
+    config.write_text(text)
+    config.chmod(mode)
+    with pytest.raises(notify.NotifyError, match=problem) as refused:
         notify.read_config(config)
     assert "s3cr3t" not in str(refused.value)
-    config.write_text("urls = [json://s3cr3t-token")
-    config.chmod(0o600)
-    with pytest.raises(notify.NotifyError, match="not a TOML file") as refused:
-        notify.read_config(config)
-    assert "s3cr3t" not in str(refused.value)
-
-
-def test_times_are_utc():
-    assert platform.utc(0.5) == "1970-01-01T00:00:00.500Z"

@@ -4,9 +4,10 @@ import errno
 import os
 import subprocess
 import sys
-import time
 
 import pytest
+from monitor_evidence import frames
+from monitor_helpers import wait_for
 
 from guards.crash import stacks_path
 from monitor.detect import stacks
@@ -14,19 +15,6 @@ from monitor.process import platform
 
 LINUX = sys.platform.startswith("linux")
 GUARDED = "import sys, time; from guards import crash; crash.enable_stacks(sys.argv[1]); print('ready', flush=True); time.sleep(600)"
-
-
-def frames(*names: str) -> str:
-    """The main thread of a faulthandler dump with these `file.py:function` frames, innermost first."""
-    lines = [f'  File "/x/{name.split(":")[0]}", line 1 in {name.split(":")[1]}' for name in names]
-    return "Current thread 0x00007f (most recent call first):\n" + "\n".join(lines)
-
-
-def wait_for(condition, what: str = "", seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"timed out: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -37,6 +25,15 @@ def guarded(tmp_path):
     yield child
     child.kill()
     child.communicate()
+
+
+@pytest.fixture
+def child():
+    """A process that has no handler for any signal."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
 
 
 def key(child: subprocess.Popen) -> tuple[int, float]:
@@ -56,28 +53,15 @@ def test_names_and_places_are_read_from_faulthandler_and_from_py_spy():
     assert stacks.where(other) == "", "cut off before the main thread"
 
 
-def test_no_signal_is_sent_to_a_process_that_has_no_handler_for_it(tmp_path):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        assert stacks.dump(tmp_path, [(child.pid, platform.process_info(child.pid).start)], 0.2) == {}
-        assert child.poll() is None, "SIGUSR2 without a handler kills it"
-    finally:
-        child.kill()
-        child.wait()
-
-
 @pytest.mark.skipif(not LINUX, reason="SigCgt is in /proc")
-def test_a_reused_pid_does_not_die_of_the_signal(tmp_path):
-    """Fault 15: the stacks file of a former process is there, another program has its pid."""
-    child = subprocess.Popen(["sleep", "60"])
-    try:
+@pytest.mark.parametrize("reused", [False, True])
+def test_no_signal_is_sent_to_a_process_that_has_no_handler_for_it(child, tmp_path, reused):
+    """SIGUSR2 would kill it. Fault 15: the stacks file of a former process is there, another program has its pid."""
+    if reused:
         stacks_path(tmp_path, child.pid).write_text("stacks of the process that had this pid\n")
-        assert stacks.dump(tmp_path, [key(child)], 0.3) == {}
-        with pytest.raises(subprocess.TimeoutExpired):
-            child.wait(0.3)
-    finally:
-        child.kill()
-        child.wait()
+    assert stacks.dump(tmp_path, [key(child)], 0.2) == {}
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.2)
 
 
 @pytest.mark.skipif(not LINUX, reason="SIGUSR2 is not on Windows")
@@ -124,17 +108,27 @@ def test_the_dump_of_a_fatal_signal_is_found_behind_dumps_on_request(tmp_path):
     assert stacks.fatal_dump(tmp_path, 7).startswith("Fatal Python error: Segmentation fault")
 
 
-def test_py_spy_is_killed_when_the_probe_ends(tmp_path, monkeypatch):
+@pytest.fixture
+def py_spy(tmp_path, monkeypatch):
+    """Puts this shell script in the place of py-spy."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "py-spy").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
-    (tmp_path / "bin" / "py-spy").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+    def write(script: str) -> None:
+        (tmp_path / "bin" / "py-spy").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / "py-spy").chmod(0o755)
+
+    return write
+
+
+def test_py_spy_is_killed_when_the_probe_ends(py_spy, tmp_path, child):
+    py_spy(f"echo $$ > {tmp_path}/pid; exec sleep 600")
     spy = stacks.PySpy(60.0)
-    spy.begin(os.getpid(), platform.process_info(os.getpid()).start)
-    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+    spy.begin(*key(child))
+    pid = int(wait_for(lambda: (tmp_path / "pid").read_text().strip()))
     spy.close()
-    pid = int((tmp_path / "pid").read_text())
-    wait_for(lambda: platform.process_info(pid) is None or platform.process_info(pid).dead)
+    wait_for(lambda: (info := platform.process_info(pid)) is None or info.dead)
     assert not spy.poll()
 
 
@@ -148,20 +142,11 @@ def test_py_spy_is_killed_when_the_probe_ends(tmp_path, monkeypatch):
         (None, "not installed"),
     ],
 )
-def test_py_spy_that_hangs_is_denied_missing_or_leaves_its_target_stopped(tmp_path, monkeypatch, script, answer):
-    (tmp_path / "bin").mkdir()
+def test_py_spy_that_hangs_is_denied_missing_or_leaves_its_target_stopped(py_spy, child, script, answer):
     if script:
-        (tmp_path / "bin" / "py-spy").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "bin" / "py-spy").chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    child = subprocess.Popen(["sleep", "60"])
-    try:
-        spy = stacks.PySpy(timeout_s=0.5 if script == "sleep 60" else 60)
-        spy.begin(child.pid, platform.process_info(child.pid).start)
-        wait_for(lambda: not spy.poll())
-        assert answer in spy.texts[child.pid]
-        wait_for(lambda: platform.process_info(child.pid).state == "S", what="the target runs again")
-    finally:
-        child.kill()
-        child.wait()
+        py_spy(script)
+    spy = stacks.PySpy(timeout_s=0.5 if script == "sleep 60" else 60)
+    spy.begin(*key(child))
+    wait_for(lambda: not spy.poll())
+    assert answer in spy.texts[child.pid]
+    wait_for(lambda: platform.process_info(child.pid).state == "S", what="the target runs again")

@@ -30,14 +30,9 @@ def driver(tmp_path, monkeypatch):
 
 @pytest.fixture
 def gpus(driver):
-    """The monitor's side, closed in the end."""
+    """Makes the monitor's side, closed in the end."""
     made = []
-
-    def make():
-        made.append(nvml.Gpus())
-        return made[-1]
-
-    yield make
+    yield lambda: made.append(nvml.Gpus()) or made[-1]
     for one in made:
         one.close()
 
@@ -51,17 +46,10 @@ def seconds(call, *arguments):
 def test_a_reading_has_what_the_gpu_supports(gpus):
     one = gpus()
     (reading,) = wait_for(one.read)
-    assert reading == {
-        "memory_used": 3,
-        "memory_total": 24,
-        "spill": os.name == "nt",
-        "name": "Fake 4090",
-        "uuid": "GPU-0",
-        "utilization": 97,
-        "power_w": 250.5,
-        "throttle": "power limit, too hot",
-        "pids": [],
-    }
+    assert reading == dict(
+        memory_used=3, memory_total=24, spill=os.name == "nt", name="Fake 4090", uuid="GPU-0", utilization=97,
+        power_w=250.5, throttle="power limit, too hot", pids=[],
+    )  # fmt: skip
     assert one.note == ""
     first = one._reading()["at_s"]
     one.read()
@@ -79,13 +67,6 @@ def test_the_parts_of_a_divided_gpu_are_listed_and_the_list_is_waited_for(gpus, 
     assert [(gpu["uuid"], gpu["mig"]) for gpu in one.listed()] == [("GPU-0", ["MIG-0", "MIG-1"])]
 
 
-def test_a_driver_that_does_not_answer_is_not_waited_for_for_ever(gpus, driver, monkeypatch):
-    (driver / "hangs").touch()
-    monkeypatch.setattr(nvml, "COUNT_S", 1.0)
-    one = gpus()
-    assert wait_for(lambda: one.listed() == ())
-
-
 def test_without_a_gpu_there_is_no_helper(monkeypatch, tmp_path):
     monkeypatch.setenv("HANGPROOF_GPUS", "")
     monkeypatch.setattr(nvml, "DRIVER_FILES", (tmp_path / "none",))
@@ -98,20 +79,18 @@ def test_without_a_gpu_there_is_no_helper(monkeypatch, tmp_path):
     assert nvml.present()
 
 
-@pytest.mark.parametrize("how, text", [("fails", "version mismatch"), ("lost", "GPU is lost")])
+@pytest.mark.parametrize(
+    "how, text", [("fails", "version mismatch"), ("lost", "GPU is lost"), ("import", "no NVML: x")]
+)
 def test_a_driver_that_fails_is_a_note(gpus, driver, how, text):
+    if how == "import":
+        (driver / "pynvml.py").write_text("raise ImportError('x')")
     (driver / how).touch()
     one = gpus()
     assert text in wait_for(lambda: one.note)
     assert one.read() == ()
     left, took_s = seconds(one.wait_free, {1}, 60)
     assert left == set() and took_s < 60
-
-
-def test_no_nvml_library_is_a_note(gpus, driver):
-    (driver / "pynvml.py").write_text("raise ImportError('broken installation')")
-    one = gpus()
-    assert "no NVML: broken installation" in wait_for(lambda: one.note)
 
 
 def test_waiting_for_the_memory_of_dead_processes_ends_when_it_is_free(gpus, driver):
@@ -129,18 +108,19 @@ def test_waiting_for_the_memory_of_dead_processes_ends_when_it_is_free(gpus, dri
 @pytest.mark.parametrize("timeout_s", [0.0, 0.3])
 def test_waiting_never_exceeds_its_time(gpus, driver, timeout_s):
     (driver / "hangs").touch()
-    one = gpus()
-    left, took_s = seconds(one.wait_free, {1}, timeout_s)
+    left, took_s = seconds(gpus().wait_free, {1}, timeout_s)
     assert left == set() and timeout_s - 0.01 <= took_s < timeout_s + 30
 
 
-def test_a_driver_that_never_answers_is_a_note(gpus, driver, monkeypatch):
+def test_a_driver_that_never_answers_is_a_note_and_is_not_waited_for(gpus, driver, monkeypatch):
     (driver / "hangs").touch()
     monkeypatch.setattr(nvml, "FRESH_S", 0.3)
+    monkeypatch.setattr(nvml, "COUNT_S", 0.5)
     one = gpus()
     assert "has not answered for" in wait_for(lambda: one.note)
     assert one.read() == ()
-    assert seconds(one.wait_free, {1}, 30)[1] < 10, "a driver that does not answer is not waited for"
+    assert wait_for(lambda: one.listed() == ())
+    assert seconds(one.wait_free, {1}, 60)[1] < 50
 
 
 @posix
@@ -155,14 +135,12 @@ def test_a_helper_that_does_not_read_does_not_block_the_monitor(gpus):
 
 
 @posix
-@pytest.mark.parametrize("hangs", [False, True])
-def test_the_helper_exits_with_the_monitor_even_when_the_driver_hangs(driver, hangs):
-    if hangs:
-        (driver / "hangs").touch()
+def test_the_helper_exits_with_the_monitor_even_when_the_driver_hangs(driver):
+    (driver / "hangs").touch()
     code = "from monitor.gpu.nvml import Gpus; import time; g = Gpus(); print(g._job._popen.pid, flush=True); time.sleep(60)"
     monitor = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
     helper = int(monitor.stdout.readline())
-    time.sleep(0.5)
+    time.sleep(0.2)  # it is in the driver by then
     monitor.kill()
     monitor.communicate()
     wait_for(lambda: (info := platform.process_info(helper)) is None or info.dead, timeout_s=60)

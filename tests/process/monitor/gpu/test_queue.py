@@ -2,10 +2,12 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 from monitor_helpers import (
@@ -31,54 +33,40 @@ from monitor.process import locks, platform, tree
 GPU = {"HANGPROOF_GPUS": "0"}
 
 
-@pytest.fixture
-def waiting(tmp_path):
-    """Two waiting runs behind one that trains: (folders, their monitors), in the order they queued."""
-    (tmp_path / "outputs").mkdir()
-    names = ("first", "second", "third")
-    folders = [toy_run(tmp_path / "outputs" / name, steps=5000 if name == "first" else 20, pace=0.03) for name in names]
-    env = {**GPU, "HANGPROOF_DATA": str(tmp_path)}
+@pytest.mark.slow
+def test_runs_train_one_after_another_and_the_gpu_stays_with_a_training_whose_monitor_is_killed(tmp_path):
+    """Status says who waits for whom, and the place of a stopped run goes to the next."""
+    names, env = ("first", "second", "third"), {**GPU, "HANGPROOF_DATA": str(tmp_path)}
+    first, second, third = folders = [
+        toy_run(tmp_path / "outputs" / name, steps=5000 if name == "first" else 20, pace=0.03) for name in names
+    ]
     processes = []
-    for folder in folders:
-        processes.append(monitor(folder, **env))
-        wait_for(lambda f=folder: "GPU 0" in status(f)["message"] or step_of(f) > 3)
-    yield folders, processes, env
-    while left := tree.with_environment("HANGPROOF_DATA", str(tmp_path)):  # keepers, monitors and trainings
-        for process in left:
-            platform.send(process.pid, process.start, signal.SIGKILL)
+    try:
+        for folder in folders:
+            processes.append(monitor(folder, **env))
+            wait_for(lambda f=folder: "GPU 0" in status(f)["message"] or step_of(f) > 3)
+        assert [status(f)["state"] for f in folders] == ["running", "queued", "queued"]
+        shown = cli(first, "status", **env)
+        assert "second: queued, step 0. waiting for GPU 0: the run 'first' uses it" in shown
+        assert "third: queued, step 0. waiting for GPU 0: 1 run queued before" in shown
+        stop(second, **env)
+        assert finish(processes[1])[0] == 3
+        assert status(second)["state"] == "stopped" and events(second, "started") == []
+        wait_for(lambda: "'first' uses it" in status(third)["message"])
+        kill_monitor(processes[0], first)
+        before = status(third)["updated_at"]
+        wait_for(lambda: status(third)["updated_at"] > before and members(first))
+        assert status(third)["state"] == "queued" and trainers(first)
+        stop(first, "--now", "--wait", "120", **env)
+        assert finish(processes[2])[0] == 0
+    finally:
+        while left := tree.with_environment("HANGPROOF_DATA", str(tmp_path)):  # keepers, monitors and trainings
+            for process in left:
+                platform.send(process.pid, process.start, signal.SIGKILL)
+            for monitored in processes:
+                monitored.poll()
         for monitored in processes:
-            monitored.poll()
-    for monitored in processes:
-        monitored.communicate()
-
-
-@pytest.mark.slow
-def test_they_train_one_after_the_other_in_the_order_they_queued_and_status_says_who_waits_for_whom(waiting):
-    folders, processes, env = waiting
-    assert [status(f)["state"] for f in folders] == ["running", "queued", "queued"]
-    shown = cli(folders[0], "status", **env)
-    assert "second: queued, step 0. waiting for GPU 0: the run 'first' uses it" in shown
-    assert "third: queued, step 0. waiting for GPU 0: 1 run queued before" in shown
-    stop(folders[0], "--now", **env)
-    assert [finish(p)[0] for p in processes] == [3, 0, 0]
-    starts = [events(f, "started")[0]["t"] for f in folders]
-    ends = [events(f, kind)[0]["t"] for f, kind in zip(folders, ("stopped", "completed", "completed"), strict=True)]
-    assert starts[0] < ends[0] <= starts[1] < ends[1] <= starts[2]
-
-
-@pytest.mark.slow
-def test_the_place_of_a_stopped_run_goes_to_the_next_and_the_gpu_stays_with_a_training_whose_monitor_is_killed(waiting):
-    folders, processes, env = waiting
-    stop(folders[1], **env)
-    assert finish(processes[1])[0] == 3
-    assert status(folders[1])["state"] == "stopped" and events(folders[1], "started") == []
-    wait_for(lambda: "'first' uses it" in status(folders[2])["message"])
-    kill_monitor(processes[0], folders[0])
-    before = status(folders[2])["updated_at"]
-    wait_for(lambda: status(folders[2])["updated_at"] > before and members(folders[0]))
-    assert status(folders[2])["state"] == "queued" and trainers(folders[0])
-    stop(folders[0], "--now", "--wait", "120", **env)
-    assert finish(processes[2])[0] == 0
+            monitored.communicate()
 
 
 def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
@@ -99,17 +87,25 @@ def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
-    """Queues of this process for the GPUs "0" and "1", in a folder of the test's own."""
+    """Makes queued runs of this process for the GPUs "0" and "1", whose locks are in a folder of the test's own."""
     monkeypatch.setenv("HANGPROOF_GPUS", "0,1")
     monkeypatch.setenv("HANGPROOF_LOCKS", str(tmp_path))
-    return lambda name: GpuQueue(name, {})
+    made = []
+
+    def queued(name, since_s=None, listed=None):
+        made.append(GpuQueue(name, {}, *([listed] if listed else [])))
+        made[-1].ask(since_s)
+        return made[-1]
+
+    yield queued
+    for one in made:
+        one.release()
 
 
 def test_the_oldest_ticket_gets_the_gpus_and_all_of_them(gpus):
-    first, second, third = gpus("first"), gpus("second"), gpus("third")
+    first, second, third = queues = [gpus(name) for name in ("first", "second", "third")]
     assert not first.held
-    for one in (first, second, third):
-        one.ask(None)
+    for one in queues:
         one.acquire()
     assert (first.held, second.held, third.held) == (True, False, False)
     assert len(first.handles()) == 2 and second.handles() == ()
@@ -119,17 +115,13 @@ def test_the_oldest_ticket_gets_the_gpus_and_all_of_them(gpus):
     assert not third.acquire() and second.acquire() and second.message == ""
     second.release()
     assert third.acquire()
-    third.release()
 
 
 def test_a_place_is_kept_by_the_time_it_was_queued(gpus):
-    early, late = gpus("early"), gpus("late")
     now_s = platform.now().boot_s
-    late.ask(now_s + 1000)
+    late, early, holder = gpus("late", now_s + 1000), gpus("early", now_s - 5), gpus("holder")
     assert now_s <= late.queued_at_s <= now_s + 60, "a time of the boot before, or of a clock that was ahead"
-    early.ask(now_s - 5)
-    holder = gpus("holder")
-    holder.ask(None)
+    holder.ask(now_s - 9)
     assert holder.acquire() and not early.acquire() and not late.acquire()
     holder.release()
     assert not late.acquire() and early.acquire()
@@ -138,34 +130,27 @@ def test_a_place_is_kept_by_the_time_it_was_queued(gpus):
 @pytest.mark.parametrize("call", ["open", "fstat"])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO, errno.EACCES])
 def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(gpus, monkeypatch, number, call):
-    one = gpus("one")
-
     def broken(*_, **__):
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as context:
         context.setattr(locks.os, call, broken)
-        one.ask(None)
+        one = gpus("one")
         assert not one.acquire() and not one.held
     assert one.message == f"waiting for GPU 0, 1: its queue is not usable: {os.strerror(number)}"
     assert one.acquire() and one.message == ""
     other = gpus("other")
-    other.ask(None)
     assert not other.acquire()
     one.release()
     assert other.acquire()
-    other.release()
 
 
 def test_a_full_disk_only_costs_the_name_of_the_holder(gpus, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    one = gpus("one")
     monkeypatch.setattr(locks.os, "write", full)
-    one.ask(None)
-    assert one.acquire()
-    one.release()
+    assert gpus("one").acquire()
 
 
 A, B, C = "GPU-aaaa1111-0", "GPU-bbbb2222-0", "GPU-bbbb3333-0"
@@ -192,32 +177,27 @@ def test_a_gpu_has_one_lock_however_it_is_named(named, locked):
     assert queue.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
 
 
-def test_an_index_and_its_uuid_exclude_each_other_whatever_tmpdir_is(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_LOCKS", str(tmp_path / "locks"))
+def test_an_index_and_its_uuid_exclude_each_other_whatever_tmpdir_is(tmp_path, monkeypatch, gpus):
+    monkeypatch.delenv("HANGPROOF_GPUS")
     queues = []
     for number, named in enumerate(("0", A, "GPU-aaaa", "2")):
         (tmp_path / str(number)).mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / str(number)))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-        queues.append(GpuQueue(f"run {number}", {}, lambda: LISTED))
-        queues[-1].ask(None)
+        queues.append(gpus(f"run {number}", listed=lambda: LISTED))
         queues[-1].acquire()
     assert [one.held for one in queues] == [True, False, False, True]
     assert queues[1].message == f"waiting for GPU {A}: the run 'run 0' uses it"
     assert queues[2].message == "waiting for GPU GPU-aaaa: 1 run queued before"
     queues[0].release()
     assert queues[1].acquire()
-    for one in queues:
-        one.release()
 
 
-def test_a_run_waits_until_the_driver_has_listed_its_gpus(gpus, monkeypatch):
+def test_a_run_waits_until_the_driver_has_listed_its_gpus(gpus):
     answers = [None, LISTED]
-    one = GpuQueue("one", {}, lambda: answers.pop(0))
-    one.ask(None)
+    one = gpus("one", listed=lambda: answers.pop(0))
     assert not one.acquire() and one.message == "waiting for GPU 0, 1: the driver has not listed its GPUs yet"
     assert one.acquire()
-    one.release()
 
 
 def test_the_folder_of_the_locks_is_the_same_for_every_account(monkeypatch, tmp_path):
@@ -241,12 +221,11 @@ sys.stdin.readline()
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can be another account")
-def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to(gpus, tmp_path, monkeypatch):
-    shared = tmp_path / "shared"
-    shared.mkdir()
+def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to(gpus, request, monkeypatch):
+    # Not below tmp_path: another pytest that starts closes that to other accounts again.
+    shared = Path(tempfile.mkdtemp(prefix="hangproof-test-"))
+    request.addfinalizer(lambda: shutil.rmtree(shared))
     shared.chmod(0o1777)
-    for folder in (tmp_path, *(one for one in tmp_path.parents if "pytest" in str(one))):
-        folder.chmod(folder.stat().st_mode | 0o011)
     monkeypatch.setenv("HANGPROOF_LOCKS", str(shared))
 
     def other(name):
@@ -256,7 +235,6 @@ def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to
     theirs = other("theirs")
     assert theirs.stdout.readline() == "True \n"
     mine = gpus("mine")
-    mine.ask(None)
     assert not mine.acquire() and mine.message == "waiting for GPU 0: the run 'theirs' uses it"
     theirs.kill()
     theirs.communicate()
@@ -267,7 +245,6 @@ def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to
     theirs.communicate()
     mine.release()
     assert mine.acquire()
-    mine.release()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links")
@@ -277,7 +254,6 @@ def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharm
         path = tmp_path / "hangproof-gpu.0.lock"
         link(path)
         one = gpus("one")
-        one.ask(None)
         assert not one.acquire() and "its queue is not usable" in one.message and str(path) in one.message
         one.release()
         path.unlink()
@@ -313,38 +289,34 @@ while not Path(sys.argv[1], "over").exists():
 """
 
 
+def start(code, *arguments, **env):
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="os.getuid")
 def test_runs_that_queue_and_probe_all_the_time_share_a_gpu(tmp_path):
     """Real processes: each gets all its turns, never two at once, and no ticket is lost."""
-    env = {**os.environ, **GPU, "HANGPROOF_LOCKS": str(tmp_path)}
-
-    def start(code, *arguments):
-        command = [sys.executable, "-c", code, *arguments]
-        return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    runs = [start(RUNS, f"run {i}", str(tmp_path)) for i in range(4)]
-    probes = [start(PROBES, str(tmp_path)) for _ in range(2)]
+    runs = [start(RUNS, f"run {i}", tmp_path, **GPU, HANGPROOF_LOCKS=str(tmp_path)) for i in range(4)]
+    probes = [start(PROBES, tmp_path) for _ in range(2)]
     results = [process.communicate(timeout=60) for process in runs]
     (tmp_path / "over").touch()
     results += [probe.communicate(timeout=60) for probe in probes]
-    assert [process.returncode for process in runs + probes] == [0] * 6, "\n".join(err for _, err in results)
+    assert [process.returncode for process in runs + probes] == [0] * 6, [err for _, err in results]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="os.getuid")
 def test_a_free_gpu_that_is_only_probed_is_taken_at_once(tmp_path, gpus):
     one = gpus("one")
-    one.ask(None)
     assert one.acquire()
     one.release()
-    command = [sys.executable, "-c", PROBES, str(tmp_path)]
-    probes = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]
+    probes = [start(PROBES, tmp_path) for _ in range(2)]
     try:
         assert [probe.stdout.readline() for probe in probes] == [b"begun\n"] * 2
         for _ in range(300):
             one = gpus("one")
-            one.ask(None)
             assert one.acquire(), one.message
             one.release()
     finally:

@@ -47,25 +47,25 @@ def test_the_error_is_the_last_line_or_the_exit_status():
     assert run("import sys; sys.exit(3)").error.endswith("failed: exit status 3")
     job = run("import sys; print('{\"a\": 1}'); sys.exit(3)")
     assert job.error.endswith("failed: exit status 3") and job.answer() == {"a": 1} and job.code == 3
+    if os.name != "nt":
+        job = run("import os; print('half a line', flush=True); os.kill(os.getpid(), 11)")
+        assert job.error.endswith("was killed by SIGSEGV") and job.code == -11 and job.text() == "half a line\n"
 
 
 @posix
-def test_a_signal_is_named():
-    job = run("import os; print('half a line', flush=True); os.kill(os.getpid(), 11)")
-    assert job.error.endswith("was killed by SIGSEGV") and job.code == -11 and job.text() == "half a line\n"
-
-
-def test_its_deadline_kills_it():
-    job = run("import time; print('begun', flush=True); time.sleep(60)", timeout_s=1.0)
-    assert job.timed_out and "timed out after 1 s" in job.error and job.code != 0
-    assert job.took_s >= 1.0
+def test_its_deadline_kills_it_and_its_children():
+    job = Subjob(["bash", "-c", "sleep 600 & echo $!; wait"], 0.5)
+    job.wait(time.sleep)
+    assert job.timed_out and "timed out after 0.5 s" in job.error and job.code == -9 and job.took_s >= 0.5
+    child = int(job.text())
+    wait_for(lambda: (info := platform.process_info(child)) is None or info.dead)
     job.kill()
     assert "timed out" in job.error, "the first reason stays"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the bytes of a process")
-@pytest.mark.parametrize(("moves", "limit_s", "standstill_s"), [(30, 600, 2.5), (5, 600, 1.5), (30, 2.0, 60)])
+@pytest.mark.parametrize(("moves", "limit_s", "standstill_s"), [(30, 600, 2.5), (3, 600, 1.0), (30, 1.0, 60)])
 def test_one_that_moves_bytes_lasts_and_a_standstill_or_its_limit_ends_it(tmp_path, moves, limit_s, standstill_s):
     """It reads a thousand bytes every 0.1 s, then stands still for a minute unless it has read all."""
     (tmp_path / "file").write_bytes(bytes(30_000))
@@ -79,20 +79,11 @@ time.sleep(60 if {moves} < 30 else 0)
 """
     job = run(code, limit_s, standstill_s=standstill_s)
     if moves < 30:
-        assert job.timed_out and job.error.endswith("timed out after 1.5 s in which it read and wrote nothing")
+        assert job.timed_out and job.error.endswith("timed out after 1 s in which it read and wrote nothing")
     elif limit_s < 5:
-        assert job.timed_out and job.error.endswith("timed out after 2 s")
+        assert job.timed_out and job.error.endswith("timed out after 1 s")
     else:
         assert job.code == 0 and job.error == "" and job.took_s > 2.5
-
-
-@posix
-def test_it_is_killed_with_its_children():
-    job = Subjob(["bash", "-c", "sleep 63 & echo $!; wait"], 1.0)
-    job.wait(time.sleep)
-    child = int(job.text())
-    wait_for(lambda: (info := platform.process_info(child)) is None or info.dead)
-    assert job.code == -9
 
 
 def test_a_pause_that_raises_kills_it():
@@ -116,24 +107,16 @@ def test_a_program_that_is_missing_is_an_error_in_words():
 
 
 @posix
-@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EAGAIN, errno.EMFILE])
-def test_a_fork_that_fails_is_an_error_in_words(monkeypatch, number):
-    def broken(*_):
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.ENOSPC])
+@pytest.mark.parametrize(("place", "name"), [(subprocess.Popen, "_execute_child"), (tempfile, "TemporaryFile")])
+def test_a_fork_or_a_temporary_file_that_fails_is_an_error_in_words(monkeypatch, number, place, name):
+    def fails(*_, **__):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(subprocess.Popen, "_execute_child", broken)
-    job = Subjob(python("monitor.nothing"), 5)
-    assert job.done() and job.error == f"monitor.nothing cannot be started: {os.strerror(number)}"
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EIO])
-def test_a_temporary_file_that_cannot_be_made_is_an_error_in_words(monkeypatch, number):
-    def broken(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", broken)
+    monkeypatch.setattr(place, name, fails)
     job = Subjob(python("monitor.nothing"), 5, stdin=b"text")
-    assert job.done() and os.strerror(number) in job.error and job.code is None
+    assert job.done() and job.code is None and os.strerror(number) in job.error
+    assert place is tempfile or job.error.startswith("monitor.nothing cannot be started: ")
 
 
 @posix

@@ -16,30 +16,51 @@ from monitor_helpers import ROOT, wait_for
 from monitor.process import locks, platform, tree
 from monitor.process.locks import Lock, is_held
 
-LINUX = sys.platform.startswith("linux")
-linux = pytest.mark.skipif(not LINUX, reason="/proc")
-MARK = f"test-{os.getpid()}-"  # of the tokens: another run of these tests has other ones
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+MARK = f"test-{os.getpid()}"  # the token: another run of these tests has another one
+OURS = {tree.TOKEN: MARK}
 
 
 @pytest.fixture
-def child():
+def spawn():
+    """Starts a process with these variables, `sleep 60` by default, in a session of its own; each is killed at the end."""
+    made = []
+
+    def start(*command: str, **env: str) -> subprocess.Popen:
+        made.append(
+            subprocess.Popen(command or ("sleep", "60"), env=os.environ | env, text=True, stdout=subprocess.PIPE,
+                             start_new_session=True)
+        )  # fmt: skip
+        for name, value in env.items() if sys.platform.startswith("linux") else ():  # in mid-exec there is none
+            wait_for(lambda text=f"{name}={value}": text.encode() in platform.environ_of(made[-1].pid))
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def child(spawn):
     """A process that does nothing."""
-    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    yield process
-    process.kill()
-    process.wait()
+    return spawn()
+
+
+def start_of(process: subprocess.Popen) -> float:
+    return platform.process_info(process.pid).start
 
 
 def error(number):
     return OSError(number, os.strerror(number))
 
 
-def failing(monkeypatch, suffix, number):
-    """Reading files of /proc whose path ends in `suffix` fails."""
+def failing(monkeypatch, suffix, number, until_s=float("inf")):
+    """Reading files of /proc whose path ends in `suffix` fails, up to this moment."""
     read = platform.read_bytes
 
     def broken(path):
-        if path.endswith(suffix):
+        if path.endswith(suffix) and time.monotonic() < until_s:
             raise error(number)
         return read(path)
 
@@ -47,7 +68,7 @@ def failing(monkeypatch, suffix, number):
 
 
 def test_a_process_is_known_by_number_and_start(child):
-    start = platform.process_info(child.pid).start
+    start = start_of(child)
     assert platform.alive(child.pid, start) and not platform.alive(child.pid, start + 1)
     assert not platform.send(child.pid, start + 1, 15), "a reused pid must not be signalled"
     child.kill()
@@ -65,28 +86,21 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 @linux
-def test_a_process_lives_until_its_last_thread_has_ended():
+def test_a_process_lives_until_its_last_thread_has_ended(spawn):
     """The kernel shows it as a zombie as soon as its first thread has; what it has open is still locked."""
-    process = subprocess.Popen([sys.executable, "-c", FIRST_THREAD_ENDS])
-    try:
-        stat = f"/proc/{process.pid}/stat"
-        wait_for(
-            lambda: platform.read_bytes(stat).rpartition(b")")[2].split()[0] == b"Z", what="the end of the first thread"
-        )
-        found = platform.process_info(process.pid)
-        assert not found.dead and platform.alive(process.pid, found.start)
-    finally:
-        process.kill()
+    process = spawn(sys.executable, "-c", FIRST_THREAD_ENDS)
+    stat = f"/proc/{process.pid}/stat"
+    wait_for(lambda: platform.read_bytes(stat).rpartition(b")")[2].split()[0] == b"Z", what="its first thread ends")
+    found = platform.process_info(process.pid)
+    assert not found.dead and platform.alive(process.pid, found.start)
+    process.kill()
     wait_for(lambda: platform.process_info(process.pid).dead, what="the end of the process")
-    process.wait()
 
 
-@pytest.mark.slow
 @linux
-def test_processes_that_exit_during_a_scan_are_left_out():
-    code = "for i in $(seq 150); do /bin/true; done"
-    shells = [subprocess.Popen(["bash", "-c", code]) for _ in range(2)]
-    while any(shell.poll() is None for shell in shells):
+def test_processes_that_exit_during_a_scan_are_left_out(spawn):
+    shell = spawn("bash", "-c", "for i in $(seq 150); do /bin/true; done")
+    while shell.poll() is None:
         found = platform.scan()
         assert os.getpid() in found
         for pid in found:
@@ -96,7 +110,7 @@ def test_processes_that_exit_during_a_scan_are_left_out():
 @linux
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM])
 def test_a_process_that_cannot_be_read_is_not_dead(monkeypatch, child, number):
-    start = platform.process_info(child.pid).start
+    start = start_of(child)
     failing(monkeypatch, f"/{child.pid}/stat", number)
     for call in (platform.scan, lambda: platform.alive(child.pid, start), lambda: platform.send(child.pid, start, 9)):
         with pytest.raises(OSError):
@@ -106,56 +120,44 @@ def test_a_process_that_cannot_be_read_is_not_dead(monkeypatch, child, number):
 
 @linux
 def test_a_process_that_can_be_read_only_later_is_killed_then(monkeypatch, child):
-    read, until = platform.read_bytes, time.monotonic() + 0.5
-
-    def broken(path):
-        if time.monotonic() < until:
-            raise error(errno.EMFILE)
-        return read(path)
-
     members = {child.pid: platform.process_info(child.pid)}
-    monkeypatch.setattr(platform, "read_bytes", broken)
+    failing(monkeypatch, "", errno.EMFILE, time.monotonic() + 0.5)
     result = tree.kill(tree.Tree("", members=members), grace_s=30, kill_wait_s=60)
     assert result.survivors == ()
     assert child.wait(60) == -signal.SIGTERM, "it is sent as soon as it can be"
 
 
-def process_with_number(pid: int) -> subprocess.Popen | None:
+def process_with_number(spawn, pid: int) -> subprocess.Popen | None:
     """A new process that gets this free number; None where the system does not let us choose."""
     for _ in range(50):
         try:
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
         except OSError:
             return None
-        made = subprocess.Popen(["sleep", "60"])
-        if made.pid == pid:
+        if (made := spawn()).pid == pid:
             return made
-        made.kill()
-        made.wait()
     return None
 
 
 @linux
-def test_a_process_number_that_is_used_again_is_never_hit(monkeypatch, child):
+def test_a_process_number_that_is_used_again_is_never_hit(monkeypatch, child, spawn):
     """The process dies after it was found alive and before the signal is sent, and another one gets its number."""
-    start, alive, others = platform.process_info(child.pid).start, platform.alive, []
+    start, alive, others = start_of(child), platform.alive, []
 
     def dies_after(pid, started):
         found = alive(pid, started)
         child.kill()
         child.wait()
-        others.append(process_with_number(pid))
+        others.append(process_with_number(spawn, pid))
         return found
 
     monkeypatch.setattr(platform, "alive", dies_after)
     sent = platform.send(child.pid, start, signal.SIGKILL)
     if (other := others[0]) is None:
         pytest.skip("only root can choose the number of a process")
-    time.sleep(0.2)
-    unharmed = other.poll() is None
-    other.kill()
-    other.wait()
-    assert not sent and unharmed
+    with pytest.raises(subprocess.TimeoutExpired):
+        other.wait(0.2)
+    assert not sent
 
 
 @linux
@@ -165,7 +167,7 @@ def test_a_signal_is_sent_where_there_is_no_pidfd(monkeypatch, child, number):
         raise error(number)
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert platform.send(child.pid, platform.process_info(child.pid).start, signal.SIGKILL)
+    assert platform.send(child.pid, start_of(child), signal.SIGKILL)
     assert child.wait(30) == -signal.SIGKILL
 
 
@@ -177,11 +179,11 @@ import subprocess, sys, time
 from monitor.process import platform
 platform.become_subreaper()
 known = platform.popen(["sh", "-c", "exit 7"])
-subprocess.run(["sh", "-c", "for i in 1 2 3 4 5; do sleep 0.2 & done"])
+subprocess.run(["sh", "-c", "for i in 1 2 3 4 5; do sleep 0.1 & done"])
 until = time.monotonic() + 60
 while len(platform._children) or len([p for p in platform.scan().values() if p.ppid == platform.os.getpid()]):
     assert time.monotonic() < until, platform.scan()
-    time.sleep(0.1)
+    time.sleep(0.05)
     platform.reap()
 print(known.wait())
 """
@@ -197,44 +199,24 @@ def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, chi
             failing(context, path, number)
             assert platform.environ_of(child.pid) == b""
     failing(monkeypatch, path, errno.EIO)
-    with pytest.raises(OSError):
-        platform.environ_of(child.pid)
-    with pytest.raises(OSError):
-        tree.with_environment(tree.RUN, "/nowhere")
-    with pytest.raises(OSError):
-        tree.orphans()
+    for read in (lambda: platform.environ_of(child.pid), lambda: tree.with_environment(tree.RUN, "/x"), tree.orphans):
+        with pytest.raises(OSError):
+            read()
 
 
 @linux
-def test_a_token_that_could_not_be_read_is_read_at_the_next_refresh(monkeypatch):
-    env = {**os.environ, tree.TOKEN: MARK + "2"}
-    process = subprocess.Popen(["sleep", "60"], env=env)
-    found = tree.Tree(MARK + "2")
+def test_a_token_that_could_not_be_read_is_read_at_the_next_refresh(monkeypatch, spawn):
+    process, found = spawn(**OURS), tree.Tree(MARK)
     with monkeypatch.context() as context:
         failing(context, "/environ", errno.EMFILE)
         assert found.refresh() == {}
     assert list(found.refresh()) == [process.pid]
-    tree.kill(found, 5, 5)
-    process.wait()
 
 
 @linux
-def test_which_signals_a_process_catches(child):
-    code = "import signal, time; signal.signal(signal.SIGUSR2, print); print(1, flush=True); time.sleep(60)"
-    handler = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    handler.stdout.readline()
-    assert platform.catches(handler.pid, signal.SIGUSR2) and not platform.catches(handler.pid, signal.SIGUSR1)
-    assert not platform.catches(child.pid, signal.SIGUSR2), "SIGUSR2 would kill it"
-    handler.kill()
-    handler.communicate()
-    assert not platform.catches(handler.pid, signal.SIGUSR2), "gone"
-
-
-@linux
-def test_processes_are_found_by_the_token_they_inherited_and_killed():
-    env = {**os.environ, tree.TOKEN: MARK + "1"}
-    shell = subprocess.Popen(["bash", "-c", "trap '' TERM; sleep 61 & wait; wait"], env=env, start_new_session=True)
-    found = tree.Tree(MARK + "1", (shell.pid, platform.process_info(shell.pid).start))
+def test_processes_are_found_by_the_token_they_inherited_and_killed(spawn):
+    shell = spawn("bash", "-c", "trap '' TERM; sleep 61 & wait; wait", **OURS)
+    found = tree.Tree(MARK, (shell.pid, start_of(shell)))
     wait_for(lambda: len(found.refresh()) == 2)
     result = tree.kill(found, grace_s=0.3, kill_wait_s=60)
     assert {p.name for p in result.killed} == {"bash", "sleep"} and result.survivors == ()
@@ -242,15 +224,14 @@ def test_processes_are_found_by_the_token_they_inherited_and_killed():
 
 
 @linux
-def test_a_process_forked_while_its_parent_is_killed_does_not_escape(tmp_path, monkeypatch):
-    env = {**os.environ, tree.TOKEN: MARK + "3"}
+def test_a_process_forked_while_its_parent_is_killed_does_not_escape(tmp_path, monkeypatch, spawn):
     escapee = tmp_path / "escapee"
     escapee.write_text(f"#!/bin/bash\ntrap '' TERM\ntouch {tmp_path}/escaped\nwhile :; do sleep 1; done\n")
     escapee.chmod(0o755)
     script = f"trap 'setsid {escapee} & exit' TERM; touch {tmp_path}/ready; while :; do sleep 0.1; done"
-    shell = subprocess.Popen(["bash", "-c", script], env=env, start_new_session=True)
+    shell = spawn("bash", "-c", script, **OURS)
     wait_for((tmp_path / "ready").exists)
-    found = tree.Tree(MARK + "3", (shell.pid, platform.process_info(shell.pid).start))
+    found = tree.Tree(MARK, (shell.pid, start_of(shell)))
     refresh, rounds = tree.Tree.refresh, iter((True, False))
 
     def refresh_after_the_fork(self):
@@ -260,16 +241,14 @@ def test_a_process_forked_while_its_parent_is_killed_does_not_escape(tmp_path, m
 
     monkeypatch.setattr(tree.Tree, "refresh", refresh_after_the_fork)
     result = tree.kill(found, grace_s=0.2, kill_wait_s=60)
-    shell.wait()
-    assert result.survivors == () and not tree.with_environment(tree.TOKEN, MARK + "3")
+    assert result.survivors == () and not tree.with_environment(tree.TOKEN, MARK)
     assert {"bash", "escapee"} <= {p.name for p in result.killed}
 
 
 @linux
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ESRCH, errno.EIO])
-def test_a_signal_that_fails_does_not_protect_the_other_processes(monkeypatch, number):
-    env = {**os.environ, tree.TOKEN: MARK + "4"}
-    children = [subprocess.Popen(["sleep", "60"], env=env) for _ in range(3)]
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EIO])
+def test_a_signal_that_fails_does_not_protect_the_other_processes(monkeypatch, number, spawn):
+    children = [spawn(**OURS) for _ in range(3)]
     send = platform.send
 
     def broken(pid, start, which):
@@ -278,60 +257,47 @@ def test_a_signal_that_fails_does_not_protect_the_other_processes(monkeypatch, n
         return send(pid, start, which)
 
     monkeypatch.setattr(platform, "send", broken)
-    result = tree.kill(tree.Tree(MARK + "4"), grace_s=0.2, kill_wait_s=0.5)
+    result = tree.kill(tree.Tree(MARK), grace_s=0.2, kill_wait_s=0.2)
     assert [p.pid for p in result.survivors] == [children[0].pid] and len(result.killed) == 3
-    children[0].kill()
-    for process in children:
-        process.wait(30)
 
 
 @linux
-def test_the_known_processes_are_killed_when_the_machine_cannot_be_listed(monkeypatch):
-    env = {**os.environ, tree.TOKEN: MARK + "5"}
-    children = [subprocess.Popen(["sleep", "60"], env=env) for _ in range(2)]
-    found = tree.Tree(MARK + "5")
-    wait_for(lambda: len(found.refresh()) == 2, what="both are found")
+def test_the_known_processes_are_killed_when_the_machine_cannot_be_listed(monkeypatch, spawn):
+    children, found = [spawn(**OURS) for _ in range(2)], tree.Tree(MARK)
+    assert len(found.refresh()) == 2
 
     def broken():
         raise error(errno.EMFILE)
 
     monkeypatch.setattr(platform, "scan", broken)
-    result = tree.kill(found, grace_s=5, kill_wait_s=5)
+    result = tree.kill(found, grace_s=30, kill_wait_s=5)
     assert len(result.killed) == 2 and result.survivors == ()
     assert [process.wait(30) for process in children] == [-signal.SIGTERM] * 2
 
 
 @linux
 @pytest.mark.parametrize("early", [b"", b"HOME=/root\0"], ids=["in mid-exec", "before its exec"])
-def test_a_process_that_was_seen_before_its_exec_was_over_is_found(monkeypatch, early):
+def test_a_process_that_was_seen_before_its_exec_was_over_is_found(monkeypatch, early, spawn):
     """Until exec is over, /proc shows the parent's environment under the parent's name, then for a moment none at all."""
-    process = subprocess.Popen(["sleep", "60"], env={**os.environ, tree.TOKEN: MARK + "8"})
-    found, scan, environ = tree.Tree(MARK + "8"), platform.scan, platform.environ_of
-    name = "sleep" if not early else "python"
-    wait_for(lambda: tree.TOKEN.encode() in environ(process.pid), what="the environment of the new program")
+    pid, found, scan, environ = spawn(**OURS).pid, tree.Tree(MARK), platform.scan, platform.environ_of
+    name = "python" if early else "sleep"
     with monkeypatch.context() as patched:
-        patched.setattr(platform, "environ_of", lambda pid: early if pid == process.pid else environ(pid))
-        patched.setattr(
-            platform, "scan", lambda: {p: replace(i, name=name) if p == process.pid else i for p, i in scan().items()}
-        )
-        assert process.pid not in found.refresh()
-    assert process.pid in found.refresh()
-    process.kill()
-    process.wait(30)
+        patched.setattr(platform, "environ_of", lambda one: early if one == pid else environ(one))
+        patched.setattr(platform, "scan", lambda: (all_ := scan()) | {pid: replace(all_[pid], name=name)})
+        assert pid not in found.refresh()
+    assert pid in found.refresh()
 
 
 @linux
-def test_pids_named_for_it_are_killed_without_a_sigterm():
-    env = {**os.environ, tree.TOKEN: MARK + "6"}
-    process = subprocess.Popen(["sleep", "60"], env=env)
-    root = (process.pid, platform.process_info(process.pid).start)
-    tree.kill(tree.Tree(MARK + "6", root), 5, 5, at_once=[process.pid])
+def test_pids_named_for_it_are_killed_without_a_sigterm(spawn):
+    process = spawn(**OURS)
+    tree.kill(tree.Tree(MARK, (process.pid, start_of(process))), 5, 5, at_once=[process.pid])
     assert process.wait(30) == -signal.SIGKILL
 
 
 @linux
-def test_orphans_are_named_with_what_to_do(tmp_path):
-    process = subprocess.Popen(["sleep", "60"], env={**os.environ, tree.RUN: str(tmp_path), tree.TOKEN: "0" * 32})
+def test_orphans_are_named_with_what_to_do(tmp_path, spawn):
+    process = spawn(**{tree.RUN: str(tmp_path), tree.TOKEN: "0" * 32})
     (sentence,) = [s for s in tree.orphans() if str(tmp_path) in s]
     assert f"1 process of {tmp_path} (sleep {process.pid})" in sentence and f"monitor start {tmp_path}" in sentence
     lock = Lock(tmp_path / locks.LOCK)
@@ -340,8 +306,6 @@ def test_orphans_are_named_with_what_to_do(tmp_path):
     lock.release()
     assert tree.with_environment(tree.RUN, str(tmp_path))[0].pid == process.pid
     assert not tree.with_environment(tree.RUN, str(tmp_path) + "x")
-    process.kill()
-    process.wait()
 
 
 @linux
@@ -350,7 +314,7 @@ def test_the_boot_id_does_not_depend_on_the_wall_clock(monkeypatch):
     before = platform.boot_id()
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert platform.boot_id() == before != ""
-    monkeypatch.setattr(platform, "read_bytes", lambda path: (_ for _ in ()).throw(FileNotFoundError(path)))
+    failing(monkeypatch, "", errno.ENOENT)
     assert platform.boot_id() == "", "unknown off Linux"
 
 
@@ -401,12 +365,13 @@ def test_a_waker_sleeps_its_time_and_wakes_when_a_child_exits_or_a_signal_handle
     assert time.monotonic() - began >= 0.19
     process = subprocess.Popen(["sleep", "0.2"])
     waker.sleep(60)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 50
     process.wait()
+    began = time.monotonic()
     before = signal.signal(signal.SIGALRM, lambda *_: waker.wake())
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     waker.sleep(60)
-    assert time.monotonic() - began < 45
+    assert time.monotonic() - began < 50
     signal.signal(signal.SIGALRM, before)
     for _ in range(3):
         waker.wake()
@@ -416,16 +381,17 @@ def test_a_waker_sleeps_its_time_and_wakes_when_a_child_exits_or_a_signal_handle
     assert time.monotonic() - began >= 0.19, "several wakes end one sleep"
 
 
-def test_a_lock_goes_with_its_holder(tmp_path):
+def test_a_lock_goes_with_its_holder(tmp_path, spawn):
     path = tmp_path / "lock"
-    code = f"from monitor.process.locks import Lock; from pathlib import Path; import time; assert Lock(Path({str(path)!r})).acquire(); print(1, flush=True); time.sleep(60)"
-    holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
-    holder.stdout.readline()
+    code = "import sys, time, pathlib; from monitor.process.locks import Lock; lock = Lock(pathlib.Path(sys.argv[1]))"
+    holder = spawn(sys.executable, "-c", f"{code}; print(lock.acquire(), flush=True); time.sleep(60)", str(path))
+    assert holder.stdout.readline() == "True\n"
     mine = Lock(path)
     assert is_held(path) and not mine.acquire()
+    with pytest.raises(RuntimeError, match="not held"):
+        _ = mine.handle
     holder.kill()
     holder.wait()
-    holder.stdout.close()
     assert not is_held(path)
     assert mine.acquire(patience_s=30)
     assert not Lock(path).acquire()
@@ -448,11 +414,6 @@ def test_a_lock_on_a_file_removed_meanwhile_is_taken_again_on_the_new_one(tmp_pa
     assert not locks.remove_unheld(path), "only the lock file of a dead process is removed"
     mine.release()
     assert not is_held(path) and locks.remove_unheld(path) and not path.exists()
-
-
-def test_a_lock_that_is_not_held_has_no_descriptor(tmp_path):
-    with pytest.raises(RuntimeError, match="not held"):
-        _ = Lock(tmp_path / "lock").handle
 
 
 def test_none_of_it_imports_more_than_the_standard_library():
@@ -478,9 +439,9 @@ if sys.platform == "win32":
     del signal.SIGKILL, signal.SIGCONT
 from monitor.process import locks, platform, subjob, tree
 from monitor.gpu import nvml, queue
-child = subprocess.Popen(["sleep", "60"], env={{**os.environ, tree.TOKEN: {MARK + "7"!r}}})
+child = subprocess.Popen(["sleep", "60"], env={{**os.environ, tree.TOKEN: {MARK!r}}})
 print(platform.alive(child.pid, platform.process_info(child.pid).start), platform.process_info(1 << 22))
-print(len(tree.Tree({MARK + "7"!r}).refresh()), platform.command_of(child.pid), platform.catches(child.pid, 9))
+print(len(tree.Tree({MARK!r}).refresh()), platform.command_of(child.pid), platform.catches(child.pid, 9))
 platform.Waker().sleep(0.01)
 platform.private_folder("x")
 os.kill(child.pid, 9)

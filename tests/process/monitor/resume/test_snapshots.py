@@ -4,9 +4,9 @@ import json
 import os
 import secrets
 import threading
-import time
 
 import pytest
+from monitor_helpers import wait_for
 
 from benchmarks import goodput, toy_loop
 from benchmarks.goodput_contenders import CONTENDERS, begin, finish, ours
@@ -21,20 +21,14 @@ ONE_FAILURE = "[restart]\nwithout_progress_count = 1\nbackoff_first_s = 0.5\n"
 class Toy:
     """A run of `STEPS` steps, whose only checkpoints on the disk are those that something other than its schedule makes."""
 
-    def __init__(self, work, faults="", limits=ONE_FAILURE):
-        self.job = ours(work, STEPS, 10_000, limits=limits)
+    def __init__(self, work, faults):
+        self.job = ours(work, STEPS, 10_000, limits=ONE_FAILURE)
         self.folder, self.token = self.job.folder, secrets.token_hex(8)
         self.ledger = work / "ledger.jsonl"
         for name in ("injected", "tmp", "shm"):
             (work / name).mkdir()
-        self.environment = {
-            "TOY_RUN": self.token,
-            "TOY_LEDGER": str(self.ledger),
-            "TOY_FAULTS": faults,
-            "TOY_FAULTS_DONE": str(work / "injected"),
-            "TOY_STEP_S": "0.05",
-            "TMPDIR": str(work / "tmp"),
-        }
+        self.environment = {"TOY_RUN": self.token, "TOY_LEDGER": str(self.ledger), "TMPDIR": str(work / "tmp")}
+        self.environment |= {"TOY_FAULTS": faults, "TOY_FAULTS_DONE": str(work / "injected"), "TOY_STEP_S": "0.05"}
 
     def start(self, **more):
         self.process = begin(self.job, self.environment | more)
@@ -56,12 +50,7 @@ class Toy:
 @pytest.fixture
 def toy(tmp_path):
     made = []
-
-    def make(*args, **more):
-        made.append(Toy(tmp_path, *args, **more))
-        return made[-1]
-
-    yield make
+    yield lambda faults="": made.append(Toy(tmp_path, faults)) or made[-1]
     for one in made:
         finish(one.process, one.token)
 
@@ -91,9 +80,7 @@ def test_a_run_that_gives_up_has_its_newest_steps_on_the_disk(toy):
 def test_a_stop_at_once_has_the_newest_steps_on_the_disk(toy):
     run = toy()
     run.start()
-    until_s = time.monotonic() + 60
-    while len(run.steps()) < 20 and time.monotonic() < until_s:
-        time.sleep(0.05)
+    wait_for(lambda: len(run.steps()) >= 20)
     (run.folder / "stop.request").write_text('{"now": true}', encoding="utf-8")
     status = run.end()
     assert status["state"] == "stopped"
@@ -121,7 +108,7 @@ def test_a_start_that_the_system_refused_once_is_made(toy):
     run = toy()
     log = run.folder / "training.log"
     log.mkdir()
-    threading.Timer(2.5, log.rmdir).start()
+    threading.Timer(1.5, log.rmdir).start()
     run.start()
     assert run.end()["state"] == "completed"
 

@@ -30,97 +30,39 @@ def log(error: str, end: str = "returned non-zero exit status 1.") -> str:
     )
 
 
-# What happens -> (the error in the log, the cause that must be found). The texts are those that the programs print.
-CRASHES = {
-    "a loader's own timeout": ("RuntimeError: DataLoader timed out after 60 seconds", "worker_stuck"),
-    "a worker killed": ("RuntimeError: DataLoader worker (pid 71) is killed by signal: Killed. ", "worker_killed"),
-    "a worker gone": ("RuntimeError: DataLoader worker (pid(s) 71, 72) exited unexpectedly", "worker_killed"),
-    "a container's small /dev/shm": (
-        "RuntimeError: DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that dataloader's "
-        "workers are out of shared memory. Please try to raise your shared memory limit.",
-        "shared_memory_full",
-    ),
-    "a full /dev/shm": (
-        "RuntimeError: unable to write to file </torch_71_12_0>: No space left on device (28)",
-        "shared_memory_full",
-    ),
-    "a corrupt cache, guarded": (
-        "ValueError: /d/cat_512_flux.npz is damaged (latents_64x64: Bad CRC-32 for file 'latents_64x64.npy'); renamed "
-        "cat_512_flux.npz.bad, so that it is encoded anew when it is looked for",
-        "npz_corrupt",
-    ),
-    "a corrupt cache, unguarded": ("zipfile.BadZipFile: Bad CRC-32 for file 'latents.npy'", "npz_corrupt"),
-    "CUDA after fork": (
-        "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use "
-        "the 'spawn' start method",
-        "cuda_after_fork",
-    ),
-    "a NCCL timeout": (
-        "[rank0]:[E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4012, "
-        "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800044 milliseconds before timing out.",
-        "collective",
-    ),
-    "a rendezvous that nobody else came to": (
-        "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
-        "collective",
-    ),
-    "gloo": (
-        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv "
-        "operation to complete",
-        "collective",
-    ),
-    "wandb at the start": (
-        "wandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec.",
-        "tracker_start",
-    ),
-    "no network for the hub": (
-        "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file on the Hub and "
-        "we cannot find the requested files in the local cache.",
-        "hub",
-    ),
-    "a hub that is not reached": (
-        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded "
-        "with url: /openai/clip-vit-large-patch14",
-        "hub",
-    ),
-    "CUDA memory": (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 11.76 GiB "
-        "of which 212.06 MiB is free.",
-        "cuda_out_of_memory",
-    ),
-    "CUDA memory, as the runtime says it": ("RuntimeError: CUDA error: out of memory", "cuda_out_of_memory"),
-    "a full disk": (
-        "safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)",
-        "disk_full",
-    ),
-    "a full disk, by torch.save": (
-        "RuntimeError: PytorchStreamWriter failed writing file data/12: file write failed",
-        "disk_full",
-    ),
-    "a quota": ("OSError: [Errno 122] Disk quota exceeded: '/home/u/outputs/x-state/model.safetensors'", "disk_full"),
-    "a NaN loss of our trainer": (
-        "trainer.errors.TrainError: the loss of step 12 is nan: training stops here, nothing of it is saved",
-        "nan_loss",
-    ),
-    "NaN weights refused by the save": (
-        "sd_scripts_patches.save.NotSaved: x.safetensors is not saved: 3 of 304 trained tensors hold NaN or infinity "
-        "(lora_unet_double_blocks_0 first)",
-        "nan_loss",
-    ),
-    "NaN latents": ("RuntimeError: NaN detected in latents: /d/cat.png", "nan_encoded"),
-    "a kernel that failed": ("RuntimeError: CUDA error: an illegal memory access was encountered", "cuda_error"),
-    "a lost GPU": ("RuntimeError: CUDA error: unspecified launch failure", "gpu_lost"),
-    "CUDA after a suspend": (
-        "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env "
-        "variable CUDA_VISIBLE_DEVICES after program start.",
-        "gpu_lost",
-    ),
-    "an ordinary error": ("KeyError: 'lora_unet'", "exception"),
-}
+# The cause that must be found, and an error in the log as the program prints it.
+CRASHES = [line.split(maxsplit=1) for line in """\
+worker_stuck        RuntimeError: DataLoader timed out after 60 seconds
+worker_killed       RuntimeError: DataLoader worker (pid 71) is killed by signal: Killed.
+worker_killed       RuntimeError: DataLoader worker (pid(s) 71, 72) exited unexpectedly
+shared_memory_full  RuntimeError: DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.
+shared_memory_full  RuntimeError: unable to write to file </torch_71_12_0>: No space left on device (28)
+npz_corrupt         ValueError: /d/cat_512_flux.npz is damaged (latents_64x64: Bad CRC-32 for file 'latents_64x64.npy'); renamed cat_512_flux.npz.bad
+npz_corrupt         zipfile.BadZipFile: Bad CRC-32 for file 'latents.npy'
+cuda_after_fork     RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method
+collective          [rank0]:[E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4012, OpType=ALLREDUCE)
+collective          torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.
+collective          RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete
+tracker_start       wandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec.
+hub                 huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file on the Hub
+hub                 requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /x
+cuda_out_of_memory  torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 11.76 GiB
+cuda_out_of_memory  RuntimeError: CUDA error: out of memory
+disk_full           safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)
+disk_full           RuntimeError: PytorchStreamWriter failed writing file data/12: file write failed
+disk_full           OSError: [Errno 122] Disk quota exceeded: '/home/u/outputs/x-state/model.safetensors'
+nan_loss            trainer.errors.TrainError: the loss of step 12 is nan: training stops here, nothing of it is saved
+nan_loss            sd_scripts_patches.save.NotSaved: x.safetensors is not saved: 3 of 304 trained tensors hold NaN or infinity (lora_unet_double_blocks_0 first)
+nan_encoded         RuntimeError: NaN detected in latents: /d/cat.png
+cuda_error          RuntimeError: CUDA error: an illegal memory access was encountered
+gpu_lost            RuntimeError: CUDA error: unspecified launch failure
+gpu_lost            RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment
+exception           KeyError: 'lora_unet'
+""".splitlines()]  # fmt: skip
 PHASES = {"tracker_start": "load"}  # where that one happens; the others in a step
 
 FOUND = {
-    **{what: (crash(log(error), exit_code=1, phase=PHASES.get(name, "step")), name) for what, (error, name) in CRASHES.items()},
+    **{error: (crash(log(error), exit_code=1, phase=PHASES.get(name, "step")), name) for name, error in CRASHES},
     # ---- dead, and the machine or the training's own error says why ----
     "a LoRA that is not there": (
         crash(outcome="lora_damaged", exit_code=0, note="the LoRA toy.safetensors is missing", phase="end"), "lora_damaged"),
@@ -228,6 +170,8 @@ FOUND = {
 
 # What only looks like a cause: an innocent word, another thread, an older line.
 INNOCENT = {
+    "a module that is missing in the training": (
+        crash(log("ModuleNotFoundError: No module named 'prodigyopt'"), exit_code=1), "exception"),
     "a tracker's thread always waits": (
         hang(frames("queue.py:get", "trackers.py:_run", main=False) + "\n\n" + frames("loop.py:one_step")), "stuck"),
     "a worker's stack is not the trainer's": (
@@ -265,26 +209,23 @@ def test_every_row_of_the_table_is_matched_by_one_of_these():
 
 
 def test_the_explanation_shows_the_trainings_error_and_not_the_launchers():
-    for what, (error, _) in CRASHES.items():
-        shown = causes.match(FOUND[what][0]).explanation
-        assert error[:60].removeprefix("[rank0]:") in shown and not shown.endswith(".."), (what, shown)
+    for _, error in CRASHES:
+        shown = causes.match(FOUND[error][0]).explanation
+        assert error[:60].removeprefix("[rank0]:") in shown and not shown.endswith(".."), (error, shown)
+    short = crash("Traceback (most recent call last):\nValueError: the LoRA is empty\n" + LAUNCHER + "returned 1.\n")
+    assert causes.match(short).explanation == "The error was: ValueError: the LoRA is empty."
+    assert causes.match(crash("error: the disk is slow\n")).explanation == "The error was: the disk is slow."
+    assert "The last line of the log: the log is empty." in causes.match(crash()).explanation
 
 
-def test_a_rejected_argument_is_explained_by_its_own_message_and_not_restarted():
-    for what in FOUND:
+def test_what_can_never_start_is_explained_by_its_own_message_and_not_restarted():
+    own = r"(t\.py: |flux_train_network\.py: )?error: (argument --seed|unrecognized|--max_train_steps)"
+    for what, (evidence, _) in FOUND.items():
+        cause = causes.match(evidence)
         if "rejects" in what:
-            cause = causes.match(FOUND[what][0])
-            own = r"(t\.py: |flux_train_network\.py: )?error: (argument --seed|unrecognized|--max_train_steps)"
-            assert not cause.restart and re.match(own, cause.explanation)
-
-
-def test_a_script_that_does_not_exist_is_named_and_not_restarted():
-    for what in FOUND:
-        if what.startswith("a training script that is not there"):
-            cause = causes.match(FOUND[what][0])
+            assert not cause.restart and re.match(own, cause.explanation), what
+        elif what.startswith("a training script that is not there"):
             assert not cause.restart and ".py" in cause.explanation and "start.sh" in cause.advice, what
-    unlike = crash(log("ModuleNotFoundError: No module named 'prodigyopt'"), exit_code=1)
-    assert causes.match(unlike).name == "exception"
 
 
 def test_a_damaged_lora_restarts_from_the_newest_checkpoint():
@@ -309,15 +250,6 @@ def test_every_cause_is_a_sentence_and_every_mitigation_exists():
     )
 
 
-def test_the_launchers_own_error_does_not_hide_the_trainings():
-    log = (
-        "Traceback (most recent call last):\nValueError: the LoRA is empty\nTraceback (most recent call last):\n"
-        "subprocess.CalledProcessError: Command '['python3', '-m', 'trainer']' returned non-zero exit status 1.\n"
-    )
-    assert causes.match(crash(log)).explanation == "The error was: ValueError: the LoRA is empty."
-    assert "The last line of the log: the log is empty." in causes.match(crash()).explanation
-
-
 def test_a_hang_is_located_by_the_rank_and_not_by_a_worker():
     waits, works = frames("selectors.py:select"), frames("loop.py:one_step")
     found = hang(ranks=[rank(0), rank(1)], rank=1, stacks={50: waits, 101: works, 100: frames("loop.py:barrier")})
@@ -325,28 +257,6 @@ def test_a_hang_is_located_by_the_rank_and_not_by_a_worker():
     assert "one_step" in causes.match(hang(ranks=[rank(0)], stacks={50: waits, 100: works})).explanation
     assert hang(ranks=[rank(0)], stacks={50: waits}).where() == ""
     assert hang(stacks={50: waits}).where() == "select (selectors.py:1)", "a script without ranks"
-
-
-def late_rank(ranks, stacks=None):
-    return hang(ranks=ranks, stacks=stacks or {}).late()
-
-
-def test_the_late_rank_is_the_one_behind_or_the_one_outside_the_collective_or_the_one_silent_longest():
-    assert late_rank([rank(0)]) is None
-    assert late_rank([rank(0, 9), rank(1, 8), rank(2, 9)])["rank"] == 1
-    assert late_rank([rank(0), rank(1), rank(2, phase="save")])["rank"] == 2
-    assert late_rank([rank(0, silent=5.0), rank(1, silent=9.0)])["rank"] == 1
-    assert late_rank([rank(0, silent=9.0), rank(1, silent=9.1)]) is None
-    waits, works = frames("distributed_c10d.py:all_reduce", "loop.py:step"), frames("loop.py:one_step")
-    assert late_rank([rank(0), rank(1)], {100: waits, 101: works})["rank"] == 1
-    assert late_rank([rank(0), rank(1)], {100: waits, 101: waits}) is None
-    assert late_rank([rank(0), rank(1)], {100: works}) is None, "the other may be anywhere"
-    assert late_rank([rank(0), rank(1)], {100: waits})["rank"] == 1, "the other is all that is left to wait for"
-    assert late_rank([rank(0, phase="save"), rank(1)])["rank"] == 0
-    assert late_rank([rank(0, phase="save"), {**rank(1, 5, "end"), "outcome": "done"}])["rank"] == 0
-    gave_up = {**rank(1), "outcome": "deadline", "note": "waited 1800 s for all 2 ranks at a barrier"}
-    assert late_rank([rank(0), gave_up])["rank"] == 0
-    assert late_rank([{**rank(0), "outcome": "done"}, {**rank(1), "outcome": "done"}]) is None
 
 
 def test_a_log_made_of_what_the_patterns_look_for_takes_no_time_worth_mentioning():

@@ -24,20 +24,12 @@ def hang(scene, verdict=None, stacks=None, outcome="", note="", slow=""):
 # The phase in which rank 0 is stuck, its stack, and the cause; rank 1 waits for it in a collective operation.
 STUCK = {
     "save": ("save", "safetensors.py:save_file", "save_slow"),
-    "sample": ("sample", "pipeline.py:denoise", "sampling"),
-    "validate": ("validate", "loop.py:validate", "validation"),
     "a cache file": ("step", "npz.py:__getitem__", "npz_stalled"),
     "a worker": ("step", "dataloader.py:_try_get_data", "worker_stuck"),
-    "block swap": ("step", "custom_offloading_utils.py:_wait_blocks_move", "block_swap"),
     "the tracker": ("load", "wandb_init.py:init", "tracker_start"),
-    "the hub": ("load", "file_download.py:http_get", "hub"),
-    "load": ("load", "loop.py:load", "loading"),
     "cache_latents": ("cache_latents", "loop.py:encode", "caching"),
-    "cache_text": ("cache_text", "loop.py:encode", "caching"),
-    "hash": ("hash", "loop.py:hash", "caching"),
     "end": ("end", "loop.py:finish", "exit"),
     "a step": ("step", "loop.py:one_step", "collective"),
-    "the first step": ("first_step", "loop.py:one_step", "collective"),
 }
 
 
@@ -50,9 +42,7 @@ def test_of_two_ranks_the_one_that_the_other_waits_for_decides_the_cause(what, t
     assert causes.match(found).name == cause
     assert (found.rank, found.phase, found.note) == (0, phase, "cat.png")
     if phase not in ranks.STEPS:
-        assert causes.match(hang(two)).name in (cause, {"hub": "loading", "tracker_start": "loading"}.get(cause)), (
-            "no stacks"
-        )
+        assert causes.match(hang(two)).name == {"tracker_start": "loading"}.get(cause, cause), "no stacks"
 
 
 def test_a_save_is_stuck_on_rank_0_although_all_ranks_are_in_that_phase(tmp_path):
@@ -136,12 +126,9 @@ def test_a_living_process_is_described_without_heartbeats(tmp_path):
 
 BROKEN = {
     "no /proc/meminfo (gVisor)": ("MEMINFO", "absent", "memory of the machine: No such file or directory"),
-    "an I/O error": ("MEMINFO", "/proc/self/mem", "memory of the machine: Input/output error"),
     "no kernel log": ("KMSG", "absent", "kernel log: No such file or directory"),
-    "a kernel log that may not be read": ("KMSG", "/proc/1/mem/x", "kernel log: "),
     "a kernel log that fails": ("KMSG", "/proc/self/mem", "kernel log: Input/output error"),
     "kernel records that do not parse": ("KMSG", "6,1,soon,-;Xid (PCI:0000:01:00): 79\n", "kernel log: unknown format"),
-    "a kernel record without fields": ("KMSG", "rubbish", "kernel log: unknown format"),
 }
 
 
@@ -179,14 +166,6 @@ def test_a_running_rank_without_stacks_is_named(tmp_path):
     me = platform.process_info(__import__("os").getpid())
     found = hang(scope(tmp_path, beat(0, pid=me.pid), members={me.pid: me}))
     assert f"stack of rank 0 (pid {me.pid})" in found.missing
-
-
-def test_what_is_missing_is_named_once():
-    missing = []
-    for pid in (1, 2):
-        with collect._reading("wait channels", missing):
-            raise PermissionError(1, "Operation not permitted", f"/proc/{pid}/wchan")
-    assert missing == ["wait channels: Operation not permitted"]
 
 
 # ---- kills for lack of memory ----

@@ -177,8 +177,7 @@ KEYS = "id kind cause title explanation phase step resumed_from steps_repeated d
 
 def opened(folder: Path, **values) -> Incident:
     evidence = hang(signs=["sleeping"], log_tail="steps: 3\n", **SLEEPS)
-    found = Incident.open(RunFolder(folder), evidence, causes.match(evidence), **{**KNOWN, **values})
-    return found
+    return Incident.open(RunFolder(folder), evidence, causes.match(evidence), **{**KNOWN, **values})
 
 
 def test_an_incident_is_read_back_as_it_was_written(tmp_path):
@@ -196,15 +195,6 @@ def test_an_incident_is_read_back_as_it_was_written(tmp_path):
     values = json.loads((found.folder / "incident.json").read_text())
     assert {*KEYS.split(), "attempt", "outcome", "evidence"} <= set(values) and values["evidence"]["stalled_s"] == 2.3
     assert opened(tmp_path).number == "0002"
-
-
-def test_an_open_incident_of_a_version_that_knew_no_snapshots_is_continued(tmp_path):
-    path = opened(tmp_path).folder
-    values = json.loads((path / "incident.json").read_text())
-    del values["from_memory"], values["standby"]
-    (path / "incident.json").write_text(json.dumps(values))
-    again = Incident.load(path)
-    assert again is not None and not again.from_memory and again.attempt == values["attempt"]
 
 
 def test_after_a_reboot_the_time_of_the_last_progress_comes_from_the_wall_clock(tmp_path, monkeypatch):
@@ -231,13 +221,13 @@ class FullDisk(RunFolder):
 
 
 def test_a_full_disk_costs_the_files_that_do_not_fit_and_the_next_save_writes_them(tmp_path):
-    disk = FullDisk(tmp_path)
+    disk, files = FullDisk(tmp_path), ("incident.json", "report.md", "stacks.txt", "log_tail.txt")
     found = opened(tmp_path)
-    for name in ("incident.json", "report.md", "stacks.txt", "log_tail.txt"):
+    for name in files:
         (found.folder / name).unlink()
-    disk.room = ("incident.json",)
+    disk.room = files[:1]
     assert not found.save(disk) and os.listdir(found.folder) == ["incident.json"]
-    disk.room = ("incident.json", "report.md", "stacks.txt", "log_tail.txt")
+    disk.room = files
     assert found.save(disk) and len(os.listdir(found.folder)) == 4
     assert "one_step" in (found.folder / "stacks.txt").read_text()
 

@@ -58,16 +58,20 @@ def test_the_newest_record_is_taken_and_becomes_the_state_to_resume_from(run):
     assert Snapshots.from_env(variables).limit_bytes == 1000
 
 
-def test_a_record_of_another_run_or_of_other_settings_or_of_before_a_reboot_is_refused(run, monkeypatch):
-    for kind, reason in (
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
         ({"of": "/other"}, "it belongs to /other"),
         ({"spec": "older"}, "the run was made again since"),
-    ):
-        assert newest(ring_of(run, 3, **kind), run) == (None, [f"the snapshot of step 3 is not used: {reason}"])
-    ring = ring_of(run, 3)
-    monkeypatch.setattr(snapshots, "boot_id", lambda: "another")
+        ({}, "before the machine was started"),
+    ],
+)
+def test_a_record_of_another_run_or_of_other_settings_or_of_before_a_reboot_is_refused(run, monkeypatch, other, reason):
+    ring = ring_of(run, 3, **other)
+    if not other:
+        monkeypatch.setattr(snapshots, "boot_id", lambda: "another")
     record, (refused,) = newest(ring, run)
-    assert record is None and "before the machine was started" in refused
+    assert record is None and refused.startswith("the snapshot of step 3 is not used: ") and reason in refused
 
 
 def test_after_a_fault_that_may_have_damaged_memory_a_record_from_before_it_is_taken(run):
@@ -103,15 +107,15 @@ def test_the_other_record_is_taken_when_the_newest_is_damaged(run):
     assert record.step == 6 and "wrong checksum" in refused[0]
 
 
-def choose(run, ring, failures=1, damages=False, fault_step=7, limit=1 << 30, **more):
+def choose(run, ring, failures=1, damages=False, limit=1 << 30):
+    """The point from which a run is resumed after a failure at step 7."""
     state = SimpleNamespace(history=History(failures={"x": failures}), snapshots=ring, snapshots_off="")
-    incident = SimpleNamespace(cause=SimpleNamespace(damages_memory=damages), evidence=SimpleNamespace(step=fault_step))
-    lines: list[str] = []
-    folder = SimpleNamespace(folder=run, foreign=False, log=lines.append)
+    incident = SimpleNamespace(cause=SimpleNamespace(damages_memory=damages), evidence=SimpleNamespace(step=7))
+    folder = SimpleNamespace(folder=run, foreign=False, log=lambda line: None)
     config = SimpleNamespace(restart=SimpleNamespace(snapshots_bytes=limit))
     made = SimpleNamespace(
         folder=folder, state=state, incident=incident, config=config, several=False, pause=lambda seconds: None,
-        verifier=Verifier(60.0), **more,
+        verifier=Verifier(60.0),
     )  # fmt: skip
     return recovery._choose(made, [run])
 
@@ -128,11 +132,8 @@ def test_memory_or_disk_the_newer_one_counts(run, monkeypatch):
     point = choose(run, ring)
     assert (point.step, point.path.parent, point.record.parent) == (7, Path(ring), Path(ring))
     assert choose(run, ring, damages=True).step == 6
-    for disk in (
-        choose(run, ring, failures=2),
-        choose(run, ring, damages=True, failures=2),
-        choose(run, ring, limit=0),
-    ):
+    for known in (dict(failures=2), dict(damages=True, failures=2), dict(limit=0)):
+        disk = choose(run, ring, **known)
         assert (disk.step, disk.path.parent, disk.record) == (5, run, None)
     state_on_disk(run, 8)
     assert (choose(run, ring).step, choose(run, ring).record) == (8, None)

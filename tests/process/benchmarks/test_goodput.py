@@ -1,16 +1,8 @@
-"""The goodput benchmark counts correctly, and ours finishes it with every hang detected, untuned, and better than the others.
-
-python -m pytest tests/campaigns/test_goodput.py          25 minutes on an idle machine
-"""
-
-import json
-import subprocess
-import sys
+"""The goodput benchmark counts correctly, and its verdict names each limit that is exceeded."""
 
 import pytest
 
-from benchmarks import goodput, overhead_monitor
-from runs.paths import ROOT
+from benchmarks import goodput
 
 
 def line(what, step, t):
@@ -77,46 +69,3 @@ def test_the_verdict_names_each_limit_that_is_exceeded(ours, others, exceeded):
     assert comparison["goodput_of_torchrun"] == pytest.approx(results["ours"]["goodput"] / 0.1)
     measured = "not_measured" not in results["ft_launcher"]
     assert (comparison["hang_to_step_p50_of_ft_launcher"] is not None) == measured
-
-
-def test_the_cost_of_the_monitor_is_measured_on_a_living_run():
-    """The benchmark compares it with the limits, on an idle machine."""
-    cost = overhead_monitor.measure(seconds=3.0)
-    assert 10 < cost["memory_mb"] < 100
-    assert 0 < cost["keeper_memory_mb"] < cost["memory_mb"]
-    assert 0 <= cost["keeper_share_of_core"] < 0.01
-    assert cost["keeper_share_of_core"] <= cost["share_of_core"] < 0.2
-    assert cost["seconds"] >= 3.0
-
-
-def measure(*words, timeout_s):
-    """The benchmark's JSON, whatever its verdict on the speed, which needs an idle machine."""
-    command = [sys.executable, "-m", "benchmarks", "goodput", "--json", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
-    assert done.returncode in (0, 1), done.stderr[-4000:]
-    output = json.loads(done.stdout.splitlines()[-1])
-    assert output["ok"] == (not output["exceeded"]) == (done.returncode == 0)
-    return output
-
-
-def test_ours_detects_every_hang_untuned_and_ends_with_the_right_file():
-    words = ("--contenders", "ours", "--repeats", "1", "--steps", "110", "--no-torch", "--limit", "400")
-    output = measure(*words, "--faults", "gil_held@47,sigkill@65,sigstop@92", timeout_s=580)
-    ours = output["contenders"]["ours"]
-    assert ours["right_result"] == 1 and ours["unseen"] == 0 and ours["hangs"] == 2
-    assert ours["detection_s"]["n"] == ours["hang_to_step_s"]["n"] == 2 and ours["crash_to_step_s"]["n"] == 1
-    assert ours["tuning"] == "none"
-    assert set(ours) <= {*output["fields"], "version", "runs", "finished", "hangs", "wall_s"}, (
-        "each figure is explained"
-    )
-
-
-@pytest.mark.timeout(1800)
-def test_ours_untuned_is_better_than_both_others():
-    """Compares the figures themselves, so it needs an idle machine."""
-    output = measure("--repeats", "3", timeout_s=1700)
-    torchrun = output["contenders"]["torchrun"]
-    assert torchrun["detection_s"] is None and torchrun["unseen"] == torchrun["hangs"]
-    assert output["exceeded"] == []
-    if "not_measured" in output["contenders"]["ft_launcher"]:
-        pytest.skip(output["contenders"]["ft_launcher"]["not_measured"])
