@@ -5,46 +5,16 @@ import json
 import pytest
 from caption_server import answering, slow
 from draft_helpers import photo
-from two_browsers import two_browsers
+from two_browsers import continue_draft, stays_open, two_browsers, was_not_reloaded
 from ui_helpers import serving
-from ui_page import a_tab, caption, captions, choose_tiny, drop, faint_texts, field, open_page, saved, state_is, until
+from ui_page import caption, captions, choose_tiny, drop, faint_texts, field, open_page, saved, state_is, until
 
 IMAGES = 8
-
-
-def continue_draft(page, server) -> None:
-    """Open the draft that another browser made."""
-    open_page(page, server)
-    page.get_by_role("button", name="Continue a draft").click()
-    with page.expect_navigation():
-        page.locator(".hp-recent button").first.click()
-    page.locator("body.hp-open").wait_for()
-    page.locator(".hp-card").first.wait_for()
-
-
-def ask_for_captions(page, url: str) -> None:
-    """Fill in the form of a caption server and start."""
-    page.get_by_test_id("write-captions").click()
-    form = page.locator("#caption-writer")
-    form.get_by_label("Server", exact=False).first.check()
-    form.get_by_label("Address").fill(url)
-    form.get_by_label("Model", exact=True).locator("visible=true").fill("vision")
-    form.get_by_role("button", name="Write captions").click()
 
 
 def written(page) -> int:
     """How many captions the page shows that the server wrote."""
     return sum("a slow picture" in text for text in captions(page).values())
-
-
-def stays_open(page) -> None:
-    """Mark the page: the mark is gone after a reload."""
-    page.evaluate("window.notReloaded = true")
-
-
-def was_not_reloaded(page) -> bool:
-    """Whether the page is the one that `stays_open` marked."""
-    return page.evaluate("window.notReloaded === true")
 
 
 @pytest.mark.timeout(1500)
@@ -60,9 +30,13 @@ def test_captions_are_written_in_two_browsers_while_the_server_is_killed(browser
                 field(one, key).blur()
             drop(one, *files, count=IMAGES)
             continue_draft(other, server)
-            stays_open(one)
-            stays_open(other)
-            ask_for_captions(one, model.url)
+            stays_open(one, other)
+            one.get_by_test_id("write-captions").click()
+            panel, there = one.locator("#caption-writer"), other.locator("#caption-writer")
+            panel.get_by_label("Server", exact=False).first.check()
+            panel.get_by_label("Address").fill(model.url)
+            panel.get_by_label("Model", exact=True).locator("visible=true").fill("vision")
+            panel.get_by_role("button", name="Write captions").click()
 
             # The other browser shows the job, and what is typed there meanwhile is kept.
             opener = other.get_by_test_id("write-captions")
@@ -71,7 +45,6 @@ def test_captions_are_written_in_two_browsers_while_the_server_is_killed(browser
             saved(other, "7.png")
             until(lambda: written(other) >= 2, "the captions in the other browser")
             opener.click()
-            panel, there = one.locator("#caption-writer"), other.locator("#caption-writer")
             there.get_by_text(f"of {IMAGES} captions written").wait_for()
             assert not faint_texts(other)
             there.get_by_role("button", name="Cancel").click()
@@ -93,9 +66,7 @@ def test_captions_are_written_in_two_browsers_while_the_server_is_killed(browser
             for page, form in ((one, panel), (other, there)):
                 finished = form.get_by_text(f"Finished. {IMAGES} of {IMAGES} captions written")
                 finished.wait_for(state="attached")
-                if (
-                    form.is_hidden()
-                ):  # a page that waited for an answer has loaded itself again, after the end of the job
+                if form.is_hidden():  # the page has loaded itself again, after the end of the job
                     page.get_by_test_id("write-captions").click()
                 finished.wait_for()
                 page.get_by_test_id("unsaved-banner").wait_for(state="hidden")
@@ -118,26 +89,3 @@ def test_captions_are_written_in_two_browsers_while_the_server_is_killed(browser
         texts = {path.stem: path.read_text(encoding="utf-8").strip() for path in images.rglob("*.txt")}
         assert sorted(texts.values()) == sorted(shown.values())
         assert json.loads((data / "outputs" / "bird" / "status.json").read_text())["step"] == IMAGES
-
-
-def test_the_cards_show_the_captions_although_requests_for_them_failed(browser, data, tmp_path):
-    files = [photo(tmp_path / "in" / f"{number}.png", seed=number) for number in range(2)]
-    failed, works = [], []
-
-    def fail(route) -> None:
-        if model.questions and not works and b"list_images" in (route.request.post_data_buffer or b""):
-            failed.append(route.request.url)
-            route.abort()
-        else:
-            route.continue_()
-
-    with answering() as model, serving(data) as server, a_tab(browser) as page:
-        page.route("**/component_server**", fail)
-        open_page(page, server)
-        drop(page, *files, count=2)
-        ask_for_captions(page, model.url)
-        page.locator("#caption-writer").get_by_text("Finished. 2 of 2 captions written").wait_for()
-        until(lambda: failed and page.evaluate("1"), "the requests fail")  # evaluate: Playwright handles them meanwhile
-        assert not any(captions(page).values())
-        works.append(True)
-        until(lambda: all(captions(page).values()), "both captions on the cards")

@@ -72,8 +72,7 @@ def test_a_trained_lora_is_published_in_two_browsers_while_the_server_is_killed(
             other.get_by_role("button", name="Publish", exact=True).click()
             until(lambda: puts(hub) > sent, "the second publication sends")
             one.get_by_test_id("publishing").wait_for()
-            stays_open(one)
-            stays_open(other)
+            stays_open(one, other)
             server.stop(hard=True)
         assert jobs.read(folder, publish.JOB).state == "running"
         with serving(folder.parent.parent, port=server.port) as server:
