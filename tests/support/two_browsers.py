@@ -18,21 +18,6 @@ def two_browsers(browser) -> Iterator[tuple]:
             page.errors[:] = [text for text in page.errors if "fetch" not in text]
 
 
-def open_run(server: Server, run: str, *pages) -> None:
-    """Open the page of a run."""
-    for page in pages:
-        page.goto(f"{server.url}/?run={run}")
-        page.locator("body.hp-open").wait_for()
-        page.locator(f"[data-testid=run-name][data-run='{run}']").wait_for()
-
-
-def open_tab(server: Server, tab: str, *pages) -> None:
-    """Open a tab of the page by its address: a narrow page has some of them in a menu."""
-    for page in pages:
-        page.goto(f"{server.url}/?tab={tab}")
-        page.locator("body.hp-open").wait_for()
-
-
 def continue_draft(page, server: Server) -> None:
     """Open the draft that another browser made."""
     open_page(page, server)

@@ -13,17 +13,21 @@ from pathlib import Path
 import psutil
 import pytest
 from checkout_helpers import commit, git, used
+from ui_helpers import write_run
 from ui_page import until
 
+from runs import manage
 from runs.files import RunError
 from sd_scripts_patches import versions
 from ui import jobs
 
 ROOT = Path(__file__).resolve().parents[3]
-# Notes its pid, starts a process in a session of its own, and waits for a file.
+# Notes its pid, starts a process in a session of its own, waits for a file, and exits with a code.
 PROGRAM = """
 import os, subprocess, sys, time
-folder, go = sys.argv[1:]
+folder, go, *code = sys.argv[1:]
+print("working", flush=True)
+print("to people", file=sys.stderr)
 other = subprocess.Popen(["sleep", "300"], start_new_session=True)
 with open(os.path.join(folder, "pids"), "a") as file:
     file.write(f"{os.getpid()} {other.pid}\\n")
@@ -31,6 +35,7 @@ while not os.path.exists(go):
     time.sleep(0.02)
 other.kill()
 print('{"ok": true}')
+sys.exit(int(code[0]) if code else 0)
 """
 # A server that starts the same job in two threads at once, says how it went, and lives on.
 SERVER = """
@@ -138,6 +143,42 @@ def test_a_command_whose_process_was_killed_still_runs_and_can_be_cancelled(fold
     (tmp_path / "go").touch()
     jobs.start(folder, "work", words, 120)
     assert jobs.wait(folder, "work", 60).state == "done"
+
+
+@pytest.mark.parametrize(("code", "state"), [("0", "done"), ("3", "failed")])
+def test_a_job_is_read_while_it_runs_and_after_it(folder, words, tmp_path, code, state):
+    jobs.start(folder, "work", [*words, code], 120)
+    until(lambda: "working" in jobs.output(folder, "work")[0], "its first line is there")
+    stamp = jobs.read(folder, "work").stamp
+    (tmp_path / "go").touch()
+    assert jobs.wait(folder, "work", 60).state == state
+    text, value, errors = jobs.output(folder, "work")
+    assert text.strip() == "working" and value == {"ok": True} and errors.strip() == "to people"
+    assert jobs.read(folder, "work").stamp != stamp
+    assert list(jobs.all_of(folder)) == ["work"] and jobs.read(folder, "other") is None
+
+
+def test_a_job_over_its_limit_is_ended_and_one_that_is_killed_with_its_command_is_lost(folder, words):
+    jobs.start(folder, "work", words, 0.5)
+    assert jobs.wait(folder, "work", 60).state == "failed" and "took longer than" in jobs.output(folder, "work")[2]
+    jobs.start(folder, "work", words, 60)
+    until(lambda: len(pids(folder)) == 2, "the second command runs")
+    keeper = psutil.Process(json.loads((folder / ".jobs/work.json").read_text())["pid"])
+    for one in [keeper, *keeper.children()]:
+        one.kill()
+    until(lambda: jobs.read(folder, "work").state == "lost", "its end was not seen")
+
+
+def test_a_run_is_not_deleted_while_a_command_works_in_it(folder, words, tmp_path):
+    run = write_run(tmp_path / "data", "cat", state="completed")
+    jobs.start(run, "publish", words, 120)
+    with pytest.raises(RunError, match="'publish' is working in cat; cancel it, or wait until it has ended"):
+        manage.delete("cat", jobs.idle)
+    assert (run / "run.toml").is_file()
+    (tmp_path / "go").touch()
+    assert jobs.wait(run, "publish", 60).state == "done"
+    manage.delete("cat", jobs.idle)
+    assert not run.exists()
 
 
 @pytest.mark.slow

@@ -1,10 +1,14 @@
-"""The lower part of a run: where its time went, the files for other places, and a command that refuses."""
+"""The lower part of a run: where its time went, a test of its start, the files for other places, and a command that refuses."""
+
+import json
+import time
 
 from ledger_helpers import write_history
 from ui_helpers import photos, serving, write_run
 from ui_page import a_tab, assert_accessible, show_run, until
 
 import runs
+from ui import jobs
 from ui.run import launch_tab
 
 
@@ -27,7 +31,21 @@ def written(fold) -> None:
 def test_the_files_are_written_shown_and_downloaded_and_a_command_that_refuses_says_why(browser, data, tmp_path):
     values = {"name": "my cat", "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 4, "trigger": "cat"}
     runs.create(runs.make(values), photos("chelsea.png", "coffee.png"))
-    write_history(write_run(data, "old", state="completed"), 3.6)
+    old = write_run(data, "old", state="completed")
+    write_history(old, 3.6)
+    (old / jobs.FOLDER).mkdir()
+    done = {"state": "done", "began_s": time.time(), "ended_s": time.time(), "pid": 1, "start": 0.0, "code": 0}
+    (old / jobs.FOLDER / "probe.json").write_text(json.dumps(done))
+    (old / jobs.FOLDER / "probe.out").write_text(json.dumps({"ok": True, "verdict": "They all train."}))
+    failed = []
+
+    def fail_once(route) -> None:
+        if b"job_output" in (route.request.post_data_buffer or b"") and not failed:
+            failed.append(route.request.url)
+            route.abort()
+        else:
+            route.continue_()
+
     with serving(data, PATH=str(tmp_path / "no programs")) as server, a_tab(browser) as page:
         fold = open_run(page, server, "my-cat")
         assert fold.locator(".hp-place-choice").count() == len(launch_tab.PLACES)
@@ -63,8 +81,12 @@ def test_the_files_are_written_shown_and_downloaded_and_a_command_that_refuses_s
         alert.get_by_text("trains on a CPU").wait_for()
         assert fold.locator(".hp-job-state").inner_text() == "Failed"
 
-        # Another run, for everyone.
+        # Another run, whose probe has a verdict, although the first request for it fails; for everyone.
+        page.route("**/component_server**", fail_once)
         fold = open_run(page, server, "old")
+        page.get_by_test_id("fold-probe").locator("summary").click()
+        page.get_by_test_id("fold-probe").get_by_text("They all train.").wait_for()
+        assert failed
         page.emulate_media(color_scheme="dark")
         page.set_viewport_size({"width": 390, "height": 900})
         page.locator("#run-ledger").get_by_text("Time and money").wait_for()

@@ -46,3 +46,9 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, tmp_path):
             # The run's own header is beside the list, whichever run it is.
             page.evaluate("window.scrollTo(0, 0)")
             assert page.locator(".hp-head").first.is_visible() and box(page, ".hp-head")["y"] < 768, width
+        # The queue is changed by keyboard and by pointer.
+        page.get_by_role("button", name="Move up: cat 04").press("Enter")
+        page.locator(".hp-queue ol > li:first-child[data-run='cat-04']").wait_for()
+        page.get_by_role("button", name="Remove from the queue: cat 03").click()
+        page.locator(".hp-queue li[data-run='cat-03']").wait_for(state="detached")
+        assert [one.run for one in run_queue.read().entries] == ["cat-04"]

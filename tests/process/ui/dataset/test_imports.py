@@ -10,8 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 from draft_helpers import captions, note, photo, photo_folder, upload
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from ui_page import until
 
 from runs.files import RunError
@@ -193,40 +191,6 @@ def test_a_folder_without_images_and_an_import_whose_process_always_dies_end_wit
     assert result["state"] == "failed" and "ended 3 times without a result" in result["messages"][0]
     (imports.place(mine) / "2.json").write_text("{")
     assert import_job.main([mine]) == 1 and not imports.waiting(mine)
-
-
-NAMES = st.text(st.sampled_from("ab.\\ \n<>&'\"%$é💥\u202e;|*?:-"), min_size=1, max_size=10).filter(
-    lambda name: name not in (".", "..")
-)
-
-
-@settings(max_examples=20)
-@given(names=st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=5))
-def test_hostile_names_in_a_folder_stay_names(names):
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as place:
-        os.environ["HANGPROOF_DATA"], root = f"{place}/data", Path(place) / "the set"
-        try:
-            wanted = 0
-            for n, (folder, name) in enumerate(names):
-                target = root / folder / f"{name}{n}.png"
-                photo(target, n)
-                wanted += not (folder.startswith(".") or name.startswith("."))
-            mine = draft.new_id()
-            try:
-                files, messages = files_of(root, "drop")
-            except RunError as error:
-                assert not wanted and "no images" in str(error)
-                return
-            added, said = draft_drop.take(mine, files, "drop", more=False, link=True)
-            assert added == len(files) == wanted and not messages and not said
-            for item in draft.items(mine):
-                assert draft.original(mine, item.id).parent == draft.images_dir(mine) and "/" not in item.file
-            assert {path.name for path in Path(place).iterdir()} == {"data", "the set"}
-        finally:
-            draft_store._close(draft.folder(mine) / "draft.sqlite") if wanted else None
-            os.environ.pop("HANGPROOF_DATA")
 
 
 def test_a_folder_that_changes_while_it_is_read_costs_only_the_file(mine, tmp_path):

@@ -121,24 +121,6 @@ def test_any_edit_of_any_captions_is_an_error_or_one_step(mine, edit, before, ch
         assert texts(mine) == old
 
 
-CALLS = st.dictionaries(
-    st.sampled_from(["draft", "action", "ids", "edit", "between", "path", "name", "repeats", "folder", "query", "filter", "size", "page"]),
-    st.none() | st.booleans() | st.integers() | HOSTILE | st.lists(HOSTILE, max_size=3) | st.dictionaries(HOSTILE, HOSTILE, max_size=2)
-    | st.sampled_from([*image_bulk.READS, *(set(image_bulk.CHANGES) - {"import_folder"}), "how", "../..", "/proc"]),
-)  # fmt: skip
-
-
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=CALLS, known=st.booleans(), action=st.sampled_from([None, *image_bulk.READS, *image_bulk.CHANGES]))
-def test_any_call_of_a_browser_is_answered(mine, data, known, action):
-    sent = {**data, **({"draft": mine} if known else {}), **({"action": action} if action else {})}
-    if sent.get("action") == "import_folder":
-        sent["path"] = "/no/such/folder"
-    answer = image_bulk.image_action(sent)
-    assert answer["ok"] in (True, False) and (answer["ok"] or answer["error"])
-    assert image_bulk.image_action(data and list(data))["ok"] is False
-
-
 KEYS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
 
 

@@ -32,7 +32,7 @@ def found(draft_id: str) -> dict[str, list[str]]:
 # Pixels --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["astronaut.png", "chelsea.png", "coffee.png"])
+@pytest.mark.parametrize("name", ["astronaut.png", "chelsea.png"])
 def test_a_photo_is_fine_and_its_blurred_dark_and_bright_versions_are_not(tmp_path, name):
     def judged(image: Image.Image, **save) -> list[str]:
         path = tmp_path / f"x.{save.get('format', 'png').lower()}"
@@ -48,12 +48,6 @@ def test_a_photo_is_fine_and_its_blurred_dark_and_bright_versions_are_not(tmp_pa
     assert judged(large) == [], "sharp enough at the size that is compared"
     assert "dark" in judged(image.point(lambda value: value * 0.1))
     assert "bright" in judged(image.point(lambda value: 225 + value * 0.11))
-
-
-def test_flat_pictures_are_not_called_blurred(tmp_path):
-    Image.new("RGB", (300, 300), (120, 130, 140)).save(tmp_path / "a.png")
-    one = measure.measure(tmp_path / "a.png", "a")
-    assert one.contrast == 0 and not checks.is_blurred(one)
 
 
 def test_what_is_converted_is_what_the_data_set_converts(tmp_path):
@@ -167,8 +161,6 @@ def test_one_of_several_is_fixed(full):
     assert item_of(full, one.file).caption == "ohwx"
     with pytest.raises(runs.RunError, match="nothing left to fix"):
         doctor.fix(full, "no_caption", [one.id])
-    with pytest.raises(runs.RunError, match="out of date"):
-        doctor.fix(full, "../x")
 
 
 def test_a_converted_image_is_what_is_trained(full):
@@ -293,16 +285,3 @@ def test_any_file_of_measures_is_read(lines):
         good = {"version": measure.VERSION, "sha256": "abc", **Measure(mean=5.0).__dict__}
         (Path(folder) / measure.NAME).write_bytes(b"\n".join([*lines, b"", json.dumps(good).encode(), b""]))
         assert measure.stored(Path(folder))["abc"].mean == 5.0
-
-
-CALL = st.dictionaries(
-    st.sampled_from(["draft", "kind", "ids", "first", "bucket", "all"]),
-    st.none() | st.booleans() | st.integers() | st.text(max_size=30) | st.lists(st.text(max_size=5), max_size=3),
-)
-
-
-@settings(max_examples=50)
-@given(CALL, st.sampled_from(doctor.CALLS))
-def test_no_call_from_a_browser_raises(data_, function):
-    answer = function(data_)
-    assert answer["ok"] is False and isinstance(answer["error"], str)

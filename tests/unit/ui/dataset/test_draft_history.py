@@ -87,16 +87,6 @@ def test_removed_images_leave_the_disk_when_they_leave_the_history(mine, tmp_pat
     assert draft.original(mine, item_of(mine, "1.png").id).is_file()
 
 
-def test_a_change_that_ends_a_redo_deletes_what_only_the_redo_needed(mine, tmp_path, no_merging):
-    drop(mine, photo(tmp_path / "0.png", 0))
-    drop(mine, photo(tmp_path / "1.png", 1))
-    lost = draft.original(mine, item_of(mine, "1.png").id)
-    draft.undo(mine)
-    assert lost.is_file()
-    set_caption(mine, "0.png", "x")
-    assert not lost.exists() and captions(mine) == {"0.png": "x"}
-
-
 def test_a_history_that_was_damaged_is_an_error_and_loses_nothing(mine, tmp_path):
     drop(mine, photo(tmp_path / "0.png", 0))
     with contextlib.closing(sqlite3.connect(draft.folder(mine) / "draft.sqlite")) as db, db:

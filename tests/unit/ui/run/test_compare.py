@@ -13,13 +13,6 @@ import runs
 from ui.run import compare, downloads, view
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """A data folder of its own."""
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    return tmp_path
-
-
 def test_runs_side_by_side(data):
     folders = [a_run(data, "low", 1e-4), a_run(data, "high", 1e-3, rank=16, min_snr_gamma=5)]
     names = [folder.name for folder in folders]

@@ -1,7 +1,6 @@
 """The log: its end, colours, search with a time limit, places, and that nothing in a log is executed."""
 
 import io
-import random
 import time
 
 import pytest
@@ -9,16 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ui_helpers import write_incident, write_run
 
-from ui.run import log_view, readers, view
+from ui.run import log_view, readers
 
 HEADER = "=== 2026-11-22T00:{:02d}:00.000Z attempt {}: train.sh, from the start\n"
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """A data folder of its own."""
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    return tmp_path
 
 
 def found(answer: dict) -> list[str]:
@@ -85,26 +77,6 @@ def test_a_slow_pattern_stops_between_lines_and_continues(data, monkeypatch):
     assert rest is not None and found_now == []
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        None,
-        {},
-        {"run": "x"},
-        {"run": "my-run", "text": 1},
-        {"run": "my-run", "level": "all"},
-        {"run": "my-run", "level": ["error"]},
-        {"run": "my-run", "text": "x" * 201},
-        {"run": "my-run", "text": "a", "before": -1},
-        {"run": "my-run", "before": "0"},
-    ],
-)
-def test_a_strange_question_gets_a_sentence(data, question):
-    (write_run(data) / "training.log").write_text("one\n")
-    answer = log_view.log_search(question)
-    assert answer["ok"] is False and len(answer["error"]) > 10
-
-
 def test_a_log_that_is_missing_or_a_folder_is_said(data):
     folder = write_run(data)
     assert "training.log cannot be read" in log_view.log_search({"run": folder.name, "text": "a"})["error"]
@@ -128,14 +100,6 @@ def test_an_incident_leads_to_the_end_of_its_attempt(data, monkeypatch):
     answer = log_view.log_search({"run": folder.name, "text": "attempt 2 line 7"})
     around = log_view.log_around({"run": folder.name, "at": answer["found"][0][0]})
     assert around["lines"][around["here"]][1] == "attempt 2 line 7"
-
-
-def test_a_progress_bar_is_its_last_state_and_colours_stay(data):
-    folder = write_run(data)
-    bar = b"\r".join(b"\x1b[32msteps: %d%%\x1b[0m" % n for n in range(100))
-    (folder / "training.log").write_bytes(b"start\n" + bar + b"\n\x1b]0;title\x07\x1b[2Kdone\x00\x08\n")
-    assert view.log(folder).styled == ("start", "\x1b[32msteps: 99%\x1b[0m", "done")
-    assert log_view.log_tail({"run": folder.name})["lines"][1] == ["", "\x1b[32msteps: 99%\x1b[0m"]
 
 
 @given(st.binary(max_size=400))
@@ -170,10 +134,7 @@ def test_a_search_of_any_bytes_ends_and_names_places_of_lines(noise, text, level
 
 def test_a_log_of_a_gigabyte_stays_quick(data):
     folder = write_run(data)
-    random.seed(5)
-    block = "".join(
-        f"steps: {random.random():.6f} avr_loss={random.random():.4f} some more of the line\n" for _ in range(15_000)
-    ).encode()
+    block = b"steps: 0.123456 avr_loss=0.1234 some more of the line\n" * 15_000
     with (folder / "training.log").open("wb") as file:
         file.write(HEADER.format(1, 1).encode() + b"the very first needle\n")
         file.truncate(1_000_000_000)  # zeros in the middle take no disk space, and are one long line

@@ -175,26 +175,17 @@ def test_an_incident_shows_the_change_and_its_cost_and_the_latest_comes_first(da
 
 
 @pytest.mark.parametrize(
-    ("known", "text"),
+    ("key", "value", "text"),
     [
-        (
-            {"standby": {"state": "ready", "pid": 7, "memory_bytes": 153_000_000, "reason": ""}},
-            "Standby attempt: ready (153.0 MB of",
-        ),
-        ({"standby": {"state": "starting", "pid": 7, "memory_bytes": 0, "reason": ""}}, "Standby attempt: starting."),
-        (
-            {"standby": {"state": "none", "pid": None, "memory_bytes": 0, "reason": "1.0 GB free"}},
-            "No standby attempt: 1.0 GB free.",
-        ),
-        (
-            {"snapshots": {"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}},
-            "step 1,200 (98.0 MB, every 3 steps)",
-        ),
-        ({"snapshots": {"step": None, "bytes": 0, "every": 0, "off": "full"}}, "Snapshots in memory are off: full."),
+        ("standby", {"state": "ready", "pid": 7, "memory_bytes": 153_000_000, "reason": ""}, "Standby attempt: ready (153.0 MB of"),
+        ("standby", {"state": "starting", "pid": 7, "memory_bytes": 0, "reason": ""}, "Standby attempt: starting."),
+        ("standby", {"state": "none", "pid": None, "memory_bytes": 0, "reason": "1.0 GB free"}, "No standby attempt: 1.0 GB free."),
+        ("snapshots", {"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}, "step 1,200 (98.0 MB, every 3 steps)"),
+        ("snapshots", {"step": None, "bytes": 0, "every": 0, "off": "full"}, "Snapshots in memory are off: full."),
     ],
-)
-def test_the_page_shows_the_standby_attempt_and_the_snapshots_or_why_there_are_none(data, known, text):
-    shown = {"state": "running", "alive": True, "step": 40, "planned_steps": 100, **known}
+)  # fmt: skip
+def test_the_page_shows_the_standby_attempt_and_the_snapshots_or_why_there_are_none(data, key, value, text):
+    shown = {"state": "running", "alive": True, "step": 40, "planned_steps": 100, key: value}
     assert text in cards.head(view.View(data / "outputs" / "r", "r", shown))
 
 
@@ -218,11 +209,14 @@ def test_a_report_cannot_carry_links_or_pictures():
 # Log, samples, times ----------------------------------------------------------------------------------------------
 
 
-def test_the_log_reads_as_it_looked_on_a_terminal(data):
+def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(data):
     folder = write_run(data)
-    bar = b"".join(b"steps: %3d%%\r" % n for n in range(0, 101, 10))
-    (folder / "training.log").write_bytes(b"\x1b[1;32mINFO\x1b[0m start\r\n" + bar + b"\n\xff\xfe bytes\x00\x07\nend\n")
+    bar = b"".join(b"\x1b[32msteps: %3d%%\x1b[0m\r" % n for n in range(0, 101, 10))
+    end = b"\n\xff\xfe bytes\x00\x07\n\x1b]0;title\x07\x1b[2Kend\n"
+    (folder / "training.log").write_bytes(b"\x1b[1;32mINFO\x1b[0m start\r\n" + bar + end)
     assert view.log(folder).text == "INFO start\nsteps: 100%\n\ufffd\ufffd bytes\nend"
+    assert view.log(folder).styled[:2] == ("\x1b[1;32mINFO\x1b[0m start", "\x1b[32msteps: 100%\x1b[0m")
+    assert log_view.log_tail({"run": folder.name})["lines"][1] == ["", "\x1b[32msteps: 100%\x1b[0m"]
 
 
 def test_only_the_end_of_a_long_log_is_read(data):
