@@ -24,15 +24,7 @@ from nursery import Forked, Nursery
 from ui.token import bearer, cookie_value
 
 PROJECT = Path(__file__).resolve().parents[2]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update"
 
 
 def photos(*names: str) -> list[Path]:
@@ -62,14 +54,8 @@ def alone(folder: Path) -> dict[str, str]:
 @functools.cache
 def browser_path() -> str | None:
     """Path of the browser: the one test.sh found, else one on PATH, else Playwright's own."""
-    for name in (
-        os.environ.get("CHROMIUM"),
-        "chromium-headless-shell",
-        "chromium",
-        "chromium-browser",
-        "google-chrome",
-        "google-chrome-stable",
-    ):
+    names = "chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable"
+    for name in (os.environ.get("CHROMIUM"), *names.split()):
         if name and (found := shutil.which(name)):
             return found
     from playwright.sync_api import sync_playwright
@@ -133,9 +119,7 @@ class Server:
             if self.process.poll() is not None:
                 break
             time.sleep(0.02)
-        raise AssertionError(
-            f"the server did not print {text!r}: {self.log.read_text(encoding='utf-8', errors='replace')}"
-        )
+        raise AssertionError(f"the server did not print {text!r}: {self.log.read_text('utf-8', 'replace')}")
 
     @property
     def token(self) -> str:
@@ -206,7 +190,7 @@ def browsing() -> Iterator:
 
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setattr(Page, "goto", goto_with_cookie)
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS.split(), "--disable-sync"])
         loop = asyncio._get_running_loop()
         try:
             yield browser

@@ -3,8 +3,7 @@
 import re
 
 import pytest
-from draft_helpers import item_of, photo
-from image_edit_helpers import mask_of, top_ignored
+from draft_helpers import item_of, mask_of, photo, top_ignored
 from ui_helpers import photos, serving
 from ui_page import PATIENCE_S, a_tab, drop, field, has_focus, open_page, serious, until
 

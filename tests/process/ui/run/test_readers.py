@@ -41,15 +41,8 @@ def run(data: Path, *words: str) -> tuple[list, Counter, list[str]]:
     """(the JSON that a command prints, how often it opened each kind of file, its modules)."""
     watched = data / "watched.json"
     env = {**os.environ, "HANGPROOF_DATA": str(data), "WATCHED": str(watched)}
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHED, *words],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command = [sys.executable, "-c", WATCHED, *words]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads(watched.read_text())
     assert seen["code"] == 0, done.stderr[-2000:]

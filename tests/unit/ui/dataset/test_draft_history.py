@@ -7,46 +7,15 @@ import sqlite3
 import threading
 
 import pytest
-from draft_helpers import captions, drop, item_of, note, photo, run_of, set_caption, upload
+from draft_helpers import captions, drop, item_of, photo, run_of, set_caption, upload
 
 import runs
-from runs import dataset
 from ui.dataset import draft, draft_store
 
 
 @pytest.fixture
 def no_merging(monkeypatch):
     monkeypatch.setattr(draft, "MERGE_S", 0)
-
-
-def test_a_move_a_rotation_and_a_caption_that_waits_are_undone_and_redone_with_what_came_before(
-    mine, tmp_path, no_merging
-):
-    """tests/unit/ui/dataset/test_hostile.py does it with all other changes, in any order."""
-
-    def state():
-        return [(i.id, i.caption, i.turn) for i in draft.items(mine)], draft.waiting(mine)
-
-    states = [state()]
-    for change in (
-        lambda: drop(mine, photo(tmp_path / "0.png"), note(tmp_path / "0.txt", "one"), photo(tmp_path / "1.png", 1)),
-        lambda: draft.move(mine, draft.items(mine)[1].id, draft.items(mine)[0].id),
-        lambda: draft.fix(mine, draft.items(mine)[0].id, "sideways"),
-        lambda: drop(mine, note(tmp_path / "gone.txt", "waits")),
-        lambda: draft.clear(mine),
-    ):
-        change()
-        assert state() != states[-1]
-        states.append(state())
-    for _ in range(2):
-        for wanted in reversed(states[:-1]):
-            assert draft.undo(mine).startswith("Undone: ") and state() == wanted
-        assert draft.undo(mine) is None and draft.history(mine)[0] == ""
-        for wanted in states[1:]:
-            assert draft.redo(mine).startswith("Redone: ") and state() == wanted
-            for item in draft.items(mine):
-                assert dataset.check_image(draft.original(mine, item.id)) == "" and draft.thumb(mine, item).is_file()
-        assert draft.redo(mine) is None
 
 
 def test_the_history_says_what_it_will_do(mine, tmp_path, no_merging):

@@ -5,14 +5,14 @@ import io
 
 import numpy as np
 import pytest
-from draft_helpers import drop, item_of, photo, run_of
+from draft_helpers import drop, item_of, mask_of, photo, run_of, top_ignored
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_edit_helpers import mask_of, png, top_ignored
 from PIL import Image
 
 import runs
 from runs import dataset
+from runs.masks import png
 from ui.dataset import draft, image_edit
 from ui.new import form
 

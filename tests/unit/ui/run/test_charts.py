@@ -152,15 +152,8 @@ def test_restarts_and_incidents_are_marked_once(data):
 
 def test_each_gpu_has_its_lines_on_both_axes(data):
     folder = write_run(data)
-    gpu = {
-        "kind": "gpu",
-        "name": "Card",
-        "utilization": 97,
-        "memory_used": 8e9,
-        "memory_total": 12e9,
-        "temperature": 64,
-        "power_w": 210.5,
-    }
+    gpu = {"kind": "gpu", "name": "Card", "utilization": 97, "memory_used": 8e9, "memory_total": 12e9, "power_w": 210.5}
+    gpu["temperature"] = 64
     text = [line(s, second=s) for s in range(1, 100)]
     text += [json.dumps({**gpu, "gpu": g, "t": f"2026-11-22T12:00:{s:02d}Z"}) + "\n" for s in (10, 40) for g in (0, 1)]
     (folder / "metrics.jsonl").write_text("".join(text))
@@ -168,9 +161,8 @@ def test_each_gpu_has_its_lines_on_both_axes(data):
     shown = {(one["key"], one.get("name")): one for one in lines}
     assert shown[("memory_used", "1: Card")]["mean"] == [8.0, 8.0] and shown[("memory_used", "1: Card")]["top"] == 12.0
     assert shown[("power_w", "0: Card")]["x"] == [10.0, 40.0]
-    with (folder / "metrics.jsonl").open(
-        "a"
-    ) as file:  # a restart repeats the steps from 31 on: what was measured meanwhile has no step
+    # A restart repeats the steps from 31 on: what was measured meanwhile has no step.
+    with (folder / "metrics.jsonl").open("a") as file:
         file.writelines(line(s, attempt=2, second=200 + s) for s in range(31, 60))
     lines = charts.chart_data({"run": folder.name})["lines"]
     assert "power_w" not in {one["key"] for one in lines}  # one point is no line

@@ -82,12 +82,8 @@ def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
         assert archive.testzip() is None
         names = sorted(archive.namelist())
         name = folder.name
-        assert names == [
-            f"{name}/run.toml",
-            f"{name}/sample_prompts.txt",
-            f"{name}/{name}-step000020.safetensors",
-            f"{name}/{name}.safetensors",
-        ]
+        files = ("run.toml", "sample_prompts.txt", f"{name}-step000020.safetensors", f"{name}.safetensors")
+        assert names == [f"{name}/{file}" for file in files]
         assert archive.read(f"{name}/{name}.safetensors") == (folder / f"{name}.safetensors").read_bytes()
     assert list(view.loras(folder))
 
