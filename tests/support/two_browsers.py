@@ -1,9 +1,7 @@
 """Two browsers at once, one of them narrow and dark, on a page whose server is killed: shared by the tests of whole flows."""
 
 import contextlib
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from ui_helpers import Server
 from ui_page import a_tab, open_page
@@ -37,16 +35,3 @@ def stays_open(*pages) -> None:
 def was_not_reloaded(page) -> bool:
     """Whether the page is the one that `stays_open` marked."""
     return page.evaluate("window.notReloaded === true")
-
-
-def status(folder: Path) -> dict:
-    """What the run's monitor says; {} before it says anything."""
-    with contextlib.suppress(FileNotFoundError):
-        return json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    return {}
-
-
-def trained_steps(folder: Path) -> list[int]:
-    """The steps of metrics.jsonl in the order of its lines: a step that was trained twice is there twice."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["step"] for line in lines if '"step"' in line and '"kind": "step"' in line]

@@ -12,14 +12,7 @@ from ui_page import a_tab, open_page
 
 import runs
 
-FIELDS = {
-    "model": "tiny-flux",
-    "backend": "diffusers",
-    "tier": "16G",
-    "resolution": 64,
-    "workers": 0,
-    "trigger": "ohwx",
-}
+FIELDS = {"model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "workers": 0}
 LONG, SHORT = 3000, 5
 
 
@@ -31,7 +24,7 @@ def data(tmp_path, monkeypatch):
     images = pictures(tmp_path / "photos", 2)
     for name, steps in (("cat", LONG), ("dog", SHORT), ("owl", SHORT)):
         fields = {"max_train_steps": steps, "save_every_n_steps": 1000, "sample_every_n_steps": 2000, "sample_steps": 2}
-        runs.create(runs.make({"name": name, **FIELDS, **fields}), images)
+        runs.create(runs.make({"name": name, **FIELDS, "trigger": "ohwx", **fields}), images)
     yield root
     (root / "outputs" / ".queue.json").unlink(missing_ok=True)
     kill_runs(root)
