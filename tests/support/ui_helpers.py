@@ -166,6 +166,16 @@ def serving(data: Path, *arguments: str, port: int | None = None, fresh: bool = 
         server.stop()
 
 
+@pytest.fixture
+def runs_data(tmp_path, monkeypatch):
+    """A data folder of its own, for this process too; what runs in it is killed at the end."""
+    root = tmp_path / "data"
+    monkeypatch.setenv("HANGPROOF_DATA", str(root))
+    yield root
+    (root / "outputs" / ".queue.json").unlink(missing_ok=True)
+    kill_runs(root)
+
+
 def kill_runs(data: Path) -> None:
     """Kill all processes of the runs in a data folder; each has the folder's path in its environment."""
     for process in psutil.process_iter():
@@ -264,6 +274,13 @@ def write_incident(folder: Path, number: str = "0001", report: str = "# Hang", *
     (path / "incident.json").write_text(json.dumps({**base, **fields}), encoding="utf-8")
     (path / "report.md").write_text(report, encoding="utf-8")
     return path
+
+
+def metrics_line(step: int, loss: float | None = 0.5, attempt: int = 1, second: float = 0.0) -> str:
+    """A line of metrics.jsonl."""
+    t = f"2026-11-22T12:{int(second) // 60:02d}:{second % 60:06.3f}Z"
+    values = {"kind": "step", "t": t, "attempt": attempt, "step": step, "loss": loss, "lr": 1e-4, "step_s": 1.0}
+    return json.dumps(values) + "\n"
 
 
 PACED = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.75"}  # a slow training

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from monitor_helpers import events, wait_for
 from runs_helpers import pictures
-from ui_helpers import kill_runs, serving
+from ui_helpers import serving
 from ui_page import a_tab, open_page
 
 import runs
@@ -17,17 +17,13 @@ LONG, SHORT = 3000, 5
 
 
 @pytest.fixture
-def data(tmp_path, monkeypatch):
-    """A data root with one GPU and three runs: a long one and two short ones."""
-    root = tmp_path / "data"
-    monkeypatch.setenv("HANGPROOF_DATA", str(root))
+def data(data, tmp_path):
+    """A data root with three runs: a long one and two short ones."""
     images = pictures(tmp_path / "photos", 2)
     for name, steps in (("cat", LONG), ("dog", SHORT), ("owl", SHORT)):
         fields = {"max_train_steps": steps, "save_every_n_steps": 1000, "sample_every_n_steps": 2000, "sample_steps": 2}
         runs.create(runs.make({"name": name, **FIELDS, "trigger": "ohwx", **fields}), images)
-    yield root
-    (root / "outputs" / ".queue.json").unlink(missing_ok=True)
-    kill_runs(root)
+    return data
 
 
 def state(data: Path, name: str) -> str:

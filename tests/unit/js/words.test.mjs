@@ -1,4 +1,4 @@
-// What the parts of the page say in words: spans, ages, sizes, lines of a log.
+// What the parts of the page say in words: spans, ages, failed calls.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { load } from "./page.mjs";
@@ -28,34 +28,4 @@ test("a call of the server that fails, or answers nonsense, is a sentence", asyn
     assert.equal(ok, false);
     assert.match(error, /does not answer/);
   }
-});
-
-/** An element that remembers what was put into it. */
-class Node {
-  constructor(tag, cls = "", text) {
-    Object.assign(this, { tag, className: cls, parts: text === undefined ? [] : [text], dataset: {}, style: {} });
-  }
-  append(...parts) {
-    this.parts.push(...parts.filter((part) => part !== ""));
-  }
-  setAttribute() {}
-  addEventListener() {}
-  replaceChildren() {}
-  get text() {
-    return this.parts.map((part) => part.text ?? part).join("");
-  }
-}
-
-test("a line of a log keeps its colours, and its markup stays text", () => {
-  const document = { createElement: (tag) => new Node(tag), addEventListener: () => {} };
-  const { lineNode } = load(["run/log_view"], ["lineNode"], {
-    ...{ document, element: new Node("div") },
-    ...{ make: (...words) => new Node(...words), button: () => new Node("button"), live: () => new Node("p"), region: () => new Node("div") },
-  });
-  const line = lineNode(["error", "a \x1b[1;31mred <b>\x1b[0m \x1b[38;5;196mplain\x1b[39m 2026-11-22T00:00:01.500Z end", 7]);
-  assert.equal(line.className, "hp-log-line hp-log-error");
-  assert.equal(line.text.trimEnd(), "a red <b> plain 2026-11-22T00:00:01.500Z end");
-  const spans = line.parts.filter((part) => part.tag === "span");
-  assert.deepEqual(spans.map((one) => [one.className, one.text]), [["hp-sgr-bold hp-sgr-c1", "red <b>"]]);
-  assert.equal(line.parts.find((part) => part.tag === "time").dateTime, "2026-11-22T00:00:01.500Z");
 });

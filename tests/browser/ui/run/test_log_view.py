@@ -30,7 +30,9 @@ def test_the_log_follows_searches_and_jumps(page, server):
     log.evaluate("(e) => { e.scrollTop = -600; }")
     until(lambda: follow.get_attribute("aria-pressed") == "false", "scrolling up stops following")
     add("an unseen line")
-    page.wait_for_timeout(2500)
+    for _ in range(2):  # ticks of the page
+        with page.expect_response("**/run/predict*"):
+            pass
     assert log.get_by_text("an unseen line").count() == 0
     follow.click()
     log.get_by_text("an unseen line").wait_for()

@@ -9,16 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ui_helpers import metrics_line as line
 from ui_helpers import write_incident, write_run
 
 import runs
 from ui.run import calls, charts, metrics, readers, view
-
-
-def line(step: int, loss: float | None = 0.5, attempt: int = 1, second: float = 0.0, **more) -> str:
-    t = f"2026-11-22T12:{int(second) // 60:02d}:{second % 60:06.3f}Z"
-    values = {"kind": "step", "t": t, "attempt": attempt, "step": step, "loss": loss, "lr": 1e-4, "step_s": 1.0}
-    return json.dumps({**values, **more}) + "\n"
 
 
 def losses(folder: Path) -> dict[int, float]:
