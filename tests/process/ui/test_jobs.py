@@ -37,27 +37,6 @@ other.kill()
 print('{"ok": true}')
 sys.exit(int(code[0]) if code else 0)
 """
-# A server that starts the same job in two threads at once, says how it went, and lives on.
-SERVER = """
-import sys, threading, time
-from pathlib import Path
-from runs.files import RunError
-from ui import jobs
-folder, go, begin = sys.argv[1:]
-print("ready", flush=True)
-def start():
-    while not Path(begin).exists():
-        time.sleep(0.0005)
-    try:
-        jobs.start(Path(folder), "work", ["job_program", folder, go], 120)
-        print("started\\n", end="", flush=True)  # one write: two threads print
-    except RunError as error:
-        print(f"{error}\\n", end="", flush=True)
-threads = [threading.Thread(target=start) for _ in range(2)]
-[one.start() for one in threads]
-[one.join() for one in threads]
-time.sleep(300)
-"""
 
 
 @pytest.fixture
@@ -94,38 +73,6 @@ def left(folder: Path) -> list[int]:
 def words(folder, tmp_path) -> list[str]:
     """The command; it ends when tmp_path/"go" is there."""
     return ["job_program", str(folder), str(tmp_path / "go")]
-
-
-def servers(folder: Path, go: Path, number: int) -> list["subprocess.Popen[str]"]:
-    """Servers that start the job at one moment: when each of them has said that it is ready."""
-    words = [sys.executable, "-c", SERVER, str(folder), str(go), str(go.with_name("begin"))]
-    started = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(number)]
-    for one in started:
-        assert one.stdout.readline() == "ready\n"
-    go.with_name("begin").touch()
-    return started
-
-
-def test_of_two_servers_with_two_threads_one_starts_the_job_and_cancel_leaves_nothing_of_it(folder, words, tmp_path):
-    started = servers(folder, tmp_path / "go", 2)
-    try:
-        said = [one.stdout.readline().strip() for one in started for _ in range(2)]
-        assert sorted(said) == ["It is running already"] * 3 + ["started"]
-        until(lambda: pids(folder), "the command runs")
-        for one in started:
-            one.kill()  # both servers die; a third one adopts the job
-            one.wait(30)
-        assert jobs.read(folder, "work").state == "running" and len(pids(folder)) == 1
-        with pytest.raises(RunError, match="running already"):
-            jobs.start(folder, "work", words, 120)
-        jobs.cancel(folder, "work")
-        assert jobs.wait(folder, "work", 60).state == "cancelled"
-        until(lambda: not left(folder), "the command and its process in another session are gone")
-        assert not jobs.running(folder, "work") and len(pids(folder)) == 1
-    finally:
-        for one in started:
-            one.kill()
-            one.communicate()
 
 
 def test_a_command_whose_process_was_killed_still_runs_and_can_be_cancelled(folder, words, tmp_path):
@@ -195,9 +142,8 @@ def test_a_process_that_outlived_its_starter_keeps_the_slot_against_another(fold
     assert sorted(one.wait(60) for one in started) == [0, jobs.TAKEN]
 
 
-def test_what_a_start_prepares_is_not_written_while_the_job_runs(folder, words):
-    written: list[int] = []
-    outcomes: list[str] = []
+def test_of_threads_that_start_a_job_at_once_one_prepares_it_and_cancel_leaves_nothing_of_it(folder, words):
+    written, outcomes = [], []
 
     def start(number: int) -> None:
         try:
@@ -212,8 +158,11 @@ def test_what_a_start_prepares_is_not_written_while_the_job_runs(folder, words):
     for one in threads:
         one.join()
     assert len(written) == 1 and sorted(outcomes) == ["It is running already"] * 3 + ["started"]
+    until(lambda: pids(folder), "the command runs")
     jobs.cancel(folder, "work")
-    jobs.wait(folder, "work", 60)
+    assert jobs.wait(folder, "work", 60).state == "cancelled"
+    until(lambda: not left(folder), "the command and its process in another session are gone")
+    assert not jobs.running(folder, "work") and len(pids(folder)) == 1
 
 
 def test_a_draft_at_which_a_command_works_is_not_cleaned(words, tmp_path):
