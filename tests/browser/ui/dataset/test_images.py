@@ -205,11 +205,14 @@ def test_two_tabs_and_another_browser_share_a_draft_and_what_each_types_is_merge
         mine = tab.evaluate("hangproof.draft()")
         assert other.evaluate("hangproof.draft()") == mine, "two tabs of a new browser share one draft"
         drop(tab, photo(tmp_path / "coffee.png", 90), photo(tmp_path / "rocket.png", 91), count=2)
-        for page, key, value in ((tab, "name", "shared"), (tab, "epochs", 3), (other, "trigger", "tok")):
-            field(page, key).fill(str(value))
-            until(lambda key=key, value=value: draft.form(mine).get(key) == value, f"{key} is stored")
-        until(lambda: field(other, "epochs").input_value() == "3", "the other tab shows the epochs")
+        field(tab, "name").fill("shared")
+        field(other, "trigger").fill("tok")
+        until(lambda: field(other, "name").input_value() == "shared", "the other tab shows the name")
         until(lambda: field(tab, "trigger").input_value() == "tok", "this tab shows the trigger word")
+        until(
+            lambda: (draft.form(mine).get("name"), draft.form(mine).get("trigger")) == ("shared", "tok"),
+            "both are stored",
+        )
         shows(other, 2)
         type_captions({"rocket.png": (other, "a rocket"), "coffee.png": (tab, "a cup")})
 

@@ -201,15 +201,18 @@ class Walk(RuleBasedStateMachine):
     def trigger(self) -> None:
         self.change(draft.insert_trigger, "tok")
 
-    @rule(times=st.integers(1, HISTORY), back=st.booleans())
-    def undo_or_redo(self, times: int, back: bool) -> None:
-        act, there, here = (draft.undo, self.past, self.future) if back else (draft.redo, self.future, self.past)
-        for _ in range(times):
-            before = self.state()
-            assert (act(self.mine) is not None) == bool(there)
-            if there:
-                here.append(before)
-                assert self.state() == there.pop()
+    @rule(back=st.integers(0, HISTORY), forth=st.integers(0, HISTORY))
+    def undo_and_redo(self, back: int, forth: int) -> None:
+        for act, times, there, here in (
+            (draft.undo, back, self.past, self.future),
+            (draft.redo, forth, self.future, self.past),
+        ):
+            for _ in range(times):
+                before = self.state()
+                assert (act(self.mine) is not None) == bool(there)
+                if there:
+                    here.append(before)
+                    assert self.state() == there.pop()
 
     @rule()
     def reopen(self) -> None:
