@@ -18,22 +18,12 @@ from ui.run import charts, control, fleet_page, launch_tab, log_view
 
 HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&/\n\0é\ud83d💥 1"), max_size=12)
 KEYS = (
-    "run draft id ids first kind which options do to action axis from text pattern level before at incident edit between path name repeats folder"
-    " query filter size page bucket all overwrite job store add remove paths uploads names drop more word code bytes beside file script"
+    "run draft id ids first kind which options do to action axis from text pattern level before at incident edit between"
+    " path name repeats folder query filter size page bucket all overwrite job store add remove paths uploads names drop"
+    " more word code bytes beside file script"
 )
-WORDS = [
-    *image_bulk.READS,
-    *image_bulk.CHANGES,
-    "my-run",
-    "../..",
-    "/proc",
-    "pause",
-    "save",
-    "probe",
-    "slurm",
-    "endpoint",
-    "time",
-]
+OWN = "my-run ../.. /proc pause save probe slurm endpoint time"
+WORDS = [*image_bulk.READS, *image_bulk.CHANGES, *OWN.split()]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | HOSTILE | st.sampled_from(WORDS),
     lambda inner: (
@@ -86,25 +76,8 @@ def test_any_call_of_a_browser_is_answered(calls, place, which, sent, known):
         assert [item.id for item in draft.items(place)] == before, "what is refused changes nothing"
 
 
-NO_RUN = [
-    None,
-    [],
-    {},
-    {"run": 3},
-    {"run": "../x"},
-    {"run": "/etc"},
-    {"run": "gone"},
-    {"run": "\0"},
-    {"run": "x" * 5000},
-]
-LOG = [
-    {"text": 1},
-    {"level": "all"},
-    {"level": ["error"]},
-    {"text": "x" * 201},
-    {"text": "a", "before": -1},
-    {"before": "0"},
-]
+NO_RUN = [None, [], {}, *({"run": name} for name in (3, "../x", "/etc", "gone", "\0", "x" * 5000))]
+LOG = [{"text": 1}, {"level": "all"}, {"level": ["error"]}, {"text": "x" * 201}, {"before": -1}, {"before": "0"}]
 OF_RUNS = [
     charts.chart_data, log_view.log_search, launch_tab.open_places, launch_tab.write_files, launch_tab.probe_start,
     launch_tab.diagnose, launch_tab.cancel_job, launch_tab.job_output,

@@ -230,6 +230,7 @@ class Walk(RuleBasedStateMachine):
         shutil.rmtree(self.place)
 
 
+@pytest.mark.slow
 def test_every_reachable_file_is_there_whatever_is_done():
-    options = settings(max_examples=40, stateful_step_count=30, suppress_health_check=list(HealthCheck))
+    options = settings(max_examples=20, stateful_step_count=30, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(Walk, settings=options)

@@ -13,7 +13,7 @@ from PIL import Image
 import runs
 from runs import dataset
 from runs.masks import png
-from ui.dataset import draft, image_edit
+from ui.dataset import draft, draft_store, image_edit
 from ui.new import form
 
 
@@ -82,15 +82,15 @@ def test_a_mask_is_drawn_on_the_rotated_image(mine, tmp_path, turn):
     assert again.tobytes() == shown.tobytes()
 
 
-def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path):
+def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path, monkeypatch):
+    monkeypatch.setattr(draft_store, "HISTORY_STEPS", 10)
     drop(mine, photo(tmp_path / "a.png", size=(64, 64)))
     item = item_of(mine, "a.png")
     image_edit.mask(mine, item.id, png(Image.new("L", (64, 64), 255)))
     assert item_of(mine, "a.png").mask is None
-    for level in range(130):
+    for level in range(30):
         image_edit.mask(mine, item.id, png(Image.new("L", (64, 64), level)))
-    files = list(draft.masks_dir(mine).iterdir())
-    assert len(files) <= 106  # those of 100 undo steps
+    assert len(list(draft.masks_dir(mine).iterdir())) <= 11  # those of 10 undo steps
     while draft.undo(mine):
         if name := item_of(mine, "a.png").mask if draft.items(mine) else "":
             assert (draft.masks_dir(mine) / name).is_file()
