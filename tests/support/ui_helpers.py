@@ -263,15 +263,8 @@ def write_incident(folder: Path, number: str = "0001", report: str = "# Hang", *
     """Write an incident into a run's folder."""
     path = folder / "incidents" / number
     path.mkdir(parents=True)
-    base = {
-        "id": number,
-        "kind": "hang",
-        "cause": "loader_worker_stuck",
-        "phase": "step",
-        "step": 41,
-        "recover_s": None,
-    }
-    (path / "incident.json").write_text(json.dumps({**base, **fields}), encoding="utf-8")
+    known = {"kind": "hang", "cause": "loader_worker_stuck", "phase": "step", "step": 41, "recover_s": None}
+    (path / "incident.json").write_text(json.dumps({"id": number, **known, **fields}), encoding="utf-8")
     (path / "report.md").write_text(report, encoding="utf-8")
     return path
 
@@ -284,16 +277,6 @@ def metrics_line(step: int, loss: float | None = 0.5, attempt: int = 1, second: 
 
 
 PACED = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.75"}  # a slow training
-
-
-def wait_for_step(folder: Path, step: int, seconds: float = 400) -> None:
-    """Wait until a run's status.json shows at least `step` steps."""
-    end, now = time.monotonic() + seconds, -1
-    while now < step:
-        assert time.monotonic() < end, f"step {now} after {seconds} s: {(folder / 'training.log').read_text()[-2000:]}"
-        time.sleep(0.1)
-        with contextlib.suppress(OSError, ValueError):
-            now = json.loads((folder / "status.json").read_text(encoding="utf-8"))["step"]
 
 
 def lora_file(path: Path, step: int | None = None, epoch: int | None = None, values: int = 64) -> Path:

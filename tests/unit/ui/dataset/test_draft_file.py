@@ -58,7 +58,10 @@ def unneeded(draft_id: str) -> list[str]:
     entries = [entry for state in states for entry in state["images"].values()]
     named = {entry[field] for entry in entries for field in ("stored", "mask")}
     folders = (draft.images_dir(draft_id), draft.masks_dir(draft_id))
-    return [path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if path.name not in named]
+    found = [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]
+    known = {key for state in states for key in state["images"]}
+    found += [path.name for path in draft.folder(draft_id).glob("thumbs/*") if path.name[:24] not in known]
+    return [name for name in found if name not in named]
 
 
 def test_undo_of_a_conversion_finds_the_dropped_images_after_their_drop_has_left_the_history(

@@ -7,10 +7,10 @@ import sqlite3
 import threading
 
 import pytest
-from draft_helpers import captions, drop, item_of, photo, run_of, set_caption, upload
+from draft_helpers import captions, drop, photo, run_of, set_caption, upload
 
 import runs
-from ui.dataset import draft, draft_store
+from ui.dataset import draft
 
 
 @pytest.fixture
@@ -39,21 +39,6 @@ def test_typing_is_one_step_and_one_drop_is_one_step(mine, tmp_path):
     assert draft.undo(mine) == "Undone: adding of 3 images." and captions(mine) == {}
     draft.redo(mine), draft.redo(mine)
     assert captions(mine) == {"0.png": "a cat", "1.png": "", "2.png": ""}
-
-
-def test_removed_images_leave_the_disk_when_they_leave_the_history(mine, tmp_path, no_merging, monkeypatch):
-    monkeypatch.setattr(draft_store, "HISTORY_STEPS", 3)
-    drop(mine, photo(tmp_path / "0.png", 0), photo(tmp_path / "1.png", 1))
-    gone = draft.original(mine, item_of(mine, "0.png").id)
-    thumb = draft.thumb(mine, item_of(mine, "0.png"))
-    draft.remove(mine, [item_of(mine, "0.png").id])
-    for n in range(3):
-        assert gone.is_file() and thumb.is_file()
-        set_caption(mine, "1.png", str(n))
-    assert not gone.exists() and not thumb.exists() and len(draft_store.read(mine)["history"]) == 3
-    assert [draft.undo(mine) is not None for _ in range(4)] == [True, True, True, False]
-    assert captions(mine) == {"1.png": ""}
-    assert draft.original(mine, item_of(mine, "1.png").id).is_file()
 
 
 def test_a_history_that_was_damaged_is_an_error_and_loses_nothing(mine, tmp_path):
