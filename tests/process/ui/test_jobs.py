@@ -38,6 +38,17 @@ print('{"ok": true}')
 sys.exit(int(code[0]) if code else 0)
 """
 
+# A server that starts the command at the moment when its standard input ends.
+SERVER = """
+import sys
+from pathlib import Path
+from ui import jobs
+folder, go = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.read()
+jobs.start(Path(folder), "work", ["job_program", folder, go], 60, prepare=lambda: print("prepared", flush=True))
+"""
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -90,6 +101,22 @@ def test_a_command_whose_process_was_killed_still_runs_and_can_be_cancelled(fold
     (tmp_path / "go").touch()
     jobs.start(folder, "work", words, 120)
     assert jobs.wait(folder, "work", 60).state == "done"
+
+
+def test_of_several_servers_one_prepares_and_starts_the_command(folder, words):
+    command = [sys.executable, "-c", SERVER, *words[1:]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    servers = [subprocess.Popen(command, **pipes, text=True, cwd=ROOT) for _ in range(3)]
+    assert [one.stdout.readline() for one in servers] == ["ready\n"] * 3
+    for one in servers:
+        one.stdin.close()
+    said = sorted(f"{one.stdout.read()}{one.stderr.read()[-60:]}".split(": ")[-1].strip() for one in servers)
+    assert said == ["It is running already", "It is running already", "prepared"]
+    for one in servers:
+        one.wait(60)
+    until(lambda: pids(folder), "the command runs")
+    jobs.cancel(folder, "work")  # this process is the next server
+    assert len(pids(folder)) == 1
 
 
 @pytest.mark.parametrize(("code", "state"), [("0", "done"), ("3", "failed")])
