@@ -8,10 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from monitor_helpers import wait_for
 
 from benchmarks.runs import write_runs
-from monitor.process.locks import LOCK, is_held
 from runs.paths import ROOT
 
 NUMBER = 150
@@ -76,22 +74,3 @@ def test_without_json_status_reads_no_history_and_resume_all_finds_nothing(data)
     started, kinds, modules = run(data, "monitor", "resume-all", "--json")
     assert started == [] and kinds == {"status.json": NUMBER, "monitor.lock": NUMBER, ".queue.json": 1}
     assert "pydantic" not in modules
-
-
-def test_resume_all_finds_the_one_that_a_reboot_interrupted(data, tmp_path):
-    folder = data / "outputs" / "run-0050"
-    path, before = folder / "status.json", (folder / "status.json").read_text()
-    path.write_text(json.dumps({**json.loads(before), "state": "running"}))
-    (folder / "run.toml").rename(tmp_path / "run.toml")  # a script of the user's own: exit 0 is a completed run
-    (folder / "train.sh").write_text("exit 0\n")
-    env = {**os.environ, "HANGPROOF_DATA": str(data)}
-    try:
-        command = [sys.executable, "-m", "monitor", "resume-all", "--json"]
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
-        (started,) = json.loads(done.stdout.splitlines()[-1])
-        assert started["folder"] == str(folder)
-        wait_for(lambda: json.loads(path.read_text())["state"] == "completed", what="the resumed run completes")
-        wait_for(lambda: not is_held(folder / LOCK), what="its monitor ends")
-    finally:
-        (tmp_path / "run.toml").rename(folder / "run.toml")
-        path.write_text(before)
