@@ -348,16 +348,12 @@ def labels(folder) -> dict[str, str]:
 
 def test_the_figures_of_the_machine_are_shown_where_they_are_known(data):
     gpu = {"name": "RTX", "utilization": 97, "memory_used": 10_000_000_000, "memory_total": 24_000_000_000}
-    known = {
-        "elapsed_s": 3725,
-        "cpu_cores": 1.84,
-        "memory_bytes": 3_200_000_000,
-        "disk_free": 51_000_000_000,
-        "step_s": 0.11,
-    }
+    known = {"elapsed_s": 3725, "cpu_cores": 1.84, "memory_bytes": 3_200_000_000, "disk_free": 51_000_000_000}
+    known |= {"step_s": 0.11, "eta_s": 200, "loss": 0.25}
     shown = labels(write_run(data, "all", gpus=[gpu], **known))
     assert shown["GPU"] == "97 %" and shown["GPU memory"] == "10.0 of 24.0 GB" and shown["Elapsed"] == "1 h 2 min"
     assert shown["CPU"].startswith("1.8 of ") and shown["Memory"] == "3.2 GB" and shown["Disk"] == "51.0 GB free"
+    assert shown["Time left"] == "3 min 20 s" and shown["Loss"] == "0.25"
     assert shown["Speed"] == "9.1 steps/s" and "Speed" not in labels(write_run(data, "none", step=0, step_s=0.11))
     odd = {"gpus": [7, {"utilization": "x"}], "cpu_cores": None, "disk_free": "x", "elapsed_s": None}
     assert not {"GPU", "CPU", "Memory", "Disk", "Elapsed"} & set(labels(write_run(data, "odd", **odd)))
