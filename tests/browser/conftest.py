@@ -1,8 +1,11 @@
 """Fixtures of the page's tests in a browser."""
 
 import pytest
-from ui_helpers import alone, kill_runs, serving
+from ui_helpers import alone, serving
+from ui_helpers import runs_data as data
 from ui_page import a_tab, open_page
+
+__all__ = ["data"]
 
 
 @pytest.fixture(autouse=True)
@@ -22,16 +25,6 @@ def page(browser, server):
     with a_tab(browser, timezone_id="Asia/Tokyo", locale="en-GB") as tab:
         open_page(tab, server)
         yield tab
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """A data folder of its own, for this process too; what runs in it is killed at the end."""
-    root = tmp_path / "data"
-    monkeypatch.setenv("HANGPROOF_DATA", str(root))
-    yield root
-    (root / "outputs" / ".queue.json").unlink(missing_ok=True)
-    kill_runs(root)
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 import presets
 import runs
+from runs import masks
 from ui.dataset import draft, draft_store
 
 
@@ -57,22 +59,22 @@ def captions(draft_id: str) -> dict[str, str]:
     return {f"{item.folder}/{item.file}".removeprefix("/"): item.caption for item in draft.items(draft_id)}
 
 
-def photo(path: Path, seed: int = 0, size=(96, 64), **save) -> Path:
+def photo(path, seed: int = 0, size=(96, 64), **save):
     """A picture unlike that of any other seed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draw = random.Random(seed)
-    small = Image.frombytes("RGB", (8, 8), draw.randbytes(192))
+    if isinstance(path, Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    small = Image.frombytes("RGB", (8, 8), random.Random(seed).randbytes(192))
     small.resize(size, Image.Resampling.BICUBIC).save(path, **save)
     return path
 
 
-def photo_folder(root: Path, number: int, caption: str = "number {}") -> Path:
+def photo_folder(root: Path, number: int) -> Path:
     """A folder of large photos with captions. They differ in what follows the image, because to draw them takes long."""
     content = photo(root.parent / "one.jpg", 5, size=(3000, 2000), quality=92).read_bytes()
     root.mkdir()
     for n in range(number):
         (root / f"{n}.jpg").write_bytes(content + f"{n}".encode())
-        (root / f"{n}.txt").write_text(caption.format(n))
+        (root / f"{n}.txt").write_text(f"number {n}")
     return root
 
 
@@ -103,10 +105,23 @@ def stored_forms(data: Path) -> list[dict]:
     return found
 
 
-def png(seed: int = 0, size=(96, 64)) -> bytes:
+def png(seed: int = 0) -> bytes:
     buffer = io.BytesIO()
-    Image.frombytes("RGB", (8, 8), random.Random(seed).randbytes(192)).resize(size).save(buffer, "PNG")
+    photo(buffer, seed, format="PNG")
     return buffer.getvalue()
+
+
+def top_ignored(width: int, height: int) -> bytes:
+    """A mask that ignores the upper half."""
+    mask = Image.new("L", (width, height), 255)
+    mask.paste(0, (0, 0, width, height // 2))
+    return masks.png(mask)
+
+
+def mask_of(draft_id: str, item: draft.Item) -> np.ndarray:
+    """The pixels of an image's mask."""
+    with Image.open(draft.masks_dir(draft_id) / item.mask) as image:
+        return np.asarray(image)
 
 
 def run_of(draft_id: str, **fields) -> Path:

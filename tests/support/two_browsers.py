@@ -1,9 +1,7 @@
 """Two browsers at once, one of them narrow and dark, on a page whose server is killed: shared by the tests of whole flows."""
 
 import contextlib
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from ui_helpers import Server
 from ui_page import a_tab, open_page
@@ -16,32 +14,6 @@ def two_browsers(browser) -> Iterator[tuple]:
         yield first, second
         for page in (first, second):
             page.errors[:] = [text for text in page.errors if "fetch" not in text]
-
-
-def open_run(server: Server, run: str, *pages) -> None:
-    """Open the page of a run."""
-    for page in pages:
-        page.goto(f"{server.url}/?run={run}")
-        page.locator("body.hp-open").wait_for()
-        page.locator(f"[data-testid=run-name][data-run='{run}']").wait_for()
-
-
-def open_check(page, name: str):
-    """The part of a run's page for a check, opened; what runs is open already."""
-    check = page.locator(f"#check-{name}")
-    if check.count() == 0:
-        page.locator("#checks-fold > button.label-wrap").click()
-    check.wait_for()
-    if "open" not in (check.locator("> button.label-wrap").get_attribute("class") or "").split():
-        check.locator("> button.label-wrap").click()
-    return check
-
-
-def open_tab(server: Server, tab: str, *pages) -> None:
-    """Open a tab of the page by its address: a narrow page has some of them in a menu."""
-    for page in pages:
-        page.goto(f"{server.url}/?tab={tab}")
-        page.locator("body.hp-open").wait_for()
 
 
 def continue_draft(page, server: Server) -> None:
@@ -63,16 +35,3 @@ def stays_open(*pages) -> None:
 def was_not_reloaded(page) -> bool:
     """Whether the page is the one that `stays_open` marked."""
     return page.evaluate("window.notReloaded === true")
-
-
-def status(folder: Path) -> dict:
-    """What the run's monitor says; {} before it says anything."""
-    with contextlib.suppress(FileNotFoundError):
-        return json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    return {}
-
-
-def trained_steps(folder: Path) -> list[int]:
-    """The steps of metrics.jsonl in the order of its lines: a step that was trained twice is there twice."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["step"] for line in lines if '"step"' in line and '"kind": "step"' in line]

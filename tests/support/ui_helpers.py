@@ -24,15 +24,7 @@ from nursery import Forked, Nursery
 from ui.token import bearer, cookie_value
 
 PROJECT = Path(__file__).resolve().parents[2]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update"
 
 
 def photos(*names: str) -> list[Path]:
@@ -62,14 +54,8 @@ def alone(folder: Path) -> dict[str, str]:
 @functools.cache
 def browser_path() -> str | None:
     """Path of the browser: the one test.sh found, else one on PATH, else Playwright's own."""
-    for name in (
-        os.environ.get("CHROMIUM"),
-        "chromium-headless-shell",
-        "chromium",
-        "chromium-browser",
-        "google-chrome",
-        "google-chrome-stable",
-    ):
+    names = "chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable"
+    for name in (os.environ.get("CHROMIUM"), *names.split()):
         if name and (found := shutil.which(name)):
             return found
     from playwright.sync_api import sync_playwright
@@ -133,9 +119,7 @@ class Server:
             if self.process.poll() is not None:
                 break
             time.sleep(0.02)
-        raise AssertionError(
-            f"the server did not print {text!r}: {self.log.read_text(encoding='utf-8', errors='replace')}"
-        )
+        raise AssertionError(f"the server did not print {text!r}: {self.log.read_text('utf-8', 'replace')}")
 
     @property
     def token(self) -> str:
@@ -182,6 +166,16 @@ def serving(data: Path, *arguments: str, port: int | None = None, fresh: bool = 
         server.stop()
 
 
+@pytest.fixture
+def runs_data(tmp_path, monkeypatch):
+    """A data folder of its own, for this process too; what runs in it is killed at the end."""
+    root = tmp_path / "data"
+    monkeypatch.setenv("HANGPROOF_DATA", str(root))
+    yield root
+    (root / "outputs" / ".queue.json").unlink(missing_ok=True)
+    kill_runs(root)
+
+
 def kill_runs(data: Path) -> None:
     """Kill all processes of the runs in a data folder; each has the folder's path in its environment."""
     for process in psutil.process_iter():
@@ -206,7 +200,7 @@ def browsing() -> Iterator:
 
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setattr(Page, "goto", goto_with_cookie)
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS.split(), "--disable-sync"])
         loop = asyncio._get_running_loop()
         try:
             yield browser
@@ -269,30 +263,20 @@ def write_incident(folder: Path, number: str = "0001", report: str = "# Hang", *
     """Write an incident into a run's folder."""
     path = folder / "incidents" / number
     path.mkdir(parents=True)
-    base = {
-        "id": number,
-        "kind": "hang",
-        "cause": "loader_worker_stuck",
-        "phase": "step",
-        "step": 41,
-        "recover_s": None,
-    }
-    (path / "incident.json").write_text(json.dumps({**base, **fields}), encoding="utf-8")
+    known = {"kind": "hang", "cause": "loader_worker_stuck", "phase": "step", "step": 41, "recover_s": None}
+    (path / "incident.json").write_text(json.dumps({"id": number, **known, **fields}), encoding="utf-8")
     (path / "report.md").write_text(report, encoding="utf-8")
     return path
 
 
+def metrics_line(step: int, loss: float | None = 0.5, attempt: int = 1, second: float = 0.0) -> str:
+    """A line of metrics.jsonl."""
+    t = f"2026-11-22T12:{int(second) // 60:02d}:{second % 60:06.3f}Z"
+    values = {"kind": "step", "t": t, "attempt": attempt, "step": step, "loss": loss, "lr": 1e-4, "step_s": 1.0}
+    return json.dumps(values) + "\n"
+
+
 PACED = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": "0.75"}  # a slow training
-
-
-def wait_for_step(folder: Path, step: int, seconds: float = 400) -> None:
-    """Wait until a run's status.json shows at least `step` steps."""
-    end, now = time.monotonic() + seconds, -1
-    while now < step:
-        assert time.monotonic() < end, f"step {now} after {seconds} s: {(folder / 'training.log').read_text()[-2000:]}"
-        time.sleep(0.1)
-        with contextlib.suppress(OSError, ValueError):
-            now = json.loads((folder / "status.json").read_text(encoding="utf-8"))["step"]
 
 
 def lora_file(path: Path, step: int | None = None, epoch: int | None = None, values: int = 64) -> Path:

@@ -29,9 +29,7 @@ def a_tab(browser, width: int = 1280, height: int = 900, **options) -> Iterator:
     page.on("request", lambda r: waiting.update({r: time.monotonic()}))
     for ended in ("requestfinished", "requestfailed"):
         page.on(ended, lambda r: waiting.pop(r, None))
-    page.on(
-        "requestfailed", lambda r: unanswered.append(r.url)
-    )  # the server is gone; an HTTP status, such as 404, is an answer
+    page.on("requestfailed", lambda r: unanswered.append(r.url))  # the server is gone: a 404 is an answer
     page.on("console", lambda message: console.append(message.text))
     try:
         yield page
@@ -78,13 +76,10 @@ def drop(page, *paths, count: int) -> None:
     page.get_by_test_id("image-count").get_by_text(f"{count} image", exact=False).wait_for()
 
 
-def captions(page) -> dict[str, str]:
-    """Captions by image file."""
-    cards = page.locator(".hp-card")
-    return {
-        cards.nth(n).get_attribute("data-file"): cards.nth(n).locator("textarea").input_value()
-        for n in range(cards.count())
-    }
+def captions(page, name: str = "card.dataset.file") -> dict[str, str]:
+    """Captions by image file, or by what the expression `name` says of a card."""
+    entry = f"(card) => [{name}, card.querySelector('textarea').value]"
+    return page.evaluate(f"Object.fromEntries([...document.querySelectorAll('.hp-card')].map({entry}))")
 
 
 def caption(page, file: str):

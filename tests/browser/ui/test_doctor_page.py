@@ -35,14 +35,7 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
         report = machine.locator("#doctor-report textarea")
         report.wait_for()  # it looks by itself when it is opened
         rows = {row.locator("strong").inner_text(): row for row in machine.locator(".hp-finding").all()}
-        assert {
-            "Python",
-            "GPU",
-            "Memory",
-            "Disk speed of runs",
-            "Built-in trainer PyTorch",
-            "sd-scripts",
-        } <= rows.keys()
+        assert {"Python", "GPU", "Memory", "Disk speed of runs", "Built-in trainer PyTorch", "sd-scripts"} <= {*rows}
         assert rows["Python"].get_attribute("data-status") == "ok" and "./start.sh" in rows["sd-scripts"].inner_text()
         assert f"(pid {process.pid}) of the run left-over" in machine.inner_text()
 

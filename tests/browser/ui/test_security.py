@@ -46,13 +46,10 @@ def attacker(pages: dict[str, str]) -> Iterator[int]:
 @contextlib.contextmanager
 def free_tab(browser) -> Iterator:
     """A tab that may go anywhere and may see errors, as an attack needs, and that has no cookie."""
-    context = browser.new_context()
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE_S * 1000)
-    try:
+    with contextlib.closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_S * 1000)
         yield page
-    finally:
-        context.close()
 
 
 def give_login(page, server: Server) -> None:
@@ -172,10 +169,7 @@ def test_logging_in_and_out(listening, browser):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         user, password = page.get_by_label("User name"), page.get_by_label("Password")
         assert user.get_attribute("autocomplete") == "username"
-        assert (
-            password.get_attribute("autocomplete") == "current-password"
-            and password.get_attribute("type") == "password"
-        )
+        assert [password.get_attribute(name) for name in ("autocomplete", "type")] == ["current-password", "password"]
         page.keyboard.type("me")  # the first field has the focus
         page.keyboard.press("Tab")
         page.keyboard.type("wrong")
@@ -243,13 +237,9 @@ def test_the_printed_and_the_opened_address_open_the_page(tmp_path, browser):
     opener.write_text(f'#!/bin/sh\necho "$1" > {seen}.new && mv {seen}.new {seen}\n')
     opener.chmod(0o755)
     env = {**os.environ, "HANGPROOF_DATA": str(tmp_path / "data"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
-    process = subprocess.Popen(
-        [sys.executable, "app.py", "--port", str(port)],
-        cwd=PROJECT,
-        env={**env, "BROWSER": f"{opener} %s"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    env["BROWSER"] = f"{opener} %s"
+    command = [sys.executable, "app.py", "--port", str(port)]
+    process = subprocess.Popen(command, cwd=PROJECT, env=env, stdout=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline()
         secret = (tmp_path / "config" / "hangproof" / "token").read_text()
@@ -260,14 +250,12 @@ def test_the_printed_and_the_opened_address_open_the_page(tmp_path, browser):
         assert opened.startswith("file:///") and secret not in opened
         assert Path(opened.removeprefix("file://")).stat().st_mode & 0o077 == 0
         for address in (printed, opened):
-            context = browser.new_context()
-            page = context.new_page()
-            page.goto(address)
-            page.locator("body.hp-open").wait_for()
-            assert page.url == f"http://127.0.0.1:{port}/"
-            page.go_back()
-            assert secret not in page.url
-            context.close()
+            with free_tab(browser) as page:
+                page.goto(address)
+                page.locator("body.hp-open").wait_for()
+                assert page.url == f"http://127.0.0.1:{port}/"
+                page.go_back()
+                assert secret not in page.url
         process.terminate()
         assert process.wait(PATIENCE_S) == 0 and not list((tmp_path / "data").rglob("*.html"))
     finally:

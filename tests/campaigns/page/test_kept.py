@@ -4,7 +4,6 @@ Two minutes. PAGE_KILLS=100 for a longer one; PAGE_SEED repeats one.
 """
 
 import contextlib
-import json
 import os
 import random
 import threading
@@ -12,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from draft_helpers import photo
 from playwright.sync_api import Error as PlaywrightError
-from ui_helpers import Server
-from ui_page import PATIENCE_S, choose_tiny, nothing_is_kept, open_page, until
+from ui_helpers import Server, kill_runs
+from ui_page import PATIENCE_S, captions, choose_tiny, nothing_is_kept, open_page, until
 
 from ui.dataset import draft
 
@@ -44,10 +44,6 @@ TYPE = """([selector, text]) => {
 }"""
 
 
-KEPT = """() => [hangproof.unsaved(), hangproof.kept(), hangproof.trouble(), document.body.className,
-  document.querySelector(".hp-banner")?.innerText, document.querySelector(".hp-notes")?.innerText]"""
-
-
 class Campaign:
     """Two tabs of one browser, a user who acts in both, and a server that is killed now and then."""
 
@@ -66,7 +62,6 @@ class Campaign:
         self.dropped: dict[str, bool] = {}  # file → whether the drop certainly reached the page
         self.ever: dict[str, set[str]] = {}  # image → all texts typed for it
         self.last: dict[str, tuple[int, float]] = {}  # field or image → tab and time of the last typing
-        self.done: dict[str, int] = {}
 
     def note_saved(self, image: str, text: str) -> None:
         self.saved.append((image, int(text.split()[-1])))
@@ -92,9 +87,9 @@ class Campaign:
         cards = self.cards()
         if cards:
             image, number = self.random.choice(cards), self.next()
-            selector = f".hp-card[data-id='{image}'] textarea"
-            self.ever.setdefault(image, set()).add(f"text number {number}")
-            self.typed(self.captions, image, number, selector, f"text number {number}")
+            text = f"text number {number}"
+            self.ever.setdefault(image, set()).add(text)
+            self.typed(self.captions, image, number, f".hp-card[data-id='{image}'] textarea", text)
 
     def type_field(self) -> None:
         key = self.random.choice(("name", "trigger", "epochs", "repeats"))
@@ -102,18 +97,13 @@ class Campaign:
         self.typed(self.fields, key, text, f"#{key} input, #{key} textarea", text)
 
     def drop(self) -> None:
-        from PIL import Image
-
         number, page = self.next(), self.random.choice(self.tabs)
-        path = self.work / f"dropped-{number}.png"
-        image = Image.frombytes("RGB", (96, 96), self.random.randbytes(96 * 96 * 3))
-        image.save(path)
-        self.dropped[path.name] = False
+        path = photo(self.work / f"dropped-{number}.png", number)
         try:
             before = page.evaluate("document.body.classList.contains('hp-open') && performance.timeOrigin")
             if not before:
-                del self.dropped[path.name]
                 return
+            self.dropped[path.name] = False
             page.get_by_test_id("image-picker").set_input_files(str(path), timeout=10_000)
             page.wait_for_timeout(300)
             self.dropped[path.name] = page.evaluate("performance.timeOrigin") == before
@@ -142,9 +132,7 @@ class Campaign:
 
     def act(self) -> None:
         actions = (self.type_caption,) * 6 + (self.type_field,) * 3 + (self.drop,) * 2 + (self.reorder, self.start)
-        action = self.random.choice(actions)
-        action()
-        self.done[action.__name__] = self.done.get(action.__name__, 0) + 1
+        self.random.choice(actions)()
         for page in self.tabs:  # Start opens the run's page
             try:
                 page.evaluate("document.querySelector('#tabs [role=tab]')?.click()")
@@ -177,11 +165,7 @@ class Campaign:
         for page in self.tabs:
             if page.url.startswith("chrome-error:"):  # reloaded while the server was dead: the user opens it again
                 open_page(page, server)
-            try:
-                until(lambda page=page: nothing_is_kept(page), "the server has everything", 2 * PATIENCE_S)
-            except AssertionError as error:
-                kept = page.evaluate(f"window.hangproof ? ({KEPT})() : document.body.innerText")
-                raise AssertionError(f"still kept in the browser: {page.url} {kept}") from error
+            until(lambda page=page: nothing_is_kept(page), "the server has everything", 2 * PATIENCE_S)
         # A page that was just reloaded looks for its kept files a moment later.
         with contextlib.suppress(AssertionError):
             until(lambda: not self.missing(), "every image that was dropped is in the draft")
@@ -198,16 +182,10 @@ class Campaign:
         for page in self.tabs:  # a tab asks again for its page when another one has stored a caption
 
             def shows_what_is_stored(page=page) -> bool:
-                shown = {c: t for c, t in captions_by_id(page).items() if c in found}
+                shown = {c: t for c, t in captions(page, "card.dataset.id").items() if c in found}
                 return shown == {c: found[c].caption for c in shown}
 
             until(shows_what_is_stored, "each tab shows the captions that are stored")
-
-
-def captions_by_id(page) -> dict[str, str]:
-    script = "Object.fromEntries([...document.querySelectorAll('.hp-card')].map((c) => [c.dataset.id, c.querySelector('textarea').value]))"
-    found: dict[str, str] = page.evaluate(script)
-    return found
 
 
 def check_runs(data: Path, user: Campaign) -> int:
@@ -253,28 +231,15 @@ def campaign(browser, data: Path, work: Path, kills: int, seed: int) -> None:
             for _ in range(user.random.randrange(8)):
                 user.act()
             server.stop()
+            kill_runs(data)  # those that Start made
             server = Server(data, port=server.port)
             server.wait_for_output("Hangproof is running at")
-            kill_runs_but(data, server)
-            print(
-                f"kill {kill + 1} of {kills} (seed {seed}): {len(user.saved)} saved marks, done: {json.dumps(user.done)}"
-            )
+            print(f"kill {kill + 1} of {kills} (seed {seed}): {len(user.saved)} saved marks, {user.number} actions")
         user.check_everything(server)
         print(f"runs: {check_runs(data, user)}, images: {len(user.dropped)}, texts: {user.number}")
     finally:
         server.stop()
         user.context.close()
-
-
-def kill_runs_but(data: Path, server: Server) -> None:
-    """Kill the runs that Start made, not the server."""
-    import psutil
-
-    keep = {server.process.pid, *(child.pid for child in psutil.Process(server.process.pid).children(recursive=True))}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.pid not in keep and process.environ().get("HANGPROOF_DATA") == str(data):
-                process.kill()
 
 
 @pytest.mark.timeout(3600)

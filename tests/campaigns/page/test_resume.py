@@ -30,17 +30,17 @@ def test_a_run_is_monitored_stopped_and_resumed_from_its_checkpoint(tab, data):
         assert step_of(tab) == 24
 
         tab.locator("#go").get_by_text("Train longer").click()
-        tab.locator("#run-notice").get_by_text(
-            "Total epochs: Already trained for 6 epochs; enter a larger number"
-        ).wait_for()
+        told = "Total epochs: Already trained for 6 epochs; enter a larger number"
+        tab.locator("#run-notice").get_by_text(told).wait_for()
         field(tab, "total").fill("8")
         tab.locator("#go").get_by_text("Train longer").click()
         tab.get_by_test_id("steps").get_by_text("32 of 32 steps").wait_for(timeout=RUN_S * 1000)
         state_is(tab, "completed")
         steps = [int(s) for s in re.findall(r'"step": ?(\d+)', (folder / "metrics.jsonl").read_text())]
-        assert steps == list(
-            range(1, 33)
-        )  # none repeated: it continued from the stop's checkpoint, and then from its end
+        assert steps == [*range(1, 33)]  # none repeated: it continued from the stop's checkpoint, and then from its end
+        tab.locator("#run-charts").scroll_into_view_if_needed()  # what is not on the screen is not asked for
+        tab.locator(".hp-main-chart[aria-label^='Loss, step 1 to step 32']").wait_for()
+        assert tab.locator(".hp-main-chart .hp-mark").count() == 2, "where it continued"
 
         tab.get_by_role("button", name="New LoRA from this run").click()
         tab.locator("#new-note").get_by_text("Copied the settings, images and captions of 'stopped'").wait_for()

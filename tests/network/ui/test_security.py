@@ -24,26 +24,20 @@ JSON = {"Content_Type": "application/json"}
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name, kind, shown",
-    [
-        ("a.png", "image/png", True),
-        ("a.JPG", "image/jpeg", True),
-        ("a.webp", "image/webp", True),
-        ("a.gif", "image/gif", True),
-        ("a.avif", "image/avif", True),
-        ("a.txt", "text/plain; charset=utf-8", False),
-        ("training.log", "text/plain; charset=utf-8", False),
-        ("a.safetensors", "application/octet-stream", False),
-    ],
-)
-def test_a_file_of_a_run_is_an_image_or_a_download(server, name, kind, shown):
+KINDS = {f"a.{kind}": f"image/{kind}" for kind in ("png", "webp", "gif", "avif")} | {"a.JPG": "image/jpeg"}
+KINDS |= dict.fromkeys(("a.txt", "training.log"), "text/plain; charset=utf-8") | {
+    "a.safetensors": "application/octet-stream"
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_file_of_a_run_is_an_image_or_a_download(server, name):
     path = server.data / "outputs" / "kinds" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(CONTENT)
     status, headers, body = ask(server, "GET", f"/gradio_api/file={path}")
-    assert (status, headers["Content-Type"], body) == (200, kind, CONTENT)
-    assert headers["Content-Disposition"].startswith("inline" if shown else "attachment")
+    assert (status, headers["Content-Type"], body) == (200, KINDS[name], CONTENT)
+    assert headers["Content-Disposition"].startswith("inline" if KINDS[name].startswith("image") else "attachment")
     assert headers["X-Content-Type-Options"] == "nosniff"
 
 
@@ -62,33 +56,20 @@ def test_files_are_found_only_by_their_own_path(server, tmp_path):
     photo, data = photos("chelsea.png")[0].read_bytes(), server.data
     draft = data / "datasets" / ".drafts" / ("a" * 24)
     thumb, state = draft / "thumbs" / "1.jpg", draft / "draft.sqlite"
-    waiting, outside, link = (
-        data / "datasets" / ".uploads" / "x" / "1.png",
-        tmp_path / "outside.png",
-        data / "outputs" / "link.png",
-    )
+    waiting, outside = data / "datasets" / ".uploads" / "x" / "1.png", tmp_path / "outside.png"
+    link = data / "outputs" / "link.png"
     for path in (thumb, state, waiting, outside, data / "models.toml"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(photo)
     link.symlink_to(outside)
     assert ask(server, "GET", f"/gradio_api/file={thumb}")[0] == 200
     refused = [state, waiting, outside, link, data / "outputs", data / "models.toml", server.log, PROJECT / "app.py"]
-    refused += [
-        PROJECT / "presets" / "models.toml",
-        f"{data}/outputs/../models.toml",
-        f"{data}/outputs/../../outside.png",
-    ]
+    refused += [f"{data}/outputs/../models.toml", f"{data}/outputs/../../outside.png", PROJECT / "presets/models.toml"]
     refused += [f"{data}/datasets/.drafts/../.uploads/x/1.png", f"{data}/outputs/%2e%2e/datasets/.uploads/x/1.png"]
     refused += ["/etc/passwd", "http://127.0.0.1:1/a.png", "a%00.png", "", "x" * 5000]
     (data / "models.toml").rename(tmp_path / "models.toml")  # the page reads it
-    others = [
-        f"/gradio_api/file/{thumb}",
-        f"/file={thumb}",
-        "/gradio_api/proxy=http://127.0.0.1/",
-        "/gradio_api//file=/x",
-        "/api/gradio_api/file=/etc/passwd",
-        "/api/nonsense",
-    ]
+    others = [f"/gradio_api/file/{thumb}", f"/file={thumb}", "/gradio_api/proxy=http://127.0.0.1/"]
+    others += ["/gradio_api//file=/x", "/api/gradio_api/file=/etc/passwd", "/api/nonsense"]
     for path in [*(f"/gradio_api/file={path}" for path in refused), *others]:
         status, _, body = ask(server, "GET", path)
         assert status == 404 and photo[:100] not in body and b"root:" not in body, path
@@ -141,23 +122,10 @@ def raw(server: Server, *lines: str) -> int:
 @pytest.mark.parametrize("mode", ["server", "listening"])
 def test_a_foreign_host_name_or_origin_is_refused(mode, request):
     one = request.getfixturevalue(mode)
-    evil = (
-        "evil.example",
-        f"evil.example:{one.port}",
-        f"127.0.0.1.evil.example:{one.port}",
-        "203.0.113.7",
-        "",
-        "a@127.0.0.1",
-    )
-    for path in (
-        "/",
-        "/config",
-        "/api/config",
-        "/login",
-        "/gradio_api/heartbeat/a",
-        f"http://127.0.0.1:{one.port}/config",
-    ):
-        for host in evil:
+    evil = f"evil.example evil.example:{one.port} 127.0.0.1.evil.example:{one.port} 203.0.113.7 a@127.0.0.1"
+    paths = f"/ /config /api/config /login /gradio_api/heartbeat/a http://127.0.0.1:{one.port}/config"
+    for path in paths.split():
+        for host in ("", *evil.split()):
             assert raw(one, f"GET {path} HTTP/1.1", f"Host: {host}") in (400, 403), (path, host)
     assert raw(one, "GET /login HTTP/1.1", f"Host: 127.0.0.1:{one.port}", "Host: evil.example") in (400, 403)
     body = ask(one, "GET", "/", Host="evil.example")[2].decode()
@@ -172,15 +140,8 @@ def test_a_foreign_host_name_or_origin_is_refused(mode, request):
 
 def test_the_names_of_this_machine_and_of_the_proxy_are_accepted(listening):
     addresses = {a.address for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET}
-    names = {
-        "localhost",
-        socket.gethostname(),
-        *addresses,
-        "train.example.org",
-        "TRAIN.example.org",
-        "third.example.org",
-    }
-    for name in (*names, "abc-7860.proxy.runpod.net"):
+    named = ["localhost", "train.example.org", "TRAIN.example.org", "third.example.org", "abc-7860.proxy.runpod.net"]
+    for name in {socket.gethostname(), *addresses, *named}:
         for host in (name, f"{name}:{listening.port}"):
             assert ask(listening, "GET", "/login", Host=host)[0] == 200, host
             assert ask(listening, "GET", "/login", Host=host, Origin=f"https://{host}")[0] == 200, host
@@ -229,15 +190,8 @@ def test_wrong_passwords_slow_down_also_many_at_the_same_time(tmp_path):
 
 def test_the_api_is_not_described(server, listening):
     _, _, cookie = log_in(listening)
-    for path in [
-        "/openapi.json",
-        "/docs",
-        "/redoc",
-        "/gradio_api/openapi.json",
-        "/monitoring",
-        "/gradio_api/mcp/",
-        "/token",
-    ]:
+    paths = "/openapi.json /docs /redoc /gradio_api/openapi.json /monitoring /gradio_api/mcp/ /token"
+    for path in paths.split():
         assert ask(server, "GET", path)[0] == 404, path
         assert ask(listening, "GET", path)[0] in (401, 404), path
         assert ask(listening, "GET", path, Cookie=cookie)[0] == 404, path
@@ -297,10 +251,7 @@ def test_the_health_check_needs_the_token_and_tells_nothing(listening):
     bearer = {"Authorization": f"Bearer {listening.token}"}  # beside the login, as the container's health check
     status, headers, body = ask(listening, "GET", "/healthz", **bearer)
     assert (status, json.loads(body)) == (200, {"status": "ok"}) and headers["cache-control"] == "no-store"
-    assert (
-        ask(listening, "HEAD", "/healthz", **bearer)[0] == 200
-        and ask(listening, "POST", "/healthz", **bearer)[0] == 405
-    )
+    assert [ask(listening, method, "/healthz", **bearer)[0] for method in ("HEAD", "POST")] == [200, 405]
     outputs = listening.data / "outputs"
     outputs.rename(listening.data / "away")
     try:

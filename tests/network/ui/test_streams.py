@@ -12,145 +12,91 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from ui_helpers import free_port
+from ui_page import until
 
 from ui import queue_wakes, streams
 
 WAIT_S = 60  # only stops what hangs
 
 
-class Page:
-    """A small Gradio page behind `Streams`, with one event that answers after the seconds that it gets."""
-
-    def __init__(self, port: int, with_streams: bool = True):
-        self.port = port
-        with gr.Blocks(analytics_enabled=False) as blocks:
-            box = gr.Textbox()
-            box.submit(self.answer, box, box)
-        self.blocks = blocks
-        app = gr.mount_gradio_app(FastAPI(), blocks, "/", ssr_mode=False)
-        self.installed = queue_wakes.install(blocks)
-        inner = streams.Streams(app) if with_streams else app
-        self.server = uvicorn.Server(uvicorn.Config(inner, "127.0.0.1", port, log_level="warning", ws="none"))
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-
-    @staticmethod
-    def answer(text: str) -> str:
-        """Sleep for so many seconds."""
-        time.sleep(float(text))
-        return f"after {text}"
-
-    def join(self, session: str, seconds: float) -> str:
-        """Join an event; returns its id."""
-        body = {"data": [str(seconds)], "fn_index": 0, "session_hash": session}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
-        connection.request("POST", streams.JOIN, json.dumps(body), {"content-type": "application/json"})
-        reply = connection.getresponse()
-        assert reply.status == 200, reply.read()
-        found = json.loads(reply.read())["event_id"]
-        connection.close()
-        return found
-
-
-class Stream:
-    """The stream of answers of a session, read message by message."""
-
-    def __init__(self, page: Page, session: str):
-        self.connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=WAIT_S)
-        self.connection.request("GET", f"{streams.DATA}?session_hash={session}")
-        self.reply = self.connection.getresponse()
-
-    def next(self) -> dict:
-        """The next message; {"msg": "end"} at the end."""
-        while line := self.reply.readline():
-            if line.startswith(b"data:"):
-                return json.loads(line[5:])
-        return {"msg": "end"}
-
-    def until(self, *kinds: str) -> dict:
-        """The next message of one of these kinds."""
-        while (message := self.next())["msg"] not in (*kinds, "end"):
-            pass
-        return message
+def answer(text: str) -> str:
+    """The event of the page: it sleeps for so many seconds."""
+    time.sleep(float(text))
+    return f"after {text}"
 
 
 @pytest.fixture
-def page(request, monkeypatch) -> Iterator[Page]:
-    """A served page. Parameter: whether `Streams` is in front."""
+def page(monkeypatch) -> Iterator[gr.Blocks]:
+    """A small Gradio page behind `Streams`, served at its `port`."""
     monkeypatch.setattr(queue_wakes, "IDLE_S", 600.0)  # so that only a wake, never the clock, starts an event
-    found = Page(free_port(), getattr(request, "param", True))
-    found.thread.start()
-    end = time.monotonic() + WAIT_S
-    while not found.server.started and time.monotonic() < end:
-        time.sleep(0.02)
-    yield found
-    found.server.should_exit = found.server.force_exit = True
-    found.thread.join(WAIT_S)
+    with gr.Blocks(analytics_enabled=False) as blocks:
+        box = gr.Textbox()
+        box.submit(answer, box, box)
+    app = gr.mount_gradio_app(FastAPI(), blocks, "/", ssr_mode=False)
+    assert queue_wakes.install(blocks)
+    blocks.port = free_port()
+    server = uvicorn.Server(
+        uvicorn.Config(streams.Streams(app), "127.0.0.1", blocks.port, log_level="warning", ws="none")
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: server.started, "the server is up", WAIT_S)
+    yield blocks
+    server.should_exit = server.force_exit = True
+    thread.join(WAIT_S)
+
+
+def asked(page: gr.Blocks, method: str, path: str, body: dict | None = None) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=WAIT_S)
+    connection.request(method, path, body and json.dumps(body), {"content-type": "application/json"})
+    return connection.getresponse()
+
+
+def join(page: gr.Blocks, session: str, seconds: float = 0) -> str:
+    """Join an event; returns its id."""
+    body = {"data": [str(seconds)], "fn_index": 0, "session_hash": session}
+    return json.loads(asked(page, "POST", streams.JOIN, body).read())["event_id"]
+
+
+def stream_of(page: gr.Blocks, session: str) -> Iterator[dict]:
+    """The answers of a session, message by message; {"msg": "end"} at the end."""
+    reply = asked(page, "GET", f"{streams.DATA}?session_hash={session}")
+    while line := reply.readline():
+        if line.startswith(b"data:"):
+            yield json.loads(line[5:])
+    yield {"msg": "end"}
+
+
+def next_of(stream: Iterator[dict], *kinds: str) -> dict:
+    """The next message of one of these kinds, or the end."""
+    return next(message for message in stream if message["msg"] in (*kinds, "end"))
 
 
 def test_the_queue_of_this_gradio_can_be_woken(page):
     # A new version of Gradio that fails here needs another `queue_wakes`: until then its queue polls, and answers all the same.
-    assert page.installed
     for name in queue_wakes.LOOPS:
-        assert "asyncio" in getattr(page.blocks._queue, name).__func__.__globals__
+        assert "asyncio" in getattr(page._queue, name).__func__.__globals__
 
 
 def test_a_queue_that_sleeps_is_woken_by_each_event_and_answers_those_that_wait_for_others(page):
     """The clock would wake it after ten minutes."""
     for number in range(5):
-        event = page.join(f"s{number}", 0)
-        assert Stream(page, f"s{number}").until("process_completed")["event_id"] == event
-    events = [page.join("one", 0.05) for _ in range(6)]
-    stream = Stream(page, "one")
-    assert {stream.until("process_completed")["event_id"] for _ in events} == set(events)
+        event = join(page, f"s{number}")
+        assert next_of(stream_of(page, f"s{number}"), "process_completed")["event_id"] == event
+    events = [join(page, "one", 0.05) for _ in range(6)]
+    stream = stream_of(page, "one")
+    assert {next_of(stream, "process_completed")["event_id"] for _ in events} == set(events)
 
 
-@pytest.mark.parametrize("page", [True, False], indirect=True, ids=["with Streams", "Gradio alone"])
-def test_an_event_joined_while_the_stream_ends_is_answered_in_it(page, request):
-    stream = Stream(page, "one") if page.join("one", 0) else None
-    stream.until("process_completed")  # for the page, the stream is open until it reads that it is closed
-    page.join("one", 0)
-    answered = stream.until("process_completed", "close_stream")["msg"] == "process_completed"
-    # Gradio alone loses the answer: the stream is over, and the page was told of no other one.
-    assert answered == ("with Streams" in request.node.name)
-    if answered:
-        assert stream.until("process_completed", "close_stream")["msg"] == "close_stream"
-        assert stream.next()["msg"] == "end"
-        assert page.join("one", 0) == Stream(page, "one").until("process_completed")["event_id"]
-
-
-@pytest.mark.slow
-def test_many_pages_with_quick_events_lose_no_answer(page, monkeypatch):
-    monkeypatch.setattr(streams, "LINGER_S", 0.2)
-    lost: list[str] = []
-
-    def visit(session: str) -> None:
-        """As Gradio's script does: a stream is opened after a join when none is open, and an event waits for its answer."""
-        joined, answered, opened = set[str](), set[str](), threading.Event()
-
-        def read() -> None:
-            stream = Stream(page, session)
-            while (message := stream.next())["msg"] not in ("close_stream", "end"):
-                if message["msg"] == "process_completed":
-                    answered.add(message["event_id"])
-            opened.clear()
-
-        for number in range(12):
-            joined.add(page.join(session, 0.001 * (number % 3)))
-            if not opened.is_set():
-                opened.set()
-                threading.Thread(target=read, daemon=True).start()
-            time.sleep(0.01 if number % 4 else streams.LINGER_S + 0.01 * (number % 3 - 1))
-        end = time.monotonic() + WAIT_S
-        while joined - answered and time.monotonic() < end:
-            time.sleep(0.02)
-        lost.extend(joined - answered)
-
-    visitors = [threading.Thread(target=visit, args=(f"page{n}",)) for n in range(6)]
-    for one in visitors:
-        one.start()
-    for one in visitors:
-        one.join()
-    assert lost == []
+def test_an_event_joined_while_the_stream_ends_is_answered_in_it(page):
+    """Gradio alone loses this answer: the stream is over, and the page was told of no other one."""
+    join(page, "one")
+    stream = stream_of(page, "one")
+    next_of(stream, "process_completed")  # for the page, the stream is open until it reads that it is closed
+    join(page, "one")
+    ends = [next_of(stream, "process_completed", "close_stream")["msg"] for _ in range(3)]
+    assert ends == ["process_completed", "close_stream", "end"]
+    assert join(page, "one") == next_of(stream_of(page, "one"), "process_completed")["event_id"]
 
 
 def test_an_event_joined_just_after_the_end_is_answered_after_it(monkeypatch):

@@ -13,17 +13,21 @@ from pathlib import Path
 import psutil
 import pytest
 from checkout_helpers import commit, git, used
+from ui_helpers import write_run
 from ui_page import until
 
+from runs import manage
 from runs.files import RunError
 from sd_scripts_patches import versions
 from ui import jobs
 
 ROOT = Path(__file__).resolve().parents[3]
-# Notes its pid, starts a process in a session of its own, and waits for a file.
+# Notes its pid, starts a process in a session of its own, waits for a file, and exits with a code.
 PROGRAM = """
 import os, subprocess, sys, time
-folder, go = sys.argv[1:]
+folder, go, *code = sys.argv[1:]
+print("working", flush=True)
+print("to people", file=sys.stderr)
 other = subprocess.Popen(["sleep", "300"], start_new_session=True)
 with open(os.path.join(folder, "pids"), "a") as file:
     file.write(f"{os.getpid()} {other.pid}\\n")
@@ -31,27 +35,18 @@ while not os.path.exists(go):
     time.sleep(0.02)
 other.kill()
 print('{"ok": true}')
+sys.exit(int(code[0]) if code else 0)
 """
-# A server that starts the same job in two threads at once, says how it went, and lives on.
+
+# A server that starts the command at the moment when its standard input ends.
 SERVER = """
-import sys, threading, time
+import sys
 from pathlib import Path
-from runs.files import RunError
 from ui import jobs
-folder, go, begin = sys.argv[1:]
+folder, go = sys.argv[1:]
 print("ready", flush=True)
-def start():
-    while not Path(begin).exists():
-        time.sleep(0.0005)
-    try:
-        jobs.start(Path(folder), "work", ["job_program", folder, go], 120)
-        print("started\\n", end="", flush=True)  # one write: two threads print
-    except RunError as error:
-        print(f"{error}\\n", end="", flush=True)
-threads = [threading.Thread(target=start) for _ in range(2)]
-[one.start() for one in threads]
-[one.join() for one in threads]
-time.sleep(300)
+sys.stdin.read()
+jobs.start(Path(folder), "work", ["job_program", folder, go], 60, prepare=lambda: print("prepared", flush=True))
 """
 
 
@@ -91,38 +86,6 @@ def words(folder, tmp_path) -> list[str]:
     return ["job_program", str(folder), str(tmp_path / "go")]
 
 
-def servers(folder: Path, go: Path, number: int) -> list["subprocess.Popen[str]"]:
-    """Servers that start the job at one moment: when each of them has said that it is ready."""
-    words = [sys.executable, "-c", SERVER, str(folder), str(go), str(go.with_name("begin"))]
-    started = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(number)]
-    for one in started:
-        assert one.stdout.readline() == "ready\n"
-    go.with_name("begin").touch()
-    return started
-
-
-def test_of_two_servers_with_two_threads_one_starts_the_job_and_cancel_leaves_nothing_of_it(folder, words, tmp_path):
-    started = servers(folder, tmp_path / "go", 2)
-    try:
-        said = [one.stdout.readline().strip() for one in started for _ in range(2)]
-        assert sorted(said) == ["It is running already"] * 3 + ["started"]
-        until(lambda: pids(folder), "the command runs")
-        for one in started:
-            one.kill()  # both servers die; a third one adopts the job
-            one.wait(30)
-        assert jobs.read(folder, "work").state == "running" and len(pids(folder)) == 1
-        with pytest.raises(RunError, match="running already"):
-            jobs.start(folder, "work", words, 120)
-        jobs.cancel(folder, "work")
-        assert jobs.wait(folder, "work", 60).state == "cancelled"
-        until(lambda: not left(folder), "the command and its process in another session are gone")
-        assert not jobs.running(folder, "work") and len(pids(folder)) == 1
-    finally:
-        for one in started:
-            one.kill()
-            one.communicate()
-
-
 def test_a_command_whose_process_was_killed_still_runs_and_can_be_cancelled(folder, words, tmp_path):
     jobs.start(folder, "work", words, 120)
     until(lambda: pids(folder), "the command runs")
@@ -140,6 +103,58 @@ def test_a_command_whose_process_was_killed_still_runs_and_can_be_cancelled(fold
     assert jobs.wait(folder, "work", 60).state == "done"
 
 
+def test_of_several_servers_one_prepares_and_starts_the_command(folder, words):
+    command = [sys.executable, "-c", SERVER, *words[1:]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    servers = [subprocess.Popen(command, **pipes, text=True, cwd=ROOT) for _ in range(3)]
+    assert [one.stdout.readline() for one in servers] == ["ready\n"] * 3
+    for one in servers:
+        one.stdin.close()
+    said = sorted(f"{one.stdout.read()}{one.stderr.read()[-60:]}".split(": ")[-1].strip() for one in servers)
+    assert said == ["It is running already", "It is running already", "prepared"]
+    for one in servers:
+        one.wait(60)
+    until(lambda: pids(folder), "the command runs")
+    jobs.cancel(folder, "work")  # this process is the next server
+    assert len(pids(folder)) == 1
+
+
+@pytest.mark.parametrize(("code", "state"), [("0", "done"), ("3", "failed")])
+def test_a_job_is_read_while_it_runs_and_after_it(folder, words, tmp_path, code, state):
+    jobs.start(folder, "work", [*words, code], 120)
+    until(lambda: "working" in jobs.output(folder, "work")[0], "its first line is there")
+    stamp = jobs.read(folder, "work").stamp
+    (tmp_path / "go").touch()
+    assert jobs.wait(folder, "work", 60).state == state
+    text, value, errors = jobs.output(folder, "work")
+    assert text.strip() == "working" and value == {"ok": True} and errors.strip() == "to people"
+    assert jobs.read(folder, "work").stamp != stamp
+    assert list(jobs.all_of(folder)) == ["work"] and jobs.read(folder, "other") is None
+
+
+def test_a_job_over_its_limit_is_ended_and_one_that_is_killed_with_its_command_is_lost(folder, words):
+    jobs.start(folder, "work", words, 0.5)
+    assert jobs.wait(folder, "work", 60).state == "failed" and "took longer than" in jobs.output(folder, "work")[2]
+    jobs.start(folder, "work", words, 60)
+    until(lambda: len(pids(folder)) == 2, "the second command runs")
+    keeper = psutil.Process(json.loads((folder / ".jobs/work.json").read_text())["pid"])
+    for one in [keeper, *keeper.children()]:
+        one.kill()
+    until(lambda: jobs.read(folder, "work").state == "lost", "its end was not seen")
+
+
+def test_a_run_is_not_deleted_while_a_command_works_in_it(folder, words, tmp_path):
+    run = write_run(tmp_path / "data", "cat", state="completed")
+    jobs.start(run, "publish", words, 120)
+    with pytest.raises(RunError, match="'publish' is working in cat; cancel it, or wait until it has ended"):
+        manage.delete("cat", jobs.idle)
+    assert (run / "run.toml").is_file()
+    (tmp_path / "go").touch()
+    assert jobs.wait(run, "publish", 60).state == "done"
+    manage.delete("cat", jobs.idle)
+    assert not run.exists()
+
+
 @pytest.mark.slow
 def test_a_process_that_outlived_its_starter_keeps_the_slot_against_another(folder, words, tmp_path):
     """A server is killed right after it started the process: nobody has seen that begin, and the file lock is all there is."""
@@ -154,9 +169,8 @@ def test_a_process_that_outlived_its_starter_keeps_the_slot_against_another(fold
     assert sorted(one.wait(60) for one in started) == [0, jobs.TAKEN]
 
 
-def test_what_a_start_prepares_is_not_written_while_the_job_runs(folder, words):
-    written: list[int] = []
-    outcomes: list[str] = []
+def test_of_threads_that_start_a_job_at_once_one_prepares_it_and_cancel_leaves_nothing_of_it(folder, words):
+    written, outcomes = [], []
 
     def start(number: int) -> None:
         try:
@@ -171,8 +185,11 @@ def test_what_a_start_prepares_is_not_written_while_the_job_runs(folder, words):
     for one in threads:
         one.join()
     assert len(written) == 1 and sorted(outcomes) == ["It is running already"] * 3 + ["started"]
+    until(lambda: pids(folder), "the command runs")
     jobs.cancel(folder, "work")
-    jobs.wait(folder, "work", 60)
+    assert jobs.wait(folder, "work", 60).state == "cancelled"
+    until(lambda: not left(folder), "the command and its process in another session are gone")
+    assert not jobs.running(folder, "work") and len(pids(folder)) == 1
 
 
 def test_a_draft_at_which_a_command_works_is_not_cleaned(words, tmp_path):

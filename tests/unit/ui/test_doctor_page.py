@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,17 +21,7 @@ from ui import doctor_page
 
 
 @settings(max_examples=50)
-@given(
-    st.one_of(
-        st.text(max_size=30),
-        st.integers(),
-        st.floats(),
-        st.booleans(),
-        st.none(),
-        st.binary(max_size=9),
-        st.lists(st.integers()),
-    )
-)
+@given(st.text(max_size=30) | st.integers() | st.floats() | st.none() | st.binary(max_size=9) | st.lists(st.integers()))
 def test_no_process_number_does_harm(pid):
     mine = {process.pid for process in platform.scan().values()} if isinstance(pid, int) and 0 < pid < 5000 else set()
     try:
@@ -44,10 +33,7 @@ def test_no_process_number_does_harm(pid):
 
 
 @settings(max_examples=30)
-@given(
-    st.one_of(st.integers(), st.text(max_size=9), st.none()),
-    st.one_of(st.integers(), st.floats(), st.text(max_size=9), st.none()),
-)
+@given(st.integers() | st.text(max_size=9) | st.none(), st.integers() | st.floats() | st.text(max_size=9) | st.none())
 def test_only_an_orphan_can_be_ended(pid, start):
     with pytest.raises(RunError):
         doctor_tools.end_orphan(pid, start)
@@ -91,6 +77,10 @@ def test_a_report_has_no_home_no_token_and_no_password():
     assert home not in text and "secret" not in text and "hf_" not in text and "sk-" not in text
 
 
+def says(pid: int, words: str) -> None:
+    until(lambda: words in explain.facts(explain.checked(pid))["text"], f"{words} is said", 10)
+
+
 def test_a_dead_lock_a_read_and_a_stop_are_explained(tmp_path):
     code = "import sys, threading; lock = threading.Lock(); lock.acquire(); print('r', flush=True)\n"
     pipe = "import os; r, w = os.pipe(); print('r', flush=True); os.read(r, 1)"
@@ -98,14 +88,9 @@ def test_a_dead_lock_a_read_and_a_stop_are_explained(tmp_path):
         process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
         try:
             assert process.stdout is not None and process.stdout.readline()
-            time.sleep(0.2)
-            until(lambda p=process, w=words: w in explain.facts(explain.checked(p.pid))["text"], f"{words} is said", 10)
+            says(process.pid, words)
             process.send_signal(signal.SIGSTOP)
-            until(
-                lambda p=process: "is stopped by a signal" in explain.facts(explain.checked(p.pid))["text"],
-                "stopped",
-                10,
-            )
+            says(process.pid, "is stopped by a signal")
         finally:
             process.kill()
             process.wait(60)

@@ -117,8 +117,6 @@ def test_after_the_login_only_a_query_is_kept(text):
     "origin, host, same",
     [
         ("http://127.0.0.1:7860", "127.0.0.1:7860", True),
-        ("http://[::1]:7860", "[::1]:7860", True),
-        ("https://train.example.org", "train.example.org", True),
         ("https://train.example.org", "train.example.org:443", True),
         ("https://Train.example.org:8443", "train.example.org:8443", True),
         ("http://localhost:8000", "localhost:9000", False),
@@ -126,7 +124,6 @@ def test_after_the_login_only_a_query_is_kept(text):
         ("null", "localhost:9000", False),
         ("", "", False),
         ("http://", "", True),  # no host is refused before
-        ("file://", "localhost", False),
         ("http://localhost@evil.example", "localhost", False),
         ("http://localhost.evil.example", "localhost", False),
         ("chrome-extension://localhost:9000", "localhost:9000", False),
@@ -142,15 +139,12 @@ def test_which_origins_are_the_page_itself(origin, host, same):
         ("train.example.org", "train.example.org"),
         (" Train.Example.org ", "train.example.org"),
         ("*.proxy.runpod.net", "*.proxy.runpod.net"),
-        ("203.0.113.7", "203.0.113.7"),
         ("[2001:DB8::1]", "2001:db8::1"),
         ("https://train.example.org", None),
         ("train.example.org:443", None),
         ("*", None),
-        ("*.", None),
         ("a.*.org", None),
         ("", None),
-        ("a b", None),
     ],
 )
 def test_which_names_can_be_allowed(text, name):
@@ -180,27 +174,15 @@ def test_a_changed_address_of_the_machine_is_noticed(monkeypatch):
 
 def test_only_the_routes_of_the_table_are_served():
     assert methods_of("/") == {"GET", "HEAD"} and methods_of("/gradio_api/upload") == {"POST"}
-    for path in (
-        "/openapi.json",
-        "/docs",
-        "/gradio_api/openapi.json",
-        "/gradio_api/proxy=x",
-        "/login/",
-        "//",
-        "/config/x",
-        "",
-    ):
+    others = "/openapi.json /docs /gradio_api/openapi.json /gradio_api/proxy=x /login/ // /config/x"
+    for path in ("", *others.split()):
         assert methods_of(path) == set(), path
 
 
 def posted(guard: Guard, path: str, sizes: tuple[int, ...], announced: str) -> tuple[int, bytes]:
     """The answer to a body that comes in parts of these sizes."""
-    chunks = iter(
-        [
-            *({"type": "http.request", "body": b"x" * size, "more_body": True} for size in sizes),
-            {"type": "http.request", "body": b""},
-        ]
-    )
+    parts = [{"type": "http.request", "body": b"x" * size, "more_body": True} for size in sizes]
+    chunks = iter([*parts, {"type": "http.request", "body": b""}])
     sent = []
 
     async def receive():

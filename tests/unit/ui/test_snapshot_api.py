@@ -33,13 +33,8 @@ def fill(folder, *steps: int) -> None:
 def get(path: str, **headers: str):
     """(status, headers, body) of a GET, without a server."""
     path, _, query = path.partition("?")
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": path,
-        "query_string": query.encode(),
-        "headers": [(key.encode(), value.encode()) for key, value in headers.items()],
-    }
+    sent = [(key.encode(), value.encode()) for key, value in headers.items()]
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": sent}
     response = asyncio.run(snapshot_api.respond(Request(scope)))
     return response.status_code, response.headers, getattr(response, "body", None)
 
@@ -65,16 +60,12 @@ def test_the_list_and_one_snapshot(data):
 def test_what_is_missing_is_a_404_that_names_what_exists(data):
     fill(write_run(data, "cat"), 10, 20)
     status, _, body = get("/api/evolution/cat/snapshot/15")
-    assert status == 404 and json.loads(body) == {
-        "error": "The run 'cat' has no snapshot of step '15'; it has the steps 10, 20",
-        "steps": [10, 20],
-    }
+    said = "The run 'cat' has no snapshot of step '15'; it has the steps 10, 20"
+    assert status == 404 and json.loads(body) == {"error": said, "steps": [10, 20]}
     write_run(data, "empty")
     status, _, body = get("/api/evolution/empty/snapshot/1")
-    assert status == 404 and json.loads(body) == {
-        "error": "The run 'empty' has no snapshot of step '1'; it has none yet",
-        "steps": [],
-    }
+    said = "The run 'empty' has no snapshot of step '1'; it has none yet"
+    assert status == 404 and json.loads(body) == {"error": said, "steps": []}
     status, _, body = get("/api/evolution/dog")
     assert status == 404 and json.loads(body)["runs"] == ["empty", "cat"]
     for path in ("/api/evolution/cat/snapshot", "/api/evolution/cat/x/1"):

@@ -1,7 +1,8 @@
-"""Step 2 for large data sets in a real browser: search, selection over pages, subsets, tags, a cancelled upload, a hostile pattern."""
+"""Step 2 for large data sets in a real browser: search, selection over pages, subsets, tags, a cancelled upload, a hostile pattern, and
+a folder of the server."""
 
 from draft_helpers import photo
-from ui_page import caption, open_page, saved
+from ui_page import caption, open_page, saved, until
 
 from ui.dataset import draft, draft_store
 
@@ -86,3 +87,16 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     tab.get_by_role("button", name="Cancel the upload").click()
     tab.get_by_text("Upload cancelled. 3 files not uploaded").wait_for()
     assert tab.get_by_role("button", name="Cancel the upload").is_hidden() and len(draft.items(mine)) == 40
+
+    # A folder on the server is imported, and the import is undone.
+    folder = photo(tmp_path / "far" / "sky.png", 200).parent
+    tab.get_by_role("button", name="Name a folder on the server").click()
+    tab.get_by_label("Folder on the server").fill("/no/such/folder")
+    tab.keyboard.press("Enter")
+    tab.get_by_text("there is no such folder on the server; check the path").wait_for()
+    tab.get_by_label("Folder on the server").fill(str(folder))
+    tab.keyboard.press("Enter")
+    tab.get_by_text(f"added from {folder}").wait_for()
+    assert len(draft.items(mine)) == 41
+    tab.get_by_role("button", name="Undo: adding of").click()
+    until(lambda: len(draft.items(mine)) == 40, "the import is undone")

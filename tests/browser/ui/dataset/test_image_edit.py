@@ -3,8 +3,7 @@
 import re
 
 import pytest
-from draft_helpers import item_of, photo
-from image_edit_helpers import mask_of, top_ignored
+from draft_helpers import item_of, mask_of, photo, top_ignored
 from ui_helpers import photos, serving
 from ui_page import PATIENCE_S, a_tab, drop, field, has_focus, open_page, serious, until
 
@@ -12,21 +11,24 @@ from ui.dataset import draft
 
 
 def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_server(browser, data, tmp_path):
-    small = [photo(tmp_path / f"t{n:02}.png", n, size=(300, 200)) for n in range(11)]
+    small = [photo(tmp_path / f"t{n:02}.png", n, size=(300, 200)) for n in range(12)]
     with serving(data) as server, a_tab(browser) as page:
         open_page(page, server)
-        drop(page, *photos("coffee.png", "astronaut.png", "rocket.jpg"), *small, count=14)
+        drop(page, *photos("coffee.png"), *small, count=13)
         mine = page.evaluate("hangproof.draft()")
 
         def now(file: str = "coffee.png") -> draft.Item:
             return item_of(mine, file)
 
-        # opened, browsed and closed by keyboard; the focus returns to the card that was shown last
-        page.get_by_label("Open astronaut.png").press("Enter")
+        def changed(what: str) -> None:
+            """Wait until another mask is stored than the last time."""
+            until(lambda: now().mask not in masks, what)
+            masks.append(now().mask)
+
+        # opened, browsed over both pages and closed by keyboard; the focus returns to the card that was shown last
+        page.get_by_label("Open coffee.png").press("Enter")
         view = page.locator("dialog.hp-editor[open]")
-        view.get_by_text("1 of 14").wait_for()
-        page.keyboard.press("ArrowRight")
-        view.get_by_text("2 of 14").wait_for()
+        view.get_by_text("1 of 13").wait_for()
         caption = view.get_by_label("Caption", exact=True)
         caption.fill("a cup, coffee, saucer")
         view.get_by_text("21 characters, about 6 tokens").wait_for()
@@ -34,29 +36,29 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         assert now().caption == "a cup, coffee, saucer"
         assert page.locator(".hp-card[data-file='coffee.png'] textarea").input_value() == "a cup, coffee, saucer"
         caption.press("PageDown")
-        view.get_by_text("3 of 14").wait_for()
+        view.get_by_text("2 of 13").wait_for()
         page.keyboard.press("Escape")
         view.wait_for(state="detached")
-        has_focus(page, "aria-label", "Open rocket.jpg")
-
-        # through all pages of the filtered list
-        page.get_by_label("Open t08.png").click()
-        for key, place in (("Right", 13), ("Right", 14), ("Right", 14), ("Left", 13), ("Left", 12)):
+        has_focus(page, "aria-label", "Open t00.png")
+        page.get_by_label("Open t10.png").click()
+        for key, place in (("Right", 13), ("Right", 13), ("Left", 12)):
             page.keyboard.press(f"Arrow{key}")
-            view.get_by_text(f"{place} of 14").wait_for()
+            view.get_by_text(f"{place} of 13").wait_for()
         page.keyboard.press("Escape")
+
+        # an image that no longer fits the filter stays open; a removed one is followed by the next
         page.get_by_label("Show", exact=True).select_option("no_caption")
-        page.get_by_test_id("image-count").get_by_text("13 shown").wait_for()
-        page.get_by_label("Open t08.png").click()
+        page.get_by_test_id("image-count").get_by_text("12 shown").wait_for()
+        page.get_by_label("Open t09.png").click()
         caption.fill("it leaves the filter now")
         view.get_by_text("saved", exact=True).wait_for()
         view.get_by_role("button", name="Rotate right").click()
-        view.get_by_role("heading", name="t08.png · 200 × 300").wait_for()
+        view.get_by_role("heading", name="t09.png · 200 × 300").wait_for()
         caption.press("PageDown")
-        view.get_by_role("heading", name="t09.png").wait_for()
-        view.get_by_role("button", name="Remove image").click()
         view.get_by_role("heading", name="t10.png").wait_for()
-        view.get_by_text("11 of 11").wait_for()
+        view.get_by_role("button", name="Remove image").click()
+        view.get_by_role("heading", name="t11.png").wait_for()
+        view.get_by_text("10 of 10").wait_for()
         page.keyboard.press("Escape")
         page.get_by_label("Show", exact=True).select_option("All images")
 
@@ -69,7 +71,6 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         view.get_by_label("Width", exact=True).fill("300")
         view.get_by_label("Width", exact=True).press("Enter")
         until(lambda: now().trained_size == (300, 300), "the typed size is stored")
-        assert serious(page, ".hp-editor") == []
         frame = page.locator(".hp-edit-frame")
         box = frame.bounding_box()
         view.get_by_label("Ratio", exact=True).select_option("")
@@ -94,40 +95,37 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         page.locator(".hp-card[data-file='coffee.png'] .hp-tags", has_text="cropped").wait_for()
 
         # mask by pointer, keyboard and file
+        masks = [None]
         view.get_by_role("button", name="Mask", exact=True).click()
         drag((0.3, 0.5), (0.7, 0.5))
-        until(lambda: now().mask is not None, "the stroke is stored")
+        changed("the stroke is stored")
         painted = mask_of(mine, now())
         height, width = painted.shape
         assert painted[height // 2, width // 2] == 0 and painted[0, 0] == 255
         frame.focus()
-        before = now().mask
         for _ in range(4):
             page.keyboard.press("Shift+ArrowUp")
         page.keyboard.press("Space")
-        until(lambda: now().mask != before, "the dab is stored")
+        changed("the dab is stored")
         assert (mask_of(mine, now()) == 0).sum() > (painted == 0).sum()
         view.get_by_role("button", name="Eraser", exact=True).click()
-        before = now().mask
         drag((0.3, 0.5), (0.7, 0.5))
-        until(lambda: now().mask != before, "the erased stroke is stored")
+        changed("the erased stroke is stored")
         assert mask_of(mine, now())[height // 2, width // 2] == 255
-        before = now().mask
         view.get_by_role("button", name="Invert", exact=True).click()
-        until(lambda: now().mask != before, "the inverted mask is stored")
+        changed("the inverted mask is stored")
         assert mask_of(mine, now())[height // 2, width // 2] == 0
-        wrong = tmp_path / "wrong.png"
-        wrong.write_bytes(top_ignored(50, 50))
-        page.get_by_test_id("mask-picker").set_input_files(str(wrong))
-        view.get_by_text("wrong.png: the mask has 50 × 50 pixels and the image 600 × 400").wait_for()
-        right = tmp_path / "right.png"
-        right.write_bytes(top_ignored(60, 40))
-        page.get_by_test_id("mask-picker").set_input_files(str(right))
-        until(lambda: now().mask != before and mask_of(mine, now()).shape == (40, 60), "the file is the mask")
+        file = tmp_path / "mask.png"
+        file.write_bytes(top_ignored(50, 50))
+        page.get_by_test_id("mask-picker").set_input_files(str(file))
+        view.get_by_text("mask.png: the mask has 50 × 50 pixels and the image 600 × 400").wait_for()
+        file.write_bytes(top_ignored(60, 40))
+        page.get_by_test_id("mask-picker").set_input_files(str(file))
+        changed("the file is the mask")
         view.get_by_role("button", name=re.compile("^Undo")).click()
-        until(lambda: mask_of(mine, now()).shape != (40, 60), "the file is undone")
+        until(lambda: now().mask == masks[-2], "the file is undone")
         view.get_by_role("button", name=re.compile("^Redo")).click()
-        until(lambda: mask_of(mine, now()).shape == (40, 60), "the file is back")
+        until(lambda: now().mask == masks[-1], "the file is back")
 
         # rotation turns crop and mask; the weight changes the plan
         crop = now().crop
@@ -139,12 +137,11 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         weight.press("Enter")
         until(lambda: now().weight == 3, "the weight is stored")
         # The proposed repeats follow the weight, a moment later.
-        uses = lambda: 15 * int(field(page, "repeats").input_value())  # noqa: E731 - 12 images, and one three times
+        uses = lambda: 14 * int(field(page, "repeats").input_value())  # noqa: E731 - 11 images, and one three times
         until(lambda: f"shown {uses()} times" in page.locator("#plan").inner_text(), "the weight is in the plan")
 
         # the server is killed; what is painted then is kept in the browser, and the restarted server gets it
         server.stop(hard=True)
-        until(lambda: page.locator("img").first.count() == 1, "the page stays")
         box = frame.bounding_box()
         view.get_by_role("button", name="Brush", exact=True).click()
         page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.9)
@@ -165,10 +162,6 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
             assert serious(page, ".hp-editor") == []
             view.get_by_role("button", name="Clear", exact=True).click()
             until(lambda: now().mask is None, "the mask is cleared")
-            view.get_by_role("button", name="Remove image").click()
-            view.get_by_text("of 12").wait_for()
-            page.keyboard.press("Escape")
-            assert "coffee.png" not in {item.file for item in draft.items(mine)}
             page.errors.clear()  # of the time without a server
 
 

@@ -1,18 +1,10 @@
 """The charts of a run: which points are sent, and how the browser draws them."""
 
-import json
-
+from ui_helpers import metrics_line as line
 from ui_helpers import write_incident, write_run
 from ui_page import has_focus, show_run, until
 
 from ui.run import charts
-
-
-def line(step: int, loss: float | None = 0.5, attempt: int = 1, second: float = 0.0, **more) -> str:
-    t = f"2026-11-22T12:{int(second) // 60:02d}:{second % 60:06.3f}Z"
-    values = {"kind": "step", "t": t, "attempt": attempt, "step": step, "loss": loss, "lr": 1e-4, "step_s": 1.0}
-    return json.dumps({**values, **more}) + "\n"
-
 
 OUTSIDE = """(svg) => [...svg.querySelectorAll('text')].filter((text) => {
   const box = text.getBBox(), view = svg.viewBox.baseVal;

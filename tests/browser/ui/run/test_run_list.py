@@ -1,6 +1,5 @@
 """The list of runs beside the run: with many runs and a queue, on low and wide windows, everything in it stays in sight."""
 
-import pytest
 from ui_helpers import serving, write_run
 from ui_page import a_tab, show_run
 
@@ -18,14 +17,11 @@ def box(page, selector: str) -> dict[str, float]:
     return place
 
 
-def test_search_queue_and_list_are_all_there_with_30_runs(browser, tmp_path):
-    data = tmp_path / "data"
+def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
     for number in range(NUMBER):
         write_run(data, f"cat {number:02}", state="completed", step=100)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HANGPROOF_DATA", str(data))
-        for name in WAITING:
-            run_queue.add(data / "outputs" / slug(name))
+    for name in WAITING:
+        run_queue.add(data / "outputs" / slug(name))
     with serving(data) as server, a_tab(browser) as page:
         show_run(page, server, slug("cat 00"))
         for width in (1024, 1440, 1920):
@@ -46,3 +42,9 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, tmp_path):
             # The run's own header is beside the list, whichever run it is.
             page.evaluate("window.scrollTo(0, 0)")
             assert page.locator(".hp-head").first.is_visible() and box(page, ".hp-head")["y"] < 768, width
+        # The queue is changed by keyboard and by pointer.
+        page.get_by_role("button", name="Move up: cat 04").press("Enter")
+        page.locator(".hp-queue ol > li:first-child[data-run='cat-04']").wait_for()
+        page.get_by_role("button", name="Remove from the queue: cat 03").click()
+        page.locator(".hp-queue li[data-run='cat-03']").wait_for(state="detached")
+        assert [one.run for one in run_queue.read().entries] == ["cat-04"]

@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from ui_helpers import lora_file, photos, serving, write_incident, write_run
+from ui_helpers import photos, serving, write_incident, write_run
 from ui_page import a_tab, captions, faint_texts, field, nameless_controls, show_run, state_is, until
 
 import runs
 from monitor.process.locks import LOCK, Lock
 
-PROMPTS = "a cat --w 64 --d 42\na dog <img src=x onerror=alert(1)> --w 64\n"
 FOCUSED = "document.activeElement"
 
 
@@ -34,41 +33,11 @@ def held():
         lock.release()
 
 
-def samples(folder: Path, *steps: int, prompts: int = 2) -> None:
-    (folder / "sample").mkdir(exist_ok=True)
-    (folder / "sample_prompts.txt").write_text(PROMPTS, encoding="utf-8")
-    for step in steps:
-        for prompt in range(prompts):
-            name = f"{folder.name}_{step:06}_{prompt:02}_20260101120000_42.png"
-            shutil.copy(photos("coffee.png")[0], folder / "sample" / name)
-
-
 def change_status(folder: Path, **values) -> None:
     """Replace status.json as the monitor does."""
     now = json.loads((folder / "status.json").read_text())
     (folder / ".status").write_text(json.dumps({**now, **values}))
     os.replace(folder / ".status", folder / "status.json")
-
-
-def test_every_saved_lora_has_its_step_its_samples_and_a_download(page, server, held):
-    folder = held(write_run(server.data, "loras"))
-    for step in (20, 100):
-        lora_file(folder / f"{folder.name}-step{step:08}.safetensors", step)
-    lora_file(folder / f"{folder.name}-000003.safetensors", 60, 3)
-    whole = lora_file(folder / f"{folder.name}-step00000120.safetensors", 120)
-    whole.write_bytes(whole.read_bytes()[:-4])  # being written
-    samples(folder, 20, 100)
-    show_run(page, server, folder.name)
-    rows = page.get_by_test_id("lora")
-    rows.first.wait_for()
-    assert [text.splitlines()[0] for text in rows.all_inner_texts()] == ["Step 100", "Step 60", "Step 20"]
-    assert rows.filter(has_text="Step 100").locator("img").count() == 2
-    with page.expect_download() as download:
-        rows.filter(has_text="Step 20").get_by_test_id("download-numbered").click()
-    assert download.value.suggested_filename == f"{folder.name}-step00000020.safetensors"
-    assert download.value.path().read_bytes() == (folder / download.value.suggested_filename).read_bytes()
-    lora_file(folder / f"{folder.name}.safetensors", 140)  # it appears without a click, above the others
-    rows.first.get_by_text("Final LoRA · step 140").wait_for()
 
 
 def test_times_are_shown_in_the_browsers_time_zone(page, server):

@@ -37,7 +37,6 @@ def test_samples_are_shown_compared_and_voted_on(tab, server):
     tab.get_by_role("option", name="a cat", exact=True).click()
     until(lambda: pictures.evaluate_all(captions) == [f"Step {n} · a cat" for n in (8, 16, 24)], "one prompt")
     until(lambda: pictures.first.evaluate("(image) => image.naturalWidth > 0"), "the picture")
-    assert serious(tab, "#samples-fold") == []
 
     tab.get_by_role("tab", name="Compare two").click()
     sides = tab.locator("#samples-slider img")
@@ -45,7 +44,6 @@ def test_samples_are_shown_compared_and_voted_on(tab, server):
     tab.locator("#samples-Left input").click()
     tab.get_by_role("option", name="Step 16 · a cat").click()
     until(lambda: any("_000016_00_" in one.get_attribute("src") for one in sides.all()), "the other picture")
-    assert serious(tab, "#samples-fold") == []
 
     for _ in range(blind_vote.ENOUGH - 1):  # in another browser
         blind_vote.append(folder, kind="vote", choice="left", prompt=0, left=24, right=8)

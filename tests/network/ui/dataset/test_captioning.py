@@ -151,21 +151,6 @@ def test_options_that_the_command_does_not_have_or_that_cannot_work_are_refused_
     assert caption_work.stored(draft_id) is None and captioning.status(draft_id)["state"] == ""
 
 
-TEXT = st.text(max_size=20)
-OPTIONS = st.dictionaries(st.sampled_from(["engine", "url", "model", "general"]), TEXT | st.integers(), max_size=3)
-CALL = st.dictionaries(
-    st.sampled_from(["draft", "options", "which", "ids", "overwrite"]),
-    st.none() | st.booleans() | TEXT | st.lists(TEXT, max_size=3) | OPTIONS,
-)
-
-
-@settings(max_examples=50)
-@given(CALL, st.sampled_from(captioning.CALLS), st.booleans())
-def test_no_call_from_a_browser_raises(data, function, known):
-    answer = function({**data, "draft": "0" * 24} if known and function is captioning.captions_start else data)
-    assert answer["ok"] is False and isinstance(answer["error"], str)
-
-
 @settings(max_examples=50)
 @given(st.binary(max_size=200) | st.just(b'{"job": "../x", "options": {}, "images": []}'))
 def test_any_job_file_is_no_job(content):

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 
 import psutil
 import pytest
@@ -19,12 +18,9 @@ from ui.dataset import doctor, draft, draft_store, measure
 pytestmark = pytest.mark.slow
 
 
-def wait(draft_id: str, seconds: float = 120) -> dict:
-    end = time.monotonic() + seconds
-    while (now := doctor.progress(draft_id)) is None or now["state"] == "running":
-        assert time.monotonic() < end, now
-        time.sleep(0.05)
-    return now
+def wait(draft_id: str) -> dict:
+    until(lambda: (doctor.progress(draft_id) or {"state": "running"})["state"] != "running", "the end of the check")
+    return doctor.progress(draft_id)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")
@@ -43,10 +39,8 @@ def test_a_check_that_is_cancelled_or_killed_goes_on_and_the_second_one_measures
     def begun() -> int:
         """Start a check, wait until the other images are measured; its process."""
         doctor.start(draft_id)
-        until(
-            lambda: doctor.progress(draft_id)["total"] > 0 and len(measure.stored(draft.folder(draft_id))) >= 4,
-            "measured",
-        )
+        until(lambda: doctor.progress(draft_id)["total"] > 0, "it begins")
+        until(lambda: len(measure.stored(draft.folder(draft_id))) >= 4, "the others are measured")
         assert doctor.progress(draft_id)["state"] == "running"
         return json.loads((draft.folder(draft_id) / jobs.FOLDER / f"{doctor.JOB}.json").read_text())["pid"]
 

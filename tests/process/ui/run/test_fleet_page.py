@@ -27,8 +27,7 @@ def silent_server():
     """An address that accepts connections and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         accepted = []
-        thread = threading.Thread(target=lambda: accepted.append(listening.accept()), daemon=True)
-        thread.start()
+        threading.Thread(target=lambda: accepted.append(listening.accept()), daemon=True).start()
         yield f"sftp://nobody@127.0.0.1:{listening.getsockname()[1]}/runs"
 
 
@@ -71,7 +70,7 @@ def test_nothing_is_read_while_nobody_looks(data, tmp_path, monkeypatch):
     until(lambda: one.snapshot() and one.snapshot()[0]["runs"], "it is read")
     until(lambda: one._thread is None, "the thread ends")
     read_s = one.stores[str(tmp_path / "store")].read_s
-    time.sleep(0.5)
+    time.sleep(0.3)
     assert one.stores[str(tmp_path / "store")].read_s == read_s
     one.snapshot()
     until(lambda: one.stores[str(tmp_path / "store")].read_s != read_s, "it is read again")

@@ -4,10 +4,10 @@ import re
 import shutil
 
 import pytest
-from draft_helpers import captions, drop, item_of, note, remove, set_caption
+from draft_helpers import captions, drop, note, remove, set_caption
 from PIL import Image
 from runs_helpers import picture
-from ui_helpers import photos, small_disk
+from ui_helpers import photos
 
 import runs
 from ui.dataset import draft, images
@@ -40,13 +40,6 @@ def test_bad_files_are_reported_by_name_and_the_others_are_added(mine, tmp_path)
     assert not list(draft.folder(mine).glob(".new-*")), "nothing is left of the bad files"
 
 
-def test_hostile_names_become_plain_ones(mine, tmp_path):
-    path = picture(tmp_path / "a <img src=x onerror=alert(1)> '$(id)'.png")
-    assert drop(mine, path)[0] == 1
-    (file,) = captions(mine)
-    assert file.isascii() and not set(file) & set("<>'$()= ")
-
-
 def test_the_trigger_word_is_added_once(mine):
     drop(mine, *photos("astronaut.png", "coffee.png", "rocket.jpg"))
     set_caption(mine, "astronaut.png", "a woman")
@@ -71,14 +64,6 @@ def test_the_page_can_only_add_its_own_uploads(mine, tmp_path):
         answer = images.add_images({"draft": mine, "paths": [path]})
         assert "reload" in answer["error"]
     assert secret.exists() and draft.items(mine) == []
-
-
-def test_invalid_calls_from_a_browser_return_an_error(mine):
-    for call in (images.list_images, images.save_caption, images.remove_images, images.clear_images, images.add_images):
-        for junk in (None, [], "x", {}, {"draft": 3}, {"draft": "../x", "id": "f", "text": "t"}):
-            assert "reload" in call(junk)["error"]
-    gone = images.save_caption({"draft": mine, "id": "0" * 24, "text": "x"})
-    assert gone["error"] == "This image was removed"
 
 
 def test_pages_of_cards(mine, tmp_path):
@@ -108,24 +93,6 @@ def test_images_that_arrive_before_the_page_asks_get_a_proposal(mine):
     assert proposals.follow(mine, None, 7, 16, 1, 1, "")[0] is None, "typed, and not stored yet"
     draft.save_fields(mine, {"repeats": 10}, {}, {})
     assert proposals.follow(mine, None, 10, 16, 1, 1, "")[0] is None, "typed, and stored"
-
-
-def test_a_full_disk_is_reported_and_keeps_the_captions(tmp_path, monkeypatch):
-    with small_disk(tmp_path, "600k") as disk:
-        monkeypatch.setenv("HANGPROOF_DATA", str(disk))
-        mine = draft.new_id()
-        drop(mine, *photos("coins.png"))
-        set_caption(mine, "coins.png", "coins")
-        sent = {"draft": mine, "id": item_of(mine, "coins.png").id}
-        filler = disk / "filler"
-        with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
-            while True:
-                file.write(b"x" * 4096)
-        assert "disk is full" in images.save_caption({**sent, "text": "old coins " * 900})["error"]
-        assert "the disk is full" in images.explain_failed_upload({"names": ["rocket.jpg"], "bytes": 9e6})["error"]
-        filler.unlink()
-        assert captions(mine) == {"coins.png": "coins"}
-        assert images.save_caption({**sent, "text": "old coins"})["ok"] is True
 
 
 def test_a_damaged_draft_is_reported(mine):
@@ -172,14 +139,7 @@ def test_a_runs_settings_images_and_captions_are_copied_to_a_draft(data, mine, t
     "given",
     [
         {"gpus": 2, "keep_tokens": 3, "trackers": "all", "save_dir": "/tmp/some where"},
-        {
-            "extra": {
-                "optimizer_args": ["a=1", "b c"],
-                "max_grad_norm": 0.5,
-                "highvram": False,
-                "lr_scheduler": "cosine",
-            }
-        },
+        {"extra": {"optimizer_args": ["a=1", "b c"], "max_grad_norm": 0.5, "highvram": False}},
         {"save_every_n_steps": 0, "max_train_steps": 77, "sample_every_n_steps": 5, "mixed_precision": "fp16"},
         {"learning_rate": 1.23456789012e-05, "alpha": 0.1 + 0.2, "prompts": ["# one", "two --w 64"], "trigger": " x "},
         {"model": "tiny-flux", "resolution": 96},

@@ -1,17 +1,23 @@
 """Whatever is done to a draft, in any order: every file that undo and redo can reach is there, with its bytes."""
 
 import hashlib
-import json
 import shutil
 import tempfile
 import threading
 from pathlib import Path
 
 import pytest
-from draft_helpers import drop, item_of, photo, set_caption
+from draft_helpers import drop, item_of, note, photo, set_caption
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from PIL import Image
 
 from runs import masks
@@ -52,7 +58,10 @@ def unneeded(draft_id: str) -> list[str]:
     entries = [entry for state in states for entry in state["images"].values()]
     named = {entry[field] for entry in entries for field in ("stored", "mask")}
     folders = (draft.images_dir(draft_id), draft.masks_dir(draft_id))
-    return [path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if path.name not in named]
+    found = [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]
+    known = {key for state in states for key in state["images"]}
+    found += [path.name for path in draft.folder(draft_id).glob("thumbs/*") if path.name[:24] not in known]
+    return [name for name in found if name not in named]
 
 
 def test_undo_of_a_conversion_finds_the_dropped_images_after_their_drop_has_left_the_history(
@@ -100,7 +109,7 @@ def test_a_picture_that_is_dropped_again_while_it_is_deleted_stays(mine, tmp_pat
 
 
 class Walk(RuleBasedStateMachine):
-    """Everything that changes which files a draft names."""
+    """Every change of a draft, in any order, with undo and redo: each of these leads to exactly the state before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,6 +119,8 @@ class Walk(RuleBasedStateMachine):
         self.patch.setattr(draft_store, "HISTORY_STEPS", HISTORY)
         self.patch.setattr(draft, "MERGE_S", 0)
         self.mine = draft.new_id()
+        self.past: list = []
+        self.future: list = []
 
     @initialize()
     def pictures(self) -> None:
@@ -119,60 +130,92 @@ class Walk(RuleBasedStateMachine):
             if n % 2:  # transparent ones are what a conversion changes
                 Image.open(path).convert("RGBA").save(path)
             self.files.append(path)
+        self.numbers = {hashlib.sha256(path.read_bytes()).hexdigest(): n for n, path in enumerate(self.files)}
 
-    @precondition(lambda self: draft.items(self.mine))
-    @rule(which=st.integers(0, 99), level=st.integers(1, 254))
-    def mask(self, which: int, level: int) -> None:
-        content = masks.png(Image.new("L", (64, 64), level))
-        item = self.one(which)
-        image_edit.mask(self.mine, item.id, content, item.turn)
+    def state(self) -> tuple:
+        return draft.items(self.mine), draft.waiting(self.mine)
+
+    def change(self, act, *given) -> None:
+        before = self.state()
+        act(self.mine, *given)
+        if self.state() != before:
+            self.past, self.future = [*self.past, before][-HISTORY:], []
 
     def one(self, which: int) -> draft.Item:
         items = draft.items(self.mine)
         return items[which % len(items)]
 
-    @rule(chosen=st.lists(st.integers(0, FILES - 1), min_size=1, max_size=3))
-    def drop(self, chosen: list[int]) -> None:
-        drop(self.mine, *(self.files[n] for n in dict.fromkeys(chosen)))
+    @rule(chosen=st.lists(st.integers(0, FILES - 1), min_size=1, max_size=3, unique=True), captioned=st.booleans())
+    def drop(self, chosen: list[int], captioned: bool) -> None:
+        texts = [note(self.place / f"{n}.txt", f"of {n}") for n in chosen if captioned]
+        self.change(drop, *texts, *(self.files[n] for n in chosen))
+        for item in draft.items(self.mine):
+            if item.caption_by == "file":
+                assert item.sha256 not in self.numbers or item.caption.endswith(f"of {self.numbers[item.sha256]}")
 
     @precondition(lambda self: draft.items(self.mine))
-    @rule(which=st.integers(0, 99), text=st.sampled_from(["", "a", "b", "c"]))
+    @rule(which=st.integers(0, 99), text=st.text(max_size=12))
     def caption(self, which: int, text: str) -> None:
-        draft.set_caption(self.mine, self.one(which).id, text)
+        key, before = self.one(which).id, {item.id: item.caption for item in draft.items(self.mine)}
+        self.change(draft.set_caption, key, text)
+        assert {item.id: item.caption for item in draft.items(self.mine)} == {**before, key: draft.plain_text(text)}
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99), level=st.integers(1, 254))
+    def mask(self, which: int, level: int) -> None:
+        item = self.one(which)
+        self.change(image_edit.mask, item.id, masks.png(Image.new("L", (64, 64), level)), item.turn)
 
     @precondition(lambda self: draft.items(self.mine))
     @rule(which=st.lists(st.integers(0, 99), min_size=1, max_size=3))
     def convert(self, which: list[int]) -> None:
-        convert.convert(self.mine, list({self.one(n).id for n in which}), lambda line: None)
+        self.change(convert.convert, list({self.one(n).id for n in which}), lambda line: None)
 
     @precondition(lambda self: draft.items(self.mine))
     @rule(which=st.integers(0, 99), box=st.sampled_from([None, [0, 0, 0.5, 1], [0.25, 0.25, 1, 1]]))
     def crop(self, which: int, box: list | None) -> None:
-        image_edit.crop(self.mine, self.one(which).id, box)
+        self.change(image_edit.crop, self.one(which).id, box)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99))
+    def rotate(self, which: int) -> None:
+        self.change(image_edit.rotate, self.one(which).id, 1)
 
     @precondition(lambda self: draft.items(self.mine))
     @rule(which=st.integers(0, 99), name=st.sampled_from(["10_cat", "dog"]))
-    def move(self, which: int, name: str) -> None:
-        subsets.move(self.mine, [self.one(which).id], name, None)
+    def subset(self, which: int, name: str) -> None:
+        self.change(subsets.move, [self.one(which).id], name, None)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99), before=st.none() | st.integers(0, 99))
+    def order(self, which: int, before: int | None) -> None:
+        self.change(draft.move, self.one(which).id, None if before is None else self.one(before).id)
 
     @precondition(lambda self: draft.items(self.mine))
     @rule(which=st.integers(0, 99))
     def remove(self, which: int) -> None:
-        draft.remove(self.mine, [self.one(which).id])
+        self.change(draft.remove, [self.one(which).id])
 
     @rule()
     def clear(self) -> None:
-        draft.clear(self.mine)
+        self.change(draft.clear)
 
-    @rule(times=st.integers(1, HISTORY))
-    def undo(self, times: int) -> None:
-        for _ in range(times):
-            draft.undo(self.mine)
+    @rule()
+    def trigger(self) -> None:
+        self.change(draft.insert_trigger, "tok")
 
-    @rule(times=st.integers(1, HISTORY))
-    def redo(self, times: int) -> None:
-        for _ in range(times):
-            draft.redo(self.mine)
+    @rule(back=st.integers(0, HISTORY), forth=st.integers(0, HISTORY))
+    def undo_and_redo(self, back: int, forth: int) -> None:
+        for act, times, there, here in (
+            (draft.undo, back, self.past, self.future),
+            (draft.redo, forth, self.future, self.past),
+        ):
+            for _ in range(times):
+                before = self.state()
+                assert (act(self.mine) is not None) == bool(there)
+                if there:
+                    here.append(before)
+                    assert self.state() == there.pop()
 
     @rule()
     def reopen(self) -> None:
@@ -181,8 +224,8 @@ class Walk(RuleBasedStateMachine):
     @invariant()
     def every_reachable_file_is_there_and_no_other(self) -> None:
         check_files(self.mine)
-        assert unneeded(self.mine) == []
-        assert json.dumps(draft_store.read(self.mine)["form"]) == "{}"
+        assert unneeded(self.mine) == [] and draft.form(self.mine) == {}
+        assert all(draft.thumb(self.mine, item).is_file() for item in draft.items(self.mine))
 
     def teardown(self) -> None:
         draft_store._close(draft.folder(self.mine) / "draft.sqlite")
@@ -190,7 +233,7 @@ class Walk(RuleBasedStateMachine):
         shutil.rmtree(self.place)
 
 
+@pytest.mark.slow
 def test_every_reachable_file_is_there_whatever_is_done():
-    case = Walk.TestCase
-    case.settings = settings(max_examples=12, stateful_step_count=30, suppress_health_check=list(HealthCheck))
-    case("runTest").runTest()
+    options = settings(max_examples=20, stateful_step_count=30, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(Walk, settings=options)

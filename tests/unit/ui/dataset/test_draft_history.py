@@ -7,46 +7,15 @@ import sqlite3
 import threading
 
 import pytest
-from draft_helpers import captions, drop, item_of, note, photo, run_of, set_caption, upload
+from draft_helpers import captions, drop, photo, run_of, set_caption, upload
 
 import runs
-from runs import dataset
-from ui.dataset import draft, draft_store
+from ui.dataset import draft
 
 
 @pytest.fixture
 def no_merging(monkeypatch):
     monkeypatch.setattr(draft, "MERGE_S", 0)
-
-
-def test_a_move_a_rotation_and_a_caption_that_waits_are_undone_and_redone_with_what_came_before(
-    mine, tmp_path, no_merging
-):
-    """tests/unit/ui/dataset/test_hostile.py does it with all other changes, in any order."""
-
-    def state():
-        return [(i.id, i.caption, i.turn) for i in draft.items(mine)], draft.waiting(mine)
-
-    states = [state()]
-    for change in (
-        lambda: drop(mine, photo(tmp_path / "0.png"), note(tmp_path / "0.txt", "one"), photo(tmp_path / "1.png", 1)),
-        lambda: draft.move(mine, draft.items(mine)[1].id, draft.items(mine)[0].id),
-        lambda: draft.fix(mine, draft.items(mine)[0].id, "sideways"),
-        lambda: drop(mine, note(tmp_path / "gone.txt", "waits")),
-        lambda: draft.clear(mine),
-    ):
-        change()
-        assert state() != states[-1]
-        states.append(state())
-    for _ in range(2):
-        for wanted in reversed(states[:-1]):
-            assert draft.undo(mine).startswith("Undone: ") and state() == wanted
-        assert draft.undo(mine) is None and draft.history(mine)[0] == ""
-        for wanted in states[1:]:
-            assert draft.redo(mine).startswith("Redone: ") and state() == wanted
-            for item in draft.items(mine):
-                assert dataset.check_image(draft.original(mine, item.id)) == "" and draft.thumb(mine, item).is_file()
-        assert draft.redo(mine) is None
 
 
 def test_the_history_says_what_it_will_do(mine, tmp_path, no_merging):
@@ -70,31 +39,6 @@ def test_typing_is_one_step_and_one_drop_is_one_step(mine, tmp_path):
     assert draft.undo(mine) == "Undone: adding of 3 images." and captions(mine) == {}
     draft.redo(mine), draft.redo(mine)
     assert captions(mine) == {"0.png": "a cat", "1.png": "", "2.png": ""}
-
-
-def test_removed_images_leave_the_disk_when_they_leave_the_history(mine, tmp_path, no_merging, monkeypatch):
-    monkeypatch.setattr(draft_store, "HISTORY_STEPS", 3)
-    drop(mine, photo(tmp_path / "0.png", 0), photo(tmp_path / "1.png", 1))
-    gone = draft.original(mine, item_of(mine, "0.png").id)
-    thumb = draft.thumb(mine, item_of(mine, "0.png"))
-    draft.remove(mine, [item_of(mine, "0.png").id])
-    for n in range(3):
-        assert gone.is_file() and thumb.is_file()
-        set_caption(mine, "1.png", str(n))
-    assert not gone.exists() and not thumb.exists() and len(draft_store.read(mine)["history"]) == 3
-    assert [draft.undo(mine) is not None for _ in range(4)] == [True, True, True, False]
-    assert captions(mine) == {"1.png": ""}
-    assert draft.original(mine, item_of(mine, "1.png").id).is_file()
-
-
-def test_a_change_that_ends_a_redo_deletes_what_only_the_redo_needed(mine, tmp_path, no_merging):
-    drop(mine, photo(tmp_path / "0.png", 0))
-    drop(mine, photo(tmp_path / "1.png", 1))
-    lost = draft.original(mine, item_of(mine, "1.png").id)
-    draft.undo(mine)
-    assert lost.is_file()
-    set_caption(mine, "0.png", "x")
-    assert not lost.exists() and captions(mine) == {"0.png": "x"}
 
 
 def test_a_history_that_was_damaged_is_an_error_and_loses_nothing(mine, tmp_path):

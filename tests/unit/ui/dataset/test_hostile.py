@@ -25,23 +25,15 @@ import pytest
 import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 from PIL import Image
 
 import runs
 from runs import archives, dataset
-from ui.dataset import draft, draft_images, draft_store, images
+from ui.dataset import draft, draft_images, images
 from ui.new import new_lora
 
 CASES = int(os.environ.get("HOSTILE_CASES", "100"))
-SHARES = {"drops": 0.3, "zips": 0.2, "images": 0.15, "calls": 0.15, "changes": 0.2}
+SHARES = {"drops": 0.3, "zips": 0.2, "images": 0.15, "calls": 0.15}
 MARKUP = [
     "<img src=x onerror=alert(1)>",
     "</textarea><script>alert(1)</script>",
@@ -49,21 +41,9 @@ MARKUP = [
     "javascript:alert(1)",
 ]
 NASTY = [
-    "..",
-    ".",
-    "CON",
-    "nul",
-    "a:b",
-    "~",
-    "$(id)",
-    "-rf",
+    *["..", ".", "CON", "nul", "a:b", "~", "$(id)", "-rf", "\u202egnp", "日本", "🦊", "�", "%2e%2e"],
     "a\0b",
-    "\u202egnp",
-    "日本",
-    "🦊",
-    "\ud83d",
     "x" * 300,
-    "%2e%2e",
 ]
 # Names that collide come up most often: a caption can only be mistaken where two pictures could have it.
 STEMS = st.sampled_from(["1"] * 60 + ["2"] * 30 + ["a.b", "A", *MARKUP, *NASTY]) | st.sampled_from(["1", "2"])
@@ -79,7 +59,7 @@ _watched: list[str] | None = None
 
 
 def cases(kind: str) -> settings:
-    return settings(max_examples=max(20, round(CASES * SHARES[kind])), stateful_step_count=14)
+    return settings(max_examples=max(20, round(CASES * SHARES[kind])))
 
 
 def _audit(event: str, args: tuple) -> None:
@@ -148,10 +128,9 @@ def sha(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def sendable(value: object) -> bool:
-    """Whether a value can be sent to a browser."""
-    json.dumps(value, ensure_ascii=False, allow_nan=True).encode("utf-8")
-    return True
+def sent(value: object) -> None:
+    """Fails when a value cannot be sent to a browser."""
+    json.dumps(value, ensure_ascii=False).encode("utf-8")
 
 
 def clear(messages: list[str]) -> None:
@@ -160,7 +139,7 @@ def clear(messages: list[str]) -> None:
         assert isinstance(message, str) and len(message.strip()) > 10 and len(message) < 3000, message
         html = new_lora.problem_html(message)
         assert not any(f"<{tag}" in html for tag in ("img", "script", "/textarea")), html
-    assert sendable(messages)
+    sent(messages)
 
 
 def upload(content: bytes, number: int) -> Path:
@@ -238,7 +217,7 @@ def test_dropped_folders(drops, create):
                 clear(messages)
             expected.check(mine)
             assert all(path.exists() for path, _ in uploads)
-        assert sendable(images.listing(mine))
+        sent(images.listing(mine))
         if create and draft.items(mine):
             check_run(root, mine)
 
@@ -248,14 +227,10 @@ def check_run(root: Path, draft_id: str) -> None:
     spec = runs.make({"name": "run", "model": "tiny-flux", "backend": "diffusers", "repeats": 7})
     folder = runs.create(spec, draft.sources(draft_id))
     place = root / "data/datasets/run"
-    left = [
-        (
-            item.sha256,
-            item.caption or (dataset.repeats_of(item.folder) or (0, ""))[1],
-            one[0] if (one := dataset.repeats_of(item.folder)) else 7,
-        )
-        for item in draft.items(draft_id)
-    ]
+    left = []
+    for item in draft.items(draft_id):
+        repeats, subject = dataset.repeats_of(item.folder) or (7, "")
+        left.append((item.sha256, item.caption or subject, repeats))
     table = tomllib.loads((folder / "dataset.toml").read_text(encoding="utf-8"))
     for subset in table["datasets"][0]["subsets"]:
         for path in Path(subset["image_dir"]).glob("*.png"):
@@ -275,6 +250,9 @@ ENTRY = st.tuples(
     st.integers(0, 9),
     st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]),
 )
+
+
+BODIES = {"bad": b"junk", "link": b"/etc/passwd", "nested": b"PK", "bomb": bytes(1_100_000), "folder": b""}
 
 
 @cases("zips")
@@ -298,16 +276,9 @@ def test_zips(entries, damage, cut, where):
                     info = zipfile.ZipInfo(inside)
                     if inside in written or info.filename != inside:
                         continue
-                    body = {
-                        "bad": b"junk",
-                        "link": b"/etc/passwd",
-                        "nested": b"PK",
-                        "bomb": bytes(1_100_000),
-                        "folder": b"",
-                    }
                     given_name = f"{prefix}/{inside}" if prefix else inside
                     text = (
-                        expected.caption("zip", given_name) if kind == "caption" else body.get(kind, picture(content))
+                        expected.caption("zip", given_name) if kind == "caption" else BODIES.get(kind, picture(content))
                     )
                     info.create_system, info.compress_type = 3, method
                     info.external_attr = 0o120777 << 16 if kind == "link" else 0o100644 << 16
@@ -332,16 +303,13 @@ def test_zips(entries, damage, cut, where):
             assert draft.original(mine, item.id).resolve().is_relative_to(draft.folder(mine).resolve())
 
 
-FORMATS = {
-    "PNG": "png",
-    "JPEG": "jpg",
-    "WEBP": "webp",
-    "GIF": "gif",
-    "TIFF": "tif",
-    "BMP": "bmp",
-    "AVIF": "avif",
-    "HEIF": "heic",
-}
+FORMATS = dict(
+    zip(
+        ["PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "AVIF", "HEIF"],
+        ["png", "jpg", "webp", "gif", "tif", "bmp", "avif", "heic"],
+        strict=True,
+    )
+)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -367,7 +335,8 @@ def test_damaged_images(kind, suffix, flips, cut):
             spec = runs.make({"name": "run", "trigger": "t", "model": "tiny-flux"})
             notes: list[str] = []
             runs.create(spec, draft.sources(mine), on_note=notes.append)
-            assert sendable(notes) and len(runs.images_in(runs.datasets_dir() / "run")) == 1
+            sent(notes)
+            assert len(runs.images_in(runs.datasets_dir() / "run")) == 1
         if not flips and cut is None and (suffix or FORMATS[kind]) in FORMATS.values():
             assert added == 1
 
@@ -377,36 +346,19 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=5,
 )
-KEYS = (
-    "draft",
-    "id",
-    "ids",
-    "before",
-    "text",
-    "code",
-    "paths",
-    "names",
-    "drop",
-    "more",
-    "page",
-    "word",
-    "bytes",
-    "file",
-)
+KEYS = "draft id ids before text code paths names drop more page word bytes file"
 CALLS = [
     function
-    for function in vars(images).values()
-    if inspect.isfunction(function)
-    and function.__module__ == images.__name__
-    and not function.__name__.startswith("_")
-    and list(inspect.signature(function).parameters) == ["data"]
+    for name, function in vars(images).items()
+    if inspect.isfunction(function) and name[0] != "_" and function.__module__ == images.__name__
+    if [*inspect.signature(function).parameters] == ["data"]
 ]
 
 
 @cases("calls")
 @given(
     call=st.sampled_from(CALLS),
-    data=JSON | st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6),
+    data=JSON | st.dictionaries(st.sampled_from(KEYS.split()), JSON, max_size=6),
     real=st.sets(st.sampled_from(["draft", "id", "ids", "before", "uploads", "names", "beside"])),
 )
 def test_calls_from_a_browser(call, data, real):
@@ -418,139 +370,15 @@ def test_calls_from_a_browser(call, data, real):
         for number, key in enumerate(ids):
             draft.set_caption(mine, key, f"own {number}")
         if isinstance(data, dict):
-            values = {"draft": mine, "id": ids[0], "ids": ids[:1], "before": None}
-            values |= {
-                "uploads": [
-                    {"path": str(first), "name": "a/1.png"},
-                    {"path": str(root / "secret.txt"), "name": "x.png"},
-                ]
-            }
-            values |= {"names": ["a/1.png", "../2.png"], "beside": ids[1]}
+            files = ((first, "a/1.png"), (root / "secret.txt", "x.png"))
+            values = {"draft": mine, "id": ids[0], "ids": ids[:1], "before": None, "names": ["a/1.png", "../2.png"]}
+            values |= {"uploads": [{"path": str(path), "name": name} for path, name in files], "beside": ids[1]}
             data = {**data, **{key: values[key] for key in real}}
         answer = call(data)
-        assert isinstance(answer, dict) and sendable(answer)
+        assert isinstance(answer, dict)
+        sent(answer)
         if "error" in answer:
             clear([answer["error"]])
         for item in draft.items(mine):
             other = f"own {1 - ids.index(item.id)}" if item.id in ids else "own"
             assert other not in item.caption, "a caption that belongs to another picture"
-
-
-class Changes(RuleBasedStateMachine):
-    """Every change of a draft, with undo and redo, against a dictionary from picture to caption."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stack = contextlib.ExitStack()
-        self.stack.enter_context(sandbox())
-        self.stack.enter_context(mock.patch.object(draft, "MERGE_S", 0))
-        self.mine = draft.new_id()
-        self.model: dict[tuple[str, str], str] = {}  # (folder, sha256) -> caption, in display order
-        self.past: list[dict] = []
-        self.future: list[dict] = []
-
-    def teardown(self) -> None:
-        self.stack.close()
-
-    def did(self, after: dict) -> None:
-        if list(after.items()) != list(self.model.items()):
-            self.past.append(self.model)
-            self.past, self.future = self.past[-draft_store.HISTORY_STEPS :], []
-        self.model = after
-
-    def ids(self) -> list[str]:
-        return [draft_images.image_id(*key) for key in self.model]
-
-    @initialize()
-    def start(self) -> None:
-        draft.save_fields(self.mine, {"trigger": "tok"})
-
-    @rule(
-        folder=st.sampled_from(["", "a", "10_b"]),
-        numbers=st.sets(st.integers(0, 6), min_size=1, max_size=3),
-        stem=st.text("xy", min_size=1, max_size=2),
-        captioned=st.booleans(),
-    )
-    def add(self, folder, numbers, stem, captioned) -> None:
-        after, uploads = dict(self.model), []
-        for number in sorted(numbers):
-            name, content = f"{folder}/{stem}{number}".removeprefix("/"), picture(number)
-            text = f"of {folder}/{stem}{number}"
-            uploads.append((upload(content, number), f"{name}.png"))
-            key = (folder, sha(content))
-            if captioned:
-                uploads.insert(0, (upload(text.encode(), 100 + number), f"{name}.txt"))
-                if not self.by_hand(key):
-                    after[key] = text
-            after.setdefault(key, "")
-        draft.add(self.mine, uploads)
-        self.did(after)
-
-    def by_hand(self, key: tuple[str, str]) -> bool:
-        """Whether the draft keeps the caption as a typed one, which a file does not replace."""
-        entry = draft_store.read(self.mine)["images"].get(draft_images.image_id(*key))
-        return bool(entry and entry["caption_by"] == "person" and entry["caption"].strip())
-
-    @precondition(lambda self: self.model)
-    @rule(data=st.data(), text=st.text(max_size=12))
-    def type(self, data, text) -> None:
-        key = data.draw(st.sampled_from(list(self.model)))
-        text = f"typed {text}"
-        draft.set_caption(self.mine, draft_images.image_id(*key), text)
-        self.did({**self.model, key: draft.plain_text(text)})
-
-    @precondition(lambda self: self.model)
-    @rule(data=st.data())
-    def remove(self, data) -> None:
-        gone = data.draw(st.sets(st.sampled_from(list(self.model)), min_size=1, max_size=2))
-        draft.remove(self.mine, [draft_images.image_id(*key) for key in gone])
-        self.did({key: text for key, text in self.model.items() if key not in gone})
-
-    @precondition(lambda self: len(self.model) > 1)
-    @rule(data=st.data())
-    def move(self, data) -> None:
-        keys = list(self.model)
-        moved, before = data.draw(st.sampled_from(keys)), data.draw(st.none() | st.sampled_from(keys))
-        draft.move(self.mine, draft_images.image_id(*moved), before and draft_images.image_id(*before))
-        if moved != before:
-            keys.remove(moved)
-            keys.insert(len(keys) if before is None else keys.index(before), moved)
-        self.did({key: self.model[key] for key in keys})
-
-    @rule()
-    def insert_trigger(self) -> None:
-        draft.insert_trigger(self.mine, "typed")
-        self.did({key: draft._with_trigger(text, "typed") for key, text in self.model.items()})
-
-    @rule()
-    def clear_all(self) -> None:
-        draft.clear(self.mine)
-        self.did({})
-
-    @rule(times=st.integers(1, 3))
-    def undo(self, times) -> None:
-        for _ in range(times):
-            assert (draft.undo(self.mine) is not None) == bool(self.past)
-            if self.past:
-                self.future.append(self.model)
-                self.model = self.past.pop()
-
-    @rule(times=st.integers(1, 3))
-    def redo(self, times) -> None:
-        for _ in range(times):
-            assert (draft.redo(self.mine) is not None) == bool(self.future)
-            if self.future:
-                self.past.append(self.model)
-                self.model = self.future.pop()
-
-    @invariant()
-    def every_caption_is_on_its_picture(self) -> None:
-        found = [((item.folder, item.sha256), item.caption) for item in draft.items(self.mine)]
-        assert found == list(self.model.items())
-        for item in draft.items(self.mine):
-            assert sha(draft.original(self.mine, item.id).read_bytes()) == item.sha256
-            assert draft.thumb(self.mine, item).is_file()
-
-
-def test_changes_with_undo_and_redo():
-    run_state_machine_as_test(Changes, settings=cases("changes"))

@@ -5,22 +5,16 @@ import io
 
 import numpy as np
 import pytest
-from draft_helpers import drop, item_of, photo, run_of
+from draft_helpers import drop, item_of, mask_of, photo, run_of, top_ignored
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_edit_helpers import mask_of, png, top_ignored
 from PIL import Image
-from runs_helpers import data  # noqa: F401
 
 import runs
 from runs import dataset
-from ui.dataset import draft, image_edit
+from runs.masks import png
+from ui.dataset import draft, draft_store, image_edit
 from ui.new import form
-
-
-@pytest.fixture
-def mine(data) -> str:  # noqa: F811
-    return draft.new_id()
 
 
 def test_edits_are_undone_and_never_change_the_dropped_file(mine, tmp_path):
@@ -43,12 +37,7 @@ def test_edits_are_undone_and_never_change_the_dropped_file(mine, tmp_path):
     labels = []
     while label := draft.undo(mine):
         labels.append(label)
-    assert labels[:4] == [
-        "Undone: rotation of a.png.",
-        "Undone: mask of a.png.",
-        "Undone: weight of a.png.",
-        "Undone: crop of a.png.",
-    ]
+    assert labels[:4] == [f"Undone: {what} of a.png." for what in ("rotation", "mask", "weight", "crop")]
     for _ in labels:
         draft.redo(mine)
     assert item_of(mine, "a.png") == after and draft.original(mine, item.id).read_bytes() == before
@@ -93,15 +82,15 @@ def test_a_mask_is_drawn_on_the_rotated_image(mine, tmp_path, turn):
     assert again.tobytes() == shown.tobytes()
 
 
-def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path):
+def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path, monkeypatch):
+    monkeypatch.setattr(draft_store, "HISTORY_STEPS", 10)
     drop(mine, photo(tmp_path / "a.png", size=(64, 64)))
     item = item_of(mine, "a.png")
     image_edit.mask(mine, item.id, png(Image.new("L", (64, 64), 255)))
     assert item_of(mine, "a.png").mask is None
-    for level in range(130):
+    for level in range(30):
         image_edit.mask(mine, item.id, png(Image.new("L", (64, 64), level)))
-    files = list(draft.masks_dir(mine).iterdir())
-    assert len(files) <= 106  # those of 100 undo steps
+    assert len(list(draft.masks_dir(mine).iterdir())) <= 11  # those of 10 undo steps
     while draft.undo(mine):
         if name := item_of(mine, "a.png").mask if draft.items(mine) else "":
             assert (draft.masks_dir(mine) / name).is_file()
@@ -122,7 +111,7 @@ def test_the_transparent_part_of_an_image_can_be_its_mask(mine, tmp_path):
         image_edit.edit(mine, {"id": whole.id, "what": "transparency"})
 
 
-def test_a_run_and_a_copy_of_it_have_the_edits(data, mine, tmp_path):  # noqa: F811
+def test_a_run_and_a_copy_of_it_have_the_edits(data, mine, tmp_path):
     for n in range(4):
         drop(mine, (photo(tmp_path / f"{n}.png", n, size=(128, 128)), f"10_cat/{n}.png" if n == 3 else f"{n}.png"))
     first, second, third, fourth = (item.id for item in draft.items(mine))
@@ -141,12 +130,7 @@ def test_a_run_and_a_copy_of_it_have_the_edits(data, mine, tmp_path):  # noqa: F
     other = draft.new_id()
     assert draft.copy_dataset(other, "my-lora") == []
     found = {f"{item.folder}/{item.file}": item for item in draft.items(other)}
-    assert {name: item.weight for name, item in found.items()} == {
-        "/0.png": 3,
-        "/1.png": 1,
-        "/2.png": 1,
-        "10_cat/3.png": 3,
-    }
+    assert [found[name].weight for name in ("/0.png", "/1.png", "/2.png", "10_cat/3.png")] == [3, 1, 1, 3]
     assert {name for name, item in found.items() if item.mask} == {"/2.png", "10_cat/3.png"}
     assert not mask_of(other, found["/2.png"])[:60].any() and found["/0.png"].caption == "a caption"
     with Image.open(draft.original(other, found["/2.png"].id)) as image, Image.open(tmp_path / "2.png") as before:
@@ -154,7 +138,7 @@ def test_a_run_and_a_copy_of_it_have_the_edits(data, mine, tmp_path):  # noqa: F
     assert draft.counts(other) == expected
 
 
-def test_a_run_of_a_trainer_without_masks_says_so_and_its_copy_has_them(data, mine, tmp_path):  # noqa: F811
+def test_a_run_of_a_trainer_without_masks_says_so_and_its_copy_has_them(data, mine, tmp_path):
     drop(mine, photo(tmp_path / "a.png", size=(128, 128)), photo(tmp_path / "b.png", 1, size=(128, 128)))
     image_edit.mask(mine, item_of(mine, "a.png").id, top_ignored(128, 128))
     values = {**form.defaults(), "name": "n", "model": "z-image", "backend": "musubi"}

@@ -17,18 +17,8 @@ from ui.dataset import draft
 
 
 def test_a_zip_is_a_folder_with_images_and_captions(mine, tmp_path):
-    path = packed(
-        tmp_path / "set.zip",
-        {
-            "10_cat/1.png": png(1),
-            "10_cat/1.txt": b"a cat",
-            "3_dog\\1.png": png(2),
-            "3_dog\\1.txt": b"a dog",
-            "1.png": png(3),
-            "__MACOSX/1.png": b"junk",
-            ".DS_Store": b"junk",
-        },
-    )
+    files = {"10_cat/1.png": png(1), "10_cat/1.txt": b"a cat", "3_dog\\1.png": png(2), "3_dog\\1.txt": b"a dog"}
+    path = packed(tmp_path / "set.zip", {**files, "1.png": png(3), "__MACOSX/1.png": b"junk", ".DS_Store": b"junk"})
     assert drop(mine, path) == (3, [])
     assert captions(mine) == {"10_cat/1.png": "a cat", "3_dog/1.png": "a dog", "1.png": ""}
     assert not list(draft.uploads_dir().glob("zip-*")), "what was unpacked is deleted"
@@ -73,12 +63,8 @@ def test_a_bad_entry_costs_only_itself_and_nothing_leaves_the_folders(data, mine
     for word in ("outside the folder", "a link or a special file", "an archive inside the ZIP", "200 times its size"):
         assert word in text
     after = {path for path in tmp_path.rglob("*") if draft.folder(mine) not in path.parents}
-    assert {path for path in after - before if draft.uploads_dir() not in path.parents} <= {
-        data / "datasets",
-        data / "datasets/.uploads",
-        data / "datasets/.drafts",
-        draft.folder(mine),
-    }
+    own = {data / "datasets", data / "datasets/.uploads", data / "datasets/.drafts", draft.folder(mine)}
+    assert {path for path in after - before if draft.uploads_dir() not in path.parents} <= own
 
 
 def test_sizes_are_counted_and_not_taken_from_the_header(mine, tmp_path, monkeypatch):

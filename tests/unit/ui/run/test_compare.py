@@ -13,13 +13,6 @@ import runs
 from ui.run import compare, downloads, view
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """A data folder of its own."""
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    return tmp_path
-
-
 def test_runs_side_by_side(data):
     folders = [a_run(data, "low", 1e-4), a_run(data, "high", 1e-3, rank=16, min_snr_gamma=5)]
     names = [folder.name for folder in folders]
@@ -89,12 +82,8 @@ def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
         assert archive.testzip() is None
         names = sorted(archive.namelist())
         name = folder.name
-        assert names == [
-            f"{name}/run.toml",
-            f"{name}/sample_prompts.txt",
-            f"{name}/{name}-step000020.safetensors",
-            f"{name}/{name}.safetensors",
-        ]
+        files = ("run.toml", "sample_prompts.txt", f"{name}-step000020.safetensors", f"{name}.safetensors")
+        assert names == [f"{name}/{file}" for file in files]
         assert archive.read(f"{name}/{name}.safetensors") == (folder / f"{name}.safetensors").read_bytes()
     assert list(view.loras(folder))
 

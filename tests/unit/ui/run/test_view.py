@@ -56,14 +56,11 @@ def everything(folder) -> str:
 
 def test_hostile_text_stays_text(data):
     folder = write_run(data, HOSTILE, message=HOSTILE, reason=HOSTILE, phase=HOSTILE, checkpoint={"step": HOSTILE})
-    write_incident(
-        folder, report=HOSTILE + "\n\n# " + HOSTILE, cause=HOSTILE, changed=HOSTILE, phase=HOSTILE, kind=HOSTILE
-    )
+    known = dict.fromkeys(("cause", "changed", "phase", "kind"), HOSTILE)
+    write_incident(folder, report=HOSTILE + "\n\n# " + HOSTILE, **known)
     (folder / "training.log").write_text(HOSTILE * 3)
-    (folder / "sample").mkdir()
-    shutil.copy(photos("coffee.png")[0], folder / "sample" / "x'><script>alert(1)<.png")
-    parts = run_page.render(folder.name, "")
-    markup = "".join(part for part in parts[2:9] if isinstance(part, str))
+    sample(folder, "x'><script>alert(1)<.png")
+    markup = everything(folder)
     harmless(markup)
     assert "alert(2)" in markup  # shown, as text
     [other] = evolution.summary(folder)["others"]
@@ -74,9 +71,8 @@ def test_hostile_text_stays_text(data):
 def test_every_state_has_a_label_and_an_explanation(data, state):
     folder = write_run(data, state=state)
     shown = view.View(folder, "my run", {"state": state, "alive": True, "step": 3, "planned_steps": 9})
-    tags = harmless(cards.head(shown) + cards.run_list([shown], folder.name))
-    assert "h2" in tags.tags
     text = cards.head(shown)
+    assert "h2" in harmless(text + cards.run_list([shown], folder.name)).tags
     assert cards.describe(state)[1] in text and "{" not in text
 
 
@@ -152,9 +148,8 @@ def test_a_completed_run_offers_its_lora_and_longer_training(data):
 def test_a_broken_status_file_affects_only_its_own_run(data, content):
     good, broken = write_run(data, "good"), write_run(data, "broken")
     (broken / "status.json").write_text(content)
-    (broken / "metrics.jsonl").write_text(
-        '{"kind":"step","step":1,"loss":0.5}\nnot json\n[]\n{"kind":"step","step":"x"}\n'
-    )
+    lines = ('{"kind":"step","step":1,"loss":0.5}', "not json", "[]", '{"kind":"step","step":"x"}')
+    (broken / "metrics.jsonl").write_text("\n".join(lines))
     (broken / "incidents" / "0001").mkdir(parents=True)
     (broken / "incidents" / "0001" / "incident.json").write_text("{")
     harmless(everything(broken))
@@ -175,26 +170,17 @@ def test_an_incident_shows_the_change_and_its_cost_and_the_latest_comes_first(da
 
 
 @pytest.mark.parametrize(
-    ("known", "text"),
+    ("key", "value", "text"),
     [
-        (
-            {"standby": {"state": "ready", "pid": 7, "memory_bytes": 153_000_000, "reason": ""}},
-            "Standby attempt: ready (153.0 MB of",
-        ),
-        ({"standby": {"state": "starting", "pid": 7, "memory_bytes": 0, "reason": ""}}, "Standby attempt: starting."),
-        (
-            {"standby": {"state": "none", "pid": None, "memory_bytes": 0, "reason": "1.0 GB free"}},
-            "No standby attempt: 1.0 GB free.",
-        ),
-        (
-            {"snapshots": {"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}},
-            "step 1,200 (98.0 MB, every 3 steps)",
-        ),
-        ({"snapshots": {"step": None, "bytes": 0, "every": 0, "off": "full"}}, "Snapshots in memory are off: full."),
+        ("standby", {"state": "ready", "pid": 7, "memory_bytes": 153_000_000, "reason": ""}, "Standby attempt: ready (153.0 MB of"),
+        ("standby", {"state": "starting", "pid": 7, "memory_bytes": 0, "reason": ""}, "Standby attempt: starting."),
+        ("standby", {"state": "none", "pid": None, "memory_bytes": 0, "reason": "1.0 GB free"}, "No standby attempt: 1.0 GB free."),
+        ("snapshots", {"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}, "step 1,200 (98.0 MB, every 3 steps)"),
+        ("snapshots", {"step": None, "bytes": 0, "every": 0, "off": "full"}, "Snapshots in memory are off: full."),
     ],
-)
-def test_the_page_shows_the_standby_attempt_and_the_snapshots_or_why_there_are_none(data, known, text):
-    shown = {"state": "running", "alive": True, "step": 40, "planned_steps": 100, **known}
+)  # fmt: skip
+def test_the_page_shows_the_standby_attempt_and_the_snapshots_or_why_there_are_none(data, key, value, text):
+    shown = {"state": "running", "alive": True, "step": 40, "planned_steps": 100, key: value}
     assert text in cards.head(view.View(data / "outputs" / "r", "r", shown))
 
 
@@ -218,11 +204,14 @@ def test_a_report_cannot_carry_links_or_pictures():
 # Log, samples, times ----------------------------------------------------------------------------------------------
 
 
-def test_the_log_reads_as_it_looked_on_a_terminal(data):
+def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(data):
     folder = write_run(data)
-    bar = b"".join(b"steps: %3d%%\r" % n for n in range(0, 101, 10))
-    (folder / "training.log").write_bytes(b"\x1b[1;32mINFO\x1b[0m start\r\n" + bar + b"\n\xff\xfe bytes\x00\x07\nend\n")
+    bar = b"".join(b"\x1b[32msteps: %3d%%\x1b[0m\r" % n for n in range(0, 101, 10))
+    end = b"\n\xff\xfe bytes\x00\x07\n\x1b]0;title\x07\x1b[2Kend\n"
+    (folder / "training.log").write_bytes(b"\x1b[1;32mINFO\x1b[0m start\r\n" + bar + end)
     assert view.log(folder).text == "INFO start\nsteps: 100%\n\ufffd\ufffd bytes\nend"
+    assert view.log(folder).styled[:2] == ("\x1b[1;32mINFO\x1b[0m start", "\x1b[32msteps: 100%\x1b[0m")
+    assert log_view.log_tail({"run": folder.name})["lines"][1] == ["", "\x1b[32msteps: 100%\x1b[0m"]
 
 
 def test_only_the_end_of_a_long_log_is_read(data):
@@ -268,11 +257,7 @@ def test_every_complete_lora_is_listed_with_its_samples_the_final_one_first(data
     assert [one.path.name for one in found] == ["r.safetensors", "r-000004.safetensors", "r-step00000100.safetensors"]
     assert [(one.final, one.step, one.epoch) for one in found] == [(True, 500, 5), (False, 400, 4), (False, 100, 1)]
     drawn = {one.path.name: [s.at for s in gallery.of(one)] for one in found}
-    assert drawn == {
-        "r.safetensors": [],
-        "r-000004.safetensors": ["epoch 4"],
-        "r-step00000100.safetensors": ["step 100"],
-    }
+    assert [*drawn.values()] == [[], ["epoch 4"], ["step 100"]]
     (folder / "r-step00000300.safetensors").write_bytes(whole)
     assert len(view.loras(folder)) == 4
     tags = harmless(lora_cards(folder))
@@ -361,17 +346,15 @@ def labels(folder) -> dict[str, str]:
     return {label: re.sub("<[^>]*>", "", text) for label, text, _ in [*cards.facts(shown, True), *cards.machine(shown)]}
 
 
-def test_a_run_that_made_no_step_has_no_speed(data):
-    assert "Speed" not in labels(write_run(data, "none", step=0, step_s=0.11))
-    assert labels(write_run(data, "some", step=3, step_s=0.11))["Speed"] == "9.1 steps/s"
-
-
 def test_the_figures_of_the_machine_are_shown_where_they_are_known(data):
     gpu = {"name": "RTX", "utilization": 97, "memory_used": 10_000_000_000, "memory_total": 24_000_000_000}
     known = {"elapsed_s": 3725, "cpu_cores": 1.84, "memory_bytes": 3_200_000_000, "disk_free": 51_000_000_000}
+    known |= {"step_s": 0.11, "eta_s": 200, "loss": 0.25}
     shown = labels(write_run(data, "all", gpus=[gpu], **known))
     assert shown["GPU"] == "97 %" and shown["GPU memory"] == "10.0 of 24.0 GB" and shown["Elapsed"] == "1 h 2 min"
     assert shown["CPU"].startswith("1.8 of ") and shown["Memory"] == "3.2 GB" and shown["Disk"] == "51.0 GB free"
+    assert shown["Time left"] == "3 min 20 s" and shown["Loss"] == "0.25"
+    assert shown["Speed"] == "9.1 steps/s" and "Speed" not in labels(write_run(data, "none", step=0, step_s=0.11))
     odd = {"gpus": [7, {"utilization": "x"}], "cpu_cores": None, "disk_free": "x", "elapsed_s": None}
     assert not {"GPU", "CPU", "Memory", "Disk", "Elapsed"} & set(labels(write_run(data, "odd", **odd)))
 
@@ -456,10 +439,8 @@ def test_a_selected_run_that_is_gone_is_not_replaced_by_another_one(data):
     assert out[0] == {"__type__": "update"}  # keeps the selection
     head = out[2 + run_page.PARTS.index("head")]
     assert "&lt;gone&gt;" in head and "was renamed or deleted" in head
-    lines, *_ = [
-        value for value in run_page.delete("<gone>", False, "") if isinstance(value, str) and "no run" in value
-    ]
-    assert "gone" in lines and (data / "outputs" / "one" / "run.toml").is_file()
+    said = [value for value in run_page.delete("<gone>", False, "") if isinstance(value, str) and "no run" in value]
+    assert "gone" in said[0] and (data / "outputs" / "one" / "run.toml").is_file()
     assert run_page.render("one", "")[0] == "one"
 
 

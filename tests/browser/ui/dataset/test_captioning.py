@@ -1,0 +1,70 @@
+"""Captions that a server with an API key writes: the form's errors, what is kept, cancel and continue, and where the key is."""
+
+import threading
+
+from caption_server import answering
+from draft_helpers import photo
+from ui_helpers import serving
+from ui_page import a_tab, assert_accessible, caption, captions, drop, open_page, saved, until
+
+KEY = "sk-0123"
+
+
+def test_captions_are_written_shown_replaced_and_continued(browser, data, tmp_path):
+    files = [photo(tmp_path / f"{n}.png", seed=n, size=(320, 240)) for n in range(3)]
+    works: list[bool] = []
+
+    def fail(route) -> None:
+        """The cards' requests fail once the model has answered, until the test says that they work."""
+        listing = b"list_images" in (route.request.post_data_buffer or b"")
+        route.abort() if listing and model.questions and not works else route.continue_()
+
+    with answering() as model, serving(data, MY_KEY=KEY) as server, a_tab(browser, width=390, height=800) as page:
+        model.answer = lambda number, question: f"<b>a picture</b> {number}"
+        page.route("**/component_server**", fail)
+        open_page(page, server)
+        page.locator("#trigger input, #trigger textarea").first.fill("ohwx")
+        drop(page, *files, count=3)
+        caption(page, "0.png").fill("mine")
+        saved(page, "0.png")
+        page.get_by_test_id("write-captions").click()
+        form = page.locator("#caption-writer")
+        write = form.get_by_role("button", name="Write captions")
+        form.get_by_label("Server", exact=False).first.check()
+        write.click()
+        form.get_by_text("Enter the server's address").wait_for()
+        form.get_by_label("Address").fill(model.url)
+        form.get_by_label("Model", exact=True).locator("visible=true").fill("vision")
+        form.get_by_label("Variable with the API key").fill(KEY)
+        write.click()
+        form.get_by_text("not the key itself").wait_for()
+        form.get_by_label("Variable with the API key").fill("MY_KEY")
+        assert form.get_by_label("Put the trigger word").is_checked()
+        assert form.get_by_label("Images without a caption (2)").is_checked()
+        assert_accessible(page, "#caption-writer")
+        write.click()
+        form.get_by_text("Finished. 2 of 2 captions written").wait_for()
+        assert captions(page) == {"0.png": "mine", "1.png": "", "2.png": ""}, "the cards cannot be asked for"
+        works.append(True)
+        written = [f"ohwx, <b>a picture</b> {n}" for n in (1, 2)]
+        until(lambda: sorted(captions(page).values()) == ["mine", *written], "the captions are on the cards")
+        assert {one["authorization"] for one in model.headers} == {f"Bearer {KEY}"}
+
+        # A person's caption is replaced only where the box is checked. What a cancelled job wrote stays.
+        cancelled, first = threading.Event(), len(model.questions) + 1
+        model.answer = lambda number, question: "late" if number == first or cancelled.wait(60) else None
+        form.get_by_label("All images (3)").check()
+        assert not form.get_by_label("Replace captions that I wrote").is_checked()
+        form.get_by_label("Replace captions that I wrote").check()
+        write.click()
+        until(lambda: any("late" in text for text in captions(page).values()), "the first caption")
+        form.get_by_role("button", name="Cancel").click()
+        form.get_by_text("Cancelled.").wait_for()
+        cancelled.set()
+        model.answer = lambda number, question: "continued"
+        form.get_by_role("button", name="Continue").click()
+        expected = ["continued", "continued", "late"]
+        until(lambda: sorted(text.split()[-1] for text in captions(page).values()) == expected, "the rest")
+        page.errors.clear()  # of the requests that failed
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]

@@ -1,0 +1,94 @@
+"""Every call that a script of the page can make on the server: whatever is sent gets an answer or a sentence, and never raises."""
+
+import json
+import math
+
+import pytest
+from draft_helpers import filled
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ui_helpers import write_run
+
+from runs.files import RunError
+from ui import jobs
+from ui.dataset import bulk, captioning, draft, image_bulk, images
+from ui.page import build
+from ui.run import charts, control
+
+HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&/\n\0é\ud83d💥 1"), max_size=12)
+KEYS = (
+    "run draft id ids first kind which options do to action axis from text pattern level before at incident edit between"
+    " path name repeats folder query filter size page bucket all overwrite job store add remove paths uploads names drop"
+    " more word code bytes beside file script"
+)
+OWN = "my-run ../.. /proc pause save probe slurm endpoint time"
+WORDS = [*image_bulk.READS, *image_bulk.CHANGES, *OWN.split()]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | HOSTILE | st.sampled_from(WORDS),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(HOSTILE | st.sampled_from(KEYS.split()), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@pytest.fixture(scope="module")
+def calls() -> list:
+    """The functions of the whole page: a new one cannot be forgotten."""
+    found = [call for block in build().blocks.values() for call in getattr(block, "server_fns", [])]
+    names = {call.__name__ for call in found}
+    assert {"save_caption", "chart_data", "captions_start", "doctor_fix", "script_tools"} <= names
+    return found
+
+
+@pytest.fixture
+def place(data, monkeypatch) -> str:
+    """The id of a draft with two captions, beside a run "my-run". No call starts a process."""
+
+    def refuse(*_, **__):
+        raise RunError("nothing is started here")
+
+    monkeypatch.setattr(bulk, "PATTERN_S", 0.3)
+    monkeypatch.setattr(jobs, "start", refuse)
+    monkeypatch.setattr(control, "start", refuse)
+    (write_run(data, state="completed") / "training.log").write_text("one\n")
+    mine = draft.new_id()
+    filled(mine, "a cat", "a dog")
+    return mine
+
+
+@pytest.mark.slow
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
+@given(
+    which=st.integers(0, 999),
+    sent=VALUES | st.dictionaries(st.sampled_from(KEYS.split()), VALUES, max_size=6),
+    known=st.sets(st.sampled_from(["draft", "run"])),
+)
+def test_any_call_of_a_browser_is_answered(calls, place, which, sent, known):
+    if isinstance(sent, dict):
+        sent = {**sent, **{key: {"draft": place, "run": "my-run"}[key] for key in known}}
+    before = [item.id for item in draft.items(place)]
+    answer = calls[which % len(calls)](sent)
+    json.dumps(answer, ensure_ascii=False).encode("utf-8")
+    if answer.get("ok", True) is not True:
+        assert isinstance(answer["error"], str) and len(answer["error"]) > 10, answer
+        assert [item.id for item in draft.items(place)] == before, "what is refused changes nothing"
+
+
+NO_RUN = [None, [], {}, *({"run": name} for name in (3, "../x", "/etc", "gone", "\0", "x" * 5000))]
+NO_DRAFT = [None, [], "x", {}, {"draft": 3}, {"draft": "../x", "id": "f", "text": "t"}]
+REFUSED = [
+    *((charts.chart_data, sent) for sent in NO_RUN),
+    (charts.chart_data, {"run": "my-run", "axis": "loss"}),
+    *((charts.chart_data, {"run": "my-run", "from": value}) for value in ("1", True, 1e99, math.nan, [1])),
+    *((call, sent) for call in (images.list_images, images.save_caption, images.clear_images) for sent in NO_DRAFT),
+    *((call, {"draft": "../x"}) for call in captioning.CALLS),
+]
+
+
+def test_a_wrong_value_is_refused_with_a_sentence(place, data):
+    for call, sent in REFUSED:
+        answer = call(sent)
+        assert answer["ok"] is False and len(answer["error"]) > 10, (call, sent, answer)
+    assert images.save_caption({"draft": place, "id": "f" * 24, "text": "x"})["error"] == "This image was removed"
+    assert not list((data / "outputs").glob("*/.jobs/*"))
