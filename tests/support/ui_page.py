@@ -226,6 +226,7 @@ def serious(page, part: str | None = None) -> list[str]:
 
 def assert_accessible(page, part: str | None = None) -> None:
     """axe-core finds nothing serious, everything can be read and has a name, and the page does not scroll sideways."""
-    assert serious(page, part) == [] and faint_texts(page) == [] and nameless_controls(page) == []
+    found = [*serious(page, part), *faint_texts(page), *nameless_controls(page)]
+    assert found == [], found
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     assert wide <= 0, f"the page scrolls sideways by {wide} pixels"
