@@ -52,6 +52,7 @@ def place(data, monkeypatch) -> str:
     monkeypatch.setattr(jobs, "start", refuse)
     monkeypatch.setattr(control, "start", refuse)
     (write_run(data, state="completed") / "training.log").write_text("one\n")
+    (data.parent / "secret.txt").write_text("secret")
     mine = draft.new_id()
     filled(mine, "a cat", "a dog")
     return mine
@@ -62,17 +63,23 @@ def place(data, monkeypatch) -> str:
 @given(
     which=st.integers(0, 999),
     sent=VALUES | st.dictionaries(st.sampled_from(KEYS.split()), VALUES, max_size=6),
-    known=st.sets(st.sampled_from(["draft", "run"])),
+    known=st.sets(st.sampled_from(["draft", "run", "id", "paths"])),
 )
-def test_any_call_of_a_browser_is_answered(calls, place, which, sent, known):
+def test_any_call_of_a_browser_is_answered_and_changes_no_other_caption_and_no_other_file(
+    calls, place, data, which, sent, known
+):
     if isinstance(sent, dict):
-        sent = {**sent, **{key: {"draft": place, "run": "my-run"}[key] for key in known}}
+        own = {"draft": place, "run": "my-run", "id": f"{0:024x}", "paths": [str(data.parent / "secret.txt")]}
+        sent = {**sent, **{key: own[key] for key in known}}
     before = [item.id for item in draft.items(place)]
     answer = calls[which % len(calls)](sent)
     json.dumps(answer, ensure_ascii=False).encode("utf-8")
     if answer.get("ok", True) is not True:
         assert isinstance(answer["error"], str) and len(answer["error"]) > 10, answer
         assert [item.id for item in draft.items(place)] == before, "what is refused changes nothing"
+    for item in draft.items(place):
+        assert {f"{0:024x}": "a dog", f"{1:024x}": "a cat"}[item.id] not in item.caption, "the other one's caption"
+    assert sorted(path.name for path in data.parent.iterdir()) == ["data", "secret.txt"]
 
 
 NO_RUN = [None, [], {}, *({"run": name} for name in (3, "../x", "/etc", "gone", "\0", "x" * 5000))]

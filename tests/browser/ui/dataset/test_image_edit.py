@@ -82,7 +82,7 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
             page.mouse.move(*places[0])
             page.mouse.down()
             for place in places[1:]:
-                page.mouse.move(*place, steps=4)
+                page.mouse.move(*place, steps=2)
             page.mouse.up()
 
         drag((0.25, 0.25), (0.75, 0.75))

@@ -22,23 +22,6 @@ def heic(path: Path, image: Image.Image, **save) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", ["heic", "heif", "avif"])
-def test_the_photos_of_phones_are_added_and_trained(data, mine, tmp_path, suffix):
-    with Image.open(picture(tmp_path / "x.png", size=(128, 64))) as image:
-        path = heic(tmp_path / f"phone.{suffix}", image.convert("RGB"), quality=95)
-    assert drop(mine, path) == (1, [])
-    (item,) = draft.items(mine)
-    with Image.open(draft.thumb(mine, item)) as thumb, Image.open(draft.large(mine, item.id)) as large:
-        assert thumb.size == large.size == (128, 64) and large.getpixel((3, 3))[0] > 200
-    notes = []
-    spec = runs.make({"name": "p", "trigger": "t", "model": "tiny-flux"})
-    runs.create(spec, draft.sources(mine), on_note=notes.append)
-    (taken,) = runs.images_in(data / "datasets/p")
-    with Image.open(taken) as image:
-        assert (image.format, image.size) == ("JPEG", (128, 64)) and image.getpixel((3, 3))[0] > 200
-    assert f"phone.{suffix}: {'AVIF' if suffix == 'avif' else 'HEIF'} saved as JPEG" in notes
-
-
 # HEIC has a decoder of its own, which turns the image itself.
 TURNED = [("jpg", n) for n in range(1, 9)] + [
     ("heic", 3),
@@ -65,6 +48,7 @@ def test_exif_orientation_is_applied_to_size_thumbnail_and_data_set(data, mine, 
             assert width / height == size[0] / size[1] and image.getexif().get(0x0112, 1) == 1
             pixel = image.convert("RGB").getpixel((4 + red[0] * (width - 8), 4 + red[1] * (height - 8)))
             assert pixel[0] > 180 and pixel[1] < 80 and pixel[2] < 80, (file, pixel)
+            assert image.format == "JPEG" or suffix not in ("heic", "avif"), "no trainer reads it"
 
 
 def test_a_small_image_is_flagged_and_removed_by_one_click(mine, tmp_path):

@@ -1,4 +1,4 @@
-"""Hostile and random folders, names, captions, ZIPs, images and calls: a clear answer, nothing outside the two data
+"""Hostile and random folders, names, captions, ZIPs and images: a clear answer, nothing outside the two data
 folders, no caption on another picture.
 
 100 cases by default. The complete count: HOSTILE_CASES=5000 .venv/bin/python -m pytest -q tests/unit/ui/dataset/test_hostile.py
@@ -7,7 +7,6 @@ folders, no caption on another picture.
 import contextlib
 import functools
 import hashlib
-import inspect
 import io
 import json
 import os
@@ -33,7 +32,7 @@ from ui.dataset import draft, draft_images, images
 from ui.new import new_lora
 
 CASES = int(os.environ.get("HOSTILE_CASES", "100"))
-SHARES = {"drops": 0.3, "zips": 0.2, "images": 0.15, "calls": 0.15}
+SHARES = {"drops": 0.3, "zips": 0.2, "images": 0.15}
 MARKUP = [
     "<img src=x onerror=alert(1)>",
     "</textarea><script>alert(1)</script>",
@@ -339,46 +338,3 @@ def test_damaged_images(kind, suffix, flips, cut):
             assert len(runs.images_in(runs.datasets_dir() / "run")) == 1
         if not flips and cut is None and (suffix or FORMATS[kind]) in FORMATS.values():
             assert added == 1
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from([*MARKUP, *NASTY]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-    max_leaves=5,
-)
-KEYS = "draft id ids before text code paths names drop more page word bytes file"
-CALLS = [
-    function
-    for name, function in vars(images).items()
-    if inspect.isfunction(function) and name[0] != "_" and function.__module__ == images.__name__
-    if [*inspect.signature(function).parameters] == ["data"]
-]
-
-
-@cases("calls")
-@given(
-    call=st.sampled_from(CALLS),
-    data=JSON | st.dictionaries(st.sampled_from(KEYS.split()), JSON, max_size=6),
-    real=st.sets(st.sampled_from(["draft", "id", "ids", "before", "uploads", "names", "beside"])),
-)
-def test_calls_from_a_browser(call, data, real):
-    with sandbox() as root:
-        mine = draft.new_id()
-        first, second = (upload(picture(n), n) for n in (1, 2))
-        draft.add(mine, [(first, "1.png"), (second, "2.png")])
-        ids = [item.id for item in draft.items(mine)]
-        for number, key in enumerate(ids):
-            draft.set_caption(mine, key, f"own {number}")
-        if isinstance(data, dict):
-            files = ((first, "a/1.png"), (root / "secret.txt", "x.png"))
-            values = {"draft": mine, "id": ids[0], "ids": ids[:1], "before": None, "names": ["a/1.png", "../2.png"]}
-            values |= {"uploads": [{"path": str(path), "name": name} for path, name in files], "beside": ids[1]}
-            data = {**data, **{key: values[key] for key in real}}
-        answer = call(data)
-        assert isinstance(answer, dict)
-        sent(answer)
-        if "error" in answer:
-            clear([answer["error"]])
-        for item in draft.items(mine):
-            other = f"own {1 - ids.index(item.id)}" if item.id in ids else "own"
-            assert other not in item.caption, "a caption that belongs to another picture"
