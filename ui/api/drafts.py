@@ -8,7 +8,7 @@ from runs import env_file
 from runs.files import RunError
 from ui.api.checks import page_answer
 from ui.dataset import bulk, captioning, doctor, draft, image_edit, images, imports, selection, subsets
-from ui.new import export, form, importing, rehearsal, script_editor, templates
+from ui.new import export, form, importing, rehearsal, run_starts, script_editor, settings, templates
 
 TITLE = "Drafts"
 PAGE = 100  # images of one answer
@@ -29,7 +29,7 @@ def list_drafts() -> list[dict[str, Any]]:
 
 def draft_settings(draft_id: str) -> dict[str, Any]:
     """The settings of a draft by field; those that were never changed have their defaults."""
-    return importing.current(_known(draft_id))
+    return settings.current(_known(draft_id))
 
 
 def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def review_draft(draft_id: str) -> dict[str, Any]:
     """The settings of a draft, the warnings, and `problems`: what keeps it from being started now."""
     from runs.machine import this_machine
 
-    values = importing.current(_known(draft_id))
+    values = settings.current(_known(draft_id))
     found = form.review(values, draft.counts(draft_id), this_machine(values["backend"]))
     problems = [form.shown(fault) for fault in (*found.missing, *found.faults)]
     return {"settings": values, "problems": problems, "warnings": [form.shown(fault) for fault in found.warnings]}
@@ -245,12 +245,12 @@ def list_templates() -> list[dict[str, Any]]:
 
 def save_template(draft_id: str, name: str) -> dict[str, Any]:
     """Save the settings of a draft as a template."""
-    return templates.save(name, importing.current(_known(draft_id)))
+    return templates.save(name, settings.current(_known(draft_id)))
 
 
 def use_template(draft_id: str, key: str) -> dict[str, Any]:
     """Take over the settings of a template."""
-    draft.save_fields(_known(draft_id), templates.values_of(key, importing.current(draft_id)))
+    draft.save_fields(_known(draft_id), templates.values_of(key, settings.current(draft_id)))
     return review_draft(draft_id)
 
 
@@ -266,7 +266,7 @@ def draft_script(draft_id: str) -> str:
     edited = script_editor.stored(_known(draft_id))
     if edited is not None:
         return edited["script"]
-    values = importing.current(draft_id)
+    values = settings.current(draft_id)
     return form.script_of(form.review(values, draft.counts(draft_id), this_machine(values["backend"])))
 
 
@@ -286,13 +286,7 @@ def start_draft(draft_id: str) -> dict[str, Any]:
 
     After a rehearsal of these settings failed, the first call refuses and says where; the second one starts.
     """
-    from ui.run import control
-
-    values = importing.current(_known(draft_id))
-    rehearsal.check(draft_id, values)
-    folder, messages = form.create(values, draft_id, lambda spec: script_editor.for_run(draft_id, spec))
-    rehearsal.keep(draft_id, folder)
-    control.start(folder)
+    folder, messages = run_starts.start(_known(draft_id))
     return {"run": folder.name, "messages": messages}
 
 

@@ -4,9 +4,8 @@ The fields accept any text. Only `RunSpec` validates values, because a component
 and help texts are in ui/new/form_fields.py; defaults come from presets/defaults.toml.
 """
 
-import glob
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -388,63 +387,3 @@ def _same(a: object, b: object) -> bool:
         return float(str(a)) == float(str(b))
     except ValueError:
         return a == b
-
-
-def store_fault(spec: "runs.RunSpec") -> Fault | None:
-    """Why the address of a store cannot be used: another kind of address, a secret in it, a library that is missing.
-
-    Only asked at Start, because some of those libraries take a second to import.
-    """
-    from launch.common import LaunchError
-    from launch.store.places import open_place
-
-    try:
-        if spec.store:
-            open_place(spec.store)
-    except LaunchError as error:
-        return Fault("store", str(error))
-    return None
-
-
-def unpaired(spec: "runs.RunSpec", draft_id: str) -> Fault | None:
-    """The first image without a control image, for a model that learns from pairs."""
-    if not spec.control_dir:
-        return None
-    folder = Path(spec.control_dir).expanduser()
-    for item in draft.items(draft_id):
-        stem = Path(item.folder) / Path(item.file).stem
-        if not any((folder / stem.parent).glob(f"{glob.escape(stem.name)}.*")):
-            text = f"No control image {stem.as_posix()}.* in {folder}; add one for each image, under the same name"
-            return Fault("control_dir", text)
-    return None
-
-
-def create(
-    values: dict[str, Any], draft_id: str, finish: "Callable[[runs.RunSpec], runs.RunSpec]" = lambda spec: spec
-) -> tuple[Path, list[str]]:
-    """Create a run from the form's values and the draft's images.
-
-    Args:
-        finish: called with the run's spec after all checks; gives the one that is created. May raise RunError.
-
-    Returns:
-        The run's folder, and messages: the warnings, and which images and captions were changed.
-
-    Raises:
-        runs.RunError: one fault for each error, by key of the form; no run was created and the draft is unchanged.
-    """
-    from runs.machine import this_machine
-
-    items = draft.items(draft_id)
-    sizes = [item.trained_size for item in items]
-    checked = review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask=True, items=items)
-    if checked.missing or checked.faults or checked.spec is None:
-        raise runs.RunError([*checked.missing, *checked.faults])
-    if fault := store_fault(checked.spec):
-        raise runs.RunError([fault])
-    if fault := unpaired(checked.spec, draft_id):
-        raise runs.RunError([fault])
-    messages = [f"Warning: {shown(warning)}" for warning in checked.warnings]
-    folder = runs.create(finish(checked.spec), draft.sources(draft_id), on_note=messages.append)
-    draft.mark_in_a_run(draft_id)
-    return folder, messages

@@ -29,12 +29,12 @@ from ui.new import (
     model_table,
     proposals,
     rehearsal,
+    run_starts,
     script_editor,
     sweep,
     trainer_checks,
     try_it,
 )
-from ui.run import control
 
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
@@ -430,23 +430,18 @@ def check_everything_arrived(sent: object) -> None:
 
 def start(draft_id: str, sent: object, *inputs: Any) -> Iterator[tuple[Any, ...]]:
     """Create and start the run; yields (problem, errors by field, folder name of the run or "", messages for its page)."""
-    values = values_of(inputs)
     try:
         count = len(draft.items(draft_id))
         busy = problem_html(f"Preparing {count} image{'s' * (count != 1)}…", "Please wait", "busy")
         yield busy, {"start": {}}, "", []
         store_changes(draft_id, sent)
         check_everything_arrived(sent)
-        rehearsal.check(draft_id, values)
-        folder, messages = form.create(values, draft_id, lambda spec: script_editor.for_run(draft_id, spec))
-        rehearsal.keep(draft_id, folder)
+        folder, messages = run_starts.start(draft_id)
+    except run_starts.NotStarted as error:
+        yield "", {}, error.folder.name, [f"The run was created but did not start: {error}", *error.messages]
+        return
     except ERRORS as error:
         found = form.marks(error.faults) if isinstance(error, runs.RunError) else {}
         yield problem_html(error), {"start": found}, "", []
-        return
-    try:
-        control.start(folder)
-    except runs.RunError as error:
-        yield "", {}, folder.name, [f"The run was created but did not start: {error}", *messages]
         return
     yield "", {}, folder.name, messages

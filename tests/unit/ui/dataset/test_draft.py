@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from draft_helpers import captions, drop, item_of, note, remove, set_caption
+from draft_helpers import captions, create_run, drop, item_of, note, remove, set_caption
 from PIL import Image
 from runs_helpers import picture
 from ui_helpers import photos, small_disk
@@ -152,7 +152,7 @@ def test_a_runs_settings_images_and_captions_are_copied_to_a_draft(data, mine, t
     drop(mine, *photos("coffee.png", "rocket.jpg"), picture(tmp_path / "turned.jpg", exif=b""))
     set_caption(mine, "coffee.png", "a cup, é💥")
     typed = values(prompts="a\nb", rank=8, learning_rate="0.000123456789", flags="weighting_scheme=none", epochs=3)
-    folder, _ = form.create(typed, mine)
+    folder, _ = create_run(mine, typed)
     before = {p: p.read_bytes() for p in (data / "datasets" / "my-lora").iterdir()}
     other = draft.new_id()
     assert draft.copy_dataset(other, "my-lora") == [] and draft.images_not_in_a_run(other) == 0
@@ -162,8 +162,8 @@ def test_a_runs_settings_images_and_captions_are_copied_to_a_draft(data, mine, t
     assert {**back, "flags": back["flags"].strip()} == {**typed, "alpha": "1.0"}
     assert runs.free_name("my lora") == "my lora 2"
     with pytest.raises(runs.RunError, match="A run named 'my lora' already exists"):
-        form.create(back, other)
-    again, _ = form.create({**back, "name": "my lora 2"}, other)
+        create_run(other, back)
+    again, _ = create_run(other, {**back, "name": "my lora 2"})
     assert runs.load(again).changed(name="my lora") == runs.load(folder)
     assert runs.free_name("my lora") == "my lora 3"
 
@@ -192,7 +192,7 @@ def test_a_spec_survives_the_form_unchanged(given):
 
 def test_a_save_interval_computed_from_the_images_is_left_empty(data, mine):
     drop(mine, *photos("coffee.png", "rocket.jpg"))
-    spec = runs.load(form.create(values(), mine)[0])
+    spec = runs.load(create_run(mine, values())[0])
     assert spec.save_every_n_steps == 32 and form.values_of_spec(spec, 2)["save_every_n_steps"] == ""
     assert form.values_of_spec(spec.changed(save_every_n_steps=31), 2)["save_every_n_steps"] == "31"
 
@@ -201,7 +201,7 @@ def test_images_that_no_run_contains_are_counted(data, mine):
     assert draft.images_not_in_a_run(mine) == 0
     drop(mine, *photos("coffee.png", "rocket.jpg"))
     assert draft.images_not_in_a_run(mine) == 2
-    form.create(values(), mine)
+    create_run(mine, values())
     assert draft.images_not_in_a_run(mine) == 0
     set_caption(mine, "coffee.png", "another")
     assert draft.images_not_in_a_run(mine) == 2
@@ -212,7 +212,7 @@ def test_images_that_no_run_contains_are_counted(data, mine):
 
 def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(data, mine):
     drop(mine, *photos("coffee.png"))
-    folder, _ = form.create(values(), mine)
+    folder, _ = create_run(mine, values())
     other = draft.new_id()
     drop(other, *photos("rocket.jpg"))
     set_caption(other, "rocket.jpg", "mine alone")

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from draft_helpers import create_run
 from runs_helpers import picture, pictures
 
 import presets
@@ -10,7 +11,7 @@ import runs
 from runs.files import Fault
 from runs.machine import Machine
 from ui.dataset import draft
-from ui.new import form, model_note, model_table, new_lora
+from ui.new import form, model_note, model_table, new_lora, run_starts
 
 GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
 NO_GPU = Machine("", None, False, 31.2, 220.0)
@@ -184,7 +185,7 @@ def test_a_free_name_is_found_for_every_name(data):
 
 def test_a_failed_start_reports_all_errors_and_creates_nothing(data, mine):
     with pytest.raises(runs.RunError) as caught:
-        form.create(values(name="", epochs=None), mine)
+        create_run(mine, values(name="", epochs=None))
     assert {fault.field for fault in caught.value.faults} == {"name", "epochs", "images"}
     assert runs.list_runs() == []
 
@@ -192,7 +193,7 @@ def test_a_failed_start_reports_all_errors_and_creates_nothing(data, mine):
 def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine, tmp_path):
     drop(mine, tmp_path, 1)
     with pytest.raises(runs.RunError) as caught:
-        form.create(values(model="flux-dev", backend="sd-scripts"), mine)
+        create_run(mine, values(model="flux-dev", backend="sd-scripts"))
     assert any(fault.field == "model" and "flux1-dev.safetensors" in fault.message for fault in caught.value.faults)
     assert runs.list_runs() == [] and len(draft.items(mine)) == 1
 
@@ -200,9 +201,9 @@ def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine,
 def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_path):
     drop(mine, tmp_path, 2)
     with pytest.raises(runs.RunError, match="rank: Must be 16384 or less"):
-        form.create(values(rank=1_000_000_000), mine)
+        create_run(mine, values(rank=1_000_000_000))
     assert runs.list_runs() == []
-    folder, messages = form.create(values(learning_rate="5"), mine)
+    folder, messages = create_run(mine, values(learning_rate="5"))
     assert runs.load(folder).learning_rate == 5
     assert any(
         line.startswith("Warning: Learning rate: Learning rate 5 is 25,000 times the usual") for line in messages
@@ -212,7 +213,7 @@ def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_p
 def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
     drop(mine, tmp_path, 1)
     assert "With one image" in form.plan(form.review(values(), 1))
-    folder, messages = form.create(values(), mine)
+    folder, messages = create_run(mine, values())
     assert any("one image" in line.lower() for line in messages)
     assert runs.read_captions(folder.name) == {"0.png": "tok"}
 
@@ -220,7 +221,7 @@ def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
 def test_the_script_shown_is_the_script_written(data, mine, tmp_path):
     drop(mine, tmp_path, 2)
     shown = form.script_of(form.review(values(), draft.counts(mine)))
-    folder, _ = form.create(values(), mine)
+    folder, _ = create_run(mine, values())
     assert (folder / "train.sh").read_text(encoding="utf-8") == shown
 
 
@@ -390,10 +391,10 @@ def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(da
     pairs["control_dir"] = f" {tmp_path / 'pairs'} "
     spec = form.parse(pairs)[0]
     assert spec.control_dir == str(tmp_path / "pairs") and "control_dir" not in form.review(pairs, 2, NO_GPU).marks()
-    assert form.unpaired(spec, mine).message.startswith("No control image 0.* in ")
+    assert run_starts.unpaired(spec, draft.items(mine)).message.startswith("No control image 0.* in ")
     for n in range(2):
         picture(tmp_path / "pairs" / f"{n}.jpg", size=(96, 64))
-    assert form.unpaired(spec, mine) is None
+    assert run_starts.unpaired(spec, draft.items(mine)) is None
     assert form.values_of_spec(spec, 2)["control_dir"] == spec.control_dir
     assert (
         form.parse({**pairs, **form.model_values("z-image", "musubi", NO_GPU), "model": "z-image"})[0].control_dir == ""
