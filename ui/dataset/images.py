@@ -183,7 +183,8 @@ def explain_failed_upload(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ()) -> "gr.HTML":
-    """The component. Events: `change` (images or page changed) and `insert` (add the trigger word to all captions).
+    """The component. Events: `insert` (add the trigger word to all captions); `show` (settings that changed), `chosen` (another model, VRAM or
+    trainer) and `review` (anything changed) are those of ui/new/fields.js.
 
     Args:
         more: calls of the other parts of its script.
@@ -204,5 +205,5 @@ def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ())
         explain_failed_upload,
         image_action,
         *more,
-        events=("insert",),
+        events=("insert", "show", "chosen", "review"),
     )

@@ -41,12 +41,12 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {key: f"{values[key]:g}" for key in ("alpha", "learning_rate")}
 
 
-def restored(stored: dict[str, Any]) -> dict[str, Any]:
-    """The defaults, replaced by stored values; a stored choice that no longer exists (a removed model) is dropped."""
+def restored(stored: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The defaults, or `others`, replaced by stored values; a stored choice that no longer exists (a removed model) is dropped."""
     allowed: dict[str, Collection[str]] = {"model": presets.models(), "tier": presets.tiers(), "backend": BACKENDS}
     allowed |= {field.key: [value for _, value in field.choices] for field in MORE if field.kind == "choice"}
     kept = {k: v for k, v in stored.items() if k in KEYS and (k not in allowed or v in allowed[k])}
-    return {**defaults(), **kept}
+    return {**(defaults() if others is None else others), **kept}
 
 
 @dataclass(frozen=True)
@@ -354,34 +354,7 @@ def _tier_of(key: str, backend: str, machine: "Machine | None") -> str:
     return presets.smallest_tier(key, backend) if presets.tier_problem(key, backend, usual) else usual
 
 
-def choose_model(
-    values: Mapping[str, Any], before: Mapping[str, Any], machine: "Machine | None" = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What changes when the model of `values` replaces another one.
-
-    A field that has another value than the model before gave it was typed, and stays.
-
-    Args:
-        before: {"model", "typed": {field: value}}, as this function returned it last; {} at the start.
-
-    Returns:
-        The fields to set, with their values; the new `before`.
-    """
-    known, noted = before.get("model"), before.get("typed", {})
-    typed = {}
-    if known in presets.models():
-        old = model_values(known, values["backend"], machine)
-        typed = {
-            field: values[field]
-            for field in MODEL_FIELDS
-            if not _same(values[field], old[field]) or (field in noted and _same(values[field], noted[field]))
-        }
-    new = model_values(values["model"], values["backend"], machine)
-    wanted = {field: value for field, value in new.items() if field not in typed and not _same(values[field], value)}
-    return wanted, {"model": values["model"], "typed": typed}
-
-
-def _same(a: object, b: object) -> bool:
+def same(a: object, b: object) -> bool:
     """Whether two values of a field are equal, as texts or as numbers."""
     try:
         return float(str(a)) == float(str(b))

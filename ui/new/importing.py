@@ -31,7 +31,7 @@ def changes(values: Mapping[str, Any], now: Mapping[str, Any]) -> list[dict[str,
     return [
         {"key": key, "label": form.LABELS.get(key, key), "before": _shown(key, now[key]), "after": _shown(key, value)}
         for key, value in values.items()
-        if key in form.KEYS and not form._same(value, now[key])
+        if key in form.KEYS and not form.same(value, now[key])
     ]
 
 
@@ -180,10 +180,8 @@ ACTIONS: dict[str, calls.Action] = {
     "restore": _restore,
     "read": _read,
 }
-# The values that the script sends with its event `use`, for the form's fields: undefined keeps a field.
-USE = "(values) => hangproof.use(values)"
 
 
 def build() -> "gr.HTML":
-    """The fold. Its event `use` sets fields; its value is what they become."""
-    return scripts.component("setup", "setup", setup, events=("use",))
+    """The fold."""
+    return scripts.component("setup", "setup", setup)

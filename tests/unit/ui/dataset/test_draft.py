@@ -11,7 +11,7 @@ from ui_helpers import photos, small_disk
 
 import runs
 from ui.dataset import draft, images
-from ui.new import form, proposals
+from ui.new import form
 from ui.run import run_page
 
 
@@ -88,26 +88,6 @@ def test_pages_of_cards(mine, tmp_path):
     assert (first["total"], first["pages"], len(first["items"])) == (images.PAGE_SIZE + 3, 2, images.PAGE_SIZE)
     assert [one["file"] for one in second["items"]] == ["p12.png", "p13.png", "p14.png"]
     assert images.listing(mine, 99)["page"] == 1 and images.listing(mine, -1)["page"] == 0
-
-
-def test_a_proposed_value_never_replaces_a_typed_one(mine):
-    stored = draft.save_fields(mine, {}, {"epochs": ([16], 20)}, {"epochs": 16})  # never stored: it has its default
-    assert stored == {"epochs": 20} == draft.form(mine)
-    assert draft.save_fields(mine, {"epochs": 3}, {"epochs": ([20], 24)}) == {"epochs": 3}
-    assert draft.save_fields(mine, {}, {"epochs": ([20, 16], 24)}, {"epochs": 16}) == {} and draft.form(mine) == {
-        "epochs": 3
-    }
-    hostile = [None, [], {"epochs": 1}, {"epochs": {"from": 16, "to": 20}}, {"name": {"from": [""], "to": 1}}]
-    assert all(proposals.valid(one) == {} for one in hostile)
-
-
-def test_images_that_arrive_before_the_page_asks_get_a_proposal(mine):
-    drop(mine, *photos("coffee.png"))
-    answer, known, _ = proposals.follow(mine, None, 10, 16, 1, 1, "")
-    assert answer["wanted"][0] == 96 and (96, answer["wanted"][1]) in known
-    assert proposals.follow(mine, None, 7, 16, 1, 1, "")[0] is None, "typed, and not stored yet"
-    draft.save_fields(mine, {"repeats": 10}, {}, {})
-    assert proposals.follow(mine, None, 10, 16, 1, 1, "")[0] is None, "typed, and stored"
 
 
 def test_a_full_disk_is_reported_and_keeps_the_captions(tmp_path, monkeypatch):
@@ -224,7 +204,7 @@ def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(da
     assert "data set" in failed[0] and captions(other) == {"rocket.jpg": "mine alone"}
     shutil.move(data / "away", data / "datasets" / folder.name)
     *_, done = run_page.copy_to_new_lora(folder.name, folder.name, other)
-    assert captions(other) == {"coffee.png": "tok"} and done[2]["total"] == 1 and done[4] == "my lora 2"
+    assert captions(other) == {"coffee.png": "tok"} and done[2]["total"] == 1
     assert draft.form(other)["name"] == "my lora 2"
     *_, again = run_page.copy_to_new_lora(folder.name, "", other)  # every image is in a run: no question
     assert again[2]["total"] == 1
