@@ -13,7 +13,7 @@ from runs.files import RunError
 from runs.machine import this_machine
 from runs.proposal import Proposal, propose
 from ui.dataset import calls, draft
-from ui.dataset.images import OUT_OF_DATE
+from ui.dataset.selection import OUT_OF_DATE
 from ui.new import form
 from ui.new.form_fields import KEYS
 
