@@ -90,10 +90,8 @@ def add_images(draft_id: str, files: list) -> dict[str, Any]:
         name = (one.get("orig_name") or one.get("name")) if isinstance(one, dict) else None
         if not isinstance(path, str):
             raise RunError("files: each is a file that was uploaded, as handle_file makes it")
-        uploads.append({"path": path, "name": name if isinstance(name, str) else Path(path).name})
-    given = {"draft": _known(draft_id), "uploads": uploads, "drop": secrets.token_hex(8), "more": False}
-    answer = page_answer(images.add_images(given))
-    return {"added": answer["added"], "messages": answer["messages"]}
+        uploads.append((Path(path), name if isinstance(name, str) else Path(path).name))
+    return images.add_uploads(_known(draft_id), uploads, secrets.token_hex(8))
 
 
 def add_folder(draft_id: str, path: str) -> dict[str, Any]:
