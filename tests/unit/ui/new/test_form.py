@@ -198,6 +198,16 @@ def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_p
     )
 
 
+def test_a_store_that_cannot_be_used_and_an_image_without_its_pair_do_not_start(data, mine, tmp_path, monkeypatch):
+    drop(mine, tmp_path, 1)
+    with pytest.raises(runs.RunError, match="store: "):
+        create_run(mine, values(store="gopher://x/y"))
+    monkeypatch.setattr(run_starts, "unpaired", lambda spec, items: Fault("control_dir", "No control image"))
+    with pytest.raises(runs.RunError, match="No control image"):
+        create_run(mine, values(store=""))
+    assert runs.list_runs() == []
+
+
 def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
     drop(mine, tmp_path, 1)
     assert "With one image" in form.plan(form.review(values(), 1))
