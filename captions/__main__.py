@@ -1,4 +1,7 @@
-"""`python -m captions FOLDER --with florence|tagger|endpoint`: writes captions of a folder's images, or of a draft's."""
+"""`python -m captions FOLDER --with florence|tagger|endpoint`: writes captions of a folder's images.
+
+`python -m ui.dataset.caption_work DRAFT` does the same for a draft of the page.
+"""
 
 import argparse
 import json
@@ -7,18 +10,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from captions import endpoint, florence, job, models, tagger
-from captions.options import ENGINES, OPTIONS, checked, parser
+from captions.options import ENGINES, parser
 from captions.text import Frame
 from captions.work import Folder, Work
 from runs.files import RunError
-from ui.dataset import caption_work
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; returns its exit code."""
+def folder_work(given: argparse.Namespace) -> tuple[Work, argparse.Namespace]:
+    """The images of a folder, and the options."""
+    if not given.engine:
+        raise RunError(f"Name what writes the captions: --with {'|'.join(ENGINES)}")
+    return Folder(Path(given.target), given.rewrite), given
+
+
+def main(
+    argv: Sequence[str],
+    work_of: Callable[[argparse.Namespace], tuple[Work, argparse.Namespace]] = folder_work,
+) -> int:
+    """Run the command; returns its exit code. work_of: the images of the target, and the options for them."""
     given = parser().parse_args(argv)
     try:
-        work, given = _work(given)
+        work, given = work_of(given)
         report = job.run(
             work,
             _loader(given, bool(work.missing())),
@@ -38,19 +50,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"captions: stopped: {report.reason}", file=sys.stderr)
         return 1
     return 0
-
-
-def _work(given: argparse.Namespace) -> tuple[Work, argparse.Namespace]:
-    """The images, and the options: of a draft without `--with`, those that the page stored."""
-    if not caption_work.is_draft(given.target):
-        if not given.engine:
-            raise RunError(f"Name what writes the captions: --with {'|'.join(ENGINES)}")
-        return Folder(Path(given.target), given.rewrite), given
-    if given.engine:
-        options = {name: getattr(given, name) for name in OPTIONS}
-        caption_work.begin(given.target, options)
-    work = caption_work.DraftWork(given.target)
-    return work, argparse.Namespace(**{**vars(given), **checked(work.options)})
 
 
 def _image_limit(given: argparse.Namespace) -> float:

@@ -30,10 +30,8 @@ def parser() -> argparse.ArgumentParser:
         description="Write captions of images with a model. An image that has a caption keeps it. A job that was stopped "
         "continues where it was.",
     )
-    top.add_argument("target", metavar="FOLDER", help="a folder with images, or the id of a draft of the page")
-    top.add_argument(
-        "--with", dest="engine", choices=ENGINES, help="what writes the captions; a draft's: the page's choice"
-    )
+    top.add_argument("target", metavar="FOLDER", help="a folder with images")
+    top.add_argument("--with", dest="engine", choices=ENGINES, help="what writes the captions")
     top.add_argument("--model", default="", help="a model of presets/captioners.toml, a folder, or a server's model")
     top.add_argument(
         "--device", choices=("", "cpu", "cuda"), default="", help="default: the GPU when its memory is free"

@@ -8,7 +8,7 @@ import gradio as gr
 
 import runs
 from ui import doctor_page, scripts
-from ui.new import form, hub_login, importing, new_lora, proposals, script_editor, trainer_checks, try_it
+from ui.new import form, hub_login, new_lora, script_editor, settings, trainer_checks, try_it
 from ui.run import fleet_page, run_page
 
 MARK = (
@@ -178,67 +178,33 @@ def build(login: bool = False) -> gr.Blocks:
 
 def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
     fields = [new.fields[key] for key in form.KEYS]
-    follows = [new.fields[key] for key in new_lora.FOLLOWS_MODEL]
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    # One event for all changes: separate events can overtake each other, and then an older value wins.
-    gr.on(
-        [new.loaded.change, new.images.change, *(one.change for one in fields)],
-        new_lora.refresh,
-        [draft_id, new.stored, *fields],
-        new.refresh_outputs,
-        trigger_mode="always_last",
-        js=new_lora.CHANGES,
-        **quiet,
-    ).then(None, [new.stored, *fields], fields, js=new_lora.MERGE, **quiet)
-    new.fields["model"].input(
-        new_lora.choose_model,
-        [new.chosen, *fields],
-        [new.of_model, new.chosen],
-        trigger_mode="always_last",
-        **quiet,
-    ).then(None, [new.of_model, *follows], follows, js=new_lora.FOLLOW_MODEL, **quiet)
-    new.loaded.change(new_lora.settled, new.fields["model"], new.chosen, **quiet)
+    new.images.show(None, None, fields, js=new_lora.SHOW, **quiet)
+    new.images.review(new_lora.review, draft_id, new.refresh_outputs, trigger_mode="always_last", **quiet)
     new.models_fold.expand(new_lora.open_models, None, new.models, **quiet)
-    length = [new.fields[key] for key in proposals.FIELDS]
-    gr.on(
-        [new.loaded.change, new.images.change, *(one.change for one in length)],
-        proposals.follow,
-        [draft_id, new.proposed, *length],
-        [new.proposal, new.proposed, new.propose],
-        trigger_mode="always_last",
-        **quiet,
-    ).then(None, [new.proposal, *length[:2]], length[:2], js=proposals.APPLY, **quiet)
-    new.propose.click(proposals.use, [draft_id, *length], [*length[:2], new.proposed, new.propose], **quiet)
+    new.propose.click(settings.follow_images, draft_id, None, **quiet).then(None, None, None, js=new_lora.SYNC, **quiet)
     hub = new.hub
     hub.fold.expand(hub_login.on_open, None, hub.outputs, **quiet)
     gr.on([hub.log_in.click, hub.token.submit], hub_login.on_log_in, hub.token, hub.outputs, **quiet)
     hub.log_out.click(hub_login.on_log_out, None, hub.outputs, **quiet)
-    new.fetch.click(new_lora.fetch_model, fields, new.model_outputs, **quiet)
+    new.fetch.click(new_lora.fetch_model, draft_id, new.model_outputs, **quiet)
     gr.on(
         [hub.status.change, new.fetching.tick],
         new_lora.poll_fetch,
-        fields,
+        draft_id,
         new.model_outputs,
         trigger_mode="always_last",
         **quiet,
     )
-    new.setup.use(None, new.setup, fields, js=importing.USE, **quiet)
     new.script_tools.show(None, new.script_tools, new.script, js=script_editor.SHOW, **quiet)
     new.script.input(None, new.script, None, js=script_editor.TYPED, **quiet)
     trainer_checks.wire(new.checks, new.fields["backend"], new.loaded)
     opened = gr.State(False)
-    new.flag_fold.expand(new_lora.open_flags, fields, [opened, new.flag_table], **quiet)
-    gr.on(
-        [new.fields[key].change for key in ("model", "tier", "backend")],
-        new_lora.follow_flags,
-        [opened, *fields],
-        new.flag_table,
-        trigger_mode="always_last",
-        **quiet,
-    )
+    new.flag_fold.expand(new_lora.open_flags, draft_id, [opened, new.flag_table], **quiet)
+    new.images.chosen(new_lora.follow_flags, [opened, draft_id], new.flag_table, trigger_mode="always_last", **quiet)
     new.images.insert(
         new_lora.insert_trigger,
-        [draft_id, new.images, new.fields["trigger"]],
+        [draft_id, new.images],
         [new.images, new.problem],
         js=new_lora.FLUSH,
         **quiet,
@@ -312,12 +278,10 @@ def _wire_tabs(
     run.copy.click(
         run_page.copy_to_new_lora,
         [run.selected, run.confirmed, draft_id],
-        [run.notice, run.confirmed, new.images, note, *fields, tabs],
+        [run.notice, run.confirmed, new.images, note, tabs],
         js=new_lora.FLUSH,
         **quiet,
-    ).then(None, None, None, js=run_page.SHOW_NOTE, **quiet).then(
-        new_lora.settled, new.fields["model"], new.chosen, **quiet
-    )
+    ).then(None, None, None, js=run_page.SHOW_NOTE, **quiet).then(None, None, None, js=new_lora.SYNC, **quiet)
 
     def show_started(name: str, lines: list[Any]) -> list[Any]:
         """Select the run that was just started."""
@@ -330,10 +294,9 @@ def _wire_tabs(
     new.try_it.click(try_it.start, None, [new.try_note, started, messages], **quiet).then(
         show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **quiet
     )
-    run.copy.click(proposals.keep, None, new.proposed, **quiet)  # a copied run's settings stay as they are
     new.start.click(
         new_lora.start,
-        [draft_id, new.stored, *fields],
+        [draft_id, new.unsent],
         [new.problem, new.errors, started, messages],
         js=new_lora.START,
         **quiet,

@@ -19,6 +19,7 @@ import presets
 import runs
 from runs import masks
 from ui.dataset import draft, draft_store
+from ui.new import run_starts
 
 
 @pytest.fixture
@@ -57,6 +58,14 @@ def remove(draft_id: str, file: str) -> None:
 
 def captions(draft_id: str) -> dict[str, str]:
     return {f"{item.folder}/{item.file}".removeprefix("/"): item.caption for item in draft.items(draft_id)}
+
+
+def create_run(draft_id: str, values: dict[str, Any]) -> tuple[Path, list[str]]:
+    """Store settings, and create the run that Start would start: its folder and the messages."""
+    draft.save_fields(draft_id, values)
+    spec, warnings = run_starts.checked(draft_id)
+    folder, notes = run_starts.create(draft_id, run_starts.as_run(draft_id, spec))
+    return folder, [*warnings, *notes]
 
 
 def photo(path, seed: int = 0, size=(96, 64), **save):

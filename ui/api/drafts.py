@@ -6,9 +6,11 @@ from typing import Any
 
 from runs import env_file
 from runs.files import RunError
+from runs.machine import this_machine, tier_for
 from ui.api.checks import page_answer
 from ui.dataset import bulk, captioning, doctor, draft, image_edit, images, imports, selection, subsets
-from ui.new import export, form, importing, rehearsal, script_editor, templates
+from ui.new import export, form, importing, rehearsal, run_starts, script_editor, templates
+from ui.new import settings as of_draft
 
 TITLE = "Drafts"
 PAGE = 100  # images of one answer
@@ -18,7 +20,8 @@ MOST_LISTED = 1000
 def new_draft() -> str:
     """The id of a new, empty draft."""
     made = draft.new_id()
-    draft.save_fields(made, {"name": ""})
+    given = {"name": "", **form.defaults(), "tier": tier_for(this_machine())}
+    draft.save_fields(made, {key: given[key] for key in ("name", *form.MODEL_FIELDS, *of_draft.LENGTH)})
     return made
 
 
@@ -29,7 +32,7 @@ def list_drafts() -> list[dict[str, Any]]:
 
 def draft_settings(draft_id: str) -> dict[str, Any]:
     """The settings of a draft by field; those that were never changed have their defaults."""
-    return importing.current(_known(draft_id))
+    return of_draft.current(_known(draft_id))
 
 
 def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:
@@ -37,20 +40,13 @@ def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:
 
     Returns: the settings, the planned steps, and `problems`: what keeps it from being started now.
     """
-    known = set(form.KEYS)
-    if wrong := sorted(str(key) for key in settings if key not in known):
-        raise RunError(f"There is no setting {wrong[0][:100]!r}; use some of {', '.join(form.KEYS)}")
-    if wrong := [key for key, value in settings.items() if not isinstance(value, str | int | float | bool | None)]:
-        raise RunError(f"{wrong[0]}: a setting is a text, a number or null")
-    draft.save_fields(_known(draft_id), settings)
+    of_draft.save(_known(draft_id), settings)
     return review_draft(draft_id)
 
 
 def review_draft(draft_id: str) -> dict[str, Any]:
     """The settings of a draft, the warnings, and `problems`: what keeps it from being started now."""
-    from runs.machine import this_machine
-
-    values = importing.current(_known(draft_id))
+    values = of_draft.current(_known(draft_id))
     found = form.review(values, draft.counts(draft_id), this_machine(values["backend"]))
     problems = [form.shown(fault) for fault in (*found.missing, *found.faults)]
     return {"settings": values, "problems": problems, "warnings": [form.shown(fault) for fault in found.warnings]}
@@ -94,10 +90,8 @@ def add_images(draft_id: str, files: list) -> dict[str, Any]:
         name = (one.get("orig_name") or one.get("name")) if isinstance(one, dict) else None
         if not isinstance(path, str):
             raise RunError("files: each is a file that was uploaded, as handle_file makes it")
-        uploads.append({"path": path, "name": name if isinstance(name, str) else Path(path).name})
-    given = {"draft": _known(draft_id), "uploads": uploads, "drop": secrets.token_hex(8), "more": False}
-    answer = page_answer(images.add_images(given))
-    return {"added": answer["added"], "messages": answer["messages"]}
+        uploads.append((Path(path), name if isinstance(name, str) else Path(path).name))
+    return images.add_uploads(_known(draft_id), uploads, secrets.token_hex(8))
 
 
 def add_folder(draft_id: str, path: str) -> dict[str, Any]:
@@ -233,7 +227,7 @@ def import_settings(draft_id: str, text: str, name: str = "settings", apply: boo
     """Read a configuration of FluxGym, kohya_ss, sd-scripts, musubi-tuner or ai-toolkit; with `apply`, take it over."""
     found = importing.read_files(_known(draft_id), [(name, text)])
     if apply:
-        draft.save_fields(draft_id, found["values"])
+        of_draft.save(draft_id, found["values"])
     flags = found["values"].get("flags", "")
     return {**found, "values": {**found["values"], **({"flags": env_file.of_lines(flags)[0]} if flags else {})}}
 
@@ -245,12 +239,12 @@ def list_templates() -> list[dict[str, Any]]:
 
 def save_template(draft_id: str, name: str) -> dict[str, Any]:
     """Save the settings of a draft as a template."""
-    return templates.save(name, importing.current(_known(draft_id)))
+    return templates.save(name, of_draft.current(_known(draft_id)))
 
 
 def use_template(draft_id: str, key: str) -> dict[str, Any]:
     """Take over the settings of a template."""
-    draft.save_fields(_known(draft_id), templates.values_of(key, importing.current(draft_id)))
+    of_draft.save(_known(draft_id), templates.values_of(key, of_draft.current(draft_id)))
     return review_draft(draft_id)
 
 
@@ -261,12 +255,10 @@ def delete_template(key: str) -> dict[str, Any]:
 
 def draft_script(draft_id: str) -> str:
     """The script that Start would run: the one that was edited, else the one of the settings."""
-    from runs.machine import this_machine
-
     edited = script_editor.stored(_known(draft_id))
     if edited is not None:
         return edited["script"]
-    values = importing.current(draft_id)
+    values = of_draft.current(draft_id)
     return form.script_of(form.review(values, draft.counts(draft_id), this_machine(values["backend"])))
 
 
@@ -286,13 +278,7 @@ def start_draft(draft_id: str) -> dict[str, Any]:
 
     After a rehearsal of these settings failed, the first call refuses and says where; the second one starts.
     """
-    from ui.run import control
-
-    values = importing.current(_known(draft_id))
-    rehearsal.check(draft_id, values)
-    folder, messages = form.create(values, draft_id, lambda spec: script_editor.for_run(draft_id, spec))
-    rehearsal.keep(draft_id, folder)
-    control.start(folder)
+    folder, messages = run_starts.start(_known(draft_id))
     return {"run": folder.name, "messages": messages}
 
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from runs.files import RunError
 from ui.dataset import draft, image_edit, imports, selection, subsets
 from ui.dataset.selection import OUT_OF_DATE, Query
+from ui.new import settings
 
 PAGE_SIZE = 12
 PAGE_SIZES = (12, 48, 120)  # to choose from
@@ -63,7 +64,8 @@ def opened(draft_id: str, image_id: str) -> dict[str, Any]:
     if item is None:
         return {"item": None}
     card = _card(draft_id, item, _near_names(images, [item]))
-    return {"item": card, "url": file_url(draft.large(draft_id, image_id)), **image_edit.details(draft_id, item)}
+    details = image_edit.details(draft_id, item, settings.current(draft_id)["backend"])
+    return {"item": card, "url": file_url(draft.large(draft_id, image_id)), **details}
 
 
 def listed_again(draft_id: str, shown: object) -> dict[str, Any]:

@@ -1,16 +1,19 @@
-"""The images of a draft for `python -m captions`, which stores each caption in the draft as soon as it is known.
+"""`python -m ui.dataset.caption_work DRAFT`: `python -m captions` for a draft. It stores each caption as soon as it is known.
 
 `captions.json` in the draft's folder says what the job is: its options and its images, with the captions that they had. The ids
 that are done are appended to `captions-JOB.done`, so that a job that was killed continues after the last one. A caption that a
 person wrote, or that came from a file, is replaced only where the job says so, and never one that was changed meanwhile.
 """
 
+import argparse
 import json
 import secrets
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from captions.options import OPTIONS, checked
 from captions.work import Picture
 from runs.files import RunError, atomic_write, explained
 from ui.dataset import draft, draft_store
@@ -18,7 +21,6 @@ from ui.dataset import draft, draft_store
 NAME = "captions.json"
 WHICH = ("empty", "model", "all")
 STEP_IMAGES = 500  # captions that undo brings back at once
-is_draft = draft.is_id
 
 
 def begin(
@@ -134,3 +136,17 @@ class DraftWork:
         self.done.add(picture.key)
         with explained("store captions"), _done_file(self.draft_id, self.job).open("a", encoding="ascii") as file:
             file.write(f"{picture.key}\n")
+
+
+def draft_work(given: argparse.Namespace) -> tuple[DraftWork, argparse.Namespace]:
+    """The images of a draft, and the options: without `--with`, those that the page stored."""
+    if given.engine:
+        begin(given.target, {name: getattr(given, name) for name in OPTIONS})
+    work = DraftWork(given.target)
+    return work, argparse.Namespace(**{**vars(given), **checked(work.options)})
+
+
+if __name__ == "__main__":
+    from captions.__main__ import main
+
+    sys.exit(main(sys.argv[1:], draft_work))

@@ -84,7 +84,7 @@
     shown = now;
     drawJob();
     if (due) showCaptions();
-    if (ended) trigger("change");
+    if (ended) hangproof.sync();
   }
   /** A reload that fails is tried again with the next status. */
   async function showCaptions() {

@@ -1,4 +1,4 @@
-""" "Write captions" in step 2: starts `python -m captions` for the draft, and shows how far it is.
+""" "Write captions" in step 2: starts `python -m ui.dataset.caption_work`, and shows how far it is.
 
 The job is a process of its own (ui/jobs.py) that stores each caption in the draft (ui/dataset/caption_work.py). So it goes on
 when the server or the browser ends, and what it wrote is there when the page is opened again.
@@ -59,7 +59,7 @@ def resume(draft_id: str) -> None:
 
 
 def _run(draft_id: str, prepare: Callable[[], object] = lambda: None) -> None:
-    jobs.start(draft.folder(draft_id), JOB, ["captions", draft_id, "--json"], LIMIT_S, prepare=prepare)
+    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.caption_work", draft_id, "--json"], LIMIT_S, prepare=prepare)
 
 
 def cancel(draft_id: str) -> None:

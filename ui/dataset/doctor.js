@@ -80,7 +80,7 @@
       message = answer.message;
       hangproof.tellOthers();
       await reload();
-      trigger("change");
+      hangproof.sync();
     }
     await refresh();
     title.focus();

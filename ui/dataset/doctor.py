@@ -55,7 +55,7 @@ def examine(draft_id: str) -> Report:
     key = (items, measures, state["form"])
     if known is not None and all(one is other for one, other in zip(known[0], key, strict=True)):
         return known[1]
-    plan, error = _plan(state["form"], items)
+    plan, error = _plan(draft_id, items)
     trigger = one_line(str(state["form"].get("trigger") or ""))
     found = checks.findings(items, measures, checks.Setting(trigger, plan))
     left = len({item.sha256 for item in items if item.sha256 not in measures})
@@ -66,12 +66,12 @@ def examine(draft_id: str) -> Report:
     return report
 
 
-def _plan(stored: dict[str, Any], items: list[Item]) -> tuple[Plan | None, str]:
+def _plan(draft_id: str, items: list[Item]) -> tuple[Plan | None, str]:
     """The buckets with the settings of step 1; or why there are none."""
-    from ui.new import form
+    from ui.new import form, settings
 
     try:
-        spec, faults = form.parse({**form.restored(stored), "name": "my-lora"})
+        spec, faults = form.parse({**settings.current(draft_id), "name": "my-lora"})
         if spec is None:
             return None, f"{form.shown(faults[0])} (step 1)"
         return bucket_preview.plan(spec, items), ""

@@ -8,7 +8,7 @@ adding, moving or removing one image never changes the caption of another.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ __all__ = [
     "is_id",
     "items",
     "large",
+    "locked",
     "mark_in_a_run",
     "masks_dir",
     "move",
@@ -169,33 +170,16 @@ def form(draft_id: str) -> dict[str, Any]:
     return values
 
 
-def save_fields(
-    draft_id: str,
-    changes: Mapping[str, Any],
-    offers: Mapping[str, tuple[Sequence[Any], Any]] | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Store these form values exactly as typed, valid or not; the other fields stay.
-
-    Args:
-        offers: field → (values, new value): stored only while the field has one of these values, because a page proposed
-            it and another tab may have changed the field since.
-        defaults: the values of the fields that were never stored.
-
-    Returns:
-        The fields that were stored, with their values as they were given.
-    """
+def save_fields(draft_id: str, changes: Mapping[str, Any], forget: Collection[str] = ()) -> None:
+    """Store these form values exactly as typed, valid or not, and forget others; the rest stays."""
     with locked(draft_id):
         state = read(draft_id)
-        stored = dict(changes)
-        apart = {"flags": _without_secrets(draft_id, stored["flags"])} if isinstance(stored.get("flags"), str) else {}
-        for key, (before, value) in (offers or {}).items():
-            if key not in stored and {**(defaults or {}), **state["form"]}.get(key) in before:
-                stored[key] = value
-        merged = {**state["form"], **{key: _plain(value) for key, value in {**stored, **apart}.items()}}
-        if state["form"] != merged:
-            write(draft_id, {**state, "form": merged})
-        return stored
+        stored = {**state["form"], **{key: _plain(value) for key, value in changes.items()}}
+        if isinstance(changes.get("flags"), str):
+            stored["flags"] = _plain(_without_secrets(draft_id, changes["flags"]))
+        stored = {key: value for key, value in stored.items() if key not in forget}
+        if state["form"] != stored:
+            write(draft_id, {**state, "form": stored})
 
 
 def _without_secrets(draft_id: str, flags: str) -> str:

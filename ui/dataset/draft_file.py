@@ -2,8 +2,7 @@
 
 A change writes only the rows that differ, in one transaction, so that a caption among 10,000 costs one row and not a file of
 several megabytes. SQLite's write-ahead log makes a change complete or absent after a kill or a power cut, and lets the
-processes that caption and import write to a draft that the page shows. Rows are JSON: a draft of an earlier version lacks the
-fields that were added since, which then have their defaults.
+processes that caption and import write to a draft that the page shows. Rows are JSON.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ NAME = "draft.sqlite"
 BUSY_S = 60.0  # how long a change waits for that of another process
 PARTS = draft_history.PARTS
 META: dict[str, Any] = {"form": {}, "kept": "", "refused": {}, "done": 0}
-# Fields of an image that earlier versions did not store. crop: left, top, right, bottom as fractions of the upright, rotated
+# What a new image has. crop: left, top, right, bottom as fractions of the upright, rotated
 # image; mask: the name of a file of the draft; weight: 1 to 10; caption_by: "person", "file", "model" or "".
 FIELDS: dict[str, Any] = {"crop": None, "mask": None, "weight": 1, "caption_by": ""}
 SCHEMA = """
@@ -44,24 +43,14 @@ def empty() -> State:
     return {"images": {}, "texts": {}, **META, "history": []}
 
 
-def with_fields(entry: dict[str, Any]) -> dict[str, Any]:
-    """An image's entry with every field of FIELDS."""
-    if "caption_by" in entry:
-        return entry
-    entry = dict(entry)
-    by_hand = entry.pop("by_hand", False)
-    author = ("person" if by_hand else "file") if entry["caption"].strip() else ""
-    return {**FIELDS, **entry, "caption_by": author}
-
-
 class DraftFile:
     """The open file of one draft. One thread uses it at a time.
 
     state: its content; replaced and never changed, so that a caller can keep it.
     """
 
-    def __init__(self, path: Path, first: State | None = None, steps: Mapping[int, draft_history.Step] | None = None):
-        """Open a file, and create it where it is missing, with `first` and its `steps` as its content.
+    def __init__(self, path: Path):
+        """Open a file, and create it where it is missing.
 
         Raises:
             RunError: it is damaged, or the disk does not take it.
@@ -76,7 +65,7 @@ class DraftFile:
                 self.db.execute("PRAGMA journal_mode=WAL")  # stays a rollback journal where shared memory is missing
                 self.db.execute("PRAGMA synchronous=FULL")
                 if not self._has_tables():
-                    self._create(first or empty(), steps or {})
+                    self._create()
                 self.inode = path.stat().st_ino
                 self.refresh()
         except BaseException:
@@ -86,14 +75,14 @@ class DraftFile:
     def _has_tables(self) -> bool:
         return bool(self.db.execute("PRAGMA user_version").fetchone()[0])
 
-    def _create(self, first: State, steps: Mapping[int, draft_history.Step]) -> None:
+    def _create(self) -> None:
         self.db.execute("BEGIN IMMEDIATE")
         try:
             if not self._has_tables():  # else another process has just created it
                 for statement in filter(str.strip, SCHEMA.split(";")):
                     self.db.execute(statement)
                 self.revision = 0
-                self._write(first, steps)
+                self._write(empty(), {})
             self.db.execute("COMMIT")
         except BaseException:
             self.db.execute("ROLLBACK")
@@ -162,8 +151,6 @@ class DraftFile:
         self.positions = {**self.positions, part: places}
         rows = self.db.execute(f"SELECT key, value FROM {part} WHERE revision > ?", (self.revision,)).fetchall()
         values = json.loads(f"[{','.join(value for _, value in rows)}]")
-        if part == "images":
-            values = [with_fields(entry) for entry in values]
         changed = {key: value for (key, _), value in zip(rows, values, strict=True)}
         old = self.state[part]
         return {key: changed[key] if key in changed else old[key] for key in self.positions[part]}

@@ -35,7 +35,6 @@ DRAFT_EXPIRES_S = 60 * 24 * 3600  # counted from the last time a page opened the
 HISTORY_STEPS = 100
 EDITED = ("crop", "mask", "weight")  # count for `digest` only where they were set: older digests stay valid
 MAX_OPEN = 8  # drafts that are kept in memory; one of 10,000 images takes about 30 MB
-OLD_FILE = "draft.json"  # of earlier versions; its history is in `history/`
 lock = threading.RLock()  # the threads of a process share its open drafts
 _open: OrderedDict[Path, DraftFile] = OrderedDict()
 
@@ -96,7 +95,7 @@ def _at_work(draft: Path) -> bool:
 
 def _files_of(draft: Path) -> list[Path]:
     """The files with a draft's content that exist."""
-    names = (draft_file.NAME, f"{draft_file.NAME}-wal", OLD_FILE)
+    names = (draft_file.NAME, f"{draft_file.NAME}-wal")
     return [path for name in names if (path := draft / name).exists()]
 
 
@@ -137,23 +136,18 @@ def masks_dir(draft_id: str) -> Path:
 def _file(draft_id: str, create: bool = False) -> DraftFile | None:
     """The open file of a draft; None where nothing was stored yet, unless it is to be created."""
     place = folder(draft_id)
-    path, old = place / draft_file.NAME, place / OLD_FILE
+    path = place / draft_file.NAME
     inode = path.stat().st_ino if path.exists() else 0
     known = _open.get(path)
     if known is not None and known.inode == inode:
         _open.move_to_end(path)
         return known
     _close(path)
-    if not inode and not create and not old.exists():
+    if not inode and not create:
         return None
     with explained("store your changes"):
         place.mkdir(parents=True, exist_ok=True)
-    file = DraftFile(path, *_converted(old))
-    if old.exists():  # of an earlier version; kept until the draft expires
-        with contextlib.suppress(OSError):
-            os.replace(old, place / f"{OLD_FILE}.old")
-            shutil.rmtree(place / "history", ignore_errors=True)
-    _open[path] = file
+    file = _open[path] = DraftFile(path)
     while len(_open) > MAX_OPEN:
         _close(next(iter(_open)))
     return file
@@ -165,39 +159,6 @@ def _close(path: Path) -> None:
             known.close()
 
 
-def _converted(old: Path) -> tuple[State, dict[int, draft_history.Step]]:
-    """(content, steps) of a draft of an earlier version; an empty draft where there is none. Raises RunError: it is damaged."""
-    try:
-        state = {**draft_file.empty(), **_upgraded(json.loads(old.read_text(encoding="utf-8")))}
-    except FileNotFoundError:
-        return draft_file.empty(), {}
-    except ValueError as error:
-        raise RunError(f"{old} cannot be read ({error}); move it to another folder, then reload the page") from error
-    state["images"] = {key: draft_file.with_fields(entry) for key, entry in state["images"].items()}
-    steps, done = {}, state["done"]
-    for index, one in reversed(list(enumerate(state["history"]))):
-        try:
-            path = old.parent / "history" / f"{one['n']}.json"
-            steps[one["n"]] = _with_fields(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            if index >= done:
-                steps.clear()  # what comes after it cannot be redone
-                state["history"] = state["history"][:index]
-                continue
-            state["history"] = state["history"][index + 1 :]  # what was before it cannot be undone
-            state["done"] = done - index - 1
-            break
-    return state, steps
-
-
-def _with_fields(step: draft_history.Step) -> draft_history.Step:
-    """A step of an earlier version, whose added and removed images have every field of today."""
-    for change_of in step.get("images", {}).values():
-        if None in change_of:
-            change_of[:] = [one and draft_file.with_fields(one) for one in change_of]
-    return step
-
-
 def read(draft_id: str) -> State:
     """The content of a draft; that of an empty draft where nothing was stored. Change no table in it: they are shared.
 
@@ -207,29 +168,6 @@ def read(draft_id: str) -> State:
     with lock:
         file = _file(draft_id)
         return draft_file.empty() if file is None else file.refresh()
-
-
-def _upgraded(state: State) -> State:
-    """A draft of an earlier version, whose images are named by their files in the first one."""
-    if "waiting" not in state:
-        return state
-    images = {}
-    for file, old in state.get("images", {}).items():
-        key = draft_images.image_id("", old["sha256"])
-        entry = {name: old[name] for name in ("width", "height", "sha256", "caption", "by_hand")}
-        names = [["", old["stem"]]]
-        images[key] = {**entry, "file": file, "stored": file, "folder": "", "names": names, **_UNMEASURED}
-    texts = {f"/{stem}": {"text": text, "drop": "", "used": False} for stem, text in state["waiting"].items()}
-    kept = {"images": images, "texts": texts, "form": state.get("form", {})}
-    return {**kept, "kept": digest(kept) if state.get("kept") == _old_digest(state) else ""}
-
-
-_UNMEASURED = {"bytes": 0, "hash": "", "upright": 0, "turn": 0}
-
-
-def _old_digest(state: State) -> str:
-    content = [(entry["sha256"], entry["caption"]) for entry in state.get("images", {}).values()]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest() if content else ""
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from presets import PresetError
 from runs.files import RunError
 from ui.dataset import bulk, image_edit, imports, selection, subsets
 from ui.dataset.answers import OUT_OF_DATE, chosen_of, opened, respond, text_of, texts_of
@@ -20,7 +21,7 @@ def image_action(data: dict[str, Any]) -> Values:
         if not isinstance(name, str) or name not in READS:
             raise RunError(OUT_OF_DATE)
         return {"ok": True, **READS[name](text_of(data, "draft"), data)}
-    except RunError as error:
+    except (RunError, PresetError) as error:
         return {"ok": False, "error": str(error)}
 
 

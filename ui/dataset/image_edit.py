@@ -191,11 +191,11 @@ EDITS: dict[str, Callable[[str, str, dict[str, Any]], None]] = {
 }
 
 
-def details(draft_id: str, item: draft.Item) -> dict[str, Any]:
+def details(draft_id: str, item: draft.Item, backend: str) -> dict[str, Any]:
     """What the large view shows of an image beside its card: the mask as base64, what the trainer does with it, and whether the
     image has transparency that can be its mask."""
     drawn = shown_mask(draft_id, item.id)
-    note, used = mask_note(draft.form(draft_id).get("backend"))
+    note, used = mask_note(backend)
     return {
         "mask": base64.b64encode(drawn).decode() if drawn else "",
         "note": note,

@@ -79,7 +79,7 @@ async function drawImports({ waiting: left, now, finished }) {
     showNotes(finished.flatMap(resultOf), finished.some((one) => one.state === "failed" || one.messages.length) ? "warn" : "good");
     await action("dismiss_imports", { ids: finished.map((one) => one.id) });
     await reload();
-    trigger("change");
+    hangproof.sync();
     hangproof.tellOthers();
   }
   followImports();

@@ -96,7 +96,7 @@ function show(answer) {
   const before = state();
   props.value = answer.list;
   draw();
-  if (before.total !== answer.list.total) trigger("change");
+  if (before.total !== answer.list.total) hangproof.sync();
 }
 /** Show what the server has. Returns whether it answered. */
 async function reload() {
@@ -279,20 +279,20 @@ window.addEventListener("drop", (event) => {
   dropped(event.dataTransfer);
 });
 
-// Start and the other buttons wait for this, so that they use the caption typed last.
-hangproof.flush = async () => (await Promise.all([editor.flushMasks(), flush()])).every(Boolean);
+// Start and the other buttons wait for this, so that they use what was typed last.
+hangproof.flush = async () => (await Promise.all([editor.flushMasks(), flush(), hangproof.sync()])).every(Boolean);
 hangproof.onBack(async () => {
   await flush();
   if (waiting.length) await pump();
   else await reload();
-  if (hangproof.unsaved("field").length) trigger("change");
+  await hangproof.sync();
 });
 hangproof.onTrouble((found) => {
   for (const [id] of hangproof.unsaved("caption")) if (found) mark(id, "not saved");
 });
 hangproof.onOthers(async () => {
   await reload();
-  trigger("change");
+  hangproof.sync();
 });
 
 grid.addEventListener("keydown", selectByKey);

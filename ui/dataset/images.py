@@ -121,25 +121,29 @@ def add_images(data: dict[str, Any]) -> dict[str, Any]:
     """
 
     def action(draft_id: str) -> dict[str, Any]:
-        uploads = draft.uploads_dir().resolve()
         given = data.get("uploads")
         if not isinstance(given, list):
             raise RunError(OUT_OF_DATE)
         files = [(Path(text_of(one, "path")), text_of(one, "name")) for one in given]
-        try:
-            outside = any(not path.resolve().is_relative_to(uploads) for path, _ in files)
-        except ValueError as error:  # a path that no system can have
-            raise RunError(OUT_OF_DATE) from error
-        if outside:
-            raise RunError(OUT_OF_DATE)
-        drop = text_of(data, "drop")[:64]
-        if any(is_zip(name) and _size(path) > imports.LARGE_ZIP_BYTES for path, name in files):
-            imports.start_uploads(draft_id, files, drop)
-            return {"added": 0, "messages": []}
-        added, messages = draft.add(draft_id, files, drop, bool(data.get("more")))
-        return {"added": added, "messages": messages}
+        return add_uploads(draft_id, files, text_of(data, "drop")[:64], bool(data.get("more")))
 
     return respond(action, data)
+
+
+def add_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str, more: bool = False) -> dict[str, Any]:
+    """Add uploaded files, (path, name with its folders) each, as `add_images` says: {"added", "messages"}."""
+    uploads = draft.uploads_dir().resolve()
+    try:
+        outside = any(not path.resolve().is_relative_to(uploads) for path, _ in files)
+    except ValueError as error:  # a path that no system can have
+        raise RunError(OUT_OF_DATE) from error
+    if outside:
+        raise RunError(OUT_OF_DATE)
+    if any(is_zip(name) and _size(path) > imports.LARGE_ZIP_BYTES for path, name in files):
+        imports.start_uploads(draft_id, files, drop)
+        return {"added": 0, "messages": []}
+    added, messages = draft.add(draft_id, files, drop, more)
+    return {"added": added, "messages": messages}
 
 
 def recent_drafts(data: dict[str, Any]) -> dict[str, Any]:
@@ -183,7 +187,8 @@ def explain_failed_upload(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ()) -> "gr.HTML":
-    """The component. Events: `change` (images or page changed) and `insert` (add the trigger word to all captions).
+    """The component. Events: `insert` (add the trigger word to all captions); `show` (settings that changed), `chosen` (another model, VRAM or
+    trainer) and `review` (anything changed) are those of ui/new/fields.js.
 
     Args:
         more: calls of the other parts of its script.
@@ -204,5 +209,5 @@ def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ())
         explain_failed_upload,
         image_action,
         *more,
-        events=("insert",),
+        events=("insert", "show", "chosen", "review"),
     )

@@ -18,7 +18,7 @@ from launch.common import LaunchError
 from presets import data_root
 from runs.files import RunError, explained
 from ui.dataset import draft
-from ui.new import export, form, importing, script_editor
+from ui.new import export, form, run_starts, settings
 
 
 def write(draft_id: str) -> Path:
@@ -27,7 +27,7 @@ def write(draft_id: str) -> Path:
     Raises:
         RunError: a field is invalid, there are no images, or the disk does not take it.
     """
-    spec = script_editor.for_run(draft_id, form.spec_of(importing.current(draft_id)))
+    spec = run_starts.as_run(draft_id, form.spec_of(settings.current(draft_id)))
     sources = draft.sources(draft_id)
     if not sources:
         raise RunError("Add at least one image in step 2; the ZIP holds the data set")

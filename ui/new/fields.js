@@ -1,125 +1,120 @@
-// The form's fields: keeps what is not stored, and merges them with another tab's, field by field. Part of the images' script.
+// The form's fields: each is kept in the browser when it changes, sent, and forgotten once the server has stored it. The page then
+// shows what is stored, except what was typed meanwhile. Part of the images' script.
 //
-// Gradio's events pass all values through these functions. `base` holds each field as the server last confirmed it, so a
-// field whose value differs was changed in this tab. Gradio stops all events while the server is away, so typed values
-// are also read from the page itself.
+// The fields are read from the page itself, because Gradio stops all events while the server is away.
+const SEND_MS = 100;
+const CHOSEN = ["model", "tier", "backend"];
 let names = [];
-let base = {};
-const arriving = {}; // field → { from, to }: a value on its way to the page, where an event may still see the old one
-const offered = {}; // field → { from, shown, to }: a value that a proposal set; what was typed in another tab wins over it
+const base = {}; // field → the value that is stored, as this page shows it
+const known = {}; // field → the value that the server answered last
+let toShow = {};
 const others = "BroadcastChannel" in window ? new BroadcastChannel("hangproof") : null;
 
-/** At the start: the values to show, from those that the server has and those that this browser kept. */
+/** Whether a field shows both values alike: some numbers are shown as texts. */
+const alike = (a, b) => hangproof.same(a, b) || String(a ?? "") === String(b ?? "");
+/** At the start: the values to show in place of those that the server has: those that this browser kept. */
 hangproof.restore = (keys, [id, ...values]) => {
   names = keys;
+  keys.forEach((key, n) => (base[key] = known[key] = values[n]));
   hangproof.setDraft(id);
-  base = Object.fromEntries(keys.map((key, n) => [key, values[n]]));
-  return keys.map((key, n) => {
-    const value = hangproof.unsavedText("field", key);
-    if (value === undefined) return undefined;
-    if (!same(value, values[n])) return bring(key, values[n], value);
-    hangproof.confirmed("field", key, value);
-    return undefined;
-  });
+  hangproof.sync();
+  return keys.map((key) => hangproof.unsavedText("field", key));
 };
-/** What the server gets: the fields that were typed in this tab, each kept in the browser until the server confirms it, and
- * the proposed values, which the server stores only while the field has one of the values `from`. */
-hangproof.changes = (values) => {
-  names.forEach((key, n) => note(key, values[n]));
-  const offers = Object.entries(offered).filter(([, offer]) => same(offer.shown, offer.to));
-  return { changes: Object.fromEntries(hangproof.unsaved("field")), offers: Object.fromEntries(offers) };
-};
-/** Fill fields that show `shown` with proposed values; none of them while one has a typed value that is not stored. */
-hangproof.offer = (keys, shown, values) => {
-  if (keys.some((key) => hangproof.unsavedText("field", key) !== undefined)) return keys.map(() => undefined);
-  keys.forEach((key, n) => {
-    offered[key] = { from: [base[key], offered[key]?.to ?? base[key]], shown: shown[n], to: values[n] };
-  });
-  return values;
-};
-function bring(key, from, to) {
-  arriving[key] = { from, to };
-  return to;
-}
-const isOffered = (key, value) => key in offered && (same(value, offered[key].to) || same(value, offered[key].shown));
-const isOnItsWay = (key, value) => key in arriving && same(value, arriving[key].from);
-function note(key, value) {
-  if (value === undefined || isOnItsWay(key, value)) return;
-  delete arriving[key];
-  if (isOffered(key, value)) {
-    if (same(value, offered[key].to)) offered[key].shown = value; // it has arrived: another value is typed from now on
-    return;
-  }
-  delete offered[key];
-  const kept = hangproof.unsavedText("field", key);
-  if (same(value, kept)) return;
-  if (!same(value, base[key])) hangproof.keep("field", key, value);
-  else if (kept !== undefined) hangproof.keep("field", key, value); // changed back; the server may have the other value
-}
-/** After an answer: the values that another tab has changed and this one has not. */
-hangproof.merge = (answer, values) => {
-  if (!answer || answer.ok !== true) {
-    if (answer && answer.error) hangproof.refuse(answer.error);
-    return names.map(() => undefined);
-  }
-  const found = names.map((key, n) => {
-    if (!(key in answer.form)) return undefined;
-    const [before, theirs] = [base[key], answer.form[key]];
-    const offer = isOffered(key, values[n]) && offered[key];
-    base[key] = theirs;
-    if (key in answer.stored) {
-      hangproof.confirmed("field", key, answer.stored[key]);
-      if (same(values[n], answer.stored[key])) {
-        delete offered[key];
-        return void (base[key] = values[n]);
-      }
-    }
-    if (offer && !same(theirs, offer.to) && offer.from.some((value) => same(value, theirs))) return undefined; // not sent yet
-    if (offer) delete offered[key]; // stored, or another tab has changed the field
-    if (same(values[n], theirs) || hangproof.unsavedText("field", key) !== undefined) return undefined;
-    if (offer || same(values[n], before) || isOnItsWay(key, values[n])) return bring(key, values[n], theirs);
-    hangproof.keep("field", key, values[n]); // typed since the request
-    return undefined;
-  });
-  if (Object.keys(answer.stored).length) hangproof.tellOthers();
+/** The values for the fields that `sync` found out of date; the others stay. */
+hangproof.shown = () => {
+  const found = names.map((key) => (hangproof.unsavedText("field", key) === undefined ? toShow[key] : undefined));
+  toShow = {};
   return found;
 };
+/** Change fields as if they were typed. */
+hangproof.use = (values) => {
+  for (const [key, value] of Object.entries(values)) hangproof.keep("field", key, value);
+  return hangproof.sync();
+};
+
+// Typing ------------------------------------------------------------------------------------------------------------
+function inputOf(key) {
+  const field = document.getElementById(key);
+  return field?.querySelector("input[type=radio]:checked") || field?.querySelector("input:not([type=radio]), textarea");
+}
+function shownValue(key) {
+  const input = inputOf(key);
+  if (!input || input.type === "radio") return input?.value;
+  const choices = window.gradio_config?.components.find((one) => one.props.elem_id === key)?.props.choices;
+  if (choices) return choices.find(([label]) => label === input.value)?.[1];
+  if (input.type !== "number") return input.value;
+  return input.value === "" ? null : Number(input.value);
+}
+let typing = null;
+function note(key) {
+  const value = shownValue(key);
+  const kept = hangproof.unsavedText("field", key);
+  if (value === undefined || alike(value, kept === undefined ? base[key] : kept)) return;
+  hangproof.keep("field", key, value);
+  clearTimeout(typing);
+  typing = setTimeout(hangproof.sync, SEND_MS);
+}
+// A dropdown has no event for a choice: it is read when its text box is left, and after each key.
+for (const name of ["input", "change", "click", "keyup", "focusout"]) {
+  document.addEventListener(name, ({ target }) => {
+    const key = names.find((one) => target.closest?.(`#${one}`));
+    const typed = ["input", "change"].includes(name) || target.role === "combobox";
+    if (key && typed && document.body.classList.contains("hp-open")) setTimeout(() => note(key));
+  });
+}
+
+// Server ------------------------------------------------------------------------------------------------------------
+let syncing = null;
+let more = false;
+/** Send what is kept and show what is stored, one request after the other. Resolves to whether the server has everything. */
+hangproof.sync = () => {
+  if (!names.length) return Promise.resolve(true); // the page is not open yet
+  more = true;
+  syncing ||= (async () => {
+    await new Promise((done) => setTimeout(done)); // a field that was just typed in is read by then
+    let ok = true;
+    while (ok && more) {
+      more = false;
+      ok = await exchange();
+    }
+    syncing = null;
+    return ok;
+  })();
+  return syncing;
+};
+async function exchange() {
+  const sent = Object.fromEntries(hangproof.unsaved("field"));
+  const id = hangproof.draft();
+  const answer = await server.save_settings({ draft: id, changes: sent }).catch(() => null);
+  if (typeof answer?.ok !== "boolean") hangproof.lost();
+  else if (!answer.ok) hangproof.refuse(answer.error);
+  if (!answer?.ok || id !== hangproof.draft()) return false;
+  let chosen = false;
+  for (const [key, theirs] of Object.entries(answer.values)) {
+    const changed = !alike(theirs, known[key]);
+    chosen ||= changed && CHOSEN.includes(key);
+    known[key] = theirs;
+    if (key in sent) hangproof.confirmed("field", key, sent[key]);
+    if (hangproof.unsavedText("field", key) !== undefined) continue; // typed since the request
+    if (key in sent) base[key] = sent[key];
+    else if (changed) base[key] = theirs;
+    const now = shownValue(key);
+    if (now === undefined ? changed : !alike(now, base[key])) toShow[key] = base[key];
+  }
+  if (Object.keys(toShow).length) trigger("show");
+  if (chosen) trigger("chosen");
+  trigger("review");
+  if (Object.keys(sent).length) hangproof.tellOthers();
+  return true;
+}
 /** Ask the other tabs of this browser to show what was stored here. */
 hangproof.tellOthers = () => others && others.postMessage(hangproof.draft());
 hangproof.onOthers = (act) => {
   if (others) others.addEventListener("message", (event) => event.data === hangproof.draft() && act());
 };
-
 hangproof.onReplaced((kind, key, value) => {
-  if (kind === "field") base[key] = value; // so that the other tab's value is shown here
+  if (kind === "field") base[key] = value; // another tab has a newer one, which `sync` shows
 });
-hangproof.onAdopted((kind, key, value) => {
-  if (kind === "field") bring(key, base[key], value); // merge shows it: until then the field has its older value
+hangproof.onAdopted((kind) => {
+  if (kind === "field" && names.length) hangproof.sync();
 });
-
-function shownValue(key) {
-  const field = document.getElementById(key);
-  const config = window.gradio_config?.components.find((one) => one.props.elem_id === key);
-  const choices = config?.props.choices;
-  const input = field?.querySelector(choices ? "input:checked, input[role=listbox]" : "input, textarea");
-  if (!input || !config) return undefined;
-  const text = choices ? input.closest("label")?.innerText.trim() || input.value : input.value;
-  if (choices) return choices.find(([label]) => label === text)?.[1];
-  if (config.type !== "number") return text;
-  return text === "" ? null : Number(text);
-}
-// Also when Gradio is silent: a field that was just typed in or chosen.
-for (const name of ["input", "change", "click", "keyup"]) {
-  document.addEventListener(name, (event) => {
-    const key = names.find((one) => event.target.closest?.(`#${one}`));
-    if (key && document.body.classList.contains("hp-open")) setTimeout(() => note(key, shownValue(key)));
-  });
-}
-
-/** [[key, value], …] of all fields as they are shown: what was typed, else what the server has. */
-hangproof.fieldValues = () => names.map((key) => [key, hangproof.unsavedText("field", key) ?? base[key]]);
-/** The fields' new values for an event that sets some of them, as if they were typed; the others keep theirs. */
-hangproof.use = (values) => {
-  for (const [key, value] of Object.entries(values || {})) note(key, value);
-  return names.map((key) => (values && key in values ? values[key] : undefined));
-};

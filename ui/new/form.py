@@ -4,9 +4,8 @@ The fields accept any text. Only `RunSpec` validates values, because a component
 and help texts are in ui/new/form_fields.py; defaults come from presets/defaults.toml.
 """
 
-import glob
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,12 +41,12 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {key: f"{values[key]:g}" for key in ("alpha", "learning_rate")}
 
 
-def restored(stored: dict[str, Any]) -> dict[str, Any]:
-    """The defaults, replaced by stored values; a stored choice that no longer exists (a removed model) is dropped."""
+def restored(stored: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The defaults, or `others`, replaced by stored values; a stored choice that no longer exists (a removed model) is dropped."""
     allowed: dict[str, Collection[str]] = {"model": presets.models(), "tier": presets.tiers(), "backend": BACKENDS}
     allowed |= {field.key: [value for _, value in field.choices] for field in MORE if field.kind == "choice"}
     kept = {k: v for k, v in stored.items() if k in KEYS and (k not in allowed or v in allowed[k])}
-    return {**defaults(), **kept}
+    return {**(defaults() if others is None else others), **kept}
 
 
 @dataclass(frozen=True)
@@ -355,96 +354,9 @@ def _tier_of(key: str, backend: str, machine: "Machine | None") -> str:
     return presets.smallest_tier(key, backend) if presets.tier_problem(key, backend, usual) else usual
 
 
-def choose_model(
-    values: Mapping[str, Any], before: Mapping[str, Any], machine: "Machine | None" = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What changes when the model of `values` replaces another one.
-
-    A field that has another value than the model before gave it was typed, and stays.
-
-    Args:
-        before: {"model", "typed": {field: value}}, as this function returned it last; {} at the start.
-
-    Returns:
-        The fields to set, with their values; the new `before`.
-    """
-    known, noted = before.get("model"), before.get("typed", {})
-    typed = {}
-    if known in presets.models():
-        old = model_values(known, values["backend"], machine)
-        typed = {
-            field: values[field]
-            for field in MODEL_FIELDS
-            if not _same(values[field], old[field]) or (field in noted and _same(values[field], noted[field]))
-        }
-    new = model_values(values["model"], values["backend"], machine)
-    wanted = {field: value for field, value in new.items() if field not in typed and not _same(values[field], value)}
-    return wanted, {"model": values["model"], "typed": typed}
-
-
-def _same(a: object, b: object) -> bool:
+def same(a: object, b: object) -> bool:
     """Whether two values of a field are equal, as texts or as numbers."""
     try:
         return float(str(a)) == float(str(b))
     except ValueError:
         return a == b
-
-
-def store_fault(spec: "runs.RunSpec") -> Fault | None:
-    """Why the address of a store cannot be used: another kind of address, a secret in it, a library that is missing.
-
-    Only asked at Start, because some of those libraries take a second to import.
-    """
-    from launch.common import LaunchError
-    from launch.store.places import open_place
-
-    try:
-        if spec.store:
-            open_place(spec.store)
-    except LaunchError as error:
-        return Fault("store", str(error))
-    return None
-
-
-def unpaired(spec: "runs.RunSpec", draft_id: str) -> Fault | None:
-    """The first image without a control image, for a model that learns from pairs."""
-    if not spec.control_dir:
-        return None
-    folder = Path(spec.control_dir).expanduser()
-    for item in draft.items(draft_id):
-        stem = Path(item.folder) / Path(item.file).stem
-        if not any((folder / stem.parent).glob(f"{glob.escape(stem.name)}.*")):
-            text = f"No control image {stem.as_posix()}.* in {folder}; add one for each image, under the same name"
-            return Fault("control_dir", text)
-    return None
-
-
-def create(
-    values: dict[str, Any], draft_id: str, finish: "Callable[[runs.RunSpec], runs.RunSpec]" = lambda spec: spec
-) -> tuple[Path, list[str]]:
-    """Create a run from the form's values and the draft's images.
-
-    Args:
-        finish: called with the run's spec after all checks; gives the one that is created. May raise RunError.
-
-    Returns:
-        The run's folder, and messages: the warnings, and which images and captions were changed.
-
-    Raises:
-        runs.RunError: one fault for each error, by key of the form; no run was created and the draft is unchanged.
-    """
-    from runs.machine import this_machine
-
-    items = draft.items(draft_id)
-    sizes = [item.trained_size for item in items]
-    checked = review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask=True, items=items)
-    if checked.missing or checked.faults or checked.spec is None:
-        raise runs.RunError([*checked.missing, *checked.faults])
-    if fault := store_fault(checked.spec):
-        raise runs.RunError([fault])
-    if fault := unpaired(checked.spec, draft_id):
-        raise runs.RunError([fault])
-    messages = [f"Warning: {shown(warning)}" for warning in checked.warnings]
-    folder = runs.create(finish(checked.spec), draft.sources(draft_id), on_note=messages.append)
-    draft.mark_in_a_run(draft_id)
-    return folder, messages

@@ -14,9 +14,8 @@ from runs import env_file
 from runs.files import RunError
 from runs.machine import this_machine, tier_for
 from ui import scripts
-from ui.dataset import calls, draft
-from ui.dataset.images import OUT_OF_DATE
-from ui.new import form, templates
+from ui.dataset import calls
+from ui.new import form, settings, templates
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -27,19 +26,12 @@ QUIET = ("same", "run")  # outcomes that change nothing
 TEXT = 300  # characters of a value that is shown
 
 
-def current(draft_id: str) -> dict[str, Any]:
-    """The form's values as they are stored. RunError: there is no such draft."""
-    if not draft.is_id(draft_id):
-        raise RunError(OUT_OF_DATE)
-    return form.restored({"tier": tier_for(this_machine()), **draft.form(draft_id)})
-
-
 def changes(values: Mapping[str, Any], now: Mapping[str, Any]) -> list[dict[str, str]]:
     """What the form would change: {key, label, before, after} for each field with another value."""
     return [
         {"key": key, "label": form.LABELS.get(key, key), "before": _shown(key, now[key]), "after": _shown(key, value)}
         for key, value in values.items()
-        if key in form.KEYS and not form._same(value, now[key])
+        if key in form.KEYS and not form.same(value, now[key])
     ]
 
 
@@ -76,7 +68,7 @@ def read_files(draft_id: str, files: list[tuple[str, str]]) -> dict[str, Any]:
     from runs.foreign import read
     from runs.foreign_spec import convert
 
-    now, machine = current(draft_id), this_machine()
+    now, machine = settings.current(draft_id), this_machine()
     found = convert(read(files), tier_for(machine) if machine.vram_gb else "")
     values = form_values(found, now)
     return {
@@ -146,14 +138,14 @@ def _list(_draft_id: str, _data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _preview(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    now = current(draft_id)
+    now = settings.current(draft_id)
     values = templates.values_of(data.get("key"), now)
     return {"values": values, "changes": changes(values, now)}
 
 
 def _save(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
     version = data.get("replace")
-    return templates.save(data.get("name"), current(draft_id), version if isinstance(version, str) else None)
+    return templates.save(data.get("name"), settings.current(draft_id), version if isinstance(version, str) else None)
 
 
 def _rename(_draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -188,10 +180,8 @@ ACTIONS: dict[str, calls.Action] = {
     "restore": _restore,
     "read": _read,
 }
-# The values that the script sends with its event `use`, for the form's fields: undefined keeps a field.
-USE = "(values) => hangproof.use(values)"
 
 
 def build() -> "gr.HTML":
-    """The fold. Its event `use` sets fields; its value is what they become."""
-    return scripts.component("setup", "setup", setup, events=("use",))
+    """The fold."""
+    return scripts.component("setup", "setup", setup)

@@ -1,7 +1,6 @@
 """The first tab: three steps that create a run.
 
-The handlers of the form and of Start take the draft's id and all fields, and store the fields first, so that a later error
-loses nothing that was typed.
+The page's script stores each field as it is typed (ui/new/fields.js); the handlers here take the draft's id and read its settings.
 """
 
 import json
@@ -13,7 +12,7 @@ import gradio as gr
 
 import presets
 import runs
-from runs.machine import this_machine, tier_for
+from runs.machine import this_machine
 from ui import scripts
 from ui.dataset import captioning, doctor, draft, images
 from ui.html import esc
@@ -27,39 +26,33 @@ from ui.new import (
     importing,
     model_note,
     model_table,
-    proposals,
     rehearsal,
+    run_starts,
     script_editor,
+    settings,
     sweep,
     trainer_checks,
     try_it,
 )
-from ui.run import control
 
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
-FOLLOWS_MODEL = ("backend", *form.MODEL_FIELDS)
 ERRORS = (runs.RunError, presets.PresetError)
-# Waits until the caption typed last is stored, then continues the event with the fields' values.
+# Waits until the server has everything that was typed.
 FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
-# The browser's part of storing the fields (ui/new/fields.js). `stored` carries this tab's changes to the server, and what is
-# stored back, so that a field that another tab changed is not overwritten.
+# The browser's part of the settings (ui/new/fields.js).
 DRAFT = """async (known) => {
   while (!window.hangproof) await new Promise((done) => setTimeout(done, 10)); // until its component is on the page
   return hangproof.draftId(known);
 }"""
-CHANGES = "(draft, stored, ...values) => [draft, hangproof.changes(values), ...values]"
-# Sets the fields of a new model to the server's answer, each only while it has the value that the server saw.
-FOLLOW_MODEL = """(answer, ...values) => values.map((value, n) => {
-  const seen = answer && answer.wanted[n] && JSON.stringify(answer.seen[n]) === JSON.stringify(value);
-  return seen ? answer.wanted[n][0] : undefined;
-})"""
-MERGE = "(stored, ...values) => hangproof.merge(stored, values)"
 RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
-START = """async (draft, stored, ...values) => {
+SHOW = "() => hangproof.shown()"
+SYNC = "() => { hangproof.sync(); return []; }"
+START = """async (draft) => {
   const script = hangproof.flushScript ? !await hangproof.flushScript() : hangproof.unsaved('script').length;
-  const kept = await hangproof.flush() ? 0 : hangproof.unsaved('caption').length + hangproof.unsaved('mask').length;
-  return [draft, { ...hangproof.changes(values), kept, script, waiting: hangproof.kept() }, ...values];
+  await hangproof.flush();
+  const kept = hangproof.unsaved('caption').length + hangproof.unsaved('mask').length;
+  return [draft, { kept, script, fields: hangproof.unsaved('field').length, waiting: hangproof.kept() }];
 }"""
 
 
@@ -69,23 +62,19 @@ class NewLora:
     loaded: gr.State
     fields: dict[str, Any]
     images: gr.HTML
-    stored: gr.HTML
+    unsent: gr.HTML
     plan: gr.HTML
     script: gr.Code
     setup: gr.HTML
     script_tools: gr.HTML
     try_note: gr.HTML
     try_it: gr.Button
-    chosen: gr.State
-    of_model: gr.HTML
     model_note: gr.HTML
     choice_notes: gr.HTML
     models_fold: gr.Accordion
     models: gr.HTML
     checks: trainer_checks.TrainerChecks
     hub: hub_login.HubLogin
-    proposed: gr.State
-    proposal: gr.HTML
     propose: gr.Button
     fetch: gr.Button
     fetched: gr.HTML
@@ -98,8 +87,8 @@ class NewLora:
 
     @property
     def refresh_outputs(self) -> list[Any]:
-        """The components that `refresh` updates."""
-        return [self.stored, self.plan, self.script, self.script_tools, self.errors, *self.model_outputs]
+        """The components that `review` updates."""
+        return [self.plan, self.script, self.script_tools, self.errors, self.propose, *self.model_outputs]
 
     @property
     def model_outputs(self) -> list[Any]:
@@ -154,8 +143,8 @@ def build() -> NewLora:
             "Images and captions",
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
-        tab.images = images.images_view([*doctor.CALLS, *captioning.CALLS])
-        tab.stored = _unseen("stored")
+        tab.images = images.images_view([*doctor.CALLS, *captioning.CALLS, settings.save_settings])
+        tab.unsent = _unseen("unsent")
     with gr.Column(elem_classes="hp-step"):
         step(
             3,
@@ -163,8 +152,6 @@ def build() -> NewLora:
             "Hangproof runs exactly this script. It is saved with the run, and you can also run it yourself.",
         )
         tab.plan = gr.HTML(elem_id="plan", apply_default_css=False)
-        tab.proposed = gr.State(None)
-        tab.proposal = _unseen("proposal")
         tab.propose = gr.Button(visible=False, elem_id="propose", size="sm")
         with gr.Accordion("The script", open=False, elem_id="script-fold"):
             tab.script = gr.Code(
@@ -216,8 +203,6 @@ def _head(tab: NewLora) -> None:
             info="Chosen to suit the base model; if unsure, keep it",
             elem_id="backend",
         )
-    tab.chosen = gr.State({})
-    tab.of_model = _unseen("of-model")
     tab.choice_notes = _unseen("choice-notes", js_on_load=scripts.loader("choice_notes"))
     tab.fields["control_dir"] = _component(form_fields.CONTROL, visible=False)
     tab.model_note = gr.HTML(elem_id="model-note", apply_default_css=False)
@@ -243,11 +228,6 @@ def _component(one: form_fields.Field, **more: Any) -> gr.components.Component:
     return gr.Textbox(value=value, max_lines=1, min_width=140, **common)
 
 
-def values_of(inputs: tuple[Any, ...]) -> dict[str, Any]:
-    """The fields' values by key, from the positional values of an event."""
-    return dict(zip(form.KEYS, inputs, strict=True))
-
-
 def problem_html(what: str | Exception, title: str = "Not started", kind: str = "bad") -> str:
     """An alert box with one item for each fault of an error, or for each line of a message."""
     texts = [form.shown(fault) for fault in what.faults] if isinstance(what, runs.RunError) else str(what).splitlines()
@@ -265,64 +245,27 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
         draft_id = draft.new_id()
         stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft could not be read")
     try:
-        # A draft holds only the fields that were changed: the tier of a GPU that was found is not one of them.
-        fields = form.restored({"tier": tier_for(this_machine()), **stored}).values() if stored else _first_values()
+        values = settings.current(draft_id)
     except presets.PresetError as error:
-        fields, problem = (
-            [stored.get(key, gr.skip()) for key in form.KEYS],
-            problem_html(str(error), "The base models could not be read"),
-        )
-    return draft_id, shown, problem, *fields
+        values, problem = stored, problem_html(str(error), "The base models could not be read")
+    return draft_id, shown, problem, *(values.get(key, gr.skip()) for key in form.KEYS)
 
 
-def _first_values() -> list[Any]:
-    """The fields of a new draft: the defaults that the page has, and the tier of this machine's GPU."""
-    found = {"tier": tier_for(this_machine())}
-    return [found.get(key, gr.skip()) for key in form.KEYS]
-
-
-def store_changes(draft_id: str | None, sent: object) -> dict[str, Any]:
-    """Store the fields that one tab changed.
-
-    Returns:
-        For ui/new/fields.js: all fields as they are stored now, and those that this call stored.
-
-    Raises:
-        runs.RunError: nothing was stored.
-    """
-    changes, offers = (sent.get(key, {}) if isinstance(sent, dict) else None for key in ("changes", "offers"))
-    if not draft.is_id(draft_id) or not isinstance(changes, dict) or not changes.keys() <= set(form.KEYS):
-        raise runs.RunError(images.OUT_OF_DATE)
-    proposed = proposals.valid(offers)
-    stored = draft.save_fields(draft_id, changes, proposed, form.defaults()) if changes or proposed else {}
-    return {"ok": True, "form": draft.form(draft_id), "stored": stored}
-
-
-def refresh(draft_id: str | None, sent: object, *inputs: Any) -> tuple[Any, ...]:
-    """Store the changed fields; update the plan, the script, what is shown beside the fields, and the model's notes."""
+def review(draft_id: str | None) -> tuple[Any, ...]:
+    """Update the plan, the script, what is shown beside the fields, the proposed length and the model's notes."""
     try:
-        stored = store_changes(draft_id, sent)
-    except runs.RunError as error:
-        stored = {"ok": False, "error": str(error)}
-    return stored, *_review(draft_id, values_of(inputs))
-
-
-def _review(draft_id: str | None, values: dict[str, Any]) -> tuple[Any, ...]:
-    """What `refresh` shows. The values are parsed and judged once, by the function that Start uses."""
-    try:
-        if not draft.is_id(draft_id):
-            raise runs.RunError(images.OUT_OF_DATE)
+        draft_id = _known(draft_id)
+        values = settings.current(draft_id)
         items, counts = draft.items(draft_id), draft.counts(draft_id)
-        presets.models()  # raises when the user's own table is invalid, for example in the middle of an edit
     except ERRORS as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', gr.skip(), gr.skip(), {}, *[gr.skip()] * 6
+        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', gr.skip(), gr.skip(), {}, *[gr.skip()] * 7
     sizes = [item.trained_size for item in items]
-    review = form.review(values, counts, this_machine(values["backend"]), sizes, items=items)
+    found = form.review(values, counts, this_machine(values["backend"]), sizes, items=items)
     captions = [item.caption for item in items]
-    script, tools = _script(draft_id, review, captions)
-    planned = script_editor.reviewed(draft_id, review)
-    plan = form.plan(planned) + estimates.html(planned.spec, counts, captions, planned.steps) + form.findings(review)
-    return plan, script, tools, review.marks(), *model_updates(values, review.spec)
+    script, tools = _script(draft_id, found, captions)
+    planned = script_editor.reviewed(draft_id, found)
+    plan = form.plan(planned) + estimates.html(planned.spec, counts, captions, planned.steps) + form.findings(found)
+    return plan, script, tools, found.marks(), _propose(draft_id, values), *model_updates(values, found.spec)
 
 
 def _script(draft_id: str, review: form.Review, captions: list[str]) -> tuple[Any, Any]:
@@ -346,61 +289,48 @@ def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[
     return *notes, pairs, button, fetch.progress_html(key) if key else "", gr.Timer(active=busy)
 
 
-def _spec(values: dict[str, Any]) -> "runs.RunSpec | None":
-    """The spec of the values, with any name; None where a field is invalid."""
-    return form.parse({**values, "name": values["name"] or "my-lora"})[0]
+def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The button that lets the length follow the number of images again; hidden while it does."""
+    found = None if str(values["max_train_steps"] or "").strip() else settings.proposal(draft_id, values)
+    if found is None or not found.steps or (values["repeats"], values["epochs"]) == (found.repeats, found.epochs):
+        return gr.update(visible=False)
+    label = f"{found.repeats} repeat{'s' * (found.repeats != 1)} × {found.epochs} epoch{'s' * (found.epochs != 1)}"
+    return gr.update(visible=True, value=f"Use proposed: {label} = {found.steps:,} steps")
 
 
-def poll_fetch(*inputs: Any) -> tuple[Any, ...]:
+def poll_fetch(draft_id: str) -> tuple[Any, ...]:
     """Update the model's notes while its files are being downloaded."""
-    values = values_of(inputs)
-    return model_updates(values, _spec(values))
+    values = settings.current(draft_id)
+    return model_updates(values, form.parse({**values, "name": values["name"] or "my-lora"})[0])
 
 
-def fetch_model(*inputs: Any) -> tuple[Any, ...]:
+def fetch_model(draft_id: str) -> tuple[Any, ...]:
     """Start to download the chosen model's files."""
-    values = values_of(inputs)
     try:
-        if key := fetch.model_to_fetch(values):
+        if key := fetch.model_to_fetch(settings.current(draft_id)):
             fetch.start(key)
     except runs.RunError as error:
         return *[gr.skip()] * 4, problem_html(error, "Model files not downloaded"), gr.Timer(active=False)
-    return model_updates(values, _spec(values))
+    return poll_fetch(draft_id)
 
 
-def open_flags(*inputs: Any) -> tuple[bool, dict[str, Any]]:
+def open_flags(draft_id: str) -> tuple[bool, dict[str, Any]]:
     """Fill the table of options when it is opened."""
-    return True, flags.listing(values_of(inputs))
+    return True, flags.listing(settings.current(draft_id))
 
 
-def follow_flags(opened: bool, *inputs: Any) -> dict[str, Any]:
+def follow_flags(opened: bool, draft_id: str) -> dict[str, Any]:
     """Fill the table again after the trainer, model or VRAM changed, if it has been opened."""
-    return flags.listing(values_of(inputs)) if opened else gr.skip()
+    return flags.listing(settings.current(draft_id)) if opened else gr.skip()
 
 
-def insert_trigger(draft_id: str, shown: dict[str, Any] | None, trigger: str) -> tuple[Any, ...]:
+def insert_trigger(draft_id: str, shown: dict[str, Any] | None) -> tuple[Any, ...]:
     """Add the trigger word to all captions."""
     try:
-        draft.insert_trigger(draft_id, trigger or "")
-    except runs.RunError as error:
+        draft.insert_trigger(draft_id, str(settings.current(draft_id)["trigger"] or ""))
+    except ERRORS as error:
         return gr.skip(), problem_html(str(error), "Captions not changed")
     return images.listed_again(draft_id, shown), ""
-
-
-def choose_model(before: dict[str, Any], *inputs: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Find the values that suit the model just chosen; the answer for FOLLOW_MODEL, and the state for the next choice."""
-    values = values_of(inputs)
-    try:
-        wanted, after = form.choose_model(values, before, this_machine(values["backend"]))
-    except presets.PresetError:
-        return None, before  # `refresh` reports it
-    answers = [[wanted[key]] if key in wanted else None for key in FOLLOWS_MODEL]
-    return {"seen": [values[key] for key in FOLLOWS_MODEL], "wanted": answers}, after
-
-
-def settled(model: str) -> dict[str, Any]:
-    """The state for the next choice of a model, after the page or a copied run has set all fields."""
-    return {"model": model, "typed": {}}
 
 
 def open_models() -> str:
@@ -411,42 +341,45 @@ def open_models() -> str:
         return problem_html(str(error), "The base models could not be read")
 
 
+def _known(draft_id: object) -> str:
+    if not draft.is_id(draft_id):
+        raise runs.RunError(images.OUT_OF_DATE)
+    return draft_id
+
+
 def check_everything_arrived(sent: object) -> None:
-    """Refuse a start while the browser still holds captions or files.
+    """Refuse a start while the browser still holds settings, captions or files.
 
     Raises:
         runs.RunError: says what is missing.
     """
-    kept, waiting = (sent.get(key) if isinstance(sent, dict) else None for key in ("kept", "waiting"))
-    if kept:
-        raise runs.RunError(
-            f"Captions or masks not saved: {kept}; correct the captions marked 'not saved', then press Start again"
-        )
-    if isinstance(sent, dict) and sent.get("script"):
-        raise runs.RunError("The edited script is not saved; look below the script, then press Start again")
-    if waiting:
-        raise runs.RunError(f"Files not uploaded yet: {waiting}; wait until they are, then press Start again")
+    given = sent if isinstance(sent, dict) else {}
+    for key, text in NOT_ARRIVED.items():
+        if given.get(key):
+            raise runs.RunError(text.format(given[key]))
 
 
-def start(draft_id: str, sent: object, *inputs: Any) -> Iterator[tuple[Any, ...]]:
+NOT_ARRIVED = {
+    "fields": "Settings not saved: {}; the note at the top of the page says why. Press Start again when it is gone",
+    "kept": "Captions or masks not saved: {}; correct the captions marked 'not saved', then press Start again",
+    "script": "The edited script is not saved; look below the script, then press Start again",
+    "waiting": "Files not uploaded yet: {}; wait until they are, then press Start again",
+}
+
+
+def start(draft_id: str, sent: object) -> Iterator[tuple[Any, ...]]:
     """Create and start the run; yields (problem, errors by field, folder name of the run or "", messages for its page)."""
-    values = values_of(inputs)
     try:
         count = len(draft.items(draft_id))
         busy = problem_html(f"Preparing {count} image{'s' * (count != 1)}…", "Please wait", "busy")
         yield busy, {"start": {}}, "", []
-        store_changes(draft_id, sent)
         check_everything_arrived(sent)
-        rehearsal.check(draft_id, values)
-        folder, messages = form.create(values, draft_id, lambda spec: script_editor.for_run(draft_id, spec))
-        rehearsal.keep(draft_id, folder)
+        folder, messages = run_starts.start(draft_id)
+    except run_starts.NotStarted as error:
+        yield "", {}, error.folder.name, [f"The run was created but did not start: {error}", *error.messages]
+        return
     except ERRORS as error:
         found = form.marks(error.faults) if isinstance(error, runs.RunError) else {}
         yield problem_html(error), {"start": found}, "", []
-        return
-    try:
-        control.start(folder)
-    except runs.RunError as error:
-        yield "", {}, folder.name, [f"The run was created but did not start: {error}", *messages]
         return
     yield "", {}, folder.name, messages

@@ -36,10 +36,7 @@ async function ask(what) {
 }
 async function act(what) {
   go.disabled = stop.disabled = true;
-  if (what === "start") {
-    await window.hangproof.flush();
-    for (let n = 0; n < 40 && window.hangproof.unsaved("field").length; n++) await new Promise((done) => setTimeout(done, 100));
-  }
+  if (what === "start") await window.hangproof.flush();
   note.textContent = (await ask(what)) || "";
   note.hidden = !note.textContent;
   go.disabled = stop.disabled = false;

@@ -12,36 +12,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import runs
 from runs.files import Fault, RunError, atomic_write
 from ui import jobs, scripts
 from ui.dataset import calls, draft
 from ui.dataset.images import OUT_OF_DATE
-from ui.new import form, importing, script_editor
+from ui.new import form, run_starts, settings
 
 if TYPE_CHECKING:
     import gradio as gr
 
-FOLDER, JOB = "rehearsal", "rehearse"
+JOB = "rehearse"
 LIMIT_S = 2400.0  # the command ends by itself before
 
 
 def _folder(draft_id: object) -> Path:
     if not draft.is_id(draft_id):
         raise RunError(OUT_OF_DATE)
-    return draft.folder(draft_id) / FOLDER
-
-
-def _as_run(spec: "runs.RunSpec", draft_id: str) -> "runs.RunSpec":
-    """The spec that a run of the draft gets: with its sample prompt and interval, and with its edited script.
-
-    Raises:
-        RunError: Start refuses the edited script.
-    """
-    from runs.folders import with_sample_interval
-
-    captions = (item.caption for item in draft.items(draft_id))
-    return script_editor.for_run(draft_id, with_sample_interval(spec, draft.counts(draft_id), captions))
+    return run_starts.rehearsal_folder(draft_id)
 
 
 def start(draft_id: str) -> None:
@@ -64,7 +51,7 @@ def _prepare(folder: Path, draft_id: str) -> None:
     from runs.machine import this_machine
     from runs.spec import save
 
-    values, counts = importing.current(draft_id), draft.counts(draft_id)
+    values, counts = settings.current(draft_id), draft.counts(draft_id)
     reviewed = form.review(values, counts, this_machine(values["backend"]))
     wrong = [fault for fault in (*reviewed.missing, *reviewed.faults) if fault.field != "name"]
     if wrong or reviewed.spec is None:
@@ -76,7 +63,7 @@ def _prepare(folder: Path, draft_id: str) -> None:
     data.mkdir()
     ingest(draft.sources(draft_id)[: rehearse.IMAGES], data)
     atomic_write(folder / rehearse.COUNTS, json.dumps(counts))
-    save(folder, _as_run(reviewed.spec, draft_id))
+    save(folder, run_starts.as_run(draft_id, reviewed.spec))
 
 
 def cancel(draft_id: str) -> None:
@@ -117,8 +104,8 @@ def state(draft_id: str) -> dict[str, Any]:
         return shown
     spec = None
     with contextlib.suppress(RunError):  # the edited script is refused now: what was rehearsed is out of date
-        parsed = form.parse({**importing.current(draft_id), "name": "my-lora"})[0]
-        spec = _as_run(parsed, draft_id) if parsed is not None else None
+        parsed = form.parse({**settings.current(draft_id), "name": "my-lora"})[0]
+        spec = run_starts.as_run(draft_id, parsed) if parsed is not None else None
     shown["stale"] = spec is None or rehearse.digest(spec) != found.digest
     if found.state == rehearse.PASSED and spec is not None:
         now = forecast.of(found.measured, spec, draft.counts(draft_id))
@@ -130,29 +117,6 @@ def state(draft_id: str) -> dict[str, Any]:
 def _nothing(name: str) -> dict[str, Any]:
     empty: dict[str, Any] = {"stages": [], "lines": [], "warnings": [], "problem": {}, "seconds": 0}
     return {"state": name, "stale": False, **empty}
-
-
-def check(draft_id: str, values: dict[str, Any]) -> None:
-    """Refuse a start once when the rehearsal of these settings failed; the next start means it.
-
-    Raises:
-        RunError: where it failed, and that Start can be pressed again.
-    """
-    from launch import rehearse
-
-    spec = form.parse({**values, "name": values["name"] or "my-lora"})[0]
-    folder = _folder(draft_id)
-    if spec is None or not (folder / rehearse.FILE).is_file():
-        return
-    if text := rehearse.ask_once(folder, _as_run(spec, draft_id)):
-        raise RunError(f"{text} Press Start again to start anyway")
-
-
-def keep(draft_id: str, folder: Path) -> None:
-    """Keep the rehearsal's result with the run that was made from the draft."""
-    from launch import rehearse
-
-    rehearse.hand_on(_folder(draft_id), folder)
 
 
 # Calls of the script ------------------------------------------------------------------------------------------------------

@@ -225,7 +225,6 @@ async function exportZip(what) {
   if (what === "export") {
     await hangproof.flush();
     if (!(await flush())) return;
-    for (let n = 0; n < 50 && hangproof.unsaved("field").length; n++) await new Promise((done) => setTimeout(done, 100));
   }
   const got = await ask(what);
   if (!got) return;

@@ -21,7 +21,7 @@ from runs.manage import size_text
 from ui import scripts
 from ui.dataset import calls, draft
 from ui.dataset.images import OUT_OF_DATE, file_url
-from ui.new import export, form, importing
+from ui.new import export, form, settings
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -165,7 +165,7 @@ def _generated(draft_id: str) -> str:
 
 
 def _review(draft_id: str) -> form.Review:
-    values = importing.current(draft_id)
+    values = settings.current(draft_id)
     return form.review(values, draft.counts(draft_id), this_machine(values["backend"]))
 
 

@@ -10,8 +10,6 @@ const OUTCOMES = {
 };
 const ORDER = ["dropped", "unsupported", "changed", "flag", "field", "same", "run"]; // what needs a look comes first
 const QUIET = ["same", "run"];
-const SAVE_MS = 5000; // until the fields that were just typed are stored
-let undo = null; // the fields' values before the last use
 let templates = [];
 
 const labelled = (text, node) => {
@@ -81,8 +79,7 @@ say("");
 async function ask(what, data) {
   const id = window.hangproof?.draft?.();
   if (!id) return null;
-  const until = Date.now() + SAVE_MS; // the server compares with the fields as they are stored
-  while (hangproof.unsaved("field").length && Date.now() < until) await new Promise((done) => setTimeout(done, 100));
+  await hangproof.flush(); // the server compares with the fields as they are stored
   const got = await reply(server.setup({ draft: id, do: what, ...data }));
   if (got.ok) return got;
   say(got.error);
@@ -248,25 +245,11 @@ function folderRow(one) {
 }
 
 // Use ---------------------------------------------------------------------------------------------------------------
-function send(values) {
-  props.value = values;
-  trigger("use");
-}
 function use(values, changes) {
   const keys = new Set(changes.map((one) => one.key));
-  undo = Object.fromEntries(hangproof.fieldValues().filter(([key]) => keys.has(key)));
-  send(Object.fromEntries(Object.entries(values).filter(([key]) => keys.has(key))));
+  hangproof.use(Object.fromEntries(Object.entries(values).filter(([key]) => keys.has(key))));
   preview.replaceChildren();
   box.value = files.value = "";
-  say(`${keys.size} field${keys.size === 1 ? " was" : "s were"} changed. `, true);
-  note.append(
-    keyed(
-      button("Undo", "hp-quiet", () => {
-        send(undo);
-        say("The fields have their earlier values again.", true);
-      }),
-      "undo-settings",
-    ),
-  );
+  say(`${keys.size} field${keys.size === 1 ? " was" : "s were"} changed.`, true);
 }
 fold.addEventListener("toggle", () => fold.open && refresh());

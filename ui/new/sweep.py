@@ -13,7 +13,7 @@ from runs.sweep import MOST, SHORT, Sweep
 from ui import scripts
 from ui.dataset import draft
 from ui.dataset.images import OUT_OF_DATE
-from ui.new import form, importing, script_editor
+from ui.new import form, run_starts, script_editor, settings
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -33,7 +33,7 @@ def _specs(draft_id: str, texts: dict[str, str]) -> tuple[list["runs.RunSpec"], 
         raise RunError(
             "The script was edited by hand, and a sweep writes a script for each run. Discard the edit first"
         )
-    base, faults = form.parse(importing.current(draft_id))
+    base, faults = form.parse(settings.current(draft_id))
     if base is None:
         raise RunError([Fault("", form.shown(fault)) for fault in faults] or OUT_OF_DATE)
     return sweep.combinations(base, values), values
@@ -62,10 +62,10 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
     for spec in specs:
         if fault := runs.folders.name_fault(spec):
             raise RunError([fault])
-    stored = importing.current(draft_id)
-    first, _ = form.create(stored, draft_id, lambda _spec: specs[0])
+    base, _ = run_starts.checked(draft_id)
+    first, _ = run_starts.create(draft_id, specs[0])
     data = runs.datasets_dir() / first.name
-    made = sweep.create(str(stored["name"]).strip(), specs, values, data, [first])
+    made = sweep.create(base.name, specs, values, data, [first])
     try:
         run_queue.add_sweep(made.name, [run for run, _ in made.runs])
     except (MonitorError, OSError) as error:

@@ -383,9 +383,8 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
     """Copy a run's settings, images and captions into the New LoRA tab.
 
     Yields (notice of this tab, run whose copy the user must confirm, image list, note at the top of the New LoRA tab,
-    form fields, tab to open). Images that no run contains are replaced only after a second click.
+    tab to open). Images that no run contains are replaced only after a second click.
     """
-    nothing = [gr.skip()] * len(form.KEYS)
     try:
         folder = runs.run_folder(selected)
         spec, unsaved = runs.load(folder), draft.images_not_in_a_run(draft_id)
@@ -394,17 +393,17 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
                 question = "1 image under New LoRA is not in any run. Click again to replace it and its caption."
             else:
                 question = f"{unsaved} images under New LoRA are not in any run. Click again to replace them and their captions."
-            yield notice([question], "warn"), selected, gr.skip(), gr.skip(), *nothing, gr.skip()
+            yield notice([question], "warn"), selected, gr.skip(), gr.skip(), gr.skip()
             return
-        yield notice(["Copying the images…"], "busy"), "", gr.skip(), gr.skip(), *nothing, gr.skip()
+        yield notice(["Copying the images…"], "busy"), "", gr.skip(), gr.skip(), gr.skip()
         values = form.values_of_spec(spec, len(runs.images_in(runs.datasets_dir() / spec.slug)))
         values["name"] = runs.free_name(spec.name)
         # The draft is touched last, and once: an error above leaves it as it is.
         messages = draft.copy_dataset(draft_id, spec.slug, values)
         script_editor.copy_from_run(draft_id, spec)
     except runs.RunError as error:
-        yield notice(str(error).splitlines(), "bad"), "", gr.skip(), gr.skip(), *nothing, gr.skip()
+        yield notice(str(error).splitlines(), "bad"), "", gr.skip(), gr.skip(), gr.skip()
         return
     lines = [f"Copied the settings, images and captions of {spec.name!r}. That run is unchanged.", *messages]
     shown = images.listing(draft_id)
-    yield "", "", shown, notice(lines), *(values[key] for key in form.KEYS), gr.update(selected="new")
+    yield "", "", shown, notice(lines), gr.update(selected="new")

@@ -95,6 +95,5 @@ def editor(page) -> str:
 
 
 def script_of(data: Path) -> str:
-    """The edited script that the only draft has."""
-    (path,) = data.glob("datasets/.drafts/*/script.json")
-    return json.loads(path.read_text())["script"]
+    """The edited script that the only draft has; "" before one is stored."""
+    return next((json.loads(path.read_text())["script"] for path in data.glob("datasets/.drafts/*/script.json")), "")

@@ -1,91 +1,137 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { load, nothing, storage } from "./page.mjs";
+import { load, nothing, some, storage } from "./page.mjs";
 
-/** One tab of a browser whose tabs share `localStorage`, with the form's fields name, epochs and repeats. */
-function open(localStorage, { now = () => 0, server = ["", 16, 10] } = {}) {
+const FIRST = { name: "", epochs: 16, repeats: 10 };
+
+/** One tab of a browser whose tabs share `localStorage`, with the form's fields name, epochs and repeats. `dom`: what they show;
+ * `stored`: what the server has. `server` answers as settings.save_settings does, or not at all. */
+function open(localStorage, { now = () => 0, stored = { ...FIRST }, server } = {}) {
+  const dom = { ...stored };
+  const listeners = {};
+  const inputs = Object.fromEntries(
+    Object.keys(dom).map((key) => [key, some({ get value() { return String(dom[key]); }, type: key === "name" ? "text" : "number", role: "" })])
+  );
+  const requests = [];
+  const events = [];
+  const save_settings = server || (async ({ changes }) => (Object.assign(stored, changes), { ok: true, values: { ...stored } }));
   const { hangproof } = load(["dom", "dataset/unsaved", "new/fields"], ["hangproof"], {
     localStorage,
     sessionStorage: storage(),
     window: {},
     Date: { now },
     agree: async (_, own) => own,
+    setTimeout: (act, ms) => (ms ? 1 : (queueMicrotask(act), 1)),
+    document: some({
+      body: some({ classList: { contains: () => true } }),
+      addEventListener: (name, act) => ((listeners[name] ||= []).push(act)),
+      getElementById: (key) => key in dom && { querySelector: (what) => (what.startsWith("input[type=radio]") ? null : inputs[key]) },
+    }),
+    server: { save_settings: (data) => (requests.push(data.changes), save_settings(data)) },
+    trigger: (name) => {
+      events.push(name);
+      if (name === "show") hangproof.shown().forEach((value, n) => value !== undefined && (dom[Object.keys(FIRST)[n]] = value));
+    },
   });
-  const shown = hangproof.restore(["name", "epochs", "repeats"], ["d1", ...server]);
-  return { page: hangproof, shown };
+  const kept = hangproof.restore(Object.keys(dom), ["d1", ...Object.values(dom)]);
+  kept.forEach((value, n) => value !== undefined && (dom[Object.keys(FIRST)[n]] = value));
+  const type = async (key, value) => {
+    dom[key] = value;
+    for (const act of listeners.input) act({ target: { closest: (what) => what === `#${key}` && inputs[key], role: "" } });
+    await null; // until the field is read
+  };
+  return { page: hangproof, dom, type, kept, requests, events, stored };
 }
-const answer = (form, stored = {}) => ({ ok: true, form, stored });
+const left = (browser) => Object.keys(browser).filter((key) => key.startsWith("hangproof-unsaved/")).length;
 
-test("what was typed is kept until the server has stored exactly that", () => {
+test("a field is kept until the server has stored exactly what was typed", async () => {
   const browser = storage();
-  const { page } = open(browser);
-  assert.deepEqual(page.changes(["cat", 16, 10]).changes, { name: "cat" });
-  assert.deepEqual(page.changes(["cats", 16, 10]).changes, { name: "cats" });
-  page.merge(answer({ name: "cat" }, { name: "cat" }), ["cats", 16, 10]); // the answer to the first text
-  assert.deepEqual(page.changes(["cats", 16, 10]).changes, { name: "cats" });
-  page.merge(answer({ name: "cats" }, { name: "cats" }), ["cats", 16, 10]);
-  assert.deepEqual(page.changes(["cats", 16, 10]).changes, {});
-  assert.equal(Object.keys(browser).filter((key) => key.startsWith("hangproof-unsaved/")).length, 0);
+  const answers = [];
+  const tab = open(browser, { server: () => new Promise((done) => answers.push(done)) });
+  await new Promise(setImmediate);
+  answers.shift()({ ok: true, values: FIRST });
+  await new Promise(setImmediate);
+  await tab.type("name", "cat");
+  tab.page.sync();
+  await new Promise(setImmediate);
+  await tab.type("name", "cats"); // typed since the request
+  answers.shift()({ ok: true, values: { ...FIRST, name: "cat" } });
+  await new Promise(setImmediate);
+  assert.deepEqual(tab.page.unsaved("field"), [["name", "cats"]]);
+  assert.equal(tab.dom.name, "cats");
+  const done = tab.page.sync();
+  await new Promise(setImmediate);
+  answers.shift()({ ok: true, values: { ...FIRST, name: "cats" } });
+  assert.equal(await done, true);
+  assert.deepEqual(tab.requests, [{}, { name: "cat" }, { name: "cats" }]);
+  assert.equal(left(browser), 0);
 });
 
-test("a reload and a closed tab lose nothing", () => {
+test("what the server did not store is sent again, also by another tab after this one was closed", async () => {
   const browser = storage();
-  open(browser).page.changes(["typed", 3, 10]);
+  const dead = open(browser, { server: async () => Promise.reject(new Error("dead")) });
+  await dead.type("name", "typed");
+  await dead.type("epochs", 3);
+  assert.equal(await dead.page.sync(), false);
   const early = open(browser, { now: () => 5000 });
-  assert.deepEqual(early.shown, [undefined, undefined, undefined]); // the other tab may be alive
-  const { page, shown } = open(browser, { now: () => 20_000 });
-  assert.deepEqual(shown, ["typed", 3, undefined]);
-  assert.deepEqual(page.changes(["typed", 3, 10]).changes, { name: "typed", epochs: 3 });
+  assert.deepEqual(early.kept, [undefined, undefined, undefined]); // the other tab may be alive
+  const { page, kept, dom, stored } = open(browser, { now: () => 20_000 });
+  assert.deepEqual(kept, ["typed", 3, undefined]);
+  assert.equal(await page.sync(), true);
+  assert.deepEqual(stored, { name: "typed", epochs: 3, repeats: 10 });
+  assert.deepEqual(dom, stored);
+  assert.equal(left(browser), 0);
 });
 
-test("an event that still sees the value from before does not undo what is on its way", () => {
+test("a field that was not typed here shows what is stored, and is not sent", async () => {
+  const stored = { ...FIRST };
+  const tab = open(storage(), { stored });
+  await tab.page.sync();
+  Object.assign(stored, { epochs: 20, name: "theirs" }); // the number of images changed, another tab typed
+  await tab.type("name", "mine");
+  await tab.page.sync();
+  assert.deepEqual(tab.dom, { name: "mine", epochs: 20, repeats: 10 });
+  assert.deepEqual(tab.requests.at(-1), { name: "mine" });
+  assert.deepEqual(stored, { name: "mine", epochs: 20, repeats: 10 });
+  assert.equal(tab.events.at(-1), "review");
+});
+
+test("a text that the server stores in another form stays as it was typed", async () => {
+  let name = "";
+  const tab = open(storage(), { server: async ({ changes }) => ({ ok: true, values: { ...FIRST, name: (name = changes.name ? "apart" : name) } }) });
+  await tab.type("name", "a secret");
+  for (let n = 0; n < 2; n++) assert.equal(await tab.page.sync(), true);
+  assert.deepEqual([name, tab.dom.name], ["apart", "a secret"]);
+});
+
+test("of two tabs that type into one field, the text typed last wins", async () => {
   const browser = storage();
-  open(browser).page.changes(["typed", 16, 10]);
-  const { page } = open(browser, { now: () => 20_000 });
-  assert.deepEqual(page.changes(["", 16, 10]).changes, { name: "typed" });
-  assert.deepEqual(page.changes(["typed", 16, 10]).changes, { name: "typed" });
+  const dead = { server: async () => null };
+  const [one, two] = [open(browser, { ...dead, now: () => 1 }), open(browser, { ...dead, now: () => 2 })];
+  await one.type("name", "first");
+  await two.type("name", "second");
+  assert.deepEqual(one.page.unsaved("field"), []);
+  assert.deepEqual(two.page.unsaved("field"), [["name", "second"]]);
 });
 
-test("two tabs are merged field by field", () => {
-  const { page } = open(storage());
-  page.changes(["mine", 16, 10]);
-  const found = page.merge(answer({ name: "theirs", epochs: 3, repeats: 10 }), ["mine", 16, 10]);
-  assert.deepEqual(found, [undefined, 3, undefined]); // what was typed here stays
-  assert.deepEqual(page.changes(["mine", 3, 10]).changes, { name: "mine" });
-});
-
-test("of two tabs that type into one field, the text typed last wins", () => {
+test("an answer with an error stores nothing, and settings of a template are sent like typed ones", async () => {
   const browser = storage();
-  const [one, two] = [open(browser, { now: () => 1 }).page, open(browser, { now: () => 2 }).page];
-  one.changes(["first", 16, 10]);
-  two.changes(["second", 16, 10]);
-  assert.deepEqual(one.unsaved("field"), []);
-  assert.deepEqual(two.unsaved("field"), [["name", "second"]]);
-});
-
-test("a proposal is no typed value: one that was typed elsewhere wins, and so does one typed later", () => {
-  const { page } = open(storage());
-  assert.deepEqual(page.offer(["epochs", "repeats"], [16, 10], [8, 5]), [8, 5]);
-  const sent = page.changes(["", 8, 5]);
-  assert.deepEqual(sent.changes, {});
-  assert.deepEqual([sent.offers.epochs.from, sent.offers.epochs.to], [[16, 16], 8]);
-  assert.deepEqual(page.merge(answer({ epochs: 3, repeats: 5 }), ["", 8, 5]), [undefined, 3, undefined]);
-  assert.deepEqual(page.changes(["", 3, 7]).changes, { repeats: 7 });
-  assert.deepEqual(page.offer(["epochs", "repeats"], [3, 7], [1, 1]), [undefined, undefined]); // 7 is not stored yet
-});
-
-test("an answer with an error stores nothing and says why", () => {
-  const { page } = open(storage());
-  page.changes(["mine", 16, 10]);
-  assert.deepEqual(page.merge({ ok: false, error: "the disk is full" }, ["mine", 16, 10]), [undefined, undefined, undefined]);
-  assert.deepEqual(page.unsaved("field"), [["name", "mine"]]);
+  let full = true;
+  const stored = { ...FIRST };
+  const server = async ({ changes }) => (full ? { ok: false, error: "the disk is full" } : (Object.assign(stored, changes), { ok: true, values: { ...stored } }));
+  const tab = open(browser, { server });
+  assert.equal(await tab.page.use({ epochs: 5 }), false);
+  assert.deepEqual(tab.page.unsaved("field"), [["epochs", 5]]);
+  full = false;
+  assert.equal(await tab.page.sync(), true);
+  assert.equal(tab.dom.epochs, 5);
 });
 
 test("a full or broken storage of the browser keeps the text in the open page", () => {
   const browser = storage();
   browser["hangproof-unsaved/d1/field/epochs"] = "{not JSON";
   const full = new Proxy(browser, { get: (store, key) => (key === "setItem" ? () => { throw new Error("full"); } : store[key]) });
-  const { page } = open(full);
+  const { page } = open(full, { server: async () => null });
   page.keep("field", "name", "kept");
   assert.deepEqual(page.unsaved("field"), [["name", "kept"]]);
 });

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draft_helpers import drop, photo
+from draft_helpers import create_run, drop, photo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs_helpers import call, executable, pictures, python, run_script, spec
@@ -28,7 +28,8 @@ from monitor.run_folder import RunFolder
 from runs import custom_script, env_file, manage, sweep
 from ui.api import drafts as api
 from ui.dataset import draft
-from ui.new import form, importing, script_editor, templates
+from ui.new import script_editor, templates
+from ui.new import settings as draft_settings
 from ui.run import compare, downloads, run_page, view
 
 VALUE = "s3cr3t-0123456789abcdef0123456789abcdef01234567"
@@ -67,7 +68,7 @@ def set_up(client_data: Path, **fields: object) -> str:
 
 def start(draft_id: str) -> Path:
     """The run that Start would make of a draft."""
-    return form.create(importing.current(draft_id), draft_id, lambda made: script_editor.for_run(draft_id, made))[0]
+    return create_run(draft_id, {})[0]
 
 
 def by_python(root: Path) -> Path:
@@ -103,7 +104,7 @@ def by_import(root: Path) -> Path:
     script.unlink()
     assert VALUE not in answer and OTHER not in answer and "kept apart" in answer
     api.set_settings(draft_id, {"name": "cat", "trigger": "ohwx", **TINY, "mixed_precision": "no"})
-    flags = importing.current(draft_id)["flags"]
+    flags = draft_settings.current(draft_id)["flags"]
     kept = "".join(f"{line}\n" for line in flags.splitlines() if line.startswith("secrets="))
     assert set(env_file.named_in(kept)) == {"WANDB_API_KEY", "HF_TOKEN"}
     api.set_settings(draft_id, {"flags": f"{kept}store={STORE}\n"})
@@ -230,9 +231,9 @@ def test_a_new_run_does_not_get_the_secrets_of_an_earlier_one_of_its_name(data):
 
 def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):
     draft_id = set_up(data, flags=f"wandb_api_key={VALUE}\nrank=8\n")
-    templates.save("mine", {**importing.current(draft_id), "flags": f"WANDB_API_KEY={VALUE}\nrank=8"})
+    templates.save("mine", {**draft_settings.current(draft_id), "flags": f"WANDB_API_KEY={VALUE}\nrank=8"})
     (one,) = [one for one in templates.listing() if one["own"]]
-    values = templates.values_of(one["key"], importing.current(draft_id))
+    values = templates.values_of(one["key"], draft_settings.current(draft_id))
     assert values["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
     assert call("ui.new.export_job", draft_id).returncode == 0
     assert [path for path in exposed_in(data, VALUE) if not path.startswith(".secrets/")] == []
@@ -243,7 +244,7 @@ def test_a_secret_that_is_typed_letter_by_letter_is_whole_at_the_end(data):
     draft_id = set_up(data)
     for end in range(1, len(VALUE) + 1):
         draft.save_fields(draft_id, {"flags": f"rank=8\nwandb_api_key={VALUE[:end]}"})
-    assert importing.current(draft_id)["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
+    assert draft_settings.current(draft_id)["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
     draft.save_fields(draft_id, {"flags": 'seed=3\nsecrets=["WANDB_API_KEY"]\n'})
     assert env_file.read(start(draft_id))["WANDB_API_KEY"] == VALUE
     draft.save_fields(draft_id, {"flags": "seed=3\n"})

@@ -122,7 +122,15 @@ def test_a_job_that_fails_says_why(draft_id):
 @pytest.mark.slow
 def test_the_command_takes_a_draft(draft_id):
     with answering() as server:
-        command = [sys.executable, "-m", "captions", draft_id, "--with=endpoint", f"--url={server.url}", "--model=m"]
+        command = [
+            sys.executable,
+            "-m",
+            "ui.dataset.caption_work",
+            draft_id,
+            "--with=endpoint",
+            f"--url={server.url}",
+            "--model=m",
+        ]
         done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     entries = draft_store.read(draft_id)["images"].values()

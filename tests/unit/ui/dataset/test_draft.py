@@ -4,14 +4,14 @@ import re
 import shutil
 
 import pytest
-from draft_helpers import captions, drop, note, remove, set_caption
+from draft_helpers import captions, create_run, drop, item_of, note, remove, set_caption
 from PIL import Image
 from runs_helpers import picture
-from ui_helpers import photos
+from ui_helpers import photos, small_disk
 
 import runs
 from ui.dataset import draft, images
-from ui.new import form, proposals
+from ui.new import form
 from ui.run import run_page
 
 
@@ -75,24 +75,22 @@ def test_pages_of_cards(mine, tmp_path):
     assert images.listing(mine, 99)["page"] == 1 and images.listing(mine, -1)["page"] == 0
 
 
-def test_a_proposed_value_never_replaces_a_typed_one(mine):
-    stored = draft.save_fields(mine, {}, {"epochs": ([16], 20)}, {"epochs": 16})  # never stored: it has its default
-    assert stored == {"epochs": 20} == draft.form(mine)
-    assert draft.save_fields(mine, {"epochs": 3}, {"epochs": ([20], 24)}) == {"epochs": 3}
-    assert draft.save_fields(mine, {}, {"epochs": ([20, 16], 24)}, {"epochs": 16}) == {} and draft.form(mine) == {
-        "epochs": 3
-    }
-    hostile = [None, [], {"epochs": 1}, {"epochs": {"from": 16, "to": 20}}, {"name": {"from": [""], "to": 1}}]
-    assert all(proposals.valid(one) == {} for one in hostile)
-
-
-def test_images_that_arrive_before_the_page_asks_get_a_proposal(mine):
-    drop(mine, *photos("coffee.png"))
-    answer, known, _ = proposals.follow(mine, None, 10, 16, 1, 1, "")
-    assert answer["wanted"][0] == 96 and (96, answer["wanted"][1]) in known
-    assert proposals.follow(mine, None, 7, 16, 1, 1, "")[0] is None, "typed, and not stored yet"
-    draft.save_fields(mine, {"repeats": 10}, {}, {})
-    assert proposals.follow(mine, None, 10, 16, 1, 1, "")[0] is None, "typed, and stored"
+def test_a_full_disk_is_reported_and_keeps_the_captions(tmp_path, monkeypatch):
+    with small_disk(tmp_path, "600k") as disk:
+        monkeypatch.setenv("HANGPROOF_DATA", str(disk))
+        mine = draft.new_id()
+        drop(mine, *photos("coins.png"))
+        set_caption(mine, "coins.png", "coins")
+        sent = {"draft": mine, "id": item_of(mine, "coins.png").id}
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        assert "disk is full" in images.save_caption({**sent, "text": "old coins " * 900})["error"]
+        assert "the disk is full" in images.explain_failed_upload({"names": ["rocket.jpg"], "bytes": 9e6})["error"]
+        filler.unlink()
+        assert captions(mine) == {"coins.png": "coins"}
+        assert images.save_caption({**sent, "text": "old coins"})["ok"] is True
 
 
 def test_a_damaged_draft_is_reported(mine):
@@ -102,10 +100,6 @@ def test_a_damaged_draft_is_reported(mine):
     (draft.folder(mine) / "draft.sqlite").write_text("{" * 5000)
     answer = images.list_images({"draft": mine})
     assert "draft.sqlite cannot be read" in answer["error"] and "move it to another folder" in answer["error"]
-    other = draft.folder(draft.new_id())
-    other.mkdir()
-    (other / "draft.json").write_text("{")  # of an earlier version
-    assert "draft.json cannot be read" in images.list_images({"draft": other.name})["error"]
 
 
 # A run copied to New LoRA ------------------------------------------------------------------------------------------------
@@ -119,7 +113,7 @@ def test_a_runs_settings_images_and_captions_are_copied_to_a_draft(data, mine, t
     drop(mine, *photos("coffee.png", "rocket.jpg"), picture(tmp_path / "turned.jpg", exif=b""))
     set_caption(mine, "coffee.png", "a cup, é💥")
     typed = values(prompts="a\nb", rank=8, learning_rate="0.000123456789", flags="weighting_scheme=none", epochs=3)
-    folder, _ = form.create(typed, mine)
+    folder, _ = create_run(mine, typed)
     before = {p: p.read_bytes() for p in (data / "datasets" / "my-lora").iterdir()}
     other = draft.new_id()
     assert draft.copy_dataset(other, "my-lora") == [] and draft.images_not_in_a_run(other) == 0
@@ -129,8 +123,8 @@ def test_a_runs_settings_images_and_captions_are_copied_to_a_draft(data, mine, t
     assert {**back, "flags": back["flags"].strip()} == {**typed, "alpha": "1.0"}
     assert runs.free_name("my lora") == "my lora 2"
     with pytest.raises(runs.RunError, match="A run named 'my lora' already exists"):
-        form.create(back, other)
-    again, _ = form.create({**back, "name": "my lora 2"}, other)
+        create_run(other, back)
+    again, _ = create_run(other, {**back, "name": "my lora 2"})
     assert runs.load(again).changed(name="my lora") == runs.load(folder)
     assert runs.free_name("my lora") == "my lora 3"
 
@@ -152,7 +146,7 @@ def test_a_spec_survives_the_form_unchanged(given):
 
 def test_a_save_interval_computed_from_the_images_is_left_empty(data, mine):
     drop(mine, *photos("coffee.png", "rocket.jpg"))
-    spec = runs.load(form.create(values(), mine)[0])
+    spec = runs.load(create_run(mine, values())[0])
     assert spec.save_every_n_steps == 32 and form.values_of_spec(spec, 2)["save_every_n_steps"] == ""
     assert form.values_of_spec(spec.changed(save_every_n_steps=31), 2)["save_every_n_steps"] == "31"
 
@@ -161,7 +155,7 @@ def test_images_that_no_run_contains_are_counted(data, mine):
     assert draft.images_not_in_a_run(mine) == 0
     drop(mine, *photos("coffee.png", "rocket.jpg"))
     assert draft.images_not_in_a_run(mine) == 2
-    form.create(values(), mine)
+    create_run(mine, values())
     assert draft.images_not_in_a_run(mine) == 0
     set_caption(mine, "coffee.png", "another")
     assert draft.images_not_in_a_run(mine) == 2
@@ -172,7 +166,7 @@ def test_images_that_no_run_contains_are_counted(data, mine):
 
 def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(data, mine):
     drop(mine, *photos("coffee.png"))
-    folder, _ = form.create(values(), mine)
+    folder, _ = create_run(mine, values())
     other = draft.new_id()
     drop(other, *photos("rocket.jpg"))
     set_caption(other, "rocket.jpg", "mine alone")
@@ -184,7 +178,7 @@ def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(da
     assert "data set" in failed[0] and captions(other) == {"rocket.jpg": "mine alone"}
     shutil.move(data / "away", data / "datasets" / folder.name)
     *_, done = run_page.copy_to_new_lora(folder.name, folder.name, other)
-    assert captions(other) == {"coffee.png": "tok"} and done[2]["total"] == 1 and done[4] == "my lora 2"
+    assert captions(other) == {"coffee.png": "tok"} and done[2]["total"] == 1
     assert draft.form(other)["name"] == "my lora 2"
     *_, again = run_page.copy_to_new_lora(folder.name, "", other)  # every image is in a run: no question
     assert again[2]["total"] == 1

@@ -1,13 +1,11 @@
 """Every change of a draft can be undone and redone, and no change is lost."""
 
 import contextlib
-import json
-import shutil
 import sqlite3
 import threading
 
 import pytest
-from draft_helpers import captions, drop, photo, run_of, set_caption, upload
+from draft_helpers import captions, drop, photo, set_caption
 
 import runs
 from ui.dataset import draft
@@ -49,26 +47,6 @@ def test_a_history_that_was_damaged_is_an_error_and_loses_nothing(mine, tmp_path
         draft.undo(mine)
     set_caption(mine, "0.png", "still here")
     assert captions(mine) == {"0.png": "still here"}
-
-
-def test_a_draft_of_the_page_before_is_read_with_its_captions(data, mine, tmp_path):
-    """Written by commit 17adc2a, whose images are named by their files."""
-    path = photo(tmp_path / "cat.png")
-    folder = draft.folder(mine)
-    (folder / "images").mkdir(parents=True)
-    shutil.copyfile(path, folder / "images/cat.png")
-    sha = upload(path).parent.name
-    old = {"width": 96, "height": 64, "sha256": sha, "caption": "a cat", "stem": "cat", "by_hand": True}
-    state = {"images": {"cat.png": old}, "waiting": {"dog": "a dog"}, "form": {"name": "x"}, "kept": ""}
-    (folder / "draft.json").write_text(json.dumps(state))
-    assert captions(mine) == {"cat.png": "a cat"} and draft.waiting(mine) == ["dog.txt"]
-    assert draft.form(mine) == {"name": "x"} and draft.images_not_in_a_run(mine) == 1
-    assert draft.thumb(mine, draft.items(mine)[0]).is_file()
-    drop(mine, photo(tmp_path / "dog.png", 2), path)
-    set_caption(mine, "cat.png", "the cat")
-    assert captions(mine) == {"cat.png": "the cat", "dog.png": "a dog"}
-    run_of(mine)
-    assert runs.read_captions("my-lora") == {"cat.png": "the cat", "dog.png": "a dog"}
 
 
 def test_half_a_character_from_a_browser_is_stored_as_text_that_can_be_sent_back(mine, tmp_path):

@@ -1,6 +1,5 @@
-"""A draft's file: what was stored is there after a kill, two processes lose nothing, and drafts of earlier versions are read."""
+"""A draft's file: what was stored is there after a kill, and two processes lose nothing."""
 
-import json
 import os
 import random
 import subprocess
@@ -8,7 +7,7 @@ import sys
 import time
 
 import pytest
-from draft_helpers import captions, drop, filled, photo, texts
+from draft_helpers import filled, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,46 +65,6 @@ def test_a_change_of_another_process_is_seen_and_can_be_undone_here(mine):
     for wanted in (["c", "other", "b"], ["other", "b", "c"], ["a", "b", "c"]):
         draft.undo(mine)
         assert texts(mine) == wanted
-
-
-def test_a_draft_of_an_earlier_version_keeps_its_images_its_form_and_its_history(mine, tmp_path):
-    """Written as commit 8c082b8 did: draft.json, and a file for each step."""
-    drop(mine, photo(tmp_path / "0.png", 0), photo(tmp_path / "1.png", 1))
-    place, images = draft.folder(mine), draft_store.read(mine)["images"]
-    old = {
-        key: {name: value for name, value in one.items() if name not in draft_file.FIELDS} | {"by_hand": number == 0, "caption": "typed"}
-        for number, (key, one) in enumerate(images.items())
-    }  # fmt: skip
-    first, second = old
-    steps = {
-        1: {"images": {first: [None, old[first]], second: [None, {**old[second], "caption": "", "by_hand": False}]}, "order": [[], [first, second]]},
-        2: {"images": {second: [{"caption": ""}, {"caption": "typed"}]}},
-    }  # fmt: skip
-    history = [{"n": n, "label": f"step {n}", "merge": "", "at": 1.0} for n in steps]
-    state = {
-        "images": old,
-        "texts": {},
-        "form": {"name": "x"},
-        "kept": "",
-        "refused": {},
-        "history": history,
-        "done": 2,
-    }
-    for path in place.glob("draft.sqlite*"):
-        path.unlink()
-    (place / "history").mkdir()
-    (place / "draft.json").write_text(json.dumps(state))
-    for number, step in steps.items():
-        (place / "history" / f"{number}.json").write_text(json.dumps(step))
-    assert captions(mine) == {"0.png": "typed", "1.png": "typed"} and draft.form(mine) == {"name": "x"}
-    assert [item.caption_by for item in draft.items(mine)] == ["person", "file"]
-    assert [item.weight for item in draft.items(mine)] == [1, 1]
-    assert draft.undo(mine) == "Undone: step 2." and captions(mine)["1.png"] == ""
-    assert draft.undo(mine) == "Undone: step 1." and captions(mine) == {}
-    assert draft.redo(mine) and draft.redo(mine) and captions(mine) == {"0.png": "typed", "1.png": "typed"}
-    assert not (place / "draft.json").exists() and (place / "draft.json.old").exists()
-    draft.set_fields(mine, [first], {"weight": 2}, "weight")
-    assert draft.items(mine)[0].weight == 2
 
 
 @pytest.mark.slow

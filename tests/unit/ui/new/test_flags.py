@@ -127,13 +127,12 @@ def test_every_invalid_line_is_reported(data, checkout):
     assert len(marks) == 3 and any("<img>" in text for _, text in marks)
 
 
-def test_refresh_reports_the_options_beside_their_field(data, checkout):
+def test_the_review_reports_the_options_beside_their_field(data, checkout):
     from ui.dataset import draft
 
-    typed = values(name="x", flags="noise_ofset=1")
-    _, plan, script, _, marks, *_ = new_lora.refresh(
-        draft.new_id(), {"changes": typed}, *(typed[key] for key in form.KEYS)
-    )
+    mine = draft.new_id()
+    draft.save_fields(mine, values(name="x", flags="noise_ofset=1"))
+    plan, script, _, marks, *_ = new_lora.review(mine)
     assert "did you mean noise_offset" in marks["flags"][0][1] and plan and script
 
 

@@ -1,8 +1,7 @@
 """The form: its values become a spec, and what is wrong with them stands beside the fields, before Start and at Start."""
 
-import json
-
 import pytest
+from draft_helpers import create_run
 from runs_helpers import picture, pictures
 
 import presets
@@ -10,7 +9,7 @@ import runs
 from runs.files import Fault
 from runs.machine import Machine
 from ui.dataset import draft
-from ui.new import form, model_note, model_table, new_lora
+from ui.new import form, model_note, model_table, new_lora, run_starts
 
 GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
 NO_GPU = Machine("", None, False, 31.2, 220.0)
@@ -25,10 +24,6 @@ def drop(draft_id: str, folder, count: int) -> None:
 
 def values(**given) -> dict:
     return {**form.defaults(), "name": "my lora", "trigger": "tok", "model": "tiny-flux", **given}
-
-
-def inputs(typed: dict) -> list:
-    return [typed[key] for key in form.KEYS]
 
 
 # Values ---------------------------------------------------------------------------------------------------------------
@@ -129,15 +124,9 @@ def test_the_form_is_parsed_once_a_change(mine, monkeypatch, tmp_path):
     calls = []
     make = runs.make
     monkeypatch.setattr(runs, "make", lambda fields: calls.append(1) or make(fields))
-    _, plan, script, _, marks, *_ = new_lora.refresh(mine, {"changes": values()}, *inputs(values()))
+    draft.save_fields(mine, values())
+    plan, script, _, marks, *_ = new_lora.review(mine)
     assert len(calls) == 1 and "320 steps" in plan and "--network_dim 4" in script["value"] and "rank" not in marks
-
-
-def test_a_tab_stores_only_the_fields_that_it_changed(mine):
-    new_lora.refresh(mine, {"changes": {"epochs": 3}}, *inputs(values(epochs=3)))
-    stored, *_ = new_lora.refresh(mine, {"changes": {"trigger": "x"}}, *inputs(values(epochs=16, trigger="x")))
-    assert stored["form"] == {"epochs": 3, "trigger": "x"} == draft.form(mine)
-    assert form.restored(draft.form(mine))["epochs"] == 3
 
 
 # Names ----------------------------------------------------------------------------------------------------------------
@@ -184,7 +173,7 @@ def test_a_free_name_is_found_for_every_name(data):
 
 def test_a_failed_start_reports_all_errors_and_creates_nothing(data, mine):
     with pytest.raises(runs.RunError) as caught:
-        form.create(values(name="", epochs=None), mine)
+        create_run(mine, values(name="", epochs=None))
     assert {fault.field for fault in caught.value.faults} == {"name", "epochs", "images"}
     assert runs.list_runs() == []
 
@@ -192,7 +181,7 @@ def test_a_failed_start_reports_all_errors_and_creates_nothing(data, mine):
 def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine, tmp_path):
     drop(mine, tmp_path, 1)
     with pytest.raises(runs.RunError) as caught:
-        form.create(values(model="flux-dev", backend="sd-scripts"), mine)
+        create_run(mine, values(model="flux-dev", backend="sd-scripts"))
     assert any(fault.field == "model" and "flux1-dev.safetensors" in fault.message for fault in caught.value.faults)
     assert runs.list_runs() == [] and len(draft.items(mine)) == 1
 
@@ -200,19 +189,29 @@ def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine,
 def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_path):
     drop(mine, tmp_path, 2)
     with pytest.raises(runs.RunError, match="rank: Must be 16384 or less"):
-        form.create(values(rank=1_000_000_000), mine)
+        create_run(mine, values(rank=1_000_000_000))
     assert runs.list_runs() == []
-    folder, messages = form.create(values(learning_rate="5"), mine)
+    folder, messages = create_run(mine, values(learning_rate="5"))
     assert runs.load(folder).learning_rate == 5
     assert any(
         line.startswith("Warning: Learning rate: Learning rate 5 is 25,000 times the usual") for line in messages
     )
 
 
+def test_a_store_that_cannot_be_used_and_an_image_without_its_pair_do_not_start(data, mine, tmp_path, monkeypatch):
+    drop(mine, tmp_path, 1)
+    with pytest.raises(runs.RunError, match="store: "):
+        create_run(mine, values(store="gopher://x/y"))
+    monkeypatch.setattr(run_starts, "unpaired", lambda spec, items: Fault("control_dir", "No control image"))
+    with pytest.raises(runs.RunError, match="No control image"):
+        create_run(mine, values(store=""))
+    assert runs.list_runs() == []
+
+
 def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
     drop(mine, tmp_path, 1)
     assert "With one image" in form.plan(form.review(values(), 1))
-    folder, messages = form.create(values(), mine)
+    folder, messages = create_run(mine, values())
     assert any("one image" in line.lower() for line in messages)
     assert runs.read_captions(folder.name) == {"0.png": "tok"}
 
@@ -220,7 +219,7 @@ def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
 def test_the_script_shown_is_the_script_written(data, mine, tmp_path):
     drop(mine, tmp_path, 2)
     shown = form.script_of(form.review(values(), draft.counts(mine)))
-    folder, _ = form.create(values(), mine)
+    folder, _ = create_run(mine, values())
     assert (folder / "train.sh").read_text(encoding="utf-8") == shown
 
 
@@ -244,41 +243,7 @@ def test_the_script_names_the_errors_that_prevent_it():
     )
 
 
-def test_a_stored_form_is_restored_without_a_removed_model(mine):
-    stored = values(trigger="$(rm -rf /)", model="a-model-i-removed", epochs=None, unknown=1)
-    draft.save_fields(mine, stored)
-    back = form.restored(draft.form(mine))
-    assert back["trigger"] == "$(rm -rf /)" and back["epochs"] is None and back["model"] == form.defaults()["model"]
-    assert set(back) == set(form.KEYS)
-
-
-def test_nothing_typed_is_lost_by_storing_it(mine):
-    strange = values(trigger='"\\\n\x00é💥', prompts="</textarea><script>", name="   ")
-    draft.save_fields(mine, strange)
-    assert draft.form(mine) == json.loads(json.dumps(strange))
-
-
-def test_a_table_of_models_that_becomes_invalid_while_the_page_is_open_loses_nothing(data, mine, tmp_path):
-    drop(mine, tmp_path, 1)
-    typed = values(trigger="kept")
-    (data / "models.toml").write_text("[models.")
-    _, plan, *_ = new_lora.refresh(mine, {"changes": typed}, *inputs(typed))
-    assert "models.toml" in plan
-    opened = new_lora.load(mine)
-    assert opened[0] == mine and "models.toml" in opened[2] and opened[3 + form.KEYS.index("trigger")] == "kept"
-    *_, (problem, _, name, _) = new_lora.start(mine, {"changes": typed}, *inputs(typed))
-    assert "models.toml" in problem and name == "" and runs.list_runs() == []
-    (data / "models.toml").unlink()
-    assert draft.form(mine)["trigger"] == "kept" and len(draft.items(mine)) == 1
-
-
 # Every base model ----------------------------------------------------------------------------------------------------
-
-
-def chosen(now: dict, key: str, before: dict, machine: Machine = NO_GPU) -> tuple[dict, dict]:
-    """The form after another model was chosen, and the state for the next choice."""
-    wanted, after = form.choose_model({**now, "model": key}, before, machine)
-    return {**now, "model": key, **wanted}, after
 
 
 def test_every_model_can_be_chosen_and_its_label_names_its_family():
@@ -298,43 +263,7 @@ def test_the_values_of_a_model_are_valid_for_it(data, key, backend):
     assert form.parse(values(**set_by_page, model=key))[1] == []
 
 
-def test_a_model_sets_what_was_not_typed_and_leaves_what_was():
-    now, before = (
-        values(model="flux-dev", **form.model_values("flux-dev", "diffusers", NO_GPU)),
-        {"model": "flux-dev", "typed": {}},
-    )
-    for typed, key, found in (
-        # 16 is also Qwen-Image's own rank, but it was typed
-        (
-            {"rank": 16},
-            "qwen-image",
-            {"backend": "musubi", "learning_rate": "5e-05", "resolution": 1024, "rank": 16, "alpha": "16"},
-        ),
-        ({}, "wan22-low", {"rank": 16, "alpha": "16", "mixed_precision": "fp16"}),
-        (
-            {"learning_rate": "1e-3"},
-            "sdxl",
-            {"backend": "sd-scripts", "learning_rate": "1e-3", "mixed_precision": "bf16"},
-        ),
-        # set back to the model's values, then followed
-        ({"rank": 32, "learning_rate": "0.00010"}, "flux-dev", {"rank": 4, "learning_rate": "0.0008"}),
-    ):
-        now, before = chosen({**now, **typed}, key, before)
-        assert {name: now[name] for name in found} == found
-
-
-def test_a_tier_that_is_too_small_changes_with_the_model_unless_the_user_chose_it():
-    first = {**values(model="flux-dev"), **form.model_values("flux-dev", "diffusers", NO_GPU)}
-    before = {"model": "flux-dev", "typed": {}}
-    assert first["tier"] == "12G"
-    large, after = chosen(first, "hunyuan-image", before)
-    assert large["tier"] == "20G"
-    assert chosen(large, "flux-dev", after)[0]["tier"] == "12G"
-    mine, after = chosen({**first, "tier": "16G"}, "hunyuan-image", before)
-    assert mine["tier"] == "16G"
-    ((kind, text),) = form.review(mine, 20).marks()["tier"]
-    assert kind == "bad" and "HunyuanImage 2.1 does not fit" in text and "20G" in text
-    assert chosen(mine, "z-image", after)[0]["tier"] == "16G"
+def test_a_gpu_chooses_the_tier_that_fits_it_and_the_model():
     small_gpu = Machine("NVIDIA GeForce RTX 4060", 8.0, True, 31.2, 220.0)
     assert form.model_values("z-image", "musubi", small_gpu)["tier"] == "8G"
     assert form.model_values("flux-dev", "diffusers", small_gpu)["tier"] == "12G"
@@ -390,10 +319,10 @@ def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(da
     pairs["control_dir"] = f" {tmp_path / 'pairs'} "
     spec = form.parse(pairs)[0]
     assert spec.control_dir == str(tmp_path / "pairs") and "control_dir" not in form.review(pairs, 2, NO_GPU).marks()
-    assert form.unpaired(spec, mine).message.startswith("No control image 0.* in ")
+    assert run_starts.unpaired(spec, draft.items(mine)).message.startswith("No control image 0.* in ")
     for n in range(2):
         picture(tmp_path / "pairs" / f"{n}.jpg", size=(96, 64))
-    assert form.unpaired(spec, mine) is None
+    assert run_starts.unpaired(spec, draft.items(mine)) is None
     assert form.values_of_spec(spec, 2)["control_dir"] == spec.control_dir
     assert (
         form.parse({**pairs, **form.model_values("z-image", "musubi", NO_GPU), "model": "z-image"})[0].control_dir == ""

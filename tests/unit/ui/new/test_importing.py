@@ -6,7 +6,7 @@ from configure_helpers import DRAFT, FORM
 from draft_helpers import photo
 
 from ui.dataset import draft
-from ui.new import form, importing
+from ui.new import form, importing, settings
 
 
 def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, tmp_path):
@@ -28,5 +28,5 @@ def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, t
     assert "name" not in by_key and answer["values"]["epochs"] == 5
     assert answer["folders"] == [{"path": str(tmp_path / "there"), "images": 1, "problem": ""}]
     assert draft.form(DRAFT) == {key: FORM[key] for key in FORM}, "nothing is changed before it is used"
-    spec = form.parse({**importing.current(DRAFT), **answer["values"], "flags": ""})[0]
+    spec = form.parse({**settings.current(DRAFT), **answer["values"], "flags": ""})[0]
     assert (spec.rank, spec.epochs, spec.model) == (24, 5, "flux-dev")

@@ -6,7 +6,7 @@ from configure_helpers import DRAFT, do, edit
 import runs
 from runs.files import RunError
 from ui.dataset import draft
-from ui.new import form, importing, script_editor
+from ui.new import form, script_editor, settings
 
 
 def test_an_edit_is_stored_and_two_windows_overwrite_nothing(filled):
@@ -23,7 +23,7 @@ def test_later_settings_do_not_change_it_and_start_asks_which_one(filled):
     text = edit(do("start")["script"])
     do("save", text=text, version="")
     draft.save_fields(DRAFT, {"max_train_steps": "20"})
-    spec = form.spec_of(importing.current(DRAFT))
+    spec = form.spec_of(settings.current(DRAFT))
     with pytest.raises(RunError, match="settings changed after you edited"):
         script_editor.for_run(DRAFT, spec)
     shown = script_editor.value(DRAFT, runs.script(spec, runs.outputs_dir() / "cat"), True)
@@ -40,7 +40,7 @@ def test_later_settings_do_not_change_it_and_start_asks_which_one(filled):
 def test_the_name_of_the_run_follows_the_form(filled):
     do("save", text=edit(do("start")["script"]), version="")
     draft.save_fields(DRAFT, {"name": "dog"})
-    spec = script_editor.for_run(DRAFT, form.spec_of(importing.current(DRAFT)))
+    spec = script_editor.for_run(DRAFT, form.spec_of(settings.current(DRAFT)))
     text = runs.script(spec, runs.outputs_dir() / "dog")
     assert "--output_name dog" in text and "# mine" in text and "/cat" not in text
 
@@ -54,11 +54,11 @@ def test_findings_come_with_a_line_and_a_fix(filled):
 
 def test_a_run_copied_into_the_form_brings_its_script(filled):
     do("save", text=edit(do("start")["script"]), version="")
-    spec = script_editor.for_run(DRAFT, form.spec_of(importing.current(DRAFT)))
+    spec = script_editor.for_run(DRAFT, form.spec_of(settings.current(DRAFT)))
     other = "e" * 24
     script_editor.copy_from_run(other, spec)
     assert "# mine" in script_editor.stored(other)["script"]
-    script_editor.copy_from_run(other, form.spec_of(importing.current(DRAFT)))
+    script_editor.copy_from_run(other, form.spec_of(settings.current(DRAFT)))
     assert script_editor.stored(other) is None
 
 

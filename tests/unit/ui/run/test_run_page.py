@@ -6,7 +6,7 @@ from ui_helpers import photos
 import presets
 import runs
 from ui.dataset import draft
-from ui.new import form
+from ui.new import settings
 from ui.run import run_page
 
 
@@ -16,8 +16,8 @@ def test_a_run_of_every_trainer_brings_its_settings_images_and_captions(data, ba
     spec = runs.make({**fields, "tier": presets.smallest_tier(model, backend)})
     folder = runs.create(spec, photos("coffee.png", "chelsea.png"), {"coffee.png": "tok, a cup"})
     mine = draft.new_id()
-    *_, last = run_page.copy_to_new_lora(folder.name, "", mine)
-    values = dict(zip(form.KEYS, last[4:-1], strict=True))
+    list(run_page.copy_to_new_lora(folder.name, "", mine))
+    values = settings.current(mine)
     assert {key: values[key] for key in fields} == {**fields, "name": f"of {model} 2"}
     assert values["tier"] == spec.tier
     assert {item.file: item.caption for item in draft.items(mine)} == {"coffee.png": "tok, a cup", "chelsea.png": "tok"}

@@ -1,0 +1,126 @@
+"""The one way from a draft to a run: its stored settings, edited script and images become a spec, a run, a started run.
+
+The page, the API, sweeps, rehearsals and exports name the draft and pass no settings along, so all of them train the same run.
+"""
+
+import glob
+from collections.abc import Iterable
+from pathlib import Path
+
+import runs
+from runs.files import Fault, RunError
+from runs.machine import this_machine
+from ui.dataset import draft
+from ui.new import form, script_editor, settings
+from ui.run import control
+
+
+class NotStarted(RunError):
+    """The run was created and could not be started."""
+
+    def __init__(self, problem: RunError, folder: Path, messages: list[str]) -> None:
+        super().__init__(problem.faults)
+        self.folder, self.messages = folder, messages
+
+
+def start(draft_id: str) -> tuple[Path, list[str]]:
+    """Create a run of the draft and start it; while its GPU is busy, it waits in the queue.
+
+    After a rehearsal of these settings failed, the first call refuses and says where; the second one starts.
+
+    Returns:
+        The run's folder, and messages: the warnings, and which images and captions were changed.
+
+    Raises:
+        NotStarted: the run was created. RunError: one fault for each error, by key of the form; no run was created and the
+            draft is unchanged.
+    """
+    spec, warnings = checked(draft_id)
+    spec, rehearsed = as_run(draft_id, spec), rehearsal_folder(draft_id)
+    if rehearsed.is_dir():
+        from launch import rehearse
+
+        if text := rehearse.ask_once(rehearsed, spec):
+            raise RunError(f"{text} Press Start again to start anyway")
+    folder, messages = create(draft_id, spec)
+    if rehearsed.is_dir():
+        rehearse.hand_on(rehearsed, folder)
+    try:
+        control.start(folder)
+    except RunError as error:
+        raise NotStarted(error, folder, [*warnings, *messages]) from error
+    return folder, [*warnings, *messages]
+
+
+def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
+    """The spec of the draft's settings after all checks, and the warnings.
+
+    Raises:
+        RunError: one fault for each error, by key of the form.
+    """
+    values, items = settings.current(draft_id), draft.items(draft_id)
+    sizes, machine = [item.trained_size for item in items], this_machine(values["backend"])
+    found = form.review(values, draft.counts(draft_id), machine, sizes, ask=True, items=items)
+    if found.missing or found.faults or found.spec is None:
+        raise RunError([*found.missing, *found.faults])
+    if fault := _store_fault(found.spec) or unpaired(found.spec, items):
+        raise RunError([fault])
+    return found.spec, [f"Warning: {form.shown(warning)}" for warning in found.warnings]
+
+
+def create(draft_id: str, spec: "runs.RunSpec") -> tuple[Path, list[str]]:
+    """Create a run with the draft's images.
+
+    Returns:
+        The run's folder, and which images and captions were changed.
+    """
+    messages: list[str] = []
+    folder = runs.create(spec, draft.sources(draft_id), on_note=messages.append)
+    draft.mark_in_a_run(draft_id)
+    return folder, messages
+
+
+def as_run(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
+    """The spec that a run of the draft gets: with its sample prompt and interval, its secrets and its edited script.
+
+    Raises:
+        RunError: Start refuses the edited script.
+    """
+    from runs.folders import with_sample_interval
+
+    captions = (item.caption for item in draft.items(draft_id))
+    return script_editor.for_run(draft_id, with_sample_interval(spec, draft.counts(draft_id), captions))
+
+
+def rehearsal_folder(draft_id: str) -> Path:
+    """Where the draft's rehearsal and its result are."""
+    return draft.folder(draft_id) / "rehearsal"
+
+
+def _store_fault(spec: "runs.RunSpec") -> Fault | None:
+    """Why the address of a store cannot be used: another kind of address, a secret in it, a library that is missing.
+
+    Only asked at Start, because some of those libraries take a second to import.
+    """
+    from launch.common import LaunchError
+    from launch.store.places import open_place
+
+    try:
+        if spec.store:
+            open_place(spec.store)
+    except LaunchError as error:
+        return Fault("store", str(error))
+    return None
+
+
+def unpaired(spec: "runs.RunSpec", items: Iterable[draft.Item]) -> Fault | None:
+    """The first image without a control image, for a model that learns from pairs."""
+    if not spec.control_dir:
+        return None
+    folder = Path(spec.control_dir).expanduser()
+    for item in items:
+        stem = Path(item.folder) / Path(item.file).stem
+        if not any((folder / stem.parent).glob(f"{glob.escape(stem.name)}.*")):
+            text = f"No control image {stem.as_posix()}.* in {folder}; add one for each image, under the same name"
+            return Fault("control_dir", text)
+    return None
