@@ -244,30 +244,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN, or a bundle to unpack."""
     parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run; with --unpack, the ZIP")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN.zip in this folder)")
-    parser.add_argument(
-        "--wheels",
-        type=Path,
-        metavar="FOLDER",
-        help="add these wheels, from which train.sh makes its environment without a network "
-        "(pip download -r requirements.txt -d FOLDER)",
-    )
-    parser.add_argument("--models", action="store_true", help="add the files of the base model, for kohya's trainers")
-    parser.add_argument(
-        "--unpack", type=Path, metavar="FOLDER", help="unpack a bundle into FOLDER, with every name checked"
+    wheels = "add these wheels, from which train.sh makes its environment without a network (pip download -r requirements.txt -d FOLDER)"
+    common.add_options(
+        parser,
+        ("--wheels FOLDER", "", wheels),
+        ("--models", False, "add the files of the base model, for kohya's trainers"),
+        ("--unpack FOLDER", "", "unpack a bundle into FOLDER, with every name checked"),
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write or unpack a bundle."""
-    if args.unpack is not None:
+    if args.unpack:
         with explained(f"unpack {args.run}"):
-            top = unpack(Path(args.run), args.unpack)
+            top = unpack(Path(args.run), Path(args.unpack))
         return common.report(args, f"{top}\nStart it with: bash {top / 'train.sh'}", {"folder": str(top)})
     folder = common.find(args)
     spec = runs.load(folder)
     path = (args.output or Path(f"{spec.slug}.zip")).absolute()
     with explained(f"write {path}"):
-        files = list(entries(spec, args.wheels, args.models))
+        files = list(entries(spec, Path(args.wheels) if args.wheels else None, args.models))
         digest = write(path, spec.slug, files)
     size = path.stat().st_size
     there = f"There: python3 -m zipfile -e {path.name} . && bash {spec.slug}/train.sh"

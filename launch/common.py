@@ -18,6 +18,24 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run")
 
 
+def add_options(parser: argparse.ArgumentParser, *rows: tuple[str, Any, str]) -> None:
+    """Add options, each as (`--name METAVAR`, default, help): a number's default says its type.
+
+    False: a switch. []: can be repeated. ...: required.
+    """
+    for words, default, text in rows:
+        name, _, metavar = words.partition(" ")
+        if default is False:
+            parser.add_argument(name, action="store_true", help=text)
+        elif default == []:
+            parser.add_argument(name, action="append", default=[], metavar=metavar, help=f"{text}; can be repeated")
+        elif default is ...:
+            parser.add_argument(name, required=True, metavar=metavar, help=text)
+        else:
+            kind = type(default) if isinstance(default, int | float) else str
+            parser.add_argument(name, default=default, type=kind, metavar=metavar, help=text)
+
+
 def find(args: argparse.Namespace) -> Path:
     """The folder of the run that RUN names. Raises RunError."""
     return run_folder(args.run)

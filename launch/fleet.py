@@ -20,7 +20,7 @@ from typing import Any
 
 import tomllib
 
-from launch.common import LaunchError
+from launch.common import LaunchError, add_options
 from launch.store import lease
 from launch.store.places import Limits, NotFound, Place, StoreError, one_line, open_place
 from monitor.phrases import duration
@@ -234,13 +234,14 @@ def describe(run: dict[str, Any], now: datetime) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument(
-        "--store", action="append", default=[], metavar="ADDRESS", help="read this store only; can be repeated"
+    add_options(
+        parser,
+        ("--store ADDRESS", [], "read this store only"),
+        ("--add ADDRESS", None, "keep the address of a store"),
+        ("--remove ADDRESS", None, "forget the address of a store; nothing in it changes"),
+        ("--stop RUN", None, "with --store: ask the machine that trains this run to stop it"),
+        ("--now", False, "with --stop: do not wait for a checkpoint"),
     )
-    parser.add_argument("--add", metavar="ADDRESS", help="keep the address of a store")
-    parser.add_argument("--remove", metavar="ADDRESS", help="forget the address of a store; nothing in it changes")
-    parser.add_argument("--stop", metavar="RUN", help="with --store: ask the machine that trains this run to stop it")
-    parser.add_argument("--now", action="store_true", help="with --stop: do not wait for a checkpoint")
 
 
 def run(args: argparse.Namespace) -> int:

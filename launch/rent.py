@@ -302,15 +302,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     if parser.prog.endswith(" stop-pod"):
         return
     common.add_run(parser)
-    travel.add_arguments(parser)
-    travel.add_image(parser)
-    parser.add_argument(
-        "--volume", default="", metavar="ID", help="a network volume; without it, a disk that only this pod has"
+    image = (
+        "the image where that machine finds it, such as docker.io/ME/hangproof:1; build and push it once (Dockerfile)"
+    )
+    common.add_options(
+        parser,
+        *travel.RENTED,
+        ("--image NAME", ..., image),
+        ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
+        ("--data-center ID", "", "where the pod is to be, such as that of the volume"),
+        ("--community", False, "community cloud: cheaper, without network volumes"),
     )
     parser.add_argument(
-        "--data-center", default="", metavar="ID", help="where the pod is to be, such as that of the volume"
-    )
-    parser.add_argument("--community", action="store_true", help="community cloud: cheaper, without network volumes")
+        "--stop", choices=("1", "always", ""), default="1",
+        help="the machine stops itself when nothing is left to train; `always`: also after your own stop; empty: never",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

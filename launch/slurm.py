@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.common import LaunchError, add_run, fill, report
+from launch.common import LaunchError, add_options, add_run, fill, report
 from launch.gpus import needed_gb
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import MonitorError
@@ -86,28 +86,19 @@ class Request:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add_run(parser)
-    parser.add_argument(
-        "--submit", action="store_true", help="submit the script with sbatch, and print the job's number"
+    add_options(
+        parser,
+        ("--submit", False, "submit the script with sbatch, and print the job's number"),
+        ("--partition NAME", "", "partition; without it the cluster's default"),
+        ("--time LIMIT", "", "time limit, as 8:00:00 or 1-12; the job is requeued at its end"),
+        ("--account NAME", "", "account to charge"),
+        ("--gpus-type TYPE", "", "type of GPU, as sinfo -o %%G names it; without it any"),
+        ("--cpus N", 0, "processor cores of each node; by default one for each process"),
+        ("--nodes N", 1, "nodes, for a script of your own; run.toml says it for others"),
+        ("--mem SIZE", "", "memory of each node, as 64G; without it the cluster's default"),
     )
-    parser.add_argument("--partition", default="", metavar="NAME", help="partition; without it the cluster's default")
-    parser.add_argument(
-        "--time", default="", metavar="LIMIT", help="time limit, as 8:00:00 or 1-12; the job is requeued at its end"
-    )
-    parser.add_argument("--account", default="", metavar="NAME", help="account to charge")
     parser.add_argument(
         "--gpus", type=int, metavar="N", help="GPUs of each node (default: those that the run uses); 0 to ask for none"
-    )
-    parser.add_argument(
-        "--gpus-type", default="", metavar="TYPE", help="type of GPU, as sinfo -o %%G names it; without it any"
-    )
-    parser.add_argument(
-        "--cpus", type=int, default=0, metavar="N", help="processor cores of each node; by default one for each process"
-    )
-    parser.add_argument(
-        "--nodes", type=int, default=1, metavar="N", help="nodes, for a script of your own; run.toml says it for others"
-    )
-    parser.add_argument(
-        "--mem", default="", metavar="SIZE", help="memory of each node, as 64G; without it the cluster's default"
     )
 
 
