@@ -75,7 +75,7 @@ def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entr
     for name in ("setup.sh", "start.sh", "LICENSE"):  # start.sh installs kohya's trainers
         yield Entry(name, ROOT / name, name == "start.sh")
     for package in (*PACKAGES, *TRAINERS.get(spec.backend, ("sd_scripts_patches",))):
-        for path in _files(ROOT / package):
+        for path in common.plain_files(ROOT / package):
             if path.suffix in SUFFIXES and "__pycache__" not in path.parts:
                 yield Entry(path.relative_to(ROOT).as_posix(), path)
     if (own_models := presets.data_root() / "models.toml").is_file():
@@ -92,7 +92,7 @@ def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entr
     if wheels is not None:
         folders.append((wheels, "wheels"))
     for folder, name in folders:
-        found = list(_files(folder))
+        found = common.plain_files(folder)
         if not found:
             raise LaunchError(f"{folder} does not exist or is empty; the bundle needs it")
         for path in found:
@@ -111,13 +111,6 @@ def _model(spec: "RunSpec") -> Iterator[Entry]:
                     f"{path} is missing; run `python -m runs fetch-model {spec.model}`, or leave out --models"
                 )
             yield Entry(f"models/{part}", path)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """The files below a folder, without hidden ones."""
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(parent, name) for name in sorted(names) if not name.startswith("."))
 
 
 def _control(spec: "RunSpec") -> str:

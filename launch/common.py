@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,12 @@ def find(args: argparse.Namespace) -> Path:
     return run_folder(args.run)
 
 
-def report(args: argparse.Namespace, text: str, value: dict[str, Any]) -> int:
+def report(args: argparse.Namespace, text: str, value: Any) -> int:
     """Print `text`, and with `--json` also `value` as the last line; the exit code 0."""
     if text:
         print(text)
     if args.json:
-        print(json.dumps(value, ensure_ascii=False))
+        print(json.dumps(value, ensure_ascii=False), flush=True)
     return 0
 
 
@@ -55,3 +56,12 @@ def fill(template: str, *sections: str, **values: str) -> str:
     text = (Path(__file__).parent / template).read_text(encoding="utf-8")
     text = re.sub(r"(?ms)^#\[(\w+)\n(.*?)^#\]\n", lambda match: match[2] if match[1] in sections else "", text)
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1].lower()], text)
+
+
+def plain_files(folder: Path) -> list[Path]:
+    """The files below a folder, without hidden ones; links to folders are not followed."""
+    found = []
+    for where, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        found += [Path(where, name) for name in sorted(names) if name[0] != "."]
+    return found

@@ -20,7 +20,7 @@ from typing import Any
 
 import tomllib
 
-from launch.common import LaunchError, add_options
+from launch.common import LaunchError, add_options, report
 from launch.store import lease
 from launch.store.places import Limits, NotFound, Place, StoreError, one_line, open_place
 from monitor.phrases import duration
@@ -250,10 +250,8 @@ def run(args: argparse.Namespace) -> int:
         if len(args.store) != 1:
             raise LaunchError("--stop needs the store of the run: --store ADDRESS")
         request_stop(args.store[0], args.stop, args.now)
-        print(f"{args.stop}: stop requested; the machine that trains it reads the request within a minute")
-        if args.json:
-            print(json.dumps({"store": args.store[0], "run": args.stop, "requested": True}))
-        return 0
+        text = f"{args.stop}: stop requested; the machine that trains it reads the request within a minute"
+        return report(args, text, {"store": args.store[0], "run": args.stop, "requested": True})
     if args.add:
         add(args.add)
     if args.remove:
@@ -266,6 +264,5 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {describe(row, now)}")
     if not found:
         print("no store is known; set `store` in a run.toml, or add one: python -m launch fleet --add ADDRESS")
-    if args.json:
-        print(json.dumps(found, ensure_ascii=False), flush=True)
+    report(args, "", found)
     return 1 if found and all(one["error"] for one in found) else 0

@@ -23,6 +23,7 @@ from typing import Any
 import tomllib
 
 from guards import checkpoint
+from launch.common import plain_files
 from launch.store.places import StoreError, one_line
 from runs.files import atomic_write
 
@@ -289,7 +290,7 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
     found = Contents()
     spec = read_toml(folder / "run.toml")
     found.completed = _is_completed(folder)
-    for path in _walk(folder):
+    for path in plain_files(folder):
         relative = path.relative_to(folder).as_posix()
         if belongs(relative, folder.name) and not STATE.fullmatch(relative):
             _add(found, f"run/{relative}", path, folder.name, memory)
@@ -307,7 +308,7 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
         for state in states:
             if state.name not in found.states:
                 _add_state(found, state, folder.name, memory)
-    for path in _walk(data):
+    for path in plain_files(data):
         _add(found, f"data/{path.relative_to(data).as_posix()}", path, folder.name, memory)
     return found
 
@@ -336,15 +337,6 @@ def _is_completed(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(values, dict) and values.get("state") == "completed"
-
-
-def _walk(folder: Path) -> list[Path]:
-    """The plain files below a folder, without hidden ones; links are not followed."""
-    paths = []
-    for where, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name[0] != ".")
-        paths += [Path(where) / name for name in sorted(names) if name[0] != "."]
-    return paths
 
 
 def _add(found: Contents, name: str, path: Path, run: str, memory: Memory) -> None:
