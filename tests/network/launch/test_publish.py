@@ -141,7 +141,7 @@ def test_errors_that_may_pass_are_tried_again_and_others_say_what_to_do(hub, fol
     hub.requests.clear()
     with pytest.raises(LaunchError, match="the token may not write there"):
         _publish(folder, repo="me/other")
-    assert [path for _, path in hub.requests] == ["/api/repos/create"], "it is not tried again"
+    assert [path for _, path in hub.requests].count("/api/repos/create") == 1, "it is not tried again"
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(LaunchError, match="not logged in"):
         _publish(folder)
