@@ -33,7 +33,6 @@ MAX_BYTES = 64 << 20  # of a manifest
 MAX_MEMBERS = 500_000
 MEMORY = ".store-files.json"  # in the run's folder: hashes, and the store that the folder belongs to
 RACE_S = 2.0  # a file that changed so recently may change again within the same tick of its clock
-BLOCK = 1 << 20
 
 STATE = re.compile(r"(?P<state>[^/]+-state)/.+")
 RUN_FILES = (  # of a run's folder, as regular expressions of relative paths; SLUG is its name
@@ -253,13 +252,11 @@ class Memory:
         raise OSError(f"{path}: it changes while it is read")
 
     def _hash(self, path: Path) -> tuple[str, int]:
-        digest, size = hashlib.sha256(), 0
         with open(path, "rb") as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
-                size += len(block)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
         self.hashed_bytes += size
-        return digest.hexdigest(), size
+        return digest, size
 
     def save(self, store: str) -> None:
         """Keep the hashes of the files that were used since the last call, and the store's address. Raises OSError."""
