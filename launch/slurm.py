@@ -24,8 +24,7 @@ from typing import Any
 from launch.common import LaunchError, add_options, add_run, fill, report
 from launch.gpus import needed_gb
 from monitor.process.locks import LOCK, is_held
-from monitor.run_folder import MonitorError
-from monitor.run_folder import find as find_script
+from monitor.run_folder import find
 from runs.files import atomic_write, explained
 from runs.paths import ROOT
 from runs.quoting import quote
@@ -104,7 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the script, and submit it where asked."""
-    folder, spec = find(args.run)
+    folder = find(args.run)
+    spec = (
+        load(folder) if (folder / "run.toml").is_file() else None
+    )  # else the folder only has a script of the user's own
     script = folder / SCRIPT
     wanted = request(spec, args)
     with explained(f"write {SCRIPT}"):
@@ -119,15 +121,6 @@ def run(args: argparse.Namespace) -> int:
         f"{folder.name}: {text}; its output: {folder / f'slurm-{job}.log'}",
         {**value, "job": job, "already": already},
     )
-
-
-def find(name: str) -> tuple[Path, RunSpec | None]:
-    """The folder of a run and its spec; None for a folder that only has a script of the user's own. Raises LaunchError, RunError."""
-    try:
-        folder = find_script(name)
-    except MonitorError as error:
-        raise LaunchError(str(error)) from error
-    return folder, load(folder) if (folder / "run.toml").is_file() else None
 
 
 def request(spec: RunSpec | None, args: argparse.Namespace) -> Request:

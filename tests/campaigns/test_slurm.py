@@ -11,17 +11,7 @@ import psutil
 import pytest
 import slurm_cluster
 from machines_helpers import together
-from monitor_helpers import (
-    events,
-    fault_at,
-    limits_file,
-    status,
-    step_of,
-    stop,
-    toy_run,
-    trainers,
-    wait_for,
-)
+from monitor_helpers import events, fault_at, limits_file, status, step_of, stop, toy_run, trainers, wait_for
 from seeds import seed
 from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit, tasks_of
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 from ui_helpers import free_port
 
-PROGRAMS = (
+PROGRAMS = [
     "munged",
     "slurmctld",
     "slurmd",
@@ -32,7 +32,7 @@ PROGRAMS = (
     "sinfo",
     "flock",
     "setpriv",
-)
+]
 SEARCHED = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 # Times in seconds that differ from a cluster's: `cred_expire` (120) is also how long a requeued job waits before it can start,
 # and must be more than 5. The rest is what a container without cgroups and a database needs.
@@ -105,10 +105,7 @@ class Cluster:
         text = CONFIGURATION.format(folder=self.folder, ports=_free_ports(1 + len(NODES)))
         (self.folder / "slurm.conf").write_text(text, encoding="utf-8")
         (self.folder / "gres.conf").write_text(GPUS, encoding="utf-8")
-        munge = [
-            f"--{name}={self.folder}/munge/{name.removesuffix('-file')}"
-            for name in ("key-file", "pid-file", "seed-file")
-        ]
+        munge = [f"--{name}-file={self.folder}/munge/{name}" for name in ("key", "pid", "seed")]
         self._daemon("munged", "--foreground", "--num-threads=2", f"--socket={self.folder}/munge/socket", *munge)
         self._wait(lambda: (self.folder / "munge/socket").exists(), "munged")
         self.start_controller()

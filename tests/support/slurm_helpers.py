@@ -8,15 +8,7 @@ import sys
 from collections import Counter
 
 import psutil
-from monitor_helpers import (
-    ROOT,
-    environment,
-    status,
-    step_of,
-    undisturbed,
-    wait_for,
-    weight,
-)
+from monitor_helpers import ROOT, environment, status, step_of, undisturbed, wait_for, weight
 
 SHORT = dict(steps=120, pace=0.05, every=20)
 
