@@ -11,7 +11,17 @@ import psutil
 import pytest
 import slurm_cluster
 from machines_helpers import together
-from monitor_helpers import events, fault_at, limits_file, status, step_of, stop, toy_run, trainers, wait_for
+from monitor_helpers import (
+    events,
+    fault_at,
+    limits_file,
+    status,
+    step_of,
+    stop,
+    toy_run,
+    trainers,
+    wait_for,
+)
 from seeds import seed
 from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit, tasks_of
 
@@ -67,6 +77,22 @@ def test_a_run_survives(what, cluster, tmp_path):
     assert repeated(folder) <= (0 if saves else SHORT["every"])
     if what in ("a drained node", "a node that is down"):
         assert cluster.job(job)["BatchHost"] != node
+
+
+def test_a_drained_node_that_returns_continues_the_job(cluster, tmp_path):
+    folder = toy_run(tmp_path / "toy", **SHORT)
+    job = submit(cluster, folder, "--time", "1:00:00")
+    at_step(folder, 30)
+    for node in ("n1", "n2"):
+        cluster.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    cluster.ask("scontrol", "requeue", job)
+    cluster.wait_state(job, "PENDING")
+    time.sleep(10)
+    assert cluster.job(job)["JobState"] == "PENDING"
+    for node in ("n1", "n2"):
+        cluster.ask("scontrol", "update", f"nodename={node}", "state=resume")
+    completed(cluster, folder, job, starts=2)
+    assert repeated(folder) == 0
 
 
 def test_the_time_limit_of_a_job_is_no_end_of_its_run(cluster, tmp_path):

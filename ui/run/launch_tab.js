@@ -132,7 +132,7 @@ setInterval(async () => {
 const checks = [
   ["rehearse", "Rehearse", "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes", "Rehearse", "rehearse-run"],
   ["probe", "Test the start", "A few steps on one process and on all, before a night is risked", "Probe", "probe"],
-  ["ladder", "Find out what is wrong", "Trains with 2 images, with 100, and with all; names an image that cannot be read", "Find out what is wrong", "ladder"],
+  ["ladder", "Find out what is wrong", "Trains with 2 images, with 100, and with all; names an image that fails", "Find out what is wrong", "ladder"],
 ].map(([name, title, about, label, testid]) => {
   const { node, body } = folding(title, about, `fold-${name}`);
   const { go, note } = starter(label, `${name}_start`, () => ({}));
