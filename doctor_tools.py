@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -58,7 +57,7 @@ def _started_s(process: platform.ProcessInfo) -> float:
 
 
 def end_orphan(pid: object, start: object) -> str:
-    """End one process that `orphans` lists, by its number and its start time; returns what came of it.
+    """End one process that `orphans` lists, with those that it started; returns what came of it.
 
     Raises:
         RunError: it is none of them (any more).
@@ -69,17 +68,13 @@ def end_orphan(pid: object, start: object) -> str:
     listed = next((one for one in orphans() if one["pid"] == pid and one["start"] == start), None)
     if listed is None:
         raise gone
-    try:
-        platform.send(pid, float(start), signal.SIGCONT)
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            platform.send(pid, float(start), number)
-            until_s = time.monotonic() + END_S / 2
-            while platform.alive(pid, float(start)) and time.monotonic() < until_s:
-                time.sleep(0.05)
-    except OSError as error:
-        raise RunError(f"Process {pid} cannot be ended: {error.strerror or error}") from error
-    if platform.alive(pid, float(start)):
-        raise RunError(f"Process {pid} does not end: it is stuck in the kernel. Restart the machine to remove it")
+    process = platform.process_info(pid)
+    if process is not None and process.start == start:
+        left = tree.kill(tree.Tree("", members={pid: process}), END_S / 2, END_S / 2).survivors
+        if left:
+            raise RunError(
+                f"Process {left[0].pid} does not end: it is stuck in the kernel. Restart the machine to remove it"
+            )
     return f"Process {pid} ({listed['name']} of {listed['run']}) was ended"
 
 

@@ -51,12 +51,13 @@ def main(argv: list[str] | None = None) -> int:
     args = top.parse_args(words)
 
     from launch.common import LaunchError
+    from monitor.run_folder import MonitorError
     from presets import PresetError
     from runs.files import RunError
 
     try:
         return importlib.import_module(COMMANDS[args.command][0]).run(args)
-    except (LaunchError, PresetError, RunError, OSError) as error:
+    except (LaunchError, MonitorError, PresetError, RunError, OSError) as error:
         print(f"launch {args.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -75,7 +75,7 @@ def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entr
     for name in ("setup.sh", "start.sh", "LICENSE"):  # start.sh installs kohya's trainers
         yield Entry(name, ROOT / name, name == "start.sh")
     for package in (*PACKAGES, *TRAINERS.get(spec.backend, ("sd_scripts_patches",))):
-        for path in _files(ROOT / package):
+        for path in common.plain_files(ROOT / package):
             if path.suffix in SUFFIXES and "__pycache__" not in path.parts:
                 yield Entry(path.relative_to(ROOT).as_posix(), path)
     if (own_models := presets.data_root() / "models.toml").is_file():
@@ -92,7 +92,7 @@ def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entr
     if wheels is not None:
         folders.append((wheels, "wheels"))
     for folder, name in folders:
-        found = list(_files(folder))
+        found = common.plain_files(folder)
         if not found:
             raise LaunchError(f"{folder} does not exist or is empty; the bundle needs it")
         for path in found:
@@ -111,13 +111,6 @@ def _model(spec: "RunSpec") -> Iterator[Entry]:
                     f"{path} is missing; run `python -m runs fetch-model {spec.model}`, or leave out --models"
                 )
             yield Entry(f"models/{part}", path)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """The files below a folder, without hidden ones."""
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(parent, name) for name in sorted(names) if not name.startswith("."))
 
 
 def _control(spec: "RunSpec") -> str:
@@ -244,30 +237,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN, or a bundle to unpack."""
     parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run; with --unpack, the ZIP")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN.zip in this folder)")
-    parser.add_argument(
-        "--wheels",
-        type=Path,
-        metavar="FOLDER",
-        help="add these wheels, from which train.sh makes its environment without a network "
-        "(pip download -r requirements.txt -d FOLDER)",
-    )
-    parser.add_argument("--models", action="store_true", help="add the files of the base model, for kohya's trainers")
-    parser.add_argument(
-        "--unpack", type=Path, metavar="FOLDER", help="unpack a bundle into FOLDER, with every name checked"
+    wheels = "add these wheels, from which train.sh makes its environment without a network (pip download -r requirements.txt -d FOLDER)"
+    common.add_options(
+        parser,
+        ("--wheels FOLDER", "", wheels),
+        ("--models", False, "add the files of the base model, for kohya's trainers"),
+        ("--unpack FOLDER", "", "unpack a bundle into FOLDER, with every name checked"),
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write or unpack a bundle."""
-    if args.unpack is not None:
+    if args.unpack:
         with explained(f"unpack {args.run}"):
-            top = unpack(Path(args.run), args.unpack)
+            top = unpack(Path(args.run), Path(args.unpack))
         return common.report(args, f"{top}\nStart it with: bash {top / 'train.sh'}", {"folder": str(top)})
     folder = common.find(args)
     spec = runs.load(folder)
     path = (args.output or Path(f"{spec.slug}.zip")).absolute()
     with explained(f"write {path}"):
-        files = list(entries(spec, args.wheels, args.models))
+        files = list(entries(spec, Path(args.wheels) if args.wheels else None, args.models))
         digest = write(path, spec.slug, files)
     size = path.stat().st_size
     there = f"There: python3 -m zipfile -e {path.name} . && bash {spec.slug}/train.sh"

@@ -92,12 +92,15 @@ def submit(path: Path, secrets: list[str]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN and options."""
     common.add_run(parser)
-    parser.add_argument("--image", default=IMAGE, help=f"the image (default: {IMAGE})")
-    travel.add_variables(parser)
+    common.add_options(
+        parser,
+        ("--image NAME", IMAGE, f"the image (default: {IMAGE})"),
+        *travel.VARIABLES,
+        ("--submit", False, "also start the container"),
+    )
     parser.add_argument(
         "--gpu", default="", choices=["all"], help="every GPU of this machine; else as many as the run uses"
     )
-    parser.add_argument("--submit", action="store_true", help="also start the container")
 
 
 def run(args: argparse.Namespace) -> int:

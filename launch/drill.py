@@ -22,7 +22,7 @@ import runs
 from launch.common import LaunchError, report
 from monitor.cli.commands import ask_to_end
 from monitor.cli.commands import launch as start_monitor
-from monitor.run_folder import EVENTS, MonitorError, read_json
+from monitor.run_folder import EVENTS, read_json
 from monitor.state import FINAL, State, read_status
 from runs.examples import TRIGGER, write_examples
 from runs.files import atomic_write
@@ -100,7 +100,7 @@ def start(kind: str = USUAL) -> Path:
         The run's folder; it trains in the background.
 
     Raises:
-        LaunchError: there is no such kind, or it cannot be started. runs.files.RunError: it cannot be created.
+        LaunchError: there is no such kind. RunError: it cannot be created. MonitorError: it cannot be started.
     """
     if kind not in FAULTS:
         raise LaunchError(f"there is no drill {kind!r}; use {', '.join(FAULTS)}")
@@ -113,10 +113,7 @@ def start(kind: str = USUAL) -> Path:
         "HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_FAULT": FAULTS[kind].fault,
         "HANGPROOF_FAULT_STEP": str(FREEZE_AT), "HANGPROOF_PACE_S": f"{PACE_S:g}",
     }  # fmt: skip
-    try:
-        start_monitor(folder)
-    except MonitorError as error:
-        raise LaunchError(str(error)) from error
+    start_monitor(folder)
     return folder
 
 

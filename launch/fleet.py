@@ -20,7 +20,7 @@ from typing import Any
 
 import tomllib
 
-from launch.common import LaunchError
+from launch.common import LaunchError, add_options, report
 from launch.store import lease
 from launch.store.places import Limits, NotFound, Place, StoreError, one_line, open_place
 from monitor.phrases import duration
@@ -234,13 +234,14 @@ def describe(run: dict[str, Any], now: datetime) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument(
-        "--store", action="append", default=[], metavar="ADDRESS", help="read this store only; can be repeated"
+    add_options(
+        parser,
+        ("--store ADDRESS", [], "read this store only"),
+        ("--add ADDRESS", None, "keep the address of a store"),
+        ("--remove ADDRESS", None, "forget the address of a store; nothing in it changes"),
+        ("--stop RUN", None, "with --store: ask the machine that trains this run to stop it"),
+        ("--now", False, "with --stop: do not wait for a checkpoint"),
     )
-    parser.add_argument("--add", metavar="ADDRESS", help="keep the address of a store")
-    parser.add_argument("--remove", metavar="ADDRESS", help="forget the address of a store; nothing in it changes")
-    parser.add_argument("--stop", metavar="RUN", help="with --store: ask the machine that trains this run to stop it")
-    parser.add_argument("--now", action="store_true", help="with --stop: do not wait for a checkpoint")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -249,10 +250,8 @@ def run(args: argparse.Namespace) -> int:
         if len(args.store) != 1:
             raise LaunchError("--stop needs the store of the run: --store ADDRESS")
         request_stop(args.store[0], args.stop, args.now)
-        print(f"{args.stop}: stop requested; the machine that trains it reads the request within a minute")
-        if args.json:
-            print(json.dumps({"store": args.store[0], "run": args.stop, "requested": True}))
-        return 0
+        text = f"{args.stop}: stop requested; the machine that trains it reads the request within a minute"
+        return report(args, text, {"store": args.store[0], "run": args.stop, "requested": True})
     if args.add:
         add(args.add)
     if args.remove:
@@ -265,6 +264,5 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {describe(row, now)}")
     if not found:
         print("no store is known; set `store` in a run.toml, or add one: python -m launch fleet --add ADDRESS")
-    if args.json:
-        print(json.dumps(found, ensure_ascii=False), flush=True)
+    report(args, "", found)
     return 1 if found and all(one["error"] for one in found) else 0

@@ -12,6 +12,7 @@ A program that goes on, such as the page's server, starts the command as a proce
 """
 
 import argparse
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -201,9 +202,7 @@ class Climb:
         images = self._evenly(next(rung.images for rung in reversed(rungs) if rung.outcome != SKIPPED))
         names = [path.relative_to(self.source).as_posix() for path in images]
         text = f"{self.failure.note}\n{self.failure.text}\n{self.failure.log[-4000:]}"
-        named = [
-            name for name, path in zip(names, images, strict=True) if path.name in text or f"{path.stem}.npz" in text
-        ]
+        named = [name for name, path in zip(names, images, strict=True) if _named(path, text)]
         found = {name: unreadable[name] for name in names if name in unreadable}
         return found or ({named[0]: said(self.failure)} if len(named) == 1 else {})
 
@@ -229,6 +228,12 @@ def _drawn(folder: Path, count: int) -> Iterator[Path]:
         Image.new("RGB", (64, 64), (40 * number % 256, 90, 160)).save(path)
         path.with_suffix(".txt").write_text(f"prb, number {number}\n", encoding="utf-8")
         yield path
+
+
+def _named(path: Path, text: str) -> bool:
+    """Whether a text has the name of an image, or of a cache of it (sd-scripts: STEM_0512x0512_flux.npz)."""
+    pattern = rf"(?<![\w.-])({re.escape(path.name)}(?!\w)|{re.escape(path.stem)}(_\w+)?\.npz)"
+    return re.search(pattern, text) is not None
 
 
 def said(found: Result) -> str:

@@ -42,24 +42,20 @@ OURS = "hangproof"  # the tag by which a card is known as ours
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line."""
     common.add_run(parser)
-    parser.add_argument("--repo", metavar="OWNER/NAME", help="repository; default: your account and the run's name")
-    parser.add_argument(
-        "--lora", metavar="FILE", default="", help="one of the run's LoRA files; default: the final one"
+    licences = ", ".join(model_card.licences())
+    common.add_options(
+        parser,
+        ("--repo OWNER/NAME", "", "repository; default: your account and the run's name"),
+        ("--lora FILE", "", "one of the run's LoRA files; default: the final one"),
+        ("--public", False, "everyone can see the repository; default: private"),
+        ("--title TEXT", "", "title of the card; default: the run's name"),
+        ("--description TEXT", "", "text of the card (Markdown)"),
+        ("--base-model ID", None, "hub id of the base model; default: known from the run"),
+        ("--licence KEY", "", f"one of {licences}; default: the base model's"),
+        ("--samples N", SAMPLES, f"most sample images on the card (default {SAMPLES})"),
+        ("--replace-card", False, "replace a card that somebody wrote by hand"),
+        ("--preview", False, "print the card and end; nothing is sent"),
     )
-    parser.add_argument("--public", action="store_true", help="everyone can see the repository; default: private")
-    parser.add_argument("--title", default="", help="title of the card; default: the run's name")
-    parser.add_argument("--description", default="", help="text of the card (Markdown)")
-    parser.add_argument(
-        "--base-model", metavar="ID", default=None, help="hub id of the base model; default: known from the run"
-    )
-    parser.add_argument(
-        "--licence", default="", help=f"one of {', '.join(model_card.licences())}; default: the base model's"
-    )
-    parser.add_argument(
-        "--samples", type=int, default=SAMPLES, help=f"most sample images on the card (default {SAMPLES})"
-    )
-    parser.add_argument("--replace-card", action="store_true", help="replace a card that somebody wrote by hand")
-    parser.add_argument("--preview", action="store_true", help="print the card and end; nothing is sent")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,9 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.preview:
         text = preview(folder, options)
         return common.report(args, text, {"card": text})
-    result = publish(
-        folder, args.repo or "", args.public, args.replace_card, options, lambda line: print(line, flush=True)
-    )
+    result = publish(folder, args.repo, args.public, args.replace_card, options, lambda line: print(line, flush=True))
     return common.report(args, f"Published: {result['url']}", result)
 
 

@@ -8,7 +8,7 @@ run's tier one after the other, as that page describes: 400 and 403 mean the nex
 
 Exactly one pod is rented, whatever becomes of the answer: its name ends in characters that no other has, and where the answer is
 lost, `GET /v2/pods` says by the name whether there is a pod. The key never appears in a URL, a log or an error, and a redirect is
-not followed with it: hence urllib and no client library.
+not followed with it.
 """
 
 import argparse
@@ -16,12 +16,9 @@ import json
 import os
 import re
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
 import runs
@@ -44,7 +41,6 @@ PAUSE_S = 1.0  # before the second try; doubled each time
 MAX_PAUSE_S = 30.0
 STOP_S = 300.0  # for all tries of stopping a pod
 LOOKS_COUNT = 3  # at the list of pods for one whose creation nobody confirmed
-MAX_ANSWER_BYTES = 16_000_000
 
 
 class ApiError(LaunchError):
@@ -111,65 +107,41 @@ class Api:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def once(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        """The answer to one request. Raises ApiError."""
-        data = None if body is None else json.dumps(body).encode()
+        """The answer to one request. A proxy of the environment is used, but never for loopback. Raises ApiError."""
+        import httpx
+
+        parts = urllib.parse.urlsplit(self.url)
+        loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
+        if parts.scheme != "https" and not loopback:
+            raise ApiError(f"{self.url}: the key is sent over https only; fix the address")
         headers = {"Authorization": f"Bearer {self.key}", "Accept": "application/json", "User-Agent": "hangproof"}
-        if data is not None:
-            headers["Content-Type"] = "application/json"
-        request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
-            with _opener(self.url).open(request, timeout=TIMEOUT_S) as reply:
-                return _json(reply.read(MAX_ANSWER_BYTES))
-        except urllib.error.HTTPError as error:
-            with error:
-                raise self._refused(method, path, error) from None
-        except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-            message = f"RunPod does not answer ({method} {path}: {reason}); check the network"
+            with httpx.Client(timeout=TIMEOUT_S, trust_env=not loopback, follow_redirects=False) as client:
+                reply = client.request(method, self.url + path, json=body, headers=headers)
+        except httpx.HTTPError as error:
+            message = f"RunPod does not answer ({method} {path}: {error or type(error).__name__}); check the network"
             if method != "GET":
                 message += " and the console: the request may have been carried out"
             raise ApiError(message, lost=True) from None
-
-    def _refused(self, method: str, path: str, error: urllib.error.HTTPError) -> ApiError:
+        if not reply.is_success:
+            raise self._refused(method, path, reply)
         try:
-            text = error.read(4000).decode("utf-8", "replace")
-        except (OSError, HTTPException):
-            text = ""
-        why = _reason(text).replace(self.key, "…") if self.key else _reason(text)
+            value = json.loads(reply.content or b"{}")
+        except ValueError:
+            raise ApiError("the answer is not JSON; a proxy may stand in between") from None
+        return value if isinstance(value, dict) else {"items": value}
+
+    def _refused(self, method: str, path: str, reply: Any) -> ApiError:
+        status, why = reply.status_code, _reason(reply.text[:4000]).replace(self.key or "\0", "…")
         what = {
             401: "RunPod does not accept the key; make a new one in its console",
             402: "RunPod: the balance of the account is too low",
             403: f"RunPod: the key may not do this ({method} {path}); make one with write access",
             429: "RunPod: too many requests; try again in a minute",
-        }.get(error.code, f"RunPod refused {method} {path}")
-        after = error.headers.get("Retry-After", "")
+        }.get(status, f"RunPod refused {method} {path}")
+        after = reply.headers.get("Retry-After", "")
         wait_s = min(float(after), MAX_PAUSE_S) if after.isdigit() else 0.0
-        return ApiError(f"{what} (HTTP {error.code}{': ' + why if why else ''})", error.code, wait_s=wait_s)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """urllib would send the key along to the new address."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    """An opener for `url`. A proxy of the environment is used, but never for loopback. Raises ApiError for plain http."""
-    parts = urllib.parse.urlsplit(url)
-    loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
-    if parts.scheme != "https" and not loopback:
-        raise ApiError(f"{url}: the key is sent over https only; fix the address")
-    handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
-    return urllib.request.build_opener(*handlers, *([urllib.request.ProxyHandler({})] if loopback else []))
-
-
-def _json(data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data or b"{}")
-    except ValueError:
-        raise ApiError("the answer is not JSON; a proxy may stand in between") from None
-    return value if isinstance(value, dict) else {"items": value}
+        return ApiError(f"{what} (HTTP {status}{': ' + why if why else ''})", status, wait_s=wait_s)
 
 
 def _reason(text: str) -> str:
@@ -302,15 +274,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     if parser.prog.endswith(" stop-pod"):
         return
     common.add_run(parser)
-    travel.add_arguments(parser)
-    travel.add_image(parser)
-    parser.add_argument(
-        "--volume", default="", metavar="ID", help="a network volume; without it, a disk that only this pod has"
+    image = (
+        "the image where that machine finds it, such as docker.io/ME/hangproof:1; build and push it once (Dockerfile)"
+    )
+    common.add_options(
+        parser,
+        *travel.RENTED,
+        ("--image NAME", ..., image),
+        ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
+        ("--data-center ID", "", "where the pod is to be, such as that of the volume"),
+        ("--community", False, "community cloud: cheaper, without network volumes"),
     )
     parser.add_argument(
-        "--data-center", default="", metavar="ID", help="where the pod is to be, such as that of the volume"
-    )
-    parser.add_argument("--community", action="store_true", help="community cloud: cheaper, without network volumes")
+        "--stop", choices=("1", "always", ""), default="1",
+        help="the machine stops itself when nothing is left to train; `always`: also after your own stop; empty: never",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

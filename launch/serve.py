@@ -42,7 +42,6 @@ FETCH_TRIES = 20
 GRACE_S = 60.0  # from the end of the last run to the stop of the pod
 IDLE_S = 1800.0  # the same for a pod whose run had ended before it started: somebody may be looking at the results
 STOP_AGAIN_S = 300.0  # between two tries to stop a pod whose provider refuses
-NEXT = {"fetch": "prepare", "prepare": "start", "start": ""}  # the way to the run that this container was made for
 STARTED, STORE = "HANGPROOF_START_RUN", "HANGPROOF_START_STORE"
 STOP_POD, STOP_AFTER = "HANGPROOF_STOP_POD", "HANGPROOF_STOP_AFTER_S"
 PRIVATE = ("HANGPROOF_AUTH",)  # for the page only, not for the trainings
@@ -114,8 +113,9 @@ class Container:
         self.pod = rent.own_pod(environ)
         self.page: subprocess.Popen[bytes] | None = None
         self.page_at_s = 0.0
-        self.task: subprocess.Popen[bytes] | None = None  # fetches or starts the run
-        self.task_name, self.task_at_s, self.tries = "", 0.0, 0
+        self.task: subprocess.Popen[bytes] | None = None  # the first of `tasks`
+        self.tasks: list[tuple[str, list[str]]] = []
+        self.task_at_s, self.tries = 0.0, 0
         self.stop_at_s = 0.0
         self.signals: list[int] = []
 
@@ -127,7 +127,7 @@ class Container:
         if self.idle.rule and self.pod is None:
             say(f"{STOP_POD} is set, but this is no pod of RunPod; the machine is not stopped")
         subprocess.run([*_python("monitor"), "resume-all"], cwd=ROOT, env=self.quiet, check=False)
-        self.task_name = self._first_task()
+        self.tasks = self._tasks()
         while not self.signals:
             self._keep_page()
             self._keep_task()
@@ -151,11 +151,17 @@ class Container:
 
     # ---- the run that this container was made for ----
 
-    def _first_task(self) -> str:
+    def _tasks(self) -> list[tuple[str, list[str]]]:
+        """What brings the run here, in order: (its name, the command)."""
         if not self.run_name:
-            return ""
+            return []
         known = (outputs_dir() / slug(self.run_name) / "run.toml").is_file()
-        return "prepare" if known or not self.store else "fetch"
+        fetch = ("fetch", [*_python("launch"), "store", "restore", self.store, self.run_name])
+        return [
+            *([] if known or not self.store else [fetch]),
+            ("prepare", [*_python("launch"), "train", "--prepare", self.run_name]),
+            ("start", [*_python("monitor"), "start", self.run_name]),
+        ]
 
     def _keep_task(self) -> None:
         """Fetch the run from its store, write its script for this machine, fetch its base model, then start its monitor.
@@ -166,27 +172,19 @@ class Container:
             code = self.task.poll()
             if code is None:
                 return
-            self.task = None
+            self.task, name = None, self.tasks[0][0]
             if code == 0:
                 self.tries = 0
-                self.task_name = NEXT[self.task_name]
+                del self.tasks[0]
             else:
                 self.tries += 1
                 self.task_at_s = time.monotonic() + FETCH_PAUSE_S
-                if self.task_name == "start" or self.tries >= FETCH_TRIES:
-                    say(f"{self.run_name}: cannot {self.task_name}; see the message above")
-                    self.idle.failed = f"{self.run_name} cannot {self.task_name}"
-                    self.task_name = ""
-        if self.task_name and time.monotonic() >= self.task_at_s:
-            self.task = subprocess.Popen(self._task_command(), cwd=ROOT, env=self.quiet)
-
-    def _task_command(self) -> list[str]:
-        """The command of the task."""
-        return {
-            "fetch": [*_python("launch"), "store", "restore", self.store, self.run_name],
-            "prepare": [*_python("launch"), "train", "--prepare", self.run_name],
-            "start": [*_python("monitor"), "start", self.run_name],
-        }[self.task_name]
+                if name == "start" or self.tries >= FETCH_TRIES:
+                    say(f"{self.run_name}: cannot {name}; see the message above")
+                    self.idle.failed = f"{self.run_name} cannot {name}"
+                    self.tasks.clear()
+        if self.tasks and time.monotonic() >= self.task_at_s:
+            self.task = subprocess.Popen(self.tasks[0][1], cwd=ROOT, env=self.quiet)
 
     # ---- the end ----
 
@@ -194,7 +192,7 @@ class Container:
         now_s = time.monotonic()
         if not self.idle.rule or self.pod is None or now_s < self.stop_at_s:
             return
-        if reason := self.idle.reason(observe(), now_s, bool(self.task_name)):
+        if reason := self.idle.reason(observe(), now_s, bool(self.tasks)):
             self.stop_at_s = now_s + STOP_AGAIN_S
             for line in endings(self.idle.seen):
                 say(line)

@@ -175,113 +175,101 @@ def run(
     Raises:
         OSError: it cannot be started.
     """
-    run_folder = RunFolder(folder)
-    attempt = Attempt.prepare(run_folder, number, platform.now(), collect.oom_kills())
+    attempt = Attempt.prepare(RunFolder(folder), number, platform.now(), collect.oom_kills())
     try:
         attempt.start(program or folder / SCRIPT, resume, inherit)
-        return _watch(run_folder, attempt, time.monotonic() + limit_s, see, poll_s)
+        return _Watch(RunFolder(folder), attempt).follow(time.monotonic() + limit_s, see, poll_s)
     finally:
         attempt.kill(0.0, KILL_S)
         attempt.close()
 
 
-def _watch(
-    folder: RunFolder,
-    attempt: Attempt,
-    until_s: float,
-    see: Callable[[Attempt, AttemptView], str],
-    poll_s: float,
-) -> Result:
-    """Follow the attempt until it ends, hangs or `until_s`, and describe what was seen."""
-    limits, evidence, over, stalled_s = config.load(), None, "", QUIET_S
-    moved_s, last, view = time.monotonic(), None, attempt.poll(platform.now(), 0.0)
-    try:
-        while not view.gone and time.monotonic() < until_s and not over:
-            time.sleep(poll_s)
-            view = attempt.poll(platform.now(), 1.0)
-            over = see(attempt, view)
-            now_s, seen = time.monotonic(), _progress(view)
-            if seen != last:
-                moved_s, last = now_s, seen
-                if evidence is not None:
-                    evidence.close()
-                    evidence = None
-            elif evidence is None and now_s - moved_s >= stalled_s / 2:
-                evidence = Probe(attempt.tree, attempt.heartbeats, limits, lambda: ())
-                evidence.begin(view.beats, full=True)
-            elif (
-                evidence is not None and now_s - moved_s >= stalled_s and now_s - evidence.newest.at_s >= stalled_s / 4
-            ):
-                found = evidence.sample_again(view.beats, stalled_s)
-                if found.stuck or view.stopped:
-                    return _hangs(folder, attempt, view, evidence)
-        if view.gone:
-            return _ended(folder, attempt)
-        # One rank computes for ever, or compiles: what has not moved for so long, and is not slow for a known reason, hangs.
-        if evidence is not None and time.monotonic() - moved_s >= 3 * stalled_s and not evidence.signals.slow:
-            return _hangs(folder, attempt, view, evidence)
-        slow = Result(SLOW, over or "It was still working when its time was over.")
-        return _describe(slow, folder, attempt, view, {}, stuck=False)
-    finally:
-        if evidence is not None:
-            evidence.close()
+class _Watch:
+    """An attempt, what was seen of it last, and the evidence that is collected while nothing moves."""
 
+    def __init__(self, folder: RunFolder, attempt: Attempt):
+        self.folder, self.attempt = folder, attempt
+        self.view = attempt.poll(platform.now(), 0.0)
+        self.evidence: Probe | None = None
 
-def _progress(view: AttemptView) -> object:
-    """What changes while a run moves."""
-    return [(b.pid, b.point, b.phase, b.done, b.step, b.outcome) for b in view.beats], view.log_bytes
+    def follow(self, until_s: float, see: Callable[[Attempt, AttemptView], str], poll_s: float) -> Result:
+        """Follow the attempt until it ends, hangs or `until_s`, and describe what was seen."""
+        limits, over, moved_s, last = config.load(), "", time.monotonic(), None
+        try:
+            while not self.view.gone and time.monotonic() < until_s and not over:
+                time.sleep(poll_s)
+                self.view = self.attempt.poll(platform.now(), 1.0)
+                over = see(self.attempt, self.view)
+                now_s, seen = time.monotonic(), self._progress()
+                if seen != last:
+                    moved_s, last = now_s, seen
+                    self._drop_evidence()
+                elif self.evidence is None and now_s - moved_s >= QUIET_S / 2:
+                    self.evidence = Probe(self.attempt.tree, self.attempt.heartbeats, limits, lambda: ())
+                    self.evidence.begin(self.view.beats, full=True)
+                elif self.evidence and min(now_s - moved_s, 4 * (now_s - self.evidence.newest.at_s)) >= QUIET_S:
+                    found = self.evidence.sample_again(self.view.beats, QUIET_S)
+                    if found.stuck or self.view.stopped:
+                        return self._hangs(self.evidence)
+            if self.view.gone:
+                return self._ended()
+            # One rank computes for ever, or compiles: what has not moved for so long, and is not slow for a known reason, hangs.
+            if self.evidence and time.monotonic() - moved_s >= 3 * QUIET_S and not self.evidence.signals.slow:
+                return self._hangs(self.evidence)
+            return self._describe(Result(SLOW, over or "It was still working when its time was over."))
+        finally:
+            self._drop_evidence()
 
+    def _drop_evidence(self) -> None:
+        if self.evidence is not None:
+            self.evidence.close()
+            self.evidence = None
 
-def _hangs(folder: RunFolder, attempt: Attempt, view: AttemptView, evidence: Probe) -> Result:
-    until_s = time.monotonic() + PY_SPY_S
-    while evidence.spy.poll() and time.monotonic() < until_s:
-        time.sleep(0.05)
-    stacks = evidence.texts()
-    found = collect.of_process(_scope(folder, attempt, view), attempt.pid or 0, evidence.signals.stuck, stacks)
-    return _describe(Result(HANGS, cause=causes.match(found)), folder, attempt, view, stacks, stuck=True)
+    def _progress(self) -> object:
+        """What changes while a run moves."""
+        beats = [(b.pid, b.point, b.phase, b.done, b.step, b.outcome) for b in self.view.beats]
+        return beats, self.view.log_bytes
 
+    def _hangs(self, evidence: Probe) -> Result:
+        until_s = time.monotonic() + PY_SPY_S
+        while evidence.spy.poll() and time.monotonic() < until_s:
+            time.sleep(0.05)
+        stacks = evidence.texts()
+        found = collect.of_process(self._scope(), self.attempt.pid or 0, evidence.signals.stuck, stacks)
+        return self._describe(Result(HANGS, cause=causes.match(found)), stacks)
 
-def _ended(folder: RunFolder, attempt: Attempt) -> Result:
-    view = attempt.poll(platform.now(), 0.0, fresh=True)
-    status = attempt.exit_status(view.beats)
-    if status.done(foreign=False, killed=False):
-        return _describe(Result(TRAINS), folder, attempt, view, {}, stuck=False)
-    scope = _scope(folder, attempt, view)
-    evidence = collect.of_crash(scope, status.code, status.signal, status.outcome, status.note, str(status))
-    cause = causes.match(evidence)
-    text = " ".join(filter(None, (f"{cause.title}.", cause.explanation, cause.advice)))
-    found = Result(FAILS, text, cause, phase=evidence.phase, note=evidence.note)
-    return _describe(found, folder, attempt, view, {}, stuck=False)
+    def _ended(self) -> Result:
+        self.view = self.attempt.poll(platform.now(), 0.0, fresh=True)
+        status = self.attempt.exit_status(self.view.beats)
+        if status.done(foreign=False, killed=False):
+            return self._describe(Result(TRAINS))
+        evidence = collect.of_crash(self._scope(), status.code, status.signal, status.outcome, status.note, str(status))
+        cause = causes.match(evidence)
+        text = " ".join(filter(None, (f"{cause.title}.", cause.explanation, cause.advice)))
+        return self._describe(Result(FAILS, text, cause, phase=evidence.phase, note=evidence.note))
 
+    def _describe(self, found: Result, stacks: dict[int, str] | None = None) -> Result:
+        """Add the rank report as it is now. stacks: of one that hangs."""
+        evidence = collect.of_process(self._scope(), self.attempt.pid or 0, (), stacks or {})
+        said = evidence.verdict(found.outcome == HANGS)
+        found.report = ranks.as_json(evidence.ranks, said)
+        found.lines = rank_report.lines(evidence.ranks, said, stacks or {})
+        found.text = found.text or (said.text if found.outcome == HANGS else "")
+        found.phase, found.note = found.phase or evidence.phase, found.note or evidence.note
+        found.steps = max((b.step for b in self.view.beats), default=0)
+        found.log = evidence.log_tail
+        first = next(iter(self.view.beats), None)
+        found.step_s = round(first.intervals[-1], 3) if first and first.intervals else None
+        return found
 
-def _describe(
-    found: Result, folder: RunFolder, attempt: Attempt, view: AttemptView, stacks: dict[int, str], stuck: bool
-) -> Result:
-    """Add the rank report as it is now."""
-    evidence = collect.of_process(_scope(folder, attempt, view), attempt.pid or 0, (), stacks)
-    said = evidence.verdict(stuck)
-    found.report, found.lines = ranks.as_json(evidence.ranks, said), rank_report.lines(evidence.ranks, said, stacks)
-    found.text = found.text or (said.text if stuck else "")
-    found.phase, found.note = found.phase or evidence.phase, found.note or evidence.note
-    found.steps = max((b.step for b in view.beats), default=0)
-    found.log = evidence.log_tail
-    first = next(iter(view.beats), None)
-    found.step_s = round(first.intervals[-1], 3) if first and first.intervals else None
-    return found
-
-
-def _scope(folder: RunFolder, attempt: Attempt, view: AttemptView) -> collect.Scope:
-    return collect.Scope(
-        beats=view.beats,
-        members=attempt.tree.members,
-        heartbeats=attempt.heartbeats,
-        started_s=attempt.record.started_s,
-        oom_kills_before=attempt.record.oom_kills,
-        planned=max((b.planned for b in view.beats), default=0),
-        best_step=view.step,
-        folder=folder.folder,
-        log_tail=folder.log_tail(attempt.record.log_start, LOG_BYTES),
-    )
+    def _scope(self) -> collect.Scope:
+        record, beats = self.attempt.record, self.view.beats
+        return collect.Scope(
+            beats=beats, members=self.attempt.tree.members, heartbeats=self.attempt.heartbeats,
+            started_s=record.started_s, oom_kills_before=record.oom_kills,
+            planned=max((b.planned for b in beats), default=0), best_step=self.view.step,
+            folder=self.folder.folder, log_tail=self.folder.log_tail(record.log_start, LOG_BYTES),
+        )  # fmt: skip
 
 
 def without_uploads(spec: RunSpec) -> dict[str, Any]:

@@ -141,20 +141,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN and options; `launch vast` is the same on machines of Vast.ai."""
     infra = "vast" if parser.prog.endswith(" vast") else ""
     common.add_run(parser)
-    parser.add_argument(
-        "--infra",
-        default=infra,
-        help="the cloud and region, as SkyPilot names them, such as aws/us-east-1"
-        + (f" (default: {infra})" if infra else "; without it, the cheapest of yours"),
+    where = f"(default: {infra})" if infra else "; without it, the cheapest of yours"
+    common.add_options(
+        parser,
+        ("--infra CLOUD", infra, f"the cloud and region, as SkyPilot names them, such as aws/us-east-1 {where}"),
+        *travel.RENTED,
+        (
+            "--image NAME",
+            "",
+            "an image of the Dockerfile, built with --build-arg USER_ID=0, because SkyPilot needs root in it; "
+            "without it, the job sets itself up",
+        ),
+        ("--on-demand", False, "no spot machines"),
     )
-    travel.add_arguments(parser)
-    parser.add_argument(
-        "--image",
-        default="",
-        help="an image of the Dockerfile, built with --build-arg USER_ID=0, because SkyPilot needs root in it; "
-        "without it, the job sets itself up",
-    )
-    parser.add_argument("--on-demand", action="store_true", help="no spot machines")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,11 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.common import LaunchError, add_run, fill, report
+from launch.common import LaunchError, add_options, add_run, fill, report
 from launch.gpus import needed_gb
 from monitor.process.locks import LOCK, is_held
-from monitor.run_folder import MonitorError
-from monitor.run_folder import find as find_script
+from monitor.run_folder import find
 from runs.files import atomic_write, explained
 from runs.paths import ROOT
 from runs.quoting import quote
@@ -86,34 +85,28 @@ class Request:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add_run(parser)
-    parser.add_argument(
-        "--submit", action="store_true", help="submit the script with sbatch, and print the job's number"
+    add_options(
+        parser,
+        ("--submit", False, "submit the script with sbatch, and print the job's number"),
+        ("--partition NAME", "", "partition; without it the cluster's default"),
+        ("--time LIMIT", "", "time limit, as 8:00:00 or 1-12; the job is requeued at its end"),
+        ("--account NAME", "", "account to charge"),
+        ("--gpus-type TYPE", "", "type of GPU, as sinfo -o %%G names it; without it any"),
+        ("--cpus N", 0, "processor cores of each node; by default one for each process"),
+        ("--nodes N", 1, "nodes, for a script of your own; run.toml says it for others"),
+        ("--mem SIZE", "", "memory of each node, as 64G; without it the cluster's default"),
     )
-    parser.add_argument("--partition", default="", metavar="NAME", help="partition; without it the cluster's default")
-    parser.add_argument(
-        "--time", default="", metavar="LIMIT", help="time limit, as 8:00:00 or 1-12; the job is requeued at its end"
-    )
-    parser.add_argument("--account", default="", metavar="NAME", help="account to charge")
     parser.add_argument(
         "--gpus", type=int, metavar="N", help="GPUs of each node (default: those that the run uses); 0 to ask for none"
-    )
-    parser.add_argument(
-        "--gpus-type", default="", metavar="TYPE", help="type of GPU, as sinfo -o %%G names it; without it any"
-    )
-    parser.add_argument(
-        "--cpus", type=int, default=0, metavar="N", help="processor cores of each node; by default one for each process"
-    )
-    parser.add_argument(
-        "--nodes", type=int, default=1, metavar="N", help="nodes, for a script of your own; run.toml says it for others"
-    )
-    parser.add_argument(
-        "--mem", default="", metavar="SIZE", help="memory of each node, as 64G; without it the cluster's default"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the script, and submit it where asked."""
-    folder, spec = find(args.run)
+    folder = find(args.run)
+    spec = (
+        load(folder) if (folder / "run.toml").is_file() else None
+    )  # else the folder only has a script of the user's own
     script = folder / SCRIPT
     wanted = request(spec, args)
     with explained(f"write {SCRIPT}"):
@@ -128,15 +121,6 @@ def run(args: argparse.Namespace) -> int:
         f"{folder.name}: {text}; its output: {folder / f'slurm-{job}.log'}",
         {**value, "job": job, "already": already},
     )
-
-
-def find(name: str) -> tuple[Path, RunSpec | None]:
-    """The folder of a run and its spec; None for a folder that only has a script of the user's own. Raises LaunchError, RunError."""
-    try:
-        folder = find_script(name)
-    except MonitorError as error:
-        raise LaunchError(str(error)) from error
-    return folder, load(folder) if (folder / "run.toml").is_file() else None
 
 
 def request(spec: RunSpec | None, args: argparse.Namespace) -> Request:

@@ -47,53 +47,16 @@ LEASE_S = 120.0  # a lease whose holder died expires within less
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that the commands for rented machines share."""
-    parser.add_argument(
-        "--gpu", default="", metavar="NAME", help="the GPU, as the provider names it; else by the VRAM tier"
-    )
-    parser.add_argument(
-        "--disk",
-        type=int,
-        default=DISK_GB,
-        metavar="GB",
-        help=f"disk for the base model and the run (default: {DISK_GB})",
-    )
-    add_variables(parser)
-    parser.add_argument("--submit", action="store_true", help="also start it there; this costs money")
-
-
-def add_variables(parser: argparse.ArgumentParser) -> None:
-    """--secret and --env."""
-    parser.add_argument(
-        "--secret",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="another variable that is secret, such as WANDB_API_KEY; only its name is written; can be repeated",
-    )
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a variable that is not secret; can be repeated",
-    )
-
-
-def add_image(parser: argparse.ArgumentParser) -> None:
-    """--image and --stop, of the places that start the image with the page (launch/serve.py)."""
-    parser.add_argument(
-        "--image",
-        required=True,
-        help="the image where that machine finds it, such as docker.io/ME/hangproof:1; build and push it once (Dockerfile)",
-    )
-    parser.add_argument(
-        "--stop",
-        choices=("1", "always", ""),
-        default="1",
-        help="the machine stops itself when nothing is left to train; `always`: also after your own stop; empty: never",
-    )
+VARIABLES: tuple[tuple[str, Any, str], ...] = (
+    ("--secret NAME", [], "another variable that is secret, such as WANDB_API_KEY; only its name is written"),
+    ("--env NAME=VALUE", [], "a variable that is not secret"),
+)
+RENTED: tuple[tuple[str, Any, str], ...] = (  # the options that the commands for rented machines share
+    ("--gpu NAME", "", "the GPU, as the provider names it; else by the VRAM tier"),
+    ("--disk GB", DISK_GB, f"disk for the base model and the run (default: {DISK_GB})"),
+    *VARIABLES,
+    ("--submit", False, "also start it there; this costs money"),
+)
 
 
 def address(spec: "RunSpec") -> str:

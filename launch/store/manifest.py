@@ -23,6 +23,7 @@ from typing import Any
 import tomllib
 
 from guards import checkpoint
+from launch.common import plain_files
 from launch.store.places import StoreError, one_line
 from runs.files import atomic_write
 
@@ -32,7 +33,6 @@ MAX_BYTES = 64 << 20  # of a manifest
 MAX_MEMBERS = 500_000
 MEMORY = ".store-files.json"  # in the run's folder: hashes, and the store that the folder belongs to
 RACE_S = 2.0  # a file that changed so recently may change again within the same tick of its clock
-BLOCK = 1 << 20
 
 STATE = re.compile(r"(?P<state>[^/]+-state)/.+")
 RUN_FILES = (  # of a run's folder, as regular expressions of relative paths; SLUG is its name
@@ -252,13 +252,11 @@ class Memory:
         raise OSError(f"{path}: it changes while it is read")
 
     def _hash(self, path: Path) -> tuple[str, int]:
-        digest, size = hashlib.sha256(), 0
         with open(path, "rb") as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
-                size += len(block)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
         self.hashed_bytes += size
-        return digest.hexdigest(), size
+        return digest, size
 
     def save(self, store: str) -> None:
         """Keep the hashes of the files that were used since the last call, and the store's address. Raises OSError."""
@@ -289,7 +287,7 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
     found = Contents()
     spec = read_toml(folder / "run.toml")
     found.completed = _is_completed(folder)
-    for path in _walk(folder):
+    for path in plain_files(folder):
         relative = path.relative_to(folder).as_posix()
         if belongs(relative, folder.name) and not STATE.fullmatch(relative):
             _add(found, f"run/{relative}", path, folder.name, memory)
@@ -307,7 +305,7 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
         for state in states:
             if state.name not in found.states:
                 _add_state(found, state, folder.name, memory)
-    for path in _walk(data):
+    for path in plain_files(data):
         _add(found, f"data/{path.relative_to(data).as_posix()}", path, folder.name, memory)
     return found
 
@@ -336,15 +334,6 @@ def _is_completed(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(values, dict) and values.get("state") == "completed"
-
-
-def _walk(folder: Path) -> list[Path]:
-    """The plain files below a folder, without hidden ones; links are not followed."""
-    paths = []
-    for where, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name[0] != ".")
-        paths += [Path(where) / name for name in sorted(names) if name[0] != "."]
-    return paths
 
 
 def _add(found: Contents, name: str, path: Path, run: str, memory: Memory) -> None:

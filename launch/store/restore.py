@@ -221,11 +221,8 @@ class _Restore:
         path = self._staged(member)
         try:
             if path.stat().st_size == member.size:
-                digest = hashlib.sha256()
                 with open(path, "rb") as file:
-                    while block := file.read(1 << 20):
-                        digest.update(block)
-                return digest.hexdigest() == member.sha256
+                    return hashlib.file_digest(file, "sha256").hexdigest() == member.sha256
         except FileNotFoundError:
             pass
         return False

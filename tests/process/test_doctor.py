@@ -1,13 +1,19 @@
 """`./start.sh doctor` says what is ready, what is not, and what to do; the self-tests are part of it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import tiny_musubi
 from runs_helpers import call
 
-pytestmark = pytest.mark.slow
+import doctor_tools
+from monitor.process import platform, tree
+from runs.files import RunError
 
 
 def doctor(*flags: str, **environment: str) -> tuple[int, dict[str, dict], str]:
@@ -18,6 +24,27 @@ def doctor(*flags: str, **environment: str) -> tuple[int, dict[str, dict], str]:
     return done.returncode, {one["name"]: one for one in result["findings"]}, done.stderr
 
 
+def test_an_orphan_is_listed_and_ended_with_what_it_started(data):
+    (data / "outputs" / "gone").mkdir(parents=True)
+    code = (
+        "import subprocess, time; p = subprocess.Popen(['sleep', '60'], stdout=-3); print(p.pid, flush=True); p.wait()"
+    )
+    env = {**os.environ, tree.RUN: str(data / "outputs" / "gone"), tree.TOKEN: "0" * 32}
+    process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        child = int(process.stdout.readline())
+        found = {one["pid"]: one for one in doctor_tools.orphans()}
+        assert {found[process.pid]["run"], found[child]["run"]} == {"gone"}
+        with pytest.raises(RunError, match="not an orphan"):
+            doctor_tools.end_orphan(process.pid, found[process.pid]["start"] + 1)
+        assert "was ended" in doctor_tools.end_orphan(process.pid, found[process.pid]["start"])
+        assert process.wait(10) == -signal.SIGTERM and not platform.alive(child, found[child]["start"])
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@pytest.mark.slow
 def test_a_folder_that_is_no_trainer_fails_its_self_test(tmp_path):
     for name in ("s", "v/bin"):
         (tmp_path / name).mkdir(parents=True)
@@ -32,6 +59,7 @@ def test_a_folder_that_is_no_trainer_fails_its_self_test(tmp_path):
     assert f"selftest {tmp_path / 's'}" in found["sd-scripts self-test"]["action"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1000)
 @pytest.mark.skipif(bool(tiny_musubi.why_not()), reason=tiny_musubi.why_not() or "-")
 def test_the_self_test_of_an_installed_trainer_is_part_of_it(tmp_path):

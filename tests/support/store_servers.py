@@ -462,24 +462,25 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 # A folder -------------------------------------------------------------------------------------------------------------
 
 
+def _faulty(name: str) -> Callable[..., Any]:
+    """A method of Tree before which a fault may come."""
+
+    def call(self: Any, *arguments: Any) -> Any:
+        with failing(OSError(errno.EIO, "injected")):
+            self.faults.before()
+        return getattr(Tree, name)(self, *arguments)
+
+    return call
+
+
 class FaultyFolder(Tree):
     """A folder on a bad disk: the only kind without a server, so the faults are here."""
+
+    size, read, list, delete = map(_faulty, ("size", "read", "list", "delete"))
 
     def __init__(self, faults: Faults):
         super().__init__("file")
         self.faults = faults
-
-    def _before(self) -> None:
-        with failing(OSError(errno.EIO, "injected")):
-            self.faults.before()
-
-    def size(self, name: str) -> int:
-        self._before()
-        return super().size(name)
-
-    def read(self, name: str, start: int, length: int) -> bytes:
-        self._before()
-        return super().read(name, start, length)
 
     def put(self, name: str, source: bytes | str, meter: Meter) -> None:
         self._write(name, source, lambda: super(FaultyFolder, self).put(name, source, meter))
@@ -488,7 +489,8 @@ class FaultyFolder(Tree):
         self._write(name, data, lambda: super(FaultyFolder, self).create(name, data))
 
     def _write(self, name: str, source: bytes | str, work: Callable[[], None]) -> None:
-        self._before()
+        with failing(OSError(errno.EIO, "injected")):
+            self.faults.before()
         with failing(OSError(errno.ENOSPC, "No space left on device")):
             self.faults.take(len(source) if isinstance(source, bytes) else os.path.getsize(source))
         path = Path(name)
@@ -498,14 +500,6 @@ class FaultyFolder(Tree):
             path.unlink() if old is None else path.write_bytes(old)
         with failing(OSError(errno.EIO, "injected")):
             self.faults.after()
-
-    def list(self, prefix: str) -> dict[str, int]:
-        self._before()
-        return super().list(prefix)
-
-    def delete(self, names: Any) -> None:
-        self._before()
-        super().delete(names)
 
 
 @contextmanager

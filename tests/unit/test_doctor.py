@@ -1,6 +1,11 @@
 """What `./start.sh doctor` says of a trainer; the complete command: tests/process/test_doctor.py."""
 
+import sys
+
+import pytest
+
 from doctor import installed
+from doctor_machine import ask
 from sd_scripts_patches.trainers import TRAINERS
 
 
@@ -12,3 +17,21 @@ def test_what_is_not_installed_is_a_note_and_what_is_half_installed_a_failure_wi
     assert absent.status == "note" and "./start.sh sd-scripts installs v0." in absent.text
     _, half = installed(TRAINERS["musubi"], quick=True)
     assert (half.status, half.action) == ("failed", "Run ./start.sh musubi.") and str(tmp_path / "v") in half.text
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ([sys.executable, "-c", "print('warming up'); print('{\"a\": 1}')"], {"a": 1}),
+        (
+            [sys.executable, "-c", "import sys; print('[]' if sys.stdin.read() == 'text' else '{}')"],
+            "it printed no answer",
+        ),
+        ([sys.executable, "-c", "import sys; sys.exit('no driver')"], "no driver"),
+        ([sys.executable, "-c", "raise SystemExit(3)"], "exit code 3"),
+        ([sys.executable, "-c", "import time; time.sleep(600)"], "it did not answer within 1 s"),
+        (["/no/such/program"], "it cannot be started: No such file or directory"),
+    ],
+)
+def test_every_question_to_a_process_has_an_answer(command, answer):
+    assert ask(command, 1.0 if "sleep" in command[-1] else 60.0, "text") == answer

@@ -138,8 +138,10 @@ def test_errors_that_may_pass_are_tried_again_and_others_say_what_to_do(hub, fol
     _, lines = _publish(folder)
     assert hub.repositories["me/cat"].files["My-cat.safetensors"]
     monkeypatch.setenv("HF_TOKEN", "hf_read_only")
+    hub.requests.clear()
     with pytest.raises(LaunchError, match="the token may not write there"):
         _publish(folder, repo="me/other")
+    assert [path for _, path in hub.requests].count("/api/repos/create") == 1, "it is not tried again"
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(LaunchError, match="not logged in"):
         _publish(folder)

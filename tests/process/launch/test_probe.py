@@ -70,7 +70,8 @@ def test_what_the_ladder_says(rungs, bad, kind, text):
     [
         ("", [], []),
         ("zipfile.BadZipFile: 3_0064x0064.npz, then 3.npz", [], ["3.png"]),
-        ("reading 2.png\nreading 3.png", [], []),
+        ("reading 2.png\nreading /data/3.png", [], []),
+        ("reading photo2.png and 2.pngs", [], []),
         ("reading 2.png", ["1.png", "9.png"], ["1.png"]),  # 9.png is none of this rung
     ],
 )

@@ -46,8 +46,8 @@ def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):
     monkeypatch.setenv("PATH", "")  # no Slurm
     made = runs.create(spec(gpus=2, nodes=3, workers=2, name="Me & my cat"), pictures(data / "photos"))
     args = slurm_arguments(made, "--partition", "a b", "--time", "1-12", "--account", "me", "--mem", "64G")
-    folder, found = slurm.find(str(made))
-    text = slurm.render(folder, found, slurm.request(found, args))
+    found = runs.load(made)
+    text = slurm.render(made, found, slurm.request(found, args))
     assert options(text) == {
         "job-name": "hangproof-Me-my-cat",
         "output": f"{made}/slurm-%j.log",

@@ -73,6 +73,8 @@ def test_a_secret_is_a_name_only(clean, monkeypatch):
             travel.secrets(made, arguments(module, *words, "--secret", "A=sesame"))
         with pytest.raises(LaunchError, match="secret, so its value is not written"):
             travel.variables(made, arguments(module, *words, "--env", "HF_TOKEN=sesame"))
+        with pytest.raises(LaunchError, match="secret, so its value is not written"):
+            travel.variables(made, arguments(module, *words, "--secret", "PLAIN", "--env", "PLAIN=x"))
 
 
 def test_the_compose_file_mounts_what_the_run_uses_and_names_secrets_only(data, tmp_path, clean, monkeypatch):
