@@ -51,28 +51,23 @@ def test_killed_in_each_of_its_three_commands_it_ends_as_undisturbed(work, tmp_p
         more = {"TINY_FAULTS": fault, "TINY_STEP_S": "0.3"} if kills else {}
         env = environment(work, tmp_path / "data", **more)
         with open(tmp_path / f"{name}.log", "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "monitor", "run", name],
-                env=env,
-                cwd=PROJECT,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            command = [sys.executable, "-m", "monitor", "run", name]
+            process = subprocess.Popen(command, env=env, cwd=PROJECT, stdout=log, stderr=subprocess.STDOUT)
             try:
                 if kills:
-                    until(lambda: len(caches(folder, "_zi")) >= 2, process, "latents")  # noqa: B023
-                    kill(process, "zimage_cache_latents.py")
-                    until(lambda: len(caches(folder, "_zi_te")) >= 2, process, "captions")  # noqa: B023
-                    latents = caches(folder, "_zi")
-                    kill(process, "zimage_cache_text_encoder_outputs.py")
-                    state = folder / "killed-step00000006-state/hangproof.json"
-                    until(state.is_file, process, "training")
+                    for kind, script in (
+                        ("_zi", "zimage_cache_latents.py"),
+                        ("_zi_te", "zimage_cache_text_encoder_outputs.py"),
+                    ):
+                        until(lambda: len(caches(folder, kind)) >= 2, process, kind)  # noqa: B023
+                        latents = caches(folder, "_zi")
+                        kill(process, script)
+                    until((folder / "killed-step00000006-state/hangproof.json").is_file, process, "training")
                     kill(process, "zimage_train_network.py")
                 code = process.wait(400)
             finally:
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait(60)
+                process.terminate()
+                process.wait(60)
         assert code == 0, (tmp_path / f"{name}.log").read_text(errors="replace")[-4000:]
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         losses[name] = {row["step"]: (row["loss"], row["lr"]) for row in rows if "loss" in row}

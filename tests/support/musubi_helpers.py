@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import patches_helpers as helpers
 import resume_helpers
 import tiny_musubi as tiny
@@ -26,13 +24,7 @@ module.glob = types.SimpleNamespace(glob=lambda pattern: sorted(glob.glob(patter
 
 
 def train(
-    folder: Path,
-    *more: str,
-    family: str = tiny.Z_IMAGE,
-    patched: bool = True,
-    die_after: int = 0,
-    env=(),
-    **changed: str,
+    folder, *more: str, family=tiny.Z_IMAGE, patched=True, die_after=0, env=(), **changed: str
 ) -> helpers.RunResult:
     """Run one training process in `folder`, which holds dataset.toml, caches, and output, losses and metrics of all attempts."""
     work = tiny.workdir(family)

@@ -133,13 +133,8 @@ def late_rank(folder: Path):
     (folder / "probe.py").write_text(BARRIER)
     env = {**tiny.environment(folder), **both, "RANK": "1", "LOCAL_RANK": "1"}
     env["PYTHONPATH"] = f"{folder}:{env['PYTHONPATH']}"
-    late = subprocess.Popen(
-        [sys.executable, "-m", "sd_scripts_patches", "-m", "probe"],
-        env=env,
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command, nowhere = [sys.executable, "-m", "sd_scripts_patches", "-m", "probe"], subprocess.DEVNULL
+    late = subprocess.Popen(command, env=env, cwd=folder, stdout=nowhere, stderr=nowhere)
     try:
         yield {**both, "RANK": "0", "LOCAL_RANK": "0"}
     finally:
@@ -183,7 +178,8 @@ def check(probe: Probe, run: helpers.RunResult) -> None:
     assert run.code == probe.code and probe.never not in run.log, run.log
     for text in probe.says:
         assert text in run.log, (text, run.log)
-    assert pids_gone([int(pid) for pid in re.findall(r"HANG \S+ pid (\d+)", run.log)])
+    pids = [int(pid) for pid in re.findall(r"HANG \S+ pid (\d+)", run.log)]
+    assert bool(pids) == ("HANG" in probe.source) and pids_gone(pids), run.log
 
 
 def pids_gone(pids: list[int]) -> bool:
@@ -201,11 +197,8 @@ def pids_gone(pids: list[int]) -> bool:
     return not any(map(is_alive, pids))
 
 
-BATCHES = {
-    "HANGPROOF_DATALOADER_TIMEOUT_S": "8",
-    "HANGPROOF_DATALOADER_FIRST_BATCH_S": "60",
-    "HANGPROOF_EXIT_GRACE_S": "8",
-}
+BATCHES = {"HANGPROOF_DATALOADER_TIMEOUT_S": "8", "HANGPROOF_DATALOADER_FIRST_BATCH_S": "60"}
+BATCHES["HANGPROOF_EXIT_GRACE_S"] = "8"
 FAILS = "time.sleep(1.5); raise OSError('disk full')"
 WORKER = "hangproof: waited 8 s for batch 5 of the data loader from worker 0 (pid "
 AT_EXIT = "hangproof: waited 2 s at exit for ThreadPoolExecutor-0_0; exiting with code "

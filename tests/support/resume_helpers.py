@@ -8,6 +8,8 @@ import random
 import shutil
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -30,17 +32,7 @@ module.LossRecorder.add = recorded
 """SIGKILL from inside after that many micro-batches: the test determines the moment, and no cleanup runs."""
 
 
-def train(
-    work: Path,
-    out: Path,
-    *more: str,
-    die_after: int = 0,
-    faults: str = "",
-    timeout_s: float = 400,
-    patched: bool = True,
-    env=(),
-    **changed: str,
-):
+def train(work, out, *more: str, die_after=0, faults="", timeout_s: float = 400, patched=True, env=(), **changed: str):
     """Run one process. Output, losses and metrics accumulate in `out` across attempts. Returns helpers.RunResult."""
     out.mkdir(exist_ok=True)
     settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **dict(env)}
@@ -151,18 +143,6 @@ def same_training(plain: Path, guarded: Path, steps: int, images: int) -> list[s
     return phases(guarded)
 
 
-def same_resumed(plain: Path, killed: Path) -> None:
-    """A killed run that was resumed ended as the uninterrupted one: learning rates, output, and what our file in each state
-    holds (counts, averages, generators, order), so that a tenth resume goes on in the same way."""
-    assert learning_rates(killed) == learning_rates(plain)
-    same_output(plain, killed)
-    states = [name for name in names(plain) if name.endswith("-state")]
-    assert len(states) > 6
-    for name in states:
-        one, two = (state_json(out, name, trainer_state.FILE) for out in (plain, killed))
-        assert one == two and checkpoint.problems(killed / "made" / name, deep=True) == [], name
-
-
 def same_caches(plain: Path, guarded: Path) -> None:
     """The caches (npz) beside the images hold the same numbers."""
     caches = sorted(path.relative_to(plain) for path in plain.rglob("*.npz"))
@@ -170,3 +150,40 @@ def same_caches(plain: Path, guarded: Path) -> None:
     for name in caches:
         one, other = numpy.load(plain / name), numpy.load(guarded / name)
         assert one.files == other.files and all(numpy.array_equal(one[key], other[key]) for key in one.files), name
+
+
+KILLS, INTERVAL = 2, 3  # steps between two states
+
+
+def pairs(train: Callable[..., helpers.RunResult], base: Path) -> dict[int, tuple[Path, Path]]:
+    """For gradient accumulation 1 and 2 an uninterrupted run, and one killed twice at random.
+
+    train(accumulation, out, *more, die_after=0) is one process.
+    """
+
+    def pair(accumulation: int) -> tuple[Path, Path]:
+        plain, killed = base / f"plain-{accumulation}", base / f"killed-{accumulation}"
+        done = train(accumulation, plain)
+        assert done.code == 0, done.log[-3000:]
+        run = partial(train, accumulation, killed)
+        until_done(lambda die_after, *resume: run(*resume, die_after=die_after), killed / "made", KILLS, accumulation)
+        return plain, killed
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip((1, 2), pool.map(pair, (1, 2)), strict=True))
+
+
+def check_pair(plain: Path, killed: Path, accumulation: int, images: int, epochs: int) -> None:
+    """The killed run ended as the uninterrupted one: losses, learning rates, output, and what our file in each state holds
+    (counts, averages, generators, order), so that a tenth resume goes on in the same way."""
+    assert len(tiny.losses(plain / "losses")) == images * epochs
+    assert 0 < same_losses(plain, killed) <= KILLS * INTERVAL * accumulation, "only what was not yet saved is repeated"
+    rates = learning_rates(plain)
+    assert len(rates) == -(-images // accumulation) * epochs and learning_rates(killed) == rates
+    same_output(plain, killed)
+    assert sorted(samples(plain)) == [f"tiny_e{epoch:06d}_00" for epoch in range(1, epochs + 1)]
+    states = [name for name in names(plain) if name.endswith("-state")]
+    assert len(states) > 6
+    for name in states:
+        one, two = (state_json(out, name, trainer_state.FILE) for out in (plain, killed))
+        assert one == two and checkpoint.problems(killed / "made" / name, deep=True) == [], name

@@ -37,7 +37,15 @@ CLIP = {
     "num_attention_heads": 2, "projection_dim": WIDTH, "bos_token_id": 998, "eos_token_id": 999, "pad_token_id": 999,
 }  # fmt: skip
 VAE = {"VAE_PARAMS_CH": 32, "VAE_PARAMS_CH_MULT": [1, 1, 1, 1], "VAE_PARAMS_NUM_RES_BLOCKS": 1}
+SD3_VAE = {"ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1}
 DECODER = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+QWEN_TEXT = {
+    **DECODER, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 1, "num_key_value_heads": 1, "max_window_layers": 3,
+    "layer_types": ["full_attention"] * 3, "bos_token_id": 1, "eos_token_id": 2,
+    "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
+}  # fmt: skip
+QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 128}
+QWEN_VISION["fullatt_block_indexes"] = [0]
 
 
 @dataclass(frozen=True)
@@ -68,12 +76,8 @@ def forward(self, latents, *inputs, **others):
 module.HYImageDiffusionTransformer.forward = forward
 """
 """HunyuanImage samples in bf16, also with a float model. On a GPU autocast casts the inputs; on a CPU it knows no layer norm."""
-ON_DISK = (
-    "network_train_unet_only",
-    "cache_latents_to_disk",
-    "cache_text_encoder_outputs",
-    "cache_text_encoder_outputs_to_disk",
-)
+ON_DISK = ("network_train_unet_only", "cache_latents_to_disk", "cache_text_encoder_outputs")
+ON_DISK += ("cache_text_encoder_outputs_to_disk",)
 FLOW = {"timestep_sampling": "shift", "discrete_flow_shift": "3.0"}
 
 
@@ -216,12 +220,7 @@ def make_anima(work: Path) -> None:
     write_bytes(work / "qwen3")
 
 
-T5 = {
-    "feed_forward_proj": "gated-gelu",
-    "dense_act_fn": "gelu_new",
-    "is_gated_act": True,
-    "tie_word_embeddings": False,
-}
+T5 = {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True, "tie_word_embeddings": False}
 BYT5 = {**T5, "d_kv": 64, "d_model": 1472, "vocab_size": 384, "is_encoder_decoder": True, "num_decoder_layers": 4}
 ANIMA = {"concat_padding_mask": True, "use_adaln_lora": True, "use_llm_adapter": True, "pos_emb_cls": "rope3d"}
 
@@ -287,171 +286,99 @@ TOKENIZER_FILES = (
 # fmt: off
 FAMILIES: dict[str, Family] = {
     "sdxl": Family(
-        script="sdxl_train_network.py",
-        network="networks.lora",
-        make=make_sdxl,
-        flags=files(),
-        switches=ON_DISK,
+        "sdxl_train_network.py", "networks.lora", make_sdxl, switches=ON_DISK,
         sizes={
             "library.sdxl_original_unet": {
-                "MODEL_CHANNELS": 32,
-                "TIME_EMBED_DIM": 128,
-                "ADM_IN_CHANNELS": WIDTH + 6 * 256,
+                "MODEL_CHANNELS": 32, "TIME_EMBED_DIM": 128, "ADM_IN_CHANNELS": WIDTH + 6 * 256,
                 "Transformer2DModel": {"cross_attention_dim": 2 * WIDTH, "num_transformer_layers": 1},
             },
             "library.sdxl_model_util": {"CLIPTextConfig": CLIP},
             "library.model_util": VAE,
-            "library.strategy_sdxl": {
-                "constants": {"SdxlTextEncodingStrategy._get_hidden_states_sdxl": [[11, 1]]},  # the last but one layer
-            },
+            # the last but one layer
+            "library.strategy_sdxl": {"constants": {"SdxlTextEncodingStrategy._get_hidden_states_sdxl": [[11, 1]]}},
         },
     ),
     "sd3": Family(
-        script="sd3_train_network.py",
-        network="networks.lora_sd3",
-        make=make_sd3,
+        "sd3_train_network.py", "networks.lora_sd3", make_sd3, switches=ON_DISK,
         flags=files("clip_l", "clip_g", "t5xxl", t5xxl_max_token_length="32"),
-        switches=ON_DISK,
         sizes={
             "library.sd3_utils": {"CLIPTextConfig": CLIP},
-            "library.sd3_models": {
-                "VAEEncoder": {"ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1},
-                "VAEDecoder": {"ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1},
-            },
+            "library.sd3_models": {"VAEEncoder": SD3_VAE, "VAEDecoder": SD3_VAE},
             "library.strategy_sd3": {"constants": {"Sd3TextEncodingStrategy.concat_encodings": [[4096, 64]]}},
         },
     ),
     "chroma": Family(
-        script="flux_train_network.py",
-        network="networks.lora_flux",
-        make=make_chroma,
+        "flux_train_network.py", "networks.lora_flux", make_chroma, switches=(*ON_DISK, "apply_t5_attn_mask"),
         flags=files("t5xxl", "ae", **FLOW, model_type="chroma", guidance_scale="0.0", t5xxl_max_token_length="32"),
-        switches=(*ON_DISK, "apply_t5_attn_mask"),
         sizes={
             "library.chroma_models": {
                 "chroma_params": {
-                    "context_in_dim": 64,
-                    "hidden_size": 64,
-                    "mlp_ratio": 2.0,
-                    "num_heads": 2,
-                    "depth": 2,
-                    "depth_single_blocks": 2,
-                    "axes_dim": [8, 12, 12],
-                    "approximator_depth": 2,
-                    "approximator_hidden_size": 64,
-                }
-            }
+                    "context_in_dim": 64, "hidden_size": 64, "mlp_ratio": 2.0, "num_heads": 2, "depth": 2, "depth_single_blocks": 2,
+                    "axes_dim": [8, 12, 12], "approximator_depth": 2, "approximator_hidden_size": 64,
+                },
+            },
         },
     ),
     "anima": Family(
-        script="anima_train_network.py",
-        network="networks.lora_anima",
-        make=make_anima,
+        "anima_train_network.py", "networks.lora_anima", make_anima, switches=ON_DISK,
         flags=files(
             "vae", **FLOW, qwen3="{work}/qwen3", t5_tokenizer_path="{work}/tokenizers/google_t5-v1_1-xxl",
             qwen3_max_token_length="32", t5_max_token_length="32",
         ),
-        switches=ON_DISK,
         sizes={
             "library.anima_models": {
                 "Anima": {
-                    "max_img_h": 64,
-                    "max_img_w": 64,
-                    "max_frames": 4,
-                    "in_channels": 16,
-                    "out_channels": 16,
-                    "patch_spatial": 2,
-                    "patch_temporal": 1,
-                    "model_channels": 64,
-                    "crossattn_emb_channels": WIDTH,
-                    "num_blocks": 2,
-                    "num_heads": 2,
+                    "max_img_h": 64, "max_img_w": 64, "max_frames": 4, "in_channels": 16, "out_channels": 16, "patch_spatial": 2,
+                    "patch_temporal": 1, "model_channels": 64, "crossattn_emb_channels": WIDTH, "num_blocks": 2, "num_heads": 2,
                     "adaln_lora_dim": 8,
                 },
                 "LLMAdapter": {"source_dim": WIDTH, "target_dim": WIDTH, "model_dim": WIDTH, "num_layers": 1, "num_heads": 2},
             },
             "library.qwen_image_autoencoder_kl": {
-                "AutoencoderKLQwenImage": {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+                "AutoencoderKLQwenImage": {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1},
             },
         },
     ),
     "sd15": Family(
-        script="train_network.py",
-        network="networks.lora",
-        make=make_sd15,
-        flags=files(),
+        "train_network.py", "networks.lora", make_sd15,
         switches=("cache_latents",),  # in memory, and the text encoder is trained, too
         sizes={
-            "library.original_unet": {
-                "BLOCK_OUT_CHANNELS": [64, 64, 64, 64],
-                "TIMESTEP_INPUT_DIM": 64,
-                "TIME_EMBED_DIM": 256,
-            },
+            "library.original_unet": {"BLOCK_OUT_CHANNELS": [64] * 4, "TIMESTEP_INPUT_DIM": 64, "TIME_EMBED_DIM": 256},
             "library.model_util": {
-                **VAE,
-                "UNET_PARAMS_MODEL_CHANNELS": 64,
-                "UNET_PARAMS_CHANNEL_MULT": [1, 1, 1, 1],
-                "UNET_PARAMS_CONTEXT_DIM": WIDTH,
-                "CLIPTextConfig": CLIP,
+                **VAE, "UNET_PARAMS_MODEL_CHANNELS": 64, "UNET_PARAMS_CHANNEL_MULT": [1, 1, 1, 1],
+                "UNET_PARAMS_CONTEXT_DIM": WIDTH, "CLIPTextConfig": CLIP,
             },
         },
     ),
     "lumina": Family(
-        script="lumina_train_network.py",
-        network="networks.lora_lumina",
-        make=make_lumina,
+        "lumina_train_network.py", "networks.lora_lumina", make_lumina, switches=ON_DISK,
         flags=files("gemma2", "ae", timestep_sampling="nextdit_shift", gemma2_max_token_length="32"),
-        switches=ON_DISK,
         sizes={
             "library.lumina_models": {
                 "LuminaParams": {
-                    "dim": 64,
-                    "n_layers": 2,
-                    "n_heads": 2,
-                    "n_kv_heads": 1,
-                    "axes_dims": [8, 12, 12],
-                    "cap_feat_dim": WIDTH,
-                }
+                    "dim": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "axes_dims": [8, 12, 12], "cap_feat_dim": WIDTH,
+                },
             },
             "library.lumina_util": {
-                "Gemma2Config": {**DECODER, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+                "Gemma2Config": {**DECODER, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
             },
         },
     ),
     "hunyuan": Family(
-        script="hunyuan_image_train_network.py",
-        network="networks.lora_hunyuan_image",
-        make=make_hunyuan,
+        "hunyuan_image_train_network.py", "networks.lora_hunyuan_image", make_hunyuan, switches=ON_DISK,
         flags=files("text_encoder", "byt5", "vae", **FLOW),
         extra={"library.hunyuan_image_models": CAST},
-        switches=ON_DISK,
         sizes={
             "library.hunyuan_image_models": {
                 "ByT5Mapper": {"out_dim": 64, "hidden_dim": 64},
                 "constants": {"HYImageDiffusionTransformer.__init__": [[3584, 128], [28, 1], [20, 2], [40, 2]]},
             },
             "library.hunyuan_image_vae": {
-                "constants": {"HunyuanVAE2D.__init__": [[[128, 256, 512, 512, 1024, 1024], [32, 32, 32, 32, 64, 128]], [2, 1]]}
+                "constants": {"HunyuanVAE2D.__init__": [[[128, 256, 512, 512, 1024, 1024], [32, 32, 32, 32, 64, 128]], [2, 1]]},
             },
             "library.hunyuan_image_text_encoder": {
                 "T5Config": {"d_ff": 64, "num_layers": 1, "num_heads": 2},
-                "Qwen2_5_VLConfig": {
-                    **DECODER,
-                    "hidden_size": 128,
-                    "text_config": {
-                        **DECODER,
-                        "hidden_size": 128,
-                        "num_hidden_layers": 3,
-                        "num_attention_heads": 1,
-                        "num_key_value_heads": 1,
-                        "layer_types": ["full_attention"] * 3,
-                        "max_window_layers": 3,
-                        "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
-                        "bos_token_id": 1,
-                        "eos_token_id": 2,
-                    },
-                    "vision_config": {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 128, "fullatt_block_indexes": [0]},
-                },
+                "Qwen2_5_VLConfig": {**DECODER, "hidden_size": 128, "text_config": QWEN_TEXT, "vision_config": QWEN_VISION},
             },
         },
     ),

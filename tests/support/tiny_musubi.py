@@ -51,29 +51,21 @@ class Family:
 
 
 _QWEN = ("qwen_image.qwen_image_model", "qwen_image.qwen_image_utils")
+_WAN = ("wan.configs", "wan.modules.model", "wan.modules.vae", "wan.modules.t5")
+_FLUX = ("flux.flux_models", "flux.flux_utils")
 FAMILIES = {
     Z_IMAGE: Family("networks.lora_zimage", "zi"),
-    "flux_2": Family(
-        "networks.lora_flux_2", "f2k4b", ("flux_2.flux2_utils",), common={"model_version": "klein-base-4b"}
-    ),
+    "flux_2": Family("networks.lora_flux_2", "f2k4b", ("flux_2.flux2_utils",), common={"model_version": "klein-base-4b"}),
     "qwen_image": Family("networks.lora_qwen_image", "qi", _QWEN),
     "wan": Family(
-        "networks.lora_wan",
-        "wan",
-        ("wan.configs", "wan.modules.model", "wan.modules.vae", "wan.modules.t5"),
-        text={"t5": "tiny"},
-        train={"task": "t2v-A14B", "timestep_boundary": "500"},
+        "networks.lora_wan", "wan", _WAN, text={"t5": "tiny"}, train={"task": "t2v-A14B", "timestep_boundary": "500"},
         weights=("dit", "dit_high_noise"),
     ),
-    "krea2": Family("networks.lora_krea2", "kr2", (*_QWEN, "krea2", "krea2.krea2_utils")),
+    "krea2": Family("networks.lora_krea2", "kr2", (*_QWEN, "krea2.krea2_utils")),
     "flux_kontext": Family(
-        "networks.lora_flux",
-        "fk",
-        ("flux.flux_models", "flux.flux_utils"),
-        text={"text_encoder1": "tiny", "text_encoder2": "tiny"},
-        control=True,
+        "networks.lora_flux", "fk", _FLUX, text={"text_encoder1": "tiny", "text_encoder2": "tiny"}, control=True
     ),
-}
+}  # fmt: skip
 SITE = f"""
 import gc, importlib
 gc.disable()  # imports alone make a third of a start's time out of it
@@ -90,25 +82,13 @@ for name in {sorted({name for family in FAMILIES.values() for name in family.mod
     AFTER["musubi_tuner." + name] = [change(name)]
 """
 """Added to Z-Image's sitecustomize. torch is imported when the first of these modules is."""
-EASYDICT = """
-class EasyDict(dict):
-    __setattr__ = dict.__setitem__
-    def __getattr__(self, name):
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-"""
-STAND_INS = {
-    "torchvision": {
-        "__init__.py": "from . import transforms, utils\n",
-        "transforms/__init__.py": "from . import functional\n",
-        "transforms/functional.py": "",
-        "utils.py": "def make_grid(images, nrow=8):\n    return images[0]\n",
-    },
-    "easydict": {"__init__.py": EASYDICT},
+TORCHVISION = {
+    "__init__.py": "from . import transforms, utils\n",
+    "transforms/__init__.py": "from . import functional\n",
+    "transforms/functional.py": "",
+    "utils.py": "def make_grid(images, nrow=8):\n    return images[0]\n",
 }
-"""What Wan needs besides Z-Image's."""
+"""Stands in for it: what Wan needs besides Z-Image's."""
 
 
 def checkout() -> Path:
@@ -167,9 +147,7 @@ def caching(config: Path, *more: str, family: str = Z_IMAGE) -> dict[str, list[s
     }
 
 
-def arguments(
-    work: Path, config: Path, out: Path, *more: str, family: str = Z_IMAGE, **changed: str | None
-) -> list[str]:
+def arguments(work: Path, config: Path, out: Path, *more: str, family=Z_IMAGE, **changed: str | None) -> list[str]:
     """Return arguments of a training script. `changed` replaces or adds flags (None removes one)."""
     flags = FAMILIES[family]
     given: dict[str, str | None] = {
@@ -229,10 +207,10 @@ def write_site(work: Path) -> None:
     text = row.site()
     start = text.rindex(tiny.FINDER)
     (work / "site/sitecustomize.py").write_text(text[:start] + SITE + text[start:], encoding="utf-8")
-    for package, files in STAND_INS.items():
-        for name, content in files.items() if installation().lacks(package) else ():
-            (work / "site" / package / name).parent.mkdir(parents=True, exist_ok=True)
-            (work / "site" / package / name).write_text(content, encoding="utf-8")
+    for name, content in TORCHVISION.items() if installation().lacks("torchvision") else ():
+        path = work / "site/torchvision" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
 
 
 def _checked(line: list[str], env: dict[str, str]) -> None:

@@ -168,15 +168,6 @@ class WanTextEncoder:
         return list(self.encoder(texts).to(torch.bfloat16))
 
 
-def _without_qwen3_vl(module: ModuleType) -> None:
-    """Krea 2 imports its text encoder's classes, which transformers has from 4.57 on."""
-    import transformers
-
-    for name in ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration"):
-        if not hasattr(transformers, name):
-            setattr(transformers, name, object)
-
-
 def _krea2(module: ModuleType) -> None:
     sizes = {"features": WIDTH, "heads": HEADS, "kvheads": 1, "layers": LAYERS, "tdim": WIDTH, "txtlayers": TEXT_LAYERS}
     vars(module.single_mmdit_large_wide).update(txtdim=TEXT, txtheads=HEADS, txtkvheads=HEADS, **sizes)
@@ -184,17 +175,11 @@ def _krea2(module: ModuleType) -> None:
     module.get_krea2_prompt_embeds = lambda encoder, prompts: (encoder(prompts), _mask(prompts))
 
 
+_QWEN = {"num_layers": LAYERS, "attention_head_dim": WIDTH // HEADS, "num_attention_heads": HEADS}
 AFTER: dict[str, list[Change]] = {
     "flux_2.flux2_utils": [_flux_2],
     "qwen_image.qwen_image_model": [
-        _sizes(
-            "QwenImageTransformer2DModel",
-            num_layers=LAYERS,
-            attention_head_dim=WIDTH // HEADS,
-            num_attention_heads=HEADS,
-            joint_attention_dim=TEXT,
-            axes_dims_rope=(8, 12, 12),
-        )
+        _sizes("QwenImageTransformer2DModel", axes_dims_rope=(8, 12, 12), joint_attention_dim=TEXT, **_QWEN),
     ],
     "qwen_image.qwen_image_utils": [
         _set(
@@ -207,7 +192,6 @@ AFTER: dict[str, list[Change]] = {
     "wan.modules.model": [_sizes("WanModel", text_dim=TEXT)],
     "wan.modules.vae": [_set(WanVAE=WanVae)],
     "wan.modules.t5": [_set(T5EncoderModel=WanTextEncoder)],
-    "krea2": [_without_qwen3_vl],
     "krea2.krea2_utils": [_krea2],
     "flux.flux_models": [_kontext],
     "flux.flux_utils": [_kontext_encoders],

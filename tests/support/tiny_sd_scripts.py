@@ -1,7 +1,7 @@
 """kohya's real FLUX trainer on a CPU, with tiny models: sd_scripts_patches/tiny.py on the checkout of the tests.
 
 Tests call `need()` (which skips with one line when the checkout or its environment is missing), then `workdir()` for
-weights, tokenizers and images (made once per session), `arguments(work, out)` and `run(...)`.
+weights, tokenizers and images (made once per session), and `arguments(work, out)` with `command(...)`.
 """
 
 from __future__ import annotations
@@ -79,11 +79,6 @@ def environment(work: Path, **extra: str) -> dict[str, str]:
 def command(*args: str, patched: bool = True, script: str = tiny.SCRIPT) -> list[str]:
     """Return the command line that runs a script of the checkout, with or without the patches."""
     return installation().command(*args, patched=patched, script=script)
-
-
-def run(args: list[str], env: dict[str, str], timeout_s: float = 120, patched: bool = True):
-    """Train; both output streams are in `.stdout`. Raises subprocess.TimeoutExpired when it does not exit by itself."""
-    return kohya_nursery.run(command(*args, patched=patched), env, checkout(), timeout_s)
 
 
 def workdir(images: int = 10, blocks: str = "2,4") -> Path:

@@ -52,27 +52,17 @@ num_repeats = {repeats}
     return file
 
 
+FLAGS = """
+output_name=tiny network_dim=4 optimizer_type=adamw learning_rate=1e-3 timestep_sampling=shift discrete_flow_shift=3.1582
+model_prediction_type=raw guidance_scale=1.0 seed=42 t5xxl_max_token_length=16 max_data_loader_n_workers=0 max_train_steps=3
+"""
+
+
 def flags(model: Path, config: Path, output: Path, **changed: object) -> list[str]:
     """The command line of a run in float32; a flag is changed by name, dropped with None, bare with True."""
-    settings: dict[str, object] = {
-        "pretrained_model_name_or_path": model,
-        "dataset_config": config,
-        "output_dir": output,
-        "output_name": "tiny",
-        "network_train_unet_only": True,
-        "network_dim": 4,
-        "optimizer_type": "adamw",
-        "learning_rate": 1e-3,
-        "timestep_sampling": "shift",
-        "discrete_flow_shift": 3.1582,
-        "model_prediction_type": "raw",
-        "guidance_scale": 1.0,
-        "seed": 42,
-        "t5xxl_max_token_length": 16,
-        "max_data_loader_n_workers": 0,
-        "max_train_steps": 3,
-        **changed,
-    }
+    folders = {"pretrained_model_name_or_path": model, "dataset_config": config, "output_dir": output}
+    settings: dict[str, object] = {**folders, "network_train_unet_only": True}
+    settings |= {**dict(word.split("=") for word in FLAGS.split()), **changed}
     out = []
     for key, value in settings.items():
         if value is None or value is False:
@@ -88,26 +78,14 @@ def flags(model: Path, config: Path, output: Path, **changed: object) -> list[st
 def environment(**extra: str) -> dict[str, str]:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests/support")])
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HANGPROOF_")}
-    return {
-        **kept,
-        "PYTHONPATH": paths,
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        **extra,
-    }
+    kept |= {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return kept | extra
 
 
 def train(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.CompletedProcess:
     """`python -m trainer ARGV` to its end; `extra` are environment variables."""
-    return subprocess.run(
-        [sys.executable, "-m", "trainer", *argv],
-        env=environment(**extra),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+    command, env = [sys.executable, "-m", "trainer", *argv], environment(**extra)
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
 
 
 _nursery: Nursery | None = None

@@ -32,8 +32,14 @@ def sd_scripts(request):
 
 
 @pytest.fixture(scope="module")
-def work(sd_scripts):
-    """The tiny weights of sd-scripts' FLUX."""
+def each_work(sd_scripts):
+    """The tiny weights of sd-scripts' FLUX, for each version."""
+    return tiny_sd_scripts.workdir()
+
+
+@pytest.fixture(scope="module")
+def work(newest):
+    """The same for the newest version alone."""
     return tiny_sd_scripts.workdir()
 
 

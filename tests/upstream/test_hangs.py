@@ -7,7 +7,7 @@ from patches_probes import PROBES, check, started
 
 
 @pytest.fixture(scope="module")
-def futures(request, sd_scripts, tmp_path_factory):
+def futures(request, newest, tmp_path_factory):
     tiny.site()
     with started(request, tmp_path_factory, at_once=3) as found:
         yield found

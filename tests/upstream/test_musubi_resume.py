@@ -1,8 +1,6 @@
 """A killed and resumed run of the real musubi-tuner equals the uninterrupted one: steps, losses, LR, names, weights."""
 
-import math
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import musubi_helpers
 import pytest
@@ -11,11 +9,10 @@ import tiny_musubi as tiny
 
 from guards import checkpoint, heartbeat
 
-KILLS, INTERVAL, IMAGES = 2, 3, 7
 EPOCHS = {1: 3, 2: 5}  # by gradient accumulation: 21 and 20 steps
 WORKERS = {1: [], 2: ["--max_data_loader_n_workers", "2", "--persistent_data_loader_workers"]}
 TIMESTEPS = {1: ["--timestep_sampling", "uniform", "--num_timestep_buckets", "4"], 2: []}
-SAVES = ["--save_state", "--save_every_n_steps", str(INTERVAL), "--save_every_n_epochs", "1"]
+SAVES = ["--save_state", "--save_every_n_steps", str(helpers.INTERVAL), "--save_every_n_epochs", "1"]
 
 
 def train(accumulation, folder, *more, **given):
@@ -30,35 +27,14 @@ def train(accumulation, folder, *more, **given):
 
 @pytest.fixture(scope="module")
 def runs(musubi, tmp_path_factory):
-    """For accumulation 1 (no workers) and 2 (two that stay): an uninterrupted run, and one killed twice at random."""
-    base = tmp_path_factory.mktemp("musubi")
     tiny.workdir()
-
-    def pair(accumulation):
-        plain, killed = base / f"plain-{accumulation}", base / f"killed-{accumulation}"
-        done = train(accumulation, plain)
-        assert done.code == 0, done.log[-3000:]
-
-        def run(die_after, *resume):
-            return train(accumulation, killed, *resume, die_after=die_after)
-
-        helpers.until_done(run, killed / "made", KILLS, accumulation)
-        return plain, killed
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip((1, 2), pool.map(pair, (1, 2)), strict=True))
+    return helpers.pairs(train, tmp_path_factory.mktemp("musubi"))
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_killed_run_has_every_loss_rate_lora_state_and_sample_of_the_uninterrupted_one(runs, accumulation):
     """musubi-tuner alone trains all steps once more."""
-    plain, killed = runs[accumulation]
-    assert len(tiny.losses(plain / "losses")) == IMAGES * EPOCHS[accumulation]
-    assert 0 < helpers.same_losses(plain, killed) <= KILLS * INTERVAL * accumulation, "only what was not yet saved"
-    rates = helpers.learning_rates(plain)
-    assert len(rates) == math.ceil(IMAGES / accumulation) * EPOCHS[accumulation] and len(set(rates.values())) > 12
-    helpers.same_resumed(plain, killed)
-    assert sorted(helpers.samples(plain)) == [f"tiny_e{n:06d}_00" for n in range(1, EPOCHS[accumulation] + 1)]
+    helpers.check_pair(*runs[accumulation], accumulation, 7, EPOCHS[accumulation])
 
 
 def test_a_state_that_musubi_tuner_wrote_alone_is_resumed_at_its_step(runs, tmp_path):

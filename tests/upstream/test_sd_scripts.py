@@ -20,6 +20,11 @@ EVERYTHING += ["--log_with", "tensorboard", "--validation_split", "0.1", "--pers
 
 
 @pytest.fixture(scope="module")
+def work(each_work):
+    return each_work
+
+
+@pytest.fixture(scope="module")
 def runs(work, tmp_path_factory):
     """30 steps with all features that the patches change: without the patches, and with all of them."""
 

@@ -27,7 +27,7 @@ def files(checkout: Path) -> set[Path]:
     return {path for path in checkout.rglob("*") if "__pycache__" not in path.parts}
 
 
-def test_a_good_installation_passes_and_is_not_touched(newest, temporary):
+def test_a_good_installation_passes_and_is_not_touched(newest):
     before = files(tiny.checkout())
     code, checks = finished(tiny.checkout())
     assert code == 0, checks

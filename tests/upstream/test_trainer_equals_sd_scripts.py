@@ -4,7 +4,9 @@ Both sides get the same tiny FLUX weights, the same batch and the same seed; sd-
 """
 
 import json
+import shutil
 import subprocess
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ SAMPLINGS = [
     {"timestep_sampling": "sigma", "weighting_scheme": "logit_normal", "logit_mean": 0.3, "logit_std": 0.8},
     {"timestep_sampling": "sigma", "weighting_scheme": "mode", "mode_scale": 1.1, "discrete_flow_shift": 1.7},
 ]
+HUBER = {"timestep_sampling": "sigmoid", "huber_c": 0.2}
 LOSSES = [
     {"timestep_sampling": "shift", "discrete_flow_shift": 3.1582, "model_prediction_type": "raw"},
     {"timestep_sampling": "shift", "model_prediction_type": "additive"},
@@ -33,9 +36,9 @@ LOSSES = [
     *({**how, "model_prediction_type": "sigma_scaled"} for how in SAMPLINGS),
     {"timestep_sampling": "flux_shift", "loss_type": "l1"},
     *(
-        {"timestep_sampling": "sigmoid", "loss_type": kind, "huber_schedule": schedule, "huber_c": 0.2}
-        for kind in ("huber", "smooth_l1")
-        for schedule in ("constant", "exponential")
+        {**HUBER, "loss_type": k, "huber_schedule": s}
+        for k in ("huber", "smooth_l1")
+        for s in ("constant", "exponential")
     ),
 ]
 
@@ -79,41 +82,27 @@ def both(newest, tmp_path_factory):
             if ".lora_B." in name:  # zero until it is trained
                 weight.normal_(0, 1.0, generator=torch.Generator().manual_seed(number))
     (folder / "lora.safetensors").write_bytes(lora.to_file(parameters, 2.0 / 3, None, {}))
-    requested = {
-        "model": str(model),
-        "batch": str(folder / "batch.safetensors"),
-        "lora": str(folder / "lora.safetensors"),
-        "draws": numbered(SAMPLINGS),
-        "losses": numbered(LOSSES),
-    }
+    files = {"model": model, "batch": folder / "batch.safetensors", "lora": folder / "lora.safetensors"}
+    requested = {name: str(path) for name, path in files.items()}
+    requested |= {"draws": numbered(SAMPLINGS), "losses": numbered(LOSSES)}
     (folder / "requested.json").write_text(json.dumps(requested), encoding="utf-8")
-    script = [str(tiny_sd_scripts.python()), str(ROOT / "tests/support/trainer_sd_scripts.py")]
-    done = subprocess.run(
-        [*script, str(folder / "requested.json"), str(folder / "answered.json")],
-        env=tiny_sd_scripts.environment(folder),
-        cwd=tiny_sd_scripts.checkout(),
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    command = [tiny_sd_scripts.python(), ROOT / "tests/support/trainer_sd_scripts.py"]
+    command += [folder / "requested.json", folder / "answered.json"]
+    where = {"env": tiny_sd_scripts.environment(folder), "cwd": tiny_sd_scripts.checkout()}
+    done = subprocess.run(command, **where, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     answered = json.loads((folder / "answered.json").read_text(encoding="utf-8"))
     return {"model": model, "batch": batch, "trained": transformer, "requested": requested, "answered": answered}
 
 
 def ours(requested: dict, transformer, batch: dict) -> float:
-    from argparse import Namespace
-
+    args = Namespace(**requested)
     with torch.no_grad():
-        return flow.loss_of(
-            Namespace(**requested), transformer, batch, requested["noise_seed"], CPU, torch.float32
-        ).item()
+        return flow.loss_of(args, transformer, batch, requested["noise_seed"], CPU, torch.float32).item()
 
 
 @pytest.mark.parametrize("number", range(len(SAMPLINGS)), ids=[" ".join(map(str, c.values())) for c in SAMPLINGS])
 def test_the_same_noise_gives_the_same_noise_levels(both, number):
-    from argparse import Namespace
-
     requested, latents = both["requested"]["draws"][number], both["batch"]["latents"]
     generator = torch.Generator().manual_seed(requested["noise_seed"])
     torch.randn(latents.shape, generator=generator)  # the noise itself is drawn first, here as there
@@ -146,8 +135,6 @@ def test_sd_scripts_takes_the_lora_file_and_it_does_there_what_it_did_here(both)
 
 def test_the_tokens_are_those_of_the_real_t5_vocabulary(newest, tmp_path):
     """FLUX.1's tokenizer_2 as it is published (sd-scripts brings its vocabulary), against Google's own library."""
-    import shutil
-
     import sentencepiece
 
     source = Path(tiny_sd_scripts.checkout()) / "configs" / "t5_old"

@@ -1,18 +1,15 @@
 """Held-out images with sd-scripts: never trained on, their loss at fixed noise."""
 
-import ast
 import json
-import logging
-import math
-import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import patches_helpers
 import pytest
+import resume_helpers
 import tiny_sd_scripts as tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from upstream_code import code_of
 
 from sd_scripts_patches import validation as patch
 
@@ -20,22 +17,12 @@ from sd_scripts_patches import validation as patch
 @pytest.fixture(scope="module")
 def real_split(sd_scripts):
     """`split_train_val` of the checkout, without importing its module."""
-    for path in sorted(Path(sd_scripts, "library").glob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef) and node.name == "split_train_val":
-                names = {"random": random, "math": math, "logging": logging, "logger": logging.getLogger("x")}
-                node.returns = None
-                for argument in node.args.args:
-                    argument.annotation = None
-                exec(compile(ast.Module([node], []), str(path), "exec"), names)
-                return names["split_train_val"]
-    raise AssertionError("this checkout has no split_train_val")
+    return code_of(sorted(Path(sd_scripts, "library").glob("*.py")), "split_train_val")["split_train_val"]
 
 
 @given(st.integers(1, 60), st.floats(0.01, 0.5), st.integers(0, 9))
 def test_sd_scripts_never_trains_on_an_image_that_it_validates(real_split, count, share, seed):
-    original = real_split
-    guarded = patch._apart(original)
+    guarded = patch._apart(real_split)
     paths, sizes = [f"{n}.png" for n in range(count)], [(n, n) for n in range(count)]
     train, train_sizes = guarded(paths, sizes, True, share, seed)
     held, _ = guarded(paths, sizes, False, share, seed)
@@ -44,9 +31,8 @@ def test_sd_scripts_never_trains_on_an_image_that_it_validates(real_split, count
 
 
 def test_unguarded_it_would(real_split):
-    original = real_split
     paths = [f"{n}.png" for n in range(6)]
-    train, held = (set(original(paths, paths, kind, 0.25, 1)[0]) for kind in (True, False))
+    train, held = (set(real_split(paths, paths, kind, 0.25, 1)[0]) for kind in (True, False))
     assert train & held
 
 
@@ -55,16 +41,13 @@ def test_sd_scripts_measures_at_fixed_noise_and_the_metrics_have_it(work, tmp_pa
 
     def run(name: str, rate: str) -> dict[int, tuple[float, int]]:
         out = tmp_path / name
-        (out / "run").mkdir(parents=True)
-        args = tiny.arguments(
-            work, out, "--validation_split", "0.25", "--validation_seed", "3", "--validate_every_n_steps", "3",
-            "--validate_every_n_epochs", "1000000", "--learning_rate", rate,
-            train_data_dir=str(tiny.copy_of(work, out)), max_train_steps="9", max_data_loader_n_workers="0",
-        )  # fmt: skip
-        env = {"HANGPROOF_HEARTBEAT": str(out / "hb"), "HANGPROOF_RUN": str(out / "run")}
-        done = patches_helpers.train(work, args, patched=True, **env)
+        out.mkdir()
+        more = ["--validation_split", "0.25", "--validation_seed", "3", "--validate_every_n_steps", "3"]
+        more += ["--validate_every_n_epochs", "1000000", "--learning_rate", rate]
+        images = str(tiny.copy_of(work, out))
+        done = resume_helpers.train(work, out, *more, train_data_dir=images, max_train_steps="9")
         assert done.code == 0, done.log[-3000:]
-        lines = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         return {one["step"]: (one["val_loss"], one["items"]) for one in lines if one["kind"] == "validation"}
 
     with ThreadPoolExecutor(2) as pool:

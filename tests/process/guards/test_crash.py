@@ -147,19 +147,19 @@ def test_a_deadline_that_was_met_kills_nobody(tmp_path):
     """Nested, extended, on threads, with errors, in a child forked inside one."""
     code = PRELUDE + (
         "import os\n"
-        "with deadline.Deadline(1, 'outer') as outer:\n"
+        "with deadline.Deadline(3, 'outer') as outer:\n"
         "    for _ in range(100):\n"
-        "        with deadline.Deadline(1, 'inner') as inner: inner.extend(); outer.extend()\n"
-        "    try:\n        with deadline.Deadline(1, 'an error'): raise KeyError\n"
+        "        with deadline.Deadline(3, 'inner') as inner: inner.extend(); outer.extend()\n"
+        "    try:\n        with deadline.Deadline(3, 'an error'): raise KeyError\n"
         "    except KeyError: pass\n"
-        "def work():\n    with deadline.Deadline(1, 'a thread'): pass\n"
+        "def work():\n    with deadline.Deadline(3, 'a thread'): pass\n"
         "threads = [threading.Thread(target=work) for _ in range(8)]\n"
         "for t in threads: t.start()\nfor t in threads: t.join()\n"
         "fired = []\n"
         "with deadline.Deadline(0.1, 'an action', lambda *_: fired.append(1)):\n    while not fired: time.sleep(0.01)\n"
         "with deadline.Deadline(30, 'the parent of a child'):\n    child = os.fork()\n"
-        "if child == 0: time.sleep(1.5); os._exit(0)\n"
-        "time.sleep(1.5)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\nprint('alive')\n"
+        "if child == 0: time.sleep(3.5); os._exit(0)\n"
+        "time.sleep(3.5)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\nprint('alive')\n"
     )
     done = children.run(code, HANGPROOF_HEARTBEAT=tmp_path)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

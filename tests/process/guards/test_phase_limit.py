@@ -36,9 +36,9 @@ def test_a_wait_that_no_guard_covers_ends_with_the_name_of_its_phase(tmp_path):
 
 
 PROGRESS = {
-    "step": "for n in range(20): time.sleep(0.15); beat.item(n)",
-    "cache_text": "for n in range(6): time.sleep(0.5); beat.step(n)",
-    "load": "for n in range(20): time.sleep(0.15); open('/dev/zero', 'rb').read(3 << 20)",
+    "step": "for n in range(30): time.sleep(0.15); beat.item(n)",
+    "cache_text": "for n in range(9): time.sleep(0.5); beat.step(n)",
+    "load": "for n in range(30): time.sleep(0.15); open('/dev/zero', 'rb').read(3 << 20)",
 }
 
 
@@ -49,7 +49,7 @@ def test_a_process_that_makes_progress_is_left_alone(tmp_path):
     def one(phase):
         folder = tmp_path / phase
         folder.mkdir()
-        return run(folder, phase, PROGRESS[phase], **{f"HANGPROOF_PHASE_{phase.upper()}_S": "1.5"})
+        return run(folder, phase, PROGRESS[phase], **{f"HANGPROOF_PHASE_{phase.upper()}_S": "3"})
 
     with ThreadPoolExecutor(3) as pool:
         for done in pool.map(one, PROGRESS):

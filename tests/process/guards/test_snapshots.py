@@ -63,20 +63,20 @@ def state_of(seed):
     model[0](torch.randn(1, 3, 5, 5)).sum().backward()
     optimizer.step()
     rng = {"numpy": numpy.random.get_state(), "torch": torch.get_rng_state(), "step": 3, "none": torch.empty(0, 4)}
-    half = {
-        "a": torch.randn(5, 3).bfloat16(),
-        "b": torch.randn(7).half(),
-        "c": torch.tensor(True),
-        "d": torch.arange(5),
-        "e": torch.eye(3).to_sparse(),
-    }
+    kinds = [
+        torch.randn(5, 3).bfloat16(),
+        torch.randn(7).half(),
+        torch.tensor(True),
+        torch.arange(5),
+        torch.eye(3).to_sparse(),
+    ]
     return [
         File("model.safetensors", "safetensors", dict(model.state_dict()), {"format": "pt"}),
         File("optimizer.bin", "torch", optimizer.state_dict()),
         File("random_states_0.pkl", "torch", rng),
-        File("half.pt", "torch", half),
+        File("kinds.pt", "torch", kinds),
         File("train_state.json", "raw", b'{"current_step": 3}'),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring, tmp_path):
@@ -116,9 +116,8 @@ def test_the_thread_waits_for_an_event_before_it_copies_pinned_memory_into_the_r
             target.copy_(source)
 
     event = SimpleNamespace(synchronize=synchronize, elapsed_time=lambda other: 7.0)
-    job = snapshots._Job(
-        slot, plan, ours.header(4, 1, "toy-step00000004-state", None), 0.0, True, (pinned, event, event)
-    )
+    header = ours.header(4, 1, "toy-step00000004-state", None)
+    job = snapshots._Job(slot, plan, header, 0.0, True, (pinned, event, event))
     assert ours._finish(job, snapshots._at_once) == 0.007 and waited == [True]
     found = torch.load(restored(ring) / "a.pt")
     assert torch.equal(found["a"], torch.arange(700_000)) and torch.equal(found["b"], torch.ones(3))
@@ -126,9 +125,8 @@ def test_the_thread_waits_for_an_event_before_it_copies_pinned_memory_into_the_r
 
 def test_a_layout_is_used_again_until_a_tensor_has_another_form(ring):
     def files(value, dtype=torch.float32, shape=(300, 3)):
-        return [
-            File("a.pt", "torch", {"a": torch.full(shape, value, dtype=dtype), "b": torch.ones(5) * value, "n": value})
-        ]
+        content = {"a": torch.full(shape, value, dtype=dtype), "b": torch.ones(5) * value, "n": value}
+        return [File("a.pt", "torch", content)]
 
     first = record.plan(files(1.0)).layout
     assert record.plan(files(2.0), first).layout is first
@@ -164,7 +162,7 @@ def test_a_record_of_nan_is_not_usable(ring):
 
 
 @pytest.mark.parametrize("at", [record.BODY + 100, record.BODY - 1, 20, 3])
-def test_a_changed_byte_is_found(ring, at):
+def test_a_changed_byte_is_found_and_the_record_removed_with_its_reason(ring, at):
     take(writer(ring), 2, raw(b"x" * 5000))
     path = next(iter(snapshots.headers(ring)))
     assert record.verify(path) == ""
@@ -172,17 +170,10 @@ def test_a_changed_byte_is_found(ring, at):
     data[at] ^= 1
     path.write_bytes(data)
     assert bool(record.verify(path)) == (at != record.BODY - 1)  # the end of the header's page is unused
-
-
-def test_a_bad_record_is_removed_and_names_the_reason(ring):
-    take(writer(ring), 2, raw(b"x" * 5000))
-    path = next(iter(snapshots.headers(ring)))
-    with open(path, "r+b") as file:
-        file.seek(record.BODY + 50)
-        file.write(b"!")
-    with pytest.raises(record.RecordError, match="wrong checksum"):
-        restored(ring)
-    assert not path.exists() and list(ring.glob("*-state")) == []
+    if at > record.BODY:
+        with pytest.raises(record.RecordError, match="wrong checksum"):
+            restored(ring)
+        assert not path.exists() and list(ring.glob("*-state")) == []
 
 
 def test_an_attempt_that_resumes_earlier_forgets_the_later_records(ring):

@@ -1,10 +1,8 @@
 """Parts of the patches by themselves: queues of trackers, loader settings, images, samples, exit, settings."""
 
 import os
-import signal
 import threading
 import time
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 
@@ -14,7 +12,6 @@ import pytest
 
 from guards import limits, npz
 from sd_scripts_patches import dataloader, heartbeat, hygiene, images, sampling, session, timeouts, trackers
-from sd_scripts_patches import exit as exit_patch
 
 
 class Tracker:
@@ -132,27 +129,21 @@ def test_every_loader_is_made_with_settings_that_cannot_hang(monkeypatch, platfo
     assert got["dataset"] == [1, 2]
 
 
-def test_the_gpus_cache_is_emptied_only_on_request(monkeypatch):
+@pytest.mark.parametrize(("every", "expected"), [("", []), ("0", []), ("3", [3, 6])])
+def test_the_gpus_cache_is_emptied_only_on_request(monkeypatch, every, expected):
     torch = pytest.importorskip("torch")
     emptied, steps = [], []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(steps[-1]))
-
-    def train(every):
-        monkeypatch.setattr(session, "on_step", [])
-        monkeypatch.setenv("HANGPROOF_EMPTY_CACHE_STEPS", every)
-        hygiene.prepare(worker=False)
-        for step in range(1, 8):
-            steps.append(step)
-            for function in session.on_step:
-                function(step)
-
-    for every in ("", "0"):
-        train(every)
-    assert emptied == []
-    train("3")
-    assert emptied == [3, 6]
+    monkeypatch.setattr(session, "on_step", [])
+    monkeypatch.setenv("HANGPROOF_EMPTY_CACHE_STEPS", every)
+    hygiene.prepare(worker=False)
+    for step in range(1, 8):
+        steps.append(step)
+        for function in session.on_step:
+            function(step)
+    assert emptied == expected
 
 
 def test_git_that_does_not_answer_costs_ten_seconds_at_most(monkeypatch, capsys):
@@ -286,26 +277,6 @@ def test_phases_nest_and_the_record_keeps_the_one_that_failed():
         raise OSError("disk full")
     assert beat.current_phase == "save"
     beat.phase("step")
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="no SIGCHLD here")
-def test_a_worker_that_dies_while_an_error_is_printed_does_not_hide_the_error(monkeypatch):
-    def dead(*_):
-        raise RuntimeError("a worker died")
-
-    printed = []
-
-    def show(kind, error, trace):
-        signal.raise_signal(signal.SIGCHLD)
-        printed.append(str(error))
-
-    before = signal.signal(signal.SIGCHLD, dead)  # torch's handler raises wherever the main thread is
-    monkeypatch.setattr(traceback, "print_exception", show)
-    try:
-        assert exit_patch.report_error(ValueError("the reason")) == (1, "ValueError: the reason")
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-    assert printed == ["the reason"]
 
 
 def test_once_a_minute_the_log_shows_the_progress(monkeypatch, capsys):

@@ -159,11 +159,8 @@ def test_the_spec_gives_each_trainer_its_flags(tmp_path):
 
 def test_the_plan_leaves_out_what_is_held_out():
     spec = runs.make({"name": "t", "model": "tiny-flux", "repeats": 1, "epochs": 2, "validation_split": 0.25})
-    assert (
-        runs.planned_steps(spec, 4) == 6
-        and runs.planned_steps(spec, 8) == 12
-        and runs.planned_steps(spec, {"": 4, "3_cat": 4}) == 2 * (3 + 9)
-    )
+    found = [runs.planned_steps(spec, images) for images in (4, 8, {"": 4, "3_cat": 4})]
+    assert found == [6, 12, 2 * (3 + 9)]
 
 
 def test_four_images_with_a_tenth_held_out_start():

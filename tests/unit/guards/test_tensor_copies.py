@@ -97,9 +97,7 @@ def test_what_a_signal_interrupts_has_ended_when_the_caller_goes_on(threads, mon
     with pytest.raises(KeyboardInterrupt):
         tensor_copies.copy(Target.of([torch.empty_like(source) for source in sources]), sources)
     seen = len(running)
-    assert seen == 2 * tensor_copies.PIECE and not running[-1], (
-        "the other thread has completed its piece and takes no more"
-    )
+    assert seen == 2 * tensor_copies.PIECE and not running[-1], "the other thread has completed its piece"
     threading.Event().wait(0.2)
     assert len(running) == seen
 

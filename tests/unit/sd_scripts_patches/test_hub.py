@@ -2,7 +2,6 @@
 
 import argparse
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import children
@@ -78,34 +77,6 @@ def test_network_errors_are_retried_and_a_missing_file_is_not(tmp_path, impatien
     with pytest.raises(Missing):
         hub.download_with_retries(missing, tmp_path, "a file")
     assert len(attempts) == 1
-
-
-def test_a_cached_file_needs_no_request(tmp_path, monkeypatch):
-    """The real client, without a network."""
-    pytest.importorskip("huggingface_hub.file_download")
-    name, commit = "models--some--model", "a" * 40
-    snapshot = tmp_path / name / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
-    (tmp_path / name / "refs").mkdir()
-    (tmp_path / name / "refs" / "main").write_text(commit)
-    requests = []
-
-    def refuse(*args, **kwargs):
-        requests.append((args, kwargs))
-        raise ConnectionError("no network here")
-
-    monkeypatch.setattr(hub, "RETRY_PAUSE_S", 0.01)
-    monkeypatch.setattr(hub_request, "PAUSE_S", 0.01)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "0.5")
-    load = hub._cache_first(refuse)
-    found = load("some/model", "config.json", cache_dir=str(tmp_path))
-    assert Path(found) == snapshot / "config.json" and not requests
-    with pytest.raises(ConnectionError, match="no network here"):
-        load("some/model", "other.json", cache_dir=str(tmp_path))
-    assert [more.get("local_files_only") for _, more in requests] == [True]
 
 
 def test_an_upload_during_training_is_phase_save(monkeypatch):

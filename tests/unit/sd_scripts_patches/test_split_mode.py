@@ -7,13 +7,8 @@ import pytest
 
 from sd_scripts_patches import split_mode
 
-FINE = {
-    "blocks_to_swap": None,
-    "cpu_offload_checkpointing": False,
-    "network_args": ["train_blocks=single"],
-    "network_train_unet_only": True,
-    "model_type": "flux",
-}
+FINE = {"blocks_to_swap": None, "cpu_offload_checkpointing": False, "network_args": ["train_blocks=single"]}
+FINE |= {"network_train_unet_only": True, "model_type": "flux"}
 
 
 @pytest.mark.parametrize(
@@ -88,12 +83,10 @@ def test_the_halves_alternate_and_the_gradients_are_right(toy, monkeypatch):
     hosts = [p.data_ptr() for p in model.parameters()]
     halves = split_mode.split(model, fake_device(monkeypatch))
     seen = []
-    model.double_blocks[1].register_forward_pre_hook(
-        lambda *_: seen.append((halves.present, halves.on_device(), torch.is_grad_enabled()))
-    )
-    model.single_blocks[1].register_forward_pre_hook(
-        lambda *_: seen.append((halves.present, halves.on_device(), torch.is_grad_enabled()))
-    )
+    for block in (model.double_blocks[1], model.single_blocks[1]):
+        block.register_forward_pre_hook(
+            lambda *_: seen.append((halves.present, halves.on_device(), torch.is_grad_enabled()))
+        )
     for _ in range(3):
         model(x).square().sum().backward()
         assert torch.equal(adapter.weight.grad, expected)

@@ -1,19 +1,14 @@
 """A run remembers the commits it ran on; the way back to an older one changes nothing else, and never what was edited."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from checkout_helpers import git
 
 from sd_scripts_patches import compatibility, versions
 from sd_scripts_patches.trainers import TRAINERS
 
 TRAINER = TRAINERS["sd-scripts"]
-
-
-def git(folder: Path, *words: str) -> str:
-    command = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.invalid", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture

@@ -24,11 +24,16 @@ def named(here, folder: Path | None = None) -> str:
     return f"{folder or here.checkout()}@{here.python().parent.parent}"
 
 
-def test_an_update_that_learns_otherwise_is_told_from_the_commit_before_and_a_copy_trains_the_same(
-    newest, tmp_path, capsys
-):
+def copied(here, tmp_path: Path) -> Path:
+    """A copy of a checkout; skips where there is none."""
+    if reason := here.why_not():
+        pytest.skip(reason)
+    return Path(shutil.copytree(here.checkout(), tmp_path / "copy", ignore=shutil.ignore_patterns(".git")))
+
+
+def test_an_update_that_learns_otherwise_is_told_from_the_commit_before_and_a_copy_trains_the_same(tmp_path, capsys):
     """The old commit is unpacked: nothing in the checkout changes."""
-    copy = Path(shutil.copytree(newest, tmp_path / "copy", ignore=shutil.ignore_patterns(".git")))
+    copy = copied(tiny, tmp_path)
     git = ["git", "-C", str(copy), "-c", "user.name=t", "-c", "user.email=t@example.invalid"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "old"]):
         subprocess.run([*git, *command], check=True)
@@ -44,17 +49,9 @@ def test_an_update_that_learns_otherwise_is_told_from_the_commit_before_and_a_co
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*") if ".git" not in path.parts} == before
 
 
-@pytest.mark.parametrize("part", ["losses", "error"])
-def test_musubi_tuner_is_compared_too(musubi, part, tmp_path, capsys):
-    copy = Path(shutil.copytree(musubi, tmp_path / "copy", ignore=shutil.ignore_patterns(".git")))
+def test_musubi_tuner_is_compared_too(tmp_path, capsys):
+    copy = copied(tiny_musubi, tmp_path)
     file = copy / LORA[tiny_musubi]
-    change = SCALED if part == "losses" else "\nraise RuntimeError('broken update')\n"
-    file.write_text(file.read_text(encoding="utf-8") + change, encoding="utf-8")
+    file.write_text(file.read_text(encoding="utf-8") + "\nraise RuntimeError('broken update')\n", encoding="utf-8")
     assert canary.main([named(tiny_musubi), named(tiny_musubi, copy)]) == 1
-    shown = capsys.readouterr().out
-    wanted = (
-        "the losses differ from step "
-        if part == "losses"
-        else f"{copy}: zimage_train_network.py exited with code 1: RuntimeError"
-    )
-    assert wanted in shown
+    assert f"{copy}: zimage_train_network.py exited with code 1: RuntimeError" in capsys.readouterr().out
