@@ -6,19 +6,21 @@ import pytest
 from monitor_helpers import events, finish, limits_file, monitor, status, toy_run, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="the toy is a shell script")]
+# Its loader is slow from step 80 on, until the test has seen that this is reported.
 LOADER = """
 def fault(step):
-    load_s = 0.6 if 60 <= step < 68 else 0.0
+    load_s = 0.6 if 80 <= step < 140 and not (run / "seen").exists() else 0.0
     time.sleep(load_s)
     hb.waited(load_s)
 """
 
 
-def test_a_real_run_reports_a_slow_loader_goes_on_and_reports_its_end(tmp_path):
-    folder = toy_run(tmp_path / "toy", LOADER, steps=130, pace=0.05, every=500)
+def test_a_real_run_reports_a_slow_loader_goes_on_and_reports_its_end(folder):
+    toy_run(folder, LOADER, steps=200, pace=0.05, every=500)
     limits = limits_file(folder, "[slow]\nwindow_s = 2\n")
     process = monitor(folder, HANGPROOF_LIMITS=str(limits))
     shown = wait_for(lambda: status(folder).get("slow"), 60, "a slowdown in the status")
+    (folder / "seen").touch()
     code, _, said_there = finish(process, 120)
     assert code == 0, said_there
     event = events(folder, "slowdown")[0]

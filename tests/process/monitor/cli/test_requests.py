@@ -37,7 +37,6 @@ from monitor.diagnose import collect
 from monitor.run_folder import RunFolder
 from monitor.state import RunState
 
-LINUX = sys.platform.startswith("linux")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform == "win32", reason="signals between processes are POSIX"),

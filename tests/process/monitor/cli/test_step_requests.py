@@ -35,8 +35,8 @@ def resume_all(folder):
     return subprocess.run(command, cwd=ROOT, env=environment(folder), timeout=60).returncode
 
 
-def test_a_paused_run_frees_its_processes_and_goes_on_exactly(tmp_path):
-    folder = toy_run(tmp_path / "toy", HOLD, steps=30)
+def test_a_paused_run_frees_its_processes_and_goes_on_exactly(folder):
+    toy_run(folder, HOLD, steps=30)
     process = monitor(folder)
     wait_for(lambda: step_of(folder) >= 5, what="five steps")
     assert finish(monitor(folder, "pause", "--wait", "60"))[0] == 0
@@ -50,8 +50,8 @@ def test_a_paused_run_frees_its_processes_and_goes_on_exactly(tmp_path):
     assert weight(folder) == undisturbed(30) and len(events(folder, "paused")) == 1
 
 
-def test_a_pause_survives_a_killed_monitor(tmp_path):
-    folder = toy_run(tmp_path / "toy", steps=400, pace=0.1)
+def test_a_pause_survives_a_killed_monitor(folder):
+    toy_run(folder, steps=400, pace=0.1)
     process = monitor(folder)
     wait_for(lambda: step_of(folder) >= 3, what="three steps")
     requests.pause(folder)
@@ -60,8 +60,8 @@ def test_a_pause_survives_a_killed_monitor(tmp_path):
     assert status(folder)["state"] == "paused" and not members(folder)
 
 
-def test_a_request_that_cannot_be_done_says_why(tmp_path):
-    folder = toy_run(tmp_path / "toy", f"def fault(step):\n{GO}", steps=20)
+def test_a_request_that_cannot_be_done_says_why(folder):
+    toy_run(folder, f"def fault(step):\n{GO}", steps=20)
     with pytest.raises(MonitorError, match="toy: sample images can be made while it trains, but it is never started"):
         requests.request(folder, "sample")
     process = monitor(folder)

@@ -117,6 +117,15 @@ def test_the_oldest_ticket_gets_the_gpus_and_all_of_them(gpus):
     assert third.acquire()
 
 
+def test_a_run_that_gets_one_of_its_gpus_gives_it_back_until_it_gets_all(gpus, monkeypatch):
+    both = gpus("both")
+    monkeypatch.setenv("HANGPROOF_GPUS", "1")
+    holder = gpus("holder")
+    assert holder.acquire() and not both.acquire() and both.message == "waiting for GPU 1: the run 'holder' uses it"
+    holder.release()
+    assert both.acquire()
+
+
 def test_a_place_is_kept_by_the_time_it_was_queued(gpus):
     now_s = platform.now().boot_s
     late, early, holder = gpus("late", now_s + 1000), gpus("early", now_s - 5), gpus("holder")

@@ -215,12 +215,13 @@ def test_a_token_that_could_not_be_read_is_read_at_the_next_refresh(monkeypatch,
 
 @linux
 def test_processes_are_found_by_the_token_they_inherited_and_killed(spawn):
-    shell = spawn("bash", "-c", "trap '' TERM; sleep 61 & wait; wait", **OURS)
+    shell = spawn("bash", "-c", "trap 'echo term' TERM; (trap '' TERM; exec sleep 61) & while :; do wait; done", **OURS)
     found = tree.Tree(MARK, (shell.pid, start_of(shell)))
-    wait_for(lambda: len(found.refresh()) == 2)
+    wait_for(lambda: {p.name for p in found.refresh().values()} == {"bash", "sleep"})
     result = tree.kill(found, grace_s=0.3, kill_wait_s=60)
     assert {p.name for p in result.killed} == {"bash", "sleep"} and result.survivors == ()
     assert shell.wait(60) == -9, "parents are killed first"
+    assert shell.stdout.read() == "term\n", "SIGTERM is sent once"
 
 
 @linux

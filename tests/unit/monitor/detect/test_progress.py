@@ -1,4 +1,4 @@
-"""Is a run stuck? The decision alone, on a virtual clock: hundreds of healthy hours, every hang, every clock trick."""
+"""Is a run stuck? The decision alone, on a virtual clock: two healthy days, every hang, every clock trick."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ CONFIG = config.load()
 WATCH = CONFIG.watch
 NONE = Signals()
 # seconds a step -> simulated hours of each training stage, and how many of these the script has
-HOURS = {0.05: (0.06, 2), 2.0: (1.2, 1), 8.0: (13.0, 1)}
+HOURS = {0.05: (0.06, 2), 2.0: (1.2, 1), 8.0: (6.0, 1)}
 
 
 def beat(**values) -> Beat:
