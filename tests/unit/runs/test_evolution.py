@@ -205,13 +205,12 @@ def test_the_charts_have_the_validation_loss(tmp_path):
 @settings(max_examples=25)
 def test_lines_of_validations_do_not_hide_the_line_of_a_step(tmp_path_factory, steps, every, wanted):
     path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
-    lines = [step_line_of(step) + (validation_line(step, 0.5) if step % every == 0 else "") for step in range(1, steps)]
+    lines = [
+        step_line(step, note="x" * 150) + (validation_line(step, 0.5) if step % every == 0 else "")
+        for step in range(1, steps)
+    ]
     path.write_text("".join(lines))
     with path.open("rb") as file:
         found = metrics_lines.step_line(file, 0, path.stat().st_size, wanted)
         assert (found or {}).get("step") == (min(wanted, steps - 1) or None)
         assert metrics_lines.last_step(file, 0, path.stat().st_size)["step"] == steps - 1
-
-
-def step_line_of(step: int) -> str:
-    return step_line(step, note="x" * 150)
