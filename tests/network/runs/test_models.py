@@ -31,11 +31,11 @@ def hub(monkeypatch, tmp_path):
         yield server
 
 
-def get(target: Path, **more) -> list[tuple]:
+def get(target: Path, stall_s: float = 5, **more) -> list[tuple]:
     """Download the file; (name, bytes so far, size) of each report."""
     calls: list[tuple] = []
-    report = {"on_progress": lambda at: calls.append((at.name, at.done, at.total)), "stall_s": 5}
-    models.fetch("me/model", NAME, target, **(report | more))
+    report = lambda at: calls.append((at.name, at.done, at.total))  # noqa: E731
+    models.fetch("me/model", NAME, target, on_progress=report, stall_s=stall_s, **more)
     return calls
 
 

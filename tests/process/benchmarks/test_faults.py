@@ -24,10 +24,8 @@ ROWS = faults.table()
 
 
 def command(*words: str, **env: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "benchmarks", "faults", *words]
-    return subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=500, check=False
-    )
+    words, env = (sys.executable, "-m", "benchmarks", "faults", *words), {**os.environ, **env}
+    return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, check=False)
 
 
 def test_each_row_names_what_exists():

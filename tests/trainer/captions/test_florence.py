@@ -60,15 +60,14 @@ def test_code_of_a_repository_never_runs(model, tmp_path):
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("damage", ["weights", "config", "other"])
-def test_files_that_are_not_florence_are_named(model, tmp_path, damage):
-    folder = tmp_path / "model"
-    shutil.copytree(model, folder)
-    if damage == "weights":
-        (folder / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0damaged!")
-    elif damage == "config":
-        (folder / "config.json").write_text("{")
-    else:
-        (folder / "model.safetensors").unlink()
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("model.safetensors", b"\x08\0\0\0\0\0\0\0damaged!"), ("model.safetensors", None), ("config.json", b"{")],
+)
+def test_files_that_are_not_florence_are_named(model, tmp_path, name, content):
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / name).unlink()
+    if content:
+        (folder / name).write_bytes(content)
     with pytest.raises(RunError, match="cannot be loaded as Florence-2"):
         florence.load(folder, "short", device="cpu")

@@ -57,6 +57,8 @@ def test_samples_loras_and_losses_of_a_step_are_one_row(tmp_path):
     assert middle.loss == pytest.approx(sum(losses[:10]) / 10) and end.loss == pytest.approx(sum(losses) / 20)
     assert [one.prompt for one in end.samples] == [0, 1] and end.samples[1].seed == 43
     assert found.at_step(10) is middle and found.at_step(15) is None
+    assert best(((0, 0.1), (10, 0.5), (20, 0.4), (30, 0.4))) == (20, 0.4), "it has trained"
+    assert best(((0, 0.1),)) is None and best(()) is None
 
 
 def test_samples_before_and_after_a_restart_are_one_series_and_the_newest_counts(tmp_path):
@@ -88,14 +90,6 @@ def test_an_epoch_becomes_its_last_step(tmp_path):
     assert found.snapshots[-1].at == "epoch 7" and found.steps == [0, 8, 16]
 
 
-def test_images_with_other_names_are_kept_apart(tmp_path):
-    assert read(tmp_path) == evolution.Evolution() == read(tmp_path / "none")
-    sample(tmp_path, "my picture.png")
-    sample(tmp_path, "notes.txt")
-    found = read(tmp_path)
-    assert found.snapshots == () and [one.path.name for one in found.others] == ["my picture.png"]
-
-
 # Hostile files -------------------------------------------------------------------------------------------------------
 
 NAMES = st.text(
@@ -124,8 +118,18 @@ def test_any_file_name_gives_a_table(tmp_path_factory, names):
     shown = [one for snapshot in found.snapshots for one in snapshot.samples]
     for one in (*shown, *found.others):
         assert one.path.parent == folder / "sample" and one.path.is_file()
-    steps = found.steps
-    assert steps == sorted(set(steps))
+    assert found.steps == sorted(set(found.steps))
+
+
+def test_names_that_are_no_samples_are_kept_apart_and_cost_no_time(tmp_path):
+    assert read(tmp_path) == evolution.Evolution() == read(tmp_path / "none")
+    sample(tmp_path, "my picture.png")
+    sample(tmp_path, "notes.txt")
+    found = read(tmp_path)
+    assert found.snapshots == () and [one.path.name for one in found.others] == ["my picture.png"]
+    for name in ("_" * 5000, "_0" * 2500, "_000000" * 700, "_e" * 2500):
+        assert evolution.SAMPLE.search(name) is None
+    assert re.compile(evolution.SEED).search(" --d" * 2000) is None
 
 
 LINES = st.binary(max_size=40) | st.builds(
@@ -176,18 +180,7 @@ def test_a_replaced_file_is_read_from_its_beginning(tmp_path):
     assert losses.between(0, 9) == [1.0, 2.0]  # a file that is gone for a moment
 
 
-def test_the_patterns_take_no_time_on_long_names():
-    for name in ("_" * 5000, "_0" * 2500, "_000000" * 700, "_e" * 2500):
-        assert evolution.SAMPLE.search(name) is None
-    assert re.compile(evolution.SEED).search(" --d" * 2000) is None
-
-
 # Validation -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_best_step_has_trained():
-    assert best(((0, 0.1), (10, 0.5), (20, 0.4), (30, 0.4))) == (20, 0.4)
-    assert best(((0, 0.1),)) is None and best(()) is None
 
 
 def test_the_charts_have_the_validation_loss(tmp_path):
