@@ -8,13 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from ladder_runs import CRASHES, FORK, TRAINER
+from ladder_runs import CRASHES, TRAINER
 from monitor_helpers import ROOT, environment, events, finish, status, wait_for
 from runs_helpers import executable, pictures
 
-import runs
 from monitor.state import spec_edited
-from runs.pin import pinned
 
 pytestmark = pytest.mark.slow
 PARTS = ("guards", "monitor", "presets", "runs")
@@ -111,22 +109,3 @@ def test_neither_an_update_nor_an_edit_after_a_crash_changes_an_attempt_until_th
     script = (program.folder / "train.sh").read_text()
     assert "--optimizer_type prodigy" in script and "--network_dim 64" in script
     assert (program.folder / "job.json").read_bytes() != before and not spec_edited(program.folder)
-
-
-def test_a_run_of_an_earlier_version_trains_what_its_script_says(run, monkeypatch):
-    create = runs.create
-
-    def older(*args):
-        folder = create(*args)
-        (folder / "job.json").unlink()
-        text = (folder / "train.sh").read_text()
-        (folder / "train.sh").write_text(re.sub(r"--optimizer_type \w+", "--optimizer_type older", text))
-        return folder
-
-    monkeypatch.setattr(runs, "create", older)
-    folder, code = run(FORK, workers=2)
-    assert code == 0
-    text = (folder / "train.attempt-2.sh").read_text()
-    assert "--optimizer_type older" in text and "--max_data_loader_n_workers 0" in text
-    assert len([e for e in events(folder, "job") if "an earlier version" in e["message"]]) == 1
-    assert pinned(folder).flags["optimizer_type"] == "older"

@@ -28,13 +28,6 @@ def refused(images, captions=None) -> str:
     return str(caught.value)
 
 
-def test_a_plain_picture_keeps_its_bytes_and_gets_a_suffix_that_is_true(tmp_path):
-    original = picture(tmp_path / "in/photo.png", format="JPEG")
-    folder, notes = take(tmp_path, [original, picture(tmp_path / "in/b.png")], trigger="ohwx")
-    assert (folder / "photo.jpg").read_bytes() == original.read_bytes()
-    assert notes == []
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied(tmp_path, orientation):
     exif = Image.Exif()
@@ -79,22 +72,6 @@ def test_other_colour_modes_and_formats_become_what_every_trainer_reads(tmp_path
     assert any("a." in note for note in notes)
 
 
-def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
-    image = Image.new("I;16", (4, 4))
-    image.putdata([0, 16384, 32768, 65535] * 4)
-    image.save(tmp_path / "deep.png")
-    folder, _ = take(tmp_path, [tmp_path / "deep.png"], trigger="x")
-    assert [Image.open(folder / "deep.png").convert("L").getpixel((x, 0)) for x in range(4)] == [0, 63, 127, 255]
-
-
-def test_an_animation_gives_its_first_frame(tmp_path):
-    frames = [Image.new("RGB", (30, 30), colour) for colour in ("red", "lime")]
-    frames[0].save(tmp_path / "moving.webp", save_all=True, append_images=frames[1:], lossless=True)
-    folder, notes = take(tmp_path, [tmp_path / "moving.webp"], trigger="x")
-    assert Image.open(folder / "moving.png").convert("RGB").getpixel((3, 3)) == (255, 0, 0)
-    assert "first frame" in notes[0]
-
-
 def test_all_bad_files_are_named_at_once(tmp_path):
     text = tmp_path / "notes.png"
     text.write_text("these are words")
@@ -118,14 +95,24 @@ def test_huge_images_are_refused_before_they_are_decoded(tmp_path, width, height
     assert f"{width} × {height} pixels" in message
 
 
+def test_sixteen_bits_are_scaled_an_animation_gives_its_first_frame_and_a_plain_picture_keeps_its_bytes(tmp_path):
+    image = Image.new("I;16", (4, 4))
+    image.putdata([0, 16384, 32768, 65535] * 4)
+    image.save(tmp_path / "deep.png")
+    frames = [Image.new("RGB", (30, 30), colour) for colour in ("red", "lime")]
+    frames[0].save(tmp_path / "moving.webp", save_all=True, append_images=frames[1:], lossless=True)
+    plain = picture(tmp_path / "photo.png", format="JPEG")
+    folder, notes = take(tmp_path, [tmp_path / "deep.png", tmp_path / "moving.webp", plain], trigger="x")
+    assert [Image.open(folder / "deep.png").convert("L").getpixel((x, 0)) for x in range(4)] == [0, 63, 127, 255]
+    assert Image.open(folder / "moving.png").convert("RGB").getpixel((3, 3)) == (255, 0, 0)
+    assert any("first frame" in note for note in notes) and not any("photo" in note for note in notes)
+    assert (folder / "photo.jpg").read_bytes() == plain.read_bytes(), "with a suffix that is true"
+
+
 @pytest.mark.timeout(200)
-def test_a_pipe_called_like_an_image_does_not_block(tmp_path):
+def test_no_images_is_an_error_and_one_is_a_note_and_a_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
-    assert "pipe.png: not a regular file" in refused([tmp_path / "pipe.png"])
-    assert "no images" in refused(tmp_path)
-
-
-def test_no_images_is_an_error_and_one_is_a_note(tmp_path):
+    assert "pipe.png: not a regular file" in refused([tmp_path / "pipe.png"]) and "no images" in refused(tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "readme.md").write_text("hello")

@@ -78,10 +78,8 @@ def test_samples_before_and_after_a_restart_are_one_series_and_the_newest_counts
 
 
 def test_an_epoch_becomes_its_last_step(tmp_path):
-    sample(tmp_path, "cat_e000000_00_20260101120000_42.png")
-    sample(tmp_path, "cat_e000001_00_20260101120000_42.png")
-    sample(tmp_path, "cat_e000002_00_20260101120000_42.png")
-    sample(tmp_path, "cat_e000007_00_20260101120000_42.png")
+    for epoch in (0, 1, 2, 7):
+        sample(tmp_path, f"cat_e{epoch:06}_00_20260101120000_42.png")
     lora_file(tmp_path / "cat-000002.safetensors", 16, 2)  # its metadata says the step
     (tmp_path / "metrics.jsonl").write_text("".join(step_line(step) for step in range(1, 9)))
     found = read(tmp_path)

@@ -26,31 +26,19 @@ FULL_DISK = Machine("NVIDIA GeForce RTX 4090", 24.0, True, 62.7, 0.05)
 PHOTO, THUMBNAIL = (1024, 1024), (200, 150)
 
 # The options of sd-scripts that the lists use, with their types in its parser (library/train_util.py, flux_train_network.py).
-OPTIONS = """
-bool: fp8_base split_mode cache_latents no_half_vae full_bf16 apply_t5_attn_mask network_train_unet_only highvram shuffle_caption
-bool: persistent_data_loader_workers fused_backward_pass masked_loss sdpa bucket_no_upscale sample_at_first
-int: t5xxl_max_token_length blocks_to_swap lr_scheduler_num_cycles vae_batch_size text_encoder_batch_size ddp_timeout
-int: validation_seed validate_every_n_steps validate_every_n_epochs sample_every_n_epochs min_bucket_reso max_bucket_reso bucket_reso_steps clip_skip
-float: noise_offset network_dropout caption_dropout_rate caption_tag_dropout_rate min_snr_gamma max_grad_norm guidance_scale
-float: discrete_flow_shift sigmoid_scale unet_lr ip_noise_gamma prior_loss_weight scale_weight_norms lr_scheduler_power
-float: lr_warmup_steps text_encoder_lr logit_mean logit_std mode_scale validation_split
-str: optimizer_type lr_scheduler pretrained_model_name_or_path clip_l t5xxl ae
-list: optimizer_args network_args lr_scheduler_args
-choice: timestep_sampling=sigma,uniform,sigmoid,shift,flux_shift loss_type=l1,l2,huber,smooth_l1
-choice: model_prediction_type=raw,additive,sigma_scaled weighting_scheme=sigma_sqrt,logit_normal,mode,cosmap,none,uniform
-"""
-
-
-def _parser() -> str:
-    lines = []
-    for line in OPTIONS.strip().splitlines():
-        kind, _, names = line.partition(": ")
-        for name in names.split():
-            name, _, choices = name.partition("=")
-            how = {"bool": 'action="store_true"', "list": 'nargs="*"', "choice": f"choices={choices.split(',')}"}
-            lines.append(f'    parser.add_argument("--{name}", {how.get(kind, f"type={kind}")})')
-    head = ["import argparse", "def setup_parser():", "    parser = argparse.ArgumentParser()"]
-    return "\n".join([*head, *lines, "    return parser"])
+OPTIONS = {
+    "optimizer_type lr_scheduler": "type=str",
+    "optimizer_args network_args": 'nargs="*"',
+    "blocks_to_swap sample_every_n_epochs": "type=int",
+    "unet_lr network_dropout caption_dropout_rate guidance_scale": "type=float",
+    "sample_at_first": 'action="store_true"',
+    "timestep_sampling": "choices=['sigma', 'shift', 'flux_shift']",
+}
+PARSER = "import argparse\ndef setup_parser():\n    parser = argparse.ArgumentParser()\n"
+PARSER += "".join(
+    f'    parser.add_argument("--{name}", {kind})\n' for names, kind in OPTIONS.items() for name in names.split()
+)
+PARSER += "    return parser\n"
 
 
 @pytest.fixture
@@ -58,7 +46,7 @@ def checkout(data, tmp_path, monkeypatch) -> Path:
     """A data folder with a base model whose files are there, and a small checkout in place of sd-scripts."""
     folder = tmp_path / "sd-scripts"
     (folder / "library").mkdir(parents=True)
-    (folder / "flux_train_network.py").write_text(_parser(), encoding="utf-8")
+    (folder / "flux_train_network.py").write_text(PARSER, encoding="utf-8")
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
     monkeypatch.setenv("ACCELERATE", sys.executable)  # a launcher that is there
     (data / "models").mkdir()

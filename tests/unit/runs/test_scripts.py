@@ -4,11 +4,9 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -174,37 +172,6 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
         subprocess.run(["umount", "-l", str(disk)], timeout=200, check=False)
 
 
-AS_SOMEBODY_ELSE = """
-import os, sys
-from pathlib import Path
-import runs
-spec = runs.make({"name": "n", "model": "tiny-flux"})
-images = [Path(sys.argv[1]) / "0.png"]
-os.environ["HANGPROOF_DATA"] = sys.argv[2]
-runs.create(spec, images)  # so that nothing is left to import
-if os.geteuid() == 0:
-    os.setegid(65534); os.seteuid(65534)
-os.environ["HANGPROOF_DATA"] = sys.argv[3]
-try:
-    runs.create(spec, images)
-except runs.RunError as error:
-    print(error)
-"""
-
-
-def test_no_write_permission_is_an_error_that_says_what_to_do():
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        place = Path(name)
-        for part in (place, place / "in", place / "mine", place / "read only"):
-            part.mkdir(exist_ok=True)
-            part.chmod(0o755)
-        pictures(place / "in")
-        (place / "read only").chmod(0o555)
-        done = python("-c", AS_SOMEBODY_ELSE, *(str(place / part) for part in ("in", "mine", "read only")))
-        assert re.match(r"cannot create the run n \(.*no permission to write there; fix", done.stdout), done
-        assert list((place / "read only").iterdir()) == []
-
-
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):
     from runs import pin
 
@@ -220,8 +187,9 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):
 def test_every_known_error_says_what_to_do():
     from runs.files import REASONS, explained
 
+    assert errno.EACCES in REASONS
     for code in REASONS:
-        with pytest.raises(runs.RunError, match=";"), explained("write"):
+        with pytest.raises(runs.RunError, match="^cannot write .*;"), explained("write"):
             raise OSError(code, os.strerror(code), "/x")
     with pytest.raises(runs.RunError, match="Input/output error"), explained("write"):
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/x")
@@ -291,9 +259,7 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):
     ("words", "code", "says"),
     [
         (["--name", "x", "--set", "rnak=3"], 1, "did you mean"),
-        (["--name", "x", "--set", "rank=many"], 1, "rank: "),
         (["--name", "x", "--set", "rank"], 1, "KEY=VALUE"),
-        (["--name", "☃☃"], 1, "Use at least one letter or digit"),
         (["--name", "x", "--tier", "8G"], 1, "tier"),
         (["--name", "x", "--model", "flux-devv"], 1, "did you mean flux-dev"),
         ([], 2, "--name"),
