@@ -144,33 +144,30 @@ def test_the_built_in_trainers_flags_are_those_of_its_parser():
 def small_checkout(folder: Path) -> Path:
     """A checkout with a parser in two files, at a commit."""
     (folder / "library").mkdir(parents=True)
-    (folder / "library/args.py").write_text(
-        "import argparse\n"
-        "LIST = ['a', 'b']\n"
-        "def add_more(parser: argparse.ArgumentParser, wide: bool, deep: bool = False):\n"
-        "    parser.add_argument('--pick', choices=LIST, default=LIST, help='one' + ' of')\n"
-        "    if wide:\n"
-        "        parser.add_argument('--width', type=int, default=-1)\n"
-        "    if not deep:\n"
-        "        parser.add_argument('-s', '--shallow', action='store_true')\n"
-        "    else:\n"
-        "        parser.add_argument('--depth', type=float, nargs='*')\n"
-        "    parser.add_argument('--made', default=1 + len(LIST))\n",
-        encoding="utf-8",
-    )
-    (folder / "train.py").write_text(
-        "from library import args as more\n"
-        "def setup_parser():\n"
-        "    import argparse\n"
-        "    parser = argparse.ArgumentParser()\n"
-        "    more.add_more(parser, False, deep=True)\n"
-        "    return parser\n",
-        encoding="utf-8",
-    )
-    git = folder / ".git"
-    git.mkdir()
-    (git / "HEAD").write_text("ref: refs/heads/main\n")
-    (git / "packed-refs").write_text("# pack-refs\n" + "a" * 40 + " refs/heads/main\n")
+    (folder / "library/args.py").write_text("""
+import argparse
+LIST = ['a', 'b']
+def add_more(parser: argparse.ArgumentParser, wide: bool, deep: bool = False):
+    parser.add_argument('--pick', choices=LIST, default=LIST, help='one' + ' of')
+    if wide:
+        parser.add_argument('--width', type=int, default=-1)
+    if deep:
+        parser.add_argument('--depth', type=float, nargs='*')
+    else:
+        parser.add_argument('-s', '--shallow', action='store_true')
+    parser.add_argument('--made', default=1 + len(LIST))
+""")
+    (folder / "train.py").write_text("""
+from library import args as more
+def setup_parser():
+    import argparse
+    parser = argparse.ArgumentParser()
+    more.add_more(parser, False, deep=True)
+    return parser
+""")
+    (folder / ".git").mkdir()
+    (folder / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    (folder / ".git/packed-refs").write_text("# pack-refs\n" + "a" * 40 + " refs/heads/main\n")
     return folder
 
 

@@ -113,9 +113,7 @@ def test_a_model_in_the_cache_needs_no_hub(flux, hub, tmp_path):
 @pytest.mark.parametrize(
     "status, message",
     [
-        (200, None),
         (302, None),
-        (401, "accept its licence at"),
         (403, "accept its licence at"),
         (404, "neither a folder here nor a model"),
         (503, "is not available (HTTP status 503); check the network"),
